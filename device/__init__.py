@@ -1,0 +1,1 @@
+"""The machines: the only room that names CUDA streams, host threads and file descriptors."""

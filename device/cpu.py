@@ -1,0 +1,45 @@
+"""The CPU as a device: one worker thread is the compute lane, so that planning overlaps computing."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from device import memory
+
+R = TypeVar("R")
+
+
+class CpuLane:
+    """Jobs on one worker thread; torch's own threads do the work and the GIL is free meanwhile."""
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        self._executor = executor
+
+    def run(self, job: Callable[[], R]) -> "Future[R]":
+        return self._executor.submit(job)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True)
+
+
+class CpuDevice:
+    """All cores that this process may use."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads or len(os.sched_getaffinity(0))
+
+    def open_lane(self) -> CpuLane:
+        threads = self.threads
+        # The number of threads is kept per thread: the lane's own must be told.
+        return CpuLane(ThreadPoolExecutor(1, "compute", initializer=lambda: torch.set_num_threads(threads)))
+
+    def free_bytes(self) -> int:
+        return memory.available_bytes()
+
+    def total_bytes(self) -> int:
+        return memory.total_bytes()

@@ -1,0 +1,53 @@
+"""A CUDA GPU as a device: the compute lane is a stream."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+
+R = TypeVar("R")
+
+
+class CudaPending(Generic[R]):
+    """A job whose kernels were queued; its value is ready when the event has fired."""
+
+    def __init__(self, value: R, mark: torch.cuda.Event) -> None:
+        self._value = value
+        self._mark = mark
+
+    def result(self) -> R:
+        self._mark.synchronize()
+        return self._value
+
+
+class CudaLane:
+    """A stream. The job runs at once on the caller's thread and only queues kernels."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def run(self, job: Callable[[], R]) -> CudaPending[R]:
+        with torch.cuda.stream(self._stream):
+            value = job()
+            # blocking: the waiting thread sleeps instead of spinning, so that the other threads get the core
+            mark = torch.cuda.Event(blocking=True)
+            mark.record(self._stream)
+        return CudaPending(value, mark)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+
+
+class CudaDevice:
+    """The first visible GPU."""
+
+    name = "cuda"
+
+    def open_lane(self) -> CudaLane:
+        return CudaLane(torch.cuda.Stream())
+
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info()[0]
+
+    def total_bytes(self) -> int:
+        return torch.cuda.mem_get_info()[1]

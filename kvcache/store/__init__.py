@@ -1,0 +1,1 @@
+"""The bytes of KV: one arena per tier."""

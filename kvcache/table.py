@@ -1,0 +1,43 @@
+"""The block table of one sequence."""
+
+from array import array
+
+from kvcache.block import child_key
+from tiercel.ids import BlockKey, SeqId
+
+
+class BlockTable:
+    """One sequence's slots in order and the keys of its full blocks. Written by the CacheManager only.
+
+    `tokens` is the sequence's own array of token ids, which only grows; the table reads it.
+    """
+
+    __slots__ = ("_keys", "_root", "last_step", "num_published", "seq", "slots", "tokens")
+
+    def __init__(self, seq: SeqId, root: BlockKey, tokens: "array[int]") -> None:
+        self.seq = seq
+        self.tokens = tokens
+        self.slots: array[int] = array("i")
+        self.num_published = 0  # leading blocks that are keyed and canonical
+        self.last_step = 0  # last launched step with a slice of this sequence
+        self._root = root
+        self._keys: list[BlockKey] = []  # only grows: tokens never change
+
+    def key(self, block: int, block_size: int) -> BlockKey:
+        """The key of block number `block`, all of whose tokens are known. Cost: hashes the chain up to it once."""
+        keys = self._keys
+        while len(keys) <= block:
+            start = len(keys) * block_size
+            parent = keys[-1] if keys else self._root
+            keys.append(child_key(parent, self.tokens[start : start + block_size].tobytes()))
+        return keys[block]
+
+    def groups(self) -> list[tuple[int, int]]:
+        """Runs of consecutive slots as (first slot, length): what one copy can move."""
+        runs: list[tuple[int, int]] = []
+        for slot in self.slots:
+            if runs and runs[-1][0] + runs[-1][1] == slot:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((slot, 1))
+        return runs

@@ -1,0 +1,230 @@
+"""The book of all sequences: the only writer of their progress."""
+
+from bisect import insort
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from itertools import pairwise
+
+from scheduler.policy import Policy
+from scheduler.sequence import Sequence, SequenceState
+from tiercel.errors import InvariantError
+from tiercel.ids import SeqId
+from tiercel.outcome import Finished, FinishReason
+from tiercel.plan import NanoBatch, Plan, Slice
+from tiercel.request import Request
+
+
+class Commit:
+    """What one committed step changed."""
+
+    __slots__ = ("finished", "progress", "prompt_tokens", "said")
+
+    def __init__(self) -> None:
+        self.progress: list[tuple[SeqId, int]] = []  # KV tokens now computed, for those that still hold blocks
+        self.said: list[tuple[SeqId, int]] = []  # new tokens
+        self.finished: list[Finished] = []
+        self.prompt_tokens = 0  # computed by the step
+
+
+def _rank(sequence: Sequence) -> tuple[float, ...]:
+    return sequence.rank
+
+
+class SequenceBook:
+    """Sequences by id, and those that run or wait in rank order."""
+
+    def __init__(self, policy: Policy, max_model_len: int, end_tokens: Iterable[int]) -> None:
+        self.running: list[Sequence] = []  # rank order
+        self.waiting: list[Sequence] = []  # rank order; WAITING and PREEMPTED
+        self.num_preemptions = 0
+        self.num_suspects = 0
+        self._by_id: dict[SeqId, Sequence] = {}
+        self._policy = policy
+        self._max_model_len = max_model_len
+        self._end_tokens = frozenset(end_tokens)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, seq: object) -> bool:
+        return seq in self._by_id
+
+    def __getitem__(self, seq: SeqId) -> Sequence:
+        return self._by_id[seq]
+
+    def add(self, request: Request) -> Sequence:
+        """A new sequence waits."""
+        if request.id in self._by_id:
+            raise InvariantError("book.added_twice", seq=request.id)
+        num_prompt = len(request.prompt) // 4
+        limit = min(num_prompt + request.params.max_tokens, self._max_model_len)
+        sequence = Sequence(request, self._policy.rank(request), limit)
+        self._by_id[request.id] = sequence
+        insort(self.waiting, sequence, key=_rank)
+        return sequence
+
+    def launch(self, plan: Plan, now_s: float) -> None:
+        """The plan is sealed and launched: its slices are on their way."""
+        for seq in plan.victims:
+            self._preempt(self._by_id[seq])
+        for seq in plan.admitted:
+            sequence = self._by_id[seq]
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=_rank)
+            sequence.state = SequenceState.RUNNING
+        for batch in plan.nano_batches:
+            for piece in batch.slices:
+                sequence = self._by_id[piece.seq]
+                if sequence.first_launch_s is None:
+                    sequence.first_launch_s = now_s
+                    sequence.num_cached = min(piece.start, sequence.num_prompt)
+                if sequence.in_flight == 0 and piece.start > sequence.computed:
+                    sequence.computed = piece.start  # a prefix hit
+                sequence.scheduled = piece.start + piece.length
+                sequence.in_flight += 1
+                sequence.pending += piece.samples
+
+    def commit(self, batches: List[NanoBatch], tokens: List[int], now_s: float) -> Commit:
+        """A launched step ended well. `tokens` belong to its sampling slices in order.
+
+        Slices of sequences that ended meanwhile are ghosts: what they computed is discarded.
+        """
+        commit = Commit()
+        sampled = iter(tokens)
+        for batch in batches:
+            for piece in batch.slices:
+                token = next(sampled) if piece.samples else None
+                sequence = self._by_id.get(piece.seq)
+                if sequence is not None:
+                    self._advance(sequence, piece, token, now_s, commit)
+        return commit
+
+    def finish(
+        self, seq: SeqId, reason: FinishReason, now_s: float, *, stop_token: int | None = None, error: str | None = None
+    ) -> Finished:
+        """End a sequence in whatever state it is."""
+        sequence = self._by_id.pop(seq)
+        match sequence.state:
+            case SequenceState.WAITING | SequenceState.PREEMPTED:
+                self.waiting.remove(sequence)
+            case SequenceState.RUNNING:
+                self.running.remove(sequence)
+            case SequenceState.DRAINING | SequenceState.DONE:
+                pass
+        self._clear_suspect(sequence)
+        sequence.state = SequenceState.DONE
+        started, first = sequence.first_launch_s, sequence.first_token_s
+        arrival_s = sequence.request.arrival_s
+        return Finished(
+            seq=seq,
+            reason=reason,
+            num_prompt=sequence.num_prompt,
+            num_outputs=sequence.num_outputs,
+            num_cached=sequence.num_cached,
+            preemptions=sequence.preemptions,
+            queued_s=(now_s if started is None else started) - arrival_s,
+            prefill_s=0.0 if started is None else (now_s if first is None else first) - started,
+            decode_s=0.0 if first is None else now_s - first,
+            stop_token=stop_token,
+            error=error,
+        )
+
+    def void(self, batches: List[NanoBatch], *, is_suspect: bool) -> list[SeqId]:
+        """A launched step failed, or was launched behind one that did: nothing of it counts.
+
+        Returns the sequences that were in it and are still known. As suspects they run alone from now on.
+        """
+        known: list[SeqId] = []
+        for batch in batches:
+            for piece in batch.slices:
+                sequence = self._by_id.get(piece.seq)
+                if sequence is None:
+                    continue
+                known.append(piece.seq)
+                sequence.in_flight -= 1
+                sequence.pending -= piece.samples
+                sequence.scheduled = sequence.computed
+                if is_suspect:
+                    self._mark_suspect(sequence)
+                if sequence.state is SequenceState.DRAINING and sequence.in_flight == 0:
+                    self._wait_again(sequence)
+        return known
+
+    def suspect(self, plan: Plan) -> list[SeqId]:
+        """The plan could not be launched: its sequences run alone from now on. Returns them."""
+        seqs = [piece.seq for batch in plan.nano_batches for piece in batch.slices]
+        for seq in seqs:
+            self._mark_suspect(self._by_id[seq])
+        return seqs
+
+    def check_integrity(self) -> None:
+        """Lists, states and progress numbers agree. Errors: InvariantError."""
+        for sequence in self._by_id.values():
+            is_right = (
+                0 <= sequence.computed <= sequence.scheduled <= sequence.num_tokens
+                and (sequence.state is SequenceState.RUNNING) == (sequence in self.running)
+                and (sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)) == (sequence in self.waiting)
+                and (sequence.state is not SequenceState.DRAINING or sequence.in_flight > 0)
+                and len(sequence.tokens) <= sequence.limit
+                and sequence.pending <= sequence.in_flight
+            )
+            if not is_right:
+                raise InvariantError("book.sequence", seq=sequence.id, state=sequence.state.value)
+        if self.num_suspects != sum(sequence.is_suspect for sequence in self._by_id.values()):
+            raise InvariantError("book.suspects", counted=self.num_suspects)
+        for queue in (self.running, self.waiting):
+            if any(first.rank > second.rank for first, second in pairwise(queue)):
+                raise InvariantError("book.order")
+
+    def _advance(self, sequence: Sequence, piece: Slice, token: int | None, now_s: float, commit: Commit) -> None:
+        sequence.in_flight -= 1
+        if sequence.is_suspect:
+            self._clear_suspect(sequence)
+        if sequence.state is SequenceState.RUNNING:
+            sequence.computed = end = piece.start + piece.length
+            commit.progress.append((sequence.id, end))
+        elif sequence.in_flight == 0:
+            self._wait_again(sequence)
+        if piece.start < sequence.num_prompt:
+            commit.prompt_tokens += min(piece.length, sequence.num_prompt - piece.start)
+        if token is not None:
+            sequence.pending -= 1
+            sequence.tokens.append(token)
+            if sequence.first_token_s is None:
+                sequence.first_token_s = now_s
+            commit.said.append((sequence.id, token))
+            if (reason := self._end(sequence, token)) is not None:
+                stop_token = token if reason is FinishReason.STOP else None
+                commit.finished.append(self.finish(sequence.id, reason, now_s, stop_token=stop_token))
+
+    def _end(self, sequence: Sequence, token: int) -> FinishReason | None:
+        params = sequence.request.params
+        if token in self._end_tokens and not params.ignore_eos:
+            return FinishReason.STOP
+        if token in params.stop_token_ids:
+            return FinishReason.STOP
+        if len(sequence.tokens) >= sequence.limit:
+            return FinishReason.LENGTH
+        return None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        sequence.preemptions += 1
+        self.num_preemptions += 1
+        if sequence.in_flight:
+            sequence.state = SequenceState.DRAINING
+        else:
+            self._wait_again(sequence)
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.PREEMPTED
+        sequence.computed = sequence.scheduled = 0
+        insort(self.waiting, sequence, key=_rank)
+
+    def _mark_suspect(self, sequence: Sequence) -> None:
+        self.num_suspects += not sequence.is_suspect
+        sequence.is_suspect = True
+
+    def _clear_suspect(self, sequence: Sequence) -> None:
+        self.num_suspects -= sequence.is_suspect
+        sequence.is_suspect = False

@@ -1,0 +1,212 @@
+"""The planner: from the book and a cache overlay to the plan of one step."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler.book import SequenceBook
+from scheduler.budget import chunk_length
+from scheduler.sequence import Sequence
+from tiercel.ids import SeqId
+from tiercel.plan import NanoBatch, Plan, Slice
+
+
+class CacheView(Protocol):
+    """What planning needs from the cache: an overlay that changes nothing until it is sealed."""
+
+    block_size: int
+
+    @property
+    def available_blocks(self) -> int: ...
+    @property
+    def coming_blocks(self) -> int: ...
+    def num_blocks(self, seq: SeqId) -> int: ...
+    def match(self, seq: SeqId) -> int | None: ...
+    def reserve(self, seq: SeqId, tokens: int) -> bool: ...
+    def claim(self, seq: SeqId, start: int, end: int) -> None: ...
+    def release(self, seq: SeqId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What one step may hold."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int  # at least max_num_seqs, so that every decode fits beside a prefill's first token
+    long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0 = no cap
+
+
+class _Draft:
+    """The plan being drawn; dies with the step."""
+
+    def __init__(self, cache: CacheView, budget: int) -> None:
+        self.cache = cache
+        self.budget = budget
+        self.slice_by_seq: dict[SeqId, Slice] = {}
+        self.admitted: list[SeqId] = []
+        self.victims: dict[SeqId, None] = {}
+        self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
+
+    def add(self, sequence: Sequence, start: int, length: int) -> None:
+        samples = start + length == sequence.num_tokens
+        self.slice_by_seq[sequence.id] = Slice(sequence.id, start, length, samples)
+        self.budget -= length
+        if length > 1:
+            self.cache.claim(sequence.id, start, start + length)
+
+    def preempt(self, victim: Sequence) -> None:
+        piece = self.slice_by_seq.pop(victim.id, None)
+        if piece is not None:
+            self.budget += piece.length
+        self.cache.release(victim.id)
+        self.victims[victim.id] = None
+
+    def plan(self) -> Plan:
+        slices = tuple(self.slice_by_seq.values())
+        batches = (NanoBatch(slices),) if slices else ()
+        return Plan(batches, tuple(self.admitted), tuple(self.victims))
+
+
+class Planner:
+    """Decides who computes what next. Reads the book, draws on the cache's overlay, changes neither."""
+
+    def __init__(self, book: SequenceBook, limits: StepLimits) -> None:
+        self._book = book
+        self._limits = limits
+
+    def plan(self, cache: CacheView) -> Plan:
+        """One step: running decodes, then running prefills, then admissions, each in rank order.
+
+        The first in rank always gets a token; it may take blocks from the last. Never fails for lack of room.
+        """
+        draft = _Draft(cache, self._limits.max_num_batched_tokens)
+        if self._book.num_suspects:
+            self._run_suspect(draft)
+            return draft.plan()
+        outstanding = self._continue_running(draft)
+        self._keep_room_to_grow(draft)
+        if not draft.is_short and not draft.victims:
+            self._admit_waiting(draft, outstanding)
+        return draft.plan()
+
+    def _continue_running(self, draft: _Draft) -> int:
+        """Slices for those that run. Returns the blocks that their known tokens still need after this step."""
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for sequence in self._book.running:
+            want = sequence.want
+            if want == 1:
+                decodes.append(sequence)
+            elif want > 1:
+                prefills.append(sequence)
+        kept_tokens = 1 if prefills else 0  # for the first prefill, in case it is the first in rank
+        block_size = draft.cache.block_size
+        for sequence in decodes:
+            if draft.budget <= kept_tokens:
+                break
+            start = sequence.scheduled
+            if sequence.id in draft.victims:
+                continue
+            # Only the first token of a block needs a new one.
+            if start % block_size or self._make_room(draft, sequence, start + 1):
+                draft.add(sequence, start, 1)
+        for sequence in prefills:
+            if draft.budget <= 0:
+                break
+            if sequence.id not in draft.victims:
+                self._continue_prefill(draft, sequence)
+        return sum(
+            max(0, -(-sequence.num_tokens // block_size) - draft.cache.num_blocks(sequence.id))
+            for sequence in prefills
+            if sequence.id not in draft.victims
+        )
+
+    def _continue_prefill(self, draft: _Draft, sequence: Sequence) -> None:
+        length = self._chunk(draft, sequence.scheduled, sequence.want)
+        if self._make_room(draft, sequence, sequence.scheduled + length):
+            draft.add(sequence, sequence.scheduled, length)
+
+    def _make_room(self, draft: _Draft, sequence: Sequence, tokens: int) -> bool:
+        """Reserve blocks, preempting from the last in rank upwards. False: wait for blocks that are coming."""
+        cache = draft.cache
+        while not cache.reserve(sequence.id, tokens):
+            missing = -(-tokens // cache.block_size) - cache.num_blocks(sequence.id)
+            victim = self._victim(draft, sequence)
+            if cache.available_blocks + cache.coming_blocks >= missing or victim is None:
+                draft.is_short = True
+                return False
+            draft.preempt(victim)
+        return True
+
+    def _victim(self, draft: _Draft, beneficiary: Sequence) -> Sequence | None:
+        for candidate in reversed(self._book.running):
+            if candidate.rank <= beneficiary.rank:
+                return None
+            if candidate.id not in draft.victims:
+                return candidate
+        return None
+
+    def _keep_room_to_grow(self, draft: _Draft) -> None:
+        """Preempt before room runs out: a victim's blocks are free only after the steps in flight have committed."""
+        cache, block_size = draft.cache, draft.cache.block_size
+        if draft.victims or draft.is_short or len(self._book.running) < 2:
+            return
+        if cache.available_blocks + cache.coming_blocks >= len(draft.slice_by_seq):
+            return  # room for everybody, whoever crosses a block boundary next
+        growing = sum(
+            (end := piece.start + piece.length) % block_size == 0 and end + 1 < self._book[piece.seq].limit
+            for piece in draft.slice_by_seq.values()
+        )
+        if cache.available_blocks + cache.coming_blocks < growing:
+            draft.preempt(self._book.running[-1])
+
+    def _admit_waiting(self, draft: _Draft, outstanding: int) -> None:
+        cache = draft.cache
+        running = len(self._book.running)
+        for sequence in self._book.waiting:
+            if draft.budget <= 0 or running + len(draft.admitted) >= self._limits.max_num_seqs:
+                return
+            hit = cache.match(sequence.id)
+            if hit is None:
+                continue  # its prefix is being computed: it skips this step, others need not
+            missing = -(-sequence.num_tokens // cache.block_size) - hit // cache.block_size
+            others = running + len(draft.admitted)
+            # Room for all it has to say by now, for what the others still need, and one block each to grow.
+            if others and cache.available_blocks < missing + outstanding + others:
+                cache.release(sequence.id)
+                return
+            length = self._chunk(draft, hit, sequence.num_tokens - hit)
+            if not cache.reserve(sequence.id, hit + length):
+                cache.release(sequence.id)
+                return
+            outstanding += missing - (-(-(hit + length) // cache.block_size) - hit // cache.block_size)
+            draft.admitted.append(sequence.id)
+            draft.add(sequence, hit, length)
+
+    def _run_suspect(self, draft: _Draft) -> None:
+        """After a failed step its sequences run one at a time, with nothing else in flight."""
+        if any(sequence.in_flight for sequence in self._book.running):
+            return
+        for sequence in self._book.running:
+            if sequence.is_suspect and sequence.want:
+                self._continue_prefill(draft, sequence)
+                return
+        for sequence in self._book.waiting:
+            if sequence.is_suspect:
+                hit = draft.cache.match(sequence.id) or 0
+                length = self._chunk(draft, hit, sequence.num_tokens - hit)
+                if draft.cache.reserve(sequence.id, hit + length):
+                    draft.admitted.append(sequence.id)
+                    draft.add(sequence, hit, length)
+                else:
+                    draft.cache.release(sequence.id)
+                    self._free_for_suspect(draft)
+                return
+
+    def _free_for_suspect(self, draft: _Draft) -> None:
+        if self._book.running and not draft.cache.coming_blocks:
+            draft.preempt(self._book.running[-1])
+
+    def _chunk(self, draft: _Draft, start: int, want: int) -> int:
+        threshold = self._limits.long_prefill_token_threshold or want
+        budget = min(draft.budget, threshold)
+        return chunk_length(start, want, budget, draft.cache.block_size)

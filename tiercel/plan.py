@@ -1,0 +1,50 @@
+"""Orders: what one step computes. A `Plan` is intent; sealed by the cache it becomes a `StepPlan`."""
+
+from msgspec import Struct
+
+from tiercel.ids import SeqId, SlotId
+
+
+class Slice(Struct, frozen=True, gc=False):
+    """Tokens [start, start + length) of one sequence, computed in one step."""
+
+    seq: SeqId
+    start: int  # tokens computed or launched before
+    length: int  # tokens, >= 1
+    samples: bool  # the last token that exists or is being sampled lies inside: a new one is drawn
+
+
+class NanoBatch(Struct, frozen=True, gc=False):
+    """Ordered slices that share one forward."""
+
+    slices: tuple[Slice, ...]
+
+
+class Plan(Struct, frozen=True, gc=False):
+    """The planner's intent for one step."""
+
+    nano_batches: tuple[NanoBatch, ...]
+    admitted: tuple[SeqId, ...] = ()  # WAITING or PREEMPTED until now; their first slice is in this step
+    victims: tuple[SeqId, ...] = ()  # preempted by this plan
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(piece.length for batch in self.nano_batches for piece in batch.slices)
+
+
+class TableUpdate(Struct, frozen=True, gc=False):
+    """Slots of one sequence's block table from index `first` on."""
+
+    seq: SeqId
+    first: int
+    slots: tuple[SlotId, ...]
+
+
+class StepPlan(Struct, frozen=True, gc=False):
+    """A plan sealed by the cache: every slot it touches is reserved."""
+
+    step: int  # counts up by one a launch
+    nano_batches: tuple[NanoBatch, ...]
+    table_updates: tuple[TableUpdate, ...] = ()  # since the step before, in order
+    gone: tuple[SeqId, ...] = ()  # finished, aborted or preempted since the step before; precede the updates

@@ -1,0 +1,90 @@
+"""What the operator decided, resolved once and frozen. `tiercel.config` reads flags, environment and files into these.
+
+Facts learnt later (how many blocks fit, the model's context) are not settings: see `tier.Capacity` and `wire.Ready`.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from tiercel.units import MIB
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+ModelImpl = Literal["auto", "native", "transformers"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+AttentionName = Literal["auto", "sdpa", "grouped"]
+PolicyName = Literal["fcfs"]
+
+
+class EngineSettings(Struct, frozen=True, kw_only=True):
+    """Settings of the engine process: they travel in the `Start` frame."""
+
+    model: str  # a folder
+    dtype: Dtype = "auto"  # auto = the checkpoint's
+    device: DeviceName = "auto"
+    load_format: LoadFormat = "auto"
+    model_impl: ModelImpl = "auto"
+    attention_backend: AttentionName = "auto"
+    max_model_len: int | None = None  # tokens; None = the model's own, cut to what the KV pool holds
+    block_size: int = 16  # tokens
+    kv_cache_memory_bytes: int | None = None  # None = sized from free memory
+    gpu_memory_utilization: float = 0.92  # share of device memory that weights, activations and KV may take
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None  # tokens a step; None = by device
+    long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0 = no cap
+    scheduling_policy: PolicyName = "fcfs"
+    async_depth: int = 1  # steps launched ahead of the commit; 0 = synchronous
+    seed: int = 0  # of dummy weights
+    threads: int | None = None  # CPU compute threads; None = the cores this process may use
+
+
+class ServerSettings(Struct, frozen=True, kw_only=True):
+    """Settings of the HTTP process."""
+
+    model: str  # a folder
+    served_model_names: tuple[str, ...]  # the first one answers; at least one
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    api_keys: tuple[str, ...] = ()
+    allow_unauthenticated: bool = False
+    root_path: str = ""
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    tokenizer: str | None = None  # a folder; None = the model's
+    chat_template: str | None = None  # a file, or the template itself; None = the model's
+    response_role: str = "assistant"
+    generation_config: str = "auto"  # auto = the model's, vllm or tiercel = neutral defaults, or a folder
+    override_generation_config: dict[str, float] = {}
+    max_logprobs: int = 20
+    max_num_queued_reqs: int = 1024  # sequences waiting for their first slice
+    max_body_bytes: int = 8 * MIB
+    stream_interval: int = 1  # tokens a chunk, after the first
+    sse_keep_alive_interval_s: float = 0.0  # 0 = off
+    enable_request_id_headers: bool = False
+    enable_force_include_usage: bool = False
+    enable_prompt_tokens_details: bool = True
+    enable_server_load_tracking: bool = False
+    disable_fastapi_docs: bool = True
+    disable_uvicorn_access_log: bool = True
+    uvicorn_log_level: str = "warning"
+    enable_log_requests: bool = True  # one JSON line a request at its end; never its text
+    shutdown_timeout_s: float = 30.0  # drain; 0 = end streams at once
+    stall_timeout_s: float = 30.0  # /health turns 503 when work is pending and no step ended for so long
+    timeout_keep_alive_s: float = 5.0
+    log_level: str = "info"
+    log_format: Literal["json", "console"] = "json"
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Everything, as `tiercel serve` starts with it."""
+
+    engine: EngineSettings
+    server: ServerSettings

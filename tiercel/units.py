@@ -1,0 +1,46 @@
+"""Units: names for powers of 1024 and the ways users write sizes and lengths."""
+
+import re
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmM]?)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(?:[iI]?[bB])?)?")
+_POWER_BY_LETTER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_length(text: str) -> int:
+    """Read a token count as vLLM's users write it: `4096`, `8k` (8,000), `8K` (8,192).
+
+    Errors: ValueError when the text is no such number.
+    """
+    match = _LENGTH.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"not a length: {text!r} (write 4096, 8k or 8K)")
+    number, letter = match.groups()
+    base = 1024 if letter.isupper() else 1000
+    return int(float(number) * base ** _POWER_BY_LETTER[letter.lower()])
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size: a bare number is bytes; `512M`, `2GiB` count in powers of 1024.
+
+    Errors: ValueError when the text is no such size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"not a size: {text!r} (write 1073741824, 512M or 2GiB)")
+    number, letter = match.groups()
+    return int(float(number) * 1024 ** _POWER_BY_LETTER[(letter or "").lower()])
+
+
+def show_bytes(count: int) -> str:
+    """Write a size for people: `3.7 MiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.1f} {unit}" if unit != "B" else f"{count} B"
+        size /= 1024
+    return f"{size:.1f} TiB"
