@@ -98,9 +98,6 @@ class CacheManager:
             first = len(slots)
             slots.extend([pool.take() for _ in range(missing)])
             updates.append(TableUpdate(seq, first, tuple(SlotId(slot) for slot in slots[first:])))
-        for batch in plan.nano_batches:
-            for piece in batch.slices:
-                tables[piece.seq].last_step = step
         if ledger.claimed:
             self._claims_by_step[step] = ledger.claimed
             self._undo.append(lambda: self._claims_by_step.pop(step))
@@ -111,8 +108,12 @@ class CacheManager:
         self._updates = list(sealed.table_updates)
         self._gone = list(sealed.gone)
 
-    def confirm(self) -> None:
-        """The sealed step was launched."""
+    def confirm(self, sealed: StepPlan) -> None:
+        """The sealed step was launched: it touches the slots of its sequences until it has committed."""
+        tables = self._table_by_seq
+        for batch in sealed.nano_batches:
+            for piece in batch.slices:
+                tables[piece.seq].last_step = sealed.step
         self._undo.clear()
         self._pool.journal.clear()
 
@@ -229,9 +230,9 @@ class CacheManager:
 
     @staticmethod
     def _saved(table: BlockTable) -> Undo:
-        slots, num_published, last_step = array("i", table.slots), table.num_published, table.last_step
+        slots, num_published = array("i", table.slots), table.num_published
 
         def restore() -> None:
-            table.slots, table.num_published, table.last_step = slots, num_published, last_step
+            table.slots, table.num_published = slots, num_published
 
         return restore

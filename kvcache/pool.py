@@ -135,7 +135,9 @@ class SlotPool:
         """Evict every unreferenced copy. Returns how many went."""
         count = len(self._cached)
         for _ in range(count):
-            self._free.append(self._evict())
+            slot = self._evict()
+            self.states[slot] = SlotState.FREE
+            self._free.append(slot)
         self.journal.clear()
         return count
 

@@ -183,28 +183,24 @@ class Planner:
             draft.add(sequence, hit, length)
 
     def _run_suspect(self, draft: _Draft) -> None:
-        """After a failed step its sequences run one at a time, with nothing else in flight."""
-        if any(sequence.in_flight for sequence in self._book.running):
-            return
-        for sequence in self._book.running:
-            if sequence.is_suspect and sequence.want:
-                self._continue_prefill(draft, sequence)
-                return
-        for sequence in self._book.waiting:
-            if sequence.is_suspect:
-                hit = draft.cache.match(sequence.id) or 0
-                length = self._chunk(draft, hit, sequence.num_tokens - hit)
-                if draft.cache.reserve(sequence.id, hit + length):
-                    draft.admitted.append(sequence.id)
-                    draft.add(sequence, hit, length)
-                else:
-                    draft.cache.release(sequence.id)
-                    self._free_for_suspect(draft)
-                return
+        """After a failed step its sequences run one at a time, with nothing else in flight.
 
-    def _free_for_suspect(self, draft: _Draft) -> None:
-        if self._book.running and not draft.cache.coming_blocks:
-            draft.preempt(self._book.running[-1])
+        Anybody gives way to the suspect: until it is cleared or failed nobody else runs.
+        """
+        running = self._book.running
+        if any(sequence.in_flight for sequence in running):
+            return
+        cache = draft.cache
+        suspect = next(sequence for sequence in (*running, *self._book.waiting) if sequence.is_suspect)
+        is_waiting = suspect not in running
+        start = (cache.match(suspect.id) or 0) if is_waiting else suspect.scheduled
+        length = self._chunk(draft, start, suspect.num_tokens - start)
+        while not cache.reserve(suspect.id, start + length):
+            others = (one for one in reversed(running) if one is not suspect and one.id not in draft.victims)
+            draft.preempt(next(others))
+        if is_waiting:
+            draft.admitted.append(suspect.id)
+        draft.add(suspect, start, length)
 
     def _chunk(self, draft: _Draft, start: int, want: int) -> int:
         threshold = self._limits.long_prefill_token_threshold or want

@@ -1,0 +1,152 @@
+"""A simulated machine: the engine's loop runs on it in virtual time, without torch, and every cache bug shows.
+
+The KV of a token is a number that depends on the sharing scope and on all tokens up to it, as real KV does. A step
+checks every row it reads against that number, so a wrong, stale or foreign block is caught at once, and the token it
+draws depends on them too.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import Protocol
+
+from tiercel.clock import ManualClock
+from tiercel.errors import DeviceError, InvariantError
+from tiercel.ids import SeqId
+from tiercel.outcome import StepOutcome
+from tiercel.plan import Slice, StepPlan
+from tiercel.request import Request, unpack_tokens
+
+_PRIME = (1 << 61) - 1
+
+
+def _mix(state: int, token: int) -> int:
+    return ((state ^ (token + 0x9E3779B9)) * 0x2545F4914F6CDD1D + 0x632BE59BD9B4E019) % _PRIME
+
+
+def expected_outputs(request: Request, vocab_size: int, end_tokens: frozenset[int], max_model_len: int) -> list[int]:
+    """What the simulated model says to a request, whatever happens around it."""
+    tokens = list(unpack_tokens(request.prompt))
+    limit = min(len(tokens) + request.params.max_tokens, max_model_len)
+    state = int.from_bytes(request.scope[:4] or b"\0", "little")
+    for token in tokens:
+        state = _mix(state, token)
+    outputs: list[int] = []
+    while len(tokens) + len(outputs) < limit:
+        outputs.append(state % vocab_size)
+        state = _mix(state, outputs[-1])
+        if outputs[-1] in end_tokens and not request.params.ignore_eos:
+            break
+    return outputs
+
+
+class SimSequence(Protocol):
+    """What the machine reads of a sequence."""
+
+    tokens: "array[int]"
+    request: Request
+
+
+class SimSequences(Protocol):
+    """The book of sequences, to read."""
+
+    def __getitem__(self, seq: SeqId) -> SimSequence: ...
+
+
+class SimFlight:
+    """A launched step; it runs when its result is asked for, as a queue of one lane would have it."""
+
+    def __init__(self, machine: "SimMachine", plan: StepPlan, steps: list["SimSlice"]) -> None:
+        self.plan = plan
+        self._machine = machine
+        self._slices = steps
+
+    def result(self) -> StepOutcome:
+        """Errors: DeviceError when a poisoned sequence is in the step; InvariantError when a block is wrong."""
+        return self._machine.run(self.plan, self._slices)
+
+
+class SimSlice:
+    """One slice as it was when it was launched: block table and known tokens."""
+
+    def __init__(self, piece: Slice, table: list[int], known: list[int], scope: int) -> None:
+        self.piece = piece
+        self.table = table
+        self.known = known  # tokens [0, start + length); those that are still being sampled are missing at the end
+        self.scope = scope
+
+
+class SimMachine:
+    """A lane, an arena of numbers and a model, behind `launch`."""
+
+    def __init__(self, sequences: SimSequences, block_size: int, vocab_size: int, clock: ManualClock) -> None:
+        self.poisoned: set[SeqId] = set()  # steps with one of these fail
+        self.failing_launches = 0  # so many of the next launches are refused
+        self.num_failed = 0
+        self._sequences = sequences
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._launched = 0  # the last step
+        self._void_until = 0
+        self._tables: dict[SeqId, list[int]] = {}
+        self._sampled: dict[tuple[SeqId, int], int] = {}  # token by sequence and position
+        self._rows: dict[tuple[int, int], int] = {}  # (slot, offset): the KV of one token
+
+    def launch(self, plan: StepPlan) -> SimFlight:
+        """Errors: DeviceError as often as `failing_launches` says."""
+        for seq in plan.gone:
+            self._tables.pop(seq, None)
+        for update in plan.table_updates:
+            table = self._tables.setdefault(update.seq, [])
+            if update.first > len(table):
+                raise InvariantError("sim.table_gap", seq=update.seq, first=update.first, have=len(table))
+            table[update.first : update.first + len(update.slots)] = update.slots
+        if self.failing_launches:
+            self.failing_launches -= 1
+            raise DeviceError("sim.launch")
+        self._launched = plan.step
+        return SimFlight(self, plan, [self._slice(piece) for batch in plan.nano_batches for piece in batch.slices])
+
+    def forget(self, seqs: Iterable[SeqId]) -> None:
+        """Tables of these sequences come anew."""
+        for seq in seqs:
+            self._tables.pop(seq, None)
+
+    def run(self, plan: StepPlan, slices: list[SimSlice]) -> StepOutcome:
+        """The step itself."""
+        self._clock.advance(1e-3 + 1e-5 * sum(item.piece.length for item in slices))
+        if plan.step <= self._void_until:
+            # Launched behind a step that failed: what it reads was never written, so what it writes is garbage.
+            self._rows.update(dict.fromkeys((row for item in slices for row in self._written(item)), -1))
+            return StepOutcome((0,) * sum(item.piece.samples for item in slices))
+        if self.poisoned.intersection(item.piece.seq for item in slices):
+            self.num_failed += 1
+            self._void_until = self._launched
+            raise DeviceError("sim.poisoned", step=plan.step)
+        return StepOutcome(tuple(token for item in slices if (token := self._compute(item)) is not None))
+
+    def _slice(self, piece: Slice) -> SimSlice:
+        sequence = self._sequences[piece.seq]
+        scope = int.from_bytes(sequence.request.scope[:4] or b"\0", "little")
+        known = list(sequence.tokens[: piece.start + piece.length])
+        return SimSlice(piece, list(self._tables[piece.seq]), known, scope)
+
+    def _written(self, item: SimSlice) -> list[tuple[int, int]]:
+        positions = range(item.piece.start, item.piece.start + item.piece.length)
+        return [(item.table[position // self._block_size], position % self._block_size) for position in positions]
+
+    def _compute(self, item: SimSlice) -> int | None:
+        piece, state = item.piece, item.scope
+        end = piece.start + piece.length
+        tokens = item.known + [self._sampled[piece.seq, position] for position in range(len(item.known), end)]
+        for position, token in enumerate(tokens):
+            state = _mix(state, token)
+            row = (item.table[position // self._block_size], position % self._block_size)
+            if position >= piece.start:
+                self._rows[row] = state
+            elif self._rows.get(row) != state:
+                raise InvariantError("sim.wrong_kv", seq=piece.seq, position=position, slot=row[0])
+        if not piece.samples:
+            return None
+        self._sampled[piece.seq, end] = state % self._vocab_size
+        return self._sampled[piece.seq, end]

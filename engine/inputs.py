@@ -1,0 +1,120 @@
+"""From a sealed nano-batch to the arrays of its forward."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.attention.base import ForwardState
+from scheduler.sequence import Sequence
+from tiercel.ids import SeqId
+from tiercel.plan import NanoBatch
+
+
+class SequenceReader(Protocol):
+    """The book of sequences, to read."""
+
+    def __getitem__(self, seq: SeqId) -> Sequence: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputs:
+    """One nano-batch, ready to run; built on the host without waiting for the step in flight.
+
+    Tokens that the step in flight is still sampling are 0 here; the lane fills `tokens[unknown]` from the last
+    token of `unknown_rows`.
+
+    Shapes: tokens [T] int64; unknown, unknown_rows [U]; sample_at [N] (index into T), rows, positions,
+            output_index [N] of the slices that sample.
+    """
+
+    tokens: NDArray[np.int64]
+    unknown: NDArray[np.int64]
+    unknown_rows: NDArray[np.int64]
+    query_starts: tuple[int, ...]
+    context_lengths: tuple[int, ...]
+    block_tables: NDArray[np.int64]
+    token_positions: NDArray[np.int64]
+    slot_ids: NDArray[np.int64]
+    slot_offsets: NDArray[np.int64]
+    sample_at: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    output_index: NDArray[np.int64]
+    seqs: tuple[SeqId, ...]  # of the slices that sample
+
+    def state(self, device: torch.device) -> ForwardState:
+        """What attention needs, on the device."""
+        return ForwardState(
+            query_starts=self.query_starts,
+            context_lengths=self.context_lengths,
+            block_tables=_upload(self.block_tables, device),
+            positions=_upload(self.token_positions, device),
+            slot_ids=_upload(self.slot_ids, device),
+            slot_offsets=_upload(self.slot_offsets, device),
+        )
+
+
+def build_inputs(
+    batch: NanoBatch,
+    sequences: SequenceReader,
+    row_by_seq: dict[SeqId, int],
+    tables: NDArray[np.int64],
+    block_size: int,
+) -> BatchInputs:
+    """Arrays of one nano-batch. Cost: a short loop over its slices, the rest in numpy."""
+    slices = batch.slices
+    rows = np.array([row_by_seq[piece.seq] for piece in slices], np.int64)
+    starts = np.array([piece.start for piece in slices], np.int64)
+    lengths = np.array([piece.length for piece in slices], np.int64)
+    ends = starts + lengths
+    query_ends = np.cumsum(lengths)
+    query_starts = query_ends - lengths
+    num_tokens = int(query_ends[-1])
+    token_rows = np.repeat(rows, lengths)
+    token_positions = np.arange(num_tokens) + np.repeat(starts - query_starts, lengths)
+
+    tokens = np.zeros(num_tokens, np.int64)
+    unknown: list[int] = []
+    prompts: list[int] = []
+    at = 0
+    for index, piece in enumerate(slices):
+        sequence = sequences[piece.seq]
+        prompts.append(sequence.num_prompt)
+        known = sequence.tokens
+        if piece.length > 1:
+            # A copy of the slice: a view would forbid the array to grow.
+            chunk = known[piece.start : piece.start + piece.length]
+            tokens[at : at + piece.length] = np.frombuffer(chunk, np.uint32)
+        elif piece.start < len(known):
+            tokens[at] = known[piece.start]
+        else:
+            unknown.append(index)
+        at += piece.length
+
+    sampling = np.array([index for index, piece in enumerate(slices) if piece.samples], np.int64)
+    widest = -(-int(ends.max()) // block_size)
+    unknown_at = np.array(unknown, np.int64)
+    return BatchInputs(
+        tokens=tokens,
+        unknown=query_starts[unknown_at],
+        unknown_rows=rows[unknown_at],
+        query_starts=(0, *query_ends.tolist()),
+        context_lengths=tuple(ends.tolist()),
+        block_tables=tables[rows, :widest],
+        token_positions=token_positions,
+        slot_ids=tables[token_rows, token_positions // block_size],
+        slot_offsets=token_positions % block_size,
+        sample_at=query_ends[sampling] - 1,
+        rows=rows[sampling],
+        positions=ends[sampling],
+        output_index=ends[sampling] - np.array(prompts, np.int64)[sampling],
+        seqs=tuple(slices[index].seq for index in sampling.tolist()),
+    )
+
+
+def _upload(values: NDArray[np.int64], device: torch.device) -> Tensor:
+    return torch.from_numpy(values).to(device, non_blocking=True)

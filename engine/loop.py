@@ -1,0 +1,228 @@
+"""The loop: carries plans to the machine and facts back to the books. Imports no torch."""
+
+import logging
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from kvcache.manager import CacheManager
+from scheduler.book import Commit, SequenceBook
+from scheduler.planner import Planner
+from tiercel.clock import Clock
+from tiercel.errors import DeviceError
+from tiercel.ids import SeqId
+from tiercel.outcome import Finished, FinishReason, Gauges, StepOutcome
+from tiercel.plan import Plan, StepPlan
+from tiercel.request import Request
+from tiercel.wire import Abort, Quit, Report, Start, Submit, ToEngine
+
+log = logging.getLogger(__name__)
+
+
+class Flight(Protocol):
+    """A launched step."""
+
+    @property
+    def plan(self) -> StepPlan: ...
+    def result(self) -> StepOutcome: ...
+
+
+class StepRunner(Protocol):
+    """Launches sealed steps. The seam to every device, also to a simulated one."""
+
+    def launch(self, plan: StepPlan) -> Flight: ...
+    def forget(self, seqs: Iterable[SeqId]) -> None: ...
+
+
+class Post(Protocol):
+    """Where reports go."""
+
+    def post(self, message: Report) -> None: ...
+
+
+class EngineLoop:
+    """One step: mail, plan, seal, launch, commit the step before, post.
+
+    `depth` steps are launched ahead of the commit: 1 overlaps planning with computing, 0 is synchronous.
+    """
+
+    def __init__(
+        self,
+        book: SequenceBook,
+        cache: CacheManager,
+        planner: Planner,
+        runner: StepRunner,
+        post: Post,
+        clock: Clock,
+        depth: int = 1,
+    ) -> None:
+        self._book = book
+        self._cache = cache
+        self._planner = planner
+        self._runner = runner
+        self._post = post
+        self._clock = clock
+        self._depth = depth
+        self._flights: deque[Flight] = deque()
+        self._launched = 0  # steps
+        self._committed = 0  # steps that ended well
+        self._finished: list[Finished] = []  # ended outside a commit; posted with the next report
+        self.has_quit = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, runs or flies."""
+        return not self._flights and not len(self._book)
+
+    def take(self, messages: Iterable[ToEngine]) -> None:
+        """Act on mail."""
+        for message in messages:
+            match message:
+                case Submit(request):
+                    self._submit(request)
+                case Abort(seqs, reason):
+                    for seq in seqs:
+                        if seq in self._book:
+                            self._end(seq, reason)
+                case Quit():
+                    self.has_quit = True
+                case Start():
+                    log.warning("second start frame ignored")
+
+    def step(self) -> bool:
+        """Plan and launch one step ahead, then commit the oldest. False when there was nothing to do."""
+        is_launched = self._launch()
+        is_committed = False
+        if self._flights and (len(self._flights) > self._depth or not is_launched):
+            self._commit(self._flights.popleft())
+            is_committed = True
+        elif self._finished:
+            self._report(Commit(), StepOutcome(()))
+        return is_launched or is_committed
+
+    def check_integrity(self) -> None:
+        """Every book agrees with itself and with the others. Errors: InvariantError."""
+        self._book.check_integrity()
+        self._cache.check_integrity()
+
+    def _submit(self, request: Request) -> None:
+        sequence = self._book.add(request)
+        self._cache.open(request.id, sequence.tokens, request.scope)
+        blocks = -(-(sequence.limit - 1) // self._cache.block_size)
+        if blocks > self._cache.blocks or sequence.num_tokens >= sequence.limit:
+            # The HTTP process refuses such requests with a better answer; here it must only never deadlock.
+            self._end(request.id, FinishReason.ERROR, f"needs {blocks} KV blocks, the pool has {self._cache.blocks}")
+
+    def _end(self, seq: SeqId, reason: FinishReason, error: str | None = None) -> None:
+        self._finished.append(self._book.finish(seq, reason, self._clock.now_s(), error=error))
+        self._cache.close(seq)
+
+    def _launch(self) -> bool:
+        ledger = self._cache.ledger()
+        plan = self._planner.plan(ledger)
+        if not plan.nano_batches and not plan.victims:
+            return False
+        step = self._cache.seal(plan, ledger, self._launched + 1)
+        if plan.nano_batches:
+            try:
+                self._flights.append(self._runner.launch(step))
+            except DeviceError as error:
+                self._cache.undo()
+                self._refuse(plan, error)
+                return False
+            self._launched += 1
+        else:
+            self._cache.keep_mail(step)
+        self._cache.confirm(step)
+        self._book.launch(plan, self._clock.now_s())
+        return bool(plan.nano_batches)
+
+    def _refuse(self, plan: Plan, error: DeviceError) -> None:
+        """The step could not be launched: nothing happened, and its sequences run alone from now on."""
+        log.error("launch failed error=%s", error, exc_info=error)
+        seqs = self._book.suspect(plan)
+        if len(seqs) == 1:
+            self._end(seqs[0], FinishReason.ERROR, "the engine failed on this request")
+        self._refill_rows(seq for seq in seqs if seq in self._book)
+
+    def _refill_rows(self, seqs: Iterable[SeqId]) -> None:
+        known = list(seqs)
+        self._runner.forget(known)
+        for seq in known:
+            self._cache.resend(seq)
+
+    def _commit(self, flight: Flight) -> None:
+        try:
+            outcome = flight.result()
+        except DeviceError as error:
+            self._void(flight, error)
+            return
+        if outcome.bad:
+            self._fail_bad(flight.plan, outcome.bad)
+        now_s = self._clock.now_s()
+        commit = self._book.commit(flight.plan.nano_batches, outcome.tokens, now_s)
+        self._cache.commit(flight.plan.step, commit.progress)
+        for finished in commit.finished:
+            self._cache.close(finished.seq)
+        self._committed += 1
+        self._report(commit, outcome)
+
+    def _void(self, failed: Flight, error: DeviceError) -> None:
+        """The step failed: void it and every step launched behind it; its sequences run alone from now on."""
+        log.error("step failed step=%d error=%s", failed.plan.step, error, exc_info=error)
+        suspects = self._book.void(failed.plan.nano_batches, is_suspect=True)
+        known = set(suspects)
+        self._cache.end(failed.plan.step)
+        while self._flights:
+            behind = self._flights.popleft()
+            try:
+                behind.result()
+            except DeviceError as exc:
+                log.error("step behind it failed too step=%d error=%s", behind.plan.step, exc)
+            known.update(self._book.void(behind.plan.nano_batches, is_suspect=False))
+            self._cache.end(behind.plan.step)
+        if len(suspects) == 1 and sum(len(batch.slices) for batch in failed.plan.nano_batches) == 1:
+            # It was alone: no other request can have broken the step.
+            known.discard(suspects[0])
+            self._end(suspects[0], FinishReason.ERROR, "the engine failed on this request")
+        self._refill_rows(known)
+
+    def _fail_bad(self, plan: StepPlan, bad: tuple[int, ...]) -> None:
+        sampling = [piece.seq for batch in plan.nano_batches for piece in batch.slices if piece.samples]
+        for index in bad:
+            if sampling[index] in self._book:
+                self._end(sampling[index], FinishReason.ERROR, "the model's logits are not finite")
+
+    def _report(self, commit: Commit, outcome: StepOutcome) -> None:
+        said = commit.said
+        logprobs = outcome.logprobs
+        if logprobs:
+            known = {seq for seq, _ in said}
+            logprobs = tuple(found for found in logprobs if found.seq in known)
+        finished = (*self._finished, *commit.finished)
+        self._finished.clear()
+        self._post.post(
+            Report(
+                seqs=array("Q", [seq for seq, _ in said]).tobytes(),
+                tokens=array("I", [token for _, token in said]).tobytes(),
+                logprobs=logprobs,
+                finished=finished,
+                gauges=self.gauges(commit.prompt_tokens + len(said)),
+            )
+        )
+
+    def gauges(self, step_tokens: int = 0) -> Gauges:
+        """The books in numbers."""
+        return Gauges(
+            num_running=len(self._book.running),
+            num_waiting=len(self._book) - len(self._book.running),
+            blocks_total=self._cache.blocks,
+            blocks_used=self._cache.blocks_used,
+            blocks_cached=self._cache.blocks_cached,
+            step_tokens=step_tokens,
+            prefix_queries=self._cache.prefix_queries,
+            prefix_hits=self._cache.prefix_hits,
+            preemptions=self._book.num_preemptions,
+            steps=self._committed,
+        )

@@ -1,0 +1,76 @@
+"""The engine's end of the socket: frames in, frames out, never waiting unless asked to."""
+
+import select
+import socket
+
+from tiercel.errors import WireError
+from tiercel.wire import FrameReader, FromEngine, ToEngine, encode_frame
+
+_CHUNK_BYTES = 1 << 18
+
+
+class Mailbox:
+    """Frames over one non-blocking stream socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # pyright: ignore[reportArgumentType]
+        self._unsent = bytearray()
+        self.is_closed = False  # the HTTP process is gone: nobody needs us
+
+    def take(self) -> list[ToEngine]:
+        """Every frame that has arrived."""
+        messages: list[ToEngine] = []
+        while not self.is_closed:
+            try:
+                chunk = self._socket.recv(_CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self.is_closed = True
+                break
+            messages += self._reader.feed(chunk)
+        return messages
+
+    def post(self, message: FromEngine) -> None:
+        """Send a frame; what the socket does not take now goes with the next call."""
+        self._unsent += encode_frame(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left."""
+        try:
+            while self._unsent:
+                sent = self._socket.send(self._unsent)
+                del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_closed = True
+
+    @property
+    def has_unsent(self) -> bool:
+        """Frames wait for room in the socket."""
+        return bool(self._unsent)
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a frame arrives, room to send appears or the time is over."""
+        if self.is_closed:
+            return
+        writers = [self._socket] if self._unsent else []
+        select.select([self._socket], writers, [], timeout_s)
+        self.flush()
+
+
+def receive_start(mailbox: Mailbox) -> list[ToEngine]:
+    """Wait for the first frames. Errors: WireError when the peer leaves before it says anything."""
+    while True:
+        messages = mailbox.take()
+        if messages:
+            return messages
+        if mailbox.is_closed:
+            raise WireError("wire.closed_before_start")
+        mailbox.wait(60.0)

@@ -1,0 +1,43 @@
+"""Rows: where a running sequence lives in the runner's persistent arrays."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiercel.errors import InvariantError
+from tiercel.ids import SeqId
+from tiercel.plan import TableUpdate
+
+
+class RowBook:
+    """Sequence to row, and the block table of every row; block tables arrive by delta.
+
+    Rows are handed out here, on the loop's thread; what the sampler keeps of a row is written on the lane.
+    """
+
+    def __init__(self, max_rows: int, max_blocks: int) -> None:
+        self.row_by_seq: dict[SeqId, int] = {}
+        self.tables: NDArray[np.int64] = np.zeros((max_rows, max_blocks), np.int64)  # 0 is the sink
+        self._free = list(range(max_rows - 1, -1, -1))
+
+    def release(self, seqs: Iterable[SeqId]) -> None:
+        """These sequences hold no blocks any more. Sequences without a row are passed over."""
+        for seq in seqs:
+            row = self.row_by_seq.pop(seq, None)
+            if row is not None:
+                self._free.append(row)
+
+    def update(self, updates: Iterable[TableUpdate]) -> list[SeqId]:
+        """Write table deltas. Returns the sequences that got a row by it: their sampler rows are to be filled."""
+        fresh: list[SeqId] = []
+        for update in updates:
+            row = self.row_by_seq.get(update.seq)
+            if row is None:
+                if update.first != 0 or not self._free:
+                    raise InvariantError("rows.update", seq=update.seq, first=update.first, free=len(self._free))
+                row = self._free.pop()
+                self.row_by_seq[update.seq] = row
+                fresh.append(update.seq)
+            self.tables[row, update.first : update.first + len(update.slots)] = update.slots
+        return fresh
