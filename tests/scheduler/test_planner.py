@@ -1,0 +1,224 @@
+"""The planner against a cache that only counts."""
+
+import pytest
+
+from scheduler.book import SequenceBook
+from scheduler.budget import chunk_length
+from scheduler.planner import Planner, StepLimits
+from scheduler.policy import FirstComeFirstServed
+from tiercel.errors import InvariantError
+from tiercel.ids import SeqId
+from tiercel.outcome import FinishReason
+from tiercel.plan import Plan, Slice
+from tiercel.request import Request, SamplingParams, pack_tokens
+
+BLOCK = 4
+
+
+class CountingCache:
+    """Blocks without identity; hits by script."""
+
+    block_size = BLOCK
+
+    def __init__(self, blocks: int, hits: dict[int, int | None] | None = None) -> None:
+        self.blocks_by_seq: dict[int, int] = {}
+        self.available_blocks = blocks
+        self.coming_blocks = 0
+        self.released: list[int] = []
+        self._hits = hits or {}
+
+    def num_blocks(self, seq: SeqId) -> int:
+        return self.blocks_by_seq.get(seq, 0)
+
+    def match(self, seq: SeqId) -> int | None:
+        hit = self._hits.get(seq, 0)
+        if hit:
+            self.blocks_by_seq[seq] = hit // BLOCK
+        return hit
+
+    def reserve(self, seq: SeqId, tokens: int) -> bool:
+        missing = max(0, -(-tokens // BLOCK) - self.num_blocks(seq))
+        if missing > self.available_blocks:
+            return False
+        self.available_blocks -= missing
+        self.blocks_by_seq[seq] = self.num_blocks(seq) + missing
+        return True
+
+    def claim(self, seq: SeqId, start: int, end: int) -> None:
+        pass
+
+    def release(self, seq: SeqId) -> None:
+        self.available_blocks += self.blocks_by_seq.pop(seq, 0)
+        self.released.append(seq)
+
+
+class Room:
+    """A book, a planner and a cache that lives across steps."""
+
+    def __init__(self, blocks: int = 100, seqs: int = 8, tokens: int = 16, threshold: int = 0,
+                 hits: dict[int, int | None] | None = None) -> None:  # fmt: skip
+        self.book = SequenceBook(FirstComeFirstServed(), 1000, (2,))
+        self.planner = Planner(self.book, StepLimits(seqs, tokens, threshold))
+        self.cache = CountingCache(blocks, hits)
+
+    def submit(self, seq: int, prompt: int, max_tokens: int = 50, arrival_s: float | None = None) -> None:
+        self.book.add(
+            Request(
+                id=SeqId(seq),
+                prompt=pack_tokens([1] * prompt),
+                params=SamplingParams(max_tokens=max_tokens),
+                arrival_s=float(seq) if arrival_s is None else arrival_s,
+            )
+        )
+
+    def launch(self) -> Plan:
+        plan = self.planner.plan(self.cache)
+        self.book.launch(plan, 0.0)
+        self.book.check_integrity()
+        return plan
+
+    def commit(self, plan: Plan) -> None:
+        samples = sum(piece.samples for batch in plan.nano_batches for piece in batch.slices)
+        self.book.commit(plan.nano_batches, [5] * samples, 0.0)
+        self.book.check_integrity()
+
+    def step(self) -> Plan:
+        plan = self.launch()
+        self.commit(plan)
+        return plan
+
+
+def slices(plan: Plan) -> list[tuple[int, int, int]]:
+    return [(piece.seq, piece.start, piece.length) for batch in plan.nano_batches for piece in batch.slices]
+
+
+@pytest.mark.parametrize(
+    ("start", "want", "budget", "length"),
+    [
+        (0, 40, 10, 8),  # ends on a block boundary
+        (0, 8, 10, 8),  # finishes
+        (0, 40, 3, 3),  # less than a block: takes the budget as it is
+        (3, 40, 3, 1),  # to the boundary
+        (3, 40, 6, 5),
+        (6, 40, 1, 1),
+        (5, 3, 100, 3),
+    ],
+)
+def test_chunks_end_on_block_boundaries_where_they_can(start: int, want: int, budget: int, length: int) -> None:
+    assert chunk_length(start, want, budget, BLOCK) == length
+
+
+def test_a_long_prompt_is_chunked_beside_running_decodes() -> None:
+    room = Room(tokens=10)
+    room.submit(1, 4)
+    room.step()
+    room.submit(2, 30)
+    assert slices(room.step()) == [(1, 4, 1), (2, 0, 8)]
+    assert slices(room.step()) == [(1, 5, 1), (2, 8, 8)]
+
+
+def test_the_first_in_rank_gets_a_token_when_decodes_fill_the_budget() -> None:
+    room = Room(tokens=3, seqs=4)
+    room.submit(1, 40, arrival_s=0.0)
+    room.step()
+    for seq in (2, 3, 4):
+        room.submit(seq, 1)
+    for _ in range(30):
+        room.step()
+    assert room.book[SeqId(1)].computed > 30
+
+
+def test_one_prompt_takes_at_most_the_threshold_of_a_step() -> None:
+    room = Room(tokens=64, threshold=8)
+    room.submit(1, 40)
+    room.submit(2, 40)
+    assert slices(room.step()) == [(1, 0, 8), (2, 0, 8)]
+
+
+def test_a_prefix_hit_skips_what_is_computed_and_samples_at_the_end() -> None:
+    room = Room(hits={1: 8})
+    room.submit(1, 11)
+    plan = room.step()
+    assert plan.nano_batches[0].slices == (Slice(SeqId(1), 8, 3, True),)
+    assert room.book[SeqId(1)].num_cached == 8
+
+
+def test_who_waits_for_a_prefix_in_flight_lets_others_pass() -> None:
+    room = Room(hits={1: None})
+    room.submit(1, 8)
+    room.submit(2, 8)
+    assert slices(room.step()) == [(2, 0, 8)]
+
+
+def test_nobody_passes_on_space() -> None:
+    room = Room(blocks=6, tokens=64)
+    room.submit(1, 12)
+    room.submit(2, 30)
+    room.submit(3, 2)
+    assert [seq for seq, _, _ in slices(room.step())] == [1]
+
+
+def test_the_last_in_rank_gives_way_and_waits_at_its_rank() -> None:
+    room = Room(blocks=6, tokens=64)
+    room.submit(1, 9)
+    room.submit(2, 4)
+    room.step()
+    for _ in range(20):
+        if room.step().victims:
+            break
+    assert room.cache.released == [2]
+    assert [sequence.id for sequence in room.book.waiting] == [2]
+    assert room.book[SeqId(2)].computed == 0
+    assert room.book[SeqId(2)].num_outputs > 0  # what it has said stays said
+
+
+def test_a_victim_with_a_slice_in_flight_keeps_the_token_of_that_step() -> None:
+    room = Room(blocks=6, tokens=64)
+    room.submit(1, 9)
+    room.submit(2, 4)
+    flights = [room.launch()]
+    while not flights[-1].victims:
+        flights.append(room.launch())
+        if not flights[-1].victims:
+            room.commit(flights.pop(0))
+    said = room.book[SeqId(2)].num_outputs
+    room.commit(flights.pop(0))
+    assert room.book[SeqId(2)].num_outputs == said + 1
+    assert [sequence.id for sequence in room.book.waiting] == [2]
+
+
+def test_nothing_is_planned_past_max_tokens() -> None:
+    room = Room()
+    room.submit(1, 4, max_tokens=2)
+    first = room.launch()
+    second = room.launch()
+    assert slices(second) == [(1, 4, 1)]
+    assert slices(room.launch()) == []
+    room.commit(first)
+    commit = room.book.commit(second.nano_batches, [5], 0.0)
+    assert [finished.reason for finished in commit.finished] == [FinishReason.LENGTH]
+
+
+def test_a_ghost_slice_is_discarded() -> None:
+    room = Room()
+    room.submit(1, 4)
+    first = room.launch()
+    ghost = room.launch()
+    commit = room.book.commit(first.nano_batches, [2], 0.0)
+    assert commit.finished[0].stop_token == 2
+    commit = room.book.commit(ghost.nano_batches, [7], 0.0)
+    assert (commit.said, commit.progress, commit.finished) == ([], [], [])
+
+
+def test_max_num_seqs_is_kept() -> None:
+    room = Room(seqs=2, tokens=64)
+    for seq in range(1, 5):
+        room.submit(seq, 4)
+    assert [seq for seq, _, _ in slices(room.step())] == [1, 2]
+
+
+def test_a_sequence_is_added_once() -> None:
+    room = Room()
+    room.submit(1, 4)
+    with pytest.raises(InvariantError):
+        room.submit(1, 4)
