@@ -1,0 +1,50 @@
+"""Lanes and the choice of the device."""
+
+import threading
+
+import pytest
+import torch
+
+from device.cpu import CpuDevice
+from device.registry import open_device
+from tiercel.errors import ConfigError
+
+
+def test_jobs_run_in_order_beside_the_caller() -> None:
+    lane = CpuDevice(threads=1).open_lane()
+    gate, order = threading.Event(), list[int]()
+
+    def job(number: int) -> int:
+        gate.wait(10)
+        order.append(number)
+        return number
+
+    pending = [lane.run(lambda number=number: job(number)) for number in range(5)]
+    assert order == []
+    gate.set()
+    assert [one.result() for one in pending] == order == list(range(5))
+    lane.close()
+
+
+def test_what_a_job_raises_comes_with_its_result_and_stops_nobody() -> None:
+    lane = CpuDevice(threads=1).open_lane()
+    bad, good = lane.run(lambda: 1 // 0), lane.run(lambda: 7)
+    with pytest.raises(ZeroDivisionError):
+        bad.result()
+    assert good.result() == 7
+    lane.close()
+
+
+def test_the_lane_computes_with_the_threads_it_was_given() -> None:
+    lane = CpuDevice(threads=1).open_lane()
+    assert lane.run(torch.get_num_threads).result() == 1
+    lane.close()
+
+
+def test_a_cuda_device_is_refused_where_torch_sees_none() -> None:
+    if torch.cuda.is_available():
+        assert open_device("cuda").name == "cuda"
+        return
+    assert open_device("auto").name == "cpu"
+    with pytest.raises(ConfigError, match="sees no GPU"):
+        open_device("cuda")
