@@ -9,10 +9,11 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from device.base import Device
+from device.base import Device, Lane
 from device.registry import open_device
 from engine.attention.registry import open_attention
 from engine.calibrate import show_arithmetic, size_pool, step_tokens
@@ -25,7 +26,7 @@ from engine.rows import RowBook
 from engine.runner import Runner
 from engine.sampling import Sampler
 from kvcache.manager import CacheManager
-from kvcache.store.arena import open_arena
+from kvcache.store.arena import Arena, open_arena
 from scheduler.book import SequenceBook
 from scheduler.planner import Planner, StepLimits
 from scheduler.policy import open_policy
@@ -33,7 +34,7 @@ from tiercel.clock import Clock, MonotonicClock
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
-from tiercel.wire import Failed, Loading, Ready, Start
+from tiercel.wire import Failed, FromEngine, Loading, Ready, Start
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +43,36 @@ EXIT_CRASH = 3
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-class Engine:
-    """The opened engine: its loop, and the facts that the HTTP process is told."""
+class Outbox(Protocol):
+    """Where stages of the start and reports go."""
 
-    def __init__(self, loop: EngineLoop, model: Model, capacity: Capacity, device: Device, arithmetic: str) -> None:
+    def post(self, message: FromEngine) -> None: ...
+
+
+class Engine:
+    """The opened engine: its loop, what the loop drives, and the facts that the HTTP process is told."""
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        model: Model,
+        cache: CacheManager,
+        arena: Arena,
+        lane: Lane,
+        device: Device,
+        capacity: Capacity,
+    ) -> None:
         self.loop = loop
         self.model = model
-        self.capacity = capacity
+        self.cache = cache
+        self.arena = arena
         self.device = device
-        self.arithmetic = arithmetic
+        self.capacity = capacity
+        self._lane = lane
+
+    def close(self) -> None:
+        """Stop the lane."""
+        self._lane.close()
 
 
 def kv_spec(model: Model, block_size: int) -> KVSpec:
@@ -64,7 +86,7 @@ def kv_spec(model: Model, block_size: int) -> KVSpec:
     )
 
 
-def open_engine(settings: EngineSettings, mailbox: Mailbox, clock: Clock) -> Engine:
+def open_engine(settings: EngineSettings, mailbox: Outbox, clock: Clock) -> Engine:
     """Load the model, size the pool and put the rooms together. Errors: ConfigError."""
     device = open_device(settings.device, settings.threads)
     torch_device = torch.device(device.name)
@@ -74,11 +96,11 @@ def open_engine(settings: EngineSettings, mailbox: Mailbox, clock: Clock) -> Eng
     return assemble(settings, model, device, mailbox, clock)
 
 
-def assemble(settings: EngineSettings, model: Model, device: Device, mailbox: Mailbox, clock: Clock) -> Engine:
+def assemble(settings: EngineSettings, model: Model, device: Device, mailbox: Outbox, clock: Clock) -> Engine:
     """Books and machines round a loaded model."""
     spec = kv_spec(model, settings.block_size)
     capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes)
-    arithmetic = show_arithmetic(capacity, spec, device)
+    log.info("capacity %s", show_arithmetic(capacity, spec, device))
     mailbox.post(Loading("allocating the KV pool"))
     arena = open_arena(spec, capacity.blocks, torch.device(device.name))
     end_tokens = read_end_tokens(Path(settings.model))
@@ -90,9 +112,10 @@ def assemble(settings: EngineSettings, model: Model, device: Device, mailbox: Ma
     max_rows = settings.max_num_seqs + 1  # a suspect is admitted past the limit
     rows = RowBook(max_rows, -(-capacity.max_model_len // settings.block_size))
     sampler = Sampler(max_rows, model.vocab_size, torch.device(device.name))
-    runner = Runner(model, arena.kv, sampler, device.open_lane(), rows, book, end_tokens)
+    lane = device.open_lane()
+    runner = Runner(model, arena.kv, sampler, lane, rows, book, end_tokens)
     loop = EngineLoop(book, cache, Planner(book, limits), runner, mailbox, clock, settings.async_depth)
-    return Engine(loop, model, capacity, device, arithmetic)
+    return Engine(loop, model, cache, arena, lane, device, capacity)
 
 
 def run(engine: Engine, mailbox: Mailbox) -> None:
@@ -119,7 +142,6 @@ def serve(mailbox: Mailbox, clock: Clock) -> int:
         mailbox.post(Failed(error.code, str(error)))
         _drain(mailbox)
         return EXIT_CONFIG
-    log.info("capacity %s", engine.arithmetic)
     mailbox.post(
         Ready(
             max_model_len=engine.capacity.max_model_len,

@@ -1,0 +1,73 @@
+"""The engine without HTTP: requests in, tokens out, every report kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.process import Engine, open_engine
+from tiercel.clock import MonotonicClock
+from tiercel.ids import SeqId
+from tiercel.outcome import Finished, Gauges, TokenLogprobs
+from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.settings import EngineSettings
+from tiercel.wire import FromEngine, Report, Submit
+
+
+@dataclass
+class Inbox:
+    """What the HTTP process would get."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finished: dict[int, Finished] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    most_running: int = 0
+
+    def post(self, message: FromEngine) -> None:
+        if not isinstance(message, Report):
+            return
+        seqs = memoryview(message.seqs).cast("Q")
+        for seq, token in zip(seqs, memoryview(message.tokens).cast("I"), strict=True):
+            self.tokens.setdefault(seq, []).append(token)
+        for found in message.logprobs:
+            self.logprobs.setdefault(found.seq, []).append(found)
+        for finished in message.finished:
+            self.finished[finished.seq] = finished
+        if message.gauges is not None:
+            self.most_running = max(self.most_running, message.gauges.num_running)
+
+
+class EngineBench:
+    """One engine on one compute thread, stepped by hand."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.inbox = Inbox()
+        chosen = {"model": str(folder), "threads": 1, "max_num_seqs": 16, "dtype": "float32", **settings}
+        self.engine: Engine = open_engine(EngineSettings(**chosen), self.inbox, MonotonicClock())  # type: ignore[arg-type]
+        self._next = 1
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, scope: bytes = b"") -> int:
+        seq, self._next = self._next, self._next + 1
+        request = Request(id=SeqId(seq), prompt=pack_tokens(prompt), params=params, arrival_s=float(seq), scope=scope)
+        self.engine.loop.take([Submit(request)])
+        return seq
+
+    def run(self) -> None:
+        """Until nothing is left, with every book checked."""
+        while not self.engine.loop.is_idle:
+            assert self.engine.loop.step()
+            self.engine.loop.check_integrity()
+        assert self.gauges.blocks_used == 0
+
+    def greedy(self, prompts: Sequence[Sequence[int]], max_tokens: int, **params: object) -> list[list[int]]:
+        """All prompts at once; the tokens of each."""
+        asked = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params)  # type: ignore[arg-type]
+        seqs = [self.submit(prompt, asked) for prompt in prompts]
+        self.run()
+        return [self.inbox.tokens[seq] for seq in seqs]
+
+    @property
+    def gauges(self) -> Gauges:
+        return self.engine.loop.gauges()
+
+    def close(self) -> None:
+        self.engine.close()

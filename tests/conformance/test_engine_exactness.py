@@ -1,0 +1,172 @@
+"""The whole engine against transformers' `generate`: greedy, float32, token by token, in every mode.
+
+Where the margin of the two likeliest tokens is under 1e-4 a differing token is no failure (what follows it is not
+compared); every test prints how often that rule was used.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conformance.bench import EngineBench
+from tests.conformance.models import VOCAB_SIZE, Family, make_checkpoint
+from tiercel.ids import SeqId
+from tiercel.request import SamplingParams
+
+FAMILIES: tuple[Family, ...] = ("llama3", "mistral", "qwen2", "qwen3", "gpt2", "gemma3", "phi3")
+# Wide enough that every sequence notices one wrong block (the control below); the others are at their default.
+STD_BY_FAMILY = {"llama3": 0.15, "qwen2": 0.2, "gpt2": 0.2}
+OUTPUTS = 20  # tokens
+PROMPTS = 16
+MARGIN = 1e-4
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Prompts and what transformers says to them."""
+
+    folder: Path
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+    margins: list[list[float]]  # of each token over the next likeliest
+    logits: list[torch.Tensor]  # [OUTPUTS, vocab] a prompt
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    torch.set_num_threads(1)
+    family: Family = request.param
+    folder = tmp_path_factory.mktemp(family)
+    model = make_checkpoint(family, folder, seed=11, std=STD_BY_FAMILY.get(family))
+    rng = random.Random(5)
+    shared = [rng.randrange(3, VOCAB_SIZE) for _ in range(40)]
+    prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randrange(2, 90))] for _ in range(PROMPTS - 4)]
+    prompts += [shared + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randrange(1, 20))] for _ in range(4)]
+    tokens, margins, logits = [], [], []
+    for prompt in prompts:
+        with torch.inference_mode():
+            said = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=OUTPUTS,
+                min_new_tokens=OUTPUTS,
+                do_sample=False,
+                eos_token_id=None,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        rows = torch.cat(said.logits).float()
+        top = rows.topk(2).values
+        tokens.append(said.sequences[0, len(prompt) :].tolist())
+        margins.append((top[:, 0] - top[:, 1]).tolist())
+        logits.append(rows)
+    return Reference(folder, prompts, tokens, margins, logits)
+
+
+@pytest.fixture(autouse=True)
+def _count(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    ties.clear()
+    yield
+    with capsys.disabled():
+        if ties:
+            print(f" [margin rule used {len(ties)} times]", end="")
+
+
+ties: list[float] = []
+
+
+def assert_exact(got: list[list[int]], reference: Reference) -> None:
+    for prompt, (ours, theirs, margins) in enumerate(zip(got, reference.tokens, reference.margins, strict=True)):
+        for position, (mine, expected) in enumerate(zip(ours, theirs, strict=True)):
+            if mine != expected:
+                assert margins[position] < MARGIN, f"prompt {prompt}, output {position}: {mine}, expected {expected}"
+                ties.append(margins[position])
+                break
+
+
+def bench(reference: Reference, **settings: object) -> EngineBench:
+    return EngineBench(reference.folder, max_model_len=160, **settings)
+
+
+def test_alone(reference: Reference) -> None:
+    one = bench(reference)
+    assert_exact([one.greedy([prompt], OUTPUTS)[0] for prompt in reference.prompts], reference)
+    assert one.inbox.most_running == 1
+    one.close()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "grouped"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_sixteen_at_once(reference: Reference, depth: int, attention: str) -> None:
+    many = bench(reference, async_depth=depth, attention_backend=attention, enable_prefix_caching=False)
+    assert_exact(many.greedy(reference.prompts, OUTPUTS), reference)
+    assert many.inbox.most_running >= 16
+    assert many.gauges.prefix_hits == 0
+    many.close()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 512])
+def test_chunked_prefill(reference: Reference, chunk: int) -> None:
+    chunked = bench(reference, long_prefill_token_threshold=chunk, max_num_batched_tokens=2048)
+    assert_exact(chunked.greedy(reference.prompts, OUTPUTS), reference)
+    longest = max(len(prompt) for prompt in reference.prompts)
+    chunks = -(-longest // chunk)
+    assert chunked.gauges.steps >= chunks + OUTPUTS - 1
+    assert chunks > 1 or chunk == 512
+    chunked.close()
+
+
+def test_prefix_hits(reference: Reference) -> None:
+    warm = bench(reference)
+    assert_exact(warm.greedy(reference.prompts, OUTPUTS), reference)
+    cold_hits = warm.gauges.prefix_hits
+    assert_exact(warm.greedy(reference.prompts, OUTPUTS), reference)
+    hits = warm.gauges.prefix_hits - cold_hits
+    assert hits == sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in reference.prompts) > 0
+    warm.close()
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_preempted_by_a_cache_that_is_too_small(reference: Reference, prefix_caching: bool) -> None:
+    small = bench(reference, num_gpu_blocks_override=14, enable_prefix_caching=prefix_caching)
+    assert_exact(small.greedy(reference.prompts, OUTPUTS), reference)
+    assert small.gauges.preemptions > 0
+    small.close()
+
+
+def test_log_probabilities_are_those_of_transformers(reference: Reference) -> None:
+    one = bench(reference)
+    one.greedy(reference.prompts, OUTPUTS, logprobs=5)
+    for prompt, rows in enumerate(reference.logits):
+        expected = rows.log_softmax(-1)
+        for position, found in enumerate(one.inbox.logprobs[prompt + 1]):
+            if found.token != reference.tokens[prompt][position]:
+                break  # a tie: judged by the other tests
+            assert found.logprob == pytest.approx(expected[position, found.token].item(), abs=1e-3)
+            assert list(found.top_logprobs) == pytest.approx(expected[position].topk(5).values.tolist(), abs=1e-3)
+    one.close()
+
+
+def test_the_tests_would_see_a_wrong_block(reference: Reference) -> None:
+    """The control: one block of each sequence, zeroed after two tokens, changes what every one of them says."""
+    broken = bench(reference, enable_prefix_caching=False)
+    asked = SamplingParams(temperature=0.0, max_tokens=OUTPUTS, ignore_eos=True)
+    expected = {
+        broken.submit(prompt, asked): tokens
+        for prompt, tokens in zip(reference.prompts, reference.tokens, strict=True)
+        if len(prompt) > BLOCK
+    }
+    while any(len(broken.inbox.tokens.get(seq, [])) < 2 for seq in expected):
+        broken.engine.loop.step()
+    for seq in expected:
+        broken.engine.arena.kv[broken.engine.cache.slots(SeqId(seq))[-2]] = 0
+    broken.run()
+    unmoved = [seq for seq, tokens in expected.items() if broken.inbox.tokens[seq] == tokens]
+    assert len(expected) >= 12
+    assert unmoved == []
+    broken.close()
