@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -22,6 +21,7 @@ from engine.mailbox import Mailbox, receive_start
 from engine.models.base import Model
 from engine.models.generation import read_end_tokens
 from engine.models.registry import load_model
+from engine.progress import LoadProgress, Outbox
 from engine.rows import RowBook
 from engine.runner import Runner
 from engine.sampling import Sampler
@@ -34,19 +34,13 @@ from tiercel.clock import Clock, MonotonicClock
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
-from tiercel.wire import Failed, FromEngine, Loading, Ready, Start
+from tiercel.wire import Failed, Loading, Ready, Start
 
 log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
 EXIT_CRASH = 3
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-
-class Outbox(Protocol):
-    """Where stages of the start and reports go."""
-
-    def post(self, message: FromEngine) -> None: ...
 
 
 class Engine:
@@ -91,8 +85,8 @@ def open_engine(settings: EngineSettings, mailbox: Outbox, clock: Clock) -> Engi
     device = open_device(settings.device, settings.threads)
     torch_device = torch.device(device.name)
     attention = open_attention(settings.attention_backend, torch_device)
-    mailbox.post(Loading("loading weights"))
-    model = load_model(settings, torch_device, attention)
+    with LoadProgress(mailbox) as progress:
+        model = load_model(settings, torch_device, attention, progress)
     return assemble(settings, model, device, mailbox, clock)
 
 
@@ -142,6 +136,9 @@ def serve(mailbox: Mailbox, clock: Clock) -> int:
         mailbox.post(Failed(error.code, str(error)))
         _drain(mailbox)
         return EXIT_CONFIG
+    # What is loaded stays: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
     mailbox.post(
         Ready(
             max_model_len=engine.capacity.max_model_len,
@@ -156,9 +153,6 @@ def serve(mailbox: Mailbox, clock: Clock) -> int:
             load_s=clock.now_s() - started_s,
         )
     )
-    # What is loaded stays: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
     engine.loop.take(rest)
     run(engine, mailbox)
     return 0

@@ -1,0 +1,44 @@
+"""How far loading is: stages for `/ready`, and a bar where a person watches."""
+
+import sys
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tiercel.wire import FromEngine, Loading
+
+
+class Outbox(Protocol):
+    """Where stages go."""
+
+    def post(self, message: FromEngine) -> None: ...
+
+
+class LoadProgress:
+    """Called after every tensor. Posts a stage at every whole percent; draws on a terminal only."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._percent = -1
+        columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        is_watched = sys.stderr.isatty()
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_watched)
+        self._task = self._bar.add_task("weights", total=None)
+
+    def __enter__(self) -> "LoadProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, loaded_bytes: int, total_bytes: int) -> None:
+        self._bar.update(self._task, completed=loaded_bytes, total=total_bytes)
+        percent = 100 * loaded_bytes // max(total_bytes, 1)
+        if percent != self._percent:
+            self._percent = percent
+            self._outbox.post(Loading(f"loading weights {percent}%"))
