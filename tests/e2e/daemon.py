@@ -1,0 +1,94 @@
+"""The real daemon in a test: `tiercel serve` as a child process on a port of the kernel's choice."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+TIERCEL = str(Path(sys.executable).with_name("tiercel"))
+_URL = re.compile(r"tiercel serves (\S+) at (http://\S+)")
+
+
+class Daemon:
+    """One running `tiercel serve`."""
+
+    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.url = ""
+        self.model = ""
+        self.http = httpx.Client(timeout=60)
+
+    def wait_ready(self, patience_s: float = 120.0) -> None:
+        """Until the line for people is out."""
+        end_s = time.monotonic() + patience_s
+        while time.monotonic() < end_s:
+            found = _URL.search(self.log.read_text())
+            if found:
+                self.model, self.url = found.groups()
+                self.http.base_url = self.url
+                return
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
+        raise AssertionError(f"not ready: {self.log.read_text()}")
+
+    def metric(self, name: str) -> float:
+        """The sum of one metric's samples."""
+        lines = [line for line in self.http.get("/metrics").text.splitlines() if re.match(rf"{name}(\{{|\s)", line)]
+        assert lines, name
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def wait_metric(self, name: str, value: float, patience_s: float = 10.0) -> None:
+        """Until a metric has a value."""
+        end_s = time.monotonic() + patience_s
+        while (now := self.metric(name)) != value:
+            assert time.monotonic() < end_s, f"{name} is {now}, expected {value}"
+            time.sleep(0.02)
+
+    def assert_nothing_held(self) -> None:
+        """No sequence runs or waits, no block is held."""
+        for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+            self.wait_metric(name, 0.0)
+
+    def chat(self, content: str, **fields: object) -> httpx.Response:
+        """One greedy chat request, not streamed."""
+        body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
+        return self.http.post("/v1/chat/completions", json=body)
+
+    def engine_pid(self) -> int:
+        """The engine's process id."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+    def stop(self, number: int = signal.SIGTERM, patience_s: float = 40.0) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(patience_s)
+
+
+@contextlib.contextmanager
+def daemon(folder: Path, *flags: str, wait: bool = True) -> Iterator[Daemon]:
+    """Serve until the block ends."""
+    log = folder / f"serve-{time.monotonic_ns()}.log"
+    command = [TIERCEL, "serve", "--port", "0", *flags]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=environment, cwd=folder)
+    running = Daemon(process, log)
+    try:
+        if wait:
+            running.wait_ready()
+        yield running
+    finally:
+        running.http.close()
+        if process.poll() is None:
+            process.kill()
+        process.wait()

@@ -1,0 +1,113 @@
+"""The daemon's life: start, drain, and what happens when a process dies."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.daemon import TIERCEL, Daemon, daemon
+
+LONG = {"prompt": "Once", "max_tokens": 600, "ignore_eos": True, "stream": True}
+
+
+def lines(running: Daemon, body: dict[str, object], heard: list[str]) -> threading.Thread:
+    """Read a stream in the background."""
+
+    def read() -> None:
+        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as stream:
+            heard.extend(stream.iter_lines())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    while running.metric("vllm:num_requests_running") < 1:
+        time.sleep(0.01)
+    return thread
+
+
+def test_a_drain_lets_streams_finish_and_ends_with_zero(tmp_path: Path) -> None:
+    with daemon(tmp_path) as running:
+        heard: list[str] = []
+        thread = lines(running, LONG, heard)
+        engine = running.engine_pid()
+        assert running.stop() == 0
+        thread.join(20)
+        assert heard[-2:] == ["data: [DONE]", ""]
+        assert '"finish_reason":"length"' in "".join(heard)
+        assert not Path(f"/proc/{engine}").exists()
+
+
+def test_a_second_signal_ends_it_now_and_the_stream_is_told(tmp_path: Path) -> None:
+    with daemon(tmp_path) as running:
+        heard: list[str] = []
+        thread = lines(running, {**LONG, "max_tokens": 4000}, heard)
+        running.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert running.process.poll() is None
+        assert running.stop() == 1
+        thread.join(20)
+        assert '"error"' in heard[-4]
+        assert heard[-2] == "data: [DONE]"
+
+
+def test_when_the_engine_dies_streams_are_told_and_the_exit_code_says_so(tmp_path: Path) -> None:
+    with daemon(tmp_path) as running:
+        heard: list[str] = []
+        thread = lines(running, {**LONG, "max_tokens": 4000}, heard)
+        os.kill(running.engine_pid(), signal.SIGKILL)
+        assert running.process.wait(20) == 3
+        thread.join(20)
+        assert '"engine_dead"' in "".join(heard)
+        assert heard[-2] == "data: [DONE]"
+        assert "killed by SIGKILL" in running.log.read_text()
+
+
+def test_when_the_http_process_dies_the_engine_leaves(tmp_path: Path) -> None:
+    with daemon(tmp_path) as running:
+        engine = running.engine_pid()
+        running.stop(signal.SIGKILL)
+        end_s = time.monotonic() + 10
+        while Path(f"/proc/{engine}").exists() and time.monotonic() < end_s:
+            time.sleep(0.05)
+        assert not Path(f"/proc/{engine}").exists()
+
+
+def test_health_answers_while_the_model_loads(tmp_path: Path) -> None:
+    with daemon(tmp_path, "--port", "0", wait=False) as running:
+        running.wait_ready()
+        assert running.http.get("/ready").status_code == 200
+        assert running.http.get("/health").status_code == 200
+        assert running.http.get("/version").json()["version"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("no/such/folder",), "no/such/folder"),
+        (("--max-model-len", "10000000"), "--max-model-len"),
+        (("--kv-cache-memory-bytes", "900T"), "--kv-cache-memory-bytes"),
+        (("--host", "0.0.0.0"), "0.0.0.0"),
+        (("--device", "cuda"), "cuda"),
+        (("--quantization", "awq"), "--quantization"),
+    ],
+)
+def test_a_start_that_cannot_be_says_why_in_one_line(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    command = [TIERCEL, "serve", "--port", "0", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+    complaint = [line for line in ended.stderr.splitlines() if line.strip() and not line.startswith(("{", "INFO"))]
+    assert len(complaint) == 1
+
+
+def test_a_piped_chat_talks_to_the_daemon(tmp_path: Path) -> None:
+    with daemon(tmp_path) as running:
+        command = [TIERCEL, "chat", "--url", running.url]
+        said = subprocess.run(command, input="Hello!\n", capture_output=True, text=True, timeout=60)
+        assert said.returncode == 0, said.stderr
+        assert len(said.stdout.split()) > 1
