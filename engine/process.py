@@ -32,11 +32,12 @@ from scheduler.planner import Planner, StepLimits
 from scheduler.policy import open_policy
 from tiercel.clock import Clock, MonotonicClock
 from tiercel.errors import ConfigError
+from tiercel.log import configure_log
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
 from tiercel.wire import Failed, Loading, Ready, Start
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("engine.process")
 
 EXIT_CONFIG = 2
 EXIT_CRASH = 3
@@ -129,6 +130,7 @@ def serve(mailbox: Mailbox, clock: Clock) -> int:
     if not isinstance(first, Start):
         log.error("first frame is not start frame=%s", type(first).__name__)
         return EXIT_CRASH
+    configure_log(first.settings.log_level, first.settings.log_format)
     started_s = clock.now_s()
     try:
         engine = open_engine(first.settings, mailbox, clock)
@@ -171,7 +173,6 @@ def main() -> int:
     fd = parser.parse_args().fd
     # Ctrl-C reaches the whole process group; the HTTP process drains and then tells us to quit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     try:
         return serve(Mailbox(socket.socket(fileno=fd)), MonotonicClock())
     except Exception:

@@ -15,6 +15,7 @@ ModelImpl = Literal["auto", "native", "transformers"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "sdpa", "grouped"]
 PolicyName = Literal["fcfs"]
+LogFormat = Literal["json", "console"]
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -39,6 +40,8 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     async_depth: int = 1  # steps launched ahead of the commit; 0 = synchronous
     seed: int = 0  # of dummy weights
     threads: int | None = None  # CPU compute threads; None = the cores this process may use
+    log_level: str = "info"
+    log_format: LogFormat = "json"
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True):
@@ -80,7 +83,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     stall_timeout_s: float = 30.0  # /health turns 503 when work is pending and no step ended for so long
     timeout_keep_alive_s: float = 5.0
     log_level: str = "info"
-    log_format: Literal["json", "console"] = "json"
+    log_format: LogFormat = "json"
 
 
 class Settings(Struct, frozen=True, kw_only=True):

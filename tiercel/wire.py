@@ -131,7 +131,7 @@ class FrameReader(Generic[M]):
                 break
             try:
                 messages.append(self._decoder.decode(self._buffer[body : body + length]))
-            except msgspec.MsgspecError as exc:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
                 raise WireError("wire.unreadable", reason=str(exc)) from exc
             start = body + length
         del self._buffer[:start]

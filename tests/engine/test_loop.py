@@ -253,7 +253,9 @@ def test_resumed_outputs_are_not_said_again() -> None:
 class LoopWalk(RuleBasedStateMachine):
     """Any order of submitting, stepping, aborting, poisoning and refusing keeps every invariant."""
 
-    @initialize(blocks=st.sampled_from([24, 26, 40]), depth=st.sampled_from([0, 1, 2]), tokens=st.sampled_from([2, 7, 32]))
+    @initialize(
+        blocks=st.sampled_from([24, 26, 40]), depth=st.sampled_from([0, 1, 2]), tokens=st.sampled_from([2, 7, 32])
+    )
     def start(self, blocks: int, depth: int, tokens: int) -> None:
         self.bench = Bench(blocks=blocks, depth=depth, tokens=tokens, seqs=4)
 

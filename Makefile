@@ -1,0 +1,90 @@
+# From a fresh clone, in any folder: `make serve` serves the embedded model, `make test` runs everything CI runs.
+#
+#   TORCH      which torch to install                           make setup TORCH='torch==2.13.0'
+#   PIP_ARGS   arguments of every pip install                   make setup PIP_ARGS='--extra-index-url URL'
+#   PYTHON     which Python makes .venv, 3.11 or newer          make setup PYTHON=python3.12
+#   ARGS       more flags of `tiercel serve`                    make serve ARGS='--log-format console'
+#   TESTS      what pytest runs, and its flags                  make pytest TESTS='tests/cli -k port'
+
+TORCH ?= torch==2.13.0
+PIP_ARGS ?=
+PYTHON ?=
+ARGS ?=
+TESTS ?= tests
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PINS := $(VENV)/constraints.txt
+READY := $(VENV)/.setup
+TEST_READY := $(VENV)/.setup-test
+FAST_TESTS := $(wildcard tests/tiercel tests/cli tests/kvcache tests/scheduler tests/test_*.py)
+
+# pyright asks the network for newer versions of itself otherwise
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-fast lint format pytest constraints clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*##/\1 /p' Makefile | awk '{ name = $$1; $$1 = ""; printf "  make %-12s%s\n", name, $$0 }'
+
+setup: $(READY)  ## create .venv and install tiercel; does nothing when done
+
+serve: $(READY)  ## serve the embedded model on port 8000
+	@exec $(BIN)/tiercel serve --port 8000 $(ARGS)
+
+test: lint pytest  ## everything that CI runs
+
+lint: $(TEST_READY)  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(TEST_READY)  ## let ruff format and repair
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+pytest: $(TEST_READY)  ## all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(TESTS)
+
+test-fast: $(TEST_READY)  ## tests that load no model
+	$(BIN)/python -m pytest -q -x $(FAST_TESTS)
+
+constraints: $(TEST_READY)  ## write constraints.txt from what .venv holds; after `make clean test`
+	{ echo '# What CI tested. Written by `make constraints`.'; \
+	  $(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | grep -v '[@#]' | LC_ALL=C sort -f; } > constraints.new
+	mv constraints.new constraints.txt
+
+clean:  ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@set -e; found=; \
+	for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "tiercel needs Python 3.11 or newer; $(or $(PYTHON),python3) is $$($(or $(PYTHON),python3) --version 2>&1 | head -n 1)." >&2; \
+	  echo "Install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; fi; \
+	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "$$found cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; fi; \
+	echo "creating $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv --clear $(VENV)
+
+# torch first and by itself: which build it is depends on the machine. The pin of torch is left to TORCH.
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@grep -v '^torch==' constraints.txt > $(PINS)
+	@echo "installing $(TORCH) and tiercel; the first time takes minutes"
+	@$(PIP) install $(PIP_ARGS) -c $(PINS) "$(TORCH)"
+	@$(PIP) install $(PIP_ARGS) -c $(PINS) -e ".[fast]"
+	@touch $@
+
+$(TEST_READY): $(READY)
+	@echo "installing what the tests need"
+	@$(PIP) install $(PIP_ARGS) -c $(PINS) -e ".[fast,test]"
+	@touch $@

@@ -1,0 +1,80 @@
+"""Command lines as vLLM's users type them, turned into what typer reads: old, refused and many-valued flags."""
+
+from collections.abc import Iterator, Sequence
+
+from tiercel.errors import ConfigError
+from tiercel.options import Options
+from tiercel.refused import HARMLESS, REFUSED, RENAMED, SHORT
+
+_SWITCHES = {
+    f"{prefix}{name.replace('_', '-')}": f"--{name.replace('_', '-')}={value}"
+    for name, field in Options.model_fields.items()
+    if field.annotation is bool
+    for prefix, value in (("--", "true"), ("--no-", "false"))
+}
+_MANY = ("--api-key", "--served-model-name")
+
+
+def translate(arguments: Sequence[str], warnings: list[str]) -> list[str]:
+    """Refuse by name what does not act, drop what does no harm, and spell the rest as typer wants it.
+
+    Effects: adds a line to `warnings` for a flag that is taken and does nothing.
+    Errors: ConfigError.
+    """
+    has_leading_model = bool(arguments) and not arguments[0].startswith("-")
+    translated: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*translated, word, *rest]
+        if not word.startswith("-"):
+            translated.append(word)
+            continue
+        flag, has_value, value = _spelled(word).partition("=")
+        name = flag.removeprefix("--")
+        if name in REFUSED:
+            raise ConfigError("config.refused", f"{flag} is not supported: {REFUSED[name]}")
+        if name in HARMLESS:
+            _drop(flag, [value] if has_value else rest, warnings)
+        elif name in RENAMED:
+            warnings.append(f"{flag} is old: write --{RENAMED[name]}")
+            translated.append(_SWITCHES[f"--{RENAMED[name]}"])
+        elif flag in _SWITCHES and not has_value:
+            translated.append(_SWITCHES[flag])
+        elif flag in _MANY and not has_value and has_leading_model:
+            translated += _repeated(flag, rest)
+        else:
+            translated.append(f"{flag}{has_value}{value}")
+            if not has_value and flag != "--help" and rest:
+                translated.append(rest.pop(0))
+    return translated
+
+
+def _spelled(word: str) -> str:
+    """vLLM takes --max_num_seqs for --max-num-seqs, and -tp for --tensor-parallel-size."""
+    flag, has_value, value = word.partition("=")
+    flag = f"--{SHORT[flag]}" if flag in SHORT else flag.replace("_", "-")
+    return f"{flag}{has_value}{value}"
+
+
+def _drop(flag: str, rest: list[str], warnings: list[str]) -> None:
+    """Take a harmless flag, and its value, off the line."""
+    harmless = HARMLESS[flag.removeprefix("--")]
+    value = rest.pop(0) if harmless.takes_value and rest else ""
+    if harmless.values and value not in harmless.values:
+        raise ConfigError("config.refused", f"{flag} {value} is not supported: {harmless.otherwise}".replace("  ", " "))
+    if harmless.note:
+        warnings.append(f"{flag}: {harmless.note}")
+
+
+def _repeated(flag: str, rest: list[str]) -> Iterator[str]:
+    """`--api-key A B` as `--api-key A --api-key B`.
+
+    Only behind a leading model: else `serve --api-key KEY MODEL` would make a key of the model's name.
+    """
+    yield flag
+    if rest:
+        yield rest.pop(0)
+    while rest and not rest[0].startswith("-"):
+        yield from (flag, rest.pop(0))

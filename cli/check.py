@@ -1,0 +1,78 @@
+"""`tiercel check`: what `tiercel serve` with the same flags would find, without loading the weights or serving."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cli.console import print_tables, warn
+from tiercel.config import resolve
+from tiercel.settings import Settings
+from tiercel.units import show_bytes
+
+
+def check(given: dict[str, object]) -> int:
+    """Check a model folder and flags without serving.
+
+    Reads the configuration, the tokenizer and the headers of the weights, and
+    sizes the KV memory from what is free now. Exit code 2 and one line when
+    `tiercel serve` with the same flags would not start. --help=all lists all flags.
+    """
+    resolved = resolve(given)
+    for line in resolved.warnings:
+        warn(line)
+    print_tables(dict(_tables(resolved.settings)))
+    return 0
+
+
+def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
+    # lazy: they load torch, which takes seconds and which the other verbs do without
+    from cli.model_facts import LoadedDevice, read_model_facts
+    from device.registry import open_device
+    from engine.calibrate import size_pool, step_tokens
+
+    engine = settings.engine
+    facts = read_model_facts(engine)
+    device = open_device(engine.device, engine.threads)
+    loaded = LoadedDevice(device, facts.weights_bytes)
+    capacity = size_pool(engine, facts.kv, loaded, facts.max_model_len, facts.weights_bytes)
+    yield (
+        "Model",
+        {
+            "folder": engine.model,
+            "served as": ", ".join(settings.server.served_model_names),
+            "architecture": facts.architecture,
+            "implementation": facts.impl,
+            "type": facts.dtype,
+            "weights": show_bytes(facts.weights_bytes),
+            "context": f"{facts.max_model_len:,} tokens, {capacity.max_model_len:,} served",
+        },
+    )
+    yield "Tokenizer", dict(_tokenizer(settings, facts.vocab_size))
+    tokens = capacity.blocks * capacity.block_size
+    yield (
+        "KV memory",
+        {
+            "device": f"{device.name}, {show_bytes(device.free_bytes())} free",
+            "per token": show_bytes(facts.kv.token_bytes),
+            "pool": f"{show_bytes(capacity.kv_bytes)} = {capacity.blocks:,} blocks of {capacity.block_size} tokens",
+            "room for": f"{tokens:,} tokens, {tokens / capacity.max_model_len:.1f} sequences of the full context",
+            "step": f"{step_tokens(engine, device):,} tokens, {engine.max_num_seqs:,} sequences",
+        },
+    )
+
+
+def _tokenizer(settings: Settings, vocab_size: int) -> Iterator[tuple[str, str]]:
+    # lazy: it loads the HTTP stack
+    from engine.models.generation import read_end_tokens
+    from server.launch import build_service
+
+    service = build_service(settings.server)
+    codec, defaults = service.codec, service.defaults
+    ends = read_end_tokens(Path(settings.server.model))
+    size = codec.vocabulary.size
+    if size > vocab_size:
+        warn(f"the tokenizer knows {size:,} tokens, the model {vocab_size:,}: requests with the others are refused")
+    yield "tokens", f"{size:,} of the model's {vocab_size:,}" if size else f"not known, the model's {vocab_size:,}"
+    yield "special tokens", " ".join(codec.special_texts) or "none"
+    yield "end of sequence", " ".join(codec.token_name(token) or f"{token}" for token in ends) or "none"
+    yield "chat template", "yes" if service.template else "none: /v1/chat/completions cannot be used"
+    yield "sampling", f"temperature {defaults.temperature:g}, top_p {defaults.top_p:g}, top_k {defaults.top_k}"

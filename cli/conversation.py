@@ -1,0 +1,105 @@
+"""One conversation over the OpenAI API of a server."""
+
+import json
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+_CONNECT_S = 10.0
+_ANSWER_S = 600.0  # between two pieces of an answer; a long prompt may wait in the queue
+
+
+class ChatError(Exception):
+    """The server did not answer, or answered with an error: one line for the user."""
+
+
+class Conversation:
+    """Messages so far, and the client that sends them. Use with `with`."""
+
+    def __init__(self, url: str, api_key: str | None, system: str | None, sampling: Mapping[str, float | None]) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.model = ""
+        self._sampling = {name: value for name, value in sampling.items() if value is not None}
+        self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(_CONNECT_S, read=_ANSWER_S))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def choose_model(self, name: str) -> None:
+        """Take a model by name, or for `auto` the first one that the server reports. Errors: ChatError."""
+        if name != "auto":
+            self.model = name
+            return
+        try:
+            response = self._client.get(f"{self.url}/v1/models")
+            if response.is_error:
+                raise ChatError(_error_line(response))
+            self.model = response.json()["data"][0]["id"]
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise ChatError(_unreachable(self.url, exc)) from exc
+        except (ValueError, LookupError, TypeError) as exc:
+            raise ChatError(f"{self.url} does not answer like an OpenAI API") from exc
+
+    def ask(self, question: str) -> Iterator[str]:
+        """The answer, piece by piece. What arrived is remembered, also when the caller stops; nothing else is.
+
+        Errors: ChatError.
+        """
+        body = {"model": self.model, "messages": [*self._messages, _message("user", question)], "stream": True}
+        answer = ""
+        try:
+            with self._client.stream("POST", f"{self.url}/v1/chat/completions", json=body | self._sampling) as response:
+                if response.is_error:
+                    response.read()
+                    raise ChatError(_error_line(response))
+                for piece in _pieces(response.iter_lines()):
+                    answer += piece
+                    yield piece
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise ChatError(_unreachable(self.url, exc)) from exc
+        finally:
+            if answer:
+                self._messages += [_message("user", question), _message("assistant", answer)]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[str]:
+    """The text of a stream of server-sent events. Errors: ChatError for an error event."""
+    for line in lines:
+        content = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or content == "[DONE]":
+            continue
+        try:
+            event: Any = json.loads(content)  # any server's JSON
+            if "error" in event:
+                raise ChatError(str(event["error"]["message"]))
+            pieces = [choice["delta"].get("content") for choice in event["choices"]]
+        except (ValueError, LookupError, TypeError, AttributeError) as exc:
+            raise ChatError("the server sent an event that is not of the OpenAI API") from exc
+        yield from (str(piece) for piece in pieces if piece)
+
+
+def _error_line(response: httpx.Response) -> str:
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = response.reason_phrase
+    return f"{response.status_code}: {message}"
+
+
+def _unreachable(url: str, error: Exception) -> str:
+    if isinstance(error, httpx.ConnectError):
+        return f"cannot reach {url}: is `tiercel serve` running there? ({error})"
+    return f"{url}: {error or type(error).__name__}"

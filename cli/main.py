@@ -1,0 +1,82 @@
+"""The `tiercel` command: one file a verb, and every expected failure is one line and an exit code.
+
+0 = done; 1 = it failed while running; 2 = a flag, a variable, the settings file or the model folder is wrong.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from cli.arguments import translate
+from cli.chat import chat
+from cli.check import check
+from cli.collect_env import collect_env
+from cli.console import fail, warn
+from cli.flags import COMMON, shown_by, with_flags
+from cli.serve import serve
+from tiercel import __version__
+from tiercel.errors import ConfigError, TiercelError
+
+_FLAGGED = ("serve", "check")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code of the process."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words or ["--help"])
+    except ConfigError as exc:
+        fail(exc.message)
+        return 2
+    except typer.TyperException as exc:
+        fail(f"{exc.format_message()} (see tiercel {words[0] if words[0] in _FLAGGED else ''} --help)")
+        return exc.exit_code
+    except TiercelError as exc:
+        fail(str(exc))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(words: list[str]) -> int:
+    shown = COMMON
+    if words[0] in _FLAGGED:
+        warnings: list[str] = []
+        plain, shown = shown_by(words[1:])
+        words = [words[0], *translate(plain, warnings)]
+        for line in warnings:
+            warn(line)
+    outcome = get_command(_app(shown)).main(args=words, prog_name="tiercel", standalone_mode=False)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _app(shown: str) -> typer.Typer:
+    app = typer.Typer(
+        help="Serve language models to many tenants over the OpenAI API.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    app.callback()(_root)
+    app.command()(with_flags(serve, shown))
+    app.command()(with_flags(check, shown))
+    app.command()(chat)
+    app.command()(collect_env)
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tiercel {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Serve language models to many tenants over the OpenAI API."""

@@ -1,0 +1,149 @@
+"""What can be known of a model folder from its configuration and the headers of its weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from device.base import Device, Lane
+from engine.attention.registry import open_attention
+from engine.models.config import (
+    ConfigFields,
+    DecoderConfig,
+    choose_dtype,
+    is_native_refusal,
+    parse_decoder,
+    read_architecture,
+    read_config,
+    refuse_foreign,
+)
+from engine.models.decoder import Decoder
+from engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
+from tiercel.errors import ConfigError
+from tiercel.settings import EngineSettings, ModelImpl
+from tiercel.tier import KVSpec
+
+_NOWHERE = torch.device("meta")  # shapes without memory
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """One model, as far as it is known before its weights are read."""
+
+    architecture: str
+    impl: str  # native | transformers
+    dtype: str
+    max_model_len: int  # tokens
+    vocab_size: int
+    weights_bytes: int
+    kv: KVSpec
+
+
+class LoadedDevice:
+    """A device as it will be once weights of this size lie on it; satisfies `Device`."""
+
+    def __init__(self, device: Device, weights_bytes: int) -> None:
+        self.name = device.name
+        self._device = device
+        self._weights_bytes = weights_bytes
+
+    def open_lane(self) -> Lane:
+        """A lane of the device itself."""
+        return self._device.open_lane()
+
+    def free_bytes(self) -> int:
+        """What the weights leave."""
+        return max(0, self._device.free_bytes() - self._weights_bytes)
+
+    def total_bytes(self) -> int:
+        """Memory of the device itself."""
+        return self._device.total_bytes()
+
+
+class _NoDigest(ContentDigest):
+    """Takes no content in, so that no weight is read."""
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        pass
+
+
+def read_model_facts(settings: EngineSettings) -> ModelFacts:
+    """Read config.json and the headers of the weights, and hold them against each other.
+
+    Errors: ConfigError with one line that names the field, the file or the tensor.
+    """
+    folder = Path(settings.model)
+    fields = read_config(folder)
+    refuse_foreign(fields)
+    dtype = choose_dtype(settings.dtype, fields)
+    config = _native_config(fields, settings.model_impl)
+    if config is None:
+        return _transformers_facts(settings, folder, fields, dtype)
+    model = Decoder(config, open_attention(settings.attention_backend, _NOWHERE), dtype, _NOWHERE)
+    if settings.load_format != "dummy":
+        load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None)
+    dtype_name = str(dtype).removeprefix("torch.")
+    return ModelFacts(
+        architecture=config.architecture,
+        impl=model.impl,
+        dtype=dtype_name,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        weights_bytes=model.weights_bytes,
+        kv=KVSpec(
+            layers=model.layers,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            block_size=settings.block_size,
+            dtype=dtype_name,
+        ),
+    )
+
+
+def _native_config(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None:
+    """The native decoder's description; None where transformers' code is to run."""
+    if impl == "transformers":
+        return None
+    try:
+        return parse_decoder(fields)
+    except ConfigError as refusal:
+        if impl == "native" or not is_native_refusal(refusal):
+            raise
+        return None
+
+
+def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFields, dtype: torch.dtype) -> ModelFacts:
+    """Facts of an architecture that transformers' code runs; only the load proves that it takes our attention."""
+    # lazy: transformers' modelling code takes seconds to import
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with _NOWHERE:
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except (ValueError, OSError, KeyError, TypeError, ImportError) as exc:
+        reason = str(exc).strip().partition("\n")[0]
+        raise ConfigError("model.unsupported", f"{fields.source}: no decoder-only language model: {reason}") from exc
+    if settings.load_format != "dummy":
+        for _ in stream_tensors(open_checkpoint(folder)):
+            pass  # every header is read and held against the index
+    text = config.get_text_config()
+    kv_heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    dtype_name = str(dtype).removeprefix("torch.")
+    return ModelFacts(
+        architecture=read_architecture(fields),
+        impl="transformers",
+        dtype=dtype_name,
+        max_model_len=text.max_position_embeddings,
+        vocab_size=text.vocab_size,
+        weights_bytes=sum(tensor.nbytes for tensor in model.parameters()),
+        kv=KVSpec(
+            layers=text.num_hidden_layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            block_size=settings.block_size,
+            dtype=dtype_name,
+        ),
+    )

@@ -1,0 +1,93 @@
+"""min_p, top_k and top_p as one lower limit a row: what is below it cannot be drawn.
+
+Limits are values, so a set never depends on the order of equal logits: tokens tied with the last one that is
+kept are all kept, and the likeliest token always is. top_p counts the mass of what min_p and top_k left.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.sampling.row import Ask, Column
+from engine.sampling.upload import Subset, upload_no_sync
+
+_PROBABILITY_BITS = 30  # of a float32 in [0, 1]: sign and the highest exponent bit are zero
+
+
+def limits_no_sync(scores: Tensor, asks: NDArray[np.uint8], floats: Tensor, top_ks: NDArray[np.int64]) -> Tensor:
+    """The smallest score that each row may draw.
+
+    Shapes:  scores [M, vocab] after temperature; asks, top_ks [M] on the host; floats [M, len(Column)];
+             returns [M, 1], -inf where nothing is filtered.
+    Cost:    each filter reads only the rows that ask for it.
+    """
+    limits = scores.new_full((len(asks), 1), -torch.inf)
+    rows = Subset((asks & Ask.MIN_P) != 0, scores.device)
+    if rows:
+        limits = rows.put(limits, min_p_limits(rows.take(scores), rows.take(floats)[:, Column.LOG_MIN_P]))
+    rows = Subset((asks & Ask.TOP_K) != 0, scores.device)
+    if rows:
+        some, floor = rows.take(scores), rows.take(limits)
+        largest = some.topk(int(top_ks[rows.host].max()), dim=-1).values
+        floor = torch.maximum(floor, top_k_limits(largest, upload_no_sync(top_ks[rows.host], scores.device)))
+        if np.any(asks[rows.host] & Ask.TOP_P):
+            floor = top_k_top_p_limits(some, largest, floor, rows.take(floats)[:, Column.TOP_P])
+        limits = rows.put(limits, floor)
+    rows = Subset((asks & (Ask.TOP_P | Ask.TOP_K)) == Ask.TOP_P, scores.device)
+    if rows:
+        limits = rows.put(
+            limits, top_p_limits(rows.take(scores), rows.take(limits), rows.take(floats)[:, Column.TOP_P])
+        )
+    return limits
+
+
+def min_p_limits(scores: Tensor, log_min_p: Tensor) -> Tensor:
+    """Limits that keep tokens at least min_p times as likely as the likeliest.
+
+    Shapes: scores [M, vocab], log_min_p [M]; returns [M, 1].
+    Source: arXiv 2407.01082.
+    """
+    return scores.amax(dim=-1, keepdim=True) + log_min_p[:, None]
+
+
+def top_k_limits(largest: Tensor, top_ks: Tensor) -> Tensor:
+    """The k-th largest score of each row. Shapes: largest [M, K] descending, top_ks [M] int64; returns [M, 1]."""
+    return largest.gather(1, top_ks[:, None] - 1)
+
+
+def top_k_top_p_limits(scores: Tensor, largest: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:
+    """Raise top_k's limits to the smallest set that has mass top_p, from the sorted head alone.
+
+    Tokens tied with the k-th are not in the head but count in the whole, so the limit is the exact one.
+
+    Shapes: scores [M, vocab]; largest [M, K] descending; floor [M, 1]; top_p [M], inf = off; returns [M, 1].
+    """
+    whole = scores.masked_fill(scores < floor, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    mass = (largest - whole).exp_()
+    before = mass.cumsum(dim=-1, dtype=torch.float64) - mass
+    last = largest.masked_fill(before >= top_p[:, None], torch.inf).amin(dim=-1, keepdim=True)
+    return torch.maximum(floor, torch.minimum(last, largest[:, :1]))
+
+
+def top_p_limits(scores: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:
+    """Limits of the smallest set of likeliest tokens that has mass top_p, without sorting.
+
+    Probabilities are compared as integers, which order as they do; the largest pattern whose upper set still has
+    the mass is built bit by bit.
+
+    Shapes:  scores [M, vocab], floor and returns [M, 1], top_p [M].
+    Cost:    30 rounds of three kernels over [M, vocab]: on a CPU core at vocab 32,000 about 2.5 times as fast
+             as a sort, and no indices to store.
+    Source:  nucleus sampling, arXiv 1904.09751.
+    """
+    probabilities = scores.masked_fill(scores < floor, -torch.inf).softmax(dim=-1)
+    upper = torch.empty_like(probabilities)
+    least = torch.zeros_like(floor, dtype=torch.int32)
+    for bit in reversed(range(_PROBABILITY_BITS)):
+        raised = least | (1 << bit)
+        torch.ge(probabilities, raised.view(torch.float32), out=upper)
+        mass = upper.mul_(probabilities).sum(dim=-1, keepdim=True)
+        least = torch.where(mass >= top_p[:, None], raised, least)
+    last = scores.masked_fill(probabilities < least.view(torch.float32), torch.inf).amin(dim=-1, keepdim=True)
+    return torch.maximum(floor, torch.minimum(last, scores.amax(dim=-1, keepdim=True)))

@@ -1,0 +1,75 @@
+"""Which tokens each row has seen, on the device, and what that costs them."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.sampling.row import Column
+from engine.sampling.upload import upload_no_sync
+
+
+class PenaltyCounts:
+    """Tokens of the prompt and counts of the outputs for every row.
+
+    Nothing is allocated until the first row asks: then 5 bytes * max_rows * vocab_size.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._max_rows = max_rows
+        self._vocab_size = vocab_size
+        self._device = device
+        self._prompt: Tensor | None = None  # [max_rows, vocab] bool
+        self._outputs: Tensor | None = None  # [max_rows, vocab] int32
+
+    def set_row_no_sync(self, row: int, prompt: NDArray[np.uint32], outputs: NDArray[np.uint32]) -> None:
+        """Count a row anew from its tokens.
+
+        Cost: one upload of each list without repeats, four small kernels.
+        """
+        seen, counts = self._tensors()
+        first = row * self._vocab_size  # flat: indexed assignment of a scalar would wait for its copy on a GPU
+        seen[row] = False
+        seen.view(-1).index_fill_(0, upload_no_sync(first + self._distinct(prompt)[0], self._device), True)
+        tokens, times = self._distinct(outputs)
+        counts[row] = 0
+        flat_ids = upload_no_sync(first + tokens, self._device)
+        counts.view(-1).index_copy_(0, flat_ids, upload_no_sync(times, self._device))
+
+    def apply_no_sync(self, scores: Tensor, rows: Tensor, floats: Tensor) -> Tensor:
+        """Scores after the repetition, frequency and presence penalties.
+
+        Repetition divides what is positive and multiplies what is negative, once, for tokens of prompt and
+        outputs (arXiv 1909.05858 section 4.1); the other two subtract, for outputs alone.
+
+        Shapes:  scores [M, vocab]; rows [M] int64 on the device; floats [M, len(Column)]; returns [M, vocab].
+        """
+        prompt, outputs = self._tensors()
+        counts = outputs.index_select(0, rows)
+        drawn = counts > 0
+        seen = prompt.index_select(0, rows).logical_or_(drawn)
+        repetition = floats[:, Column.REPETITION, None]
+        penalised = torch.where(scores > 0, scores / repetition, scores * repetition)
+        scores = torch.where(seen, penalised, scores)
+        scores -= counts * floats[:, Column.FREQUENCY, None]
+        scores -= drawn * floats[:, Column.PRESENCE, None]
+        return scores
+
+    def count_no_sync(self, rows: Tensor, tokens: Tensor) -> None:
+        """Count one drawn token a row. Shapes: rows, tokens [M] int64 on the device."""
+        counts = self._tensors()[1].view(-1)
+        counts.scatter_add_(0, rows * self._vocab_size + tokens, torch.ones_like(tokens, dtype=torch.int32))
+
+    def _tensors(self) -> tuple[Tensor, Tensor]:
+        """Both books, allocated on first use."""
+        if self._prompt is None or self._outputs is None:
+            shape = (self._max_rows, self._vocab_size)
+            self._prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
+            self._outputs = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        return self._prompt, self._outputs
+
+    def _distinct(self, tokens: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Each token id that can be drawn, and how often it occurs."""
+        ids, times = np.unique(tokens, return_counts=True)
+        known = ids < self._vocab_size  # a tokenizer may know more ids than the head
+        return ids[known].astype(np.int64), times[known].astype(np.int32)

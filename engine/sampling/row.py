@@ -1,0 +1,107 @@
+"""What each row asks for: a struct of arrays on the host, so that 256 rows are decided in a few numpy calls."""
+
+import enum
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiercel.request import SamplingParams
+
+GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in vLLM: dividing by them would overflow
+NO_IDS: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+class Ask(enum.IntFlag):
+    """What a row asks beyond the largest logit. Rows are grouped by this number: DRAW is its highest bit."""
+
+    LOGPROBS = 1
+    BIAS = 2
+    BAN = 4  # min_tokens not yet reached
+    PENALTY = 8
+    MIN_P = 16
+    TOP_P = 32
+    TOP_K = 64
+    DRAW = 128
+
+
+class Column(enum.IntEnum):
+    """Columns of `RowTable.floats`."""
+
+    TEMPERATURE = 0
+    LOG_MIN_P = 1
+    TOP_P = 2
+    REPETITION = 3
+    PRESENCE = 4
+    FREQUENCY = 5
+
+
+class RowTable:
+    """The sampling parameters of every row.
+
+    Shapes: asks [max_rows] uint8 (`Ask`), floats [max_rows, len(Column)] float32, seeds, top_ks, min_tokens and
+            num_logprobs [max_rows] int64.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.asks = np.zeros(max_rows, np.uint8)
+        self.floats = np.zeros((max_rows, len(Column)), np.float32)
+        self.seeds = np.zeros(max_rows, np.int64)
+        self.top_ks = np.ones(max_rows, np.int64)
+        self.min_tokens = np.zeros(max_rows, np.int64)
+        self.num_logprobs = np.zeros(max_rows, np.int64)
+        self.banned = [NO_IDS] * max_rows  # token ids, while min_tokens is not reached
+        self.biased = [NO_IDS] * max_rows  # token ids
+        self.biases = [np.empty(0, np.float32)] * max_rows
+
+    def set_row(self, row: int, params: SamplingParams, end_tokens: tuple[int, ...]) -> None:
+        """Replace everything that is known of the row."""
+        self.asks[row] = _asks(params, self._vocab_size)
+        self.floats[row] = (
+            params.temperature,
+            math.log(params.min_p) if params.min_p > 0 else -math.inf,
+            params.top_p if params.top_p < 1 else math.inf,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
+        self.seeds[row] = params.seed
+        self.top_ks[row] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
+        self.min_tokens[row] = params.min_tokens
+        self.num_logprobs[row] = params.logprobs or 0
+        banned = np.array(sorted({*end_tokens, *params.stop_token_ids}), np.int64)
+        self.banned[row] = banned[(banned >= 0) & (banned < self._vocab_size)]
+        self.biased[row] = np.array([token for token, _ in params.logit_bias], np.int64)
+        self.biases[row] = np.array([bias for _, bias in params.logit_bias], np.float32)
+
+    def asks_at(self, rows: NDArray[np.int64], output_index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """What the rows ask at this step: BAN only while fewer than min_tokens were drawn. Shapes: all [N]."""
+        asks = self.asks[rows]
+        if np.bitwise_or.reduce(asks) & Ask.BAN:
+            reached = output_index >= self.min_tokens[rows]
+            asks[reached] &= ~np.uint8(Ask.BAN)
+        return asks
+
+
+def _asks(params: SamplingParams, vocab_size: int) -> Ask:
+    """The flags of one row; filters and noise mean nothing to a greedy one."""
+    asks = Ask(0)
+    if params.logprobs is not None:
+        asks |= Ask.LOGPROBS
+    if params.logit_bias:
+        asks |= Ask.BIAS
+    if params.min_tokens > 0:
+        asks |= Ask.BAN
+    if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
+        asks |= Ask.PENALTY
+    if params.temperature < GREEDY_BELOW:
+        return asks
+    asks |= Ask.DRAW
+    if params.min_p > 0:
+        asks |= Ask.MIN_P
+    if params.top_p < 1:
+        asks |= Ask.TOP_P
+    if 0 < params.top_k < vocab_size:
+        asks |= Ask.TOP_K
+    return asks

@@ -1,0 +1,162 @@
+"""Logits to tokens for rows that each ask something else."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.sampling.filter import limits_no_sync
+from engine.sampling.noise import gumbel_no_sync, noise_keys
+from engine.sampling.penalty import PenaltyCounts
+from engine.sampling.row import NO_IDS, Ask, Column, RowTable
+from engine.sampling.sampled import Logprobs, Sampled
+from engine.sampling.upload import Subset, upload_no_sync
+from tiercel.request import SamplingParams
+
+Ints = Sequence[int] | NDArray[np.integer]  # on the host
+
+_CHANGES = np.uint8(0xFF & ~Ask.LOGPROBS)
+_FILTERS = Ask.MIN_P | Ask.TOP_P | Ask.TOP_K
+_CHUNK_ELEMENTS_CPU = 1 << 17  # half a MiB of float32: the temporaries of one chunk stay in the L2 cache
+_CHUNK_ELEMENTS = 1 << 26  # 256 MiB: bounds the memory, at few launches
+
+
+class Sampler:
+    """Draws the next token of every row that a step samples.
+
+    A sequence holds a row from admission until it finishes or is preempted. The host knows what each row asks, so
+    it decides which kernels run: a greedy row is one maximum. What a row draws depends on its logits, parameters
+    and tokens alone, never on its number or on the rows beside it.
+
+    Both methods are called on the compute lane's thread, in the order of the plans. Nothing here waits for the
+    device, and no result of one row (a NaN) reaches another.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._table = RowTable(max_rows, vocab_size)
+        self._counts = PenaltyCounts(max_rows, vocab_size, device)
+
+    def set_row(
+        self, row: int, params: SamplingParams, prompt: bytes, outputs: bytes, end_tokens: tuple[int, ...]
+    ) -> None:
+        """Fill a row at admission or resume, or after a step was voided.
+
+        `prompt` and `outputs` are raw uint32 token ids; `end_tokens` are banned, with the request's own stop
+        tokens, until min_tokens were drawn.
+
+        Cost:    host only, unless the row has penalties: then its tokens are counted anew.
+        Effects: whatever the row was before is gone, for steps that are queued later.
+        """
+        self._table.set_row(row, params, end_tokens)
+        if self._table.asks[row] & Ask.PENALTY:
+            self._counts.set_row_no_sync(row, np.frombuffer(prompt, np.uint32), np.frombuffer(outputs, np.uint32))
+
+    def sample_no_sync(self, logits: Tensor, rows: Ints, positions: Ints, output_index: Ints) -> Sampled:
+        """Draw one token for each row.
+
+        Order, as vLLM has it: logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p, noise.
+        Log-probabilities are those of the raw logits.
+
+        Shapes:  logits [N, vocab] float32, unchanged; rows [N], each at most once, in any order; positions [N]:
+                 tokens of the sequence before the new one; output_index [N]: output tokens before the new one.
+        Cost:    one pass for every row; about 25 more passes for a row that draws; see benchmarks/sampler.py.
+        Effects: the drawn tokens are counted for the penalties of their rows.
+        """
+        row_ids = np.asarray(rows, np.int64)
+        asks = self._table.asks_at(row_ids, np.asarray(output_index, np.int64))
+        largest, tokens = logits.max(dim=-1)
+        bad_rows = (largest - largest) != 0  # only finite numbers leave 0; isfinite is five kernels
+        changed = np.flatnonzero(asks & _CHANGES)
+        if len(changed):
+            changed = changed[np.argsort(asks[changed], kind="stable")]  # alike beside alike: fewer partial copies
+            drawn = self._draw_no_sync(logits, changed, row_ids, asks, np.asarray(positions, np.int64))
+            tokens.index_copy_(0, upload_no_sync(changed, self._device), drawn)
+        penalised = Subset((asks & Ask.PENALTY) != 0, self._device)
+        if penalised:
+            penalised_rows = upload_no_sync(row_ids[penalised.host], self._device)
+            self._counts.count_no_sync(penalised_rows, penalised.take(tokens))
+        return Sampled(tokens, bad_rows, self._logprobs_no_sync(logits, row_ids, asks, tokens))
+
+    def _draw_no_sync(
+        self,
+        logits: Tensor,
+        chosen: NDArray[np.int64],
+        row_ids: NDArray[np.int64],
+        asks: NDArray[np.uint8],
+        positions: NDArray[np.int64],
+    ) -> Tensor:
+        """Tokens [C] of the chosen of N rows, which are ordered with the greedy ones first."""
+        budget = _CHUNK_ELEMENTS_CPU if self._device.type == "cpu" else _CHUNK_ELEMENTS
+        length = max(1, budget // self._vocab_size)
+        num_greedy = int(np.count_nonzero(asks[chosen] < Ask.DRAW))
+        tokens: list[Tensor] = []
+        for start, stop in ((0, num_greedy), (num_greedy, len(chosen))):
+            for first in range(start, stop, length):
+                ids = chosen[first : min(first + length, stop)]
+                scores = logits.index_select(0, upload_no_sync(ids, self._device))
+                tokens.append(self._draw_chunk_no_sync(scores, row_ids[ids], asks[ids], positions[ids]))
+        return torch.cat(tokens)
+
+    def _draw_chunk_no_sync(
+        self, scores: Tensor, row_ids: NDArray[np.int64], asks: NDArray[np.uint8], positions: NDArray[np.int64]
+    ) -> Tensor:
+        """Tokens [M] of rows that all draw or are all greedy. Shapes: scores [M, vocab], consumed; others [M]."""
+        wanted = int(np.bitwise_or.reduce(asks))
+        floats = upload_no_sync(self._table.floats[row_ids], self._device)
+        if wanted & Ask.BIAS:
+            self._add_bias_no_sync(scores, row_ids)
+        if wanted & Ask.BAN:
+            self._ban_no_sync(scores, row_ids, asks)
+        if wanted & Ask.PENALTY:
+            some = Subset((asks & Ask.PENALTY) != 0, self._device)
+            ids = upload_no_sync(row_ids[some.host], self._device)
+            scores = some.put(scores, self._counts.apply_no_sync(some.take(scores), ids, some.take(floats)))
+        if wanted & Ask.DRAW:
+            scores.div_(floats[:, Column.TEMPERATURE, None])
+            if wanted & _FILTERS:
+                limits = limits_no_sync(scores, asks, floats, self._table.top_ks[row_ids])
+                scores.masked_fill_(scores < limits, -torch.inf)
+            keys = upload_no_sync(noise_keys(self._table.seeds[row_ids], positions), self._device)
+            scores.add_(gumbel_no_sync(keys, self._vocab_size))
+        return scores.max(dim=-1).indices  # the lowest of equal ones, and on the CPU faster than argmax
+
+    def _add_bias_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64]) -> None:
+        """Add logit_bias. Shapes: scores [M, vocab], changed; row_ids [M]."""
+        ids = self._flat_ids([self._table.biased[row] for row in row_ids])
+        biases = np.concatenate([self._table.biases[row] for row in row_ids])
+        scores.view(-1).scatter_add_(0, ids, upload_no_sync(biases, self._device))
+
+    def _ban_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64], asks: NDArray[np.uint8]) -> None:
+        """Make the tokens that would end a sequence too early impossible. Shapes: as above; asks [M]."""
+        banned = [self._table.banned[row] if ask & Ask.BAN else NO_IDS for row, ask in zip(row_ids, asks, strict=True)]
+        scores.view(-1).index_fill_(0, self._flat_ids(banned), -torch.inf)
+
+    def _flat_ids(self, ids_by_row: list[NDArray[np.int64]]) -> Tensor:
+        """Where the token ids of each row lie in a flat [M * vocab]."""
+        starts = np.repeat(np.arange(len(ids_by_row)) * self._vocab_size, [len(ids) for ids in ids_by_row])
+        return upload_no_sync(starts + np.concatenate(ids_by_row), self._device)
+
+    def _logprobs_no_sync(
+        self, logits: Tensor, row_ids: NDArray[np.int64], asks: NDArray[np.uint8], tokens: Tensor
+    ) -> Logprobs | None:
+        """Log-probabilities of the rows that asked. Shapes: logits [N, vocab]; others [N]."""
+        some = Subset((asks & Ask.LOGPROBS) != 0, self._device)
+        if not some:
+            return None
+        num_top = np.minimum(self._table.num_logprobs[row_ids[some.host]], self._vocab_size)
+        raw = some.take(logits)
+        whole = raw.logsumexp(dim=-1, keepdim=True)
+        sampled = raw.gather(1, some.take(tokens)[:, None])
+        top = raw.topk(int(num_top.max()), dim=-1)
+        return Logprobs(
+            indices=tuple(some.host.tolist()),
+            num_top=tuple(num_top.tolist()),
+            sampled=(sampled - whole).squeeze(1),
+            ranks=(raw > sampled).sum(dim=-1) + 1,
+            top_tokens=top.indices,
+            top_logprobs=top.values - whole,
+        )

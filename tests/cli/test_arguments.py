@@ -1,0 +1,90 @@
+import pytest
+
+from cli.arguments import translate
+from tiercel.errors import ConfigError
+from tiercel.options import Options
+from tiercel.refused import HARMLESS, REFUSED, RENAMED, SHORT
+
+
+def translated(line: str) -> list[str]:
+    return translate(line.split(), [])
+
+
+def test_ordinary_lines_stay_as_they_are() -> None:
+    for line in ("model --port 1 --dtype auto", "--port=1 model", "--help", "--async-scheduling=off"):
+        assert translated(line) == line.split()
+
+
+def test_switches_take_no_value_and_are_turned_off_with_no() -> None:
+    assert translated("--enable-prefix-caching model") == ["--enable-prefix-caching=true", "model"]
+    assert translated("--no-async-scheduling") == ["--async-scheduling=false"]
+
+
+def test_underscores_are_dashes_in_flags_and_only_there() -> None:
+    assert translated("my_model --max_num_seqs 4 --served_model_name=my_name") == [
+        "my_model",
+        "--max-num-seqs",
+        "4",
+        "--served-model-name=my_name",
+    ]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_flags_that_do_not_act_are_refused_by_name(name: str) -> None:
+    for line in (f"model --{name}", f"model --{name} x", f"--{name}=x", f"--{name.replace('-', '_')} x"):
+        with pytest.raises(ConfigError) as caught:
+            translated(line)
+        assert caught.value.message == f"--{name} is not supported: {REFUSED[name]}"
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_flags_leave_the_line_with_a_warning_where_they_do_nothing(name: str) -> None:
+    flag = HARMLESS[name]
+    warnings: list[str] = []
+    value = [flag.values[0] if flag.values else "8"] if flag.takes_value else []
+    assert translate(["model", f"--{name}", *value, "--port", "1"], warnings) == ["model", "--port", "1"]
+    assert warnings == ([f"--{name}: {flag.note}"] if flag.note else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-tp 2", "--tensor-parallel-size 2 is not supported: one engine runs on one device"),
+        ("--tensor-parallel-size=2", "--tensor-parallel-size 2 is not supported: one engine runs on one device"),
+        ("--swap-space 4", "--swap-space 4 is not supported: arrives with the host and disk tiers"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is not supported: KV has the type of the weights: --dtype"),
+        ("-q awq", "--quantization is not supported: quantised checkpoints are not served"),
+    ],
+)
+def test_other_values_of_harmless_flags_are_refused(line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        translated(line)
+    assert caught.value.message == message
+
+
+def test_old_spellings_act_and_warn() -> None:
+    warnings: list[str] = []
+    assert translate(["--disable-log-requests"], warnings) == ["--enable-log-requests=false"]
+    assert warnings == ["--disable-log-requests is old: write --no-enable-log-requests"]
+
+
+def test_several_keys_follow_one_flag_behind_the_model() -> None:
+    assert translated("model --api-key a b --port 1") == [
+        *("model", "--api-key", "a", "--api-key", "b"),
+        *("--port", "1"),
+    ]
+
+
+def test_a_model_behind_a_key_does_not_become_a_key() -> None:
+    assert translated("--api-key secret model") == ["--api-key", "secret", "model"]
+
+
+def test_a_value_that_looks_like_a_refused_flag_is_a_value() -> None:
+    assert translated("--response-role --quantization") == ["--response-role", "--quantization"]
+
+
+def test_no_flag_is_both_ours_and_refused() -> None:
+    ours = {name.replace("_", "-") for name in Options.model_fields}
+    assert not ours & (set(REFUSED) | set(HARMLESS) | set(RENAMED))
+    assert not set(REFUSED) & set(HARMLESS)
+    assert set(SHORT.values()) <= set(REFUSED) | set(HARMLESS)

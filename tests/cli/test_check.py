@@ -1,0 +1,165 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from cli.main import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny random models with a tokenizer: `llama` and `gpt2`."""
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    llama = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=1,
+        dtype="float32",
+    )
+    LlamaForCausalLM(llama).save_pretrained(root / "llama")
+    gpt2 = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=1)
+    GPT2LMHeadModel(gpt2).save_pretrained(root / "gpt2")
+    vocabulary = {text: index for index, text in enumerate(("<s>", "</s>", *sorted("abcdefghij")))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    for folder in root.iterdir():
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    return root
+
+
+@pytest.fixture
+def llama(folders: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny Llama to spoil."""
+    return Path(shutil.copytree(folders / "llama", tmp_path / "llama"))
+
+
+def checked(folder: Path, *flags: str, capsys: Captured) -> str:
+    assert main(["check", str(folder), "--device", "cpu", *flags]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return " ".join(captured.out.split())
+
+
+def refused(folder: Path, *flags: str, capsys: Captured) -> str:
+    assert main(["check", str(folder), "--device", "cpu", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_a_good_folder_is_described_with_its_arithmetic(folders: Path, capsys: Captured) -> None:
+    out = checked(folders / "llama", "--kv-cache-memory-bytes", "1M", capsys=capsys)
+    for words in (
+        "architecture LlamaForCausalLM",
+        "implementation native",
+        "type float32",
+        "context 256 tokens, 256 served",
+        "tokens 12 of the model's 64",
+        "special tokens <s> </s>",
+        "end of sequence </s>",
+        "chat template yes",
+        "per token 384 B",  # 3 layers, 2 heads of 8, keys and values, 4 bytes each
+        "1020.0 KiB = 169 blocks of 16 tokens",  # one block of 6,144 bytes is the sink
+        "room for 2,704 tokens, 10.6 sequences",
+    ):
+        assert words in out
+
+
+def test_the_type_that_is_asked_for_halves_weights_and_kv(folders: Path, capsys: Captured) -> None:
+    assert "per token 192 B" in checked(folders / "llama", "--dtype", "bfloat16", capsys=capsys)
+
+
+def test_an_architecture_of_transformers_is_described_too(folders: Path, capsys: Captured) -> None:
+    out = checked(folders / "gpt2", capsys=capsys)
+    assert "implementation transformers" in out
+    assert "context 128 tokens" in out
+    assert "per token 512 B" in out
+
+
+def test_dummy_weights_need_no_checkpoint(llama: Path, capsys: Captured) -> None:
+    (llama / "model.safetensors").unlink()
+    assert "LlamaForCausalLM" in checked(llama, "--load-format", "dummy", capsys=capsys)
+
+
+def test_a_folder_without_weights_is_refused(llama: Path, capsys: Captured) -> None:
+    (llama / "model.safetensors").unlink()
+    assert "model.safetensors" in refused(llama, capsys=capsys)
+
+
+def test_a_tensor_that_is_missing_or_misshapen_is_named(llama: Path, capsys: Captured) -> None:
+    weights = load_file(llama / "model.safetensors")
+    spoilt = dict(weights)
+    del spoilt["model.norm.weight"]
+    save_file(spoilt, llama / "model.safetensors")
+    assert "model.norm.weight" in refused(llama, capsys=capsys)
+    spoilt = dict(weights) | {"model.norm.weight": torch.ones(8)}
+    save_file(spoilt, llama / "model.safetensors")
+    assert "model.norm.weight" in refused(llama, capsys=capsys)
+
+
+def test_a_truncated_file_is_refused(llama: Path, capsys: Captured) -> None:
+    file = llama / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "model.safetensors" in refused(llama, capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"num_hidden_layers": "three"}, "num_hidden_layers"),
+        ({"architectures": ["MambaForCausalLM"], "model_type": "nonsense"}, "nonsense"),
+    ],
+)
+def test_a_config_that_cannot_be_served_is_one_line(
+    llama: Path, fields: dict[str, object], words: str, capsys: Captured
+) -> None:
+    file = llama / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    assert words in refused(llama, capsys=capsys)
+
+
+def test_a_tokenizer_that_is_missing_is_refused(llama: Path, capsys: Captured) -> None:
+    (llama / "tokenizer.json").unlink()
+    assert "tokenizer.json" in refused(llama, capsys=capsys)
+
+
+def test_a_tokenizer_that_knows_more_than_the_model_is_told(llama: Path, capsys: Captured) -> None:
+    tokenizer = json.loads((llama / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["k"] = 64
+    (llama / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert main(["check", str(llama), "--device", "cpu"]) == 0
+    assert "warning: the tokenizer knows 65 tokens, the model 64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--max-model-len", "512"), "--max-model-len 512"),
+        (("--max-model-len", "256", "--kv-cache-memory-bytes", "65536"), "--max-model-len 256"),
+        (("--kv-cache-memory-bytes", "1048576G"), "kv-cache-memory-bytes"),
+        (("--override-generation-config", '{"top_p": -1}'), "top_p"),
+        (("--model-impl", "native", "--attention-backend", "flash"), "--attention-backend flash: expected one of"),
+    ],
+)
+def test_flags_that_do_not_fit_the_model_are_refused(
+    folders: Path, flags: tuple[str, ...], words: str, capsys: Captured
+) -> None:
+    assert words in refused(folders / "llama", *flags, capsys=capsys)

@@ -1,0 +1,274 @@
+"""The import table of docs/architecture.md, and what else every file promises. Read from the sources, nothing is run
+but the proof that the front half lives without torch."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Room -> rooms of ours that it may import. `kvcache.store` is a room of its own.
+OURS: dict[str, set[str]] = {
+    "tiercel": set(),
+    "device": {"tiercel"},
+    "kvcache": {"tiercel"},
+    "kvcache.store": {"tiercel", "kvcache", "device"},
+    "scheduler": {"tiercel"},
+    "engine": {"tiercel", "device", "kvcache", "kvcache.store", "scheduler"},
+    "server": {"tiercel"},
+    "loadtest": {"tiercel"},
+    "embedded": set(),
+    "cli": {"tiercel", "device", "kvcache", "kvcache.store", "engine", "server", "loadtest"},
+}
+# Room -> what it may import beside the standard library.
+THEIRS: dict[str, set[str]] = {
+    "tiercel": {"msgspec"},
+    "device": {"torch", "numpy", "cuda"},
+    "kvcache": {"msgspec", "xxhash"},
+    "kvcache.store": {"torch", "xxhash"},
+    "scheduler": {"msgspec"},
+    "engine": {"torch", "numpy", "triton", "transformers", "safetensors", "msgspec", "llguidance", "rich"},
+    "server": {
+        *("fastapi", "starlette", "uvicorn", "pydantic", "msgspec", "structlog", "tokenizers", "jinja2"),
+        *("prometheus_client", "anyio"),
+    },
+    "loadtest": {"httpx", "matplotlib", "tokenizers", "msgspec"},
+    "embedded": {"torch", "transformers", "tokenizers", "numpy", "safetensors"},
+    "cli": {"typer", "rich", "httpx", "pydantic", "torch"},
+}
+# What single files may import beyond their room.
+ALSO: dict[str, set[str]] = {
+    "tiercel/config.py": {"pydantic", "pydantic_settings", "embedded"},
+    "tiercel/options.py": {"pydantic", "pydantic_settings"},
+    "tiercel/log.py": {"structlog"},
+    "server/launch.py": {"engine.process"},
+    "cli/model_facts.py": {"transformers"},
+}
+# What single files may not import although their room may.
+STDLIB_ONLY = {"embedded/__init__.py"}
+
+# Files of a room without torch that verbs import when they need it.
+NEEDS_TORCH = {"cli/model_facts.py"}
+
+# Files that may catch everything: process main, engine request boundary, I/O thread body, HTTP handler.
+CATCH_ALL = {
+    "engine/process.py": 1,
+    "engine/runner.py": 2,  # the launch and the result of one step
+    "server/middleware.py": 1,
+    "server/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
+}
+READS_ENVIRONMENT = {"tiercel/config.py"}
+LONG_FILES: dict[str, str] = {}  # file -> why it is one
+MAX_LINES = 450
+
+
+def _room(path: str) -> str:
+    return "kvcache.store" if path.startswith("kvcache/store/") else path.split("/")[0]
+
+
+FILES = sorted(
+    file.relative_to(ROOT).as_posix()
+    for room in {name.split(".")[0] for name in OURS}
+    for file in (ROOT / room).rglob("*.py")
+)
+
+
+@cache
+def _tree(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"), path)
+
+
+def _imports(path: str) -> Iterator[tuple[ast.stmt, str]]:
+    """Every import of a file with the dotted name it reaches, in functions and under TYPE_CHECKING too."""
+    for node in ast.walk(_tree(path)):
+        match node:
+            case ast.Import():
+                yield from ((node, alias.name) for alias in node.names)
+            case ast.ImportFrom(level=0, module=str(module)):
+                yield from ((node, f"{module}.{alias.name}") for alias in node.names)
+            case ast.ImportFrom():
+                yield node, "."
+            case _:
+                pass
+
+
+def _is_within(name: str, packages: set[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _calls(path: str, names: set[str]) -> list[int]:
+    return [
+        node.lineno
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+    ]
+
+
+def test_every_room_is_in_the_table() -> None:
+    folders = {file.parent.name for file in ROOT.glob("*/__init__.py")}
+    assert folders <= set(OURS)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_imports_follow_the_table(path: str) -> None:
+    room = _room(path)
+    rooms = set(OURS)
+    wrong: list[str] = []
+    for node, name in _imports(path):
+        top = name.split(".")[0]
+        target = "kvcache.store" if _is_within(name, {"kvcache.store"}) else top
+        if target in rooms:
+            allowed = target == room or target in OURS[room] or _is_within(name, ALSO.get(path, set()))
+        elif top in sys.stdlib_module_names:
+            allowed = True
+        else:
+            allowed = path not in STDLIB_ONLY and top in THEIRS[room] | ALSO.get(path, set())
+        if not allowed:
+            wrong.append(f"{path}:{node.lineno} imports {name}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_imports_inside_functions_say_why(path: str) -> None:
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    silent = [
+        f"{path}:{node.lineno}"
+        for function in ast.walk(_tree(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom) and not _is_explained(lines, node.lineno - 1)
+    ]
+    assert not silent
+
+
+def _is_explained(lines: list[str], index: int) -> bool:
+    """A `# lazy: reason` on the line itself, or above it before any line that is no import and no comment."""
+    if "# lazy:" in lines[index]:
+        return True
+    for line in reversed(lines[:index]):
+        if line.strip().startswith("# lazy:"):
+            return True
+        if not line.strip().startswith(("#", "import ", "from ")):
+            return False
+    return False
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_imports_are_absolute_and_name_what_they_take(path: str) -> None:
+    assert not [f"{path}:{node.lineno}" for node, name in _imports(path) if name == "." or name.endswith(".*")]
+    assert not _calls(path, {"__import__"})
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_nothing_unpickles_or_evaluates(path: str) -> None:
+    assert not _calls(path, {"eval", "exec", "compile"})
+    banned = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    assert not [name for _, name in _imports(path) if _is_within(name, banned)]
+    loads = [
+        node.lineno
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"torch.load", "torch.save", "torch.hub"}
+    ]
+    assert not loads or _room(path) == "embedded"
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_the_environment_is_read_in_one_place(path: str) -> None:
+    reads = [
+        node.lineno
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.environb", "os.getenv"}
+    ]
+    names = [name for _, name in _imports(path) if name in {"os.environ", "os.environb", "os.getenv"}]
+    assert path in READS_ENVIRONMENT or not (reads or names), f"{path}: {reads or names}"
+
+
+def _catch_alls(path: str) -> list[int]:
+    caught = [
+        (node.lineno, "" if node.type is None else ast.unparse(node.type))
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ExceptHandler)
+    ]
+    return [line for line, kind in caught if not kind or re.search(r"\b(Base)?Exception\b", kind)]
+
+
+def test_everything_is_caught_in_the_four_known_places_only() -> None:
+    found = {path: len(lines) for path in FILES if (lines := _catch_alls(path))}
+    assert {path: count for path, count in found.items() if count > CATCH_ALL.get(path, 0)} == {}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_classes_are_named_by_what_they_are(path: str) -> None:
+    names = [node.name for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)]
+    assert not [name for name in names if name.endswith(("Mixin", "Impl")) or re.match(r"Base[A-Z]", name)]
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_files_have_one_reason_to_exist(path: str) -> None:
+    lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_LINES or path in LONG_FILES
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.endswith("__init__.py")])
+def test_package_files_hold_a_docstring_and_names_only(path: str) -> None:
+    body = _tree(path).body
+    assert ast.get_docstring(_tree(path))
+    allowed = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.Expr
+    assert all(isinstance(node, allowed) for node in body)
+
+
+_WITHOUT_TORCH = """
+import importlib, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "triton", "transformers", "numpy"}:
+            raise ImportError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refuse())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def _modules(room: str) -> list[str]:
+    paths = [path for path in FILES if _room(path) == room and path not in NEEDS_TORCH]
+    return [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
+
+
+def _import_without_torch(modules: list[str]) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, *modules], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return ran.stderr
+
+
+@pytest.mark.parametrize("room", ["tiercel", "kvcache", "scheduler", "server", "cli", "loadtest"])
+def test_the_room_lives_without_torch(room: str) -> None:
+    assert _import_without_torch(_modules(room)) == ""
+
+
+def test_the_simulated_device_lives_without_torch() -> None:
+    wanted = {"device.base", "device.sim"}
+    assert _import_without_torch(sorted(wanted & set(_modules("device")))) == ""
+
+
+def test_the_dependencies_are_few() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert len(project["project"]["dependencies"]) <= 20
+
+
+def test_the_packages_are_the_folders() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    rooms = {name.split(".")[0] for name in OURS}
+    folders = {
+        file.parent.relative_to(ROOT).as_posix() for room in rooms for file in (ROOT / room).rglob("__init__.py")
+    }
+    assert {name.replace(".", "/") for name in project["tool"]["setuptools"]["packages"]} == folders

@@ -1,0 +1,248 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tiercel.config import EMBEDDED_NAME, client_api_key, resolve
+from tiercel.errors import ConfigError
+from tiercel.exposure import is_loopback
+from tiercel.options import Options, choices_of, flag_of
+from tiercel.settings import EngineSettings, ServerSettings, Settings
+from tiercel.units import GIB, MIB
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model folder in an empty working folder, and no variable of ours set."""
+    for name in os.environ:
+        if name.startswith(("TIERCEL_", "VLLM_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return "model"
+
+
+def settings(**flags: object) -> Settings:
+    return resolve({"model": "model"} | flags).settings
+
+
+def refusal(**flags: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings(**flags)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    resolved = settings()
+    assert resolved.engine == EngineSettings(model="model")
+    assert resolved.server == ServerSettings(model="model", served_model_names=("model",))
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("tiercel.toml").write_text('port = 1001\nmax-num-seqs = 7\nlog_level = "debug"\n')
+    assert settings().server.port == 1001
+    monkeypatch.setenv("VLLM_PORT", "1002")
+    assert settings().server.port == 1002
+    monkeypatch.setenv("TIERCEL_PORT", "1003")
+    assert settings().server.port == 1003
+    resolved = settings(port="1004")
+    assert (resolved.server.port, resolved.server.log_level, resolved.engine.max_num_seqs) == (1004, "debug", 7)
+
+
+def test_another_file_stands_for_tiercel_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("tiercel.toml").write_text("port = 1001\nseed = 5\n")
+    other = tmp_path / "other.toml"
+    other.write_text("port = 1002\n")
+    assert settings(config=str(other)).server.port == 1002
+    monkeypatch.setenv("TIERCEL_CONFIG", str(other))
+    resolved = settings()
+    assert (resolved.server.port, resolved.engine.seed) == (1002, 0)
+
+
+def test_variables_of_vllm_are_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "VLLM_API_KEY": "a,b",
+        "VLLM_CPU_KVCACHE_SPACE": "1.5",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "7",
+        "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": "1048576",
+    }.items():
+        monkeypatch.setenv(name, value)
+    resolved = settings()
+    assert resolved.engine.kv_cache_memory_bytes == 3 * GIB // 2
+    server = resolved.server
+    assert (server.api_keys, server.log_level, server.timeout_keep_alive_s) == (("a,b",), "warning", 7.0)
+    assert server.max_body_bytes == MIB
+
+
+def test_the_links_that_kubernetes_sets_for_a_service_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERCEL_PORT", "tcp://10.0.0.1:8000")
+    resolved = resolve({"model": "model"})
+    assert resolved.settings.server.port == 8000
+    assert "TIERCEL_PORT" in resolved.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"), [("one", ("one",)), ("one, two", ("one", "two")), ('["one", "t,o"]', ("one", "t,o"))]
+)
+def test_several_keys_fit_into_one_variable(text: str, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERCEL_API_KEY", text)
+    assert settings().server.api_keys == keys
+
+
+def test_a_key_given_as_a_flag_is_taken_as_it_is() -> None:
+    assert settings(api_key=["a,b", "c"]).server.api_keys == ("a,b", "c")
+
+
+def test_lengths_and_sizes_are_read_as_people_write_them() -> None:
+    resolved = settings(max_model_len="8K", max_num_batched_tokens="2k", kv_cache_memory_bytes="2GiB")
+    assert (resolved.engine.max_model_len, resolved.engine.max_num_batched_tokens) == (8192, 2000)
+    assert resolved.engine.kv_cache_memory_bytes == 2 * GIB
+    assert settings(max_model_len="auto").engine.max_model_len is None
+
+
+def test_words_of_vllm_for_the_same_thing_are_understood() -> None:
+    assert settings(dtype="half").engine.dtype == "float16"
+    assert settings(async_scheduling=False).engine.async_depth == 0
+    assert settings(override_generation_config='{"top_k": 5}').server.override_generation_config == {"top_k": 5.0}
+    assert settings(allowed_origins=['["https://a", "https://b"]']).server.allowed_origins == ("https://a", "https://b")
+
+
+def test_values_of_every_kind_fit_into_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERCEL_OVERRIDE_GENERATION_CONFIG", '{"top_k": 5}')
+    monkeypatch.setenv("TIERCEL_ENABLE_PREFIX_CACHING", "off")
+    monkeypatch.setenv("TIERCEL_MAX_MODEL_LEN", "4k")
+    monkeypatch.setenv("TIERCEL_SEED", "")
+    resolved = settings()
+    assert resolved.server.override_generation_config == {"top_k": 5.0}
+    assert (resolved.engine.enable_prefix_caching, resolved.engine.max_model_len) == (False, 4000)
+
+
+def test_a_model_answers_to_what_was_typed_and_to_its_folder() -> None:
+    assert settings(model="./model").server.served_model_names == ("./model", "model")
+    assert settings(served_model_name=["a", "b"]).server.served_model_names == ("a", "b")
+
+
+def test_a_model_of_the_hub_cache_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    resolved = settings(model="org/name")
+    assert resolved.engine.model == str(snapshot)
+    assert resolved.server.served_model_names[0] == "org/name"
+
+
+def test_without_a_model_the_embedded_one_is_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tiercel.config.MODEL_DIR", tmp_path / "model")  # the weights may not be built yet
+    resolved = resolve({}).settings
+    assert resolved.engine.model == resolved.server.model == str(tmp_path / "model")
+    assert resolved.server.served_model_names == (EMBEDDED_NAME,)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"port": "99999"}, "--port 99999: expected a whole number, from 0 to 65,535"),
+        ({"port": "abc"}, "--port abc: expected a whole number, from 0 to 65,535"),
+        ({"dtype": "int8"}, "--dtype int8: expected one of auto, float32, bfloat16, float16"),
+        ({"block_size": "12"}, "--block-size 12: expected a power of two from 1 to 256"),
+        ({"block_size": "512"}, "--block-size 512: expected a power of two from 1 to 256"),
+        ({"gpu_memory_utilization": "nan"}, "--gpu-memory-utilization nan: expected a number, from 0.01 to 1"),
+        ({"gpu_memory_utilization": "1.5"}, "--gpu-memory-utilization 1.5: expected a number, from 0.01 to 1"),
+        (
+            {"max_model_len": "8x"},
+            "--max-model-len 8x: expected tokens such as 4096, 8k or 8K, from 2 to 16,777,216",
+        ),
+        ({"max_model_len": "1"}, "--max-model-len 1: expected tokens such as 4096, 8k or 8K, from 2 to 16,777,216"),
+        (
+            {"max_num_batched_tokens": "8"},
+            "--max-num-batched-tokens 8 is below --block-size 16: a step must hold one block",
+        ),
+        ({"max_num_seqs": "0"}, "--max-num-seqs 0: expected a whole number, from 1 to 65,536"),
+        ({"ssl_keyfile": "k"}, "--ssl-keyfile and --ssl-certfile belong together: give both or none"),
+        ({"generation_config": "nowhere"}, "--generation-config nowhere: there is no such folder"),
+        ({"tokenizer": "nowhere"}, "--tokenizer nowhere: there is no such folder"),
+        ({"chat_template": "nowhere.jinja"}, "--chat-template nowhere.jinja: there is no such file"),
+        ({"root_path": "api"}, "--root-path api: expected a path that starts with /"),
+        ({"model": "nowhere"}, "nowhere: no such folder"),
+        ({"config": "nowhere.toml"}, "--config nowhere.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_flag_value_and_what_is_allowed(flags: dict[str, object], message: str) -> None:
+    assert refusal(**flags) == message
+
+
+def test_a_wrong_value_is_named_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("tiercel.toml").write_text("max-num-seqs = true\n")
+    assert refusal() == "tiercel.toml: max-num-seqs = True: expected a whole number, from 1 to 65,536"
+    Path("tiercel.toml").write_text("port = 1.5\n")
+    assert refusal() == "tiercel.toml: port = 1.5: expected a whole number, from 0 to 65,535"
+    monkeypatch.setenv("TIERCEL_PORT", "70000")
+    assert refusal() == "TIERCEL_PORT=70000: expected a whole number, from 0 to 65,535"
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "much")
+    assert refusal() == "VLLM_CPU_KVCACHE_SPACE=much: expected a number of GiB"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("prot = 1\n", "tiercel.toml: there is no setting prot; did you mean port?"),
+        ('quantization = "awq"\n', "tiercel.toml: quantization is not supported: quantised checkpoints are not served"),
+        ("port = \n", "--config tiercel.toml: not a TOML file: Invalid value (at line 1, column 8)"),
+        ('config = "x"\n', "tiercel.toml: there is no setting config"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_it(content: str, message: str) -> None:
+    Path("tiercel.toml").write_text(content)
+    assert refusal().startswith(message)
+
+
+def test_keys_are_never_part_of_a_message() -> None:
+    for key in ("se cret", "s\u00e9cret", ""):
+        assert "cret" not in refusal(api_key=[key])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
+def test_beyond_loopback_a_key_is_needed(host: str) -> None:
+    assert "--api-key" in refusal(host=host)
+    assert settings(host=host, api_key=["secret"]).server.host == host
+    assert settings(host=host, allow_unauthenticated=True).server.allow_unauthenticated
+    assert settings(host=host, uds="socket").server.uds == "socket"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert is_loopback(host)
+    assert settings(host=host).server.api_keys == ()
+
+
+def test_cookies_of_every_origin_are_refused() -> None:
+    assert "--allow-credentials" in refusal(allow_credentials=True, allowed_origins=["*"])
+    assert settings(allow_credentials=True, allowed_origins=["https://a"]).server.allow_credentials
+
+
+def test_clients_take_the_first_key_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client_api_key() is None
+    monkeypatch.setenv("TIERCEL_API_KEY", "one, two")
+    assert client_api_key() == "one"
+
+
+def test_every_number_has_a_range_and_every_flag_a_word_for_the_help() -> None:
+    for name, field in Options.model_fields.items():
+        words = flag_of(field)
+        assert words.help.endswith("."), name
+        kinds = re.findall(r"\b(int|float|dict)\b", str(field.annotation))
+        is_number = bool(kinds) and "dict" not in kinds
+        assert (words.within is not None) == is_number, name
+
+
+def test_defaults_pass_their_own_checks() -> None:
+    for name, field in Options.model_fields.items():
+        default = field.get_default(call_default_factory=True, validated_data={})
+        limits = flag_of(field).within
+        assert limits is None or default is None or limits[0] <= default <= limits[1], name
+        assert not choices_of(field) or default in choices_of(field), name

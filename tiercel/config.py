@@ -1,0 +1,315 @@
+"""Where settings come from: flags, then TIERCEL_* variables, then a few VLLM_* ones, then tiercel.toml, then defaults.
+
+The only place that reads the environment. A wrong value is a `ConfigError` whose message names where it
+stands, the value and what is allowed.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource
+
+from embedded import MODEL_DIR
+from tiercel.checkpoint import resolve_model_folder
+from tiercel.errors import ConfigError
+from tiercel.exposure import check_exposure
+from tiercel.options import Options, choices_of, flag_of
+from tiercel.refused import REFUSED
+from tiercel.settings import EngineSettings, ServerSettings, Settings
+from tiercel.units import GIB
+
+DEFAULT_FILE = "tiercel.toml"
+EMBEDDED_NAME = "tiercel-embedded"
+"""What the API calls the embedded model."""
+
+_VLLM_VARIABLES = {
+    "VLLM_API_KEY": "api_key",
+    "VLLM_PORT": "port",
+    "VLLM_LOGGING_LEVEL": "log_level",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "timeout_keep_alive",
+    "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": "max_body_bytes",
+    "VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes",
+}
+_KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a word"}
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One value as it was written, and the place to name when it is wrong."""
+
+    value: object
+    place: str  # `--port `, `TIERCEL_PORT=`, `tiercel.toml: port = `
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings, and what the operator should hear about how they came to be."""
+
+    settings: Settings
+    warnings: tuple[str, ...]
+
+
+def resolve(flags: Mapping[str, object]) -> Resolved:
+    """Merge the sources, check every value, then the values against each other.
+
+    `flags` holds what the command line gave, by the field names of `Options`; a flag that was not given is absent.
+    Errors: ConfigError with one line for the operator.
+    """
+    warnings: list[str] = []
+    words = dict(_variables(warnings))
+    words |= {name: Word(value, f"{flag_name(name)} ") for name, value in flags.items()}
+    words = dict(_file_words(words.get("config"))) | words
+    options = _check_each(words)
+    _check_together(options)
+    return Resolved(_settle(options), tuple(warnings))
+
+
+def client_api_key() -> str | None:
+    """The key that a client of this machine's server uses: the first of TIERCEL_API_KEY."""
+    return os.environ.get("TIERCEL_API_KEY", "").split(",")[0].strip() or None
+
+
+def flag_name(field: str) -> str:
+    """The flag of a field of `Options`."""
+    return f"--{field.replace('_', '-')}"
+
+
+# Sources
+
+
+def _variables(warnings: list[str]) -> Iterator[tuple[str, Word]]:
+    """Words of the environment, the weaker ones first."""
+    for variable, field in _VLLM_VARIABLES.items():
+        value = os.environ.get(variable, "")
+        if value and not _is_service_link(variable, value, warnings):
+            yield field, Word(_vllm_value(variable, value), f"{variable}=")
+    for field, value in EnvSettingsSource(Options, env_ignore_empty=True)().items():
+        variable = f"TIERCEL_{field.upper()}"
+        if not _is_service_link(variable, value, warnings):
+            yield field, Word(value, f"{variable}=")
+
+
+def _is_service_link(variable: str, value: object, warnings: list[str]) -> bool:
+    """Whether Kubernetes wrote this variable, as it does for each service: TIERCEL_PORT=tcp://10.0.0.1:80."""
+    if isinstance(value, str) and value.startswith("tcp://"):
+        warnings.append(f"{variable}={value} is the link of a Kubernetes service and is ignored")
+        return True
+    return False
+
+
+def _vllm_value(variable: str, value: str) -> object:
+    match variable:
+        case "VLLM_API_KEY":
+            return [value]
+        case "VLLM_CPU_KVCACHE_SPACE":
+            try:
+                return int(float(value) * GIB)
+            except (ValueError, OverflowError):
+                raise ConfigError("config.value", f"{variable}={value}: expected a number of GiB") from None
+        case _:
+            return value
+
+
+def _file_words(chosen: Word | None) -> Iterator[tuple[str, Word]]:
+    """Words of the settings file: the one that was chosen, or tiercel.toml where it exists."""
+    path = Path(str(chosen.value) if chosen else DEFAULT_FILE)
+    if not chosen and not path.is_file():
+        return
+    if path.suffix in (".yaml", ".yml", ".json"):
+        raise ConfigError("config.file", f"--config {path}: expected a TOML file with lines such as `port = 8000`")
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except OSError as exc:
+        raise ConfigError("config.file", f"--config {path}: cannot be read: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError("config.file", f"--config {path}: not a TOML file: {exc}") from exc
+    for key, value in content.items():
+        field = key.replace("-", "_")
+        if field not in Options.model_fields or field == "config":
+            raise ConfigError("config.key", f"{path}: {_unknown_key(key)}")
+        yield field, Word(value, f"{path}: {key} = ")
+
+
+def _unknown_key(key: str) -> str:
+    if reason := REFUSED.get(key.replace("_", "-")):
+        return f"{key} is not supported: {reason}"
+    near = difflib.get_close_matches(key.replace("-", "_"), Options.model_fields, n=1)
+    hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
+    return f"there is no setting {key}{hint}"
+
+
+# Checks
+
+
+def _check_each(words: Mapping[str, Word]) -> Options:
+    for name, word in words.items():
+        if isinstance(word.value, bool) and Options.model_fields[name].annotation is not bool:
+            raise ConfigError("config.value", _wrong_value(name, word))  # pydantic takes true for 1
+    try:
+        options = Options.model_validate({name: word.value for name, word in words.items()})
+    except ValidationError as exc:
+        name = str(exc.errors(include_url=False)[0]["loc"][0])
+        raise ConfigError("config.value", _wrong_value(name, words[name])) from None
+    for name, word in words.items():
+        limits = flag_of(Options.model_fields[name]).within
+        number: float | None = getattr(options, name) if limits else None
+        if limits and number is not None and not limits[0] <= number <= limits[1]:
+            raise ConfigError("config.value", _wrong_value(name, word))
+    return options
+
+
+def _wrong_value(name: str, word: Word) -> str:
+    field = Options.model_fields[name]
+    value = "***" if flag_of(field).is_secret else _show(word.value)
+    return f"{word.place}{value}: expected {_expectation(field)}"
+
+
+def _show(value: object) -> str:
+    text = " ".join(str(part) for part in cast(list[object], value)) if isinstance(value, list) else str(value)
+    return text if 0 < len(text) <= 80 and text.isprintable() else f"{text[:80]!r}"
+
+
+def _expectation(field: FieldInfo) -> str:
+    """What a field takes, to end the sentence "expected ..."."""
+    if choices := choices_of(field):
+        return f"one of {', '.join(choices)}"
+    words = flag_of(field)
+    expects = words.expects or next(text for kind, text in _KINDS.items() if kind in str(field.annotation))
+    if words.within is None or " from " in expects:
+        return expects
+    return f"{expects}, from {words.within[0]:,} to {words.within[1]:,}"
+
+
+def _check_together(options: Options) -> None:
+    """Values that are fine alone and wrong beside another."""
+    block, budget = options.block_size, options.max_num_batched_tokens
+    if block & (block - 1):
+        raise ConfigError("config.value", f"--block-size {block}: expected a power of two from 1 to 256")
+    if budget is not None and budget < block:
+        raise _conflict(f"--max-num-batched-tokens {budget} is below --block-size {block}: a step must hold one block")
+    if (options.ssl_keyfile is None) != (options.ssl_certfile is None):
+        raise _conflict("--ssl-keyfile and --ssl-certfile belong together: give both or none")
+    if options.allow_credentials and "*" in options.allowed_origins:
+        raise _conflict(
+            "--allow-credentials needs --allowed-origins without *: every page could use a visitor's cookie"
+        )
+    if options.root_path and not options.root_path.startswith("/"):
+        raise _conflict(f"--root-path {options.root_path}: expected a path that starts with /")
+    for key in options.api_key:
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise _conflict("--api-key ***: expected printable ASCII without spaces, as it stands in an HTTP header")
+    _check_files(options)
+    check_exposure(options.host, options.uds, options.api_key, allow_unauthenticated=options.allow_unauthenticated)
+
+
+def _check_files(options: Options) -> None:
+    files = {"ssl_keyfile": options.ssl_keyfile, "ssl_certfile": options.ssl_certfile}
+    template = options.chat_template
+    if template is not None and "{" not in template and "\n" not in template:  # else it is the template itself
+        files["chat_template"] = template
+    for name, path in files.items():
+        if path is not None and not Path(path).is_file():
+            raise _conflict(f"{flag_name(name)} {path}: there is no such file")
+    folders = {"tokenizer": options.tokenizer}
+    if options.generation_config not in ("auto", "vllm", "tiercel"):
+        folders["generation_config"] = options.generation_config
+    for name, path in folders.items():
+        if path is not None and not Path(path).is_dir():
+            raise _conflict(f"{flag_name(name)} {path}: there is no such folder")
+
+
+def _conflict(message: str) -> ConfigError:
+    return ConfigError("config.conflict", message)
+
+
+# The result
+
+
+def _settle(options: Options) -> Settings:
+    folder = resolve_model_folder(options.model or str(MODEL_DIR), os.environ)
+    return Settings(engine=_engine(options, str(folder)), server=_server(options, str(folder)))
+
+
+def _served_names(options: Options) -> tuple[str, ...]:
+    """The names the operator chose, else what was typed, and its last part where that is a path."""
+    if options.served_model_name:
+        return options.served_model_name
+    if options.model is None:
+        return (EMBEDDED_NAME,)
+    return tuple(dict.fromkeys((options.model, Path(options.model).expanduser().resolve().name)))
+
+
+def _engine(options: Options, folder: str) -> EngineSettings:
+    return EngineSettings(
+        model=folder,
+        dtype=options.dtype,
+        device=options.device,
+        load_format=options.load_format,
+        model_impl=options.model_impl,
+        attention_backend=options.attention_backend,
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        num_gpu_blocks_override=options.num_gpu_blocks_override,
+        enable_prefix_caching=options.enable_prefix_caching,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        scheduling_policy=options.scheduling_policy,
+        async_depth=1 if options.async_scheduling else 0,
+        seed=options.seed,
+        threads=options.threads,
+        log_level=options.log_level,
+        log_format=options.log_format,
+    )
+
+
+def _server(options: Options, folder: str) -> ServerSettings:
+    return ServerSettings(
+        model=folder,
+        served_model_names=_served_names(options),
+        host=options.host,
+        port=options.port,
+        uds=options.uds,
+        api_keys=options.api_key,
+        allow_unauthenticated=options.allow_unauthenticated,
+        root_path=options.root_path,
+        allowed_origins=options.allowed_origins,
+        allowed_methods=options.allowed_methods,
+        allowed_headers=options.allowed_headers,
+        allow_credentials=options.allow_credentials,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        tokenizer=options.tokenizer,
+        chat_template=options.chat_template,
+        response_role=options.response_role,
+        generation_config=options.generation_config,
+        override_generation_config=options.override_generation_config,
+        max_logprobs=options.max_logprobs,
+        max_num_queued_reqs=options.max_num_queued_reqs,
+        max_body_bytes=options.max_body_bytes,
+        stream_interval=options.stream_interval,
+        sse_keep_alive_interval_s=options.sse_keep_alive_interval,
+        enable_request_id_headers=options.enable_request_id_headers,
+        enable_force_include_usage=options.enable_force_include_usage,
+        enable_prompt_tokens_details=options.enable_prompt_tokens_details,
+        enable_server_load_tracking=options.enable_server_load_tracking,
+        disable_fastapi_docs=options.disable_fastapi_docs,
+        disable_uvicorn_access_log=options.disable_uvicorn_access_log,
+        uvicorn_log_level=options.uvicorn_log_level,
+        enable_log_requests=options.enable_log_requests,
+        shutdown_timeout_s=options.shutdown_timeout,
+        stall_timeout_s=options.stall_timeout,
+        timeout_keep_alive_s=options.timeout_keep_alive,
+        log_level=options.log_level,
+        log_format=options.log_format,
+    )

@@ -1,0 +1,134 @@
+"""vLLM's flags that do not act here: refused by name where they would change the outcome, else taken with a warning."""
+
+from dataclasses import dataclass
+from typing import Final
+
+_TENSORS = "one engine runs on one device"
+_TIERS = "arrives with the host and disk tiers"
+_TENANTS = "arrives with per-tenant fairness"
+_LORA = "LoRA adapters are not served"
+_TOOLS = "tool calls are not parsed yet"
+_GRAMMAR = "structured output is not served yet"
+_MEDIA = "only text models are served"
+_PLUGIN = "foreign code is not loaded into the server"
+_TRACES = "traces are not exported yet"
+_COMPILE = "nothing is compiled or captured"
+
+REFUSED: Final[dict[str, str]] = {
+    "quantization": "quantised checkpoints are not served",
+    "calculate-kv-scales": "quantised checkpoints are not served",
+    "trust-remote-code": "a model folder that needs its own code is not served",
+    "enable-lora": _LORA,
+    "lora-modules": _LORA,
+    "max-loras": _LORA,
+    "max-lora-rank": _LORA,
+    "max-cpu-loras": _LORA,
+    "speculative-config": "speculative decoding is not served",
+    "speculative-model": "speculative decoding is not served",
+    "num-speculative-tokens": "speculative decoding is not served",
+    "enable-expert-parallel": _TENSORS,
+    "distributed-executor-backend": _TENSORS,
+    "headless": _TENSORS,
+    "enable-auto-tool-choice": _TOOLS,
+    "tool-call-parser": _TOOLS,
+    "tool-parser-plugin": _TOOLS,
+    "reasoning-parser": "reasoning is not parsed yet",
+    "guided-decoding-backend": _GRAMMAR,
+    "structured-outputs-config": _GRAMMAR,
+    "limit-mm-per-prompt": _MEDIA,
+    "mm-processor-kwargs": _MEDIA,
+    "allowed-local-media-path": _MEDIA,
+    "middleware": _PLUGIN,
+    "scheduler-cls": _PLUGIN,
+    "worker-cls": _PLUGIN,
+    "worker-extension-cls": _PLUGIN,
+    "logits-processors": _PLUGIN,
+    "kv-transfer-config": _TIERS,
+    "kv-offloading-backend": _TIERS,
+    "kv-disk-path": _TIERS,
+    "kv-disk-size": _TIERS,
+    "cpu-offload-gb": "weights lie on one device",
+    "tenants-config": _TENANTS,
+    "max-num-queued-tokens": "use --max-num-queued-reqs",
+    "max-num-active-seqs": "use --max-num-seqs",
+    "nano-batch-size": "nano-batches are chosen by the planner",
+    "num-nano-batches": "nano-batches are chosen by the planner",
+    "compilation-config": _COMPILE,
+    "otlp-traces-endpoint": _TRACES,
+    "collect-detailed-traces": _TRACES,
+    "custom-histogram-buckets": "the buckets of the metrics are fixed",
+    "skip-tokenizer-init": "a tokenizer is needed",
+    "tokenizer-revision": "the cached revision that refs/main names is served",
+    "revision": "the cached revision that refs/main names is served",
+    "code-revision": "a model folder that needs its own code is not served",
+    "download-dir": "nothing is downloaded: give a folder, or org/name from the hub cache",
+    "hf-overrides": "change config.json in a copy of the model folder",
+    "hf-token": "nothing is downloaded: give a folder, or org/name from the hub cache",
+    "disable-sliding-window": "use --max-model-len",
+    "no-enable-chunked-prefill": "long prompts are always computed in chunks",
+    "ssl-ca-certs": "client certificates are not checked: put a proxy in front",
+    "ssl-cert-reqs": "client certificates are not checked: put a proxy in front",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Harmless:
+    """A flag that is taken with a warning, or silently, and changes nothing."""
+
+    values: tuple[str, ...] = ()  # accepted values; empty = any value; see `takes_value`
+    note: str = ""  # the warning; empty = none, because the flag asks for what happens anyway
+    otherwise: str = ""  # why other values are refused
+    takes_value: bool = True
+
+
+def _asks_for_what_is(*values: str, otherwise: str) -> Harmless:
+    return Harmless(values=values, otherwise=otherwise)
+
+
+def _old_switch(note: str = "") -> Harmless:
+    return Harmless(note=note, takes_value=False)
+
+
+HARMLESS: Final[dict[str, Harmless]] = {
+    "tensor-parallel-size": _asks_for_what_is("1", otherwise=_TENSORS),
+    "pipeline-parallel-size": _asks_for_what_is("1", otherwise=_TENSORS),
+    "data-parallel-size": _asks_for_what_is("1", otherwise=_TENSORS),
+    "api-server-count": _asks_for_what_is("1", otherwise="there is one HTTP process"),
+    "kv-host-size": _asks_for_what_is("0", otherwise=_TIERS),
+    "swap-space": _asks_for_what_is("0", otherwise=_TIERS),
+    "host-swap-space": _asks_for_what_is("0", otherwise=_TIERS),
+    "kv-offloading-size": _asks_for_what_is("0", otherwise=_TIERS),
+    "preemption-mode": _asks_for_what_is("recompute", otherwise=_TIERS),
+    "max-num-partial-prefills": _asks_for_what_is("1", otherwise="the token budget decides: --max-num-batched-tokens"),
+    "kv-cache-dtype": _asks_for_what_is("auto", otherwise="KV has the type of the weights: --dtype"),
+    "prefix-caching-hash-algo": _asks_for_what_is("sha256", otherwise="blocks are keyed with sha256"),
+    "tokenizer-mode": _asks_for_what_is("auto", "hf", "fast", otherwise="tokenizer.json is what is read"),
+    "chat-template-content-format": _asks_for_what_is(
+        "auto", "string", otherwise="the template sees message content as a string"
+    ),
+    "runner": _asks_for_what_is("auto", "generate", otherwise="only text generation is served"),
+    "task": _asks_for_what_is("auto", "generate", otherwise="only text generation is served"),
+    "enable-chunked-prefill": _old_switch(),
+    "enforce-eager": _old_switch(),
+    "disable-custom-all-reduce": _old_switch(),
+    "use-v2-block-manager": _old_switch("it does nothing any more"),
+    "disable-frontend-multiprocessing": _old_switch("it does nothing: the engine is a process of its own"),
+    "disable-log-stats": _old_switch("it does nothing: numbers are metrics, never log lines"),
+    "num-scheduler-steps": Harmless(note="it does nothing any more: one step is launched ahead"),
+    "max-seq-len-to-capture": Harmless(note=f"it does nothing: {_COMPILE}"),
+    "max-log-len": Harmless(note="it does nothing: prompts are never logged"),
+    "disable-access-log-for-endpoints": Harmless(note="it does nothing: there is no access log"),
+    "show-hidden-metrics-for-version": Harmless(note="it does nothing: no metric is hidden"),
+}
+
+RENAMED: Final[dict[str, str]] = {"disable-log-requests": "no-enable-log-requests"}
+"""Old spellings that still act, with a warning."""
+
+SHORT: Final[dict[str, str]] = {
+    "-tp": "tensor-parallel-size",
+    "-pp": "pipeline-parallel-size",
+    "-dp": "data-parallel-size",
+    "-q": "quantization",
+    "-sc": "speculative-config",
+}
+"""vLLM's one-letter spellings of the flags above."""
