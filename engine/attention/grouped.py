@@ -1,0 +1,136 @@
+"""The fast backend in plain torch for the CPU: decodes together, longer slices one by one.
+
+Decoding reads every block once and computes little, so memory is what it costs. Sequences of similar length are
+gathered together into a scratch buffer that stays in the cache between gathering and attending, and the heads that
+share a key are the rows of one query (torch's own grouped-query path is seven to ten times slower on the CPU).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention.base import AttentionParams, ForwardState
+from engine.attention.block import gather_rows, write_rows
+from engine.attention.sdpa import attend_by_scores, attend_sequence
+
+_SCRATCH_BYTES = 4 * 1024 * 1024  # of one bucket, unless one sequence alone is longer
+_PADDING = 1.25  # a bucket's longest sequence over its shortest, in blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Decoding sequences of similar length, and where their blocks are.
+
+    Shapes: queries [n] int64, rows of the forward; slots [n * blocks] int64; unseen [u] int64, rows of the gathered
+            [n * blocks * block_size] that belong to no key in sight; mask
+            [n, 1, 1, blocks * block_size] bool, None where all is seen.
+    """
+
+    queries: Tensor
+    slots: Tensor
+    unseen: Tensor
+    mask: Tensor | None
+
+
+class GroupedAttention:
+    """Batches the decodes of a step. Keeps the layout of the step it saw last, and one scratch buffer."""
+
+    def __init__(self) -> None:
+        self._state: ForwardState | None = None
+        self._buckets_by_window: dict[int | None, tuple[Bucket, ...]] = {}
+        self._scratch = torch.empty(0)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
+    ) -> Tensor:
+        """See `Attention.attend`."""
+        write_rows(key, value, kv, state)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for bucket in self._buckets(kv, state, params.window):
+            out[bucket.queries] = self._attend_bucket(query[bucket.queries], kv, bucket, params)
+        if not state.is_decode:
+            for index, context in enumerate(state.context_lengths):
+                start, end = state.query_starts[index], state.query_starts[index + 1]
+                if end - start == 1:
+                    continue
+                if end - start == context:
+                    keys, values = key[start:end], value[start:end]
+                else:
+                    keys, values = gather_rows(kv, state.block_tables[index], context)
+                out[start:end] = attend_sequence(query[start:end], keys, values, params)
+        return out
+
+    def _attend_bucket(self, query: Tensor, kv: Tensor, bucket: Bucket, params: AttentionParams) -> Tensor:
+        kv_heads, width = kv.shape[2:]
+        sequences, heads, head_dim = query.shape
+        gathered = self._borrow(kv, bucket.slots.numel())
+        torch.index_select(kv.view(kv.shape[0], -1), 0, bucket.slots, out=gathered)
+        gathered.view(-1, kv_heads * width).index_fill_(0, bucket.unseen, 0)  # stale rows may hold anything, NaN too
+        rows = gathered.view(sequences, -1, kv_heads, width).transpose(1, 2)
+        keys, values = rows[..., :head_dim], rows[..., head_dim:]
+        queries = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
+        if params.softcap is None and params.sinks is None:
+            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bucket.mask, scale=params.scale)
+        else:
+            mask = None if bucket.mask is None else bucket.mask.unsqueeze(1)
+            out = attend_by_scores(queries.unsqueeze(3), keys.unsqueeze(2), values.unsqueeze(2), mask, params)
+        return out.reshape(sequences, heads, head_dim)
+
+    def _borrow(self, kv: Tensor, blocks: int) -> Tensor:
+        """Room for so many blocks; overwritten by the next bucket. Grows to the longest sequence seen."""
+        count = blocks * kv[0].numel()
+        if self._scratch.numel() < count or self._scratch.dtype != kv.dtype or self._scratch.device != kv.device:
+            with torch.inference_mode(False):  # else it could only be written to in inference mode
+                self._scratch = torch.empty(count, dtype=kv.dtype, device=kv.device)
+        return self._scratch[:count].view(blocks, -1)
+
+    def _buckets(self, kv: Tensor, state: ForwardState, window: int | None) -> tuple[Bucket, ...]:
+        """The layout of this step's decodes: computed by the first layer, read by the others."""
+        if self._state is not state:
+            self._state, self._buckets_by_window = state, {}
+        buckets = self._buckets_by_window.get(window)
+        if buckets is None:
+            block_bytes = kv[0].numel() * kv.element_size()
+            buckets = lay_out_decodes(state, kv.shape[1], block_bytes, window)
+            self._buckets_by_window[window] = buckets
+        return buckets
+
+
+def lay_out_decodes(state: ForwardState, block_size: int, block_bytes: int, window: int | None) -> tuple[Bucket, ...]:
+    """Sort the slices of one token into buckets of similar length that fit the scratch buffer."""
+    spans: list[tuple[int, int, int]] = []  # blocks in sight, first of them, sequence
+    for index, context in enumerate(state.context_lengths):
+        if state.query_starts[index + 1] - state.query_starts[index] == 1:
+            first = 0 if window is None else max(0, context - window) // block_size
+            spans.append((-(-context // block_size) - first, first, index))
+    spans.sort()
+    buckets: list[Bucket] = []
+    start = 0
+    for end in range(1, len(spans) + 1):
+        if end < len(spans):
+            longest, shortest = spans[end][0], spans[start][0]
+            is_similar = longest <= max(shortest * _PADDING, shortest + 1)
+            if is_similar and longest * (end + 1 - start) * block_bytes <= _SCRATCH_BYTES:
+                continue
+        buckets.append(_make_bucket(state, spans[start:end], block_size, window))
+        start = end
+    return tuple(buckets)
+
+
+def _make_bucket(state: ForwardState, spans: list[tuple[int, int, int]], block_size: int, window: int | None) -> Bucket:
+    device = state.block_tables.device
+    sequences = torch.tensor([index for _, _, index in spans], device=device)
+    firsts = torch.tensor([first for _, first, _ in spans], device=device)[:, None]
+    contexts = torch.tensor([state.context_lengths[index] for _, _, index in spans], device=device)[:, None]
+    columns = firsts + torch.arange(spans[-1][0], device=device)
+    columns.clamp_max_(state.block_tables.shape[1] - 1)  # padding reads any block; its rows are unseen
+    slots = state.block_tables[sequences[:, None], columns]
+    positions = firsts * block_size + torch.arange(spans[-1][0] * block_size, device=device)
+    mask = positions < contexts
+    if window is not None:
+        mask &= positions >= contexts - window
+    queries = torch.tensor([state.query_starts[index] for _, _, index in spans], device=device)
+    unseen = (~mask).flatten().nonzero().squeeze(1)
+    return Bucket(queries, slots.flatten(), unseen, mask[:, None, None, :] if unseen.numel() else None)

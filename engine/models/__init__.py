@@ -1,0 +1,1 @@
+"""Models: what runs a Hugging Face folder on paged attention."""

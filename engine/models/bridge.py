@@ -1,0 +1,128 @@
+"""From transformers' attention modules to a paged attention backend.
+
+Source: transformers' AttentionInterface: a registered function takes the place of every layer's attention.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import AttentionInterface
+
+from engine.attention.base import Attention, AttentionParams, ForwardState
+from tiercel.errors import ConfigError, InvariantError
+
+INTERFACE_NAME = "tiercel"
+"""What a model's `_attn_implementation` is set to. No mask function goes by this name, so masks are None."""
+
+_ATTRIBUTE = "tiercel_bridge"
+# Keywords that layers pass on and that change nothing about attention over a whole causal context.
+_HARMLESS = frozenset(
+    ("position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "output_router_logits")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What one layer asked of attention."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+class Bridge:
+    """Belongs to one model: its attention modules find arena and state here during a forward."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+        self._flight: tuple[Tensor, ForwardState] | None = None
+        self._calls: list[LayerCall] | None = None
+
+    @staticmethod
+    def register() -> None:
+        """Make the paged function known to transformers, before a model is built on it. Again is harmless."""
+        AttentionInterface.register(INTERFACE_NAME, paged_attention)
+
+    def attach(self, model: nn.Module) -> None:
+        """Let every module of this model find the bridge."""
+        for module in model.modules():
+            setattr(module, _ATTRIBUTE, self)
+
+    def enter(self, kv: Tensor, state: ForwardState) -> None:
+        """The next forward computes on this arena. Shapes: kv [slots, layers, block_size, kv_heads, 2 * head_dim]."""
+        self._flight = (kv, state)
+
+    def leave(self) -> None:
+        """The forward is over: hold on to nothing of it."""
+        self._flight = None
+
+    def start_record(self) -> list[LayerCall]:
+        """Until `stop_record`, note every call in the returned list and answer zeros."""
+        self._calls = []
+        return self._calls
+
+    def stop_record(self) -> None:
+        """Compute again."""
+        self._calls = None
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
+        """Shapes: as of `paged_attention`; returns [1, T, heads, head_dim]."""
+        if self._calls is not None:
+            _, heads, _, head_dim = query.shape
+            self._calls.append(LayerCall(layer, heads, key.shape[1], head_dim, params.window))
+            return torch.zeros_like(query).transpose(1, 2)
+        if self._flight is None:
+            raise InvariantError("bridge.no_flight", layer=layer)
+        kv, state = self._flight
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return self._attention.attend(query, key, value, kv[:, layer], state, params).unsqueeze(0)
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **unknown: object,  # the interface is transformers': every architecture adds its own
+) -> tuple[Tensor, None]:
+    """The function that attention modules call; registered as `tiercel`.
+
+    Shapes: query [1, heads, T, head_dim]; key, value [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
+    Errors: ConfigError when the layer asks for something that this attention cannot do: the load probes every layer.
+    """
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise _refusal(module, "its attention has no layer_idx")
+    if attention_mask is not None:
+        raise _refusal(module, "it makes its own attention mask")
+    if is_causal is False or (is_causal is None and getattr(module, "is_causal", True) is False):
+        raise _refusal(module, "its attention is not causal")
+    if dropout:
+        raise _refusal(module, "it uses dropout")
+    for name, argument in unknown.items():
+        if argument is not None and name not in _HARMLESS:
+            raise _refusal(module, f"it passes the unknown keyword {name}")
+    if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
+        raise _refusal(module, f"keys {tuple(key.shape)} and values {tuple(value.shape)} differ in shape")
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise _refusal(module, "it attends over tokens other than those of its input")
+    bridge = getattr(module, _ATTRIBUTE, None)
+    if not isinstance(bridge, Bridge):
+        raise _refusal(module, "its attention is no module of the model")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    params = AttentionParams(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
+    return bridge.attend(layer, query, key, value, params), None
+
+
+def _refusal(module: nn.Module, reason: str) -> ConfigError:
+    return ConfigError("model.unsupported", f"{type(module).__name__}: {reason}")

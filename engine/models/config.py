@@ -1,0 +1,338 @@
+"""A model's config.json, read into what the native decoder is built from."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+
+from tiercel.errors import ConfigError
+from tiercel.settings import Dtype
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+T = TypeVar("T", int, float, bool, str)
+
+_DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_UNSUPPORTED = "model.unsupported"  # no implementation of ours can run this
+_NATIVE_ONLY = "model.native_unsupported"  # the transformers implementation may
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """How positions turn queries and keys; field names are those of `rope_parameters`."""
+
+    kind: RopeKind
+    theta: float
+    factor: float = 1.0
+    original_max_position: int = 0  # tokens; llama3 and yarn
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0  # cos and sin are multiplied by it
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """One decoder of the Llama kind. `windows` has one entry a layer; None sees the whole context."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_position: int  # tokens
+    rms_eps: float
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    has_qkv_bias: bool
+    has_output_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool
+    is_tied: bool
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens. YaRN stretches the trained length by its factor."""
+        if self.rope.kind == "yarn":
+            return max(self.max_position, int(self.rope.original_max_position * self.rope.factor))
+        return self.max_position
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What transformers' configuration classes assume of a field that config.json leaves out."""
+
+    max_position: int
+    head_dim: int | None = None  # None: hidden_size / heads
+    kv_heads: int | None = None  # None: heads
+    qkv_bias: bool | None = None  # None: as attention_bias says
+    output_bias: bool | None = None
+    has_qk_norm: bool = False
+    windows: Literal["none", "every_layer", "by_layer_type"] = "none"
+
+
+NATIVE_FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(max_position=2048),
+    "MistralForCausalLM": Family(
+        max_position=131072, kv_heads=8, qkv_bias=False, output_bias=False, windows="every_layer"
+    ),
+    "Qwen2ForCausalLM": Family(
+        max_position=32768, kv_heads=32, qkv_bias=True, output_bias=False, windows="by_layer_type"
+    ),
+    "Qwen3ForCausalLM": Family(
+        max_position=32768, head_dim=128, kv_heads=32, has_qk_norm=True, windows="by_layer_type"
+    ),
+}
+
+
+class ConfigFields:
+    """Typed access to the fields of one JSON object; a wrong one is refused by its name."""
+
+    def __init__(self, fields: Mapping[str, object], source: str) -> None:
+        self._fields = fields
+        self.source = source
+
+    def has(self, name: str) -> bool:
+        """The field is there and not null."""
+        return self._fields.get(name) is not None
+
+    def raw(self, name: str) -> object:
+        """The field as JSON has it; None when it is left out."""
+        return self._fields.get(name)
+
+    def is_null(self, name: str) -> bool:
+        """The field is written out as null."""
+        return name in self._fields and self._fields[name] is None
+
+    def read(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """One field, or the default where it is left out or null. Errors: ConfigError naming it."""
+        value = self._fields.get(name)
+        if value is None:
+            if default is None:
+                raise ConfigError("model.field_missing", f"{self.source}: {name} is missing")
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return kind(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError("model.field_wrong", f"{self.source}: {name} must be {kind.__name__}, not {value!r}")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A field that counts something: an integer of at least 1."""
+        value = self.read(name, int, default)
+        if value < 1:
+            raise ConfigError("model.field_wrong", f"{self.source}: {name} must be at least 1, not {value}")
+        return value
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self.read(name, float, default)
+        if not 0 < value < float("inf"):
+            raise ConfigError("model.field_wrong", f"{self.source}: {name} must be above 0, not {value}")
+        return value
+
+    def object(self, name: str) -> "ConfigFields | None":
+        """A nested object; None where it is left out."""
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise ConfigError("model.field_wrong", f"{self.source}: {name} must be an object, not {value!r}")
+        return ConfigFields(value, f"{self.source}: {name}")
+
+
+def read_config(folder: Path) -> ConfigFields:
+    """The fields of a folder's config.json. Errors: ConfigError when there is none or it is no JSON object."""
+    path = folder / "config.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError("model.no_config", f"{path}: cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ConfigError("model.bad_config", f"{path}: not valid JSON: {exc}") from exc
+    if not isinstance(fields, dict):
+        raise ConfigError("model.bad_config", f"{path}: not a JSON object")
+    return ConfigFields(fields, str(path))
+
+
+def read_architecture(fields: ConfigFields) -> str:
+    """The name of the model class: the only entry of `architectures`."""
+    names = fields.raw("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ConfigError("model.no_architecture", f"{fields.source}: architectures must name one class, not {names!r}")
+    return names[0]
+
+
+def refuse_foreign(fields: ConfigFields) -> None:
+    """Refuse what no implementation of ours runs, by the field that says so. Errors: ConfigError."""
+    for name, what in (
+        ("quantization_config", "quantized weights are not supported"),
+        ("vision_config", "models that take images are not supported"),
+        ("audio_config", "models that take audio are not supported"),
+    ):
+        if fields.has(name):
+            raise ConfigError(_UNSUPPORTED, f"{fields.source}: {name}: {what}")
+    if fields.raw("is_encoder_decoder") is True:
+        raise ConfigError(_UNSUPPORTED, f"{fields.source}: is_encoder_decoder: only decoder-only models are supported")
+
+
+def choose_dtype(asked: Dtype, fields: ConfigFields) -> torch.dtype:
+    """The dtype to compute in: as asked, or for `auto` what the config's `dtype` (or `torch_dtype`) says.
+
+    Errors: ConfigError when the config names another than float32, bfloat16 or float16.
+    """
+    if asked != "auto":
+        return _DTYPE_BY_NAME[asked]
+    name = "dtype" if fields.has("dtype") else "torch_dtype"
+    value = fields.read(name, str, "float32").removeprefix("torch.")
+    if value not in _DTYPE_BY_NAME:
+        raise ConfigError(
+            "model.field_wrong", f"{fields.source}: {name}: {value} is none of {', '.join(_DTYPE_BY_NAME)}"
+        )
+    return _DTYPE_BY_NAME[value]
+
+
+def is_native_refusal(error: ConfigError) -> bool:
+    """The native decoder lacks something that the transformers implementation may have."""
+    return error.code == _NATIVE_ONLY
+
+
+def parse_decoder(fields: ConfigFields) -> DecoderConfig:
+    """Read a config.json of a native family.
+
+    Errors: ConfigError naming the field; `is_native_refusal` tells whether another implementation may do.
+    """
+    architecture = read_architecture(fields)
+    family = NATIVE_FAMILIES.get(architecture)
+    if family is None:
+        raise _native_refusal(fields, "architectures", architecture)
+    if (activation := fields.read("hidden_act", str, "silu")) not in ("silu", "swish"):
+        raise _native_refusal(fields, "hidden_act", activation)
+    hidden_size, heads, layers = (
+        fields.count(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
+    kv_heads = fields.count("num_key_value_heads", heads if family.kv_heads is None else family.kv_heads)
+    if heads % kv_heads:
+        raise ConfigError(
+            "model.field_wrong", f"{fields.source}: num_attention_heads ({heads}) is no multiple of {kv_heads}"
+        )
+    head_dim = fields.count("head_dim", family.head_dim or max(1, hidden_size // heads))
+    if head_dim % 2:
+        raise ConfigError("model.field_wrong", f"{fields.source}: head_dim ({head_dim}) must be even")
+    attention_bias = fields.read("attention_bias", bool, False)
+    max_position = fields.count("max_position_embeddings", family.max_position)
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position=max_position,
+        rms_eps=fields.positive("rms_norm_eps", 1e-6),
+        rope=parse_rope(fields, max_position),
+        windows=_parse_windows(fields, family, layers),
+        has_qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        has_output_bias=attention_bias if family.output_bias is None else family.output_bias,
+        has_mlp_bias=architecture == "LlamaForCausalLM" and fields.read("mlp_bias", bool, False),
+        has_qk_norm=family.has_qk_norm,
+        is_tied=fields.read("tie_word_embeddings", bool, False),
+    )
+
+
+def _native_refusal(fields: ConfigFields, name: str, value: object) -> ConfigError:
+    return ConfigError(_NATIVE_ONLY, f"{fields.source}: {name}: {value} is not supported by the native decoder")
+
+
+def _parse_windows(fields: ConfigFields, family: Family, layers: int) -> tuple[int | None, ...]:
+    if family.windows == "none":
+        return (None,) * layers
+    # transformers assumes 4,096 where the key is left out; an explicit null means none
+    window = None if fields.is_null("sliding_window") else fields.count("sliding_window", 4096)
+    if family.windows == "every_layer":
+        return (window,) * layers
+    types = fields.raw("layer_types")
+    is_windowed = fields.read("use_sliding_window", bool, False) and window is not None
+    if types is None:
+        first = fields.read("max_window_layers", int, 28)
+        return tuple(window if is_windowed and index >= first else None for index in range(layers))
+    if not isinstance(types, list) or len(types) != layers:
+        raise ConfigError("model.field_wrong", f"{fields.source}: layer_types must list {layers} layers")
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise _native_refusal(fields, "layer_types", kind)
+    if "sliding_attention" in types and not is_windowed:
+        raise ConfigError("model.field_wrong", f"{fields.source}: layer_types has sliding layers without a window")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def parse_rope(fields: ConfigFields, max_position: int) -> RopeConfig:
+    """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
+
+    Errors: ConfigError naming the field.
+    Source: transformers' modeling_rope_utils; YaRN: arXiv 2309.00071.
+    """
+    top_theta = fields.positive("rope_theta", 10000.0)
+    rope = fields.object("rope_scaling") or fields.object("rope_parameters")
+    if rope is None:
+        return RopeConfig("default", top_theta)
+    kind = rope.read("rope_type", str, rope.read("type", str, "default"))
+    theta = rope.positive("rope_theta", top_theta)
+    if rope.has("partial_rotary_factor") or fields.has("partial_rotary_factor"):
+        raise _native_refusal(rope, "partial_rotary_factor", rope.raw("partial_rotary_factor"))
+    original = rope.count("original_max_position_embeddings", max_position)
+    original = fields.count("original_max_position_embeddings", original)  # outside of the object it has priority
+    match kind:
+        case "default":
+            return RopeConfig("default", theta)
+        case "linear":
+            return RopeConfig("linear", theta, factor=rope.positive("factor"))
+        case "llama3":
+            return RopeConfig(
+                "llama3",
+                theta,
+                factor=rope.positive("factor"),
+                original_max_position=original,
+                low_freq_factor=rope.positive("low_freq_factor"),
+                high_freq_factor=rope.positive("high_freq_factor"),
+            )
+        case "yarn":
+            return _parse_yarn(rope, theta, original, max_position)
+        case _:
+            raise _native_refusal(rope, "rope_type", kind)
+
+
+def _parse_yarn(rope: ConfigFields, theta: float, original: int, max_position: int) -> RopeConfig:
+    factor = rope.positive("factor", max_position / original)
+    if rope.has("attention_factor"):
+        attention_factor = rope.positive("attention_factor")
+    elif rope.raw("mscale") and rope.raw("mscale_all_dim"):
+        attention_factor = _yarn_scale(factor, rope.positive("mscale")) / _yarn_scale(
+            factor, rope.positive("mscale_all_dim")
+        )
+    else:
+        attention_factor = _yarn_scale(factor, 1.0)
+    return RopeConfig(
+        "yarn",
+        theta,
+        factor=factor,
+        original_max_position=original,
+        beta_fast=rope.positive("beta_fast", 32.0),
+        beta_slow=rope.positive("beta_slow", 1.0),
+        attention_factor=attention_factor,
+        truncate=rope.read("truncate", bool, True),
+    )
+
+
+def _yarn_scale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

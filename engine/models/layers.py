@@ -1,0 +1,114 @@
+"""The parts of a decoder: plain tensors and functions, with the numerics of transformers."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Target = tuple[str, Tensor]
+"""The name of a tensor in a checkpoint and the memory it is loaded into."""
+
+_PACK_ROWS = 16  # one layout serves every batch; packed for 16 rows it does well from 1 to 1,024
+_PACK_FLOAT32_SIZE = 1 << 20  # elements; smaller ones are faster as they are
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """This torch, on this processor, has faster linear layers for weights that are packed once.
+
+    The two operators are torch's own but private, so they are tried and their result is compared.
+    """
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+        return False
+    x, weight = torch.ones(3, 32, dtype=dtype), torch.eye(48, 32, dtype=dtype)
+    try:
+        if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        return torch.equal(_packed_linear(x, _pack_weight(weight), None), F.linear(x, weight))
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+
+
+def _pack_weight(weight: Tensor) -> Tensor:
+    """A copy of a weight in oneDNN's own layout: opaque, good for `_packed_linear` only."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
+
+
+def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+class RMSNorm:
+    """Root-mean-square norm: the mean square and its root in float32, the weight in the model's dtype."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = torch.empty(size, dtype=dtype, device=device)
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shapes: x [..., size] -> same."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Linear:
+    """One matrix product for one or several of a checkpoint's linear layers that share their input."""
+
+    def __init__(
+        self, inputs: int, outputs: tuple[int, ...], has_bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.outputs = outputs
+        self.weight = torch.empty(sum(outputs), inputs, dtype=dtype, device=device)
+        self.bias = torch.empty(sum(outputs), dtype=dtype, device=device) if has_bias else None
+        self._packed: Tensor | None = None
+
+    @classmethod
+    def sharing(cls, weight: Tensor) -> "Linear":
+        """A layer without a weight of its own: a head tied to the embedding."""
+        layer = cls(weight.shape[1], (0,), False, weight.dtype, weight.device)
+        layer.outputs, layer.weight = (weight.shape[0],), weight
+        return layer
+
+    def targets(self, *names: str) -> Iterator[Target]:
+        """Where the checkpoint's layers of these names go: rows of the one matrix, in order."""
+        for name, rows in zip(names, self.weight.split(self.outputs), strict=True):
+            yield f"{name}.weight", rows
+        if self.bias is not None:
+            for name, rows in zip(names, self.bias.split(self.outputs), strict=True):
+                yield f"{name}.bias", rows
+
+    def pack(self) -> None:
+        """Exchange the weight, once it is loaded, for a packed one where that is faster (see `can_pack`)."""
+        if self.weight.dtype is not torch.float32 or self.weight.numel() >= _PACK_FLOAT32_SIZE:
+            self._packed = _pack_weight(self.weight)
+            self.weight = self.weight.new_empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shapes: x [T, inputs] -> [T, sum(outputs)]."""
+        if self._packed is not None:
+            return _packed_linear(x, self._packed, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, hidden: int, inner: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+        self._gate_up = Linear(hidden, (inner, inner), has_bias, dtype, device)
+        self._down = Linear(inner, (hidden,), has_bias, dtype, device)
+
+    def targets(self, prefix: str) -> Iterator[Target]:
+        """Where the checkpoint's tensors of this layer go."""
+        yield from self._gate_up.targets(f"{prefix}gate_proj", f"{prefix}up_proj")
+        yield from self._down.targets(f"{prefix}down_proj")
+
+    def pack(self) -> None:
+        """See `Linear.pack`."""
+        self._gate_up.pack()
+        self._down.pack()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shapes: x [T, hidden] -> same."""
+        gate, up = self._gate_up.forward(x).chunk(2, dim=-1)
+        return self._down.forward(F.silu(gate) * up)

@@ -1,0 +1,81 @@
+"""Which implementation runs a model folder, and how it gets its weights."""
+
+from pathlib import Path
+from typing import assert_never
+
+import torch
+
+from engine.attention.base import Attention
+from engine.models.base import Model
+from engine.models.config import (
+    ConfigFields,
+    DecoderConfig,
+    choose_dtype,
+    is_native_refusal,
+    parse_decoder,
+    read_architecture,
+    read_config,
+    refuse_foreign,
+)
+from engine.models.decoder import Decoder
+from engine.models.weights import ContentDigest, Progress, fill_dummy, load_weights, open_checkpoint
+from tiercel.errors import ConfigError
+from tiercel.settings import EngineSettings, ModelImpl
+
+
+def load_model(
+    settings: EngineSettings, device: torch.device, attention: Attention, progress: Progress | None = None
+) -> Model:
+    """Build the model of a folder and load its weights.
+
+    Errors: ConfigError with one line that names what is wrong: a field, a file or a tensor.
+    """
+    folder = Path(settings.model)
+    fields = read_config(folder)
+    refuse_foreign(fields)
+    dtype = choose_dtype(settings.dtype, fields)
+    config = _choose_native(fields, settings.model_impl)
+    is_dummy = settings.load_format == "dummy"
+    if config is None:
+        # lazy: transformers' modelling code takes seconds to import
+        from engine.models.transformers_backend import load_transformers
+
+        seed = settings.seed if is_dummy else None
+        return load_transformers(folder, fields, dtype, device, attention, progress, seed)
+    model = Decoder(config, attention, dtype, device)
+    model.fingerprint = _fill(model, config, settings, folder, progress)
+    model.pack()
+    return model
+
+
+def _fill(
+    model: Decoder, config: DecoderConfig, settings: EngineSettings, folder: Path, progress: Progress | None
+) -> bytes:
+    """Load or draw the weights; the fingerprint of what they are."""
+    targets = dict(model.targets())
+    facts = (model.impl, repr(config), str(model.dtype))
+    if settings.load_format == "dummy":
+        fill_dummy(targets, settings.seed)
+        return ContentDigest(*facts, f"dummy {settings.seed}").finish()
+    digest = ContentDigest(*facts)
+    load_weights(targets, open_checkpoint(folder), digest, progress)
+    return digest.finish()
+
+
+def _choose_native(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None:
+    """The native decoder's description; None where the transformers implementation is to run."""
+    match impl:
+        case "native":
+            return parse_decoder(fields)
+        case "transformers":
+            read_architecture(fields)
+            return None
+        case "auto":
+            try:
+                return parse_decoder(fields)
+            except ConfigError as refusal:
+                if not is_native_refusal(refusal):
+                    raise
+                return None
+        case _:
+            assert_never(impl)

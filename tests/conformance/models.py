@@ -1,0 +1,165 @@
+"""Tiny random checkpoints of every family that the suites run, and their twins in transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+Family = Literal["llama3", "llama2", "mistral", "qwen2", "qwen3", "yarn", "gpt2", "gemma3", "phi3"]
+NATIVE_FAMILIES: tuple[Family, ...] = ("llama3", "llama2", "mistral", "qwen2", "qwen3", "yarn")
+TRANSFORMERS_FAMILIES: tuple[Family, ...] = ("gpt2", "gemma3", "phi3")
+FAMILIES = NATIVE_FAMILIES + TRANSFORMERS_FAMILIES
+
+VOCAB_SIZE = 256
+LAYERS = 3
+MAX_LENGTH = 1024  # tokens
+
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_LENGTH,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+}
+
+
+def _llama3(std: float) -> PreTrainedModel:
+    config = transformers.LlamaConfig(**_SIZES, initializer_range=std, rope_parameters=_LLAMA3_ROPE)
+    return transformers.LlamaForCausalLM(config)
+
+
+def _llama2(std: float) -> PreTrainedModel:
+    """No groups, every bias there is, tied embeddings."""
+    sizes = _SIZES | {"num_key_value_heads": 4}
+    config = transformers.LlamaConfig(
+        **sizes, initializer_range=std, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def _mistral(std: float) -> PreTrainedModel:
+    """A window smaller than any test's context, and a head_dim of its own."""
+    config = transformers.MistralConfig(**_SIZES, initializer_range=std, sliding_window=24, head_dim=32)
+    return transformers.MistralForCausalLM(config)
+
+
+def _qwen2(std: float) -> PreTrainedModel:
+    """Windows in the last layer only; tied embeddings."""
+    config = transformers.Qwen2Config(
+        **_SIZES,
+        initializer_range=std,
+        tie_word_embeddings=True,
+        use_sliding_window=True,
+        sliding_window=32,
+        max_window_layers=2,
+    )
+    return transformers.Qwen2ForCausalLM(config)
+
+
+def _qwen3(std: float) -> PreTrainedModel:
+    config = transformers.Qwen3Config(**_SIZES, initializer_range=std, head_dim=32)
+    return transformers.Qwen3ForCausalLM(config)
+
+
+def _yarn(std: float) -> PreTrainedModel:
+    config = transformers.Qwen2Config(**_SIZES, initializer_range=std, rope_parameters=_YARN_ROPE)
+    return transformers.Qwen2ForCausalLM(config)
+
+
+def _gpt2(std: float) -> PreTrainedModel:
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB_SIZE,
+        n_embd=64,
+        n_layer=LAYERS,
+        n_head=4,
+        n_positions=MAX_LENGTH,
+        initializer_range=std,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def _gemma3(std: float) -> PreTrainedModel:
+    """Windows in two of three layers, and capped logits."""
+    config = transformers.Gemma3TextConfig(
+        **_SIZES,
+        initializer_range=std,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=24,
+        final_logit_softcapping=30.0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def _phi3(std: float) -> PreTrainedModel:
+    config = transformers.Phi3Config(**_SIZES, initializer_range=std, sliding_window=40)
+    return transformers.Phi3ForCausalLM(config)
+
+
+_BUILDERS: dict[Family, Callable[[float], PreTrainedModel]] = {
+    "llama3": _llama3,
+    "llama2": _llama2,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "yarn": _yarn,
+    "gpt2": _gpt2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+}
+
+
+def make_checkpoint(
+    family: Family,
+    folder: Path,
+    seed: int = 0,
+    std: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "50GB",
+) -> PreTrainedModel:
+    """Write a tiny random checkpoint into `folder` and return the model that it is of.
+
+    `std` is the deviation of the weights: wide by default (0.1; Gemma 3 multiplies too much for that: 0.02), so that
+    attention is far from uniform and a wrong key shows in the logits. Biases are drawn too.
+    """
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        wide = std if std is not None else 0.02 if family == "gemma3" else 0.1
+        model = _BUILDERS[family](wide).to(dtype).eval()
+        with torch.no_grad():
+            for name, tensor in model.named_parameters():
+                if name.endswith("bias"):
+                    tensor.normal_(0.0, wide)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    model = type(model).from_pretrained(folder, dtype=dtype)  # a cast model has cast its rotation as well
+    if bars:
+        transformers.utils.logging.enable_progress_bar()
+    return model

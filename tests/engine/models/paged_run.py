@@ -1,0 +1,51 @@
+"""The smallest engine: one arena, hand-made block tables, any slicing. For tests of models and backends."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.attention.base import ForwardState
+from engine.models.base import Model
+
+
+def make_state(tables: Tensor, starts: Sequence[int], ends: Sequence[int], block_size: int) -> ForwardState:
+    """Slices [start, end) of sequences whose blocks are rows of `tables`."""
+    positions = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+    query_starts = [0]
+    for row in positions:
+        query_starts.append(query_starts[-1] + len(row))
+    flat = torch.cat(positions)
+    slots = torch.cat([tables[index, row // block_size] for index, row in enumerate(positions)])
+    return ForwardState(tuple(query_starts), tuple(ends), tables, flat, slots, flat % block_size)
+
+
+class PagedRun:
+    """Sequences side by side in one arena whose slots are handed out in random order."""
+
+    def __init__(self, model: Model, sequences: int, length: int, block_size: int = 16, seed: int = 0) -> None:
+        blocks = -(-length // block_size)
+        order = torch.randperm(sequences * blocks, generator=torch.Generator().manual_seed(seed)) + 1
+        shape = (sequences * blocks + 1, model.layers, block_size, model.kv_heads, 2 * model.head_dim)
+        self.tables = order.view(sequences, blocks)
+        self.kv = torch.full(shape, float("nan"), dtype=model.dtype)  # what nobody wrote must not be read
+        self._model = model
+        self._block_size = block_size
+
+    def step(self, pieces: Sequence[tuple[int, int, Tensor]]) -> list[Tensor]:
+        """One forward over (sequence, tokens computed before, new tokens); logits of each piece's tokens."""
+        rows = [sequence for sequence, _, _ in pieces]
+        starts = [start for _, start, _ in pieces]
+        ends = [start + len(tokens) for _, start, tokens in pieces]
+        state = make_state(self.tables[rows], starts, ends, self._block_size)
+        with torch.inference_mode():
+            hidden = self._model.forward(torch.cat([tokens for _, _, tokens in pieces]), self.kv, state)
+            logits = self._model.logits(hidden)
+        return list(logits.split([len(tokens) for _, _, tokens in pieces]))
+
+    def prefill(self, tokens: Tensor, chunk: int, sequence: int = 0) -> Tensor:
+        """Logits of a whole prompt, computed in slices of `chunk` tokens."""
+        parts = [
+            self.step([(sequence, start, tokens[start : start + chunk])])[0] for start in range(0, len(tokens), chunk)
+        ]
+        return torch.cat(parts)
