@@ -8,20 +8,12 @@ from torch import Tensor
 
 from device.base import Device, Lane
 from engine.attention.registry import open_attention
-from engine.models.config import (
-    ConfigFields,
-    DecoderConfig,
-    choose_dtype,
-    is_native_refusal,
-    parse_decoder,
-    read_architecture,
-    read_config,
-    refuse_foreign,
-)
+from engine.models.config import ConfigFields, choose_dtype, read_architecture, read_config, refuse_foreign
 from engine.models.decoder import Decoder
+from engine.models.registry import choose_native
 from engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError
-from tiercel.settings import EngineSettings, ModelImpl
+from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
 
 _NOWHERE = torch.device("meta")  # shapes without memory
@@ -77,7 +69,7 @@ def read_model_facts(settings: EngineSettings) -> ModelFacts:
     fields = read_config(folder)
     refuse_foreign(fields)
     dtype = choose_dtype(settings.dtype, fields)
-    config = _native_config(fields, settings.model_impl)
+    config = choose_native(fields, settings.model_impl)
     if config is None:
         return _transformers_facts(settings, folder, fields, dtype)
     model = Decoder(config, open_attention(settings.attention_backend, _NOWHERE), dtype, _NOWHERE)
@@ -99,18 +91,6 @@ def read_model_facts(settings: EngineSettings) -> ModelFacts:
             dtype=dtype_name,
         ),
     )
-
-
-def _native_config(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None:
-    """The native decoder's description; None where transformers' code is to run."""
-    if impl == "transformers":
-        return None
-    try:
-        return parse_decoder(fields)
-    except ConfigError as refusal:
-        if impl == "native" or not is_native_refusal(refusal):
-            raise
-        return None
 
 
 def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFields, dtype: torch.dtype) -> ModelFacts:

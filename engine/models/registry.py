@@ -34,7 +34,7 @@ def load_model(
     fields = read_config(folder)
     refuse_foreign(fields)
     dtype = choose_dtype(settings.dtype, fields)
-    config = _choose_native(fields, settings.model_impl)
+    config = choose_native(fields, settings.model_impl)
     is_dummy = settings.load_format == "dummy"
     if config is None:
         # lazy: transformers' modelling code takes seconds to import
@@ -62,7 +62,7 @@ def _fill(
     return digest.finish()
 
 
-def _choose_native(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None:
+def choose_native(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None:
     """The native decoder's description; None where the transformers implementation is to run."""
     match impl:
         case "native":
