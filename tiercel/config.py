@@ -207,7 +207,6 @@ def _check_together(options: Options) -> None:
         if not key.isascii() or not key.isprintable() or " " in key:
             raise _conflict("--api-key ***: expected printable ASCII without spaces, as it stands in an HTTP header")
     _check_files(options)
-    check_exposure(options.host, options.uds, options.api_key, allow_unauthenticated=options.allow_unauthenticated)
 
 
 def _check_files(options: Options) -> None:
@@ -235,7 +234,9 @@ def _conflict(message: str) -> ConfigError:
 
 def _settle(options: Options) -> Settings:
     folder = resolve_model_folder(options.model or str(MODEL_DIR), os.environ)
-    return Settings(engine=_engine(options, str(folder)), server=_server(options, str(folder)))
+    server = _server(options, str(folder))
+    check_exposure(server)
+    return Settings(engine=_engine(options, str(folder)), server=server)
 
 
 def _served_names(options: Options) -> tuple[str, ...]:

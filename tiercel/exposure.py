@@ -1,9 +1,9 @@
 """Who can reach a listener: nobody beyond this machine gets in without a key unless the operator says so."""
 
 import ipaddress
-from collections.abc import Sequence
 
 from tiercel.errors import ConfigError
+from tiercel.settings import ServerSettings
 
 
 def is_loopback(host: str) -> bool:
@@ -16,11 +16,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_exposure(host: str, uds: str | None, api_keys: Sequence[str], *, allow_unauthenticated: bool) -> None:
+def check_exposure(settings: ServerSettings) -> None:
     """Refuse to listen beyond this machine without a key. Errors: ConfigError."""
-    if uds is None and not api_keys and not allow_unauthenticated and not is_loopback(host):
+    is_private = settings.uds is not None or is_loopback(settings.host)
+    if not is_private and not settings.api_keys and not settings.allow_unauthenticated:
         raise ConfigError(
             "server.exposed",
-            f"--host {host or '*'} can be reached from other machines: "
+            f"--host {settings.host or '*'} can be reached from other machines: "
             "give --api-key, or --allow-unauthenticated if anybody may use it",
         )

@@ -133,7 +133,7 @@ def test_what_is_wrong_gets_its_answer_and_nothing_leaks(served: Daemon) -> None
         ("chat/completions", {"messages": [], "model": served.model}, 400, None),
         ("chat/completions", {"messages": "Hi"}, 400, None),
         ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream_options": {}}, 400, None),
-        ("chat/completions", {"model": "other", "messages": [{"role": "user", "content": "Hi"}]}, 404, "model_not_found"),
+        ("completions", {"model": "other", "prompt": "Hi"}, 404, "model_not_found"),
         ("completions", {"prompt": ""}, 400, None),
         ("completions", {"prompt": [10**6]}, 400, None),
         ("completions", {"prompt": "Hi", "logit_bias": {"99999": 1}}, 400, None),
@@ -146,7 +146,8 @@ def test_what_is_wrong_gets_its_answer_and_nothing_leaks(served: Daemon) -> None
         assert error["message"]
         assert code is None or error["code"] == code
         served.assert_nothing_held()
-    assert served.http.post("/v1/completions", content=b"{", headers={"content-type": "application/json"}).status_code == 400
+    json = {"content-type": "application/json"}
+    assert served.http.post("/v1/completions", content=b"{", headers=json).status_code == 400
     assert served.http.get("/v1/nothing").status_code == 404
     served.assert_nothing_held()
 

@@ -1,0 +1,60 @@
+"""From the command to `/ready`: how long `tiercel serve` takes to serve.
+
+python benchmarks/start_time.py [--runs 5] [MODEL] [FLAG ...]
+"""
+
+import argparse
+import contextlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+TIERCEL = str(Path(sys.executable).with_name("tiercel"))
+
+
+def is_ready(port: int) -> bool:
+    """Whether /ready answers 200."""
+    with contextlib.suppress(urllib.error.URLError, OSError):
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).status == 200
+    return False
+
+
+def measure(port: int, flags: list[str]) -> tuple[float, float]:
+    """Seconds to the first HTTP answer of any kind, and to readiness."""
+    started_s = time.perf_counter()
+    command = [TIERCEL, "serve", *flags, "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        answered_s = None
+        while process.poll() is None:
+            if answered_s is None:
+                with contextlib.suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/version", timeout=5).read()
+                    answered_s = time.perf_counter() - started_s
+            elif is_ready(port):
+                ready_s = time.perf_counter() - started_s
+                process.send_signal(signal.SIGTERM)
+                return answered_s, ready_s
+            time.sleep(0.005)
+    raise SystemExit(f"tiercel left with exit code {process.returncode}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--port", type=int, default=8917)
+    args, flags = parser.parse_known_args()
+    version = re.sub(r"\s+", " ", subprocess.run([TIERCEL, "--version"], capture_output=True, text=True).stdout)
+    runs = [measure(args.port, flags) for _ in range(args.runs + 1)][1:]  # the first one warms the page cache
+    for name, values in (("first answer", [run[0] for run in runs]), ("/ready", [run[1] for run in runs])):
+        print(f"{name:>12}: median {statistics.median(values):.2f} s  (min {min(values):.2f}, max {max(values):.2f})")
+    print(f"{version.strip()}, {args.runs} runs, {' '.join(flags) or 'embedded model'}")
+
+
+if __name__ == "__main__":
+    main()

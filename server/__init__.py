@@ -1,0 +1,1 @@
+"""The HTTP process: asyncio, text and admission. It never imports torch; the engine is its child process."""

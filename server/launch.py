@@ -1,0 +1,279 @@
+"""`serve`: from settings to an exit code."""
+
+import asyncio
+import contextlib
+import datetime
+import functools
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TextIO
+
+import structlog
+import uvicorn
+
+from server.admission import Admission, shutting_down
+from server.app import create_app
+from server.auth import KeyRing
+from server.chat import ChatTemplate
+from server.child import EngineChild, engine_command
+from server.client import EngineClient, EngineState
+from server.generation_config import load_sampling_defaults
+from server.listen import bind, check_tls, url_of
+from server.mailbox import EngineGone
+from server.metrics import ServerMetrics
+from server.reaper import Reaper
+from server.service import Service
+from server.tokenizer import load_text_codec
+from tiercel.clock import MonotonicClock
+from tiercel.errors import ConfigError
+from tiercel.exposure import check_exposure
+from tiercel.log import configure_log
+from tiercel.settings import ServerSettings, Settings
+
+EXIT_OK = 0
+EXIT_FORCED = 1
+EXIT_CONFIG = 2
+EXIT_ENGINE = 3
+
+_FLUSH_S = 5.0  # for the last bytes of streams that were cut
+_ENGINE_PATIENCE_S = 2.0
+_IDLE_S = 20.0  # for the head of a request
+_CAUSE_S = 0.5  # between the end of the socket and the end of the process
+_POLL_S = 0.02
+_TEXT_WORKERS = 2
+
+
+def serve(
+    settings: Settings,
+    *,
+    command: Sequence[str] | None = None,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+) -> int:
+    """Serve until a signal or the engine's end; return the exit code.
+
+    0 after a clean drain, 1 when a second signal cut it short, 2 when the settings or the model are wrong,
+    3 when the engine died. `command` starts another engine (tests); `--fd N` is added to it.
+    """
+    complaints = err or sys.stderr
+    configure_log(settings.server.log_level, settings.server.log_format)
+    try:
+        check_exposure(settings.server)
+        check_tls(settings.server)
+        sock = bind(settings.server)
+    except ConfigError as exc:
+        print(f"tiercel: {exc.message}", file=complaints, flush=True)
+        return EXIT_CONFIG
+    with sock, EngineChild.start(command or engine_command()) as child:
+        try:
+            service = build_service(settings.server)  # while the engine's imports run
+        except ConfigError as exc:
+            print(f"tiercel: {exc.message}", file=complaints, flush=True)
+            return EXIT_CONFIG
+        daemon = Daemon(settings, service, sock, child, out or sys.stdout, complaints)
+        loop_factory = uvicorn.Config(create_app).get_loop_factory()
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(daemon.run())
+
+
+def build_service(settings: ServerSettings) -> Service:
+    """Read the model's text side and put the parts together; starts nothing. Errors: ConfigError."""
+    clock = MonotonicClock()
+    folder = Path(settings.tokenizer or settings.model)
+    codec = load_text_codec(folder, settings.chat_template)
+    template = None
+    if codec.chat_template is not None:
+        template = ChatTemplate(codec.chat_template, codec, today=datetime.datetime.now)
+    defaults = load_sampling_defaults(
+        Path(settings.model), settings.generation_config, settings.override_generation_config
+    )
+    metrics = ServerMetrics(settings.served_model_names[0])
+    client = EngineClient(clock, metrics)
+    return Service(
+        settings=settings,
+        codec=codec,
+        template=template,
+        defaults=defaults,
+        client=client,
+        admission=Admission(client, metrics, clock, max_queued=settings.max_num_queued_reqs),
+        metrics=metrics,
+        keys=KeyRing(settings.api_keys),
+        clock=clock,
+        workers=ThreadPoolExecutor(_TEXT_WORKERS, "text"),
+        draw_seed=functools.partial(secrets.randbits, 63),
+        wall_s=time.time,
+        salt_secret=secrets.token_bytes(32),
+        started_at=int(time.time()),
+    )
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers: after a drain it would raise the signal again."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+class Daemon:
+    """The HTTP server, the engine and the signals, from start to exit code."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service,
+        sock: socket.socket,
+        child: EngineChild,
+        out: TextIO,
+        err: TextIO,
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._sock = sock
+        self._child = child
+        self._out = out
+        self._err = err
+        self._signals = 0
+        self._first_signal = asyncio.Event()
+        self._second_signal = asyncio.Event()
+        self._log = structlog.stdlib.get_logger("server.launch")
+
+    async def run(self) -> int:
+        """Run everything; return the exit code."""
+        url = url_of(self._settings.server, self._sock)
+        server = QuietServer(self._uvicorn_config())
+        child = self._child
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        self._log.info("engine_started", pid=child.pid)
+        try:
+            await self._service.client.open(child.sock, self._settings.engine)
+            serving = asyncio.create_task(server.serve(sockets=[self._sock]))
+            reaper = Reaper(self._service.clock, max(_IDLE_S, 2 * self._settings.server.timeout_keep_alive_s))
+            reaping = asyncio.create_task(reaper.run(server.server_state.connections))
+            code = await self._live(url, child, serving)
+            reaping.cancel()
+            server.should_exit = True
+            server.force_exit = self._second_signal.is_set()
+            await serving
+            self._service.client.quit()
+            self._service.client.close()
+            await child.leave(_ENGINE_PATIENCE_S if code == EXIT_OK else 0.0)
+            return code
+        finally:
+            self._service.workers.shutdown(wait=False, cancel_futures=True)
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        settings = self._settings.server
+        return uvicorn.Config(
+            create_app(self._service),
+            log_config=None,
+            log_level=settings.uvicorn_log_level,
+            access_log=not settings.disable_uvicorn_access_log,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            root_path=settings.root_path,
+            ssl_keyfile=settings.ssl_keyfile,
+            ssl_certfile=settings.ssl_certfile,
+            timeout_keep_alive=max(int(settings.timeout_keep_alive_s), 1),
+            timeout_graceful_shutdown=int(_FLUSH_S),
+        )
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        (self._first_signal if self._signals == 1 else self._second_signal).set()
+
+    async def _live(self, url: str, child: EngineChild, serving: "asyncio.Task[None]") -> int:
+        """Load, serve, drain. Streams are settled when it returns. Raises what ended the HTTP server, if it failed."""
+        client = self._service.client
+        asked = asyncio.create_task(self._first_signal.wait())
+        gone = asyncio.create_task(client.wait_gone())
+        loaded = asyncio.create_task(client.wait_ready())
+        try:
+            await asyncio.wait([asked, gone, loaded, serving], return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done() and client.state is EngineState.READY:
+                self._announce(url, child)
+                await asyncio.wait([asked, gone, serving], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            if not asked.done():
+                return await self._engine_ended(client, child)
+            if client.state is EngineState.LOADING:
+                return self._give_up_loading(client)
+            return await self._drain(gone)
+        finally:
+            for task in (asked, gone, loaded):
+                task.cancel()
+            await asyncio.gather(asked, gone, loaded, return_exceptions=True)
+
+    async def _engine_ended(self, client: EngineClient, child: EngineChild) -> int:
+        self._service.admission.close()
+        if client.failure is not None:
+            print(f"tiercel: {client.failure.message}", file=self._err, flush=True)
+            return EXIT_CONFIG
+        was_ready = client.ready is not None
+        when = "the engine died" if was_ready else f"the engine died at its start ({client.stage})"
+        print(f"tiercel: {when}: {await child.cause(_CAUSE_S)}", file=self._err, flush=True)
+        return EXIT_ENGINE
+
+    def _give_up_loading(self, client: EngineClient) -> int:
+        """Asked to leave before anything was served: nothing to drain."""
+        self._service.admission.close()
+        client.close()  # requests that wait for the model are refused
+        return EXIT_OK
+
+    async def _drain(self, gone: "asyncio.Task[None]") -> int:
+        """Refuse new work, let streams finish for a while, then end them with an error event."""
+        client, timeout_s = self._service.client, self._settings.server.shutdown_timeout_s
+        refusal = shutting_down()
+        cut = EngineGone(refusal.message, refusal.code)
+        self._service.admission.close()
+        self._log.info("draining", open=client.num_open, timeout_s=timeout_s)
+        client.refuse_queued(cut)
+        idle = asyncio.create_task(self._wait_idle())
+        again = asyncio.create_task(self._second_signal.wait())
+        try:
+            await asyncio.wait([idle, again, gone], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (idle, again):
+                task.cancel()
+        client.refuse_all(cut)
+        self._log.info("drained", forced=self._second_signal.is_set())
+        if client.state is EngineState.DEAD:
+            return EXIT_ENGINE
+        return EXIT_FORCED if self._second_signal.is_set() else EXIT_OK
+
+    async def _wait_idle(self) -> None:
+        """Return when every admitted request has got its last token."""
+        while self._service.client.num_open or self._service.admission.num_reserved:  # noqa: ASYNC110 - two counters
+            await asyncio.sleep(_POLL_S)
+
+    def _announce(self, url: str, child: EngineChild) -> None:
+        """The lines for people, on stdout."""
+        ready, settings = self._service.client.ready, self._settings.server
+        if ready is None:
+            return
+        name = settings.served_model_names[0]
+        self._log.info("ready", url=url, model=name, load_s=round(ready.load_s, 2), engine_pid=child.pid)
+        print(_greeting(url, name, settings, has_chat=self._service.template is not None), file=self._out, flush=True)
+
+
+def _greeting(url: str, name: str, settings: ServerSettings, *, has_chat: bool) -> str:
+    path, field = ("chat/completions", '"messages": [{"role": "user", "content": "Hello"}]')
+    if not has_chat:
+        path, field = ("completions", '"prompt": "Hello"')
+    key = ' -H "Authorization: Bearer $TIERCEL_API_KEY"' if settings.api_keys else ""
+    where = f"--unix-socket {settings.uds} http://localhost" if settings.uds is not None else url
+    return (
+        f"tiercel serves {name} at {url}\n"
+        f"  curl {where}/v1/{path}{key} -H 'Content-Type: application/json' \\\n"
+        f'    -d \'{{"model": "{name}", {field}}}\''
+    )

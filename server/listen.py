@@ -1,0 +1,86 @@
+"""The socket that clients connect to."""
+
+import contextlib
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Generator
+
+from tiercel.errors import ConfigError
+from tiercel.settings import ServerSettings
+
+_BACKLOG = 2048
+
+
+def check_tls(settings: ServerSettings) -> None:
+    """Read the certificate now rather than in the first handshake. Errors: ConfigError."""
+    if settings.ssl_certfile is None and settings.ssl_keyfile is None:
+        return
+    if settings.ssl_certfile is None:
+        raise ConfigError("server.tls", "--ssl-keyfile needs --ssl-certfile")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    except OSError as exc:  # ssl.SSLError is one
+        named = f"{settings.ssl_certfile} and {settings.ssl_keyfile or settings.ssl_certfile}"
+        raise ConfigError("server.tls", f"cannot use the certificate and key of {named}: {exc}") from exc
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """Listen at once, so that early connections queue while the engine loads. Errors: ConfigError."""
+    where = settings.uds or f"{settings.host}:{settings.port}"
+    try:
+        if settings.uds is not None:
+            return _bind_path(settings.uds)
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        # the protocol is named, else asyncio takes it for no TCP and leaves 40 ms of Nagle's delay in every answer
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        with _closed_on_error(sock):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((settings.host, settings.port))
+            sock.listen(_BACKLOG)
+            sock.setblocking(False)
+        return sock
+    except OSError as exc:
+        raise ConfigError("server.bind", f"cannot listen on {where}: {exc.strerror or exc}") from exc
+
+
+def _bind_path(path: str) -> socket.socket:
+    """A Unix socket for this user and group; one left behind by a dead server is replaced."""
+    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode) and not _is_answered(path):
+        os.unlink(path)
+    sock = socket.socket(socket.AF_UNIX)
+    with _closed_on_error(sock):
+        sock.bind(path)
+        os.chmod(path, 0o660)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    return sock
+
+
+@contextlib.contextmanager
+def _closed_on_error(sock: socket.socket) -> Generator[None]:
+    try:
+        yield
+    except OSError:
+        sock.close()
+        raise
+
+
+def _is_answered(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+def url_of(settings: ServerSettings, sock: socket.socket) -> str:
+    """Where people point their browser or client."""
+    if settings.uds is not None:
+        return f"unix:{settings.uds}"
+    scheme = "https" if settings.ssl_certfile else "http"
+    host, port = sock.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"{scheme}://{shown}:{port}{settings.root_path}"

@@ -1,0 +1,98 @@
+"""What the engine said about the sequences of one client request and its handler has not read yet."""
+
+import asyncio
+from array import array
+
+from msgspec import Struct
+
+from tiercel.outcome import Finished, TokenLogprobs
+
+MAX_UNREAD_BYTES = 256 * 1024
+_TOKEN_COST_BYTES = 16  # a token id, its share of the list and of the text it will become
+_LOGPROB_COST_BYTES = 64  # one alternative of one token
+
+
+class EngineGone(Struct, frozen=True):
+    """The stream cannot go on: the engine died, or the server is going down."""
+
+    message: str
+    code: str
+
+
+class Delivery(Struct, frozen=True):
+    """News of one sequence since the last read: everything in order, `finished` last."""
+
+    choice: int  # index among the sequences of the client request
+    tokens: "array[int]"
+    logprobs: tuple[TokenLogprobs, ...]
+    finished: Finished | None
+
+
+class _Unread:
+    """News of one sequence, growing."""
+
+    def __init__(self) -> None:
+        self.tokens = array("I")
+        self.logprobs: list[TokenLogprobs] = []
+        self.finished: Finished | None = None
+
+
+class Mailbox:
+    """One reader, one writer, one event loop. A slow reader finds its tokens joined, never a longer queue.
+
+    `overflow` is done once more than `limit_bytes` wait unread; the owner then gives the request up.
+    """
+
+    def __init__(self, *, limit_bytes: int = MAX_UNREAD_BYTES) -> None:
+        self._unread: dict[int, _Unread] = {}
+        self._unread_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._gone: EngineGone | None = None
+        self._wake = asyncio.Event()
+        self.overflow = asyncio.Event()
+
+    def put_token(self, choice: int, token: int) -> None:
+        """A new token of one choice."""
+        self._entry(choice).tokens.append(token)
+        self._grow(_TOKEN_COST_BYTES)
+
+    def put_logprobs(self, choice: int, logprobs: TokenLogprobs) -> None:
+        """The log-probabilities of the token that was just put."""
+        self._entry(choice).logprobs.append(logprobs)
+        self._grow(_LOGPROB_COST_BYTES * (1 + len(logprobs.top_tokens)))
+
+    def put_finished(self, choice: int, finished: Finished) -> None:
+        """The end of one choice."""
+        self._entry(choice).finished = finished
+        self._wake.set()
+
+    def put_gone(self, gone: EngineGone) -> None:
+        """Nothing more will come."""
+        self._gone = gone
+        self._wake.set()
+
+    async def take(self) -> tuple[Delivery, ...] | EngineGone:
+        """Wait for news and take all of it; unread tokens come before the bad news that the engine is gone."""
+        await self._wake.wait()
+        self._wake.clear()
+        if not self._unread and self._gone is not None:
+            self._wake.set()
+            return self._gone
+        unread, self._unread, self._unread_bytes = self._unread, {}, 0
+        if self._gone is not None:
+            self._wake.set()
+        return tuple(
+            Delivery(choice, entry.tokens, tuple(entry.logprobs), entry.finished) for choice, entry in unread.items()
+        )
+
+    def _entry(self, choice: int) -> _Unread:
+        entry = self._unread.get(choice)
+        if entry is None:
+            entry = self._unread[choice] = _Unread()
+        return entry
+
+    def _grow(self, size_bytes: int) -> None:
+        self._unread_bytes += size_bytes
+        self._wake.set()
+        if self._unread_bytes > self._limit_bytes:
+            self.overflow.set()

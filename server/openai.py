@@ -1,0 +1,210 @@
+"""The OpenAI routes: chat and text completions, and the models."""
+
+import secrets
+from collections.abc import Sequence
+
+import structlog
+from fastapi import APIRouter
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server.body import read_object
+from server.client import SequenceStart
+from server.detokenizer import make_detokenizer
+from server.generation import ChoiceText, EngineGoneError, Generation, GenerationError, SequenceFailedError
+from server.mailbox import Mailbox
+from server.middleware import story_of
+from server.params import ModelLimits, SamplingPlan, cache_scope, chat_plan, completion_plan
+from server.prompt import chat_work, check_tokens, empty_prompt, encode_texts, split_prompts
+from server.reply import ChatShape, ReplyHead, TextShape
+from server.schemas import (
+    ChatFields,
+    CompletionFields,
+    SamplingFields,
+    read_fields,
+    refuse_unsupported,
+    refuse_unsupported_in_messages,
+)
+from server.service import Service
+from server.story import RequestStory
+from server.stream import EventStream, FailureNote, Shape, StreamRules, whole_reply
+from server.watch import run_watched
+from tiercel.request import SamplingParams, pack_tokens
+
+
+class _Prepared(Struct, frozen=True):
+    """A client request, checked and tokenised."""
+
+    plan: SamplingPlan
+    prompts: list[list[int]]
+    params: list[SamplingParams]  # one a prompt
+
+
+class OpenAIRoutes:
+    """Handlers of /v1. Every body is read and checked by us, never by the framework: errors stay OpenAI's."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._log = structlog.stdlib.get_logger("server.generation")
+
+    def router(self) -> APIRouter:
+        """The routes, without their guard."""
+        router = APIRouter(prefix="/v1", tags=["openai"])
+        router.add_api_route("/chat/completions", self.chat, methods=["POST"], response_model=None)
+        router.add_api_route("/completions", self.complete, methods=["POST"], response_model=None)
+        router.add_api_route("/models", self.models, methods=["GET"], response_model=None)
+        router.add_api_route("/models/{name:path}", self.model, methods=["GET"], response_model=None)
+        return router
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = await self._read(request)
+        refuse_unsupported_in_messages(body)
+        fields = read_fields(ChatFields, body)
+        head = self._head(fields, "chatcmpl-", with_logprobs=bool(fields.logprobs))
+        template = self._service.chat_template()
+
+        async def prepare() -> _Prepared:
+            limits = await self._service.limits()
+            plan = chat_plan(fields, self._service.defaults, limits)
+            prompt = await self._service.in_worker(chat_work(fields, template, self._service.codec, limits))
+            if not prompt.tokens:
+                raise empty_prompt()
+            return self._prepared(plan, [prompt.tokens], limits)
+
+        with self._service.admission.reserve(fields.n or 1):
+            prepared = await run_watched(prepare(), request.receive)
+            generation = self._submit(prepared, fields, story_of(request.scope))
+        return await self._answer(generation, ChatShape(head), fields, request)
+
+    async def complete(self, request: Request) -> Response:
+        """Continue texts."""
+        body = await self._read(request)
+        fields = read_fields(CompletionFields, body)
+        head = self._head(fields, "cmpl-", with_logprobs=fields.logprobs is not None)
+        prompts = split_prompts(fields.prompt)
+
+        async def prepare() -> _Prepared:
+            limits = await self._service.limits()
+            plan = completion_plan(fields, self._service.defaults, limits)
+            return self._prepared(plan, await self._tokens(prompts, fields, limits), limits)
+
+        with self._service.admission.reserve(len(prompts) * (fields.n or 1)):
+            prepared = await run_watched(prepare(), request.receive)
+            generation = self._submit(prepared, fields, story_of(request.scope))
+        return await self._answer(generation, TextShape(head), fields, request)
+
+    async def models(self) -> Response:
+        """The names that this server answers to."""
+        cards = [self._card(name) for name in self._service.settings.served_model_names]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def model(self, name: str) -> Response:
+        """One of them."""
+        return JSONResponse(self._card(self._service.model_name(name)))
+
+    async def _read(self, request: Request) -> dict[str, object]:
+        story_of(request.scope).is_generation = True
+        body = await read_object(request)
+        refuse_unsupported(body)
+        return body
+
+    def _head(self, fields: SamplingFields, prefix: str, *, with_logprobs: bool) -> ReplyHead:
+        settings = self._service.settings
+        return ReplyHead(
+            id=prefix + secrets.token_hex(16),
+            created=int(self._service.wall_s()),
+            model=self._service.model_name(fields.model),
+            with_logprobs=with_logprobs,
+            with_details=settings.enable_prompt_tokens_details,
+            role=settings.response_role,
+        )
+
+    async def _tokens(
+        self, prompts: list[str] | list[list[int]], fields: CompletionFields, limits: ModelLimits
+    ) -> list[list[int]]:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if texts:
+            codec = self._service.codec
+            add = fields.add_special_tokens
+            return await self._service.in_worker(lambda: encode_texts(codec, texts, limits, add_special_tokens=add))
+        tokens = [prompt for prompt in prompts if isinstance(prompt, list)]
+        check_tokens(tokens, limits)
+        return tokens
+
+    def _prepared(self, plan: SamplingPlan, prompts: list[list[int]], limits: ModelLimits) -> _Prepared:
+        cap = self._service.defaults.max_new_tokens
+        return _Prepared(plan, prompts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
+
+    def _submit(self, prepared: _Prepared, fields: SamplingFields, story: RequestStory) -> Generation:
+        plan = prepared.plan
+        scope = cache_scope(fields.cache_salt, self._service.salt_secret)
+        starts: list[SequenceStart] = []
+        choices: list[ChoiceText] = []
+        for prompt, params in zip(prepared.prompts, prepared.params, strict=True):
+            packed = pack_tokens(prompt)
+            for choice in range(plan.n):
+                starts.append(
+                    SequenceStart(
+                        prompt=packed,
+                        num_prompt=len(prompt),
+                        params=plan.choice_params(params, choice, self._service.draw_seed),
+                        n=plan.n if choice == 0 else None,
+                        scope=scope,
+                    )
+                )
+                choices.append(self._choice_text(prompt, plan))
+        mailbox = Mailbox()
+        ticket = self._service.client.submit(starts, mailbox, story.arrival_s)
+        num_prompt = sum(len(prompt) for prompt in prepared.prompts)
+        story.generation = Generation(self._service.client, ticket, mailbox, choices, num_prompt)
+        return story.generation
+
+    def _choice_text(self, prompt: Sequence[int], plan: SamplingPlan) -> ChoiceText:
+        vocabulary = self._service.codec.vocabulary
+        detokenizer = make_detokenizer(vocabulary, prompt, skip_special_tokens=plan.rules.skip_special_tokens)
+        interval = self._service.settings.stream_interval
+        return ChoiceText(detokenizer, plan.rules, vocabulary, plan.params.stop_token_ids, interval)
+
+    async def _answer(self, generation: Generation, shape: Shape, fields: SamplingFields, request: Request) -> Response:
+        settings = self._service.settings
+        options = fields.stream_options
+        include_usage = settings.enable_force_include_usage or bool(options and options.include_usage)
+        rules = StreamRules(
+            include_usage=include_usage,
+            continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
+            with_details=settings.enable_prompt_tokens_details,
+            keep_alive_s=settings.sse_keep_alive_interval_s,
+        )
+        note = self._failure_note(story_of(request.scope))
+        if fields.stream:
+            return EventStream(generation, shape, rules, note)
+        return await whole_reply(generation, shape, rules, note, request.receive)
+
+    def _failure_note(self, story: RequestStory) -> FailureNote:
+        def note(error: GenerationError) -> str:
+            error_id = secrets.token_hex(8)
+            reason = error.gone.code if isinstance(error, EngineGoneError) else "engine_error"
+            detail = error.reason if isinstance(error, SequenceFailedError) else None
+            story.outcome = "error"
+            self._service.metrics.on_stream_error(reason)
+            self._log.warning(
+                "generation_failed", request_id=story.request_id, error_id=error_id, reason=reason, detail=detail
+            )
+            return error_id
+
+        return note
+
+    def _card(self, name: str) -> dict[str, object]:
+        ready = self._service.client.ready
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._service.started_at,
+            "owned_by": "tiercel",
+            "root": self._service.settings.served_model_names[0],
+            "parent": None,
+            "max_model_len": None if ready is None else ready.max_model_len,
+            "permission": [],
+        }

@@ -1,0 +1,68 @@
+"""Connections that hold a socket and do nothing: headers that never end, answers that nobody takes."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from msgspec import Struct
+
+from tiercel.clock import Clock
+
+_SWEEPS_A_LIMIT = 4
+
+
+class Cycle(Protocol):
+    """One request and its response, as uvicorn keeps it."""
+
+    response_complete: bool
+
+
+class Connection(Protocol):
+    """What uvicorn knows of one client connection."""
+
+    @property
+    def cycle(self) -> Cycle | None: ...
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+
+
+class _Idle(Struct, frozen=True):
+    """A connection between requests, or closing, since some sweep."""
+
+    cycle: Cycle | None
+    since_s: float
+
+
+class Reaper:
+    """Aborts a connection that for `limit_s` has neither begun a request nor gone away.
+
+    uvicorn's keep-alive timer ends as soon as one byte of the next request arrives, and a closing connection
+    waits for ever for a client that does not read.
+    """
+
+    def __init__(self, clock: Clock, limit_s: float) -> None:
+        self._clock = clock
+        self._limit_s = limit_s
+        self._idle_by_connection: dict[Connection, _Idle] = {}
+
+    async def run(self, connections: Iterable[Connection]) -> None:
+        """Sweep until cancelled; `connections` is looked at anew each time."""
+        while True:
+            await asyncio.sleep(self._limit_s / _SWEEPS_A_LIMIT)
+            self.sweep(connections)
+
+    def sweep(self, connections: Iterable[Connection]) -> None:
+        """Look once; abort what has been idle for too long."""
+        now_s = self._clock.now_s()
+        idle_by_connection: dict[Connection, _Idle] = {}
+        for connection in list(connections):
+            cycle = connection.cycle
+            if not connection.transport.is_closing() and cycle is not None and not cycle.response_complete:
+                continue
+            before = self._idle_by_connection.get(connection)
+            idle = before if before is not None and before.cycle is cycle else _Idle(cycle, now_s)
+            if now_s - idle.since_s >= self._limit_s:
+                connection.transport.abort()
+            idle_by_connection[connection] = idle
+        self._idle_by_connection = idle_by_connection

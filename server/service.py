@@ -1,0 +1,85 @@
+"""Everything that routes need, put together once at the start."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from server.admission import Admission
+from server.auth import KeyRing
+from server.chat import ChatTemplate
+from server.client import EngineClient, EngineStartError, EngineState
+from server.generation_config import SamplingDefaults
+from server.metrics import ServerMetrics
+from server.params import ModelLimits
+from server.tokenizer import TextCodec
+from tiercel.clock import Clock
+from tiercel.errors import AdmissionError
+from tiercel.settings import ServerSettings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One model behind one engine. Frozen: what changes lives in `client`, `admission` and `metrics`."""
+
+    settings: ServerSettings
+    codec: TextCodec
+    template: ChatTemplate | None  # None = the model has no chat template
+    defaults: SamplingDefaults
+    client: EngineClient
+    admission: Admission
+    metrics: ServerMetrics
+    keys: KeyRing
+    clock: Clock
+    workers: Executor  # tokenising and rendering
+    draw_seed: Callable[[], int]  # 63 bits
+    wall_s: Callable[[], float]  # seconds since 1970, for `created`
+    salt_secret: bytes
+    started_at: int
+
+    async def limits(self) -> ModelLimits:
+        """What the model can take; waits for the engine to load.
+
+        Errors: AdmissionError (503) when the engine cannot serve.
+        """
+        try:
+            ready = await self.client.wait_ready()
+        except EngineStartError as exc:
+            raise self._unserved() from exc
+        if self.client.state is not EngineState.READY:
+            raise self._unserved()
+        return ModelLimits.of(ready, self.settings.max_logprobs)
+
+    def _unserved(self) -> AdmissionError:
+        return AdmissionError(503, "The engine has stopped.", code="engine_dead", kind="server_error", retry_after_s=5)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with. Errors: AdmissionError (404)."""
+        names = self.settings.served_model_names
+        if asked is None or asked in names:
+            return asked or names[0]
+        aliases = ", ".join(f"`{name}`" for name in names)
+        raise AdmissionError(
+            404,
+            f"The model `{asked[:128]}` does not exist. Valid aliases: {aliases}",
+            code="model_not_found",
+            param="model",
+        )
+
+    def chat_template(self) -> ChatTemplate:
+        """The model's template. Errors: AdmissionError (400) when it has none."""
+        if self.template is None:
+            raise AdmissionError(400, "This model has no chat template; use /v1/completions.", param="messages")
+        return self.template
+
+    async def in_worker(self, work: Callable[[], T]) -> T:
+        """Run work on text off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.workers, work)
+
+    @property
+    def is_stalled(self) -> bool:
+        """True when work is pending and no step has ended for too long."""
+        return self.client.silence_s() > self.settings.stall_timeout_s

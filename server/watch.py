@@ -1,0 +1,48 @@
+"""Work that ends when its client goes away."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection."""
+
+
+class SlowReaderError(Exception):
+    """The client does not read what it asked for."""
+
+
+async def run_watched(
+    work: Coroutine[Any, Any, T],  # Any: what coroutines send and yield is asyncio's business
+    receive: Receive,
+    overflow: asyncio.Event | None = None,
+) -> T:
+    """Run `work`; cancel it as soon as the client disconnects or `overflow` is set.
+
+    The body must have been read: whatever `receive` still brings is dropped.
+    Errors: ClientGoneError, SlowReaderError, and those of `work`.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    watchers: list[asyncio.Future[Any]] = [gone]  # Any: their results mean nothing
+    if overflow is not None:
+        watchers.append(asyncio.ensure_future(overflow.wait()))
+    try:
+        await asyncio.wait([task, *watchers], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError if gone.done() else SlowReaderError
+    finally:
+        for future in (task, *watchers):
+            future.cancel()
+        await asyncio.gather(task, *watchers, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,269 @@
+"""An engine without a model, on the other end of a socket: it speaks every frame and does as it is told."""
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from tiercel.ids import SeqId
+from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
+from tiercel.request import Request, unpack_tokens
+from tiercel.wire import (
+    Abort,
+    Failed,
+    FrameReader,
+    FromEngine,
+    Loading,
+    Quit,
+    Ready,
+    Report,
+    Start,
+    Submit,
+    ToEngine,
+    encode_frame,
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """How the fake behaves. Outputs: `reply` over and over, or the prompt itself when it is empty."""
+
+    reply: tuple[int, ...] = ()
+    end_token: int | None = None  # this token in the outputs ends a sequence unless it ignores ends
+    step_s: float = 0.0
+    load_s: float = 0.0
+    max_running: int = 64
+    failure: str | None = None  # cannot start
+    fail_prompt_with: int | None = None  # a token in the prompt that makes the engine fail that sequence
+    die_at_step: int | None = None
+    hang_at_step: int | None = None
+    cached: int = 0  # prompt tokens reported as hits
+    vocab_size: int = 1024
+    max_model_len: int = 256
+    block_size: int = 16
+    blocks_total: int = 64
+
+
+@dataclass
+class Running:
+    """One sequence of the fake."""
+
+    request: Request
+    prompt: list[int]
+    outputs: list[int] = field(default_factory=list)
+
+
+class FakeEngine(asyncio.Protocol):
+    """One report a step for all running sequences; prompts are computed in their first step."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.submitted: list[Request] = []
+        self.aborted: list[tuple[SeqId, FinishReason]] = []
+        self.has_quit = False
+        self.steps = 0
+        self.running: dict[SeqId, Running] = {}
+        self.waiting: list[Running] = []
+        self.closed = asyncio.Event()
+        self.start: Start | None = None
+        self._reader: FrameReader[ToEngine] = FrameReader(cast(type[ToEngine], ToEngine))
+        self._transport: asyncio.Transport | None = None
+        self._wake = asyncio.Event()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._next_seq_ids: list[SeqId] = []
+
+    @property
+    def live(self) -> int:
+        """Sequences in any state."""
+        return len(self.running) + len(self.waiting)
+
+    async def open(self, sock: socket.socket) -> None:
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._reader.feed(data):
+            match message:
+                case Start():
+                    self.start = message
+                    self._loop_task = asyncio.ensure_future(self._serve())
+                case Submit():
+                    self.submitted.append(message.request)
+                    self.waiting.append(Running(message.request, list(unpack_tokens(message.request.prompt))))
+                    self._wake.set()
+                case Abort():
+                    self._abort(message)
+                case Quit():
+                    self.has_quit = True
+                    self.die()
+
+    def die(self) -> None:
+        """Go away without a word."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def send(self, message: FromEngine) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
+
+    async def _serve(self) -> None:
+        script = self.script
+        self.send(Loading("loading weights"))
+        await asyncio.sleep(script.load_s)
+        if script.failure is not None:
+            self.send(Failed("fake.failure", script.failure))
+            if self._transport is not None:
+                self._transport.close()
+            return
+        self.send(
+            Ready(
+                max_model_len=script.max_model_len,
+                vocab_size=script.vocab_size,
+                block_size=script.block_size,
+                blocks_total=script.blocks_total,
+                dtype="float32",
+                device="cpu",
+                model_impl="native",
+                weights_bytes=1,
+                kv_bytes=1,
+                load_s=script.load_s,
+            )
+        )
+        while True:
+            while not self.live:
+                self._wake.clear()
+                await self._wake.wait()
+            await asyncio.sleep(script.step_s)
+            if script.hang_at_step == self.steps:
+                await asyncio.Event().wait()
+            if script.die_at_step == self.steps:
+                self.die()
+                return
+            self._step()
+
+    def _step(self) -> None:
+        step_tokens = 0
+        while self.waiting and len(self.running) < self.script.max_running:
+            entry = self.waiting.pop(0)
+            self.running[entry.request.id] = entry
+        seqs, tokens, logprobs, finished = array("Q"), array("I"), list[TokenLogprobs](), list[Finished]()
+        for seq, entry in list(self.running.items()):
+            step_tokens += 1 + (0 if entry.outputs else len(entry.prompt))
+            if self.script.fail_prompt_with in entry.prompt:
+                del self.running[seq]
+                finished.append(self._end(entry, FinishReason.ERROR, error="secret detail of the failure"))
+                continue
+            token = self._next_token(entry)
+            entry.outputs.append(token)
+            seqs.append(seq)
+            tokens.append(token)
+            if entry.request.params.logprobs is not None:
+                logprobs.append(_logprobs(seq, token, entry.request.params.logprobs))
+            end = self._end_of(entry, token)
+            if end is not None:
+                del self.running[seq]
+                finished.append(end)
+        self.steps += 1
+        self.send(
+            Report(
+                seqs=seqs.tobytes(),
+                tokens=tokens.tobytes(),
+                logprobs=tuple(logprobs),
+                finished=tuple(finished),
+                gauges=self._gauges(step_tokens),
+            )
+        )
+
+    def _gauges(self, step_tokens: int) -> Gauges:
+        used = sum(len(entry.prompt) + len(entry.outputs) for entry in self.running.values())
+        return Gauges(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            blocks_total=self.script.blocks_total,
+            blocks_used=-(-used // self.script.block_size),
+            step_tokens=step_tokens,
+            prefix_queries=sum(len(request.prompt) // 4 for request in self.submitted),
+            prefix_hits=self.script.cached * len(self.submitted),
+            steps=self.steps,
+        )
+
+    def _next_token(self, entry: Running) -> int:
+        source: Sequence[int] = self.script.reply or entry.prompt
+        return source[len(entry.outputs) % len(source)]
+
+    def _end_of(self, entry: Running, token: int) -> Finished | None:
+        params = entry.request.params
+        may_stop = len(entry.outputs) > params.min_tokens
+        if may_stop and (token in params.stop_token_ids or (token == self.script.end_token and not params.ignore_eos)):
+            return self._end(entry, FinishReason.STOP, stop_token=token)
+        if len(entry.outputs) >= params.max_tokens:
+            return self._end(entry, FinishReason.LENGTH)
+        return None
+
+    def _end(
+        self, entry: Running, reason: FinishReason, *, stop_token: int | None = None, error: str | None = None
+    ) -> Finished:
+        return Finished(
+            seq=entry.request.id,
+            reason=reason,
+            num_prompt=len(entry.prompt),
+            num_outputs=len(entry.outputs),
+            num_cached=self.script.cached,
+            queued_s=0.001,
+            prefill_s=0.002,
+            decode_s=0.003,
+            stop_token=stop_token,
+            error=error,
+        )
+
+    def _abort(self, message: Abort) -> None:
+        finished: list[Finished] = []
+        for seq in message.seqs:
+            self.aborted.append((seq, message.reason))
+            entry = self.running.pop(seq, None) or next((e for e in self.waiting if e.request.id == seq), None)
+            if entry is not None:
+                self.waiting = [other for other in self.waiting if other.request.id != seq]
+                finished.append(self._end(entry, message.reason))
+        if finished:
+            self.send(Report(finished=tuple(finished), gauges=self._gauges(0)))
+
+
+def _logprobs(seq: SeqId, token: int, count: int) -> TokenLogprobs:
+    tops = tuple(range(token, token + count))
+    return TokenLogprobs(seq, token, -0.5, 1, tops, tuple(-0.5 - index for index in range(count)))
+
+
+async def _main(fd: int) -> int:
+    """As a child process: behaviour comes from variables, because the command line is the real engine's."""
+    engine = FakeEngine(
+        Script(
+            reply=tuple(int(token) for token in os.environ.get("FAKE_REPLY", "").split()),
+            step_s=float(os.environ.get("FAKE_STEP_S", "0")),
+            load_s=float(os.environ.get("FAKE_LOAD_S", "0")),
+            failure=os.environ.get("FAKE_FAILURE"),
+            die_at_step=int(os.environ["FAKE_DIE_AT"]) if "FAKE_DIE_AT" in os.environ else None,
+        )
+    )
+    await engine.open(socket.socket(fileno=fd))
+    await engine.closed.wait()
+    if engine.script.failure is not None:
+        return 2
+    return 0 if engine.has_quit else 9
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    sys.exit(asyncio.run(_main(parser.parse_args().fd)))

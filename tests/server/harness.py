@@ -1,0 +1,119 @@
+"""A whole HTTP process in a test: real uvicorn on loopback, a fake engine behind it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import uvicorn
+from msgspec.structs import replace
+
+from server.app import create_app
+from server.launch import QuietServer, build_service
+from server.listen import bind
+from server.service import Service
+from tests.server.fake_engine import FakeEngine, Script
+from tiercel.settings import EngineSettings, ServerSettings
+
+MODEL = "tiny"
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('only system, user and assistant') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking %}<think>{% endif %}{% endif %}"
+)
+T = TypeVar("T")
+
+
+@dataclass
+class Running:
+    """One server under test."""
+
+    service: Service
+    engine: FakeEngine
+    server: uvicorn.Server
+    http: httpx.AsyncClient
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def server_settings(model_folder: Path) -> ServerSettings:
+    return ServerSettings(model=str(model_folder), served_model_names=(MODEL, "alias"), port=0)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: ServerSettings,
+    script: Script | None = None,
+    *,
+    wait: bool = True,
+    changed: Callable[[Service], Service] = lambda service: service,
+) -> AsyncIterator[Running]:
+    """Serve until the block ends."""
+    service = changed(build_service(settings))
+    engine = FakeEngine(script or Script())
+    ours, theirs = socket.socketpair()
+    await engine.open(theirs)
+    await service.client.open(ours, EngineSettings(model=settings.model))
+    listener = bind(settings)
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        log_level="critical",
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=2,
+    )
+    server = QuietServer(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    if wait:
+        await service.client.wait_ready()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+            yield Running(service, engine, server, http, port)
+    finally:
+        server.should_exit = True
+        await serving
+        service.client.close()
+        engine.die()
+        await engine.closed.wait()
+        assert isinstance(service.workers, ThreadPoolExecutor)
+        service.workers.shutdown()
+
+
+def with_server(
+    settings: ServerSettings, test: Callable[[Running], Awaitable[T]], script: Script | None = None, **changes: object
+) -> T:
+    """Run one async test against its own server."""
+
+    async def run() -> T:
+        async with running(replace(settings, **changes), script) as server:
+            return await test(server)
+
+    return asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    """Wait for something that happens soon."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - any condition
+            await asyncio.sleep(0.005)
+
+
+def chat_body(content: str = "hello world", **more: object) -> dict[str, object]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], **more}
+
+
+def text_body(prompt: object = "hello world", **more: object) -> dict[str, object]:
+    return {"model": MODEL, "prompt": prompt, **more}

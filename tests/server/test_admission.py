@@ -1,0 +1,72 @@
+import pytest
+
+from server.admission import Admission
+from tiercel.clock import ManualClock
+from tiercel.errors import AdmissionError
+
+
+class Queue:
+    """What the engine client would say."""
+
+    def __init__(self) -> None:
+        self.num_tokenless = 0
+        self.num_started = 0
+
+
+class Counter:
+    """Refusals by reason."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def on_rejected(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def _admission(max_queued: int = 4) -> tuple[Admission, Queue, Counter, ManualClock]:
+    queue, counter, clock = Queue(), Counter(), ManualClock()
+    return Admission(queue, counter, clock, max_queued=max_queued), queue, counter, clock
+
+
+def test_places_are_held_until_submission_and_given_back_after_a_failure() -> None:
+    admission, _, counter, _ = _admission()
+    with admission.reserve(3):
+        with pytest.raises(AdmissionError) as refusal, admission.reserve(2):
+            pass
+        assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
+        with admission.reserve(1):
+            assert admission.num_reserved == 4
+    with pytest.raises(ZeroDivisionError), admission.reserve(4):
+        raise ZeroDivisionError
+    assert admission.num_reserved == 0
+    assert counter.reasons == ["queue_full"]
+
+
+def test_sequences_at_the_engine_count_as_queued() -> None:
+    admission, queue, _, _ = _admission()
+    queue.num_tokenless = 4
+    with pytest.raises(AdmissionError), admission.reserve(1):
+        pass
+
+
+def test_retry_after_follows_the_rate_at_which_the_queue_drains() -> None:
+    admission, queue, _, clock = _admission(10)
+    queue.num_tokenless, queue.num_started = 10, 0
+    clock.advance(10)
+    queue.num_started = 5  # one in two seconds
+    with pytest.raises(AdmissionError) as refusal, admission.reserve(4):
+        pass
+    assert refusal.value.retry_after_s == 8
+    with pytest.raises(AdmissionError) as late, admission.reserve(10_000):
+        pass
+    assert late.value.retry_after_s == 60
+
+
+def test_a_closed_admission_refuses_everything() -> None:
+    admission, _, counter, _ = _admission()
+    admission.close()
+    with pytest.raises(AdmissionError) as refusal, admission.reserve(1):
+        pass
+    assert (refusal.value.status, refusal.value.code) == (503, "shutting_down")
+    assert admission.is_closed
+    assert counter.reasons == ["shutting_down"]

@@ -1,0 +1,100 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+
+from server.auth import Guard, KeyRing, is_local
+from tests.server.harness import Running, chat_body, server_settings, with_server
+from tiercel.errors import AdmissionError
+
+OPEN = ["/health", "/health/live", "/health/ready", "/ready", "/readiness", "/ping", "/version", "/metrics"]
+GUARDED = [
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/tiny"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/load"),
+]
+
+
+def test_guarded_routes_want_a_key_and_open_ones_do_not(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for path in OPEN:
+            assert (await server.http.get(path)).status_code == 200, path
+        assert (await server.http.post("/ping")).status_code == 200
+        for method, path in GUARDED:
+            for headers in (
+                {},
+                {"authorization": "Bearer wrong"},
+                {"authorization": "one"},
+                {"authorization": "Basic one"},
+            ):
+                answer = await server.http.request(method, path, headers=headers)
+                assert answer.status_code == 401, path
+                assert answer.headers["www-authenticate"] == "Bearer"
+                error = answer.json()["error"]
+                assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
+        for key in ("one", "two"):
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await server.http.get("/v1/models", headers=headers)).status_code == 200
+            answer = await server.http.post("/v1/chat/completions", json=chat_body(max_tokens=1), headers=headers)
+            assert answer.status_code == 200
+
+    with_server(server_settings(model_folder), test, api_keys=("one", "two"))
+
+
+def test_the_key_is_checked_before_the_body_is_read(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
+        assert answer.status_code == 401
+
+    with_server(server_settings(model_folder), test, api_keys=("one",))
+
+
+def test_a_path_that_is_spelled_differently_does_not_open_a_route(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for path in (
+            "/v1/models/",
+            "//v1/models",
+            "/V1/models",
+            "/health/../v1/models",
+            "/v1%2Fmodels",
+            "/metrics/../load",
+        ):
+            answer = await server.http.get(path, headers={"host": "health"})
+            assert answer.status_code in (401, 404), path
+
+    with_server(server_settings(model_folder), test, api_keys=("one",))
+
+
+def _request(host: str | None, key: str | None = None) -> Request:
+    headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+    return Request({"type": "http", "headers": headers, "client": None if host is None else (host, 1)})
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), (None, True), ("10.0.0.1", False), ("name", False)],
+)
+def test_only_this_machine_is_local(host: str | None, expected: bool) -> None:
+    assert is_local(_request(host)) is expected
+
+
+def test_metrics_from_another_machine_want_a_key() -> None:
+    guard = Guard(KeyRing(["one"]), local_is_open=True)
+    asyncio.run(guard(_request("127.0.0.1")))
+    asyncio.run(guard(_request("10.0.0.1", "one")))
+    with pytest.raises(AdmissionError):
+        asyncio.run(guard(_request("10.0.0.1")))
+
+
+def test_a_ring_compares_whole_keys_only() -> None:
+    ring = KeyRing(["secret"])
+    assert ring.admits("Bearer secret")
+    assert ring.admits("bearer secret")
+    for wrong in (None, "", "Bearer", "Bearer ", "Bearer secre", "Bearer secret2", "secret", "Bearer \udcff"):
+        assert not ring.admits(wrong)
+    assert KeyRing([]).admits(None)

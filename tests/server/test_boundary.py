@@ -1,0 +1,39 @@
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import structlog
+
+from server.service import Service
+from tests.server.harness import chat_body, running, server_settings
+
+WORDS = "private words from a prompt, /secret/path"
+
+
+def _broken(service: Service) -> Service:
+    def draw_seed() -> int:
+        raise RuntimeError(WORDS)
+
+    return dataclasses.replace(service, draw_seed=draw_seed)
+
+
+def test_an_unexpected_error_shows_an_id_and_nothing_else(model_folder: Path) -> None:
+    async def test() -> None:
+        async with running(server_settings(model_folder), changed=_broken) as server:
+            with structlog.testing.capture_logs() as logs:
+                answer = await server.http.post("/v1/chat/completions", json=chat_body("private words"))
+            assert answer.status_code == 500
+            error = answer.json()["error"]
+            assert (error["code"], error["type"]) == ("internal_error", "server_error")
+            entry = next(entry for entry in logs if entry["event"] == "internal_error")
+            assert entry["error_id"] in error["message"]
+            assert entry["kind"] == "RuntimeError"
+            assert "private" not in str(logs)
+            assert "secret" not in str(logs) + answer.text
+            assert server.service.client.num_unfinished == 0
+            assert server.service.admission.num_reserved == 0
+            assert (await server.http.post("/v1/chat/completions", json=chat_body(seed=1))).status_code == 200
+            counted = (await server.http.get("/metrics")).text
+            assert 'handler="/v1/chat/completions",method="POST",status="5xx"} 1.0' in counted
+
+    asyncio.run(test())

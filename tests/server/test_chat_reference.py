@@ -1,0 +1,54 @@
+"""Our rendering against the one of transformers, which only the tests load."""
+
+import datetime
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from server.chat import ChatMessage, ChatOptions, ChatTemplate
+from server.tokenizer import TextCodec, load_text_codec
+
+CHATS = [
+    [("user", "hello world")],
+    [
+        ("system", "Be brief."),
+        ("user", "  naïve 🙂 \n"),
+        ("assistant", "one\n\n two"),
+        ("user", "def f():\n\treturn 1"),
+    ],
+    [("user", "<think> is no control token here"), ("assistant", ""), ("user", "<|im_")],
+]
+MODELS = {"tiny": None, "embedded": Path(__file__).parents[2] / "embedded" / "model"}
+
+
+@pytest.fixture(params=MODELS)
+def folder(request: pytest.FixtureRequest, model_folder: Path) -> Path:
+    path = MODELS[request.param] or model_folder
+    if not (path / "tokenizer.json").exists():
+        pytest.skip(f"{path} is not built")
+    return path
+
+
+def _ours(codec: TextCodec) -> ChatTemplate:
+    assert codec.chat_template is not None
+    return ChatTemplate(codec.chat_template, codec, today=datetime.datetime.now)
+
+
+@pytest.mark.parametrize("index", range(len(CHATS)))
+@pytest.mark.parametrize("continues", [False, True])
+def test_ids_are_those_of_transformers(folder: Path, index: int, continues: bool) -> None:
+    codec = load_text_codec(folder)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **codec.named_specials)
+    chat = CHATS[index]
+    expected = theirs.apply_chat_template(
+        [{"role": role, "content": content} for role, content in chat],
+        chat_template=codec.chat_template,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        tokenize=True,
+        return_dict=False,
+    )
+    options = ChatOptions(add_generation_prompt=not continues, continue_final_message=continues)
+    prompt = _ours(codec).encode([ChatMessage(role, content) for role, content in chat], options)
+    assert prompt.tokens == expected

@@ -1,0 +1,223 @@
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from server.client import EngineClient, EngineStartError, EngineState, SequenceStart
+from server.mailbox import Delivery, EngineGone, Mailbox
+from server.metrics import ServerMetrics
+from tests.server.fake_engine import FakeEngine, Script
+from tests.server.harness import until
+from tiercel.clock import ManualClock
+from tiercel.ids import SeqId
+from tiercel.outcome import Finished, FinishReason, TokenLogprobs
+from tiercel.request import SamplingParams, pack_tokens
+from tiercel.settings import EngineSettings
+
+
+def _start(max_tokens: int = 3, prompt: tuple[int, ...] = (5, 6)) -> SequenceStart:
+    params = SamplingParams(max_tokens=max_tokens)
+    return SequenceStart(prompt=pack_tokens(prompt), num_prompt=len(prompt), params=params, n=1)
+
+
+@contextlib.asynccontextmanager
+async def _pair(script: Script, clock: ManualClock) -> AsyncIterator[tuple[EngineClient, FakeEngine]]:
+    client, engine = EngineClient(clock, ServerMetrics("tiny")), FakeEngine(script)
+    ours, theirs = socket.socketpair()
+    await engine.open(theirs)
+    await client.open(ours, EngineSettings(model="folder"))
+    try:
+        yield client, engine
+    finally:
+        client.close()
+        engine.die()
+        await engine.closed.wait()
+
+
+def _with_pair(
+    test: Callable[[EngineClient, FakeEngine, ManualClock], Awaitable[None]], script: Script | None = None
+) -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        async with _pair(script or Script(), clock) as (client, engine):
+            await test(client, engine, clock)
+
+    asyncio.run(run())
+
+
+async def _read_all(mailbox: Mailbox) -> list[Delivery]:
+    news: list[Delivery] = []
+    while not any(delivery.finished for delivery in news):
+        taken = await mailbox.take()
+        assert not isinstance(taken, EngineGone)
+        news += taken
+    return news
+
+
+def test_a_sequence_brings_its_tokens_in_order_and_one_end() -> None:
+    async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
+        await client.wait_ready()
+        mailbox = Mailbox()
+        client.submit([_start(5)], mailbox, 0.0)
+        news = await _read_all(mailbox)
+        assert [token for delivery in news for token in delivery.tokens] == [5, 6, 5, 6, 5]
+        assert [d.finished.reason for d in news if d.finished] == [FinishReason.LENGTH]
+        assert client.num_unfinished == 0
+        assert engine.start is not None
+        assert engine.start.settings.model == "folder"
+
+    _with_pair(test)
+
+
+def test_ids_are_never_reused() -> None:
+    async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
+        await client.wait_ready()
+        first = client.submit([_start(), _start()], Mailbox(), 0.0)
+        second = client.submit([_start()], Mailbox(), 0.0)
+        assert len({*first.seqs, *second.seqs}) == 3
+
+    _with_pair(test)
+
+
+def test_an_aborted_sequence_delivers_nothing_more_and_is_forgotten() -> None:
+    async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
+        await client.wait_ready()
+        mailbox = Mailbox()
+        ticket = client.submit([_start(200), _start(200)], mailbox, 0.0)
+        await mailbox.take()
+        client.abort(ticket.seqs, FinishReason.STOP)
+        client.abort(ticket.seqs, FinishReason.ABORT)
+        assert (client.num_open, client.num_tokenless) == (0, 0)
+        await until(lambda: client.num_unfinished == 0)
+        assert engine.aborted == [(seq, FinishReason.STOP) for seq in ticket.seqs]
+        assert {facts.finished.reason for facts in ticket.facts if facts.finished} == {FinishReason.STOP}
+
+    _with_pair(test, Script(step_s=0.01))
+
+
+def test_a_death_reaches_every_reader_after_its_last_tokens() -> None:
+    async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
+        await client.wait_ready()
+        mailbox = Mailbox()
+        ticket = client.submit([_start(100)], mailbox, 0.0)
+        await client.wait_gone()
+        assert client.state is EngineState.DEAD
+        first = await mailbox.take()
+        assert isinstance(first, tuple)
+        assert len(first[0].tokens) == 4
+        assert isinstance(await mailbox.take(), EngineGone)
+        assert client.num_unfinished == 0
+        assert ticket.facts[0].finished is not None
+        assert ticket.facts[0].finished.reason is FinishReason.ERROR
+        late = Mailbox()
+        client.submit([_start()], late, 0.0)
+        assert isinstance(await late.take(), EngineGone)
+        assert client.num_unfinished == 0
+
+    _with_pair(test, Script(die_at_step=4))
+
+
+def test_a_failed_start_gives_the_engines_message() -> None:
+    async def test(client: EngineClient, _engine: FakeEngine, _clock: ManualClock) -> None:
+        with pytest.raises(EngineStartError, match="no weights"):
+            await client.wait_ready()
+        assert client.state is EngineState.FAILED
+        assert client.failure is not None
+        assert client.failure.code == "fake.failure"
+
+    _with_pair(test, Script(failure="no weights"))
+
+
+def test_a_death_during_the_start_names_the_stage() -> None:
+    async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
+        await until(lambda: client.stage == "loading weights")
+        engine.die()
+        with pytest.raises(EngineStartError, match="loading weights"):
+            await client.wait_ready()
+
+    _with_pair(test, Script(load_s=30))
+
+
+def test_garbage_on_the_socket_is_a_death() -> None:
+    async def test() -> None:
+        client = EngineClient(ManualClock(), ServerMetrics("tiny"))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await client.open(ours, EngineSettings(model="folder"))
+            theirs.sendall(b"\xff" * 16)
+            await client.wait_gone()
+            assert client.state is EngineState.DEAD
+
+    asyncio.run(test())
+
+
+def test_silence_counts_only_with_work_pending() -> None:
+    async def test(client: EngineClient, engine: FakeEngine, clock: ManualClock) -> None:
+        await client.wait_ready()
+        clock.advance(100)
+        assert client.silence_s() == 0
+        client.submit([_start()], Mailbox(), clock.now_s())
+        assert client.silence_s() == 0
+        clock.advance(7)
+        assert client.silence_s() == 7
+
+    _with_pair(test, Script(hang_at_step=0))
+
+
+def test_a_drain_gives_up_the_youngest_of_the_queue() -> None:
+    async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
+        await client.wait_ready()
+        boxes = [Mailbox() for _ in range(3)]
+        for mailbox in boxes:
+            client.submit([_start(50)], mailbox, 0.0)
+        await until(lambda: client.gauges.num_waiting == 2)
+        client.refuse_queued(EngineGone("bye", "shutting_down"))
+        assert client.num_open == 1
+        assert isinstance(await boxes[2].take(), EngineGone)
+        assert isinstance(await boxes[1].take(), EngineGone)
+        client.refuse_all(EngineGone("bye", "shutting_down"))
+        assert client.num_open == 0
+        await until(lambda: engine.live == 0)
+
+    _with_pair(test, Script(step_s=0.02, max_running=1))
+
+
+def test_a_slow_reader_finds_its_tokens_joined() -> None:
+    async def test() -> None:
+        mailbox = Mailbox()
+        for token in range(100):
+            mailbox.put_token(token % 2, token)
+        mailbox.put_finished(1, _finished())
+        news = await mailbox.take()
+        assert isinstance(news, tuple)
+        assert [(delivery.choice, len(delivery.tokens)) for delivery in news] == [(0, 50), (1, 50)]
+        assert news[1].finished is not None
+
+    asyncio.run(test())
+
+
+def test_a_mailbox_overflows_at_its_limit_and_not_before() -> None:
+    mailbox = Mailbox(limit_bytes=1600)
+    for token in range(100):
+        mailbox.put_token(0, token)
+    assert not mailbox.overflow.is_set()
+    mailbox.put_logprobs(0, TokenLogprobs(SeqId(1), 1, -1.0, 1, (1,), (-1.0,)))
+    assert mailbox.overflow.is_set()
+
+
+def test_reading_makes_room_in_a_mailbox() -> None:
+    async def test() -> None:
+        mailbox = Mailbox(limit_bytes=1600)
+        for _ in range(10):
+            for token in range(90):
+                mailbox.put_token(0, token)
+            await mailbox.take()
+        assert not mailbox.overflow.is_set()
+
+    asyncio.run(test())
+
+
+def _finished() -> Finished:
+    return Finished(seq=SeqId(1), reason=FinishReason.LENGTH, num_prompt=1, num_outputs=1, num_cached=0)

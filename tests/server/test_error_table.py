@@ -1,0 +1,278 @@
+"""Every row of the error table whose feature exists: status, OpenAI body, known words, and nothing left over."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from tests.server.fake_engine import Script
+from tests.server.harness import MODEL, Running, chat_body, server_settings, text_body, until, with_server
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+NAN = float("nan")
+
+ROWS: list[tuple[str, dict[str, object], int, str | None, str]] = [
+    # route, body, status, param, words of the message
+    (CHAT, chat_body("word " * 300), 400, "input_tokens", "maximum context length is 256 tokens"),
+    (TEXT, text_body([1] * 256), 400, "input_tokens", "your prompt contains 256 input tokens"),
+    (TEXT, text_body("hello", max_tokens=300), 400, "max_tokens", "maximum context length"),
+    (CHAT, chat_body(max_completion_tokens=300), 400, "max_completion_tokens", "300"),
+    (CHAT, {**chat_body(), "model": "other"}, 404, "model", "The model `other` does not exist. Valid aliases: `tiny`"),
+    (TEXT, {**text_body(), "model": "other"}, 404, "model", "does not exist"),
+    (CHAT, {"model": MODEL}, 400, "messages", "messages"),
+    (CHAT, chat_body(temperature="hot"), 400, "temperature", "temperature"),
+    (CHAT, {"model": MODEL, "messages": "hello"}, 400, "messages", "list"),
+    (CHAT, {"model": MODEL, "messages": []}, 400, "messages", "too_short"),
+    (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": "x"}] * 2049}, 400, "messages", "too_long"),
+    (CHAT, {"model": MODEL, "messages": [{"role": "wizard", "content": "x"}]}, 400, "messages", "literal_error"),
+    (CHAT, {"model": MODEL, "messages": [{"role": "user"}]}, 400, "messages", "missing"),
+    (TEXT, text_body(""), 400, "prompt", "Either prompt or prompt_embeds must be provided and non-empty."),
+    (TEXT, text_body([]), 400, "prompt", "Either prompt"),
+    (TEXT, text_body(["a", ""]), 400, "prompt", "Either prompt"),
+    (TEXT, text_body([[1], []]), 400, "prompt", "Either prompt"),
+    (TEXT, {"model": MODEL}, 400, "prompt", "Either prompt"),
+    (TEXT, text_body(5), 400, "prompt", "prompt must be"),
+    (TEXT, text_body([1, "a"]), 400, "prompt", "prompt must be"),
+    (TEXT, text_body([True, False]), 400, "prompt", "prompt must be"),
+    (TEXT, text_body(["a"] * 65), 400, "prompt", "64"),
+    (TEXT, text_body([1, 1024]), 400, "prompt", "out of vocabulary"),
+    (TEXT, text_body([-1]), 400, "prompt", "out of vocabulary"),
+    (TEXT, text_body([10**30]), 400, "prompt", "out of vocabulary"),
+    (CHAT, chat_body(max_tokens=0), 400, "max_tokens", "max_tokens must be at least 1"),
+    (CHAT, chat_body(max_completion_tokens=-5), 400, "max_completion_tokens", "must be at least 1"),
+    (TEXT, text_body(logprobs=21), 400, "logprobs", "max allowed: 20"),
+    (CHAT, chat_body(logprobs=True, top_logprobs=21), 400, "top_logprobs", "max allowed: 20"),
+    (CHAT, chat_body(top_logprobs=2), 400, "top_logprobs", "`logprobs` must be set to true"),
+    (CHAT, chat_body(stream_options={"include_usage": True}), 400, "stream_options", "stream"),
+    (CHAT, chat_body(tools=[]), 400, "tools", "tools is not supported"),
+    (CHAT, chat_body(tool_choice="auto"), 400, "tool_choice", "tool_choice"),
+    (CHAT, chat_body(response_format={"type": "json_schema"}), 400, "response_format", "response_format"),
+    (CHAT, chat_body(seed=2**63), 400, "seed", "less_than_equal"),
+    (CHAT, chat_body(seed=-(2**63) - 1), 400, "seed", "greater_than_equal"),
+    (CHAT, chat_body(n=9), 400, "n", "less_than_equal"),
+    (CHAT, chat_body(n=0), 400, "n", "greater_than_equal"),
+    (CHAT, chat_body(top_p=0), 400, "top_p", "greater_than"),
+    (CHAT, chat_body(top_p=1.5), 400, "top_p", "less_than_equal"),
+    (CHAT, chat_body(temperature=-1), 400, "temperature", "greater_than_equal"),
+    (CHAT, chat_body(presence_penalty=3), 400, "presence_penalty", "less_than_equal"),
+    (CHAT, chat_body(stop=["a"] * 5), 400, "stop", "stop"),
+    (CHAT, chat_body(stop="x" * 257), 400, "stop", "stop"),
+    (CHAT, chat_body(stop=""), 400, "stop", "stop"),
+    (CHAT, chat_body(stop_token_ids=[1024]), 400, "stop_token_ids", "out of vocabulary"),
+    (CHAT, chat_body(logit_bias={"1024": 1}), 400, "logit_bias", "out of vocabulary"),
+    (CHAT, chat_body(logit_bias={"5": 101}), 400, "logit_bias", "between -100 and 100"),
+    (CHAT, chat_body(logit_bias={"five": 1}), 400, "logit_bias", "token id"),
+    (CHAT, chat_body(logit_bias={str(token): 1 for token in range(301)}), 400, "logit_bias", "too_long"),
+    (CHAT, chat_body(min_tokens=9, max_tokens=8), 400, "min_tokens", "min_tokens must be less than or equal"),
+    (CHAT, chat_body(min_tokens=1000), 400, "min_tokens", "min_tokens must be less than or equal"),
+    (CHAT, chat_body(cache_salt="no spaces"), 400, "cache_salt", "pattern"),
+    (CHAT, chat_body(chat_template_kwargs={"enable_thinking": "x"}), 400, "chat_template_kwargs", "true or false"),
+    (CHAT, chat_body(continue_final_message=True), 400, "continue_final_message", "Cannot set both"),
+    (
+        CHAT,
+        {"model": MODEL, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        400,
+        "messages",
+        "image_url is not supported",
+    ),
+    (CHAT, {"model": MODEL, "messages": [{"role": "tool", "content": "x"}]}, 400, "messages", "role tool"),
+    (
+        CHAT,
+        {"model": MODEL, "messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+        400,
+        "messages",
+        "tool_calls is not supported",
+    ),
+    *[
+        (TEXT, text_body(**{name: value}), 400, name, f"{name} is not supported")
+        for name, value in [
+            ("echo", True),
+            ("best_of", 2),
+            ("suffix", "x"),
+            ("prompt_logprobs", 1),
+            ("use_beam_search", True),
+            ("guided_json", {}),
+            ("guided_regex", "x"),
+            ("structured_outputs", {}),
+            ("bad_words", ["x"]),
+            ("allowed_token_ids", [1]),
+            ("prompt_embeds", "x"),
+            ("audio", {}),
+            ("chat_template", "x"),
+            ("documents", []),
+            ("truncate_prompt_tokens", 5),
+            ("functions", []),
+            ("response_format", {"type": "json_object"}),
+        ]
+    ],
+    ("/tokenize", {"prompt": 5}, 400, "prompt", "prompt"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}, 400, "chat_template", "not"),
+    ("/detokenize", {"tokens": [1024]}, 400, "tokens", "out of vocabulary"),
+    ("/detokenize", {"tokens": ["a"]}, 400, "tokens", "tokens"),
+]
+
+
+def test_every_bad_request_is_refused_in_the_shape_of_openai_and_leaves_nothing(model_folder: Path) -> None:
+    async def test(server: Running) -> list[str]:
+        faults: list[str] = []
+        for route, body, status, param, words in ROWS:
+            answer = await server.http.post(route, json=body)
+            error = answer.json()["error"]
+            is_right = (
+                answer.status_code == status
+                and set(error) == {"message", "type", "param", "code"}
+                and error["param"] == param
+                and words in error["message"]
+                and isinstance(error["code"], str)
+                and len(error["message"]) < 800
+            )
+            if not is_right:
+                faults.append(f"{route} {str(body)[:80]} -> {answer.status_code} {answer.text}")
+        assert server.engine.submitted == []
+        assert server.service.client.num_unfinished == 0
+        assert server.service.admission.num_reserved == 0
+        return faults
+
+    assert with_server(server_settings(model_folder), test) == []
+
+
+def test_codes_are_those_of_openai(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        async def code(body: dict[str, object]) -> str:
+            return (await server.http.post(CHAT, json=body)).json()["error"]["code"]
+
+        assert await code(chat_body("word " * 300)) == "context_length_exceeded"
+        assert await code(chat_body(max_tokens=300)) == "context_length_exceeded"
+        assert await code({**chat_body(), "model": "x"}) == "model_not_found"
+        assert await code(chat_body(tools=[])) == "unsupported_parameter"
+
+    with_server(server_settings(model_folder), test)
+
+
+NOT_OBJECTS = [
+    b"",
+    b"{",
+    b"[]",
+    b'"text"',
+    b"null",
+    b'{"a": NaN}',
+    b'{"a": 1e999}',
+    b'{"a": "\xff"}',
+    b'{"a": "\\ud800"}',
+    b'{"a": ' + b"[" * 65 + b"]" * 65 + b"}",
+    b"[" * 100_000,
+    b'{"a":' * 3_000,
+]
+
+
+def test_what_is_not_a_json_object_is_refused(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for body in NOT_OBJECTS:
+            answer = await server.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json"), body[:20]
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_another_content_type_is_refused(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        body = json.dumps(chat_body()).encode()
+        for headers in ({"content-type": "text/plain"}, {}):
+            answer = await server.http.post(CHAT, content=body, headers=headers)
+            assert answer.status_code == 400
+            expected = "Unsupported Media Type: Only 'application/json' is allowed"
+            assert answer.json()["error"]["message"] == expected
+        good = await server.http.post(CHAT, content=body, headers={"content-type": "Application/JSON; charset=utf-8"})
+        assert good.status_code == 200
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_a_body_over_the_limit_is_refused_by_its_header_and_by_its_bytes(model_folder: Path) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(40):
+            yield b" " * 100
+
+    async def test(server: Running) -> None:
+        json_type = {"content-type": "application/json"}
+        declared = await server.http.post(CHAT, content=b" " * 2001, headers=json_type)
+        streamed = await server.http.post(CHAT, content=chunks(), headers=json_type)
+        for answer in (declared, streamed):
+            assert answer.status_code == 413
+            assert answer.json()["error"]["code"] == "request_too_large"
+
+    with_server(server_settings(model_folder), test, max_body_bytes=2000)
+
+
+def test_unknown_routes_and_methods_answer_in_the_same_shape(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        missing = await server.http.get("/v2/nothing")
+        wrong = await server.http.get(CHAT)
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert wrong.headers["allow"] == "POST"
+        unknown_model = await server.http.get("/v1/models/other/name")
+        assert (unknown_model.status_code, unknown_model.json()["error"]["code"]) == (404, "model_not_found")
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_a_request_larger_than_the_kv_pool_is_refused_with_the_size_of_the_pool(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.post(TEXT, json=text_body([5] * 30, max_tokens=40))
+        assert answer.status_code == 400
+        assert "64 tokens" in answer.json()["error"]["message"]
+        fits = await server.http.post(TEXT, json=text_body([5] * 30, max_tokens=34))
+        assert fits.status_code == 200
+
+    with_server(server_settings(model_folder), test, Script(blocks_total=4, max_model_len=1000))
+
+
+def test_a_full_queue_is_refused_before_any_work(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(server.http.post(TEXT, json=text_body(max_tokens=1)))
+            second = group.create_task(server.http.post(TEXT, json=text_body(max_tokens=1)))
+            await until(lambda: server.service.client.num_tokenless == 2)
+            refused = await server.http.post(TEXT, json=text_body())
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "overloaded"
+            assert int(refused.headers["retry-after"]) >= 1
+        assert (first.result().status_code, second.result().status_code) == (200, 200)
+        assert len(server.engine.submitted) == 2
+
+    with_server(server_settings(model_folder), test, Script(step_s=0.3), max_num_queued_reqs=2)
+
+
+def test_a_sequence_that_the_engine_fails_is_an_error_without_details(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.post(TEXT, json=text_body([7, 8]))
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert "error id" in answer.json()["error"]["message"]
+        fine = await server.http.post(TEXT, json=text_body([8]))
+        assert fine.status_code == 200
+
+    with_server(server_settings(model_folder), test, Script(fail_prompt_with=7))
+
+
+def test_harmless_values_of_unsupported_fields_are_taken(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.post(
+            CHAT,
+            json=chat_body(
+                tools=None,
+                tool_choice="none",
+                response_format={"type": "text"},
+                best_of=1,
+                bad_words=[],
+                user="someone",
+                store=True,
+                metadata={"a": "b"},
+                completely_unknown=[1],
+                max_tokens=2,
+            ),
+        )
+        assert answer.status_code == 200
+
+    with_server(server_settings(model_folder), test)

@@ -1,0 +1,300 @@
+"""The whole life of the server process, with an engine process that has no model."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.harness import text_body
+
+FAKE = Path(__file__).with_name("fake_engine.py")
+START = """
+import json, sys
+from server.launch import serve
+from tiercel.settings import EngineSettings, ServerSettings, Settings
+fields = json.loads(sys.argv[1])
+server = ServerSettings(served_model_names=("tiny",), port=0, **fields)
+sys.exit(serve(Settings(engine=EngineSettings(model=fields["model"]), server=server), command=json.loads(sys.argv[2])))
+"""
+
+
+@dataclass
+class Started:
+    """A server process; `url` is set once it has announced itself."""
+
+    process: "subprocess.Popen[str]"
+    url: str = ""
+
+    def wait(self, limit_s: float = 15) -> tuple[int, str]:
+        """Exit code and stderr."""
+        _, err = self.process.communicate(timeout=limit_s)
+        return self.process.returncode, err
+
+    def await_url(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.url = line.strip().rsplit(" ", 1)[-1]
+        assert self.url.startswith("http://127.0.0.1:"), line
+        assert "curl" in self.process.stdout.readline()
+
+
+@contextmanager
+def started(model_folder: Path, fake: dict[str, str] | None = None, **fields: object) -> Iterator[Started]:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            START,
+            json.dumps({"model": str(model_folder), **fields}),
+            json.dumps([sys.executable, str(FAKE)]),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(fake or {})},
+    )
+    try:
+        yield Started(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Reader(threading.Thread):
+    """A client that reads a stream in the background."""
+
+    def __init__(self, url: str, tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.url, self.tokens, self.lines = url, tokens, list[str]()
+        self.has_begun = threading.Event()
+
+    def run(self) -> None:
+        body = text_body(stream=True, max_tokens=self.tokens)
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=30) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line:
+                    self.lines.append(line)
+                    self.has_begun.set()
+
+    @staticmethod
+    def reading(url: str, tokens: int) -> "Reader":
+        """A reader that has its first event."""
+        reader = Reader(url, tokens)
+        reader.start()
+        assert reader.has_begun.wait(10)
+        return reader
+
+    def rest(self) -> list[str]:
+        """Everything, once the stream has ended."""
+        self.join(15)
+        assert not self.is_alive()
+        return self.lines
+
+
+def _until_draining(url: str) -> None:
+    deadline = time.monotonic() + 5
+    while httpx.get(f"{url}/ready").status_code != 503:
+        assert time.monotonic() < deadline
+
+
+def _engine_pid(err: str) -> int:
+    return next(json.loads(line)["pid"] for line in err.splitlines() if '"engine_started"' in line)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_leaves_with_0_and_takes_its_engine_along(model_folder: Path, number: signal.Signals) -> None:
+    with started(model_folder) as server:
+        server.await_url()
+        assert httpx.get(f"{server.url}/ready").status_code == 200
+        server.process.send_signal(number)
+        code, err = server.wait()
+        assert code == 0
+        assert _is_gone(_engine_pid(err))
+
+
+def test_a_drain_finishes_streams_and_refuses_new_requests(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_STEP_S": "0.05"}) as server:
+        server.await_url()
+        reader = Reader.reading(server.url, 60)
+        server.process.send_signal(signal.SIGTERM)
+        _until_draining(server.url)
+        refused = httpx.post(f"{server.url}/v1/completions", json=text_body())
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert int(refused.headers["retry-after"]) > 0
+        assert refused.headers["connection"] == "close"
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        assert server.wait()[0] == 0
+        assert '"finish_reason":"length"' in reader.rest()[-2]
+        assert reader.lines[-1] == "data: [DONE]"
+
+
+def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_STEP_S": "0.05"}, shutdown_timeout_s=0.5) as server:
+        server.await_url()
+        reader = Reader.reading(server.url, 200)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait()[0] == 0
+        assert '"code":"shutting_down"' in reader.rest()[-2]
+        assert reader.lines[-1] == "data: [DONE]"
+
+
+def test_a_second_signal_ends_at_once(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_STEP_S": "0.05"}) as server:
+        server.await_url()
+        Reader.reading(server.url, 200)
+        server.process.send_signal(signal.SIGTERM)
+        _until_draining(server.url)
+        asked_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        code, err = server.wait()
+        assert time.monotonic() - asked_s < 3
+        assert code == 1
+        assert _is_gone(_engine_pid(err))
+
+
+def test_a_signal_while_the_model_loads_ends_the_start(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_LOAD_S": "30"}) as server:
+        assert server.process.stderr is not None
+        pid = json.loads(server.process.stderr.readline())["pid"]
+        server.process.send_signal(signal.SIGTERM)
+        code, _ = server.wait(10)
+        assert code == 0
+        assert _is_gone(pid)
+
+
+def test_an_engine_that_cannot_start_gives_its_line_and_2(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_FAILURE": "weights of the model are missing"}) as server:
+        code, err = server.wait()
+        assert code == 2
+        assert "tiercel: weights of the model are missing" in err.splitlines()
+        assert "Traceback" not in err
+
+
+def test_an_engine_that_dies_ends_streams_with_an_error_and_the_server_with_3(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_STEP_S": "0.05", "FAKE_DIE_AT": "5"}) as server:
+        server.await_url()
+        lines = Reader.reading(server.url, 100).rest()
+        assert '"code":"engine_dead"' in lines[-2]
+        assert lines[-1] == "data: [DONE]"
+        code, err = server.wait()
+        assert code == 3
+        assert "tiercel: the engine died: exit code 9" in err
+        assert "Traceback" not in err
+
+
+def test_a_killed_engine_is_noticed_while_idle(model_folder: Path) -> None:
+    with started(model_folder) as server:
+        server.await_url()
+        assert server.process.stderr is not None
+        pid = json.loads(server.process.stderr.readline())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        code, err = server.wait()
+        assert code == 3
+        assert "killed by SIGKILL" in err
+
+
+def test_a_killed_server_leaves_no_engine(model_folder: Path) -> None:
+    with started(model_folder) as server:
+        server.await_url()
+        assert server.process.stderr is not None
+        pid = json.loads(server.process.stderr.readline())["pid"]
+        server.process.kill()
+        server.process.wait()
+        deadline = time.monotonic() + 2
+        while not _is_gone(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert _is_gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"host": "0.0.0.0"}, "refusing to listen on 0.0.0.0 without a key"),
+        ({"model": "/nonexistent"}, "tokenizer.json is missing"),
+        ({"chat_template": "{% broken"}, "the chat template does not compile"),
+        ({"override_generation_config": {"heat": 1.0}}, "knows no 'heat'"),
+    ],
+)
+def test_wrong_settings_give_one_line_and_2(model_folder: Path, fields: dict[str, object], words: str) -> None:
+    with started(model_folder, None, **{"model": str(model_folder), **fields}) as server:
+        code, err = server.wait()
+        assert code == 2
+        assert words in err
+        assert len(err.splitlines()) == 1
+
+
+def test_a_key_or_the_operators_word_allows_other_hosts(model_folder: Path) -> None:
+    with started(model_folder, None, host="0.0.0.0", api_keys=["secret"]) as server:
+        server.await_url()
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait()[0] == 0
+
+
+def test_a_port_in_use_gives_one_line_and_2(model_folder: Path) -> None:
+    with started(model_folder) as first:
+        first.await_url()
+        port = int(first.url.rsplit(":", 1)[-1])
+        script = START.replace("port=0", f"port={port}")
+        arguments = [json.dumps({"model": str(model_folder)}), "[]"]
+        second = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=15)
+        assert second.returncode == 2
+        assert "cannot listen on 127.0.0.1" in second.stderr
+
+
+def test_a_unix_socket_is_served_and_a_stale_one_replaced(model_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tiercel.sock"
+    for _ in range(2):
+        with started(model_folder, None, uds=str(path)) as server:
+            assert server.process.stdout is not None
+            assert str(path) in server.process.stdout.readline()
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+                assert client.get("http://localhost/ready").status_code == 200
+            server.process.kill()
+            server.process.wait()
+
+
+def test_no_text_and_no_key_is_logged(model_folder: Path) -> None:
+    with started(model_folder, None, api_keys=["sk-secret-key"]) as server:
+        server.await_url()
+        headers = {"authorization": "Bearer sk-secret-key"}
+        answer = httpx.post(f"{server.url}/v1/completions", json=text_body("private words"), headers=headers)
+        assert answer.status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        _, err = server.wait()
+        assert "private" not in err
+        assert "sk-secret" not in err
+        done = next(json.loads(line) for line in err.splitlines() if "request_done" in line)
+        assert done["status"] == 200
+        assert done["finish_reason"] == "length"
+        assert done["output_tokens"] == 16
+        assert {"request_id", "prompt_tokens", "cached_tokens", "queue_ms", "ttft_ms", "itl_p50_ms"} <= set(done)
+
+
+def test_the_http_process_never_loads_torch(model_folder: Path) -> None:
+    script = "import sys, server.launch\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=30)

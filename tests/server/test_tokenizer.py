@@ -1,0 +1,60 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from server.tokenizer import TextCodec, load_text_codec
+from tiercel.errors import ConfigError
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
+        load_text_codec(tmp_path)
+
+
+@pytest.mark.parametrize("broken", ["{", "{}", '{"version": "1.0"}'])
+def test_a_broken_tokenizer_is_named(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(broken)
+    with pytest.raises(ConfigError, match=r"cannot read .*tokenizer\.json"):
+        load_text_codec(tmp_path)
+
+
+def test_a_broken_tokenizer_config_is_named(tmp_path: Path, model_folder: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json"):
+        load_text_codec(tmp_path)
+
+
+def test_the_template_comes_from_a_file_a_list_or_the_operator(tmp_path: Path, model_folder: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    assert load_text_codec(tmp_path).chat_template is None
+    templates = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert load_text_codec(tmp_path).chat_template == "D"
+    (tmp_path / "chat_template.jinja").write_text("J")
+    assert load_text_codec(tmp_path).chat_template == "J"
+    (tmp_path / "mine.jinja").write_text("M")
+    assert load_text_codec(tmp_path, str(tmp_path / "mine.jinja")).chat_template == "M"
+    assert load_text_codec(tmp_path, "{{ messages }}").chat_template == "{{ messages }}"
+    with pytest.raises(ConfigError, match=r"absent\.jinja"):
+        load_text_codec(tmp_path, str(tmp_path / "absent.jinja"))
+
+
+def test_special_tokens_are_read_or_kept_as_text(codec: TextCodec) -> None:
+    assert len(codec.encode("<|im_end|>", add_special_tokens=False)) == 1
+    plain = codec.encode_plain("<|im_end|>")
+    assert len(plain) > 1
+    assert codec.decode(plain) == "<|im_end|>"
+
+
+def test_a_prompt_gets_its_first_token_when_asked_for(codec: TextCodec) -> None:
+    with_bos = codec.encode("hello", add_special_tokens=True)
+    assert with_bos[1:] == codec.encode("hello", add_special_tokens=False)
+    assert codec.token_name(with_bos[0]) == "<s>"
+
+
+def test_the_shape_of_named_specials_does_not_matter(model_folder: Path) -> None:
+    text = (model_folder / "tokenizer.json").read_text()
+    codec = TextCodec(text, {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}, None)
+    assert codec.named_specials == {"bos_token": "<s>", "eos_token": "</s>"}
