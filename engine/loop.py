@@ -110,9 +110,11 @@ class EngineLoop:
         sequence = self._book.add(request)
         self._cache.open(request.id, sequence.tokens, request.scope)
         blocks = -(-(sequence.limit - 1) // self._cache.block_size)
-        if blocks > self._cache.blocks or sequence.num_tokens >= sequence.limit:
-            # The HTTP process refuses such requests with a better answer; here it must only never deadlock.
+        # The HTTP process refuses such requests with a better answer; here they must only never be waited for.
+        if blocks > self._cache.blocks:
             self._end(request.id, FinishReason.ERROR, f"needs {blocks} KV blocks, the pool has {self._cache.blocks}")
+        elif not sequence.num_prompt or sequence.num_tokens >= sequence.limit:
+            self._end(request.id, FinishReason.ERROR, "there is nothing to compute")
 
     def _end(self, seq: SeqId, reason: FinishReason, error: str | None = None) -> None:
         self._finished.append(self._book.finish(seq, reason, self._clock.now_s(), error=error))

@@ -4,6 +4,8 @@ from kvcache.pool import SlotPool
 from kvcache.table import BlockTable
 from tiercel.ids import BlockKey, SeqId, SlotId
 
+_MOST_HASHES = 2048  # blocks of one prompt a step: about 2 ms
+
 
 class Ledger:
     """What the pool would look like if the plan were sealed now: {slot: change of references} and a few counts.
@@ -53,12 +55,15 @@ class Ledger:
         """Give a sequence without blocks the longest cached prefix of its tokens.
 
         Returns the tokens that it covers, a multiple of the block size; at least one token is left to compute.
-        None: its next block is being computed by a launched or planned slice; ask again after that commit.
+        None: ask again in the next step. Its next block is being computed by a launched or planned slice, or its
+        prompt is so long that hashing it all at once would hold up the loop.
         """
         if not self._has_prefix_caching:
             return 0
         table = self._table_by_seq[seq]
         limit = (len(table.tokens) - 1) // self.block_size
+        if not table.hash_some(limit, self.block_size, _MOST_HASHES):
+            return None
         hits: list[SlotId] = []
         for block in range(limit):
             key = table.key(block, self.block_size)

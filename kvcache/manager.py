@@ -170,7 +170,7 @@ class CacheManager:
             for block, slot in enumerate(table.slots):
                 refs[slot] += 1
                 expected = table.key(block, self.block_size) if block < table.num_published else None
-                key = self._pool.keys[slot]
+                key = self._pool.key(SlotId(slot))
                 if (expected is None) != (key is None) or (expected is not None and key != expected):
                     raise InvariantError("cache.key", seq=table.seq, block=block, slot=slot)
         if refs != self._pool.refs:
@@ -185,7 +185,6 @@ class CacheManager:
         return (
             states,
             list(pool.refs),
-            list(pool.keys),
             dict(pool.slot_by_key),
             pool.eviction_order(),
             pool.free_order(),

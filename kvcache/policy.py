@@ -1,50 +1,54 @@
 """Which unreferenced copy goes first when room is needed."""
 
-import heapq
+from array import array
 from collections.abc import Iterator
+
+_ENDS = 0  # slot 0 is the sink and never cached: it stands for both ends of the list
 
 
 class LeastRecent:
     """Slots in the order of their last release, oldest first.
 
-    A heap with lazy deletion: entries of slots that were taken back meanwhile are skipped when they surface, so a
-    slot leaves from the middle at no cost and returns to its exact place (`restore`), which undo needs.
+    A doubly linked list inside two arrays: a slot leaves from the middle in O(1), no object exists per slot, and
+    because undo runs in exact reverse, a slot returns to its exact place by the neighbour it had.
     """
 
     def __init__(self, slots: int) -> None:
-        self._heap: list[tuple[int, int]] = []
-        self._stamp_by_slot: dict[int, int] = {}
-        self._next_stamp = 1
-        self._compact_above = 4 * slots + 64
+        self._next = array("i", bytes(4 * slots))
+        self._previous = array("i", bytes(4 * slots))
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._stamp_by_slot)
+        return self._count
 
     def __iter__(self) -> Iterator[int]:
         """Slots, first victim first."""
-        return iter(sorted(self._stamp_by_slot, key=self._stamp_by_slot.__getitem__))
+        slot = self._next[_ENDS]
+        while slot != _ENDS:
+            yield slot
+            slot = self._next[slot]
+
+    @property
+    def first(self) -> int | None:
+        """The next victim."""
+        return self._next[_ENDS] or None
 
     def add(self, slot: int) -> None:
         """A copy became unreferenced: it is the last to go."""
-        self.restore(slot, self._next_stamp)
-        self._next_stamp += 1
-
-    def restore(self, slot: int, stamp: int) -> None:
-        """Put a slot back to the place that `remove` or `pop` took it from."""
-        self._stamp_by_slot[slot] = stamp
-        heapq.heappush(self._heap, (stamp, slot))
-        if len(self._heap) > self._compact_above:
-            self._heap = [(stamp, slot) for slot, stamp in self._stamp_by_slot.items()]
-            heapq.heapify(self._heap)
+        self.restore(slot, self._previous[_ENDS])
 
     def remove(self, slot: int) -> int:
-        """A copy is referenced again. Returns its stamp, for `restore`."""
-        return self._stamp_by_slot.pop(slot)
+        """A copy is referenced again, or evicted. Returns its place, for `restore`."""
+        before, behind = self._previous[slot], self._next[slot]
+        self._next[before] = behind
+        self._previous[behind] = before
+        self._count -= 1
+        return before
 
-    def pop(self) -> tuple[int, int]:
-        """The next victim and its stamp. Errors: IndexError when there is none."""
-        while True:
-            stamp, slot = heapq.heappop(self._heap)
-            if self._stamp_by_slot.get(slot) == stamp:
-                del self._stamp_by_slot[slot]
-                return slot, stamp
+    def restore(self, slot: int, place: int) -> None:
+        """Put a slot back to the place that `remove` took it from."""
+        behind = self._next[place]
+        self._next[place] = self._previous[behind] = slot
+        self._previous[slot] = place
+        self._next[slot] = behind
+        self._count += 1

@@ -11,6 +11,8 @@ from tiercel.ids import BlockKey, SlotId
 SINK = SlotId(0)
 """Padded rows write here. Never owned, never read for a result."""
 
+KEY_BYTES = 32
+
 Undo = Callable[[], object]
 
 
@@ -37,14 +39,16 @@ class SlotPool:
         self.states[SINK] = SlotState.SINK
         self.refs = array("i", bytes(4 * slots))
         self.last_steps = array("q", bytes(8 * slots))  # last launched step that touches the slot, as of its release
-        self.keys: list[BlockKey | None] = [None] * slots
         self.slot_by_key: dict[BlockKey, SlotId] = {}
         self.journal: list[Undo] = []
         self.committed = 0  # last committed step
         self.num_limbo = 0
         # A stack whose top is the lowest slot: fresh tables get runs of consecutive slots.
-        self._free = list(range(blocks, 0, -1))
+        self._free = array("i", range(blocks, 0, -1))
         self._cached = LeastRecent(slots)
+        # Bytes, not objects: a collection has nothing to visit here, whatever the number of blocks.
+        self._keys = bytearray(KEY_BYTES * slots)
+        self._is_keyed = bytearray(slots)
         self._limbo_by_step: dict[int, list[SlotId]] = {}
 
     @property
@@ -58,6 +62,10 @@ class SlotPool:
     @property
     def num_owned(self) -> int:
         return self.blocks - self.num_free - self.num_cached - self.num_limbo
+
+    def key(self, slot: SlotId) -> BlockKey | None:
+        """The key of the block in a slot; None while it is not committed, not full or not there."""
+        return BlockKey(bytes(self._keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)])) if self._is_keyed[slot] else None
 
     def is_touched(self, slot: SlotId, last_step: int) -> bool:
         """A launched, uncommitted step may still read or write the slot."""
@@ -86,9 +94,9 @@ class SlotPool:
                 self.refs[slot] += 1
                 self.journal.append(lambda: self._lower(slot))
             case SlotState.CACHED:
-                stamp = self._cached.remove(slot)
+                place = self._cached.remove(slot)
                 self._own(slot)
-                self.journal.append(lambda: (self._unown(slot, state), self._cached.restore(slot, stamp)))
+                self.journal.append(lambda: (self._unown(slot, state), self._cached.restore(slot, place)))
             case SlotState.LIMBO:  # still valid: a keyed block is never written again
                 self.num_limbo -= 1
                 self._own(slot)
@@ -118,7 +126,8 @@ class SlotPool:
         """Name a committed full block. Returns the canonical slot: another one if the key is already here."""
         canonical = self.slot_by_key.setdefault(key, slot)
         if canonical == slot:
-            self.keys[slot] = key
+            self._keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)] = key
+            self._is_keyed[slot] = True
         return canonical
 
     def commit(self, step: int) -> None:
@@ -147,7 +156,7 @@ class SlotPool:
             self.journal.pop()()
 
     def _settle(self, slot: SlotId) -> Undo:
-        if self.keys[slot] is None:
+        if not self._is_keyed[slot]:
             self.states[slot] = SlotState.FREE
             self._free.append(slot)
             return self._free.pop
@@ -156,24 +165,25 @@ class SlotPool:
         return lambda: self._cached.remove(slot)
 
     def _evict(self) -> SlotId:
-        try:
-            victim, stamp = self._cached.pop()
-        except IndexError as exc:
-            raise InvariantError("pool.exhausted", blocks=self.blocks) from exc
+        victim = self._cached.first
+        if victim is None:
+            raise InvariantError("pool.exhausted", blocks=self.blocks)
         slot = SlotId(victim)
-        key = self.keys[slot]
+        key = self.key(slot)
         if key is None:
             raise InvariantError("pool.cached_without_key", slot=slot)
+        place = self._cached.remove(slot)
         del self.slot_by_key[key]
-        self.keys[slot] = None
-        self.journal.append(lambda: self._unevict(slot, key, stamp))
+        self._is_keyed[slot] = False
+        self.journal.append(lambda: self._unevict(slot, key, place))
         return slot
 
-    def _unevict(self, slot: SlotId, key: BlockKey, stamp: int) -> None:
-        self.keys[slot] = key
+    def _unevict(self, slot: SlotId, key: BlockKey, place: int) -> None:
+        self._keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)] = key
+        self._is_keyed[slot] = True
         self.slot_by_key[key] = slot
         self.states[slot] = SlotState.CACHED
-        self._cached.restore(slot, stamp)
+        self._cached.restore(slot, place)
 
     def _own(self, slot: SlotId) -> None:
         self.states[slot] = SlotState.OWNED
@@ -210,7 +220,7 @@ class SlotPool:
         limbo = {slot for slots in self._limbo_by_step.values() for slot in slots}
         num_limbo = 0
         for slot in range(1, self.blocks + 1):
-            state, refs, key = SlotState(self.states[slot]), self.refs[slot], self.keys[slot]
+            state, refs, key = SlotState(self.states[slot]), self.refs[slot], self.key(SlotId(slot))
             num_limbo += state is SlotState.LIMBO
             is_right = (
                 (state is SlotState.FREE) == (slot in free)
@@ -224,7 +234,7 @@ class SlotPool:
             )
             if not is_right:
                 raise InvariantError("pool.slot", slot=slot, state=state.name, refs=refs, keyed=key is not None)
-        if num_limbo != self.num_limbo or len(self.slot_by_key) != sum(key is not None for key in self.keys):
+        if num_limbo != self.num_limbo or len(self.slot_by_key) != sum(self._is_keyed):
             raise InvariantError("pool.sums", limbo=self.num_limbo, counted=num_limbo, keys=len(self.slot_by_key))
         if self.states[SINK] != SlotState.SINK or self.refs[SINK]:
             raise InvariantError("pool.sink")

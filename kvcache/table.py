@@ -32,6 +32,13 @@ class BlockTable:
             keys.append(child_key(parent, self.tokens[start : start + block_size].tobytes()))
         return keys[block]
 
+    def hash_some(self, blocks: int, block_size: int, most: int) -> bool:
+        """Hash up to block number `blocks`, at most `most` new ones now. True when all are."""
+        known = len(self._keys)
+        if blocks > known:
+            self.key(min(blocks, known + most) - 1, block_size)
+        return len(self._keys) >= blocks
+
     def groups(self) -> list[tuple[int, int]]:
         """Runs of consecutive slots as (first slot, length): what one copy can move."""
         runs: list[tuple[int, int]] = []

@@ -152,8 +152,8 @@ class Planner:
             return
         if cache.available_blocks + cache.coming_blocks >= len(draft.slice_by_seq):
             return  # room for everybody, whoever crosses a block boundary next
-        growing = sum(
-            (end := piece.start + piece.length) % block_size == 0 and end + 1 < self._book[piece.seq].limit
+        growing = sum(  # needs a block within two steps
+            -(end := piece.start + piece.length) % block_size < 2 and end + 1 < self._book[piece.seq].limit
             for piece in draft.slice_by_seq.values()
         )
         if cache.available_blocks + cache.coming_blocks < growing:

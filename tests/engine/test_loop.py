@@ -223,13 +223,21 @@ def test_a_budget_smaller_than_a_block_does_not_stall() -> None:
 
 
 def test_a_request_that_can_never_fit_is_failed_and_not_waited_for() -> None:
-    bench = Bench(blocks=5, block_size=4)
+    bench = Bench(blocks=5)
     seq = bench.submit([1] * 30, max_tokens=30, ignore_eos=True)
     fits = bench.submit([1] * 10, max_tokens=11, ignore_eos=True)
     bench.run()
     assert bench.client.finished[seq].reason is FinishReason.ERROR
     assert "20" in str(bench.client.finished[seq].error) or "pool has 5" in str(bench.client.finished[seq].error)
     assert bench.client.finished[fits].reason is FinishReason.LENGTH
+
+
+def test_a_request_with_nothing_to_compute_is_failed() -> None:
+    bench = Bench()
+    empty = bench.submit([], max_tokens=3)
+    full = bench.submit([1] * MAX_MODEL_LEN, max_tokens=3)
+    bench.run()
+    assert {bench.client.finished[seq].reason for seq in (empty, full)} == {FinishReason.ERROR}
 
 
 def test_resumed_outputs_are_not_said_again() -> None:

@@ -172,6 +172,15 @@ def test_fresh_tables_are_runs_of_consecutive_slots() -> None:
     assert list(slots) == list(range(slots[0], slots[0] + 10))
 
 
+def test_a_very_long_prompt_is_hashed_in_pieces() -> None:
+    driver = Driver(blocks=8)
+    driver.open(1, [1] * 40_000)
+    asked = 1
+    while driver.cache.ledger().match(SeqId(1)) is None:
+        asked += 1
+    assert asked == 5  # 9,999 blocks, 2,048 a step
+
+
 def test_books_that_disagree_are_found() -> None:
     driver = Driver(blocks=2)
     driver.open(1, list(range(12)))

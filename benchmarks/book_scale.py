@@ -1,0 +1,63 @@
+"""What the cache's books cost at scale: bytes and collection time for a million blocks.
+
+    python benchmarks/book_scale.py [--blocks 1000000]
+
+Fills a pool with keyed blocks of ended sequences, so that every slot is cached, keyed and listed for eviction.
+"""
+
+import argparse
+import gc
+import resource
+import statistics
+import time
+from array import array
+
+from kvcache.manager import CacheManager
+from tiercel.ids import SeqId
+from tiercel.plan import NanoBatch, Plan, Slice
+
+BLOCK_SIZE = 16
+SEQUENCE_BLOCKS = 1000
+
+
+def resident_bytes() -> int:
+    """Peak resident memory so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def fill(cache: CacheManager, sequences: int) -> None:
+    """Compute and end `sequences` sequences of SEQUENCE_BLOCKS blocks each."""
+    tokens = SEQUENCE_BLOCKS * BLOCK_SIZE
+    for number in range(1, sequences + 1):
+        seq = SeqId(number)
+        cache.open(seq, array("I", [number] * tokens), b"benchmark")
+        ledger = cache.ledger()
+        if not ledger.reserve(seq, tokens):
+            raise SystemExit("the pool is too small")
+        sealed = cache.seal(Plan((NanoBatch((Slice(seq, 0, tokens, False),)),)), ledger, number)
+        cache.confirm(sealed)
+        cache.commit(number, [(seq, tokens)])
+        cache.close(seq)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=1_000_000)
+    args = parser.parse_args()
+    before = resident_bytes()
+    started_s = time.perf_counter()
+    cache = CacheManager(args.blocks, BLOCK_SIZE, b"benchmark")
+    fill(cache, args.blocks // SEQUENCE_BLOCKS)
+    filled_s = time.perf_counter() - started_s
+    collections_ms: list[float] = []
+    for _ in range(5):
+        at_s = time.perf_counter()
+        gc.collect()
+        collections_ms.append(1e3 * (time.perf_counter() - at_s))
+    print(f"{args.blocks} blocks, {cache.blocks_cached} cached, filled in {filled_s:.1f} s")
+    print(f"{(resident_bytes() - before) / args.blocks:.0f} bytes a block (peak resident)")
+    print(f"full collection: median {statistics.median(collections_ms):.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
