@@ -22,6 +22,10 @@ class Lane(Protocol):
         """Queue a job. Never waits for it."""
         ...
 
+    def is_lost(self, error: Exception) -> bool:
+        """Whether this error of a job means that no job will succeed any more."""
+        ...
+
     def close(self) -> None:
         """Let queued jobs end and stop."""
         ...

@@ -21,6 +21,9 @@ class CpuLane:
     def run(self, job: Callable[[], R]) -> "Future[R]":
         return self._executor.submit(job)
 
+    def is_lost(self, error: Exception) -> bool:
+        return False
+
     def close(self) -> None:
         self._executor.shutdown(wait=True)
 

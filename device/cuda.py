@@ -34,6 +34,10 @@ class CudaLane:
             mark.record(self._stream)
         return CudaPending(value, mark)
 
+    def is_lost(self, error: Exception) -> bool:
+        # After an illegal access or a device assert the CUDA context answers everything with the same error.
+        return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
+
     def close(self) -> None:
         self._stream.synchronize()
 

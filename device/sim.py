@@ -78,7 +78,9 @@ class SimSlice:
 class SimMachine:
     """A lane, an arena of numbers and a model, behind `launch`."""
 
-    def __init__(self, sequences: SimSequences, block_size: int, vocab_size: int, clock: ManualClock) -> None:
+    def __init__(
+        self, sequences: SimSequences, block_size: int, vocab_size: int, clock: ManualClock, max_rows: int
+    ) -> None:
         self.poisoned: set[SeqId] = set()  # steps with one of these fail
         self.failing_launches = 0  # so many of the next launches are refused
         self.num_failed = 0
@@ -86,6 +88,7 @@ class SimMachine:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._clock = clock
+        self._max_rows = max_rows
         self._launched = 0  # the last step
         self._void_until = 0
         self._tables: dict[SeqId, list[int]] = {}
@@ -98,8 +101,8 @@ class SimMachine:
             self._tables.pop(seq, None)
         for update in plan.table_updates:
             table = self._tables.setdefault(update.seq, [])
-            if update.first > len(table):
-                raise InvariantError("sim.table_gap", seq=update.seq, first=update.first, have=len(table))
+            if update.first > len(table) or len(self._tables) > self._max_rows:
+                raise InvariantError("sim.table", seq=update.seq, first=update.first, rows=len(self._tables))
             table[update.first : update.first + len(update.slots)] = update.slots
         if self.failing_launches:
             self.failing_launches -= 1

@@ -78,6 +78,6 @@ def _free_bytes(settings: EngineSettings, device: Device) -> int:
             )
         return settings.kv_cache_memory_bytes
     if device.name == "cpu":
-        return min(int(device.free_bytes() * _CPU_SHARE), _CPU_MOST_BYTES)
+        return min(int(device.free_bytes() * min(_CPU_SHARE, settings.gpu_memory_utilization)), _CPU_MOST_BYTES)
     used = device.total_bytes() - device.free_bytes()
     return int(device.total_bytes() * settings.gpu_memory_utilization) - used

@@ -144,14 +144,14 @@ class EngineLoop:
         """The step could not be launched: nothing happened, and its sequences run alone from now on."""
         log.error("launch failed error=%s", error, exc_info=error)
         seqs = self._book.suspect(plan)
+        self._refill_rows(seqs)
         if len(seqs) == 1:
             self._end(seqs[0], FinishReason.ERROR, "the engine failed on this request")
-        self._refill_rows(seq for seq in seqs if seq in self._book)
 
-    def _refill_rows(self, seqs: Iterable[SeqId]) -> None:
-        known = list(seqs)
-        self._runner.forget(known)
-        for seq in known:
+    def _refill_rows(self, seqs: list[SeqId]) -> None:
+        """What the runner keeps of these sequences is not what the books say: it gets it anew."""
+        self._runner.forget(seqs)
+        for seq in seqs:
             self._cache.resend(seq)
 
     def _commit(self, flight: Flight) -> None:
@@ -188,7 +188,7 @@ class EngineLoop:
             # It was alone: no other request can have broken the step.
             known.discard(suspects[0])
             self._end(suspects[0], FinishReason.ERROR, "the engine failed on this request")
-        self._refill_rows(known)
+        self._refill_rows(list(known))
 
     def _fail_bad(self, plan: StepPlan, bad: tuple[int, ...]) -> None:
         sampling = [piece.seq for batch in plan.nano_batches for piece in batch.slices if piece.samples]
@@ -219,6 +219,7 @@ class EngineLoop:
         return Gauges(
             num_running=len(self._book.running),
             num_waiting=len(self._book) - len(self._book.running),
+            num_preempted=self._book.num_preempted,
             blocks_total=self._cache.blocks,
             blocks_used=self._cache.blocks_used,
             blocks_cached=self._cache.blocks_cached,

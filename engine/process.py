@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -136,7 +135,7 @@ def serve(mailbox: Mailbox, clock: Clock) -> int:
         engine = open_engine(first.settings, mailbox, clock)
     except ConfigError as error:
         mailbox.post(Failed(error.code, str(error)))
-        _drain(mailbox)
+        _drain(mailbox, clock)
         return EXIT_CONFIG
     # What is loaded stays: the collector need not look at it again.
     gc.collect()
@@ -160,9 +159,9 @@ def serve(mailbox: Mailbox, clock: Clock) -> int:
     return 0
 
 
-def _drain(mailbox: Mailbox, patience_s: float = 2.0) -> None:
-    end_s = time.monotonic() + patience_s
-    while mailbox.has_unsent and time.monotonic() < end_s:
+def _drain(mailbox: Mailbox, clock: Clock, patience_s: float = 2.0) -> None:
+    end_s = clock.now_s() + patience_s
+    while mailbox.has_unsent and clock.now_s() < end_s:
         mailbox.wait(0.1)
 
 

@@ -11,7 +11,7 @@ from engine.inputs import BatchInputs, SequenceReader, build_inputs
 from engine.models.base import Model
 from engine.rows import RowBook
 from engine.sampling import Sampled, Sampler, token_logprobs
-from tiercel.errors import DeviceError
+from tiercel.errors import DeviceError, DeviceLostError
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome, TokenLogprobs
 from tiercel.plan import StepPlan
@@ -31,20 +31,24 @@ class FreshRow:
 class Flight:
     """A launched step."""
 
-    def __init__(self, plan: StepPlan, batches: tuple[BatchInputs, ...], pending: Pending[list[Sampled]]) -> None:
+    def __init__(
+        self, plan: StepPlan, batches: tuple[BatchInputs, ...], pending: Pending[list[Sampled]], lane: Lane
+    ) -> None:
         self.plan = plan
         self._batches = batches
         self._pending = pending
+        self._lane = lane
 
     def result(self) -> StepOutcome:
         """Wait, with the GIL free, for what the step sampled.
 
-        Errors: DeviceError when the device failed the step; nothing of it counts then.
+        Errors: DeviceError when the device failed the step; nothing of it counts then. DeviceLostError when it will
+                fail all others too.
         """
         try:
             sampled = self._pending.result()
         except Exception as exc:  # the boundary round everything that request data can break in a forward
-            raise DeviceError("device.step_failed", f"{type(exc).__name__}: {exc}", step=self.plan.step) from exc
+            raise _failure(self._lane, exc, self.plan.step) from exc
         tokens: list[int] = []
         bad: list[int] = []
         logprobs: tuple[TokenLogprobs, ...] = ()
@@ -53,6 +57,11 @@ class Flight:
             tokens += drawn.tokens.tolist()
             logprobs += token_logprobs(drawn, batch.seqs)
         return StepOutcome(tuple(tokens), logprobs, tuple(bad))
+
+
+def _failure(lane: Lane, error: Exception, step: int) -> DeviceError | DeviceLostError:
+    kind = DeviceLostError if lane.is_lost(error) else DeviceError
+    return kind("device.step_failed", f"{type(error).__name__}: {error}", step=step)
 
 
 class Runner:
@@ -96,8 +105,8 @@ class Runner:
         try:
             pending = self._lane.run(lambda: self._run(fresh, batches))
         except Exception as exc:  # as in `Flight.result`: the boundary round what request data can break
-            raise DeviceError("device.launch_failed", f"{type(exc).__name__}: {exc}", step=plan.step) from exc
-        return Flight(plan, batches, pending)
+            raise _failure(self._lane, exc, plan.step) from exc
+        return Flight(plan, batches, pending, self._lane)
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
         """Steps of these sequences were voided: their rows are filled anew with the next table update."""

@@ -50,7 +50,8 @@ class CacheManager:
         self._pool.journal.clear()
 
     def resend(self, seq: SeqId) -> None:
-        """Send the sequence's whole table with the next step: the runner has forgotten it."""
+        """Send the sequence's whole table with the next step, instead of any delta: the runner has forgotten it."""
+        self._updates = [update for update in self._updates if update.seq != seq]
         slots = self._table_by_seq[seq].slots
         if slots:
             self._updates.append(TableUpdate(seq, 0, tuple(SlotId(slot) for slot in slots)))
@@ -157,10 +158,6 @@ class CacheManager:
     def slots(self, seq: SeqId) -> tuple[SlotId, ...]:
         """The sequence's block table."""
         return tuple(SlotId(slot) for slot in self._table_by_seq[seq].slots)
-
-    def reset_prefix_cache(self) -> int:
-        """Forget all unreferenced blocks. Returns how many there were."""
-        return self._pool.forget_cached()
 
     def check_integrity(self) -> None:
         """Every reference is found in exactly that many tables, every book agrees. Errors: InvariantError."""

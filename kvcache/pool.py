@@ -140,16 +140,6 @@ class SlotPool:
                     self._count_limbo(-1)
                     self._settle(slot)
 
-    def forget_cached(self) -> int:
-        """Evict every unreferenced copy. Returns how many went."""
-        count = len(self._cached)
-        for _ in range(count):
-            slot = self._evict()
-            self.states[slot] = SlotState.FREE
-            self._free.append(slot)
-        self.journal.clear()
-        return count
-
     def undo(self) -> None:
         """Take back everything since the journal was cleared, newest first."""
         while self.journal:

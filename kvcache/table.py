@@ -38,13 +38,3 @@ class BlockTable:
         if blocks > known:
             self.key(min(blocks, known + most) - 1, block_size)
         return len(self._keys) >= blocks
-
-    def groups(self) -> list[tuple[int, int]]:
-        """Runs of consecutive slots as (first slot, length): what one copy can move."""
-        runs: list[tuple[int, int]] = []
-        for slot in self.slots:
-            if runs and runs[-1][0] + runs[-1][1] == slot:
-                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-            else:
-                runs.append((slot, 1))
-        return runs

@@ -36,7 +36,8 @@ class SequenceBook:
     def __init__(self, policy: Policy, max_model_len: int, end_tokens: Iterable[int]) -> None:
         self.running: list[Sequence] = []  # rank order
         self.waiting: list[Sequence] = []  # rank order; WAITING and PREEMPTED
-        self.num_preemptions = 0
+        self.num_preemptions = 0  # since start
+        self.num_preempted = 0  # now: PREEMPTED or DRAINING
         self.num_suspects = 0
         self._by_id: dict[SeqId, Sequence] = {}
         self._policy = policy
@@ -70,6 +71,7 @@ class SequenceBook:
         for seq in plan.admitted:
             sequence = self._by_id[seq]
             self.waiting.remove(sequence)
+            self.num_preempted -= sequence.state is SequenceState.PREEMPTED
             insort(self.running, sequence, key=_rank)
             sequence.state = SequenceState.RUNNING
         for batch in plan.nano_batches:
@@ -112,6 +114,7 @@ class SequenceBook:
             case SequenceState.DRAINING | SequenceState.DONE:
                 pass
         self._clear_suspect(sequence)
+        self.num_preempted -= sequence.state in (SequenceState.PREEMPTED, SequenceState.DRAINING)
         sequence.state = SequenceState.DONE
         started, first = sequence.first_launch_s, sequence.first_token_s
         arrival_s = sequence.request.arrival_s
@@ -172,6 +175,9 @@ class SequenceBook:
                 raise InvariantError("book.sequence", seq=sequence.id, state=sequence.state.value)
         if self.num_suspects != sum(sequence.is_suspect for sequence in self._by_id.values()):
             raise InvariantError("book.suspects", counted=self.num_suspects)
+        away = (SequenceState.PREEMPTED, SequenceState.DRAINING)
+        if self.num_preempted != sum(sequence.state in away for sequence in self._by_id.values()):
+            raise InvariantError("book.preempted", counted=self.num_preempted)
         for queue in (self.running, self.waiting):
             if any(first.rank > second.rank for first, second in pairwise(queue)):
                 raise InvariantError("book.order")
@@ -211,6 +217,7 @@ class SequenceBook:
         self.running.remove(sequence)
         sequence.preemptions += 1
         self.num_preemptions += 1
+        self.num_preempted += 1
         if sequence.in_flight:
             sequence.state = SequenceState.DRAINING
         else:

@@ -89,39 +89,40 @@ class Planner:
         return draft.plan()
 
     def _continue_running(self, draft: _Draft) -> int:
-        """Slices for those that run. Returns the blocks that their known tokens still need after this step."""
+        """Slices for those that run. Returns the blocks that their known tokens still need after this step.
+
+        Decodes inside a block go first: they need nothing. Who needs a block gets it in rank order, so that what the
+        first freed by preempting is not taken by a lower one that happens to decode.
+        """
+        block_size = draft.cache.block_size
         decodes: list[Sequence] = []
-        prefills: list[Sequence] = []
+        needy: list[Sequence] = []
         for sequence in self._book.running:
             want = sequence.want
-            if want == 1:
+            if want == 1 and sequence.scheduled % block_size:
                 decodes.append(sequence)
-            elif want > 1:
-                prefills.append(sequence)
-        kept_tokens = 1 if prefills else 0  # for the first prefill, in case it is the first in rank
-        block_size = draft.cache.block_size
+            elif want:
+                needy.append(sequence)
+        kept_tokens = 1 if needy else 0  # in case the first in rank is among them
         for sequence in decodes:
             if draft.budget <= kept_tokens:
                 break
-            start = sequence.scheduled
-            if sequence.id in draft.victims:
-                continue
-            # Only the first token of a block needs a new one.
-            if start % block_size or self._make_room(draft, sequence, start + 1):
-                draft.add(sequence, start, 1)
-        for sequence in prefills:
+            draft.add(sequence, sequence.scheduled, 1)
+        waiting_decodes = sum(sequence.want == 1 for sequence in needy)
+        for sequence in needy:
             if draft.budget <= 0:
                 break
+            waiting_decodes -= sequence.want == 1
             if sequence.id not in draft.victims:
-                self._continue_prefill(draft, sequence)
+                self._continue(draft, sequence, max(1, draft.budget - waiting_decodes))
         return sum(
             max(0, -(-sequence.num_tokens // block_size) - draft.cache.num_blocks(sequence.id))
-            for sequence in prefills
-            if sequence.id not in draft.victims
+            for sequence in needy
+            if sequence.want > 1 and sequence.id not in draft.victims
         )
 
-    def _continue_prefill(self, draft: _Draft, sequence: Sequence) -> None:
-        length = self._chunk(draft, sequence.scheduled, sequence.want)
+    def _continue(self, draft: _Draft, sequence: Sequence, budget: int) -> None:
+        length = self._chunk(draft, sequence.scheduled, sequence.want, budget)
         if self._make_room(draft, sequence, sequence.scheduled + length):
             draft.add(sequence, sequence.scheduled, length)
 
@@ -174,7 +175,7 @@ class Planner:
             if others and cache.available_blocks < missing + outstanding + others:
                 cache.release(sequence.id)
                 return
-            length = self._chunk(draft, hit, sequence.num_tokens - hit)
+            length = self._chunk(draft, hit, sequence.num_tokens - hit, draft.budget)
             if not cache.reserve(sequence.id, hit + length):
                 cache.release(sequence.id)
                 return
@@ -187,22 +188,25 @@ class Planner:
 
         Anybody gives way to the suspect: until it is cleared or failed nobody else runs.
         """
-        running = self._book.running
-        if any(sequence.in_flight for sequence in running):
+        running, cache = self._book.running, draft.cache
+        if cache.coming_blocks or any(sequence.in_flight for sequence in running):
             return
-        cache = draft.cache
-        suspect = next(sequence for sequence in (*running, *self._book.waiting) if sequence.is_suspect)
+        suspect = next((one for one in (*running, *self._book.waiting) if one.is_suspect), None)
+        if suspect is None:
+            return  # it drains
         is_waiting = suspect not in running
         start = (cache.match(suspect.id) or 0) if is_waiting else suspect.scheduled
-        length = self._chunk(draft, start, suspect.num_tokens - start)
-        while not cache.reserve(suspect.id, start + length):
-            others = (one for one in reversed(running) if one is not suspect and one.id not in draft.victims)
-            draft.preempt(next(others))
+        length = self._chunk(draft, start, suspect.num_tokens - start, draft.budget)
+        for other in reversed([one for one in running if one is not suspect]):
+            if cache.reserve(suspect.id, start + length):
+                break
+            draft.preempt(other)
+        if not cache.reserve(suspect.id, start + length):
+            return
         if is_waiting:
             draft.admitted.append(suspect.id)
         draft.add(suspect, start, length)
 
-    def _chunk(self, draft: _Draft, start: int, want: int) -> int:
+    def _chunk(self, draft: _Draft, start: int, want: int, budget: int) -> int:
         threshold = self._limits.long_prefill_token_threshold or want
-        budget = min(draft.budget, threshold)
-        return chunk_length(start, want, budget, draft.cache.block_size)
+        return chunk_length(start, want, min(budget, threshold), draft.cache.block_size)

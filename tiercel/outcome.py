@@ -58,7 +58,8 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     """The engine's books in numbers, at the end of a step."""
 
     num_running: int = 0
-    num_waiting: int = 0
+    num_waiting: int = 0  # for their first slice, or to come back
+    num_preempted: int = 0  # of them: admitted before
     blocks_total: int = 0
     blocks_used: int = 0  # referenced by a sequence, or in limbo; cached-but-free blocks do not count
     blocks_cached: int = 0  # evictable prefix-cache blocks

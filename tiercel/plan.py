@@ -27,11 +27,6 @@ class Plan(Struct, frozen=True, gc=False):
     admitted: tuple[SeqId, ...] = ()  # WAITING or PREEMPTED until now; their first slice is in this step
     victims: tuple[SeqId, ...] = ()  # preempted by this plan
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computes."""
-        return sum(piece.length for batch in self.nano_batches for piece in batch.slices)
-
 
 class TableUpdate(Struct, frozen=True, gc=False):
     """Slots of one sequence's block table from index `first` on."""

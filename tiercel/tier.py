@@ -1,16 +1,6 @@
-"""Tiers and the shape of what lies in them."""
-
-import enum
+"""The shape of what lies in a tier, and how much of it fits."""
 
 from msgspec import Struct
-
-
-class Tier(enum.Enum):
-    """Where a copy of a block can lie. A step computes on HBM only (on the CPU: the RAM arena)."""
-
-    HBM = "hbm"
-    DDR = "ddr"
-    SSD = "ssd"
 
 
 class KVGroup(Struct, frozen=True):

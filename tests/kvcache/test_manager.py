@@ -153,17 +153,6 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     assert driver.cache.blocks_cached == 0
 
 
-def test_a_reset_forgets_what_nobody_uses() -> None:
-    driver = Driver()
-    driver.open(1, list(range(12)))
-    driver.compute(1)
-    driver.cache.close(SeqId(1))
-    assert driver.cache.reset_prefix_cache() == 3
-    driver.cache.check_integrity()
-    driver.open(2, list(range(12)))
-    assert driver.cache.ledger().match(SeqId(2)) == 0
-
-
 def test_fresh_tables_are_runs_of_consecutive_slots() -> None:
     driver = Driver(blocks=16)
     driver.open(1, list(range(40)))

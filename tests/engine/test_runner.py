@@ -1,0 +1,169 @@
+"""The runner with a real sampler and rows, and a model that only adds up."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from device.cpu import CpuDevice
+from engine.attention.base import ForwardState
+from engine.inputs import build_inputs
+from engine.rows import RowBook
+from engine.runner import Runner
+from engine.sampling import Sampler
+from scheduler.book import SequenceBook
+from scheduler.policy import FirstComeFirstServed
+from tiercel.errors import DeviceError, DeviceLostError, InvariantError
+from tiercel.ids import SeqId, SlotId
+from tiercel.plan import NanoBatch, Plan, Slice, StepPlan, TableUpdate
+from tiercel.request import Request, SamplingParams, pack_tokens
+
+R = TypeVar("R")
+BLOCK = 4
+VOCAB = 50
+
+
+class NextNumber:
+    """Says the number after its last token; fails on token 13, and says nothing finite after token 14."""
+
+    layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 1, VOCAB, 100
+    dtype, impl, weights_bytes, fingerprint = torch.float32, "native", 0, bytes(32)
+
+    def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
+        if (tokens == 13).any():
+            raise RuntimeError("13")
+        return tokens[:, None].float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        rows = torch.nn.functional.one_hot(hidden[:, 0].long() + 1, VOCAB).float()
+        return torch.where(hidden == 14, torch.nan, rows)
+
+
+class FullLane:
+    """A device that takes nothing."""
+
+    def __init__(self, *, is_dead: bool = False) -> None:
+        self._is_dead = is_dead
+
+    def run(self, job: Callable[[], R]) -> "torch.futures.Future[R]":
+        raise MemoryError("full")
+
+    def is_lost(self, error: Exception) -> bool:
+        return self._is_dead
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """One runner and the book that it reads."""
+
+    def __init__(self, lane: object | None = None, rows: int = 3) -> None:
+        self.book = SequenceBook(FirstComeFirstServed(), 100, ())
+        self.rows = RowBook(rows, 25)
+        kv = torch.zeros(30, 1, BLOCK, 1, 2)
+        sampler = Sampler(rows, VOCAB, kv.device)
+        self.lane = lane or CpuDevice(threads=1).open_lane()
+        self.runner = Runner(NextNumber(), kv, sampler, self.lane, self.rows, self.book, ())  # type: ignore[arg-type]
+        self.step = 0
+
+    def add(self, seq: int, prompt: list[int], **params: object) -> None:
+        asked = SamplingParams(temperature=0.0, max_tokens=50, **params)  # type: ignore[arg-type]
+        self.book.add(Request(id=SeqId(seq), prompt=pack_tokens(prompt), params=asked, arrival_s=0.0))
+
+    def plan(self, *slices: tuple[int, int, int], gone: tuple[int, ...] = (), fresh: tuple[int, ...] = ()) -> StepPlan:
+        self.step += 1
+        pieces = tuple(Slice(SeqId(seq), start, length, True) for seq, start, length in slices)
+        updates = tuple(TableUpdate(SeqId(seq), 0, (SlotId(2 * seq), SlotId(2 * seq + 1))) for seq in fresh)
+        plan = Plan((NanoBatch(pieces),), admitted=tuple(SeqId(seq) for seq in fresh))
+        self.book.launch(plan, 0.0)
+        return StepPlan(self.step, plan.nano_batches, updates, tuple(SeqId(seq) for seq in gone))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_the_next_step_is_launched_before_the_host_has_seen_the_token() -> None:
+    bench = Bench()
+    bench.add(1, [3, 4, 5])
+    bench.add(2, [20])
+    first = bench.runner.launch(bench.plan((1, 0, 3), (2, 0, 1), fresh=(1, 2)))
+    second = bench.runner.launch(bench.plan((2, 1, 1), (1, 3, 1)))
+    assert first.result().tokens == (6, 21)
+    assert second.result().tokens == (22, 7)
+
+
+def test_a_row_is_free_for_another_when_its_sequence_is_gone() -> None:
+    bench = Bench(rows=1)
+    bench.add(1, [3])
+    bench.add(2, [8])
+    assert bench.runner.launch(bench.plan((1, 0, 1), fresh=(1,))).result().tokens == (4,)
+    assert bench.runner.launch(bench.plan((2, 0, 1), gone=(1,), fresh=(2,))).result().tokens == (9,)
+    bench.add(3, [8])
+    with pytest.raises(InvariantError, match="rows"):
+        bench.runner.launch(bench.plan((3, 0, 1), fresh=(3,)))
+
+
+def test_what_a_forward_raises_is_the_step_s_failure() -> None:
+    bench = Bench()
+    bench.add(1, [13])
+    with pytest.raises(DeviceError, match="RuntimeError: 13"):
+        bench.runner.launch(bench.plan((1, 0, 1), fresh=(1,))).result()
+
+
+def test_a_row_that_is_not_finite_names_itself() -> None:
+    bench = Bench()
+    bench.add(1, [5])
+    bench.add(2, [14])
+    outcome = bench.runner.launch(bench.plan((1, 0, 1), (2, 0, 1), fresh=(1, 2))).result()
+    assert outcome.tokens[0] == 6
+    assert outcome.bad == (1,)
+
+
+def test_log_probabilities_come_for_those_who_asked() -> None:
+    bench = Bench()
+    bench.add(1, [5])
+    bench.add(2, [6], logprobs=2)
+    found = bench.runner.launch(bench.plan((1, 0, 1), (2, 0, 1), fresh=(1, 2))).result().logprobs
+    assert [(one.seq, one.token, one.rank, len(one.top_tokens)) for one in found] == [(2, 7, 1, 2)]
+
+
+def test_refused_launches_hold_no_row_once_forgotten() -> None:
+    bench = Bench(FullLane(), rows=2)
+    for seq in range(1, 8):
+        bench.add(seq, [1])
+        with pytest.raises(DeviceError, match="MemoryError: full"):
+            bench.runner.launch(bench.plan((seq, 0, 1), fresh=(seq,)))
+        bench.runner.forget([SeqId(seq)])
+
+
+def test_a_lost_device_is_no_request_s_fault() -> None:
+    bench = Bench(FullLane(is_dead=True))
+    bench.add(1, [1])
+    with pytest.raises(DeviceLostError):
+        bench.runner.launch(bench.plan((1, 0, 1), fresh=(1,)))
+
+
+def test_inputs_say_where_every_token_lies() -> None:
+    bench = Bench()
+    bench.add(1, [3, 4, 5, 6, 7, 8])
+    bench.add(2, [9])
+    plan = bench.plan((1, 2, 4), (2, 0, 1), fresh=(1, 2))
+    bench.rows.update(plan.table_updates)
+    inputs = build_inputs(plan.nano_batches[0], bench.book, bench.rows.row_by_seq, bench.rows.tables, BLOCK)
+    assert inputs.tokens.tolist() == [5, 6, 7, 8, 9]
+    assert inputs.query_starts == (0, 4, 5)
+    assert inputs.context_lengths == (6, 1)
+    assert inputs.token_positions.tolist() == [2, 3, 4, 5, 0]
+    assert inputs.slot_ids.tolist() == [2, 2, 3, 3, 4]
+    assert inputs.slot_offsets.tolist() == [2, 3, 0, 1, 0]
+    assert inputs.sample_at.tolist() == [3, 4]
+    assert inputs.positions.tolist() == [6, 1]
+    assert inputs.output_index.tolist() == [0, 0]
+    assert inputs.block_tables.tolist() == [[2, 3], [4, 5]]
+    assert np.array_equal(inputs.rows, [0, 1])
