@@ -76,12 +76,25 @@ def test_when_the_http_process_dies_the_engine_leaves(tmp_path: Path) -> None:
         assert not Path(f"/proc/{engine}").exists()
 
 
-def test_health_answers_while_the_model_loads(tmp_path: Path) -> None:
-    with daemon(tmp_path, "--port", "0", wait=False) as running:
-        running.wait_ready()
-        assert running.http.get("/ready").status_code == 200
-        assert running.http.get("/health").status_code == 200
-        assert running.http.get("/version").json()["version"]
+def test_the_server_answers_while_the_model_loads(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    transport = httpx.HTTPTransport(uds=str(path))
+    with (
+        daemon(tmp_path, "--uds", str(path), wait=False),
+        httpx.Client(transport=transport, base_url="http://tiercel") as http,
+    ):
+        while not path.exists():
+            time.sleep(0.005)
+        first = http.get("/ready")
+        assert first.status_code == 503
+        assert first.json()["error"]["message"]
+        assert http.get("/health/live").status_code == 200
+        assert http.get("/version").json()["version"]
+        end_s = time.monotonic() + 60
+        while http.get("/ready").status_code != 200:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        assert http.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(
