@@ -60,15 +60,18 @@ class Admission:
         self._is_closed = True
 
     @contextlib.contextmanager
-    def reserve(self, sequences: int) -> Generator[None]:
-        """Hold places until the sequences are submitted, or the request has failed.
+    def reserve(self, choices: int = 1, *, prompts: int = 1) -> Generator[None]:
+        """Hold places for `choices` of each prompt until they are submitted, or the request has failed.
 
-        Errors: AdmissionError (503) with Retry-After.
+        Errors: AdmissionError: 503 with Retry-After, or 400 for more sequences than the whole queue holds.
         """
+        sequences = choices * prompts
         self._sample_rate()
         if self._is_closed:
             self._counter.on_rejected(SHUTTING_DOWN)
             raise shutting_down()
+        if sequences > self._max_queued:
+            raise _never_fits(choices, prompts, self._max_queued)
         queued = self._queue.num_tokenless + self._reserved
         if queued + sequences > self._max_queued:
             self._counter.on_rejected("queue_full")
@@ -99,6 +102,16 @@ class Admission:
         if self._started_per_s <= 0:
             return _UNKNOWN_RETRY_S
         return min(max(math.ceil(excess / self._started_per_s), 1), _MAX_RETRY_S)
+
+
+def _never_fits(choices: int, prompts: int, max_queued: int) -> AdmissionError:
+    """The refusal of a request that no waiting would help."""
+    return AdmissionError(
+        400,
+        f"This request asks for {choices * prompts} sequences (n={choices} for each of {prompts} prompts), but the"
+        f" queue of this server holds {max_queued}. Please reduce n or the number of prompts.",
+        param="n" if choices > 1 else "prompt",
+    )
 
 
 def shutting_down() -> AdmissionError:

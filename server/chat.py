@@ -54,8 +54,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as exc:
             raise ConfigError("chat_template.syntax", f"the chat template does not compile: {exc}") from exc
-        texts = sorted(codec.special_texts, key=len, reverse=True)
-        self._special_text = re.compile("|".join(re.escape(text) for text in texts)) if texts else None
+        self._special_text = _any_of(codec.vocabulary.special_texts)
+        self._control_text = _any_of(codec.vocabulary.control_texts)
 
     @property
     def switches(self) -> frozenset[str]:
@@ -65,39 +65,52 @@ class ChatTemplate:
     def encode(self, messages: Sequence[ChatMessage], options: ChatOptions) -> ChatPrompt:
         """Render and tokenise.
 
-        Harmless content gives exactly the ids of the whole rendering; content that spells a special token is
+        Harmless content gives exactly the ids of the whole rendering; content that spells a control token is
         encoded on its own, as plain text.
         Errors: AdmissionError (400) when the template refuses the messages.
         """
         text = self._render_whole(messages, options)
         tokens = self._codec.encode(text, add_special_tokens=False)
-        if self._is_harmless(messages, options, tokens):
+        if not self._codec.vocabulary.controls:
             return ChatPrompt(text, tokens)
-        return ChatPrompt(text, self._encode_guarded(messages, options))
+        neutral = [_neutral(message) for message in messages]
+        expected = self._controls_of(neutral, options)
+        if not any(map(self._is_hostile, messages)) and self._controls_in(tokens) == expected:
+            return ChatPrompt(text, tokens)
+        answers = [whole if _is_answer(whole) else bare for whole, bare in zip(messages, neutral, strict=True)]
+        is_safe = not any(map(self._is_hostile, answers)) and self._controls_of(answers, options) == expected
+        return ChatPrompt(text, self._encode_guarded(messages, options, trusts_answers=is_safe))
 
-    def _is_harmless(self, messages: Sequence[ChatMessage], options: ChatOptions, tokens: Sequence[int]) -> bool:
-        """True when every special token comes from the template itself."""
-        pattern = self._special_text
-        if pattern is None:
-            return True
-        if any(pattern.search(message.content) or pattern.search(message.name or "") for message in messages):
-            return False
-        neutral = [
-            ChatMessage(message.role, _NEUTRAL if message.content.strip() else message.content, message.name)
-            for message in messages
-        ]
-        alone = self._render_whole(neutral, options)
-        return self._specials(tokens) == self._specials(self._codec.encode(alone, add_special_tokens=False))
+    def _is_hostile(self, message: ChatMessage) -> bool:
+        """Whether it spells a control token that it has no business with.
 
-    def _specials(self, tokens: Sequence[int]) -> int:
-        specials = self._codec.vocabulary.specials
-        return sum(1 for token in tokens if token in specials)
+        Answers may spell those that are not special: models write `<think>`, and templates take it out again.
+        """
+        pattern = self._special_text if _is_answer(message) else self._control_text
+        return pattern is not None and bool(pattern.search(message.content) or pattern.search(message.name or ""))
 
-    def _encode_guarded(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
-        """Wrap contents in unguessable marks, render, and encode what lies between the marks as plain text."""
+    def _controls_of(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
+        """The control tokens of a rendering, in their order."""
+        text = self._render_whole(messages, options)
+        return self._controls_in(self._codec.encode(text, add_special_tokens=False))
+
+    def _controls_in(self, tokens: Sequence[int]) -> list[int]:
+        controls = self._codec.vocabulary.controls
+        return [token for token in tokens if token in controls]
+
+    def _encode_guarded(
+        self, messages: Sequence[ChatMessage], options: ChatOptions, *, trusts_answers: bool
+    ) -> list[int]:
+        """Wrap contents in unguessable marks, render, and encode what lies between the marks as plain text.
+
+        With `trusts_answers` those of the assistant stay as they are: their control tokens are the template's
+        doing, which takes thoughts out of earlier answers and cannot do so between marks.
+        """
         nonce = secrets.token_hex(16)
         begin, end = f"{nonce}b", f"{nonce}e"
-        marked = [_marked(message, begin, end) for message in messages]
+        marked = [
+            message if trusts_answers and _is_answer(message) else _marked(message, begin, end) for message in messages
+        ]
         text = self._render_whole(marked, options)
         tokens: list[int] = []
         is_content = False
@@ -106,10 +119,17 @@ class ChatTemplate:
                 if is_content == (part == begin):
                     raise _unguardable()
                 is_content = part == begin
+            elif is_content:
+                tokens += self._encode_content(part)
             elif part:
-                codec = self._codec
-                tokens += codec.encode_plain(part) if is_content else codec.encode(part, add_special_tokens=False)
+                tokens += self._codec.encode(part, add_special_tokens=False)
         if is_content:
+            raise _unguardable()
+        return tokens
+
+    def _encode_content(self, text: str) -> list[int]:
+        tokens = self._codec.encode_plain(text)
+        if self._controls_in(tokens):
             raise _unguardable()
         return tokens
 
@@ -166,6 +186,21 @@ def _unguardable() -> AdmissionError:
     return AdmissionError(
         400, "The messages spell control tokens in a place where the chat template rewrites text.", param="messages"
     )
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(re.escape(text) for text in longest_first)) if longest_first else None
+
+
+def _is_answer(message: ChatMessage) -> bool:
+    return message.role == "assistant"
+
+
+def _neutral(message: ChatMessage) -> ChatMessage:
+    """The same message without words, but for the white space that a template may ask about."""
+    content = _NEUTRAL if message.content.strip() else message.content
+    return ChatMessage(message.role, content, None if message.name is None else _NEUTRAL)
 
 
 def _marked(message: ChatMessage, begin: str, end: str) -> ChatMessage:

@@ -214,8 +214,9 @@ class EngineClient(asyncio.Protocol):
             self._signal_change()
 
     def refuse_queued(self, gone: EngineGone) -> None:
-        """For a drain: give up the youngest sequences without a token, as many as the engine says are waiting."""
-        waiting = min(self._gauges.num_waiting, len(self._tokenless))
+        """For a drain: give up the youngest sequences without a token, as many as the engine has not admitted yet."""
+        gauges = self._gauges
+        waiting = min(max(gauges.num_waiting - gauges.num_preempted, 0), len(self._tokenless))
         seqs = list(self._tokenless)[len(self._tokenless) - waiting :]
         self._give_up(seqs, gone)
 

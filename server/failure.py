@@ -77,6 +77,11 @@ def internal_error(error_id: str) -> AdmissionError:
     )
 
 
+def slow_reader() -> AdmissionError:
+    """The client let the connection fill up before its answer began."""
+    return AdmissionError(408, "The client did not read from this connection.", code="slow_reader")
+
+
 def engine_failed(error_id: str) -> AdmissionError:
     """The engine failed this request alone."""
     return AdmissionError(

@@ -103,13 +103,14 @@ class ChoiceText:
         finished = delivery.finished
         shown = delivery.tokens
         has_stop_token = finished is not None and finished.stop_token is not None and len(shown) > 0
-        if has_stop_token:
+        is_hidden = has_stop_token and not self._rules.include_stop
+        if is_hidden:
             shown = shown[:-1]
         found = self._take(shown, delivery.logprobs)
         if found is not None:
             self.stopped_by_text = True
             return self._delta(delivery.choice, "stop", found)
-        self.num_outputs += has_stop_token
+        self.num_outputs += is_hidden
         if finished is not None:
             return self._end(delivery.choice, finished)
         since_shown = self.num_outputs - self._shown_outputs

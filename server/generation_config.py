@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+import pydantic
 from msgspec import Struct
 
+from server.schemas import SamplingFields
 from tiercel.errors import ConfigError
 
 
@@ -25,30 +27,25 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 def load_sampling_defaults(model: Path, source: str, overrides: Mapping[str, float]) -> SamplingDefaults:
     """Read the defaults as `--generation-config` says: auto, vllm, tiercel or a folder; then apply overrides.
 
-    Errors: ConfigError naming the file or the key.
+    Errors: ConfigError naming the file or the flag, and the key.
     """
-    match source:
-        case "vllm" | "tiercel":
-            values: dict[str, object] = {}
-        case "auto":
-            values = _read(model / "generation_config.json", must_exist=False)
-        case folder:
-            values = _read(Path(folder) / "generation_config.json", must_exist=True)
+    path = (model if source == "auto" else Path(source)) / "generation_config.json"
+    is_neutral = source in ("vllm", "tiercel")
+    values: dict[str, object] = {} if is_neutral else _read(path, must_exist=source != "auto")
     known = SamplingDefaults.__struct_fields__
     for key in overrides:
         if key not in known:
             names = ", ".join(known)
             raise ConfigError("generation_config.key", f"--override-generation-config knows no {key!r}: {names}")
-    merged = {**values, **overrides}
+    numbers = _numbers(values, str(path)) | _numbers(overrides, "--override-generation-config")
     neutral = SamplingDefaults()
-    max_new_tokens = _number(merged, "max_new_tokens", 0)
     return SamplingDefaults(
-        temperature=_number(merged, "temperature", neutral.temperature),
-        top_p=_number(merged, "top_p", neutral.top_p),
-        top_k=int(_number(merged, "top_k", neutral.top_k)),
-        min_p=_number(merged, "min_p", neutral.min_p),
-        repetition_penalty=_number(merged, "repetition_penalty", neutral.repetition_penalty),
-        max_new_tokens=int(max_new_tokens) or None,
+        temperature=numbers.get("temperature", neutral.temperature),
+        top_p=numbers.get("top_p", neutral.top_p),
+        top_k=int(numbers.get("top_k", neutral.top_k)),
+        min_p=numbers.get("min_p", neutral.min_p),
+        repetition_penalty=numbers.get("repetition_penalty", neutral.repetition_penalty),
+        max_new_tokens=int(numbers.get("max_new_tokens", 0)) or None,
     )
 
 
@@ -64,10 +61,31 @@ def _read(path: Path, *, must_exist: bool) -> dict[str, object]:
     return cast(dict[str, object], value)
 
 
-def _number(values: Mapping[str, object], key: str, default: float) -> float:
-    value = values.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ConfigError("generation_config.value", f"generation_config: {key} cannot be {value!r}")
-    return value
+def _numbers(values: Mapping[str, object], place: str) -> dict[str, float]:
+    """The defaults that are given, each within the range that a client's own value must keep."""
+    numbers: dict[str, float] = {}
+    for key in SamplingDefaults.__struct_fields__:
+        value = values.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise _wrong_value(place, key, value, "expected a number")
+        if key == "max_new_tokens":
+            if value < 0 or value != int(value):
+                raise _wrong_value(place, key, value, "expected a whole number, 0 or more")
+        else:
+            _check_range(place, key, value)
+        numbers[key] = value
+    return numbers
+
+
+def _check_range(place: str, key: str, value: float) -> None:
+    try:
+        SamplingFields.model_validate({key: value})
+    except pydantic.ValidationError as exc:
+        reason = exc.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+        raise _wrong_value(place, key, value, reason[:1].lower() + reason[1:]) from exc
+
+
+def _wrong_value(place: str, key: str, value: object, reason: str) -> ConfigError:
+    return ConfigError("generation_config.value", f"{place}: {key} cannot be {str(value)[:80]}: {reason}")

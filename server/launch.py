@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import datetime
 import functools
+import gc
+import logging
 import secrets
 import signal
 import socket
@@ -47,6 +49,8 @@ _IDLE_S = 20.0  # for the head of a request
 _CAUSE_S = 0.5  # between the end of the socket and the end of the process
 _POLL_S = 0.02
 _TEXT_WORKERS = 2
+_GC_THRESHOLDS = (20_000, 20, 50)  # one request makes thousands of objects, few of them cyclic garbage
+_CUT_STREAM = "ASGI callable returned without completing response."
 
 
 def serve(
@@ -77,9 +81,23 @@ def serve(
             print(f"tiercel: {exc.message}", file=complaints, flush=True)
             return EXIT_CONFIG
         daemon = Daemon(settings, service, sock, child, out or sys.stdout, complaints)
-        loop_factory = uvicorn.Config(create_app).get_loop_factory()
+        _settle_heap()
+        logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
+        loop_factory = uvicorn.Config(create_app, log_config=None).get_loop_factory()
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(daemon.run())
+
+
+def _settle_heap() -> None:
+    """What lives from now on until the end is never looked at again by the garbage collector."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Not what uvicorn says of a stream that we cut: `request_done` has said why."""
+    return record.msg != _CUT_STREAM
 
 
 def build_service(settings: ServerSettings) -> Service:

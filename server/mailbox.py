@@ -1,13 +1,16 @@
 """What the engine said about the sequences of one client request and its handler has not read yet."""
 
 import asyncio
+import contextlib
 from array import array
+from collections.abc import Generator
 
 from msgspec import Struct
 
 from tiercel.outcome import Finished, TokenLogprobs
 
-MAX_UNREAD_BYTES = 256 * 1024
+MAX_UNREAD_BYTES = 256 * 1024  # of one sequence without log-probabilities
+_MOST_UNREAD_BYTES = 16 * 1024 * 1024  # of one client request, whatever it asks for
 _TOKEN_COST_BYTES = 16  # a token id, its share of the list and of the text it will become
 _LOGPROB_COST_BYTES = 64  # one alternative of one token
 
@@ -37,19 +40,35 @@ class _Unread:
         self.finished: Finished | None = None
 
 
+def unread_limit_bytes(sequences: int, logprobs: int) -> int:
+    """How much may wait for a client: the same number of steps for one token a step as for many."""
+    return min(MAX_UNREAD_BYTES * sequences * (1 + logprobs), _MOST_UNREAD_BYTES)
+
+
 class Mailbox:
     """One reader, one writer, one event loop. A slow reader finds its tokens joined, never a longer queue.
 
-    `overflow` is done once more than `limit_bytes` wait unread; the owner then gives the request up.
+    `overflow` is done once more than `limit_bytes` wait unread while a send to the client is stuck; the owner then
+    gives the request up. What waits because our own loop was busy is not the client's fault and does not count.
     """
 
     def __init__(self, *, limit_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._unread: dict[int, _Unread] = {}
         self._unread_bytes = 0
         self._limit_bytes = limit_bytes
+        self._is_sending = False
         self._gone: EngineGone | None = None
         self._wake = asyncio.Event()
         self.overflow = asyncio.Event()
+
+    @contextlib.contextmanager
+    def sending(self) -> Generator[None]:
+        """While the reader hands bytes to the client and cannot read."""
+        self._is_sending = True
+        try:
+            yield
+        finally:
+            self._is_sending = False
 
     def put_token(self, choice: int, token: int) -> None:
         """A new token of one choice."""
@@ -94,5 +113,5 @@ class Mailbox:
     def _grow(self, size_bytes: int) -> None:
         self._unread_bytes += size_bytes
         self._wake.set()
-        if self._unread_bytes > self._limit_bytes:
+        if self._is_sending and self._unread_bytes > self._limit_bytes:
             self.overflow.set()

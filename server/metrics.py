@@ -96,10 +96,12 @@ class EngineMetrics:
         self._running = self._gauge("num_requests_running", "Sequences in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences waiting for their first slice or preempted.")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use; cached-but-free do not count.")
-        self._waiting_by_reason = {
-            reason: self._gauge_with("num_requests_waiting_by_reason", "Waiting sequences by reason.", reason)
-            for reason in ("capacity",)
-        }
+        by_reason = Gauge(
+            "vllm:num_requests_waiting_by_reason", "Waiting sequences by reason.", (*_LABELS, "reason"),
+            registry=registry,
+        )  # fmt: skip
+        self._waiting_for_capacity = by_reason.labels(*self._label_values, "capacity")
+        by_reason.labels(*self._label_values, "deferred").set(0)  # nothing waits for another reason
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of sequences that got a first token.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
@@ -177,7 +179,7 @@ class EngineMetrics:
         """A step was committed. `step_tokens` counts prompt tokens computed and tokens brought."""
         self._running.set(after.num_running)
         self._waiting.set(after.num_waiting)
-        self._waiting_by_reason["capacity"].set(after.num_waiting)
+        self._waiting_for_capacity.set(after.num_waiting)
         self._kv_usage.set(after.blocks_used / after.blocks_total if after.blocks_total else 0.0)
         self._prefix_queries.inc(max(after.prefix_queries - before.prefix_queries, 0))
         self._prefix_hits.inc(max(after.prefix_hits - before.prefix_hits, 0))
@@ -199,10 +201,6 @@ class EngineMetrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry).labels(*self._label_values)
-
-    def _gauge_with(self, name: str, text: str, reason: str) -> Gauge:
-        gauge = Gauge(f"vllm:{name}", text, (*_LABELS, "reason"), registry=self._registry)
-        return gauge.labels(*self._label_values, reason)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"vllm:{name}", text, _LABELS, registry=self._registry).labels(*self._label_values)

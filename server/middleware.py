@@ -11,7 +11,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.failure import fault_response, internal_error
+from server.failure import fault_response, internal_error, slow_reader
 from server.metrics import ServerMetrics
 from server.story import RequestStory
 from server.watch import ClientGoneError, SlowReaderError
@@ -56,11 +56,12 @@ class Bookkeeping:
         echo = story.request_id.encode() if is_clients or self._echo_id else None
 
         async def send_noted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                story.status = message["status"]
-                if echo is not None:
-                    message = {**message, "headers": [*message["headers"], (b"x-request-id", echo)]}
+            is_start = message["type"] == "http.response.start"
+            if is_start and echo is not None:
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", echo)]}
             await send(message)
+            if is_start:
+                story.status = message["status"]
 
         try:
             await self._app(scope, receive, send_noted)
@@ -91,8 +92,13 @@ class Boundary:
             return
         try:
             await self._app(scope, receive, send)
-        except (ClientGoneError, SlowReaderError) as exc:
-            story_of(scope).outcome = "slow_reader" if isinstance(exc, SlowReaderError) else "client_gone"
+        except ClientGoneError:
+            story_of(scope).outcome = "client_gone"
+        except SlowReaderError:
+            story = story_of(scope)
+            story.outcome = "slow_reader"
+            if story.status is None:
+                await fault_response(slow_reader())(scope, receive, send)
         except Exception as exc:
             await self._answer(exc, scope, receive, send)
 

@@ -9,11 +9,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.body import read_object
 from server.client import SequenceStart
 from server.detokenizer import make_detokenizer
 from server.generation import ChoiceText, EngineGoneError, Generation, GenerationError, SequenceFailedError
-from server.mailbox import Mailbox
+from server.mailbox import Mailbox, unread_limit_bytes
 from server.middleware import story_of
 from server.params import ModelLimits, SamplingPlan, cache_scope, chat_plan, completion_plan
 from server.prompt import chat_work, check_tokens, empty_prompt, encode_texts, split_prompts
@@ -31,6 +30,8 @@ from server.story import RequestStory
 from server.stream import EventStream, FailureNote, Shape, StreamRules, whole_reply
 from server.watch import run_watched
 from tiercel.request import SamplingParams, pack_tokens
+
+_LARGE_TOKENS = 16 * 1024  # of all prompts: more than this are checked by a worker
 
 
 class _Prepared(Struct, frozen=True):
@@ -90,7 +91,7 @@ class OpenAIRoutes:
             plan = completion_plan(fields, self._service.defaults, limits)
             return self._prepared(plan, await self._tokens(prompts, fields, limits), limits)
 
-        with self._service.admission.reserve(len(prompts) * (fields.n or 1)):
+        with self._service.admission.reserve(fields.n or 1, prompts=len(prompts)):
             prepared = await run_watched(prepare(), request.receive)
             generation = self._submit(prepared, fields, story_of(request.scope))
         return await self._answer(generation, TextShape(head), fields, request)
@@ -106,7 +107,7 @@ class OpenAIRoutes:
 
     async def _read(self, request: Request) -> dict[str, object]:
         story_of(request.scope).is_generation = True
-        body = await read_object(request)
+        body = await self._service.read_object(request)
         refuse_unsupported(body)
         return body
 
@@ -130,7 +131,10 @@ class OpenAIRoutes:
             add = fields.add_special_tokens
             return await self._service.in_worker(lambda: encode_texts(codec, texts, limits, add_special_tokens=add))
         tokens = [prompt for prompt in prompts if isinstance(prompt, list)]
-        check_tokens(tokens, limits)
+        if sum(map(len, tokens)) > _LARGE_TOKENS:
+            await self._service.in_worker(lambda: check_tokens(tokens, limits, "prompt"))
+        else:
+            check_tokens(tokens, limits, "prompt")
         return tokens
 
     def _prepared(self, plan: SamplingPlan, prompts: list[list[int]], limits: ModelLimits) -> _Prepared:
@@ -155,7 +159,7 @@ class OpenAIRoutes:
                     )
                 )
                 choices.append(self._choice_text(prompt, plan))
-        mailbox = Mailbox()
+        mailbox = Mailbox(limit_bytes=unread_limit_bytes(len(starts), plan.params.logprobs or 0))
         ticket = self._service.client.submit(starts, mailbox, story.arrival_s)
         num_prompt = sum(len(prompt) for prompt in prepared.prompts)
         story.generation = Generation(self._service.client, ticket, mailbox, choices, num_prompt)

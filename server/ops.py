@@ -36,7 +36,8 @@ class OpsRoutes:
     def guarded_router(self) -> APIRouter:
         """Routes that need a key."""
         router = APIRouter(tags=["operations"])
-        router.add_api_route("/load", self.load, methods=["GET"], response_model=None)
+        if self._service.settings.enable_server_load_tracking:
+            router.add_api_route("/load", self.load, methods=["GET"], response_model=None)
         return router
 
     async def health(self) -> Response:

@@ -29,6 +29,11 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     pool_tokens: int  # KV pool of the device tier
     max_logprobs: int
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that can ever run."""
+        return min(self.max_model_len, self.pool_tokens)
+
     @staticmethod
     def of(ready: Ready, max_logprobs: int) -> "ModelLimits":
         """Limits as the engine reported them."""
@@ -65,7 +70,7 @@ class SamplingPlan(Struct, frozen=True, kw_only=True):
         Errors: AdmissionError (400) when prompt and outputs exceed the context or the KV pool.
         """
         check_length(num_prompt, self.max_tokens, self.max_tokens_field, limits)
-        room = min(limits.max_model_len, limits.pool_tokens) - num_prompt
+        room = limits.longest - num_prompt
         max_tokens = self.max_tokens if self.max_tokens is not None else min(room, default_cap or room)
         if self.params.min_tokens > max_tokens:
             raise AdmissionError(
@@ -209,39 +214,38 @@ def check_length(num_prompt: int, max_tokens: int | None, field: str, limits: Mo
 
     Errors: AdmissionError (400): over the model's context, or over the whole KV pool.
     """
-    longest = limits.max_model_len
+    longest = limits.longest
     if num_prompt >= longest:
-        raise too_long(num_prompt, longest)
+        raise too_long(num_prompt, limits)
     total = num_prompt + (max_tokens or 1)
     if total > longest:
         raise AdmissionError(
             400,
             f"This model's maximum context length is {longest} tokens. However, you requested {_short(max_tokens or 1)}"
             f" output tokens and your prompt contains {num_prompt} input tokens, for a total of {_short(total)} tokens."
-            " Please reduce the length of the input prompt or the number of requested output tokens.",
-            code="context_length_exceeded",
-            param=field,
-        )
-    if total > limits.pool_tokens:
-        raise AdmissionError(
-            400,
-            f"This request needs {total} tokens of KV cache, but the whole pool of this server holds"
-            f" {limits.pool_tokens} tokens. Please reduce the prompt or the number of requested output tokens.",
+            f" Please reduce the length of the input prompt or the number of requested output tokens.{_cause(limits)}",
             code="context_length_exceeded",
             param=field,
         )
 
 
-def too_long(num_prompt: int, longest: int, *, at_least: bool = False) -> AdmissionError:
+def too_long(num_prompt: int, limits: ModelLimits, *, at_least: bool = False) -> AdmissionError:
     """The refusal that agents recognise by "maximum context length"."""
     return AdmissionError(
         400,
-        f"This model's maximum context length is {longest} tokens. However, your prompt contains"
+        f"This model's maximum context length is {limits.longest} tokens. However, your prompt contains"
         f" {'at least ' if at_least else ''}{num_prompt} input tokens, which exceeds this limit."
-        " Please reduce the length of the input prompt.",
+        f" Please reduce the length of the input prompt.{_cause(limits)}",
         code="context_length_exceeded",
         param="input_tokens",
     )
+
+
+def _cause(limits: ModelLimits) -> str:
+    """Whom to blame, when it is not the model: the engine cuts the context to what its KV pool holds."""
+    if limits.pool_tokens > limits.max_model_len:
+        return ""
+    return f" The limit is that of the server's KV pool, which holds {limits.pool_tokens} tokens."
 
 
 def cache_scope(cache_salt: str | None, secret: bytes) -> bytes:

@@ -23,7 +23,7 @@ def split_prompts(prompt: object) -> list[str] | list[list[int]]:
     if not isinstance(prompt, list) or not prompt:
         raise empty_prompt() if prompt in (None, "", []) else _wrong_prompt()
     entries = cast(list[object], prompt)
-    if _are_tokens(entries):
+    if are_tokens(entries):
         return [entries]
     if len(entries) > MAX_PROMPTS:
         raise AdmissionError(400, f"prompt: at most {MAX_PROMPTS} prompts a call", param="prompt")
@@ -38,13 +38,14 @@ def split_prompts(prompt: object) -> list[str] | list[list[int]]:
         tokens = cast(list[object], entry)
         if not tokens:
             raise empty_prompt()
-        if not _are_tokens(tokens):
+        if not are_tokens(tokens):
             raise _wrong_prompt()
         lists.append(tokens)
     return lists
 
 
-def _are_tokens(entries: list[object]) -> TypeGuard[list[int]]:
+def are_tokens(entries: list[object]) -> TypeGuard[list[int]]:
+    """Whether these are integers, and at least one."""
     return set(map(type, entries)) == {int}
 
 
@@ -72,21 +73,25 @@ def encode_texts(
     prompts = [codec.encode(text, add_special_tokens=add_special_tokens) for text in texts]
     if not all(prompts):
         raise empty_prompt()
+    check_tokens(prompts, limits, "prompt")
     return prompts
 
 
-def check_tokens(prompts: Sequence[list[int]], limits: ModelLimits) -> None:
-    """Every id must lie within the logits. Errors: AdmissionError (400)."""
+def check_tokens(prompts: Sequence[list[int]], limits: ModelLimits, field: str) -> None:
+    """Every id must lie within the logits: clients write any, and a tokenizer may know more than its model.
+
+    Errors: AdmissionError (400) naming the field.
+    """
     for tokens in prompts:
-        if min(tokens) < 0 or max(tokens) >= limits.vocab_size:
-            raise AdmissionError(400, "prompt: a token id is out of vocabulary", param="prompt")
+        if tokens and (min(tokens) < 0 or max(tokens) >= limits.vocab_size):
+            raise AdmissionError(400, f"{field}: a token id is out of vocabulary", param=field)
 
 
 def check_text_length(letters: int, codec: TextCodec, limits: ModelLimits) -> None:
     """Refuse without tokenising what cannot fit by any means. Errors: AdmissionError (400)."""
     at_least = letters // (codec.vocabulary.longest_bytes * _SHRINK)
-    if at_least >= limits.max_model_len:
-        raise too_long(at_least, limits.max_model_len, at_least=True)
+    if at_least >= limits.longest:
+        raise too_long(at_least, limits, at_least=True)
 
 
 def chat_work(
@@ -109,4 +114,10 @@ def chat_work(
         continue_final_message=fields.continue_final_message,
         switches=read_switches(fields.chat_template_kwargs or {}, template),
     )
-    return lambda: template.encode(messages, options)
+
+    def work() -> ChatPrompt:
+        prompt = template.encode(messages, options)
+        check_tokens([prompt.tokens], limits, "messages")
+        return prompt
+
+    return work

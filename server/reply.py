@@ -83,8 +83,11 @@ def text_logprobs(drawn: Sequence[DrawnToken], offset: int) -> TextLogprobs:
 
 
 def _with_drawn(entry: DrawnToken) -> dict[str, float]:
-    likeliest = {one.text: one.logprob for one in reversed(entry.likeliest)}
-    return {entry.drawn.text: entry.drawn.logprob} | likeliest
+    """By text, the likeliest first; of tokens that read the same only the likeliest."""
+    logprob_by_text: dict[str, float] = {}
+    for one in (*entry.likeliest, entry.drawn):
+        logprob_by_text.setdefault(one.text, one.logprob)
+    return logprob_by_text
 
 
 class ChatReplyMessage(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """What clients may send: shapes and ranges that need no model. What depends on the model is in `params`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, cast
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +11,7 @@ from tiercel.errors import AdmissionError
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 MAX_MESSAGES = 2048
+MAX_PARTS = 8192  # of the contents of all messages
 MAX_STOPS = 4
 MAX_STOP_LETTERS = 256
 MAX_LOGIT_BIAS = 300
@@ -107,8 +108,10 @@ class TokenizeChatFields(ChatTemplateFields):
 
 
 class DetokenizeFields(Fields):
+    """`tokens` is checked by hand, as `prompt` is."""
+
     model: str | None = None
-    tokens: list[int]
+    tokens: object = None
 
 
 F = TypeVar("F", bound=Fields)
@@ -119,6 +122,7 @@ def read_fields(shape: type[F], body: Mapping[str, object]) -> F:
 
     Errors: AdmissionError (400) with at most ten faults in its message and never the client's values.
     """
+    _refuse_crowded(body)
     try:
         return shape.model_validate(body)
     except pydantic.ValidationError as exc:
@@ -126,6 +130,30 @@ def read_fields(shape: type[F], body: Mapping[str, object]) -> F:
         lines = [f"{_path(fault['loc'])}: {fault['msg']} ({fault['type']})" for fault in faults[:10]]
         param = str(faults[0]["loc"][0]) if faults and faults[0]["loc"] else None
         raise AdmissionError(400, "; ".join(lines), code="invalid_value", param=param) from exc
+
+
+_MOST_ENTRIES = {
+    "messages": MAX_MESSAGES,
+    "logit_bias": MAX_LOGIT_BIAS,
+    "stop": MAX_STOPS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+}
+
+
+def _refuse_crowded(body: Mapping[str, object]) -> None:
+    """Lengths first: the check of a shape walks every entry, those beyond the limit included."""
+    for name, most in _MOST_ENTRIES.items():
+        value = body.get(name)
+        if isinstance(value, list | dict) and len(cast(list[object], value)) > most:
+            raise AdmissionError(400, f"{name}: at most {most} entries (too_long)", param=name)
+    messages = body.get("messages")
+    if isinstance(messages, list) and sum(map(_num_parts, cast(list[object], messages))) > MAX_PARTS:
+        raise AdmissionError(400, f"messages: at most {MAX_PARTS} content parts (too_long)", param="messages")
+
+
+def _num_parts(message: object) -> int:
+    content = cast(dict[str, object], message).get("content") if isinstance(message, dict) else None
+    return len(cast(list[object], content)) if isinstance(content, list) else 0
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

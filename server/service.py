@@ -6,8 +6,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from starlette.requests import Request
+
 from server.admission import Admission
 from server.auth import KeyRing
+from server.body import read_object
 from server.chat import ChatTemplate
 from server.client import EngineClient, EngineStartError, EngineState
 from server.generation_config import SamplingDefaults
@@ -17,6 +20,9 @@ from server.tokenizer import TextCodec
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.settings import ServerSettings
+
+_MOST_VALUES = 256 * 1024
+_FIELD_VALUES = 4096  # beside the prompt
 
 T = TypeVar("T")
 
@@ -74,6 +80,19 @@ class Service:
         if self.template is None:
             raise AdmissionError(400, "This model has no chat template; use /v1/completions.", param="messages")
         return self.template
+
+    @property
+    def most_values(self) -> int:
+        """How many values a body may hold: token ids of the longest prompt, or of many shorter ones.
+
+        Before the context is known only the size of the body limits them.
+        """
+        ready = self.client.ready
+        return max(_MOST_VALUES, self.settings.max_body_bytes if ready is None else ready.max_model_len + _FIELD_VALUES)
+
+    async def read_object(self, request: Request) -> dict[str, object]:
+        """The body of a request as a JSON object. Errors: AdmissionError, ClientGoneError."""
+        return await read_object(request, self.in_worker, most_values=self.most_values)
 
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run work on text off the event loop."""

@@ -104,13 +104,17 @@ class EventStream(Response):
         if not body and not is_last:
             return
         try:
-            async with asyncio.timeout(_SEND_S):
-                if not self._has_started:
-                    self._has_started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            with self._generation.mailbox.sending():
+                async with asyncio.timeout(_SEND_S):
+                    await self._send(send, body, is_last=is_last)
         except TimeoutError as exc:
             raise SlowReaderError from exc
+
+    async def _send(self, send: Send, body: bytes, *, is_last: bool) -> None:
+        if not self._has_started:
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            self._has_started = True
+        await send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
 
 async def whole_reply(

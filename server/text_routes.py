@@ -1,12 +1,16 @@
 """/tokenize and /detokenize."""
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from collections.abc import Callable
+from typing import cast
 
-from server.body import read_object
+import msgspec
+from fastapi import APIRouter
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
 from server.params import ModelLimits
-from server.prompt import chat_work, encode_texts
+from server.prompt import are_tokens, chat_work, check_tokens, encode_texts
 from server.schemas import (
     DetokenizeFields,
     TokenizeChatFields,
@@ -16,7 +20,18 @@ from server.schemas import (
     refuse_unsupported_in_messages,
 )
 from server.service import Service
+from server.watch import run_watched
 from tiercel.errors import AdmissionError
+
+TokenWork = Callable[[], list[int]]
+"""To be done in a worker. Errors: AdmissionError (400)."""
+
+
+class TokenizeReply(Struct, frozen=True):
+    count: int
+    max_model_len: int  # tokens
+    tokens: list[int]
+    token_strs: list[str | None] | None
 
 
 class TextRoutes:
@@ -34,44 +49,54 @@ class TextRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Tokens of a prompt or of a conversation."""
-        body = await read_object(request)
+        body = await self._service.read_object(request)
         refuse_unsupported(body)
-        with self._service.admission.reserve(1):
-            limits = await self._service.limits()
-            if "messages" in body:
-                tokens, with_names = await self._chat_tokens(body, limits)
-            else:
-                tokens, with_names = await self._text_tokens(body, limits)
-        names = [self._service.codec.token_name(token) for token in tokens] if with_names else None
-        return JSONResponse(
-            {"count": len(tokens), "max_model_len": limits.max_model_len, "tokens": tokens, "token_strs": names}
-        )
+        with self._service.admission.reserve():
+            return await run_watched(self._tokenized(body), request.receive)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens, special ones included."""
-        fields = read_fields(DetokenizeFields, await read_object(request))
-        self._service.model_name(fields.model)
-        with self._service.admission.reserve(1):
-            return JSONResponse({"prompt": await self._text(fields)})
+        body = await self._service.read_object(request)
+        with self._service.admission.reserve():
+            return await run_watched(self._detokenized(body), request.receive)
 
-    async def _text(self, fields: DetokenizeFields) -> str:
+    async def _tokenized(self, body: dict[str, object]) -> Response:
         limits = await self._service.limits()
-        if any(not 0 <= token < limits.vocab_size for token in fields.tokens):
-            raise AdmissionError(400, "tokens: a token id is out of vocabulary", param="tokens")
-        return await self._service.in_worker(lambda: self._service.codec.decode(fields.tokens))
+        work, with_names = self._chat_work(body, limits) if "messages" in body else self._text_work(body, limits)
+        codec = self._service.codec
 
-    async def _text_tokens(self, body: dict[str, object], limits: ModelLimits) -> tuple[list[int], bool]:
+        def reply() -> bytes:
+            tokens = work()
+            names = [codec.token_name(token) for token in tokens] if with_names else None
+            return msgspec.json.encode(TokenizeReply(len(tokens), limits.max_model_len, tokens, names))
+
+        return Response(await self._service.in_worker(reply), media_type="application/json")
+
+    async def _detokenized(self, body: dict[str, object]) -> Response:
+        limits = await self._service.limits()
+        fields = read_fields(DetokenizeFields, body)
+        self._service.model_name(fields.model)
+        tokens = _read_tokens(fields.tokens, limits)
+
+        def reply() -> bytes:
+            check_tokens([tokens], limits, "tokens")
+            return msgspec.json.encode({"prompt": self._service.codec.decode(tokens)})
+
+        return Response(await self._service.in_worker(reply), media_type="application/json")
+
+    def _text_work(self, body: dict[str, object], limits: ModelLimits) -> tuple[TokenWork, bool]:
         fields = read_fields(TokenizeTextFields, body)
         self._service.model_name(fields.model)
-        codec, add = self._service.codec, fields.add_special_tokens
-        if not fields.prompt:
-            return [], bool(fields.return_token_strs)
-        prompts = await self._service.in_worker(
-            lambda: encode_texts(codec, [fields.prompt], limits, add_special_tokens=add)
-        )
-        return prompts[0], bool(fields.return_token_strs)
+        codec = self._service.codec
 
-    async def _chat_tokens(self, body: dict[str, object], limits: ModelLimits) -> tuple[list[int], bool]:
+        def work() -> list[int]:
+            if not fields.prompt:
+                return []
+            return encode_texts(codec, [fields.prompt], limits, add_special_tokens=fields.add_special_tokens)[0]
+
+        return work, bool(fields.return_token_strs)
+
+    def _chat_work(self, body: dict[str, object], limits: ModelLimits) -> tuple[TokenWork, bool]:
         refuse_unsupported_in_messages(body)
         fields = read_fields(TokenizeChatFields, body)
         self._service.model_name(fields.model)
@@ -81,4 +106,15 @@ class TextRoutes:
                 param="add_special_tokens",
             )  # fmt: skip
         work = chat_work(fields, self._service.chat_template(), self._service.codec, limits)
-        return (await self._service.in_worker(work)).tokens, bool(fields.return_token_strs)
+        return lambda: work().tokens, bool(fields.return_token_strs)
+
+
+def _read_tokens(value: object, limits: ModelLimits) -> list[int]:
+    entries = cast(list[object], value) if isinstance(value, list) else None
+    if entries is None or not (are_tokens(entries) or not entries):
+        raise AdmissionError(400, "tokens must be a list of token ids", param="tokens")
+    if len(entries) > limits.max_model_len:
+        raise AdmissionError(
+            400, f"tokens: at most {limits.max_model_len} token ids, the context of this model", param="tokens"
+        )
+    return cast(list[int], entries)

@@ -5,18 +5,18 @@ import json
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from server.vocabulary import Vocabulary
+from server.vocabulary import Vocabulary, is_control
 from tiercel.errors import ConfigError
 
 _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TextCodec:
-    """One tokenizer and its twin that reads special tokens as plain text.
+    """One tokenizer and its twin that knows no control tokens.
 
     Encoding releases the interpreter lock; call it in a worker thread. All methods may run in several threads.
     """
@@ -24,7 +24,7 @@ class TextCodec:
     def __init__(self, tokenizer_json: str, config: dict[str, object], chat_template: str | None) -> None:
         self._json = tokenizer_json
         self._tokenizer = _parse(tokenizer_json)
-        self._twin: Tokenizer | None = None
+        self._twin: tuple[Tokenizer, dict[int, int]] | None = None
         self._twin_lock = threading.Lock()
         self.vocabulary = Vocabulary.of(self._tokenizer)
         self.named_specials = _named_specials(config)
@@ -40,8 +40,13 @@ class TextCodec:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text none of which can become a special token."""
-        return self._plain_twin().encode_batch_fast([text], add_special_tokens=False)[0].ids
+        """Ids of a text in which no control token is recognised.
+
+        A vocabulary that has a control token among its ordinary pieces may still give it: callers look.
+        """
+        twin, moved = self._plain_twin()
+        tokens = twin.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [moved.get(token, token) for token in tokens] if moved else tokens
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
         """The whole text at once."""
@@ -51,12 +56,15 @@ class TextCodec:
         """How the tokenizer spells a token; None outside its vocabulary."""
         return self._tokenizer.id_to_token(token)
 
-    def _plain_twin(self) -> Tokenizer:
+    def _plain_twin(self) -> tuple[Tokenizer, dict[int, int]]:
+        """The tokenizer without its control tokens, and the ids of the added tokens that moved up in their place."""
         with self._twin_lock:
             if self._twin is None:
-                twin = _parse(self._json)
-                twin.encode_special_tokens = True
-                self._twin = twin
+                spec = json.loads(self._json)
+                added = [entry for entry in spec["added_tokens"] if not _is_control(entry)]
+                twin = _parse(json.dumps({**spec, "added_tokens": added, "post_processor": None}))
+                places = {entry["id"]: twin.token_to_id(entry["content"]) for entry in added}
+                self._twin = twin, {new: old for old, new in places.items() if new not in (None, old)}
             return self._twin
 
 
@@ -84,6 +92,10 @@ def _named_file(path: Path) -> Generator[None]:
         raise
     except (OSError, ValueError) as exc:
         raise ConfigError("tokenizer.unreadable", f"cannot read {path}: {exc}") from exc
+
+
+def _is_control(entry: dict[str, Any]) -> bool:  # Any: an entry of tokenizer.json, which the library has checked
+    return is_control(entry["content"], special=entry["special"])
 
 
 def _parse(tokenizer_json: str) -> Tokenizer:

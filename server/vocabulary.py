@@ -1,7 +1,8 @@
-"""What bytes each token stands for."""
+"""What bytes each token stands for, and which tokens text must not become."""
 
 import json
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 from msgspec import Struct
@@ -18,14 +19,12 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
     pieces: tuple[bytes, ...] | None
     specials: frozenset[int]
     special_texts: tuple[str, ...]
+    controls: frozenset[int]  # special tokens, and all other added ones that can mean something
+    control_texts: tuple[str, ...]
+    size: int  # the largest id and one; the logits may be wider, or narrower
     strips_first_space: bool
     longest_bytes: int  # of one token; a text of n bytes has at least n / longest_bytes tokens
     decode: Callable[[list[int], bool], str]
-
-    @property
-    def size(self) -> int:
-        """Tokens that the tokenizer knows (the logits may be wider)."""
-        return len(self.pieces) if self.pieces is not None else 0
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token alone; empty for an id without text."""
@@ -38,14 +37,19 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
         """Read a tokenizer's tables. Costs about 0.3 s for 128,000 tokens."""
         added = tokenizer.get_added_tokens_decoder()
         specials = {token: entry for token, entry in added.items() if entry.special}
+        controls = {token: entry for token, entry in added.items() if is_control(entry.content, special=entry.special)}
+        names = tokenizer.get_vocab(with_added_tokens=True)
         steps = _decoder_steps(tokenizer)
         to_bytes = _piece_reader(steps)
-        pieces = None if to_bytes is None else _pieces(tokenizer, to_bytes)
+        pieces = None if to_bytes is None else _pieces(names, to_bytes)
         longest = max((len(piece) for piece in pieces), default=1) if pieces else 64
         return Vocabulary(
             pieces=pieces,
             specials=frozenset(specials),
             special_texts=tuple(entry.content for entry in specials.values()),
+            controls=frozenset(controls),
+            control_texts=tuple(entry.content for entry in controls.values()),
+            size=max(names.values(), default=-1) + 1,
             strips_first_space=any(step.get("type") == "Strip" and step.get("start") for step in steps)
             or any(step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never" for step in steps),
             longest_bytes=max(longest, 1),
@@ -53,8 +57,15 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
         )
 
 
-def _pieces(tokenizer: Tokenizer, to_bytes: Callable[[str], bytes]) -> tuple[bytes, ...]:
-    names = tokenizer.get_vocab(with_added_tokens=True)
+def is_control(text: str, *, special: bool) -> bool:
+    """Whether an added token can be told from words: `<think>` is none that is `special`, and yet no word.
+
+    Added words and runs of white space are vocabulary: text must go on becoming them.
+    """
+    return special or not all(letter in "▁\n\t\r" or unicodedata.category(letter)[0] in "LMNZ" for letter in text)
+
+
+def _pieces(names: Mapping[str, int], to_bytes: Callable[[str], bytes]) -> tuple[bytes, ...]:
     pieces = [b""] * (max(names.values(), default=-1) + 1)
     for name, token in names.items():
         pieces[token] = to_bytes(name)

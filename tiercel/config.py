@@ -76,6 +76,11 @@ def client_api_key() -> str | None:
     return os.environ.get("TIERCEL_API_KEY", "").split(",")[0].strip() or None
 
 
+def bench_api_key() -> str | None:
+    """The key that a load test uses: of this machine's server, else the one that other load tests read."""
+    return client_api_key() or os.environ.get("OPENAI_API_KEY") or None
+
+
 def flag_name(field: str) -> str:
     """The flag of a field of `Options`."""
     return f"--{field.replace('_', '-')}"

@@ -7,6 +7,7 @@ CORPUS = [
     "one two three four five six seven eight nine ten; naïve café, Zürich, 你好世界, 🙂🙃👩‍🚀",
     "def main(): return [1, 2, 3]\n\n    # indented\tcomment",
 ] * 3
+ADDED = ["<think>", "</think>", "covid19", "     "]  # not special; the first one has id 400
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -22,7 +23,7 @@ def build_byte_level() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ADDED])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 0)]
     )

@@ -38,6 +38,7 @@ class Script:
     step_s: float = 0.0
     load_s: float = 0.0
     max_running: int = 64
+    preempted: int = 0  # sequences that the gauges report beside those that wait
     failure: str | None = None  # cannot start
     fail_prompt_with: int | None = None  # a token in the prompt that makes the engine fail that sequence
     die_at_step: int | None = None
@@ -190,7 +191,8 @@ class FakeEngine(asyncio.Protocol):
         used = sum(len(entry.prompt) + len(entry.outputs) for entry in self.running.values())
         return Gauges(
             num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_waiting=len(self.waiting) + self.script.preempted,
+            num_preempted=self.script.preempted,
             blocks_total=self.script.blocks_total,
             blocks_used=-(-used // self.script.block_size),
             step_tokens=step_tokens,
@@ -252,6 +254,8 @@ async def _main(fd: int) -> int:
             reply=tuple(int(token) for token in os.environ.get("FAKE_REPLY", "").split()),
             step_s=float(os.environ.get("FAKE_STEP_S", "0")),
             load_s=float(os.environ.get("FAKE_LOAD_S", "0")),
+            max_model_len=int(os.environ.get("FAKE_CONTEXT", "256")),
+            blocks_total=int(os.environ.get("FAKE_CONTEXT", "1024")) // 16,
             failure=os.environ.get("FAKE_FAILURE"),
             die_at_step=int(os.environ["FAKE_DIE_AT"]) if "FAKE_DIE_AT" in os.environ else None,
         )

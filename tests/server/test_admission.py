@@ -50,8 +50,8 @@ def test_sequences_at_the_engine_count_as_queued() -> None:
 
 
 def test_retry_after_follows_the_rate_at_which_the_queue_drains() -> None:
-    admission, queue, _, clock = _admission(10)
-    queue.num_tokenless, queue.num_started = 10, 0
+    admission, queue, _, clock = _admission(10_000)
+    queue.num_tokenless, queue.num_started = 10_000, 0
     clock.advance(10)
     queue.num_started = 5  # one in two seconds
     with pytest.raises(AdmissionError) as refusal, admission.reserve(4):
@@ -60,6 +60,15 @@ def test_retry_after_follows_the_rate_at_which_the_queue_drains() -> None:
     with pytest.raises(AdmissionError) as late, admission.reserve(10_000):
         pass
     assert late.value.retry_after_s == 60
+
+
+def test_what_never_fits_is_no_matter_of_waiting() -> None:
+    admission, _, counter, _ = _admission(4)
+    words = r"6 sequences \(n=2 for each of 3 prompts\).* holds 4"
+    with pytest.raises(AdmissionError, match=words) as refusal, admission.reserve(2, prompts=3):
+        pass
+    assert (refusal.value.status, refusal.value.param, refusal.value.retry_after_s) == (400, "n", None)
+    assert counter.reasons == []
 
 
 def test_a_closed_admission_refuses_everything() -> None:

@@ -2,6 +2,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from server.auth import Guard, KeyRing, is_local
@@ -43,7 +44,8 @@ def test_guarded_routes_want_a_key_and_open_ones_do_not(model_folder: Path) -> N
             answer = await server.http.post("/v1/chat/completions", json=chat_body(max_tokens=1), headers=headers)
             assert answer.status_code == 200
 
-    with_server(server_settings(model_folder), test, api_keys=("one", "two"))
+    settings = replace(server_settings(model_folder), enable_server_load_tracking=True)
+    with_server(settings, test, api_keys=("one", "two"))
 
 
 def test_the_key_is_checked_before_the_body_is_read(model_folder: Path) -> None:

@@ -1,10 +1,15 @@
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
 
 import structlog
+from starlette.types import Message, Receive, Scope, Send
 
+from server.middleware import Boundary
 from server.service import Service
+from server.story import RequestStory
+from server.watch import SlowReaderError
 from tests.server.harness import chat_body, running, server_settings
 
 WORDS = "private words from a prompt, /secret/path"
@@ -37,3 +42,28 @@ def test_an_unexpected_error_shows_an_id_and_nothing_else(model_folder: Path) ->
             assert 'handler="/v1/chat/completions",method="POST",status="5xx"} 1.0' in counted
 
     asyncio.run(test())
+
+
+def test_a_slow_reader_without_its_first_byte_gets_an_error_in_the_shape_of_openai() -> None:
+    sent: list[Message] = []
+
+    async def overflows(scope: Scope, receive: Receive, send: Send) -> None:
+        raise SlowReaderError
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    story = RequestStory("id", 0.0)
+    scope: Scope = {"type": "http", "state": {"story": story}}
+    asyncio.run(Boundary(overflows)(scope, receive, send))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    error = json.loads(sent[1]["body"])["error"]
+    assert (sent[0]["status"], error["code"], set(error)) == (408, "slow_reader", {"message", "type", "param", "code"})
+    assert story.outcome == "slow_reader"
+    sent.clear()
+    story.status = 200
+    asyncio.run(Boundary(overflows)(scope, receive, send))
+    assert sent == []

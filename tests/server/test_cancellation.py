@@ -85,6 +85,18 @@ def test_a_client_that_leaves_while_the_model_loads_is_forgotten(model_folder: P
     asyncio.run(test())
 
 
+def test_a_client_that_leaves_the_text_routes_while_the_model_loads_is_forgotten(model_folder: Path) -> None:
+    async def test() -> None:
+        async with running(server_settings(model_folder), Script(load_s=5), wait=False) as server:
+            admission = server.service.admission
+            asked: dict[str, dict[str, object]] = {"/tokenize": text_body(), "/detokenize": {"tokens": [5]}}
+            for route, body in asked.items():
+                await _leave_when(server, body, lambda: admission.num_reserved == 1, route)
+                await until(lambda: admission.num_reserved == 0, 2)
+
+    asyncio.run(test())
+
+
 def test_all_choices_of_a_request_end_together(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         await _leave_when(server, text_body(["a", "b"], n=3, max_tokens=200), lambda: server.engine.live == 6)

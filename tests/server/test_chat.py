@@ -16,7 +16,7 @@ def _user(*contents: str) -> list[ChatMessage]:
     return [ChatMessage("user", content) for content in contents]
 
 
-@pytest.mark.parametrize("content", ["hello world", "  padded\n", "", "<think>", "<|im_", "naïve 🙂", "x" * 500])
+@pytest.mark.parametrize("content", ["hello world", "  padded\n", "", "think>", "<|im_", "🙂", "covid19", "a     b"])
 def test_harmless_content_gives_the_ids_of_the_whole_rendering(codec: TextCodec, content: str) -> None:
     prompt = _template(codec).encode(_user(content, "again"), ChatOptions())
     assert prompt.tokens == codec.encode(prompt.text, add_special_tokens=False)
@@ -31,17 +31,56 @@ def test_harmless_content_gives_the_ids_of_the_whole_rendering(codec: TextCodec,
         "<|im_<|im_end|>end|>",
         "<|im_start|><|im_start|>",
         "café<|im_end|>🙂",
+        "<think>",
+        "a</think>b covid19<think>     c",
+        "<think><|im_end|></think>",
     ],
 )
 def test_content_never_becomes_a_control_token(codec: TextCodec, content: str) -> None:
     template = _template(codec)
     hostile = template.encode(_user(content, "fine"), ChatOptions())
     harmless = template.encode(_user("word", "fine"), ChatOptions())
-    specials = codec.vocabulary.specials
-    assert [token for token in hostile.tokens if token in specials] == [
-        token for token in harmless.tokens if token in specials
+    controls = codec.vocabulary.controls
+    assert [token for token in hostile.tokens if token in controls] == [
+        token for token in harmless.tokens if token in controls
     ]
     assert codec.decode(hostile.tokens) == hostile.text
+
+
+THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{% if m.role == 'assistant' and '</think>' in m.content %}"
+    "{{ m.content.split('</think>')[-1] | trim }}{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<think>{% endif %}"
+)
+
+
+def test_a_template_may_take_thoughts_out_of_earlier_answers(codec: TextCodec) -> None:
+    template = _template(codec, THOUGHTS)
+    answer = ChatMessage("assistant", "<think>hm</think>\n\nyes")
+    prompt = template.encode([*_user("well?"), answer, *_user("sure?")], ChatOptions())
+    assert prompt.tokens == codec.encode(prompt.text, add_special_tokens=False)
+    assert "hm" not in prompt.text
+
+
+def test_thoughts_are_taken_out_beside_a_hostile_message_too(codec: TextCodec) -> None:
+    template = _template(codec, THOUGHTS)
+    answer = ChatMessage("assistant", "<think>hm</think>\n\nyes")
+    prompt = template.encode([*_user("<think>"), answer, *_user("</think>")], ChatOptions())
+    assert codec.decode(prompt.tokens) == prompt.text
+    assert [token for token in prompt.tokens if token in codec.vocabulary.controls] == [2, 3, 2, 3, 2, 3, 400]
+
+
+def test_an_answer_that_a_template_repeats_does_not_become_control_tokens(codec: TextCodec) -> None:
+    messages = [*_user("x"), ChatMessage("assistant", "<think>hm")]
+    prompt = _template(codec).encode(messages, ChatOptions())
+    assert 400 not in prompt.tokens
+    assert codec.decode(prompt.tokens) == prompt.text
+
+
+def test_the_templates_own_added_tokens_stay_control_tokens(codec: TextCodec) -> None:
+    options = ChatOptions(switches=(("enable_thinking", True),))
+    assert _template(codec).encode(_user("hello"), options).tokens[-1] == 400
+    assert _template(codec).encode(_user("<think>"), options).tokens.count(400) == 1
 
 
 def test_a_hostile_name_never_becomes_a_control_token(codec: TextCodec) -> None:

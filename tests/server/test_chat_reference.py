@@ -17,7 +17,7 @@ CHATS = [
         ("assistant", "one\n\n two"),
         ("user", "def f():\n\treturn 1"),
     ],
-    [("user", "<think> is no control token here"), ("assistant", ""), ("user", "<|im_")],
+    [("user", "covid19 is     a word"), ("assistant", ""), ("user", "<|im_ think>")],
 ]
 MODELS = {"tiny": None, "embedded": Path(__file__).parents[2] / "embedded" / "model"}
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from server.client import EngineClient, EngineStartError, EngineState, SequenceStart
-from server.mailbox import Delivery, EngineGone, Mailbox
+from server.mailbox import Delivery, EngineGone, Mailbox, unread_limit_bytes
 from server.metrics import ServerMetrics
 from tests.server.fake_engine import FakeEngine, Script
 from tests.server.harness import until
@@ -184,6 +184,18 @@ def test_a_drain_gives_up_the_youngest_of_the_queue() -> None:
     _with_pair(test, Script(step_s=0.02, max_running=1))
 
 
+def test_a_drain_leaves_those_that_were_admitted_before() -> None:
+    async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
+        await client.wait_ready()
+        client.submit([_start(50)], Mailbox(), 0.0)
+        await until(lambda: client.gauges.num_waiting == 1)
+        client.submit([_start(50)], Mailbox(), 0.0)
+        client.refuse_queued(EngineGone("bye", "shutting_down"))
+        assert client.num_open == 2
+
+    _with_pair(test, Script(step_s=0.02, preempted=1))
+
+
 def test_a_slow_reader_finds_its_tokens_joined() -> None:
     async def test() -> None:
         mailbox = Mailbox()
@@ -200,19 +212,41 @@ def test_a_slow_reader_finds_its_tokens_joined() -> None:
 
 def test_a_mailbox_overflows_at_its_limit_and_not_before() -> None:
     mailbox = Mailbox(limit_bytes=1600)
-    for token in range(100):
-        mailbox.put_token(0, token)
-    assert not mailbox.overflow.is_set()
-    mailbox.put_logprobs(0, TokenLogprobs(SeqId(1), 1, -1.0, 1, (1,), (-1.0,)))
-    assert mailbox.overflow.is_set()
+    with mailbox.sending():
+        for token in range(100):
+            mailbox.put_token(0, token)
+        assert not mailbox.overflow.is_set()
+        mailbox.put_logprobs(0, TokenLogprobs(SeqId(1), 1, -1.0, 1, (1,), (-1.0,)))
+        assert mailbox.overflow.is_set()
+
+
+def test_what_waits_for_our_own_loop_does_not_overflow_a_mailbox() -> None:
+    async def test() -> None:
+        mailbox = Mailbox(limit_bytes=1600)
+        for token in range(1000):
+            mailbox.put_token(0, token)
+        await mailbox.take()
+        with mailbox.sending():
+            mailbox.put_token(0, 1)
+        assert not mailbox.overflow.is_set()
+
+    asyncio.run(test())
+
+
+def test_a_mailbox_holds_the_same_number_of_steps_whatever_a_step_brings() -> None:
+    plain, rich = unread_limit_bytes(1, 0), unread_limit_bytes(8, 5)
+    assert plain == 256 * 1024
+    assert rich == 8 * 6 * plain
+    assert unread_limit_bytes(512, 20) == 16 * 1024 * 1024
 
 
 def test_reading_makes_room_in_a_mailbox() -> None:
     async def test() -> None:
         mailbox = Mailbox(limit_bytes=1600)
         for _ in range(10):
-            for token in range(90):
-                mailbox.put_token(0, token)
+            with mailbox.sending():
+                for token in range(90):
+                    mailbox.put_token(0, token)
             await mailbox.take()
         assert not mailbox.overflow.is_set()
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -134,6 +135,40 @@ def test_an_idle_server_leaves_with_0_and_takes_its_engine_along(model_folder: P
         assert _is_gone(_engine_pid(err))
 
 
+def test_a_slow_reader_leaves_only_lines_of_json(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_CONTEXT": "100000"}) as server:
+        server.await_url()
+        body = json.dumps(text_body(stream=True, max_tokens=90_000, logprobs=20)).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[-1])))
+            slow.sendall(head.encode() + b"\r\n\r\n" + body)
+            deadline = time.monotonic() + 60
+            while 'finished_reason="abort",model_name="tiny"} 1.0' not in httpx.get(f"{server.url}/metrics").text:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        server.process.send_signal(signal.SIGTERM)
+        code, err = server.wait()
+        assert code == 0
+        lines = [json.loads(line) for line in err.splitlines()]
+        assert [line["finish_reason"] for line in lines if line["event"] == "request_done"] == ["slow_reader"]
+        assert "ASGI" not in err
+
+
+def test_the_heap_of_the_start_is_left_alone_by_the_garbage_collector(model_folder: Path) -> None:
+    script = START.replace("sys.exit(serve(", "code = serve(").replace("(sys.argv[2])))", "(sys.argv[2]))")
+    script += "import gc\nassert gc.get_freeze_count() > 10_000 and gc.get_threshold()[0] > 10_000\nsys.exit(code)"
+    arguments = [json.dumps({"model": str(model_folder)}), json.dumps([sys.executable, str(FAKE)])]
+    run = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True, text=True, timeout=20, env={**os.environ, "FAKE_FAILURE": "enough"},
+    )  # fmt: skip
+    assert (run.returncode, "Traceback" in run.stderr) == (2, False), run.stderr
+
+
 def test_a_drain_finishes_streams_and_refuses_new_requests(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_STEP_S": "0.05"}) as server:
         server.await_url()
@@ -233,7 +268,7 @@ def test_a_killed_server_leaves_no_engine(model_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"host": "0.0.0.0"}, "refusing to listen on 0.0.0.0 without a key"),
+        ({"host": "0.0.0.0"}, "--host 0.0.0.0 can be reached from other machines"),
         ({"model": "/nonexistent"}, "tokenizer.json is missing"),
         ({"chat_template": "{% broken"}, "the chat template does not compile"),
         ({"override_generation_config": {"heat": 1.0}}, "knows no 'heat'"),

@@ -106,7 +106,10 @@ def test_names_that_clients_invent_do_not_become_labels(model_folder: Path) -> N
 
 def test_refused_admissions_and_broken_streams_are_counted(model_folder: Path) -> None:
     async def test(server: Running) -> None:
-        refused = await server.http.post(TEXT, json=text_body(n=2))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.http.post(TEXT, json=text_body([8], max_tokens=1)))
+            await until(lambda: server.service.client.num_tokenless == 1)
+            refused = await server.http.post(TEXT, json=text_body([8]))
         assert refused.status_code == 503
         await server.http.post(TEXT, json=text_body([7]))
         text = (await server.http.get("/metrics")).text
@@ -114,7 +117,21 @@ def test_refused_admissions_and_broken_streams_are_counted(model_folder: Path) -
         assert 'tiercel_stream_errors_total{reason="engine_error"} 1.0' in text
         assert 'vllm:request_success_total{engine="0",finished_reason="error",model_name="tiny"} 1.0' in text
 
-    with_server(server_settings(model_folder), test, Script(fail_prompt_with=7), max_num_queued_reqs=1)
+    with_server(server_settings(model_folder), test, Script(fail_prompt_with=7, step_s=0.2), max_num_queued_reqs=1)
+
+
+def test_waiting_sequences_have_a_reason(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(server.http.post(TEXT, json=text_body(max_tokens=4)))
+            await until(lambda: server.service.client.gauges.num_waiting == 2)
+            text = (await server.http.get("/metrics")).text
+        line = 'vllm:num_requests_waiting_by_reason{{engine="0",model_name="tiny",reason="{}"}} {}'
+        assert line.format("capacity", 2.0) in text
+        assert line.format("deferred", 0.0) in text
+
+    with_server(server_settings(model_folder), test, Script(step_s=0.1, max_running=1))
 
 
 def test_metrics_exist_while_the_model_loads(model_folder: Path) -> None:

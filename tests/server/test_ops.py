@@ -68,7 +68,15 @@ def test_version_load_and_models(model_folder: Path) -> None:
         assert models["data"][0]["max_model_len"] == 256
         assert str(model_folder) not in str(models)
 
-    with_server(server_settings(model_folder), test, Script(step_s=0.05))
+    with_server(server_settings(model_folder), test, Script(step_s=0.05), enable_server_load_tracking=True)
+
+
+def test_load_is_served_only_when_asked_for(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.get("/load")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+    with_server(server_settings(model_folder), test)
 
 
 def test_tokenize_and_detokenize_agree_with_generation(model_folder: Path, codec: TextCodec) -> None:

@@ -133,6 +133,29 @@ def test_a_broken_generation_config_is_a_configuration_error(tmp_path: Path, tex
         load_sampling_defaults(tmp_path, "auto", {})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("repetition_penalty", 0), ("min_p", 5), ("top_p", 7), ("top_p", 0), ("temperature", 101), ("top_k", 40.5)],
+        *[("top_k", -2), ("max_new_tokens", -1), ("max_new_tokens", 1.5), ("repetition_penalty", 1e9)],
+    ],
+)
+def test_defaults_keep_the_ranges_of_clients(tmp_path: Path, key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"--override-generation-config: {key} cannot be"):
+        load_sampling_defaults(tmp_path, "auto", {key: value})
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({key: value}))
+    for source in ("auto", str(tmp_path)):
+        with pytest.raises(ConfigError, match=f"{file}: {key} cannot be"):
+            load_sampling_defaults(tmp_path, source, {})
+
+
+def test_the_edges_of_the_ranges_are_taken(tmp_path: Path) -> None:
+    edges = {"top_k": -1, "top_p": 1, "min_p": 0, "temperature": 0, "repetition_penalty": 0.1, "max_new_tokens": 0}
+    read = load_sampling_defaults(tmp_path, "auto", edges)
+    assert (read.top_k, read.top_p, read.max_new_tokens) == (-1, 1, None)
+
+
 def test_faults_name_their_fields_and_never_the_values() -> None:
     with pytest.raises(AdmissionError) as refusal:
         read_fields(ChatFields, {"messages": [{"role": "user", "content": 5}] * 20, "temperature": "private"})

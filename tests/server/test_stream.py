@@ -158,6 +158,37 @@ def test_a_stop_token_is_counted_but_not_shown(model_folder: Path, codec: TextCo
     with_server(server_settings(model_folder), test, Script(reply=reply, end_token=end))
 
 
+def test_a_stop_token_is_shown_when_asked_for(model_folder: Path, codec: TextCodec) -> None:
+    end = codec.encode("</s>", add_special_tokens=False)[0]
+    reply = (*_ids(codec, "bye"), end)
+
+    async def test(server: Running) -> None:
+        async def answer(**fields: object) -> tuple[str, str, object, int]:
+            asked = {**chat_body(include_stop_str_in_output=True), **fields}
+            body = (await server.http.post(CHAT, json=asked)).json()
+            choice, usage = body["choices"][0], body["usage"]
+            content = choice["message"]["content"]
+            return content, choice["finish_reason"], choice["stop_reason"], usage["completion_tokens"]
+
+        shown = codec.decode([reply[0], reply[1]])
+        assert await answer(stop_token_ids=[reply[1]], ignore_eos=True) == (shown, "stop", reply[1], 2)
+        assert await answer() == ("bye", "stop", None, len(reply))
+        assert await answer(skip_special_tokens=False) == ("bye</s>", "stop", None, len(reply))
+
+    with_server(server_settings(model_folder), test, Script(reply=reply, end_token=end))
+
+
+def test_alternatives_of_a_text_come_likeliest_first(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.post(TEXT, json=text_body([40], max_tokens=2, logprobs=4))
+        for alternatives in answer.json()["choices"][0]["logprobs"]["top_logprobs"]:
+            assert list(alternatives.values()) == [-0.5, -1.5, -2.5, -3.5]
+        answer = await server.http.post(TEXT, json=text_body([40], max_tokens=1, logprobs=0))
+        assert list(answer.json()["choices"][0]["logprobs"]["top_logprobs"][0].values()) == [-0.5]
+
+    with_server(server_settings(model_folder), test)
+
+
 def test_log_probabilities_of_chat_and_text(model_folder: Path, codec: TextCodec) -> None:
     reply = _ids(codec, "Hi 🙂")
 

@@ -48,6 +48,19 @@ def test_special_tokens_are_read_or_kept_as_text(codec: TextCodec) -> None:
     assert codec.decode(plain) == "<|im_end|>"
 
 
+def test_control_tokens_are_all_added_ones_but_words_and_white_space(codec: TextCodec) -> None:
+    assert codec.vocabulary.controls == {0, 1, 2, 3, 400, 401}
+    assert codec.vocabulary.specials == {0, 1, 2, 3}
+
+
+def test_plain_text_keeps_added_words_under_their_own_ids(codec: TextCodec) -> None:
+    text = "<think>covid19     "
+    plain = codec.encode_plain(text)
+    assert plain[-2:] == [402, 403]
+    assert 400 not in plain
+    assert codec.decode(plain) == text
+
+
 def test_a_prompt_gets_its_first_token_when_asked_for(codec: TextCodec) -> None:
     with_bos = codec.encode("hello", add_special_tokens=True)
     assert with_bos[1:] == codec.encode("hello", add_special_tokens=False)
