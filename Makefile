@@ -19,13 +19,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := $(VENV)/constraints.txt
 READY := $(VENV)/.setup
 TEST_READY := $(VENV)/.setup-test
-FAST_TESTS := $(wildcard tests/tiercel tests/cli tests/kvcache tests/scheduler tests/test_*.py)
+BROWSER_READY := $(VENV)/.setup-browser
+FAST_TESTS := $(wildcard tests/tiercel tests/cli tests/kvcache tests/scheduler tests/docker tests/test_*.py)
 
 # pyright asks the network for newer versions of itself otherwise
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-fast lint format pytest constraints clean
+.PHONY: help setup serve test test-fast test-report lint format pytest constraints clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -49,12 +50,19 @@ format: $(TEST_READY)  ## let ruff format and repair
 	$(BIN)/ruff format .
 
 pytest: $(TEST_READY)  ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser $(TESTS)
 
 test-fast: $(TEST_READY)  ## tests that load no model
 	$(BIN)/python -m pytest -q -x $(FAST_TESTS)
 
-constraints: $(TEST_READY)  ## write constraints.txt from what .venv holds; after `make clean test`
+test-report: $(BROWSER_READY)  ## the load-test report in headless Chromium, which is installed where root may
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -q && apt-get install -qy --no-install-recommends chromium; else \
+	  echo "There is no Chromium here. On Debian and Ubuntu: apt install chromium" >&2; exit 1; fi
+	$(BIN)/python -m pytest -q -rs tests/browser
+
+constraints: $(BROWSER_READY)  ## write constraints.txt from what .venv holds; after `make clean test`
 	{ echo '# What CI tested. Written by `make constraints`.'; \
 	  $(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | grep -v '[@#]' | LC_ALL=C sort -f; } > constraints.new
 	mv constraints.new constraints.txt
@@ -87,4 +95,9 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 $(TEST_READY): $(READY)
 	@echo "installing what the tests need"
 	@$(PIP) install $(PIP_ARGS) -c $(PINS) -e ".[fast,test]"
+	@touch $@
+
+$(BROWSER_READY): $(TEST_READY)
+	@echo "installing what the browser tests need"
+	@$(PIP) install $(PIP_ARGS) -c $(PINS) -e ".[browser]"
 	@touch $@

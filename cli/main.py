@@ -11,12 +11,14 @@ import typer
 from typer.main import get_command
 
 from cli.arguments import translate
+from cli.bench import bench_app, bench_words
 from cli.chat import chat
 from cli.check import check
 from cli.collect_env import collect_env
 from cli.console import fail, warn
 from cli.flags import COMMON, shown_by, with_flags
 from cli.serve import serve
+from cli.top import top
 from tiercel import __version__
 from tiercel.errors import ConfigError, TiercelError
 
@@ -49,11 +51,16 @@ def _run(words: list[str]) -> int:
         words = [words[0], *translate(plain, warnings)]
         for line in warnings:
             warn(line)
-    outcome = get_command(_app(shown)).main(args=words, prog_name="tiercel", standalone_mode=False)
+    if words[0] == "bench":
+        warnings = []
+        words = ["bench", *bench_words(words[1:], warnings)]
+        for line in warnings:
+            warn(line)
+    outcome = get_command(_app(shown, words[0])).main(args=words, prog_name="tiercel", standalone_mode=False)
     return outcome if isinstance(outcome, int) else 0
 
 
-def _app(shown: str) -> typer.Typer:
+def _app(shown: str, verb: str) -> typer.Typer:
     app = typer.Typer(
         help="Serve language models to many tenants over the OpenAI API.",
         add_completion=False,
@@ -65,6 +72,8 @@ def _app(shown: str) -> typer.Typer:
     app.command()(with_flags(check, shown))
     app.command()(chat)
     app.command()(collect_env)
+    app.command()(top)
+    app.add_typer(bench_app(is_wanted=verb == "bench"), name="bench")
     return app
 
 

@@ -39,7 +39,7 @@ THEIRS: dict[str, set[str]] = {
         *("fastapi", "starlette", "uvicorn", "pydantic", "msgspec", "structlog", "tokenizers", "jinja2"),
         *("prometheus_client", "anyio"),
     },
-    "loadtest": {"httpx", "matplotlib", "tokenizers", "msgspec"},
+    "loadtest": {"httpx", "matplotlib", "tokenizers", "msgspec", "yaml"},
     "embedded": {"torch", "transformers", "tokenizers", "numpy", "safetensors"},
     "cli": {"typer", "rich", "httpx", "pydantic", "torch"},
 }

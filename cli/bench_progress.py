@@ -1,0 +1,52 @@
+"""A bar on standard error while a load test runs."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from loadtest.assignment import Progress as Counts
+
+
+class BenchProgress:
+    """Shows the stage, and requests as they end. Use with `with`; silent where standard error is no terminal."""
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[running]} running, {task.fields[failed]} failed"),
+            TimeElapsedColumn(),
+            console=Console(file=sys.stderr),
+            transient=True,
+            disable=not (is_shown and sys.stderr.isatty()),
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def stage(self, text: str, requests: int) -> None:
+        """A new stage; 0 requests: it has no measure."""
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(text, total=requests or None, running=0, failed=0)
+
+    def progress(self, progress: Counts) -> None:
+        """How far the stage is."""
+        if self._task is not None:
+            self._bar.update(
+                self._task,
+                completed=progress.ended,
+                running=progress.sent - progress.ended,
+                failed=progress.failed,
+            )

@@ -1,0 +1,1 @@
+"""The load-test client: many tenants, arrivals, goodput and fairness, against any OpenAI-compatible server."""

@@ -1,0 +1,44 @@
+"""Which machine and which versions a result was made with: nothing that names a person or a host."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tiercel import __version__
+from tiercel.units import show_bytes
+
+_PACKAGES = ("httpx", "msgspec", "tokenizers")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def machine_facts() -> dict[str, str]:
+    return {
+        "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        "cores": f"{cores()} of {os.cpu_count()}",
+        "memory": show_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of this client."""
+    found = {"tiercel": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _field(path: Path, name: str) -> str | None:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)

@@ -1,0 +1,113 @@
+"""The server under test, apart from the load: is it there, what does it serve, does it count tokens."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from loadtest.sender import tls_context
+from loadtest.settings import BenchSettings
+from loadtest.sse import error_message
+from loadtest.tokens import FolderCounter, ServerCounter, TokenCounter, estimate
+from tiercel.clock import Clock
+from tiercel.errors import ConfigError, TiercelError
+
+_CALL_S = 60.0
+_RETRY_S = 0.5
+_WAITING = frozenset({404, 425, 429, 500, 502, 503, 504})
+
+
+class Target:
+    """Talks to one server, in plain calls. Use with `async with`."""
+
+    def __init__(self, settings: BenchSettings, headers: Mapping[str, str], clock: Clock) -> None:
+        self._settings = settings
+        self._headers = dict(headers)
+        self._clock = clock
+        verify = tls_context(verify=not settings.insecure)
+        self._plain = httpx.Client(headers=self._headers, timeout=_CALL_S, trust_env=False, verify=verify)
+        self.client = httpx.AsyncClient(
+            base_url=settings.root_url, headers=self._headers, timeout=_CALL_S, trust_env=False, verify=verify
+        )
+
+    async def __aenter__(self) -> "Target":
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._plain.close()
+        await self.client.aclose()
+
+    async def model(self) -> str:
+        """The name to ask for: --served-model-name, --model, or the first that the server reports."""
+        given = self._settings.served_model_name or self._settings.model
+        if given is not None:
+            return given
+        answer = await self._patiently("GET", "/v1/models", None)
+        try:
+            return str(answer.json()["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as exc:
+            raise ConfigError("bench.model", f"{self._settings.root_url} names no model: give --model") from exc
+
+    async def wait_ready(self, body: Mapping[str, object]) -> None:
+        """Return when the server has answered a small request. Errors: TiercelError when it refuses or never does."""
+        if self._settings.ready_check_timeout_sec > 0:
+            await self._patiently("POST", self._settings.path, body)
+
+    async def server_version(self) -> str | None:
+        """What /version says, if anything."""
+        try:
+            answer = await self.client.get("/version")
+            return str(answer.json()["version"]) if answer.status_code == 200 else None
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return None
+
+    async def post(self, path: str) -> None:
+        """Call an endpoint that must exist. Errors: ConfigError."""
+        try:
+            (await self.client.post(path)).raise_for_status()
+        except httpx.HTTPError as exc:
+            raise ConfigError("bench.call", f"{path}: {exc}") from exc
+
+    async def counter(self, model: str, body: Mapping[str, object]) -> TokenCounter:
+        """The best counter there is: the folder, the server's /tokenize, or an estimate. Errors: ConfigError."""
+        if self._settings.tokenizer is not None:
+            return FolderCounter(Path(self._settings.tokenizer))
+        by_server = ServerCounter(self._plain, f"{self._settings.root_url}/tokenize", model)
+        with suppress(ConfigError):  # no /tokenize there
+            await asyncio.to_thread(by_server.count, "hello")
+            return by_server
+
+        def prompt_tokens(text: str) -> int | None:
+            return self._usage_of(body, text)
+
+        return await asyncio.to_thread(estimate, prompt_tokens)
+
+    def _usage_of(self, body: Mapping[str, object], text: str) -> int | None:
+        field = {"messages": [{"role": "user", "content": text}]} if self._settings.is_chat else {"prompt": text}
+        try:
+            answer = self._plain.post(f"{self._settings.root_url}{self._settings.path}", json={**body, **field})
+            return int(answer.json()["usage"]["prompt_tokens"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return None
+
+    async def _patiently(self, method: str, path: str, body: Mapping[str, object] | None) -> httpx.Response:
+        """Call until it works, as long as the server may still be starting."""
+        end_s = self._clock.now_s() + self._settings.ready_check_timeout_sec
+        while True:
+            try:
+                answer = await self.client.request(method, path, json=body)
+            except httpx.TransportError as exc:
+                reason = str(exc) or type(exc).__name__
+            except httpx.InvalidURL as exc:
+                raise ConfigError("bench.url", f"{self._settings.root_url}: {exc}") from exc
+            else:
+                if answer.is_success:
+                    return answer
+                reason = f"HTTP {answer.status_code}: {error_message(answer.content)}"
+                if answer.status_code not in _WAITING:
+                    raise TiercelError("bench.refused", f"{self._settings.root_url}{path}: {reason}")
+            if self._clock.now_s() >= end_s:
+                raise TiercelError("bench.not_ready", f"{self._settings.root_url}{path}: {reason}")
+            await asyncio.sleep(_RETRY_S)
