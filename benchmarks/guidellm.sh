@@ -2,16 +2,17 @@
 # tiercel bench serve and guidellm in turns on one server.   usage: guidellm.sh VENV URL MODEL_FOLDER REQUESTS_PER_S
 set -euo pipefail
 venv=${1:?usage: $0 VENV URL MODEL_FOLDER REQUESTS_PER_S} url=${2:?} model=${3:?} rate=${4:?}
-seconds=${SECONDS_EACH:-30} input=${INPUT:-128} output=${OUTPUT:-32}
+seconds=${SECONDS_EACH:-30} input=${INPUT:-1000} output=${OUTPUT:-32}
 out=$(mktemp -d)
 for round in 1 2 3; do
   tiercel bench serve --backend openai-chat --base-url "$url" --tokenizer "$model" --request-rate "$rate" --arrivals constant \
     --num-prompts "$(python3 -c "print(round($rate * $seconds))")" --random-input-len "$input" \
     --random-output-len "$output" --ignore-eos --seed "$round" --disable-tqdm \
     --save-result --result-filename "$out/ours-$round.json" > /dev/null
-  "$venv/bin/guidellm" benchmark --target "$url" --profile constant --rate "$rate" --max-seconds "$seconds" \
-    --processor "$model" --random-seed "$round" --output-path "$out/theirs-$round.json" \
-    --data "{\"prompt_tokens\": $input, \"output_tokens\": $output}" > "$out/theirs-$round.log" 2>&1 ||
+  "$venv/bin/guidellm" run --backend "kind=openai_http,target=$url" --profile "kind=constant,rate=$rate" \
+    --constraint "kind=max_duration,seconds=$seconds" --tokenizer "kind=hf_auto,model=$model" \
+    --data "kind=synthetic_text,prompt_tokens=$input,output_tokens=$output" --seed "kind=static,value=$round" \
+    --output "kind=json,path=$out/theirs-$round.json" --disable-console > "$out/theirs-$round.log" 2>&1 ||
     { tail -n 20 "$out/theirs-$round.log" >&2; exit 1; }
 done
 python3 - "$out" <<'PY'
