@@ -97,7 +97,8 @@ def assemble(settings: EngineSettings, model: Model, device: Device, mailbox: Ou
     log.info("capacity %s", show_arithmetic(capacity, spec, device))
     mailbox.post(Loading("allocating the KV pool"))
     arena = open_arena(spec, capacity.blocks, torch.device(device.name))
-    end_tokens = read_end_tokens(Path(settings.model))
+    # An id beyond the logits can never be sampled, and must not be banned until min_tokens either.
+    end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
     book = SequenceBook(open_policy(settings.scheduling_policy), capacity.max_model_len, end_tokens)
     cache = CacheManager(
         capacity.blocks, settings.block_size, model.fingerprint, has_prefix_caching=settings.enable_prefix_caching

@@ -1,15 +1,14 @@
 """The model's own sampling defaults: generation_config.json."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 import pydantic
 from msgspec import Struct
 
 from server.schemas import SamplingFields
+from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
 
 
@@ -50,15 +49,7 @@ def load_sampling_defaults(model: Path, source: str, overrides: Mapping[str, flo
 
 
 def _read(path: Path, *, must_exist: bool) -> dict[str, object]:
-    if not must_exist and not path.is_file():
-        return {}
-    try:
-        value: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise ConfigError("generation_config.unreadable", f"cannot read {path}: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ConfigError("generation_config.unreadable", f"{path} does not hold a JSON object")
-    return cast(dict[str, object], value)
+    return read_json_object(path) if must_exist or path.is_file() else {}
 
 
 def _numbers(values: Mapping[str, object], place: str) -> dict[str, float]:

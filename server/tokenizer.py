@@ -10,6 +10,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from server.vocabulary import Vocabulary, is_control
+from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
 
 _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -112,15 +113,7 @@ def _parse(tokenizer_json: str) -> Tokenizer:
 
 
 def _read_object(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        value: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise ConfigError("tokenizer.config_unreadable", f"cannot read {path}: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ConfigError("tokenizer.config_unreadable", f"{path} does not hold a JSON object")
-    return cast(dict[str, object], value)
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _read_template(folder: Path, config: dict[str, object], override: str | None) -> str | None:

@@ -1,8 +1,10 @@
 """Where a model's files are: a folder, or a name in the hub cache that other tools filled. Nothing is downloaded."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from tiercel.errors import ConfigError
 
@@ -25,6 +27,22 @@ def resolve_model_folder(name: str, environ: Mapping[str, str]) -> Path:
     if not (folder / "config.json").is_file():
         raise ConfigError("model.no_config", f"{folder}: there is no config.json in this folder")
     return folder
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """The object in a JSON file of a model folder.
+
+    Errors: ConfigError naming the file when it cannot be read, is no JSON or holds no object.
+    """
+    try:
+        value = cast(object, json.loads(path.read_text(encoding="utf-8")))
+    except OSError as exc:
+        raise ConfigError("model.unreadable", f"{path}: cannot be read: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError("model.bad_json", f"{path}: not valid JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise ConfigError("model.bad_json", f"{path}: not a JSON object")
+    return cast("dict[str, object]", value)
 
 
 def _hub_cache(environ: Mapping[str, str]) -> Path:

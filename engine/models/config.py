@@ -1,6 +1,5 @@
 """A model's config.json, read into what the native decoder is built from."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Literal, TypeVar
 
 import torch
 
+from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
 from tiercel.settings import Dtype
 
@@ -152,15 +152,7 @@ class ConfigFields:
 def read_config(folder: Path) -> ConfigFields:
     """The fields of a folder's config.json. Errors: ConfigError when there is none or it is no JSON object."""
     path = folder / "config.json"
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError("model.no_config", f"{path}: cannot be read: {exc.strerror}") from exc
-    except ValueError as exc:
-        raise ConfigError("model.bad_config", f"{path}: not valid JSON: {exc}") from exc
-    if not isinstance(fields, dict):
-        raise ConfigError("model.bad_config", f"{path}: not a JSON object")
-    return ConfigFields(fields, str(path))
+    return ConfigFields(read_json_object(path), str(path))
 
 
 def read_architecture(fields: ConfigFields) -> str:

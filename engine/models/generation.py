@@ -1,9 +1,9 @@
 """Which tokens end a sequence, as the model folder says it."""
 
-import json
 from pathlib import Path
 from typing import cast
 
+from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
 
 
@@ -16,11 +16,7 @@ def read_end_tokens(folder: Path) -> tuple[int, ...]:
         path = folder / name
         if not path.is_file():
             continue
-        try:
-            fields = cast(object, json.loads(path.read_text("utf-8")))
-        except ValueError as exc:
-            raise ConfigError("model.bad_json", f"{path} is not JSON: {exc}") from exc
-        value = cast("dict[str, object]", fields).get("eos_token_id") if isinstance(fields, dict) else None
+        value = read_json_object(path).get("eos_token_id")
         ids = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(token, int) and token >= 0 for token in ids):
             raise ConfigError("model.bad_eos", f"{path}: eos_token_id is {value!r}, expected an id or a list of ids")

@@ -24,10 +24,7 @@ MODELS = {"tiny": None, "embedded": Path(__file__).parents[2] / "embedded" / "mo
 
 @pytest.fixture(params=MODELS)
 def folder(request: pytest.FixtureRequest, model_folder: Path) -> Path:
-    path = MODELS[request.param] or model_folder
-    if not (path / "tokenizer.json").exists():
-        pytest.skip(f"{path} is not built")
-    return path
+    return MODELS[request.param] or model_folder
 
 
 def _ours(codec: TextCodec) -> ChatTemplate:
