@@ -110,6 +110,14 @@ class SimMachine:
         self._launched = plan.step
         return SimFlight(self, plan, [self._slice(piece) for batch in plan.nano_batches for piece in batch.slices])
 
+    def block(self, slot: int) -> tuple[int, ...]:
+        """The KV in a slot, row by row; -2 where nothing was ever written."""
+        return tuple(self._rows.get((slot, offset), -2) for offset in range(self._block_size))
+
+    def put_block(self, slot: int, rows: tuple[int, ...]) -> None:
+        """KV that was copied into a slot."""
+        self._rows.update({(slot, offset): row for offset, row in enumerate(rows)})
+
     def forget(self, seqs: Iterable[SeqId]) -> None:
         """Tables of these sequences come anew."""
         for seq in seqs:

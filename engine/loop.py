@@ -4,20 +4,25 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Protocol
 
 from kvcache.manager import CacheManager
 from scheduler.book import Commit, SequenceBook
 from scheduler.planner import Planner
 from tiercel.clock import Clock
-from tiercel.errors import DeviceError
+from tiercel.errors import DeviceError, InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, Gauges, StepOutcome
 from tiercel.plan import Plan, StepPlan
 from tiercel.request import Request
+from tiercel.tier import Landing, Transfer
 from tiercel.wire import Abort, Quit, Report, Start, Submit, ToEngine
 
 log = logging.getLogger(__name__)
+
+_WINDOW = 64  # waiting sequences whose prefixes are brought near
+_LIKELY_VICTIMS = 8  # running sequences whose blocks are written back first
 
 
 class Flight(Protocol):
@@ -35,6 +40,26 @@ class StepRunner(Protocol):
     def forget(self, seqs: Iterable[SeqId]) -> None: ...
 
 
+class Mover(Protocol):
+    """Carries blocks between tiers. The seam to copy engines and disks, also to simulated ones."""
+
+    def start(self, transfers: Iterable[Transfer]) -> None: ...
+    def poll(self) -> list[Landing]: ...
+
+
+class NoMover:
+    """The mover of an engine with one tier."""
+
+    def start(self, transfers: Iterable[Transfer]) -> None:
+        """Errors: InvariantError: there is no other tier."""
+        for transfer in transfers:
+            raise InvariantError("mover.none", transfer=transfer.id)
+
+    def poll(self) -> list[Landing]:
+        """Nothing ever flies."""
+        return []
+
+
 class Post(Protocol):
     """Where reports go."""
 
@@ -42,7 +67,7 @@ class Post(Protocol):
 
 
 class EngineLoop:
-    """One step: mail, plan, seal, launch, commit the step before, post.
+    """One step: mail, landings, plan, seal, launch, start transfers, commit the step before, post.
 
     `depth` steps are launched ahead of the commit: 1 overlaps planning with computing, 0 is synchronous.
     """
@@ -56,6 +81,7 @@ class EngineLoop:
         post: Post,
         clock: Clock,
         depth: int = 1,
+        mover: Mover | None = None,
     ) -> None:
         self._book = book
         self._cache = cache
@@ -64,6 +90,7 @@ class EngineLoop:
         self._post = post
         self._clock = clock
         self._depth = depth
+        self._mover = mover or NoMover()
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._committed = 0  # steps that ended well
@@ -74,6 +101,11 @@ class EngineLoop:
     def is_idle(self) -> bool:
         """Nothing waits, runs or flies."""
         return not self._flights and not len(self._book)
+
+    @property
+    def has_chores(self) -> bool:
+        """Something flies between tiers, or would if it were given time."""
+        return self._cache.idle.is_busy
 
     def take(self, messages: Iterable[ToEngine]) -> None:
         """Act on mail."""
@@ -92,7 +124,9 @@ class EngineLoop:
 
     def step(self) -> bool:
         """Plan and launch one step ahead, then commit the oldest. False when there was nothing to do."""
+        self._land()
         is_launched = self._launch()
+        self._do_chores()
         is_committed = False
         if self._flights and (len(self._flights) > self._depth or not is_launched):
             self._commit(self._flights.popleft())
@@ -120,10 +154,22 @@ class EngineLoop:
         self._finished.append(self._book.finish(seq, reason, self._clock.now_s(), error=error))
         self._cache.close(seq)
 
+    def _land(self) -> None:
+        """Book what has come, and bring near what the first of those that wait will need."""
+        for seq, tokens in self._cache.land(self._mover.poll()):
+            self._book.restored(seq, tokens)
+        self._cache.expect(sequence.id for sequence in islice(self._book.waiting, _WINDOW))
+
+    def _do_chores(self) -> None:
+        """Copies for nobody in particular, likely victims first: what is clean can be dropped for free."""
+        victims = (sequence.id for sequence in islice(reversed(self._book.running), _LIKELY_VICTIMS))
+        self._cache.work(victims, self._clock.now_s(), is_idle=not self._book.waiting)
+        self._mover.start(self._cache.outgoing())
+
     def _launch(self) -> bool:
         ledger = self._cache.ledger()
         plan = self._planner.plan(ledger)
-        if not plan.nano_batches and not plan.victims:
+        if not plan.nano_batches and not plan.victims and not plan.restores:
             return False
         step = self._cache.seal(plan, ledger, self._launched + 1)
         if plan.nano_batches:
@@ -137,6 +183,7 @@ class EngineLoop:
         else:
             self._cache.keep_mail(step)
         self._cache.confirm(step)
+        self._mover.start(step.transfers)
         self._book.launch(plan, self._clock.now_s())
         return bool(plan.nano_batches)
 
@@ -144,7 +191,8 @@ class EngineLoop:
         """The step could not be launched: nothing happened, and its sequences run alone from now on."""
         log.error("launch failed error=%s", error, exc_info=error)
         seqs = self._book.suspect(plan)
-        self._refill_rows(seqs)
+        # The runner may have acted on the mail of victims and of those to be restored, too.
+        self._refill_rows([*seqs, *plan.victims, *plan.restores])
         if len(seqs) == 1:
             self._end(seqs[0], FinishReason.ERROR, "the engine failed on this request")
 

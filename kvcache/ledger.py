@@ -1,10 +1,32 @@
 """The scratch overlay on which a plan is drawn. It changes nothing and dies with the step."""
 
+from msgspec import Struct
+
 from kvcache.pool import SlotPool
 from kvcache.table import BlockTable
+from kvcache.tiers import TierBook
 from tiercel.ids import BlockKey, SeqId, SlotId
+from tiercel.tier import Tier
 
-_MOST_HASHES = 2048  # blocks of one prompt a step: about 2 ms
+MOST_HASHES = 2048  # blocks of one prompt a step: about 2 ms
+
+
+class Found(Struct, frozen=True, gc=False):
+    """The longest prefix of a sequence that need not be computed."""
+
+    hits: tuple[tuple[int, SlotId], ...]  # (block number, slot): in the device tier
+    loads: tuple[tuple[int, BlockKey], ...]  # (block number, key): to be restored from DDR
+    tokens: int  # covered by both
+
+    @property
+    def hit_blocks(self) -> int:
+        """Blocks that need no room."""
+        return len(self.hits)
+
+    @property
+    def load_blocks(self) -> int:
+        """Blocks to be restored first."""
+        return len(self.loads)
 
 
 class Ledger:
@@ -19,21 +41,26 @@ class Ledger:
         table_by_seq: dict[SeqId, BlockTable],
         block_size: int,
         in_flight: set[BlockKey],
+        tiers: TierBook,
         *,
         has_prefix_caching: bool,
     ) -> None:
         self.block_size = block_size
-        self.hits_by_seq: dict[SeqId, list[SlotId]] = {}
+        self.found_by_seq: dict[SeqId, Found] = {}
         self.taken_by_seq: dict[SeqId, int] = {}
-        self.released: dict[SeqId, None] = {}  # ordered
+        self.released: dict[SeqId, bool] = {}  # ordered; whether its blocks are spilled
         self._pool = pool
         self._table_by_seq = table_by_seq
         self._change_by_slot: dict[SlotId, int] = {}
         self._last_step_by_slot: dict[SlotId, int] = {}
         self._available = pool.num_free + pool.num_cached
-        self._coming = pool.num_limbo
+        self._coming = pool.num_coming
         self._in_flight = in_flight
         self._claimed: set[BlockKey] = set()
+        self._loading: set[BlockKey] = set()  # by restores that this plan begins
+        self._tiers = tiers
+        self._spillable = tiers.num_spillable
+        self._spilled: set[SlotId] = set()
         self._has_prefix_caching = has_prefix_caching
 
     @property
@@ -43,40 +70,61 @@ class Ledger:
 
     @property
     def coming_blocks(self) -> int:
-        """Blocks in limbo: free for the plan after the commit of the steps in flight."""
+        """Blocks that are free for a later plan: touched by a step in flight, or held by flying transfers only."""
         return self._coming
 
     def num_blocks(self, seq: SeqId) -> int:
         """Blocks that the sequence would hold."""
         held = 0 if seq in self.released else len(self._table_by_seq[seq].slots)
-        return held + len(self.hits_by_seq.get(seq, ())) + self.taken_by_seq.get(seq, 0)
+        found = self.found_by_seq.get(seq)
+        return held + (len(found.hits) if found else 0) + self.taken_by_seq.get(seq, 0)
 
-    def match(self, seq: SeqId) -> int | None:
-        """Give a sequence without blocks the longest cached prefix of its tokens.
+    def match(self, seq: SeqId, *, may_load: bool = True) -> Found | None:
+        """Give a sequence without blocks the longest prefix of its tokens that is cached in reach.
 
-        Returns the tokens that it covers, a multiple of the block size; at least one token is left to compute.
-        None: ask again in the next step. Its next block is being computed by a launched or planned slice, or its
-        prompt is so long that hashing it all at once would hold up the loop.
+        At least one token is left to compute. None: ask again in the next step. Its next block is being computed by
+        a launched or planned slice or is on its way up, or its prompt is so long that hashing it all at once would
+        hold up the loop.
         """
         if not self._has_prefix_caching:
-            return 0
+            return self._find(seq, [], [])
         table = self._table_by_seq[seq]
         limit = (len(table.tokens) - 1) // self.block_size
-        if not table.hash_some(limit, self.block_size, _MOST_HASHES):
+        if not table.hash_some(limit, self.block_size, MOST_HASHES) or (may_load and self._tiers.needs_fetch(table)):
             return None
-        hits: list[SlotId] = []
+        hits: list[tuple[int, SlotId]] = []
+        loads: list[tuple[int, BlockKey]] = []
+        is_coming = self._tiers.transfers.is_coming
         for block in range(limit):
             key = table.key(block, self.block_size)
             slot = self._pool.slot_by_key.get(key)
-            if slot is None:
-                if key in self._in_flight or key in self._claimed:
-                    return None
+            if slot is not None:
+                hits.append((block, slot))
+            elif self._is_in_flight(key) or (may_load and (is_coming(Tier.HBM, key) or is_coming(Tier.DDR, key))):
+                return None
+            elif may_load and self._tiers.loadable(key) is not None:
+                loads.append((block, key))
+            else:
                 break
-            hits.append(slot)
-        for slot in hits:
+        if loads and not self._tiers.is_worth_loading(loads[0][0], len(loads), len(hits) + len(loads)):
+            hits = hits[: loads[0][0]]
+            loads = []
+        return self._find(seq, hits, loads)
+
+    def _is_in_flight(self, key: BlockKey) -> bool:
+        return key in self._in_flight or key in self._claimed or key in self._loading
+
+    def _find(self, seq: SeqId, hits: list[tuple[int, SlotId]], loads: list[tuple[int, BlockKey]]) -> Found:
+        for _, slot in hits:
             self._shift(slot, 1, 0)
-        self.hits_by_seq[seq] = hits
-        return len(hits) * self.block_size
+        self._loading.update(key for _, key in loads)
+        found = Found(tuple(hits), tuple(loads), (len(hits) + len(loads)) * self.block_size)
+        self.found_by_seq[seq] = found
+        return found
+
+    def dirty_blocks(self, seq: SeqId) -> int:
+        """Blocks that would have to be written if the sequence were swapped out now. Cost: O(its blocks)."""
+        return min(len(self._tiers.dirty(self._table_by_seq[seq])), self._spillable)
 
     def reserve(self, seq: SeqId, tokens: int) -> bool:
         """Have room for the first `tokens` tokens of a sequence. False, and nothing changed, when there is none."""
@@ -101,27 +149,39 @@ class Ledger:
         """Keys of blocks that this plan fills."""
         return self._claimed
 
-    def release(self, seq: SeqId) -> None:
-        """Give up everything the sequence holds and would hold (preemption, or an admission that came to nothing)."""
-        for slot in self.hits_by_seq.pop(seq, ()):
+    def release(self, seq: SeqId, *, spills: bool = False) -> None:
+        """Give up everything the sequence holds and would hold (preemption, or an admission that came to nothing).
+
+        With `spills` its dirty blocks go to a lower tier first: their slots are free when they have landed.
+        """
+        found = self.found_by_seq.pop(seq, None)
+        for _, slot in found.hits if found else ():
             self._shift(slot, -1, 0)
+        self._loading.difference_update(key for _, key in (found.loads if found else ()))
         self._available += self.taken_by_seq.pop(seq, 0)
         table = self._table_by_seq[seq]
         if seq not in self.released and table.slots:
-            self.released[seq] = None
+            self.released[seq] = spills
+            if spills:
+                dirty = self._tiers.dirty(table)[: self._spillable]
+                self._spillable -= len(dirty)
+                self._spilled.update(slot for _, slot in dirty)
             for slot in table.slots:
                 self._shift(SlotId(slot), -1, table.last_step)
 
     def _shift(self, slot: SlotId, change: int, last_step: int) -> None:
-        before = self._pool.refs[slot] + self._change_by_slot.get(slot, 0)
+        """Count references, and what they make of a slot: held, coming, or free to take."""
+        pool = self._pool
+        before = pool.refs[slot] - pool.transfer_refs[slot] + self._change_by_slot.get(slot, 0)
         after = before + change
         self._change_by_slot[slot] = self._change_by_slot.get(slot, 0) + change
         self._last_step_by_slot[slot] = max(self._last_step_by_slot.get(slot, 0), last_step)
         if before and after:
             return
-        # The last reference goes or the first one comes: a block enters or leaves what can be taken.
+        # The last table goes or the first one comes: a block enters or leaves what can be taken.
         sign = 1 if after == 0 else -1
-        if self._pool.is_touched(slot, self._last_step_by_slot[slot]):
+        is_flying = pool.transfer_refs[slot] or slot in self._spilled
+        if is_flying or pool.is_touched(slot, self._last_step_by_slot[slot]):
             self._coming += sign
         else:
             self._available += sign

@@ -1,29 +1,60 @@
-"""The cache manager: sole writer of block tables and, through the pool, of every slot's state."""
+"""The cache manager: sole writer of block tables and, through the pools, of every slot's state."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvcache.block import namespace_key
-from kvcache.ledger import Ledger
-from kvcache.pool import SlotPool, SlotState, Undo
-from kvcache.table import BlockTable
+from kvcache.idle import IdleWork, Scan
+from kvcache.ledger import MOST_HASHES, Found, Ledger
+from kvcache.pool import SlotPool, Undo
+from kvcache.table import BlockTable, Fetch, Restore
+from kvcache.tiers import TierBook, TierLimits
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.plan import Plan, StepPlan, TableUpdate
+from tiercel.rates import Rates
+from tiercel.tier import Landing, Route, Transfer, Verdict
+
+_MOST_OWNERS = 60_000  # sharing scopes told apart by eviction
+_HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place
 
 
 class CacheManager:
-    """Block tables of all open sequences over the slots of the device tier.
+    """Block tables of all open sequences over the slots of the device tier, and the tiers below it.
 
-    One step goes `ledger` -> (the planner draws on it) -> `seal` -> launch -> `confirm` or `undo` -> `commit`.
+    One step goes `land` -> `expect` -> `ledger` -> (the planner draws on it) -> `seal` -> launch -> `confirm` or
+    `undo` -> `work` -> `commit`.
     """
 
-    def __init__(self, blocks: int, block_size: int, fingerprint: bytes, *, has_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int,
+        fingerprint: bytes,
+        *,
+        has_prefix_caching: bool = True,
+        host_blocks: int = 0,
+        disk_blocks: int = 0,
+        rates: Callable[[], Rates] = Rates,
+        limits: TierLimits | None = None,
+    ) -> None:
         self.block_size = block_size
         self.blocks = blocks
         self.prefix_queries = 0  # tokens looked up at admission
-        self.prefix_hits = 0  # tokens found
+        self.prefix_hits = 0  # tokens found, in whatever tier
+        self.loaded_tokens = 0  # of them: restored from DDR
         self._pool = SlotPool(blocks)
+        self._tiers = TierBook(
+            self._pool,
+            SlotPool(host_blocks) if host_blocks else None,
+            SlotPool(disk_blocks) if disk_blocks else None,
+            block_size,
+            rates,
+            limits or TierLimits(),
+        )
+        self._idle = IdleWork(self._tiers, block_size, rates)
+        self._owner_by_scope: dict[bytes, int] = {}
+        self._restoring: dict[int, SeqId] = {}  # by transfer
         self._table_by_seq: dict[SeqId, BlockTable] = {}
         self._fingerprint = fingerprint
         self._has_prefix_caching = has_prefix_caching
@@ -38,16 +69,19 @@ class CacheManager:
         """Know a sequence. `tokens` is its own growing array; `scope` says whose blocks it may share."""
         if seq in self._table_by_seq:
             raise InvariantError("cache.opened_twice", seq=seq)
-        self._table_by_seq[seq] = BlockTable(seq, namespace_key(self._fingerprint, scope), tokens)
+        owner = self._owner_by_scope.setdefault(scope, min(len(self._owner_by_scope), _MOST_OWNERS))
+        self._table_by_seq[seq] = BlockTable(seq, namespace_key(self._fingerprint, scope), tokens, owner)
 
     def close(self, seq: SeqId) -> None:
         """Forget a sequence and drop its references; slots that a launched step touches go through limbo."""
         table = self._table_by_seq.pop(seq)
+        self._tiers.settle_keep(table, table.num_kept)
         if table.slots:
+            self._idle.offer(table)
             self._clear(table)
             self._gone.append(seq)
             self._updates = [update for update in self._updates if update.seq != seq]
-        self._pool.journal.clear()
+        self._clear_journals()
 
     def resend(self, seq: SeqId) -> None:
         """Send the sequence's whole table with the next step, instead of any delta: the runner has forgotten it."""
@@ -66,6 +100,7 @@ class CacheManager:
             self._table_by_seq,
             self.block_size,
             in_flight,
+            self._tiers,
             has_prefix_caching=self._has_prefix_caching,
         )
 
@@ -81,28 +116,38 @@ class CacheManager:
         updates = [update for update in self._updates if update.seq not in ledger.released]
         gone = list(self._gone)
         self._updates, self._gone = [], []
-        touched = {**ledger.hits_by_seq, **ledger.taken_by_seq, **ledger.released}
-        self._undo += [self._saved(tables[seq]) for seq in touched]
+        self._undo += [
+            self._saved(tables[seq]) for seq in {**ledger.found_by_seq, **ledger.taken_by_seq, **ledger.released}
+        ]
         self._count_hits(ledger)
-        for seq, hits in ledger.hits_by_seq.items():
-            for slot in hits:
+        transfers: list[Transfer] = []
+        for seq, found in ledger.found_by_seq.items():
+            for _, slot in found.hits:
                 pool.hold(slot)
-            tables[seq].slots.extend(hits)
-            tables[seq].num_published = len(hits)
-            if hits:
-                updates.append(TableUpdate(seq, 0, tuple(hits)))
-        for seq in ledger.released:
+            self._tiers.settle_keep(tables[seq], tables[seq].num_kept)
+            tables[seq].fetch, tables[seq].num_kept = Fetch(), 0
+        for seq, spills in ledger.released.items():
+            if spills:
+                transfers += self._tiers.spill(tables[seq])
+                tables[seq].num_kept = tables[seq].num_published
             self._clear(tables[seq])
             gone.append(seq)
-        for seq, missing in ledger.taken_by_seq.items():
-            slots = tables[seq].slots
-            first = len(slots)
-            slots.extend([pool.take() for _ in range(missing)])
-            updates.append(TableUpdate(seq, first, tuple(SlotId(slot) for slot in slots[first:])))
+        for seq in {**ledger.found_by_seq, **ledger.taken_by_seq}:
+            table, found = tables[seq], ledger.found_by_seq.get(seq)
+            first = len(table.slots)
+            taken = self._take(table, ledger.taken_by_seq.get(seq, 0))
+            if found is not None:
+                transfers += self._fill(table, found, taken)
+            else:
+                table.slots.extend(taken)
+            if len(table.slots) > first:
+                updates.append(TableUpdate(seq, first, tuple(SlotId(slot) for slot in table.slots[first:])))
+        for transfer in transfers:
+            self._undo.append(lambda flying=transfer.id: self._tiers.transfers.close(flying))
         if ledger.claimed:
             self._claims_by_step[step] = ledger.claimed
             self._undo.append(lambda: self._claims_by_step.pop(step))
-        return StepPlan(step, plan.nano_batches, tuple(updates), tuple(gone))
+        return StepPlan(step, plan.nano_batches, tuple(updates), tuple(gone), tuple(transfers))
 
     def keep_mail(self, sealed: StepPlan) -> None:
         """The sealed plan launches nothing: what it had to tell the runner goes with the next one."""
@@ -116,11 +161,12 @@ class CacheManager:
             for piece in batch.slices:
                 tables[piece.seq].last_step = sealed.step
         self._undo.clear()
-        self._pool.journal.clear()
+        self._clear_journals()
 
     def undo(self) -> None:
         """The sealed step could not be launched: every book is as before `seal`."""
-        self._pool.undo()
+        for _, pool in self._tiers.pools():
+            pool.undo()
         while self._undo:
             self._undo.pop()()
 
@@ -141,7 +187,58 @@ class CacheManager:
         """A launched step ended, well or not: what only it touched is free again."""
         self._claims_by_step.pop(step, None)
         self._pool.commit(step)
-        self._pool.journal.clear()
+        self._clear_journals()
+
+    # ---- the tiers below
+
+    def expect(self, seqs: Iterable[SeqId]) -> None:
+        """These sequences will be admitted soon, in this order: bring their prefixes near."""
+        for seq in seqs:
+            table = self._table_by_seq[seq]
+            if not table.fetch.is_done and self._has_prefix_caching:
+                self._tiers.fetch(table, MOST_HASHES)
+        self._clear_journals()
+
+    def work(self, likely_victims: Iterable[SeqId], now_s: float, *, is_idle: bool) -> None:
+        """Use idle copy time. `is_idle`: nobody waits, so that blocks seen once may go to the disk too."""
+        self._idle.work((self._table_by_seq[seq] for seq in likely_victims), now_s, is_idle=is_idle)
+        self._clear_journals()
+
+    def outgoing(self) -> list[Transfer]:
+        """Background transfers to start now."""
+        transfers, self._tiers.outbox = self._tiers.outbox, []
+        return transfers
+
+    def land(self, landings: Iterable[Landing]) -> list[tuple[SeqId, int]]:
+        """Book what has landed. Returns sequences whose restore is over with the tokens that they now hold."""
+        restored: list[tuple[SeqId, int]] = []
+        for landing in landings:
+            transfer = self._tiers.land(landing)
+            if transfer is None:
+                continue
+            if transfer.route is Route.SPILL:
+                self._idle.note_landed()
+            elif transfer.route is Route.RESTORE:
+                seq = self._land_restore(transfer, is_good=landing.verdict is Verdict.LANDED)
+                if seq is not None:
+                    restored.append((seq, self._table_by_seq[seq].num_published * self.block_size))
+        self._clear_journals()
+        return restored
+
+    def attach(self, records: Iterable[tuple[SlotId, BlockKey]], scan: Scan | None = None) -> None:
+        """What an earlier engine left in shared memory and on the disk. Each copy is verified before it is used."""
+        self._tiers.attach(records)
+        self._idle.attach_disk(scan)
+
+    @property
+    def tiers(self) -> TierBook:
+        """The tiers below the device: what they hold and what flies."""
+        return self._tiers
+
+    @property
+    def idle(self) -> IdleWork:
+        """What could be copied in idle time."""
+        return self._idle
 
     # ---- facts
 
@@ -161,12 +258,14 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Every reference is found in exactly that many tables, every book agrees. Errors: InvariantError."""
-        self._pool.check_integrity()
-        refs = array("i", bytes(4 * (self.blocks + 1)))
+        self._tiers.check_integrity()
+        refs = array("i", self._pool.transfer_refs)
         for table in self._table_by_seq.values():
             for block, slot in enumerate(table.slots):
                 refs[slot] += 1
-                expected = table.key(block, self.block_size) if block < table.num_published else None
+                covered = table.num_published if table.restore is None else table.restore.covered
+                is_keyed = block < covered and (table.restore is None or block not in table.restore.loads)
+                expected = table.key(block, self.block_size) if is_keyed else None
                 key = self._pool.key(SlotId(slot))
                 if (expected is None) != (key is None) or (expected is not None and key != expected):
                     raise InvariantError("cache.key", seq=table.seq, block=block, slot=slot)
@@ -176,29 +275,78 @@ class CacheManager:
 
     def snapshot(self) -> object:
         """Every book in comparable form, for tests of `undo`."""
-        pool = self._pool
-        states = [SlotState(state).name for state in pool.states]
-        tables = {seq: (list(table.slots), table.num_published) for seq, table in self._table_by_seq.items()}
+        tables = {
+            seq: (list(table.slots), table.num_published, table.restore and table.restore.covered)
+            for seq, table in self._table_by_seq.items()
+        }
         return (
-            states,
-            list(pool.refs),
-            dict(pool.slot_by_key),
-            pool.eviction_order(),
-            pool.free_order(),
+            [pool.snapshot() for _, pool in self._tiers.pools()],
             tables,
             list(self._updates),
             list(self._gone),
-            {step: set(claims) for step, claims in self._claims_by_step.items()},
+            self._claims_by_step.keys(),
+            len(self._tiers.transfers),
         )
 
-    # ---- inside
+    def _take(self, table: BlockTable, count: int) -> list[SlotId]:
+        if not count:
+            return []
+        if table.slots:
+            return self._pool.take_many(count, near=SlotId(table.slots[-1]))
+        return self._pool.take_many(count, headroom=_HEADROOM)
+
+    def _fill(self, table: BlockTable, found: Found, taken: list[SlotId]) -> list[Transfer]:
+        """Put hits and fresh slots into an empty table in order. Returns the transfer that brings the rest."""
+        table.slots.extend([0] * (len(found.hits) + len(found.loads)))
+        for block, slot in found.hits:
+            table.slots[block] = slot
+        for (block, _), slot in zip(found.loads, taken, strict=False):
+            table.slots[block] = slot
+        table.slots.extend(taken[len(found.loads) :])
+        if not found.loads:
+            table.num_published = table.num_saved = len(found.hits)
+            return []
+        table.num_published = table.num_saved = found.loads[0][0]
+        keys = tuple(key for _, key in found.loads)
+        transfer = self._tiers.restore(keys, tuple(taken[: len(found.loads)]))
+        loads = frozenset(block for block, _ in found.loads)
+        table.restore = Restore(transfer.id, len(found.hits) + len(found.loads), loads)
+        self._restoring[transfer.id] = table.seq
+        self._undo.append(lambda: self._restoring.pop(transfer.id))
+        return [transfer]
+
+    def _land_restore(self, transfer: Transfer, *, is_good: bool) -> SeqId | None:
+        """Name what has landed. The sequence may have given it up meanwhile: then it is a cached prefix, or nothing."""
+        pool = self._pool
+        seq = self._restoring.pop(transfer.id, None)
+        table = self._table_by_seq.get(seq) if seq is not None else None
+        if table is not None and (table.restore is None or table.restore.transfer != transfer.id):
+            table = None
+        for key, target in zip(transfer.keys, transfer.targets, strict=True):
+            if is_good:
+                pool.publish(target, key)
+            pool.drop(target, 0, by_transfer=True)
+        if table is None or table.restore is None:
+            return None
+        covered, table.restore = table.restore.covered, None
+        if is_good:
+            self._publish(table, covered)
+        else:
+            for slot in reversed(table.slots[table.num_published :]):
+                pool.drop(SlotId(slot), table.last_step)
+            del table.slots[table.num_published :]
+        self.loaded_tokens += len(transfer.keys) * self.block_size if is_good else 0
+        return table.seq
 
     def _clear(self, table: BlockTable) -> None:
+        self._idle.note_released(table)
         # The tail goes first: of one chain, the end is the first to be evicted.
         for slot in reversed(table.slots):
             self._pool.drop(SlotId(slot), table.last_step)
         table.slots = array("i")
-        table.num_published = 0
+        table.num_published = table.num_saved = 0
+        table.restore = None
+        table.fetch = Fetch()
 
     def _publish(self, table: BlockTable, full_blocks: int) -> None:
         for block in range(table.num_published, full_blocks):
@@ -209,14 +357,17 @@ class CacheManager:
                 self._pool.drop(slot, table.last_step)
                 table.slots[block] = canonical
                 self._updates.append(TableUpdate(table.seq, block, (canonical,)))
+            else:
+                self._pool.set_owner(slot, table.owner)
+                self._idle.note_published(slot)
         table.num_published = full_blocks
 
     def _count_hits(self, ledger: Ledger) -> None:
         queries, hits = self.prefix_queries, self.prefix_hits
         self._undo.append(lambda: self._restore_counts(queries, hits))
-        for seq, slots in ledger.hits_by_seq.items():
+        for seq, found in ledger.found_by_seq.items():
             self.prefix_queries += len(self._table_by_seq[seq].tokens)
-            self.prefix_hits += len(slots) * self.block_size
+            self.prefix_hits += found.tokens
 
     def _restore_counts(self, queries: int, hits: int) -> None:
         self.prefix_queries, self.prefix_hits = queries, hits
@@ -224,11 +375,29 @@ class CacheManager:
     def _restore_mail(self, updates: list[TableUpdate], gone: list[SeqId]) -> None:
         self._updates, self._gone = updates, gone
 
+    def _clear_journals(self) -> None:
+        for _, pool in self._tiers.pools():
+            pool.journal.clear()
+
     @staticmethod
     def _saved(table: BlockTable) -> Undo:
-        slots, num_published = array("i", table.slots), table.num_published
+        before = (
+            array("i", table.slots),
+            table.num_published,
+            table.num_saved,
+            table.num_kept,
+            table.restore,
+            table.fetch,
+        )
 
         def restore() -> None:
-            table.slots, table.num_published = slots, num_published
+            (
+                table.slots,
+                table.num_published,
+                table.num_saved,
+                table.num_kept,
+                table.restore,
+                table.fetch,
+            ) = before
 
         return restore

@@ -2,9 +2,12 @@
 
 import enum
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from kvcache.policy import LeastRecent
+from kvcache.policy import Keep, Segments
+from kvcache.reference import References
+from kvcache.run import Run, RunSearch
+from kvcache.run import runs as runs
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 
@@ -13,55 +16,87 @@ SINK = SlotId(0)
 
 KEY_BYTES = 32
 
+PROTECTED_SHARE = 0.25
+"""Of the cached copies, at most this part is REUSED: the rest is room in which a new copy can prove itself."""
+
 Undo = Callable[[], object]
+Heard = Callable[[BlockKey, SlotId], None]
+
+_BALANCE = 256  # copies that one commit demotes at most
 
 
 class SlotState(enum.IntEnum):
     """FREE -> OWNED -> (LIMBO) -> FREE or CACHED; CACHED -> OWNED by a hit, CACHED -> FREE by eviction."""
 
     FREE = 0  # holds nothing
-    OWNED = 1  # referenced by at least one table
+    OWNED = 1  # referenced by at least one table or flying transfer
     CACHED = 2  # unreferenced, holds a valid keyed copy: a hit or the next victim
     LIMBO = 3  # unreferenced, but a launched step still touches it
     SINK = 4
 
 
+_FREE, _OWNED, _CACHED, _LIMBO, _SINK = (int(state) for state in SlotState)  # plain integers: the loop compares often
+_ONCE, _REUSED = int(Keep.ONCE), int(Keep.REUSED)
+
+
 class SlotPool:
     """Struct of arrays over all slots of a tier, and the index from key to slot.
 
-    Every method that seals a plan (`take`, `hold`, `drop`) appends its exact inverse to `journal`.
+    Whatever a sealed plan may do appends its exact inverse to `journal`. `publish`, `commit` and `balance` belong
+    between plans and are not undone.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, *, protected_share: float = PROTECTED_SHARE) -> None:
         slots = blocks + 1
         self.blocks = blocks
+        self.protected_share = protected_share
+        # The states are the map of free slots too: a run of zeros is a run of free slots, found at the speed of C.
         self.states = bytearray(slots)
-        self.states[SINK] = SlotState.SINK
-        self.refs = array("i", bytes(4 * slots))
+        self.states[SINK] = _SINK
+        self._references = References(slots)
+        self.refs = self._references.totals  # of tables and transfers
+        self.transfer_refs = self._references.transfers  # of transfers alone
         self.last_steps = array("q", bytes(8 * slots))  # last launched step that touches the slot, as of its release
         self.slot_by_key: dict[BlockKey, SlotId] = {}
         self.journal: list[Undo] = []
         self.committed = 0  # last committed step
+        self.num_free = blocks
         self.num_limbo = 0
-        # A stack whose top is the lowest slot: fresh tables get runs of consecutive slots.
-        self._free = array("i", range(blocks, 0, -1))
-        self._cached = LeastRecent(slots)
+        self.on_evict: Heard | None = None  # a copy goes, keep and owner still tell; must not change this pool
+        self.on_unevict: Heard | None = None  # the eviction was undone
+        self.taken_slots = 0
+        self.taken_runs = 0
+        self._runs = RunSearch(self.states, _OWNED)
+        self._segments = Segments(slots)
         # Bytes, not objects: a collection has nothing to visit here, whatever the number of blocks.
         self._keys = bytearray(KEY_BYTES * slots)
         self._is_keyed = bytearray(slots)
         self._limbo_by_step: dict[int, list[SlotId]] = {}
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
+    # ---- facts
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return self._segments.count
 
     @property
     def num_owned(self) -> int:
         return self.blocks - self.num_free - self.num_cached - self.num_limbo
+
+    @property
+    def num_coming(self) -> int:
+        """Slots that become free or cached by themselves: when steps commit and transfers land."""
+        return self.num_limbo + self._references.num_lent
+
+    @property
+    def mean_run(self) -> float:
+        """Slots per run of consecutive slots, over everything taken so far."""
+        return self.taken_slots / max(self.taken_runs, 1)
+
+    @property
+    def floor_by_owner(self) -> dict[int, int]:
+        """Copies that stay cached for an owner while anybody else's can go. The caller writes it."""
+        return self._segments.floor_by_owner
 
     def key(self, slot: SlotId) -> BlockKey | None:
         """The key of the block in a slot; None while it is not committed, not full or not there."""
@@ -71,56 +106,132 @@ class SlotPool:
         """A launched, uncommitted step may still read or write the slot."""
         return max(self.last_steps[slot], last_step) > self.committed
 
+    def keep(self, slot: SlotId) -> Keep:
+        """What its copy is or will be kept for."""
+        return Keep(self._segments.keeps[slot])
+
+    def num_kept(self, keep: Keep) -> int:
+        """Cached copies kept for this."""
+        return self._segments.counts[keep]
+
+    def owner(self, slot: SlotId) -> int:
+        """Whose copy it is; 0 is nobody's."""
+        return self._segments.owners[slot]
+
+    def num_cached_of(self, owner: int) -> int:
+        """Cached copies of an owner."""
+        return self._segments.count_of(owner)
+
+    # ---- references
+
     def take(self) -> SlotId:
-        """Own an empty slot; evicts the least recent cached copy when none is free.
+        """Own an empty slot; evicts a cached copy when none is free. Errors: as `take_many`."""
+        return self.take_many(1)[0]
 
-        Errors: InvariantError when nothing is free or cached: the plan promised too much.
+    def take_many(
+        self, count: int, near: SlotId | None = None, headroom: int = 0, *, by_transfer: bool = False
+    ) -> list[SlotId]:
+        """Own `count` empty slots with one reference each, in as few runs of consecutive slots as there are.
+
+        First comes what directly continues `near`, the last slot of the table; then a run with `headroom` more slots,
+        that stay free so that the sequence can grow in place; then the largest runs. Cached copies are evicted
+        before anything is placed, as many as are missing.
+        Errors: InvariantError when too little is free or cached: the plan promised too much. Nothing is changed then.
         """
-        if self._free:
-            slot = SlotId(self._free.pop())
-            self.journal.append(lambda: self._free.append(slot))
-        else:
-            slot = self._evict()
-        self.states[slot] = SlotState.OWNED
-        self.refs[slot] = 1
-        self.journal.append(lambda: self._unown(slot, SlotState.FREE))
-        return slot
+        missing = count - self.num_free
+        if missing > self._segments.count:
+            raise InvariantError("pool.exhausted", blocks=self.blocks, wanted=count, missing=missing)
+        cursor = self._runs.cursor
+        if missing < 0:
+            found = self._runs.take(count, near, headroom)
+        else:  # every free slot is needed, and some of the cached
+            slots = self._runs.all() if self.num_free else []
+            if missing:
+                victims = self._segments.victims(missing)
+                self._evict(victims)
+                slots += victims
+            found = self._runs.take_these(slots, near)
+        self._references.set_runs(found, 1, by_transfer)
+        self.num_free -= count
+        self.taken_slots += count
+        self.taken_runs += len(found) - (near is not None and bool(found) and found[0][0] == near + 1)
+        self.journal.append(lambda: self._untake(found, count, cursor, by_transfer))
+        return [SlotId(slot) for first, length in found for slot in range(first, first + length)]
 
-    def hold(self, slot: SlotId) -> None:
-        """One more reference to a slot with a valid copy (a prefix hit)."""
-        state = SlotState(self.states[slot])
-        match state:
-            case SlotState.OWNED:
-                self.refs[slot] += 1
-                self.journal.append(lambda: self._lower(slot))
-            case SlotState.CACHED:
-                place = self._cached.remove(slot)
-                self._own(slot)
-                self.journal.append(lambda: (self._unown(slot, state), self._cached.restore(slot, place)))
-            case SlotState.LIMBO:  # still valid: a keyed block is never written again
-                self.num_limbo -= 1
-                self._own(slot)
-                self.journal.append(lambda: (self._unown(slot, state), self._count_limbo(1)))
-            case SlotState.FREE | SlotState.SINK:
-                raise InvariantError("pool.hold_empty", slot=slot, state=state.name)
+    def take_at(self, slot: SlotId, *, by_transfer: bool = False) -> bool:
+        """Own this slot, if it is a free one: it held a copy before we started. Not undone."""
+        if not 0 < slot <= self.blocks or self.states[slot] != _FREE:
+            return False
+        self._references.set_runs(self._runs.take_these([slot], None), 1, by_transfer)
+        self.num_free -= 1
+        return True
 
-    def drop(self, slot: SlotId, last_step: int) -> None:
+    def adopt(self, slot: SlotId, key: BlockKey) -> bool:
+        """A free slot is said to hold this block. False when it is not free or the block is known. Not undone."""
+        if key in self.slot_by_key or not self.take_at(slot):
+            return False
+        self.publish(slot, key)
+        self.drop(slot, 0)
+        return True
+
+    def hold(self, slot: SlotId, *, by_transfer: bool = False, is_reuse: bool = True) -> None:
+        """One more reference: of a table to a block that is here (a prefix hit), or of a transfer.
+
+        A table's hit makes a copy that was seen once a reused one, unless `is_reuse` is false.
+        """
+        state, place = self.states[slot], 0
+        segments = self._segments
+        if state == _CACHED:
+            place = segments.remove(slot)
+        elif state == _LIMBO:  # still valid: a keyed block is never written again
+            self.num_limbo -= 1
+        elif state != _OWNED:
+            raise InvariantError("pool.hold_empty", slot=slot, state=SlotState(state).name)
+        self.states[slot] = _OWNED
+        self._references.change(slot, 1, by_transfer)
+        self.journal.append(lambda: self._unhold(slot, state, place, by_transfer))
+        if is_reuse and not by_transfer and segments.keeps[slot] == _ONCE and self._is_keyed[slot]:
+            segments.keeps[slot] = _REUSED
+            self.journal.append(lambda: segments.keeps.__setitem__(slot, _ONCE))
+
+    def drop(self, slot: SlotId, last_step: int, *, by_transfer: bool = False) -> None:
         """One reference less. The last one frees the slot, caches its copy, or sends it to limbo first."""
-        if self.refs[slot] <= 0:
-            raise InvariantError("pool.double_free", slot=slot)
+        refs, lent = self.refs[slot], self.transfer_refs[slot]
+        if (lent if by_transfer else refs - lent) <= 0:
+            raise InvariantError("pool.double_free", slot=slot, refs=refs, by_transfers=lent, by_transfer=by_transfer)
         before = self.last_steps[slot]
-        self.last_steps[slot] = max(before, last_step)
-        self.refs[slot] -= 1
-        self.journal.append(lambda: self._reown(slot, before))
-        if self.refs[slot] > 0:
-            return
-        if self.last_steps[slot] > self.committed:
-            self.states[slot] = SlotState.LIMBO
-            self._limbo_by_step.setdefault(self.last_steps[slot], []).append(slot)
-            self._count_limbo(1)
-            self.journal.append(lambda: self._count_limbo(-1))
+        last_step = self.last_steps[slot] = max(before, last_step)
+        self._references.change(slot, -1, by_transfer)
+        if refs > 1:
+            self.journal.append(lambda: self._reown(slot, before, by_transfer))
+        elif last_step > self.committed:
+            self.states[slot] = _LIMBO
+            self._limbo_by_step.setdefault(last_step, []).append(slot)
+            self.num_limbo += 1
+            self.journal.append(lambda: self._unlimbo(slot, before, by_transfer))
+        elif self._is_keyed[slot]:
+            self.states[slot] = _CACHED
+            self._segments.add(slot)
+            self.journal.append(lambda: (self._segments.remove(slot), self._reown(slot, before, by_transfer)))
         else:
-            self.journal.append(self._settle(slot))
+            was = self._free(slot)
+            self.journal.append(lambda: (self._unfree(slot, *was), self._reown(slot, before, by_transfer)))
+
+    def give_to_table(self, slot: SlotId) -> None:
+        """A transfer's reference becomes a table's: what it restored has landed."""
+        if not self.transfer_refs[slot]:
+            raise InvariantError("pool.no_transfer", slot=slot)
+        self._references.give(slot, -1)
+        self.journal.append(lambda: self._references.give(slot, 1))
+
+    def discard(self, slot: SlotId) -> None:
+        """Free a slot whose only reference is the caller's and whose content is worthless: a failed target."""
+        if self.states[slot] != _OWNED or self.refs[slot] != 1 or self._is_keyed[slot]:
+            state = SlotState(self.states[slot]).name
+            raise InvariantError("pool.discard", slot=slot, state=state, refs=self.refs[slot], key=self._is_keyed[slot])
+        self.drop(slot, 0, by_transfer=self.transfer_refs[slot] == 1)
+
+    # ---- copies
 
     def publish(self, slot: SlotId, key: BlockKey) -> SlotId:
         """Name a committed full block. Returns the canonical slot: another one if the key is already here."""
@@ -130,101 +241,210 @@ class SlotPool:
             self._is_keyed[slot] = True
         return canonical
 
+    def forget(self, slot: SlotId) -> None:
+        """An owned copy proved not to be what its key says: it loses the key, and its references stay."""
+        key = self.key(slot)
+        if key is None or self.states[slot] != _OWNED:
+            raise InvariantError("pool.forget", slot=slot, state=SlotState(self.states[slot]).name)
+        del self.slot_by_key[key]
+        self._is_keyed[slot] = False
+        self.journal.append(lambda: self.publish(slot, key))
+
+    def evict(self, slot: SlotId) -> None:
+        """Free a cached copy now."""
+        if self.states[slot] != _CACHED:
+            raise InvariantError("pool.evict", slot=slot, state=SlotState(self.states[slot]).name)
+        self._evict([slot])
+
+    def evict_key(self, key: BlockKey) -> bool:
+        """Free the cached copy of a block now. False when there is none, or somebody holds it."""
+        slot = self.slot_by_key.get(key)
+        if slot is None or self.states[slot] != _CACHED:
+            return False
+        self._evict([slot])
+        return True
+
+    def set_keep(self, slot: SlotId, keep: Keep) -> None:
+        """Say what a copy is kept for: at the recent end of that segment, now or when it becomes unreferenced."""
+        segments = self._segments
+        before, after = segments.keeps[slot], int(keep)
+        if before == after:
+            return
+        state = self.states[slot]
+        if state == _CACHED:
+            place = segments.move(slot, after)
+            self.journal.append(lambda: segments.move_back(slot, before, place))
+        elif state in (_FREE, _SINK):
+            raise InvariantError("pool.keep_empty", slot=slot)
+        else:
+            segments.keeps[slot] = after
+            self.journal.append(lambda: segments.keeps.__setitem__(slot, before))
+
+    def touch(self, slot: SlotId) -> None:
+        """A cached copy is the last of its segment to go, as if it were released now."""
+        if self.states[slot] == _CACHED:
+            keep = self._segments.keeps[slot]
+            place = self._segments.move(slot, keep)
+            self.journal.append(lambda: self._segments.move_back(slot, keep, place))
+
+    def set_owner(self, slot: SlotId, owner: int) -> None:
+        """Say whose copy it is. A slot that becomes free is nobody's (0)."""
+        segments = self._segments
+        before = segments.owners[slot]
+        if before == owner:
+            return
+        state = self.states[slot]
+        if state in (_FREE, _SINK):
+            raise InvariantError("pool.owner_empty", slot=slot)
+        is_listed = state == _CACHED
+        segments.set_owner(slot, owner, is_listed=is_listed)
+        self.journal.append(lambda: segments.set_owner(slot, before, is_listed=is_listed))
+
+    # ---- steps
+
     def commit(self, step: int) -> None:
         """Launched steps up to `step` touch nothing any more: their limbo slots settle."""
         self.committed = step
         for launched in [launched for launched in self._limbo_by_step if launched <= step]:
             for slot in self._limbo_by_step.pop(launched):
                 # A slot that was hit meanwhile left limbo, one released again is listed under a later step.
-                if self.states[slot] == SlotState.LIMBO and self.last_steps[slot] <= step:
-                    self._count_limbo(-1)
-                    self._settle(slot)
+                if self.states[slot] == _LIMBO and self.last_steps[slot] <= step:
+                    self.num_limbo -= 1
+                    if self._is_keyed[slot]:
+                        self.states[slot] = _CACHED
+                        self._segments.add(slot)
+                    else:
+                        self._free(slot)
+        self.balance()
+
+    def balance(self, most: int = _BALANCE) -> int:
+        """Keep REUSED at its share: the oldest beyond it count as seen once. Between plans, not undone."""
+        return self._segments.demote(self.protected_share, most)
 
     def undo(self) -> None:
         """Take back everything since the journal was cleared, newest first."""
         while self.journal:
             self.journal.pop()()
 
-    def _settle(self, slot: SlotId) -> Undo:
-        if not self._is_keyed[slot]:
-            self.states[slot] = SlotState.FREE
-            self._free.append(slot)
-            return self._free.pop
-        self.states[slot] = SlotState.CACHED
-        self._cached.add(slot)
-        return lambda: self._cached.remove(slot)
+    # ---- inside
 
-    def _evict(self) -> SlotId:
-        victim = self._cached.first
-        if victim is None:
-            raise InvariantError("pool.exhausted", blocks=self.blocks)
-        slot = SlotId(victim)
-        key = self.key(slot)
-        if key is None:
-            raise InvariantError("pool.cached_without_key", slot=slot)
-        place = self._cached.remove(slot)
-        del self.slot_by_key[key]
-        self._is_keyed[slot] = False
-        self.journal.append(lambda: self._unevict(slot, key, place))
-        return slot
+    def _untake(self, found: list[Run], count: int, cursor: int, by_transfer: bool) -> None:
+        self._references.set_runs(found, 0, by_transfer)
+        self._runs.give_back(found, cursor)
+        self.num_free += count
 
-    def _unevict(self, slot: SlotId, key: BlockKey, place: int) -> None:
-        self._keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)] = key
-        self._is_keyed[slot] = True
-        self.slot_by_key[key] = slot
-        self.states[slot] = SlotState.CACHED
-        self._cached.restore(slot, place)
-
-    def _own(self, slot: SlotId) -> None:
-        self.states[slot] = SlotState.OWNED
-        self.refs[slot] = 1
-
-    def _unown(self, slot: SlotId, state: SlotState) -> None:
+    def _unhold(self, slot: SlotId, state: int, place: int, by_transfer: bool) -> None:
+        self._references.change(slot, -1, by_transfer)
         self.states[slot] = state
-        self.refs[slot] = 0
+        if state == _CACHED:
+            self._segments.restore(slot, place)
+        elif state == _LIMBO:
+            self.num_limbo += 1
 
-    def _lower(self, slot: SlotId) -> None:
-        self.refs[slot] -= 1
-
-    def _reown(self, slot: SlotId, last_step: int) -> None:
-        self.states[slot] = SlotState.OWNED
-        self.refs[slot] += 1
+    def _reown(self, slot: SlotId, last_step: int, by_transfer: bool) -> None:
+        self.states[slot] = _OWNED
+        self._references.change(slot, 1, by_transfer)
         self.last_steps[slot] = last_step
 
-    def _count_limbo(self, change: int) -> None:
-        self.num_limbo += change
+    def _unlimbo(self, slot: SlotId, last_step: int, by_transfer: bool) -> None:
+        listed = self._limbo_by_step[self.last_steps[slot]]
+        listed.pop()
+        if not listed:
+            del self._limbo_by_step[self.last_steps[slot]]
+        self.num_limbo -= 1
+        self._reown(slot, last_step, by_transfer)
+
+    def _free(self, slot: SlotId) -> tuple[int, int]:
+        """An unreferenced slot is empty and nobody's. Returns what it was kept for and whose it was."""
+        self.states[slot] = _FREE
+        self.num_free += 1
+        return self._segments.reset(slot)
+
+    def _unfree(self, slot: SlotId, keep: int, owner: int) -> None:
+        self.num_free -= 1
+        self._segments.keeps[slot] = keep
+        self._segments.owners[slot] = owner
+
+    def _evict(self, slots: Sequence[int]) -> None:
+        segments, heard = self._segments, self.on_evict
+        gone: list[tuple[SlotId, BlockKey, int, int, int]] = []
+        for slot in map(SlotId, slots):
+            key = self.key(slot)
+            if key is None:
+                raise InvariantError("pool.cached_without_key", slot=slot)
+            if heard is not None:
+                heard(key, slot)
+            del self.slot_by_key[key]
+            self._is_keyed[slot] = False
+            place = segments.remove(slot)
+            gone.append((slot, key, place, *segments.reset(slot)))
+            self.states[slot] = _FREE
+        self.num_free += len(gone)
+        self.journal.append(lambda: self._unevict(gone))
+
+    def _unevict(self, gone: list[tuple[SlotId, BlockKey, int, int, int]]) -> None:
+        for slot, key, place, keep, owner in reversed(gone):
+            self._unfree(slot, keep, owner)
+            self.publish(slot, key)
+            self.states[slot] = _CACHED
+            self._segments.restore(slot, place)
+            if self.on_unevict is not None:
+                self.on_unevict(key, slot)
+
+    # ---- tests
 
     def eviction_order(self) -> tuple[int, ...]:
-        """Cached slots, first victim first."""
-        return tuple(self._cached)
+        """Cached slots, first victim first, floors aside."""
+        return tuple(self._segments)
 
     def free_order(self) -> tuple[int, ...]:
-        """Free slots, the next one taken first."""
-        return tuple(reversed(self._free))
+        """Free slots, the next single one taken first."""
+        free = [slot for slot in range(1, self.blocks + 1) if self.states[slot] == _FREE]
+        return tuple(sorted(free, key=lambda slot: (slot < self._runs.cursor, slot)))
+
+    def snapshot(self) -> object:
+        """Everything that `undo` brings back, in comparable form."""
+        return (
+            bytes(self.states),
+            self.refs.tolist(),
+            self.transfer_refs.tolist(),
+            self.last_steps.tolist(),
+            dict(self.slot_by_key),
+            [self.key(SlotId(slot)) for slot in range(self.blocks + 1)],
+            {step: list(slots) for step, slots in self._limbo_by_step.items()},
+            self._segments.snapshot(),
+            (self.committed, self._runs.cursor, self.num_free, self.num_limbo, self._references.num_lent),
+        )
 
     def check_integrity(self) -> None:
-        """Every slot in exactly one state, sums constant, index and keys agree. Errors: InvariantError."""
-        free, cached = set(self._free), set(self._cached)
-        if len(free) != len(self._free):
-            raise InvariantError("pool.free_twice")
+        """Every slot in exactly one state, sums constant, index, keys and lists agree. Errors: InvariantError."""
+        segments = self._segments
+        if not segments.check():
+            raise InvariantError("pool.segments", counts=tuple(segments.counts), count=segments.count)
+        cached = set(segments)
         limbo = {slot for slots in self._limbo_by_step.values() for slot in slots}
-        num_limbo = 0
+        num_free = num_limbo = num_lent = 0
         for slot in range(1, self.blocks + 1):
-            state, refs, key = SlotState(self.states[slot]), self.refs[slot], self.key(SlotId(slot))
-            num_limbo += state is SlotState.LIMBO
+            state, refs, key = self.states[slot], self.refs[slot], self.key(SlotId(slot))
+            lent = self.transfer_refs[slot]
+            num_free += state == _FREE
+            num_limbo += state == _LIMBO
+            num_lent += 0 < lent == refs
             is_right = (
-                (state is SlotState.FREE) == (slot in free)
-                and (state is SlotState.CACHED) == (slot in cached)
-                and (state is not SlotState.LIMBO or slot in limbo)
-                and (state is SlotState.OWNED) == (refs > 0)
-                and refs >= 0
-                and (state is not SlotState.FREE or key is None)
-                and (state is not SlotState.CACHED or key is not None)
+                state != _SINK
+                and (state == _CACHED) == (slot in cached)
+                and (state != _LIMBO or slot in limbo)
+                and (state == _OWNED) == (refs > 0)
+                and refs >= lent >= 0
+                and (state != _FREE or (key is None and segments.keeps[slot] == _ONCE and not segments.owners[slot]))
+                and (state != _CACHED or key is not None)
                 and (key is None or self.slot_by_key.get(key) == slot)
             )
             if not is_right:
-                raise InvariantError("pool.slot", slot=slot, state=state.name, refs=refs, keyed=key is not None)
-        if num_limbo != self.num_limbo or len(self.slot_by_key) != sum(self._is_keyed):
-            raise InvariantError("pool.sums", limbo=self.num_limbo, counted=num_limbo, keys=len(self.slot_by_key))
-        if self.states[SINK] != SlotState.SINK or self.refs[SINK]:
-            raise InvariantError("pool.sink")
+                raise InvariantError("pool.slot", slot=slot, state=SlotState(state).name, refs=refs, lent=lent, key=key)
+        if (num_free, num_limbo, num_lent) != (self.num_free, self.num_limbo, self._references.num_lent):
+            raise InvariantError("pool.sums", free=self.num_free, limbo=self.num_limbo, lent=self._references.num_lent)
+        if len(cached) != self.num_cached or len(self.slot_by_key) != sum(self._is_keyed):
+            raise InvariantError("pool.keys", cached=self.num_cached, keys=len(self.slot_by_key))
+        if self.states[SINK] != _SINK or self.refs[SINK] or not 0 < self._runs.cursor <= self.blocks:
+            raise InvariantError("pool.sink", cursor=self._runs.cursor)

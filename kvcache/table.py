@@ -6,20 +6,60 @@ from kvcache.block import child_key
 from tiercel.ids import BlockKey, SeqId
 
 
+class Restore:
+    """Blocks of one sequence on their way up. Until they have landed its table holds slots without bytes."""
+
+    __slots__ = ("covered", "loads", "transfer")
+
+    def __init__(self, transfer: int, covered: int, loads: frozenset[int]) -> None:
+        self.transfer = transfer  # its id
+        self.covered = covered  # leading blocks that will hold bytes
+        self.loads = loads  # block numbers among them that fly
+
+
+class Fetch:
+    """What was brought near for a waiting sequence: asked for once a wait, so that nobody waits for ever."""
+
+    __slots__ = ("cursor", "is_done", "wanted")
+
+    def __init__(self) -> None:
+        self.cursor = 0  # blocks of the chain looked at
+        self.is_done = False
+        self.wanted: list[BlockKey] = []  # kept from eviction while it waits
+
+
 class BlockTable:
     """One sequence's slots in order and the keys of its full blocks. Written by the CacheManager only.
 
     `tokens` is the sequence's own array of token ids, which only grows; the table reads it.
     """
 
-    __slots__ = ("_keys", "_root", "last_step", "num_published", "seq", "slots", "tokens")
+    __slots__ = (
+        "_keys",
+        "_root",
+        "fetch",
+        "last_step",
+        "num_kept",
+        "num_published",
+        "num_saved",
+        "owner",
+        "restore",
+        "seq",
+        "slots",
+        "tokens",
+    )
 
-    def __init__(self, seq: SeqId, root: BlockKey, tokens: "array[int]") -> None:
+    def __init__(self, seq: SeqId, root: BlockKey, tokens: "array[int]", owner: int = 0) -> None:
         self.seq = seq
         self.tokens = tokens
         self.slots: array[int] = array("i")
         self.num_published = 0  # leading blocks that are keyed and canonical
+        self.num_kept = 0  # leading blocks whose lower copies are kept for its return
+        self.num_saved = 0  # leading blocks that were offered to a lower tier
         self.last_step = 0  # last launched step with a slice of this sequence
+        self.owner = owner  # whose blocks these are, for the floors of eviction
+        self.restore: Restore | None = None  # flying
+        self.fetch = Fetch()  # of this wait
         self._root = root
         self._keys: list[BlockKey] = []  # only grows: tokens never change
 

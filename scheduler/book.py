@@ -37,6 +37,8 @@ class SequenceBook:
         self.running: list[Sequence] = []  # rank order
         self.waiting: list[Sequence] = []  # rank order; WAITING and PREEMPTED
         self.num_preemptions = 0  # since start
+        self.num_swapped = 0  # of them: with blocks to spill
+        self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
         self.num_preempted = 0  # now: PREEMPTED or DRAINING
         self.num_suspects = 0
         self._by_id: dict[SeqId, Sequence] = {}
@@ -66,14 +68,16 @@ class SequenceBook:
 
     def launch(self, plan: Plan, now_s: float) -> None:
         """The plan is sealed and launched: its slices are on their way."""
+        swapped = set(plan.swapped)
         for seq in plan.victims:
-            self._preempt(self._by_id[seq])
+            self._preempt(self._by_id[seq], is_swap=seq in swapped)
+        restores = set(plan.restores)
         for seq in plan.admitted:
             sequence = self._by_id[seq]
             self.waiting.remove(sequence)
             self.num_preempted -= sequence.state is SequenceState.PREEMPTED
             insort(self.running, sequence, key=_rank)
-            sequence.state = SequenceState.RUNNING
+            sequence.state = SequenceState.RESTORING if seq in restores else SequenceState.RUNNING
         for batch in plan.nano_batches:
             for piece in batch.slices:
                 sequence = self._by_id[piece.seq]
@@ -82,9 +86,20 @@ class SequenceBook:
                     sequence.num_cached = min(piece.start, sequence.num_prompt)
                 if sequence.in_flight == 0 and piece.start > sequence.computed:
                     sequence.computed = piece.start  # a prefix hit
+                if sequence.lost:
+                    self.recomputed_tokens += max(0, sequence.lost - piece.start)
+                    sequence.lost = 0
                 sequence.scheduled = piece.start + piece.length
                 sequence.in_flight += 1
                 sequence.pending += piece.samples
+
+    def restored(self, seq: SeqId, tokens: int) -> None:
+        """The blocks of a RESTORING sequence have landed, or as many as there are: it runs from here."""
+        sequence = self._by_id[seq]
+        if sequence.state is not SequenceState.RESTORING:
+            raise InvariantError("book.restored", seq=seq, state=sequence.state.value)
+        sequence.state = SequenceState.RUNNING
+        sequence.computed = sequence.scheduled = tokens
 
     def commit(self, batches: List[NanoBatch], tokens: List[int], now_s: float) -> Commit:
         """A launched step ended well. `tokens` belong to its sampling slices in order.
@@ -109,7 +124,7 @@ class SequenceBook:
         match sequence.state:
             case SequenceState.WAITING | SequenceState.PREEMPTED:
                 self.waiting.remove(sequence)
-            case SequenceState.RUNNING:
+            case SequenceState.RUNNING | SequenceState.RESTORING:
                 self.running.remove(sequence)
             case SequenceState.DRAINING | SequenceState.DONE:
                 pass
@@ -165,7 +180,7 @@ class SequenceBook:
         for sequence in self._by_id.values():
             is_right = (
                 0 <= sequence.computed <= sequence.scheduled <= sequence.num_tokens
-                and (sequence.state is SequenceState.RUNNING) == (sequence in self.running)
+                and (sequence.state in (SequenceState.RUNNING, SequenceState.RESTORING)) == (sequence in self.running)
                 and (sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)) == (sequence in self.waiting)
                 and (sequence.state is not SequenceState.DRAINING or sequence.in_flight > 0)
                 and len(sequence.tokens) <= sequence.limit
@@ -213,10 +228,12 @@ class SequenceBook:
             return FinishReason.LENGTH
         return None
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, *, is_swap: bool) -> None:
         self.running.remove(sequence)
         sequence.preemptions += 1
+        sequence.lost = max(sequence.lost, sequence.computed)
         self.num_preemptions += 1
+        self.num_swapped += is_swap
         self.num_preempted += 1
         if sequence.in_flight:
             sequence.state = SequenceState.DRAINING

@@ -5,9 +5,22 @@ from typing import Protocol
 
 from scheduler.book import SequenceBook
 from scheduler.budget import chunk_length
+from scheduler.preemption import SwapChooser
 from scheduler.sequence import Sequence
 from tiercel.ids import SeqId
 from tiercel.plan import NanoBatch, Plan, Slice
+from tiercel.rates import Rates
+
+
+class Found(Protocol):
+    """The prefix of a sequence that need not be computed."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def hit_blocks(self) -> int: ...
+    @property
+    def load_blocks(self) -> int: ...
 
 
 class CacheView(Protocol):
@@ -20,10 +33,11 @@ class CacheView(Protocol):
     @property
     def coming_blocks(self) -> int: ...
     def num_blocks(self, seq: SeqId) -> int: ...
-    def match(self, seq: SeqId) -> int | None: ...
+    def match(self, seq: SeqId, *, may_load: bool = True) -> Found | None: ...
+    def dirty_blocks(self, seq: SeqId) -> int: ...
     def reserve(self, seq: SeqId, tokens: int) -> bool: ...
     def claim(self, seq: SeqId, start: int, end: int) -> None: ...
-    def release(self, seq: SeqId) -> None: ...
+    def release(self, seq: SeqId, *, spills: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +52,14 @@ class StepLimits:
 class _Draft:
     """The plan being drawn; dies with the step."""
 
-    def __init__(self, cache: CacheView, budget: int) -> None:
+    def __init__(self, cache: CacheView, budget: int, chooser: SwapChooser) -> None:
         self.cache = cache
+        self.chooser = chooser
         self.budget = budget
         self.slice_by_seq: dict[SeqId, Slice] = {}
         self.admitted: list[SeqId] = []
-        self.victims: dict[SeqId, None] = {}
+        self.restores: list[SeqId] = []
+        self.victims: dict[SeqId, bool] = {}  # whether it is swapped
         self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
 
     def add(self, sequence: Sequence, start: int, length: int) -> None:
@@ -57,28 +73,32 @@ class _Draft:
         piece = self.slice_by_seq.pop(victim.id, None)
         if piece is not None:
             self.budget += piece.length
-        self.cache.release(victim.id)
-        self.victims[victim.id] = None
+        dirty = self.cache.dirty_blocks(victim.id)
+        spills = self.chooser.swaps(dirty, self.cache.num_blocks(victim.id), victim.computed)
+        self.cache.release(victim.id, spills=spills)
+        self.victims[victim.id] = spills
 
     def plan(self) -> Plan:
         slices = tuple(self.slice_by_seq.values())
         batches = (NanoBatch(slices),) if slices else ()
-        return Plan(batches, tuple(self.admitted), tuple(self.victims))
+        swapped = tuple(seq for seq, spills in self.victims.items() if spills)
+        return Plan(batches, tuple(self.admitted), tuple(self.victims), swapped, tuple(self.restores))
 
 
 class Planner:
     """Decides who computes what next. Reads the book, draws on the cache's overlay, changes neither."""
 
-    def __init__(self, book: SequenceBook, limits: StepLimits) -> None:
+    def __init__(self, book: SequenceBook, limits: StepLimits, chooser: SwapChooser | None = None) -> None:
         self._book = book
         self._limits = limits
+        self._chooser = chooser or SwapChooser("auto", Rates)
 
     def plan(self, cache: CacheView) -> Plan:
         """One step: running decodes, then running prefills, then admissions, each in rank order.
 
         The first in rank always gets a token; it may take blocks from the last. Never fails for lack of room.
         """
-        draft = _Draft(cache, self._limits.max_num_batched_tokens)
+        draft = _Draft(cache, self._limits.max_num_batched_tokens, self._chooser)
         if self._book.num_suspects:
             self._run_suspect(draft)
             return draft.plan()
@@ -166,22 +186,32 @@ class Planner:
         for sequence in self._book.waiting:
             if draft.budget <= 0 or running + len(draft.admitted) >= self._limits.max_num_seqs:
                 return
-            hit = cache.match(sequence.id)
-            if hit is None:
-                continue  # its prefix is being computed: it skips this step, others need not
-            missing = -(-sequence.num_tokens // cache.block_size) - hit // cache.block_size
+            found = cache.match(sequence.id)
+            if found is None:
+                continue  # its prefix is being computed or comes up from the disk: others need not wait with it
+            missing = -(-sequence.num_tokens // cache.block_size) - found.hit_blocks
             others = running + len(draft.admitted)
             # Room for all it has to say by now, for what the others still need, and one block each to grow.
             if others and cache.available_blocks < missing + outstanding + others:
                 cache.release(sequence.id)
                 return
-            length = self._chunk(draft, hit, sequence.num_tokens - hit, draft.budget)
-            if not cache.reserve(sequence.id, hit + length):
-                cache.release(sequence.id)
-                return
-            outstanding += missing - (-(-(hit + length) // cache.block_size) - hit // cache.block_size)
+            if found.load_blocks:
+                # All it needs and one block more, before anything starts: restores that take slots as they come
+                # wait for each other for ever.
+                if not cache.reserve(sequence.id, min(found.tokens + cache.block_size, sequence.limit)):
+                    cache.release(sequence.id)
+                    return
+                draft.restores.append(sequence.id)
+                end = found.tokens
+            else:
+                length = self._chunk(draft, found.tokens, sequence.num_tokens - found.tokens, draft.budget)
+                end = found.tokens + length
+                if not cache.reserve(sequence.id, end):
+                    cache.release(sequence.id)
+                    return
+                draft.add(sequence, found.tokens, length)
+            outstanding += max(0, missing + found.hit_blocks - cache.num_blocks(sequence.id))
             draft.admitted.append(sequence.id)
-            draft.add(sequence, hit, length)
 
     def _run_suspect(self, draft: _Draft) -> None:
         """After a failed step its sequences run one at a time, with nothing else in flight.
@@ -195,7 +225,10 @@ class Planner:
         if suspect is None:
             return  # it drains
         is_waiting = suspect not in running
-        start = (cache.match(suspect.id) or 0) if is_waiting else suspect.scheduled
+        start = suspect.scheduled
+        if is_waiting:
+            found = cache.match(suspect.id, may_load=False)
+            start = found.tokens if found else 0
         length = self._chunk(draft, start, suspect.num_tokens - start, draft.budget)
         for other in reversed([one for one in running if one is not suspect]):
             if cache.reserve(suspect.id, start + length):

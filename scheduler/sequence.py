@@ -8,9 +8,10 @@ from tiercel.request import Request, unpack_tokens
 
 
 class SequenceState(enum.Enum):
-    """WAITING -> RUNNING -> DONE, with RUNNING -> DRAINING -> PREEMPTED -> RUNNING on the way."""
+    """WAITING -> (RESTORING) -> RUNNING -> DONE, with RUNNING -> DRAINING -> PREEMPTED -> RUNNING on the way."""
 
     WAITING = "waiting"  # never admitted; holds no blocks
+    RESTORING = "restoring"  # admitted; its blocks are on their way up, nothing is computed yet
     RUNNING = "running"  # admitted; holds blocks
     DRAINING = "draining"  # preempted; its last launched step has not committed
     PREEMPTED = "preempted"  # waits again, with what it has said so far
@@ -32,6 +33,7 @@ class Sequence:
         "in_flight",
         "is_suspect",
         "limit",
+        "lost",
         "num_cached",
         "num_prompt",
         "pending",
@@ -58,6 +60,7 @@ class Sequence:
         self.is_suspect = False  # was in a step that failed: runs alone until a step of its own succeeds
         self.num_cached = 0  # prompt tokens hit at the first admission
         self.preemptions = 0
+        self.lost = 0  # tokens that were computed when it was last preempted and may have to be again
         self.first_launch_s: float | None = None
         self.first_token_s: float | None = None
 
@@ -73,5 +76,7 @@ class Sequence:
 
     @property
     def want(self) -> int:
-        """Tokens that could be computed next: 0 when its last allowed token exists or is being sampled."""
-        return 0 if self.num_tokens >= self.limit else self.num_tokens - self.scheduled
+        """Tokens that could be computed next: 0 while it is restored, or when its last token is being sampled."""
+        if self.state is SequenceState.RESTORING or self.num_tokens >= self.limit:
+            return 0
+        return self.num_tokens - self.scheduled

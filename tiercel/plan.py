@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from tiercel.ids import SeqId, SlotId
+from tiercel.tier import Transfer
 
 
 class Slice(Struct, frozen=True, gc=False):
@@ -26,6 +27,8 @@ class Plan(Struct, frozen=True, gc=False):
     nano_batches: tuple[NanoBatch, ...]
     admitted: tuple[SeqId, ...] = ()  # WAITING or PREEMPTED until now; their first slice is in this step
     victims: tuple[SeqId, ...] = ()  # preempted by this plan
+    swapped: tuple[SeqId, ...] = ()  # of them: what no lower tier holds yet is spilled first
+    restores: tuple[SeqId, ...] = ()  # of the admitted: no slice yet, their blocks come up first
 
 
 class TableUpdate(Struct, frozen=True, gc=False):
@@ -43,3 +46,4 @@ class StepPlan(Struct, frozen=True, gc=False):
     nano_batches: tuple[NanoBatch, ...]
     table_updates: tuple[TableUpdate, ...] = ()  # since the step before, in order
     gone: tuple[SeqId, ...] = ()  # finished, aborted or preempted since the step before; precede the updates
+    transfers: tuple[Transfer, ...] = ()  # to start with it

@@ -14,6 +14,7 @@ LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "native", "transformers"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "sdpa", "grouped"]
+PreemptionMode = Literal["auto", "swap", "recompute"]
 PolicyName = Literal["fcfs"]
 LogFormat = Literal["json", "console"]
 
@@ -33,6 +34,12 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.92  # share of device memory that weights, activations and KV may take
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
+    kv_host_bytes: int | None = None  # of the DDR tier, or on top of the one RAM arena; None = by device
+    kv_disk_paths: tuple[str, ...] = ()  # folders of the SSD tier, striped; empty = no such tier
+    kv_disk_bytes: int = 0  # hard cap of the SSD tier, everything in its folders counted
+    kv_disk_daily_bytes: int | None = None  # written to the SSD a day; None = once the volume's size; 0 = no cap
+    preemption_mode: PreemptionMode = "auto"  # auto = per victim the cheaper of swap and recompute
+    cpu_device_pool: bool = False  # on the CPU: a bounded device pool beside the DDR tier, as on a GPU
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None  # tokens a step; None = by device
     long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0 = no cap
@@ -53,6 +60,8 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     port: int = 8000
     uds: str | None = None
     api_keys: tuple[str, ...] = ()
+    tenants_config: str | None = None  # a file; None = one tenant with `api_keys`
+    admin_key: str | None = None  # beside the one of the tenants file
     allow_unauthenticated: bool = False
     root_path: str = ""
     allowed_origins: tuple[str, ...] = ()
@@ -68,6 +77,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     override_generation_config: dict[str, float] = {}
     max_logprobs: int = 20
     max_num_queued_reqs: int = 1024  # sequences waiting for their first slice
+    is_fair: bool = False  # the engine shares a band by weight, so a tenant's wait is that of its own queue
     max_body_bytes: int = 8 * MIB
     stream_interval: int = 1  # tokens a chunk, after the first
     sse_keep_alive_interval_s: float = 0.0  # 0 = off

@@ -1,6 +1,10 @@
 """The shape of what lies in a tier, and how much of it fits."""
 
+import enum
+
 from msgspec import Struct
+
+from tiercel.ids import BlockKey, SlotId
 
 
 class KVGroup(Struct, frozen=True):
@@ -44,11 +48,71 @@ class KVSpec(Struct, frozen=True, kw_only=True):
         return self.block_size * self.token_bytes
 
 
-class Capacity(Struct, frozen=True, kw_only=True):
-    """Measured room of the device tier. Slot 0 is the sink, so `blocks` slots hold KV and one more exists."""
+class Tier(enum.Enum):
+    """Where a copy of a block can lie. On the CPU one arena is HBM and DDR in one, unless they are kept apart."""
 
-    blocks: int  # usable
+    HBM = "hbm"
+    DDR = "ddr"
+    SSD = "ssd"
+
+
+class Route(enum.Enum):
+    """The ways of a copy. SSD never touches HBM: host memory is the gateway."""
+
+    SPILL = "hbm_ddr"
+    RESTORE = "ddr_hbm"
+    PERSIST = "ddr_ssd"
+    PREFETCH = "ssd_ddr"
+    VERIFY = "ddr_ddr"  # a copy found after a restart is compared with its checksum, in place
+    SIGN = "ddr_journal"  # the checksum of a copy is journalled, so that the next engine can find it
+
+
+class Purpose(enum.Enum):
+    """Why a transfer runs: what is exposed goes before what only prepares."""
+
+    RESTORE = "restore"  # a sequence waits for it
+    SPILL = "spill"  # a victim's slots wait for it
+    PREFETCH = "prefetch"  # a waiting sequence will need it
+    BACKGROUND = "background"  # write-back and persist in idle time
+
+
+class Transfer(Struct, frozen=True, gc=False):
+    """Copies of whole blocks on one route. Keys, sources and targets run in parallel."""
+
+    id: int
+    route: Route
+    purpose: Purpose
+    keys: tuple[BlockKey, ...]
+    sources: tuple[SlotId, ...]
+    targets: tuple[SlotId, ...]
+
+
+class Verdict(enum.Enum):
+    """How a transfer came out. Memory routes land as a whole; disk routes carry one block each."""
+
+    LANDED = "landed"
+    MISS = "miss"  # the bytes are not what the key promises
+    FAILED = "failed"  # an I/O error
+    LATE = "late"  # the deadline passed: the result is abandoned, the buffers still belong to the call
+    RETURNED = "returned"  # a late call has come back: its buffers are free
+
+
+class Landing(Struct, frozen=True, gc=False):
+    """News of one transfer."""
+
+    id: int
+    verdict: Verdict
+    seconds: float = 0.0  # spent copying
+    runs: int = 1  # copies after neighbours were merged
+
+
+class Capacity(Struct, frozen=True, kw_only=True):
+    """Measured room of the tiers. Slot 0 is the sink, so `blocks` slots hold KV and one more exists."""
+
+    blocks: int  # usable, of the device tier
     block_size: int  # tokens
     max_model_len: int  # tokens, after fitting to the pool
     weights_bytes: int
     kv_bytes: int
+    host_blocks: int = 0  # of a DDR tier beside the device tier; 0 = none, or the device tier is DDR itself
+    disk_blocks: int = 0  # of the SSD tier; 0 = none

@@ -5,6 +5,7 @@ from array import array
 
 import pytest
 
+from kvcache.ledger import Ledger
 from kvcache.manager import CacheManager
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
@@ -16,6 +17,12 @@ BLOCK = 4
 def plan_of(*slices: tuple[int, int, int]) -> Plan:
     pieces = tuple(Slice(SeqId(seq), start, length, False) for seq, start, length in slices)
     return Plan((NanoBatch(pieces),) if pieces else ())
+
+
+def hit(ledger: Ledger, seq: int) -> int | None:
+    """Tokens of the prefix that is given to a sequence."""
+    found = ledger.match(SeqId(seq))
+    return None if found is None else found.tokens
 
 
 class Driver:
@@ -33,7 +40,7 @@ class Driver:
     def launch(self, seq: int, *, end: int | None = None) -> StepPlan:
         """Compute tokens of one sequence from its prefix hit up to `end`, launched but not committed."""
         ledger = self.cache.ledger()
-        start = ledger.match(SeqId(seq)) if not self.cache.slots(SeqId(seq)) else 0
+        start = hit(ledger, seq) if not self.cache.slots(SeqId(seq)) else 0
         assert start is not None
         end = end or len(self.tokens[seq])
         assert ledger.reserve(SeqId(seq), end)
@@ -59,9 +66,9 @@ def test_a_full_prefix_is_hit_and_one_token_is_always_left() -> None:
     driver.compute(1)
     driver.open(2, list(range(12)))
     ledger = driver.cache.ledger()
-    assert ledger.match(SeqId(2)) == 8
+    assert hit(ledger, 2) == 8
     driver.open(3, list(range(13)))
-    assert ledger.match(SeqId(3)) == 12
+    assert hit(ledger, 3) == 12
 
 
 def test_a_hit_needs_the_same_scope_and_the_same_prefix() -> None:
@@ -71,8 +78,8 @@ def test_a_hit_needs_the_same_scope_and_the_same_prefix() -> None:
     driver.open(2, list(range(12)), scope=b"two")
     driver.open(3, [99, *range(1, 12)], scope=b"one")
     ledger = driver.cache.ledger()
-    assert ledger.match(SeqId(2)) == 0
-    assert ledger.match(SeqId(3)) == 0
+    assert hit(ledger, 2) == 0
+    assert hit(ledger, 3) == 0
 
 
 def test_uncommitted_blocks_are_waited_for_and_never_hit() -> None:
@@ -80,9 +87,9 @@ def test_uncommitted_blocks_are_waited_for_and_never_hit() -> None:
     driver.open(1, list(range(12)))
     driver.launch(1)
     driver.open(2, list(range(12)))
-    assert driver.cache.ledger().match(SeqId(2)) is None
+    assert hit(driver.cache.ledger(), 2) is None
     driver.cache.commit(driver.step, [(SeqId(1), 12)])
-    assert driver.cache.ledger().match(SeqId(2)) == 8
+    assert hit(driver.cache.ledger(), 2) == 8
 
 
 def test_a_failed_step_publishes_nothing() -> None:
@@ -91,7 +98,7 @@ def test_a_failed_step_publishes_nothing() -> None:
     driver.launch(1)
     driver.cache.end(driver.step)
     driver.open(2, list(range(12)))
-    assert driver.cache.ledger().match(SeqId(2)) == 0
+    assert hit(driver.cache.ledger(), 2) == 0
 
 
 def test_released_slots_stay_in_limbo_until_the_last_step_that_touches_them_commits() -> None:
@@ -138,9 +145,9 @@ def test_the_least_recent_chain_goes_first_and_its_tail_before_its_head() -> Non
     driver.cache.close(SeqId(2))
     driver.open(3, list(range(90, 98)))
     driver.compute(3)  # takes two blocks: the tail of chain 1
-    for seq, tokens, hit in ((4, range(12), 4), (5, range(50, 62), 8)):
+    for seq, tokens, expected in ((4, range(12), 4), (5, range(50, 62), 8)):
         driver.open(seq, list(tokens))
-        assert driver.cache.ledger().match(SeqId(seq)) == hit
+        assert hit(driver.cache.ledger(), seq) == expected
 
 
 def test_without_prefix_caching_nothing_is_kept() -> None:
@@ -149,7 +156,7 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     driver.compute(1)
     driver.cache.close(SeqId(1))
     driver.open(2, list(range(12)))
-    assert driver.cache.ledger().match(SeqId(2)) == 0
+    assert hit(driver.cache.ledger(), 2) == 0
     assert driver.cache.blocks_cached == 0
 
 
@@ -165,7 +172,7 @@ def test_a_very_long_prompt_is_hashed_in_pieces() -> None:
     driver = Driver(blocks=8)
     driver.open(1, [1] * 40_000)
     asked = 1
-    while driver.cache.ledger().match(SeqId(1)) is None:
+    while hit(driver.cache.ledger(), 1) is None:
         asked += 1
     assert asked == 5  # 9,999 blocks, 2,048 a step
 
@@ -213,7 +220,7 @@ class Walk:
                 continue
             if seq not in launched and any(seq == flying for _, progress in self.flights for flying, _ in progress):
                 continue  # draining
-            start = launched[seq] if seq in launched else ledger.match(SeqId(seq))
+            start = launched[seq] if seq in launched else hit(ledger, seq)
             want = 0 if start is None else len(self.driver.tokens[seq]) - start
             if start is None or want < 1:
                 continue

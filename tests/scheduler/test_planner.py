@@ -1,5 +1,7 @@
 """The planner against a cache that only counts."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from scheduler.book import SequenceBook
@@ -13,6 +15,18 @@ from tiercel.plan import Plan, Slice
 from tiercel.request import Request, SamplingParams, pack_tokens
 
 BLOCK = 4
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A prefix by script."""
+
+    tokens: int
+    load_blocks: int = 0
+
+    @property
+    def hit_blocks(self) -> int:
+        return self.tokens // BLOCK - self.load_blocks
 
 
 class CountingCache:
@@ -30,11 +44,14 @@ class CountingCache:
     def num_blocks(self, seq: SeqId) -> int:
         return self.blocks_by_seq.get(seq, 0)
 
-    def match(self, seq: SeqId) -> int | None:
+    def match(self, seq: SeqId, *, may_load: bool = True) -> Hit | None:
         hit = self._hits.get(seq, 0)
         if hit:
             self.blocks_by_seq[seq] = hit // BLOCK
-        return hit
+        return None if hit is None else Hit(hit)
+
+    def dirty_blocks(self, seq: SeqId) -> int:
+        return 0
 
     def reserve(self, seq: SeqId, tokens: int) -> bool:
         missing = max(0, -(-tokens // BLOCK) - self.num_blocks(seq))
@@ -47,7 +64,7 @@ class CountingCache:
     def claim(self, seq: SeqId, start: int, end: int) -> None:
         pass
 
-    def release(self, seq: SeqId) -> None:
+    def release(self, seq: SeqId, *, spills: bool = False) -> None:
         self.available_blocks += self.blocks_by_seq.pop(seq, 0)
         self.released.append(seq)
 

@@ -1,0 +1,261 @@
+"""What `tiercel plan` is told: numbers, a model, a device, a workload. A wrong one is refused by its name and limit."""
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from cli.console import warn
+from tiercel.checkpoint import read_json_object
+from tiercel.config import resolve
+from tiercel.errors import ConfigError
+from tiercel.sizing import DEVICES, Bucket, DeviceProfile, ModelShape
+from tiercel.units import parse_bytes, parse_length
+
+MOST_TOKENS = 10**9
+MOST_BUCKETS = 10_000
+SHARE_TOLERANCE = 0.01
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
+_FACTOR_BY_LETTER = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_ITEMSIZE_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_SHAPE_LIMITS = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 65_536, "attention_width": 10**7}
+_RATES = ("flops_per_s", "memory_bytes_per_s", "link_bytes_per_s")  # of a device file, all needed
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def whole(place: str, value: object, low: int, high: int) -> int:
+    """A whole number within limits. Errors: ConfigError naming the place, the value and the limits."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _wrong(place, value, f"a whole number from {low:,} to {high:,}")
+    return value
+
+
+def number(place: str, value: object, low: float, high: float, *, is_above: bool = False) -> float:
+    """A finite number from `low` (above it with `is_above`) to `high`. Errors: ConfigError."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _wrong(place, value, "a number")
+    if low <= value <= high and not (is_above and value == low):
+        return float(value)
+    raise _wrong(place, value, f"a number {'above' if is_above else 'from'} {low:g} to {high:g}")
+
+
+def length(place: str, text: str) -> int:
+    """A token count as it is written: 4096, 8k, 8K. Errors: ConfigError."""
+    try:
+        tokens = parse_length(text)
+    except (ValueError, OverflowError):
+        raise _wrong(place, text, "tokens, such as 4096, 8k or 8K") from None
+    return whole(place, tokens, 1, MOST_TOKENS)
+
+
+def size(place: str, text: str) -> int:
+    """Bytes as they are written: 1073741824, 512M, 2GiB. Errors: ConfigError."""
+    try:
+        count = parse_bytes(text)
+    except (ValueError, OverflowError):
+        raise _wrong(place, text, "bytes, such as 1073741824, 512M or 2GiB") from None
+    return whole(place, count, 0, 10**18)
+
+
+def parameter_count(place: str, text: str) -> int:
+    """A number of parameters as it is written: 34B, 8.03e9. Errors: ConfigError."""
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        raise _wrong(place, text, "parameters, such as 34B, 500M or 8.03e9")
+    count = float(match[1]) * _FACTOR_BY_LETTER[match[2].lower()]
+    if not 1 <= count <= 1e15:
+        raise _wrong(place, text, "from 1 to 1,000T parameters")
+    return round(count)
+
+
+# Model
+
+
+def given_shape(given: Mapping[str, Any], dtype: str) -> ModelShape:
+    """A shape from flags alone: `given` holds those that were given, by name. Errors: ConfigError.
+
+    Query heads are needed for the width of attention, unless the width itself is given.
+    """
+    missing = [name for name in ("parameters", "layers", "kv_heads", "head_dim") if name not in given]
+    if "heads" not in given and "attention_width" not in given:
+        missing.append("heads")
+    if missing:
+        raise ConfigError(
+            "plan.shape", f"a shape without --model also needs {', '.join(_flag(name) for name in missing)}"
+        )
+    counts = {name: whole(_flag(name), given[name], 1, most) for name, most in _SHAPE_LIMITS.items() if name in given}
+    heads, kv_heads = counts.get("heads"), counts["kv_heads"]
+    if heads is not None and heads % kv_heads:
+        raise ConfigError("plan.shape", f"--heads {heads}: expected a multiple of --kv-heads {kv_heads}")
+    parameters = parameter_count("--parameters", given["parameters"])
+    return ModelShape(
+        parameters=parameters,
+        active_parameters=_active(given, parameters),
+        layers=counts["layers"],
+        kv_heads=kv_heads,
+        head_dim=counts["head_dim"],
+        attention_width=counts.get("attention_width") or (heads or kv_heads) * counts["head_dim"],
+        itemsize=_ITEMSIZE_BY_DTYPE["bfloat16" if dtype == "auto" else dtype],
+    )
+
+
+def folder_shape(model: str, given: Mapping[str, Any], dtype: str) -> tuple[ModelShape, int]:
+    """The shape of a model folder as `tiercel serve` would load it, and the tokens of its context.
+
+    Reads config.json only. `given` may override the active parameters and the width of attention. Errors: ConfigError.
+    """
+    foreign = [_flag(name) for name in given if name not in ("active_parameters", "attention_width")]
+    if foreign:
+        raise ConfigError("plan.shape", f"{foreign[0]} and --model: the folder says it, give one of them")
+    asked = {} if dtype == "auto" else {"dtype": dtype}
+    resolved = resolve({"model": model, "load_format": "dummy", **asked})
+    for line in resolved.warnings:
+        warn(line)
+    # lazy: they load torch, which takes seconds
+    from cli.model_facts import read_model_facts
+    from engine.models.config import read_config
+
+    facts = read_model_facts(resolved.settings.engine)
+    fields = read_config(Path(resolved.settings.engine.model))
+    if any(fields.has(name) for name in _EXPERTS) and "active_parameters" not in given:
+        raise ConfigError("plan.experts", f"{fields.source}: a mixture of experts: give --active-parameters")
+    kv = facts.kv
+    parameters = facts.weights_bytes // kv.itemsize
+    width = fields.count("num_attention_heads", kv.kv_heads) * kv.head_dim
+    if "attention_width" in given:
+        width = whole("--attention-width", given["attention_width"], 1, _SHAPE_LIMITS["attention_width"])
+    shape = ModelShape(parameters, _active(given, parameters), kv.layers, kv.kv_heads, kv.head_dim, width, kv.itemsize)
+    return shape, facts.max_model_len
+
+
+def _active(given: Mapping[str, Any], parameters: int) -> int:
+    if "active_parameters" not in given:
+        return parameters
+    active = parameter_count("--active-parameters", given["active_parameters"])
+    if active > parameters:
+        raise ConfigError(
+            "plan.shape", f"--active-parameters {active:,}: expected at most the model's {parameters:,} parameters"
+        )
+    return active
+
+
+# Device
+
+
+def read_device(name: str) -> DeviceProfile:
+    """A profile that is built in, whatever its case, or a JSON or TOML file of measured rates.
+
+    The file: memory_bytes (a number, or text such as "24GiB"), flops_per_s, memory_bytes_per_s, link_bytes_per_s; name
+    and float32_flops_per_s may be left out.
+    Errors: ConfigError naming the file, the field and its limits.
+    """
+    path = Path(name)
+    if path.suffix not in (".json", ".toml"):
+        for profile in DEVICES.values():
+            if profile.name.lower() == name.lower():
+                return profile
+        raise ConfigError(
+            "plan.device", f"--device {name}: expected one of {', '.join(DEVICES)}, or a .json or .toml file"
+        )
+    fields = _read_object(path, "--device")
+    _refuse_unknown(fields, (*_RATES, "name", "memory_bytes", "float32_flops_per_s"), str(path))
+    memory, label = fields.get("memory_bytes"), fields.get("name", path.stem)
+    if not isinstance(label, str) or not label.isprintable() or not 0 < len(label) <= 80:
+        raise _wrong(f"{path}: name", label, "1 to 80 printable characters")
+    rates = {rate: number(f"{path}: {rate}", _needed(fields, rate, path), 1, 1e21) for rate in _RATES}
+    wide = fields.get("float32_flops_per_s")
+    memory_place = f"{path}: memory_bytes"
+    _needed(fields, "memory_bytes", path)
+    return DeviceProfile(
+        name=label,
+        memory_bytes=whole(memory_place, size(memory_place, memory) if isinstance(memory, str) else memory, 1, 10**18),
+        float32_flops_per_s=None if wide is None else number(f"{path}: float32_flops_per_s", wide, 1, 1e21),
+        **rates,
+    )
+
+
+# Workload
+
+
+def read_workload(path: Path) -> tuple[Bucket, ...]:
+    """The histogram in a JSON or TOML file: `buckets`, a list of input_tokens, output_tokens and share.
+
+    Shares sum to 1. A bucket may have requests_per_s: what the device was measured to serve of such requests alone.
+    Errors: ConfigError naming the file, the bucket, the field and its limits.
+    """
+    fields = _read_object(path, "--workload")
+    _refuse_unknown(fields, ("buckets",), str(path))
+    rows = fields.get("buckets")
+    if not isinstance(rows, list) or not 1 <= len(cast("list[object]", rows)) <= MOST_BUCKETS:
+        raise ConfigError("plan.workload", f"{path}: buckets: expected a list of 1 to {MOST_BUCKETS:,} buckets")
+    buckets = tuple(_bucket(f"{path}: buckets[{index}]", row) for index, row in enumerate(cast("list[object]", rows)))
+    total = math.fsum(bucket.share for bucket in buckets)
+    if abs(total - 1) > SHARE_TOLERANCE:
+        raise ConfigError("plan.workload", f"{path}: the shares of buckets sum to {total:g}: expected 1")
+    return buckets
+
+
+def _bucket(place: str, row: object) -> Bucket:
+    if not isinstance(row, dict):
+        raise ConfigError("plan.workload", f"{place}: expected an object")
+    fields = cast("dict[str, object]", row)
+    _refuse_unknown(fields, ("input_tokens", "output_tokens", "share", "requests_per_s"), place)
+    rate = fields.get("requests_per_s")
+    return Bucket(
+        input_tokens=whole(f"{place}.input_tokens", _needed(fields, "input_tokens", place), 1, MOST_TOKENS),
+        output_tokens=whole(f"{place}.output_tokens", _needed(fields, "output_tokens", place), 1, MOST_TOKENS),
+        share=number(f"{place}.share", _needed(fields, "share", place), 0, 1, is_above=True),
+        requests_per_s=None if rate is None else number(f"{place}.requests_per_s", rate, 0, 1e9, is_above=True),
+    )
+
+
+# Files
+
+
+def _read_object(path: Path, flag: str) -> dict[str, object]:
+    if not path.is_file():
+        raise ConfigError("plan.file", f"{flag} {path}: there is no such file")
+    readers: dict[str, Callable[[Path], dict[str, object]]] = {".json": read_json_object, ".toml": _read_toml}
+    if path.suffix not in readers:
+        raise ConfigError("plan.file", f"{flag} {path}: expected a .json or .toml file")
+    return readers[path.suffix](path)
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError("plan.file", f"{path}: cannot be read: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError("plan.file", f"{path}: not valid TOML: {exc}") from exc
+
+
+def _needed(fields: Mapping[str, object], name: str, place: object) -> object:
+    if name not in fields:
+        raise ConfigError("plan.field", f"{place}: {name} is missing")
+    return fields[name]
+
+
+def _refuse_unknown(fields: Mapping[str, object], known: tuple[str, ...], place: str) -> None:
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(known)}"
+            raise ConfigError("plan.field", f"{place}: there is no field {name[:80]!r}; {hint}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _wrong(place: str, value: object, expects: str) -> ConfigError:
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = "a number of thousands of digits"
+    shown = text if 0 < len(text) <= 80 and text.isprintable() else repr(text[:80])
+    return ConfigError("plan.value", f"{place} {shown}: expected {expects}")

@@ -1,0 +1,40 @@
+"""How many tables and flying transfers refer to each slot of a tier."""
+
+from array import array
+from collections.abc import Iterable
+
+from kvcache.run import Run
+
+
+class References:
+    """Counts by slot, of tables and transfers together and of transfers alone."""
+
+    def __init__(self, slots: int) -> None:
+        self.totals = array("i", bytes(4 * slots))
+        self.transfers = array("H", bytes(2 * slots))
+        self.num_lent = 0  # slots to which only transfers refer
+
+    def change(self, slot: int, change: int, by_transfer: bool) -> None:
+        """One reference more (1) or less (-1)."""
+        total, lent = self.totals[slot], self.transfers[slot]
+        self.totals[slot] = total + change
+        if by_transfer or lent:
+            self.num_lent -= 0 < lent == total
+            if by_transfer:
+                lent += change
+                self.transfers[slot] = lent
+            self.num_lent += 0 < lent == total + change
+
+    def give(self, slot: int, change: int) -> None:
+        """A transfer's reference becomes a table's (-1), or that is undone (1)."""
+        total, lent = self.totals[slot], self.transfers[slot]
+        self.num_lent += (total == lent + change) - (total == lent)
+        self.transfers[slot] = lent + change
+
+    def set_runs(self, found: Iterable[Run], count: int, by_transfer: bool) -> None:
+        """Unreferenced slots get one reference each (1), or lose their only one (0)."""
+        for first, length in found:
+            self.totals[first : first + length] = array("i", [count]) * length
+            if by_transfer:
+                self.transfers[first : first + length] = array("H", [count]) * length
+                self.num_lent += length if count else -length

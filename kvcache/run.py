@@ -1,0 +1,112 @@
+"""Runs of consecutive slots: a table or a transfer in few runs is moved by few large copies."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tiercel.errors import InvariantError
+
+_SEARCH_SLOTS = 1 << 17  # a search for a run looks at so many slots at once: well under 1 ms
+
+Run = tuple[int, int]
+"""First slot and length."""
+
+
+def runs(slots: Sequence[int]) -> int:
+    """How many runs of consecutive slots a table or a transfer consists of: so many copies it takes to move it."""
+    return sum(1 for before, slot in pairwise(slots) if slot != before + 1) + bool(slots)
+
+
+class RunSearch:
+    """Finds runs of free slots in a pool's map of states, and takes them. A free slot's state is 0.
+
+    Searches go on where the last one ended, so that fresh tables do not fill the headroom of the ones before.
+    """
+
+    def __init__(self, states: bytearray, taken_state: int) -> None:
+        self.cursor = 1
+        self._states = states
+        self._taken = bytes([taken_state])
+
+    def take(self, count: int, near: int | None, headroom: int) -> list[Run]:
+        """Take `count` free slots, of which there must be enough: what continues `near`, then the largest runs."""
+        found: list[Run] = []
+        if near is not None and (length := self._length(near + 1, count)):
+            found.append(self._mark(near + 1, length))
+            count -= length
+        size = count + headroom
+        if count and headroom and (first := self._find(size)) >= 0:
+            found.append(self._mark(first, count))
+            self._move(first + size)
+            return found
+        size = count
+        while count:
+            size = min(size, count)
+            first = self._find(size)
+            if first >= 0:
+                length = self._length(first, count)
+                found.append(self._mark(first, length))
+                self._move(first + length)
+                count -= length
+            elif size > 1:
+                size = 1 << ((size - 1).bit_length() - 1)  # the next power of two below
+            else:
+                raise InvariantError("run.too_few_free", missing=count)
+        return found
+
+    def all(self) -> list[int]:
+        """Every free slot. Cost: O(free slots), and a memory scan."""
+        free: list[int] = []
+        slot = self._states.find(0)
+        while slot >= 0:
+            free.append(slot)
+            slot = self._states.find(0, slot + 1)
+        return free
+
+    def take_these(self, slots: list[int], near: int | None) -> list[Run]:
+        """Take exactly these free slots: what continues `near`, then the rest in order."""
+        found: list[Run] = []
+        if near is not None and (length := self._length(near + 1, len(slots))):
+            found.append(self._mark(near + 1, length))
+        first = length = 0
+        for slot in sorted(slots):
+            if self._states[slot]:
+                continue  # it continued `near`
+            if slot == first + length:
+                length += 1
+                continue
+            if length:
+                found.append(self._mark(first, length))
+            first, length = slot, 1
+        if length:
+            found.append(self._mark(first, length))
+        return found
+
+    def give_back(self, found: list[Run], cursor: int) -> None:
+        """The inverse of taking: `cursor` is what it was before."""
+        for first, length in found:
+            self._states[first : first + length] = bytes(length)
+        self.cursor = cursor
+
+    def _length(self, first: int, most: int) -> int:
+        """Length of the run that begins at `first`, at most `most`."""
+        run = self._states[first : first + most]
+        return len(run) - len(run.lstrip(b"\0"))
+
+    def _find(self, size: int) -> int:
+        """The first slot of a run of `size`; -1 when the search finds none.
+
+        A single slot is found wherever it is, a run only within what one search may look at.
+        """
+        needle, slots = bytes(size), len(self._states)
+        end = self.cursor + (slots if size == 1 else _SEARCH_SLOTS)
+        first = self._states.find(needle, self.cursor, end)
+        if first < 0 and end > slots:
+            first = self._states.find(needle, 1, min(end - slots, self.cursor) + size - 1)
+        return first
+
+    def _mark(self, first: int, length: int) -> Run:
+        self._states[first : first + length] = self._taken * length
+        return first, length
+
+    def _move(self, cursor: int) -> None:
+        self.cursor = cursor if cursor < len(self._states) else 1

@@ -1,0 +1,358 @@
+"""Copies below the device tier: what is spilled, fetched and persisted, and when.
+
+A copy never differs from another one of the same key, so it is dropped without a word and never written twice. What
+decides is time: a block is kept, moved or computed again by whatever is cheapest at the measured rates.
+"""
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from kvcache.chain import WriteBudget
+from kvcache.policy import Keep
+from kvcache.pool import SlotPool, SlotState
+from kvcache.table import BlockTable
+from kvcache.transfers import TransferBook
+from tiercel.errors import InvariantError
+from tiercel.ids import BlockKey, SlotId
+from tiercel.rates import Rates
+from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
+
+
+class TierLimits(Struct, frozen=True, kw_only=True):
+    """How much the tiers may be used for what."""
+
+    shadow_share: float = 0.25  # of DDR, for copies that also lie in HBM
+    wanted_share: float = 0.25  # of the gateway, for what waiting sequences will need
+    background_blocks: int = 16  # flying for nobody, each route
+    fetch_blocks: int = 64  # flying up from the disk
+    daily_blocks: int = 0  # written to the disk a day; 0 = no limit
+    always_loads: bool = False  # never compute again what could be loaded
+    has_reuse: bool = True  # False: a restored copy is dropped below, as systems without a block store do
+    has_write_back: bool = True
+    has_journal: bool = False  # the gateway is the device tier itself and its copies are to be signed
+
+
+class TierBook:
+    """DDR and SSD as the cache manager sees them, and every transfer. One arena may be HBM and DDR in one.
+
+    What happens inside a seal is journaled in the pools; what runs in the background is not.
+    """
+
+    def __init__(
+        self,
+        device: SlotPool,
+        host: SlotPool | None,
+        disk: SlotPool | None,
+        block_size: int,
+        rates: Callable[[], Rates],
+        limits: TierLimits,
+    ) -> None:
+        self.transfers = TransferBook()
+        self.device = device
+        self.host = host
+        self.disk = disk
+        self.gateway = host or device  # the disk reads into it and writes from it
+        self.limits = limits
+        self.outbox: list[Transfer] = []  # to be started
+        self.misses = 0  # copies that were not what their key promises
+        self.unverified: dict[BlockKey, SlotId] = {}  # copies that an earlier engine left; nobody's until verified
+        self.budget = WriteBudget(limits.daily_blocks)
+        self.can_write_disk = True
+        self._block_size = block_size
+        self._rates = rates
+        if host is not None:
+            device.on_evict = self._on_device_eviction
+
+    # ---- lookups
+
+    def loadable(self, key: BlockKey) -> SlotId | None:
+        """The DDR copy that could be restored, when DDR is a tier of its own."""
+        return None if self.host is None else self.host.slot_by_key.get(key)
+
+    def is_worth_loading(self, first: int, loads: int, covered: int) -> bool:
+        """Whether loading `loads` blocks beats computing blocks [first, covered) again."""
+        if self.limits.always_loads:
+            return True
+        rates, size = self._rates(), self._block_size
+        return rates.load_s(Route.RESTORE, loads) < rates.recompute_s(first * size, (covered - first) * size)
+
+    def needs_fetch(self, table: BlockTable) -> bool:
+        """A waiting sequence's prefix may lie lower than it can be used from, and has not been asked for yet."""
+        return not table.fetch.is_done and (self.disk is not None or bool(self.unverified))
+
+    def dirty(self, table: BlockTable) -> list[tuple[BlockKey, SlotId]]:
+        """The table's full blocks that no lower tier holds or is about to hold. Cost: O(blocks)."""
+        flying = self.transfers.is_flying
+        if self.host is not None:
+            lower, tier = self.host.slot_by_key, Tier.DDR
+        elif self.disk is not None and self.can_write_disk:
+            lower, tier = self.disk.slot_by_key, Tier.SSD
+        else:
+            return []
+        pairs = (
+            (table.key(block, self._block_size), SlotId(table.slots[block])) for block in range(table.num_published)
+        )
+        return [(key, slot) for key, slot in pairs if key not in lower and not flying(tier, key)]
+
+    @property
+    def num_spillable(self) -> int:
+        """Blocks that could be spilled now."""
+        if self.host is not None:
+            return self.host.num_free + self.host.num_cached
+        return self.writable_blocks
+
+    # ---- inside a seal
+
+    def spill(self, table: BlockTable) -> list[Transfer]:
+        """A victim's dirty blocks go down, as many as there is room for, head of the chain first."""
+        pairs = self.dirty(table)[: self.num_spillable]
+        for _, slot in pairs:
+            self.device.hold(slot, by_transfer=True)
+        if self.host is None:
+            return [self.persist(key, slot, Purpose.SPILL) for key, slot in pairs]
+        opened: list[Transfer] = []
+        if pairs:
+            targets = self.host.take_many(len(pairs), by_transfer=True)
+            keys, sources = zip(*pairs, strict=True)
+            opened.append(self.transfers.open(Route.SPILL, Purpose.SPILL, keys, sources, tuple(targets)))
+        for block in range(table.num_published):
+            slot = self.host.slot_by_key.get(table.key(block, self._block_size))
+            if slot is not None:
+                self.host.set_keep(slot, Keep.PREEMPTED)
+        return opened
+
+    def restore(self, keys: tuple[BlockKey, ...], targets: tuple[SlotId, ...]) -> Transfer:
+        """Blocks of DDR go up into slots that a table holds."""
+        host = self._host()
+        sources = tuple(host.slot_by_key[key] for key in keys)
+        for source, target in zip(sources, targets, strict=True):
+            host.hold(source, by_transfer=True)
+            self.device.hold(target, by_transfer=True)
+        return self.transfers.open(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
+
+    def settle_keep(self, table: BlockTable, blocks: int) -> None:
+        """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
+        for key in table.fetch.wanted:
+            self._demote(self.gateway, key, Keep.WANTED)
+        if self.host is not None:
+            for block in range(blocks):
+                self._demote(self.host, table.key(block, self._block_size), Keep.PREEMPTED)
+
+    def _demote(self, pool: SlotPool, key: BlockKey, keep: Keep) -> None:
+        slot = pool.slot_by_key.get(key)
+        if slot is not None and pool.keep(slot) is keep:
+            is_shadow = pool is self.host and key in self.device.slot_by_key
+            pool.set_keep(slot, Keep.SHADOW if is_shadow else Keep.REUSED)
+
+    def _on_device_eviction(self, key: BlockKey, slot: SlotId) -> None:
+        host = self._host()
+        below = host.slot_by_key.get(key)
+        if below is not None and host.keep(below) is Keep.SHADOW:
+            host.set_keep(below, Keep.REUSED if self.device.keep(slot) > Keep.ONCE else Keep.ONCE)
+
+    # ---- landings
+
+    def land(self, landing: Landing) -> Transfer | None:
+        """Book the news of one transfer. Returns it when it is over."""
+        if landing.verdict is Verdict.LATE:
+            self.transfers.abandon(landing.id)
+            return None
+        transfer = self.transfers.close(landing.id)
+        is_good = landing.verdict is Verdict.LANDED
+        self.misses += landing.verdict is Verdict.MISS
+        match transfer.route:
+            case Route.RESTORE:
+                self._land_restore(transfer)
+            case Route.SPILL:
+                keep = Keep.PREEMPTED if transfer.purpose is Purpose.SPILL else Keep.SHADOW
+                self._land_copies(transfer, self.device, self._host(), keep, is_good=is_good)
+            case Route.PERSIST:
+                keep = self.gateway.keep(transfer.sources[0])
+                keep = keep if keep is Keep.REUSED else Keep.ONCE
+                self._land_copies(transfer, self.gateway, self._disk(), keep, is_good=is_good)
+            case Route.PREFETCH:
+                self._land_copies(transfer, self._disk(), self.gateway, Keep.WANTED, is_good=is_good)
+                if landing.verdict is Verdict.MISS:
+                    self._disk().evict_key(transfer.keys[0])
+            case Route.VERIFY:
+                self._land_target(self.gateway, transfer.keys[0], transfer.sources[0], Keep.REUSED, is_good=is_good)
+            case Route.SIGN:
+                for source in transfer.sources:
+                    self.gateway.drop(source, 0, by_transfer=True)
+        return transfer
+
+    def _land_restore(self, transfer: Transfer) -> None:
+        host = self._host()
+        for source in transfer.sources:
+            host.drop(source, 0, by_transfer=True)
+            if host.states[source] == SlotState.CACHED:
+                if not self.limits.has_reuse:
+                    host.evict(source)
+                else:
+                    host.set_keep(source, Keep.SHADOW)
+
+    def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:
+        for key, source, target in zip(transfer.keys, transfer.sources, transfer.targets, strict=True):
+            owner = above.owner(source)
+            above.drop(source, 0, by_transfer=True)
+            into.set_owner(target, owner)
+            self._land_target(into, key, target, keep, is_good=is_good)
+
+    @staticmethod
+    def _land_target(pool: SlotPool, key: BlockKey, target: SlotId, keep: Keep, *, is_good: bool) -> None:
+        """Name the copy that has landed. It is worthless when it failed or somebody else published the key first."""
+        if is_good and pool.publish(target, key) == target:
+            pool.set_keep(target, keep)
+            pool.drop(target, 0, by_transfer=True)
+        else:
+            pool.discard(target)
+
+    # ---- background
+
+    def fetch(self, table: BlockTable, most_hashes: int) -> None:
+        """Bring a waiting sequence's prefix near, and keep what is near from eviction."""
+        fetch, size = table.fetch, self._block_size
+        limit = (len(table.tokens) - 1) // size
+        if fetch.is_done or not table.hash_some(limit, size, most_hashes):
+            return
+        while fetch.cursor < limit:
+            key = table.key(fetch.cursor, size)
+            if key in self.unverified:
+                self.verify(key, Purpose.PREFETCH)
+            if self._is_near(key):
+                self._want(table, key)
+            else:
+                source = self._fetchable(table, key, limit)
+                if source is None:
+                    break
+                if self.transfers.blocks(Route.PREFETCH, Purpose.PREFETCH) >= self.limits.fetch_blocks:
+                    return  # goes on when some have landed
+                self._prefetch(table, key, source)
+            fetch.cursor += 1
+        fetch.is_done = True
+
+    def _is_near(self, key: BlockKey) -> bool:
+        coming = self.transfers.is_coming
+        is_here = key in self.device.slot_by_key or self.loadable(key) is not None
+        return is_here or coming(Tier.DDR, key) or coming(Tier.HBM, key)
+
+    def _fetchable(self, table: BlockTable, key: BlockKey, limit: int) -> SlotId | None:
+        if self.disk is None or self.transfers.is_flying(Tier.DDR, key):
+            return None
+        source = self.disk.slot_by_key.get(key)
+        cursor, size = table.fetch.cursor, self._block_size
+        gateway = self.gateway
+        wanted = gateway.num_kept(Keep.WANTED) + self.transfers.blocks(Route.PREFETCH, Purpose.PREFETCH)
+        # Room that nobody uses costs nothing; what others' blocks must leave for is capped.
+        if source is None or (not gateway.num_free and wanted >= self.limits.wanted_share * gateway.blocks):
+            return None
+        if gateway.num_free + gateway.num_cached - gateway.num_kept(Keep.WANTED) < 1:
+            return None
+        run = 1
+        while cursor + run < limit and table.key(cursor + run, size) in self.disk.slot_by_key:
+            run += 1
+        rates = self._rates()
+        is_worth = rates.load_s(Route.PREFETCH, run) < rates.recompute_s(cursor * size, run * size)
+        return source if is_worth or self.limits.always_loads else None
+
+    def _want(self, table: BlockTable, key: BlockKey) -> None:
+        gateway = self.gateway
+        slot = gateway.slot_by_key.get(key)
+        if slot is None or gateway.num_kept(Keep.WANTED) >= self.limits.wanted_share * gateway.blocks:
+            return
+        if gateway.states[slot] == SlotState.CACHED and gateway.keep(slot) in (Keep.ONCE, Keep.REUSED):
+            gateway.set_keep(slot, Keep.WANTED)
+            table.fetch.wanted.append(key)
+
+    def _prefetch(self, table: BlockTable, key: BlockKey, source: SlotId) -> None:
+        self._disk().hold(source, by_transfer=True)
+        (target,) = self.gateway.take_many(1, by_transfer=True)
+        table.fetch.wanted.append(key)
+        self.outbox.append(self.transfers.open(Route.PREFETCH, Purpose.PREFETCH, (key,), (source,), (target,)))
+
+    def verify(self, key: BlockKey, purpose: Purpose) -> None:
+        """Compare a copy that was found with its checksum."""
+        slot = self.unverified.pop(key)
+        if key in self.gateway.slot_by_key or self.transfers.is_flying(Tier.DDR, key):
+            self.gateway.discard(slot)
+        else:
+            self.outbox.append(self.transfers.open(Route.VERIFY, purpose, (key,), (slot,)))
+
+    def is_on_its_way_down(self, key: BlockKey) -> bool:
+        """The block is not in the gateway yet, but will be."""
+        if self.host is None:
+            return False
+        return key in self.device.slot_by_key or self.transfers.is_flying(Tier.DDR, key)
+
+    def is_on_disk(self, key: BlockKey) -> bool:
+        """The block has a copy on the disk, or will have one."""
+        return key in self._disk().slot_by_key or self.transfers.is_flying(Tier.SSD, key)
+
+    def persist(self, key: BlockKey, source: SlotId, purpose: Purpose) -> Transfer:
+        """Write a held copy to the disk."""
+        (target,) = self._disk().take_many(1, by_transfer=True)
+        self.budget.spend()
+        return self.transfers.open(Route.PERSIST, purpose, (key,), (source,), (target,))
+
+    @property
+    def writable_blocks(self) -> int:
+        """Blocks that can and may be written to the disk now."""
+        if self.disk is None or not self.can_write_disk:
+            return 0
+        disk, allowed = self.disk, self.budget.blocks
+        room = disk.num_free + disk.num_cached
+        return room if allowed is None else min(room, allowed)
+
+    # ---- what an earlier engine left
+
+    def attach(self, records: Iterable[tuple[SlotId, BlockKey]]) -> None:
+        """Copies found in the gateway's memory: theirs until verified, in the background."""
+        for slot, key in records:
+            if key not in self.unverified and self.gateway.take_at(slot, by_transfer=True):
+                self.unverified[key] = slot
+
+    # ---- facts
+
+    def pools(self) -> tuple[tuple[Tier, SlotPool], ...]:
+        """Every tier that exists. An arena that is HBM and DDR in one is named by what it is: DDR memory."""
+        named = ((Tier.HBM, self.device), (Tier.DDR, self.host), (Tier.SSD, self.disk))
+        return tuple((tier, pool) for tier, pool in named if pool is not None)
+
+    def check_integrity(self) -> None:
+        """Every transfer reference belongs to a flying transfer. Errors: InvariantError."""
+        refs: dict[tuple[Tier, SlotId], int] = {}
+        gateway = Tier.HBM if self.host is None else Tier.DDR
+        ends = {
+            Route.SPILL: (Tier.HBM, Tier.DDR),
+            Route.RESTORE: (Tier.DDR, Tier.HBM),
+            Route.PERSIST: (gateway, Tier.SSD),
+            Route.PREFETCH: (Tier.SSD, gateway),
+            Route.VERIFY: (gateway, gateway),
+            Route.SIGN: (gateway, gateway),
+        }
+        for transfer in self.transfers.flying():
+            above, below = ends[transfer.route]
+            for tier, slots in ((above, transfer.sources), (below, transfer.targets)):
+                for slot in slots:
+                    refs[tier, slot] = refs.get((tier, slot), 0) + 1
+        for slot in self.unverified.values():
+            refs[gateway, slot] = refs.get((gateway, slot), 0) + 1
+        for tier, pool in self.pools():
+            pool.check_integrity()
+            counted = sum(count for (where, _), count in refs.items() if where is tier)
+            wrong = [
+                slot for (where, slot), count in refs.items() if where is tier and pool.transfer_refs[slot] != count
+            ]
+            if wrong or counted != sum(pool.transfer_refs):
+                raise InvariantError("tiers.references", tier=tier.value, slots=wrong[:8])
+
+    def _host(self) -> SlotPool:
+        if self.host is None:
+            raise InvariantError("tiers.no_host")
+        return self.host
+
+    def _disk(self) -> SlotPool:
+        if self.disk is None:
+            raise InvariantError("tiers.no_disk")
+        return self.disk
