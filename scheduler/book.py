@@ -61,10 +61,21 @@ class SequenceBook:
             raise InvariantError("book.added_twice", seq=request.id)
         num_prompt = len(request.prompt) // 4
         limit = min(num_prompt + request.params.max_tokens, self._max_model_len)
-        sequence = Sequence(request, self._policy.rank(request), limit)
+        sequence = Sequence(request, self._policy.rank(request, request.band), limit)
         self._by_id[request.id] = sequence
         insort(self.waiting, sequence, key=_rank)
         return sequence
+
+    def move(self, seq: SeqId, band: int) -> None:
+        """Another priority band from now on, whatever it is doing."""
+        sequence = self._by_id[seq]
+        for queue in (self.running, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+                sequence.rank = self._policy.rank(sequence.request, band)
+                insort(queue, sequence, key=_rank)
+        sequence.rank = self._policy.rank(sequence.request, band)
+        sequence.band = band
 
     def launch(self, plan: Plan, now_s: float) -> None:
         """The plan is sealed and launched: its slices are on their way."""

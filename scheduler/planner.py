@@ -12,6 +12,9 @@ from tiercel.plan import NanoBatch, Plan, Slice
 from tiercel.rates import Rates
 
 
+_MOST_SWITCHES = 2  # preemptions for somebody who waits, a step
+
+
 class Found(Protocol):
     """The prefix of a sequence that need not be computed."""
 
@@ -184,7 +187,10 @@ class Planner:
         cache = draft.cache
         running = len(self._book.running)
         for sequence in self._book.waiting:
-            if draft.budget <= 0 or running + len(draft.admitted) >= self._limits.max_num_seqs:
+            if draft.budget <= 0:
+                return
+            if running + len(draft.admitted) >= self._limits.max_num_seqs:
+                self._take_from_lower_band(draft, sequence, 0)
                 return
             found = cache.match(sequence.id)
             if found is None:
@@ -192,8 +198,10 @@ class Planner:
             missing = -(-sequence.num_tokens // cache.block_size) - found.hit_blocks
             others = running + len(draft.admitted)
             # Room for all it has to say by now, for what the others still need, and one block each to grow.
-            if others and cache.available_blocks < missing + outstanding + others:
+            needed = missing + outstanding + others
+            if others and cache.available_blocks < needed:
                 cache.release(sequence.id)
+                self._take_from_lower_band(draft, sequence, needed)
                 return
             if found.load_blocks:
                 # All it needs and one block more, before anything starts: restores that take slots as they come
@@ -212,6 +220,19 @@ class Planner:
                 draft.add(sequence, found.tokens, length)
             outstanding += max(0, missing + found.hit_blocks - cache.num_blocks(sequence.id))
             draft.admitted.append(sequence.id)
+
+    def _take_from_lower_band(self, draft: _Draft, beneficiary: Sequence, needed: int) -> None:
+        """Preempt for somebody who waits, from the last in rank, if its band is lower: a row, or blocks.
+
+        At most two a step, and whoever gains waits for the next one: spills and restores must not meet in a step.
+        """
+        cache = draft.cache
+        for victim in reversed(self._book.running):
+            is_enough = draft.victims and cache.available_blocks + cache.coming_blocks >= needed
+            if victim.band <= beneficiary.band or is_enough or len(draft.victims) >= _MOST_SWITCHES:
+                return
+            if not needed or cache.available_blocks + cache.coming_blocks < needed:
+                draft.preempt(victim)
 
     def _run_suspect(self, draft: _Draft) -> None:
         """After a failed step its sequences run one at a time, with nothing else in flight.

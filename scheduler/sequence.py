@@ -26,6 +26,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "band",
         "computed",
         "first_launch_s",
         "first_token_s",
@@ -49,6 +50,7 @@ class Sequence:
         self.id: SeqId = request.id
         self.request = request
         self.rank = rank  # lower goes first
+        self.band = request.band  # of priority; lower goes first
         self.limit = limit  # tokens at which it ends, whatever it says
         self.tokens: array[int] = unpack_tokens(request.prompt + request.outputs)
         self.num_prompt = len(request.prompt) // self.tokens.itemsize

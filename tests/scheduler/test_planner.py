@@ -7,7 +7,7 @@ import pytest
 from scheduler.book import SequenceBook
 from scheduler.budget import chunk_length
 from scheduler.planner import Planner, StepLimits
-from scheduler.policy import FirstComeFirstServed
+from scheduler.policy import FirstComeFirstServed, Policy, StrictPriority
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
@@ -73,18 +73,21 @@ class Room:
     """A book, a planner and a cache that lives across steps."""
 
     def __init__(self, blocks: int = 100, seqs: int = 8, tokens: int = 16, threshold: int = 0,
-                 hits: dict[int, int | None] | None = None) -> None:  # fmt: skip
-        self.book = SequenceBook(FirstComeFirstServed(), 1000, (2,))
+                 hits: dict[int, int | None] | None = None, policy: Policy | None = None) -> None:  # fmt: skip
+        self.book = SequenceBook(policy or FirstComeFirstServed(), 1000, (2,))
         self.planner = Planner(self.book, StepLimits(seqs, tokens, threshold))
         self.cache = CountingCache(blocks, hits)
 
-    def submit(self, seq: int, prompt: int, max_tokens: int = 50, arrival_s: float | None = None) -> None:
+    def submit(
+        self, seq: int, prompt: int, max_tokens: int = 50, arrival_s: float | None = None, band: int = 0
+    ) -> None:
         self.book.add(
             Request(
                 id=SeqId(seq),
                 prompt=pack_tokens([1] * prompt),
                 params=SamplingParams(max_tokens=max_tokens),
                 arrival_s=float(seq) if arrival_s is None else arrival_s,
+                band=band,
             )
         )
 
@@ -239,3 +242,26 @@ def test_a_sequence_is_added_once() -> None:
     room.submit(1, 4)
     with pytest.raises(InvariantError):
         room.submit(1, 4)
+
+
+def test_a_waiting_high_band_takes_the_place_of_a_low_one_even_when_the_rows_are_full() -> None:
+    room = Room(seqs=2, policy=StrictPriority())
+    for seq in (1, 2):
+        room.submit(seq, prompt=3, band=1)
+    room.commit(room.launch())
+    room.submit(3, prompt=3, band=0)
+    assert room.launch().victims == (2,)
+    plan = room.launch()
+    assert plan.admitted == (3,)
+    assert room.launch().victims == ()
+
+
+def test_a_priority_that_changes_while_a_sequence_runs_changes_who_gives_way() -> None:
+    room = Room(seqs=2, policy=StrictPriority())
+    for seq in (1, 2):
+        room.submit(seq, prompt=3, band=1)
+    room.commit(room.launch())
+    room.book.move(SeqId(1), 5)
+    room.submit(3, prompt=3, band=2)
+    assert room.launch().victims == (1,)
+    room.book.check_integrity()
