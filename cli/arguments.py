@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from tiercel.errors import ConfigError
 from tiercel.options import Options
-from tiercel.refused import HARMLESS, REFUSED, RENAMED, SHORT
+from tiercel.refused import HARMLESS, IN_GIB, REFUSED, RENAMED, SHORT
 
 _SWITCHES = {
     f"{prefix}{name.replace('_', '-')}": f"--{name.replace('_', '-')}={value}"
@@ -12,7 +12,7 @@ _SWITCHES = {
     if field.annotation is bool
     for prefix, value in (("--", "true"), ("--no-", "false"))
 }
-_MANY = ("--api-key", "--served-model-name")
+_MANY = ("--api-key", "--served-model-name", "--kv-disk-path")
 
 
 def translate(arguments: Sequence[str], warnings: list[str]) -> list[str]:
@@ -40,6 +40,8 @@ def translate(arguments: Sequence[str], warnings: list[str]) -> list[str]:
         elif name in RENAMED:
             warnings.append(f"{flag} is old: write --{RENAMED[name]}")
             translated.append(_SWITCHES[f"--{RENAMED[name]}"])
+        elif name in IN_GIB and (has_value or rest):
+            translated.append(f"--{IN_GIB[name]}={_in_gib(value if has_value else rest.pop(0))}")
         elif flag in _SWITCHES and not has_value:
             translated.append(_SWITCHES[flag])
         elif flag in _MANY and not has_value and has_leading_model:
@@ -66,6 +68,11 @@ def _drop(flag: str, rest: list[str], warnings: list[str]) -> None:
         raise ConfigError("config.refused", f"{flag} {value} is not supported: {harmless.otherwise}".replace("  ", " "))
     if harmless.note:
         warnings.append(f"{flag}: {harmless.note}")
+
+
+def _in_gib(value: str) -> str:
+    """vLLM's sizes in GiB carry no unit; ours keep theirs."""
+    return f"{value}GiB" if value.replace(".", "", 1).isdigit() else value
 
 
 def _repeated(flag: str, rest: list[str]) -> Iterator[str]:

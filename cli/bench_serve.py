@@ -105,24 +105,30 @@ def _choices(kind: object) -> tuple[object, ...]:
     return tuple(choice for part in get_args(kind) for choice in _choices(part))
 
 
-def _run(settings: "BenchSettings") -> int:
+def run_once(settings: "BenchSettings") -> "RunResult":
+    """One load test with its progress bar; its command is this process's."""
     # lazy: no other verb needs the load test
     from cli.bench_progress import BenchProgress
     from loadtest.bench import run_bench
+    from tiercel.clock import MonotonicClock
+    from tiercel.config import bench_api_key
+
+    date = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    api_key = settings.api_key or bench_api_key()
+    with BenchProgress(is_shown=not settings.disable_tqdm) as progress:
+        return asyncio.run(run_bench(settings, command_line(), api_key, MonotonicClock(), date, progress))
+
+
+def _run(settings: "BenchSettings") -> int:
+    # lazy: as above
     from loadtest.drawing import check_drawing
     from loadtest.report import write_report
     from loadtest.result_file import write_result
     from loadtest.summary import summary
-    from tiercel.clock import MonotonicClock
-    from tiercel.config import bench_api_key
 
     if settings.report:
         check_drawing()  # before the run rather than after it
-    date = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    command = ["tiercel", *without_keys(sys.argv[1:])]
-    api_key = settings.api_key or bench_api_key()
-    with BenchProgress(is_shown=not settings.disable_tqdm) as progress:
-        result = asyncio.run(run_bench(settings, command, api_key, MonotonicClock(), date, progress))
+    result = run_once(settings)
     print(summary(result, settings.percentile_metrics, settings.metric_percentiles))
     if settings.save_result or settings.save_detailed or settings.append_result:
         path = _result_path(settings, result)
@@ -141,6 +147,11 @@ def _result_path(settings: "BenchSettings", result: "RunResult") -> Path:
     label = settings.label or settings.backend
     name = f"{label}-{result.request_rate}qps{concurrency}-{result.model_id.rsplit('/', 1)[-1]}-{result.date}.json"
     return Path(settings.result_dir or ".") / (settings.result_filename or name)
+
+
+def command_line() -> list[str]:
+    """How this process was called, without secrets."""
+    return ["tiercel", *without_keys(sys.argv[1:])]
 
 
 def without_keys(words: Sequence[str]) -> list[str]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.bench_serve import bench_serve_command, without_keys
+from cli.bench_serve import bench_serve_command, command_line, run_once
 from cli.console import warn
 
 if TYPE_CHECKING:
     from loadtest.record import RunResult
-    from loadtest.search import Plan, Point
+    from loadtest.search import Point, SearchPlan
     from loadtest.settings import BenchSettings
 
 _PANEL = "Sweep"
@@ -68,32 +68,31 @@ def _sweep(
     out: Annotated[Path, _option("Folder of the page, the picture and the results.", "FOLDER")] = Path("sweep"),
 ) -> int:
     # lazy: no other verb sweeps
-    from loadtest.search import Plan
+    from loadtest.search import SearchPlan
     from loadtest.settings import BenchSettings
     from loadtest.sweep import settings_at
 
-    plan = Plan(
+    plan = SearchPlan(
         first_rate=first_rate, highest_rate=highest_rate, growth=growth, precision=precision, wanted_share=good_share
     )
     plan.check()
     settings = BenchSettings(**given)
-    settings_at(settings, first_rate, step_sec)  # wrong flags end the sweep before it begins
+    settings_at(settings, first_rate, step_sec, 0)  # wrong flags end the sweep before it begins
     return _run(settings, plan, step_sec, out)
 
 
-def _run(settings: "BenchSettings", plan: "Plan", step_s: float, folder: Path) -> int:
+def _run(settings: "BenchSettings", plan: "SearchPlan", step_s: float, folder: Path) -> int:
     # lazy: no other verb sweeps
     from loadtest.record import STOPPED
     from loadtest.result_file import write_result
     from loadtest.search import search
-    from loadtest.sweep import RESULTS, make_sweep, point_of, verdict, write_sweep
+    from loadtest.sweep import RESULTS, make_sweep, point_of, settings_at, verdict, write_sweep
 
-    command = ["tiercel", *without_keys(sys.argv[1:])]
     (folder / RESULTS).unlink(missing_ok=True)
     results: list[RunResult] = []
 
     def measure(rate: float) -> "Point":
-        result = _measure(settings, rate, step_s, command)
+        result = run_once(settings_at(settings, rate, step_s, len(results)))
         results.append(result)
         write_result(result, folder / RESULTS, append=True)
         if result.client.saturated:
@@ -109,30 +108,11 @@ def _run(settings: "BenchSettings", plan: "Plan", step_s: float, folder: Path) -
         print(f"{point.rate:g}/s offered: {point.good_share:.1%} good", file=sys.stderr)
     if not points:
         return 1
-    sweep = make_sweep(plan, command, points)
+    sweep = make_sweep(plan, command_line(), points)
     _print_points(points)
     print(verdict(sweep))
     print(write_sweep(sweep, results[-1], folder))
     return 0
-
-
-def _measure(settings: "BenchSettings", rate: float, step_s: float, command: list[str]) -> "RunResult":
-    # lazy: no other verb runs a load
-    import asyncio
-    from datetime import datetime
-
-    # lazy: as above
-    from cli.bench_progress import BenchProgress
-    from loadtest.bench import run_bench
-    from loadtest.sweep import settings_at
-    from tiercel.clock import MonotonicClock
-    from tiercel.config import bench_api_key
-
-    date = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    api_key = settings.api_key or bench_api_key()
-    with BenchProgress(is_shown=not settings.disable_tqdm) as progress:
-        run = run_bench(settings_at(settings, rate, step_s), command, api_key, MonotonicClock(), date, progress)
-        return asyncio.run(run)
 
 
 def _print_points(points: "list[Point]") -> None:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.monitor import PERCENTS, Figures, TenantFigures
-from loadtest.wording import NONE, show_number, show_percent, show_s
+from loadtest.wording import NONE, show_bytes_per_s, show_number, show_percent, show_s
 
 _BAR_CELLS = 16
 _NEARLY_FULL = 0.95
@@ -50,6 +50,8 @@ def _levels(figures: Figures) -> Table:
         ("requests done", _per_s(figures.finished_per_s)),
         ("prefix hits", show_percent(figures.hit_rate)),
         ("preemptions", f"{_per_s(figures.preemptions_per_s)}{total}"),
+        *((f"  by {mode}", f"{count:,.0f} in all") for mode, count in figures.preemptions_by_mode.items()),
+        *((route, show_bytes_per_s(moved)) for route, moved in figures.transfers_per_s.items()),
     ]
     for place in range(max(len(left), len(right))):
         table.add_row(*_cell(left, place), *_cell(right, place))
@@ -82,6 +84,7 @@ def _tenant_columns(tenants: Sequence[TenantFigures]) -> Iterator[tuple[str, lis
     yield "in", [_per_s(tenant.tokens_in_per_s) for tenant in tenants]
     yield "out", [_per_s(tenant.tokens_out_per_s) for tenant in tenants]
     yield "share", [show_percent(tenant.share) for tenant in tenants]
+    yield "fair", [show_percent(tenant.fair_share) for tenant in tenants]
     for place, percent in enumerate(PERCENTS):
         yield f"TTFT p{percent}", [_seconds(tenant.ttft_s[place] if tenant.ttft_s else None) for tenant in tenants]
 

@@ -2,31 +2,21 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import httpx
 
-from loadtest.exposition import Series, parse_exposition, parse_series
+from loadtest import metric
+from loadtest.exposition import Values, parse_exposition, parse_series, select, total, totals
 
 WINDOW_S = 10.0
 PERCENTS = (50, 90, 99)
 _TIMEOUT_S = 5.0
-_RESTARTED_BY = "vllm:generation_tokens_total"  # falls only when the server started anew
-
-Labels = Mapping[str, str]
 
 
 class MetricsError(Exception):
     """/metrics could not be read: one line for the user."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One page of /metrics."""
-
-    at_s: float
-    values: Mapping[str, float] = field(repr=False)  # by series, as the page writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +28,8 @@ class TenantFigures:
     waiting: float | None
     tokens_in_per_s: float | None
     tokens_out_per_s: float | None
-    share: float | None
+    share: float | None  # of the service in the window
+    fair_share: float | None  # what its weight gives it among the tenants that had work
     ttft_s: tuple[float | None, ...] | None
 
 
@@ -51,13 +42,15 @@ class Figures:
     running: float | None
     waiting: float | None
     kv_usage: float | None
-    tiers: Mapping[str, float]  # other tiers: how full, 0 to 1
+    tiers: Mapping[str, float]  # how full, 0 to 1, the fastest first
+    transfers_per_s: Mapping[str, float]  # bytes by route
     hit_rate: float | None
     tokens_in_per_s: float | None
     tokens_out_per_s: float | None
     finished_per_s: float | None
     preemptions_per_s: float | None
     preemptions: float | None
+    preemptions_by_mode: Mapping[str, float]
     latencies_s: Mapping[str, tuple[float | None, ...]]  # by name: the percentiles of PERCENTS
     tenants: tuple[TenantFigures, ...]
 
@@ -67,43 +60,45 @@ class Monitor:
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
-        self._readings: deque[Reading] = deque()
+        self._readings: deque[tuple[float, Values]] = deque()
 
     def take(self, at_s: float, text: str) -> None:
         """Add a page. Errors: MetricsError when it is none."""
-        values = parse_exposition(text)
+        values = parse_exposition(text).values
         if not values:
             raise MetricsError("the answer is no metrics page")
-        reading = Reading(at_s, values)
-        if self._readings and _total(reading, _RESTARTED_BY) < _total(self._readings[-1], _RESTARTED_BY):
+        if self._readings and _has_restarted(self._readings[-1][1], values):
             self._readings.clear()
-        self._readings.append(reading)
-        while len(self._readings) > 2 and self._readings[1].at_s <= at_s - self._window_s:
+        self._readings.append((at_s, values))
+        while len(self._readings) > 2 and self._readings[1][0] <= at_s - self._window_s:
             self._readings.popleft()
 
     def figures(self) -> Figures:
         """The newest figures. There must be a reading."""
-        span = _Span(self._readings[0], self._readings[-1])
-        models = span.labels("model_name")
-        queries = span.rate(_named("vllm:prefix_cache_queries_total"))
-        hits = span.rate(_named("vllm:prefix_cache_hits_total"))
+        (began_s, before), (now_s, after) = self._readings[0], self._readings[-1]
+        span = _Span(now_s - began_s, before, after)
+        queries, hits = span.rate(metric.PREFIX_QUERIES), span.rate(metric.PREFIX_HITS)
+        transfers = span.rates(metric.TRANSFER_BYTES, "route")
+        models = {labels["model_name"] for key in after if "model_name" in (labels := parse_series(key).labels)}
         return Figures(
-            model=", ".join(models),
+            model=", ".join(sorted(models)),
             window_s=span.seconds,
-            running=span.level(_named("vllm:num_requests_running")),
-            waiting=span.level(_named("vllm:num_requests_waiting")),
-            kv_usage=span.level(_named("vllm:kv_cache_usage_perc")),
-            tiers=dict(_tiers(span)),
+            running=total(after, metric.RUNNING),
+            waiting=total(after, metric.WAITING),
+            kv_usage=total(after, metric.KV_USAGE),
+            tiers=dict(_tiers(after)),
+            transfers_per_s={metric.ROUTES.get(route, route): moved for route, moved in transfers.items()},
             hit_rate=hits / queries if queries and hits is not None else None,
-            tokens_in_per_s=span.rate(_named("vllm:prompt_tokens_total")),
-            tokens_out_per_s=span.rate(_named("vllm:generation_tokens_total")),
-            finished_per_s=span.rate(_named("vllm:request_success_total")),
-            preemptions_per_s=span.rate(_named("vllm:num_preemptions_total")),
-            preemptions=span.level(_named("vllm:num_preemptions_total")),
+            tokens_in_per_s=span.rate(metric.PROMPT_TOKENS),
+            tokens_out_per_s=span.rate(metric.GENERATION_TOKENS),
+            finished_per_s=span.rate(metric.FINISHED),
+            preemptions_per_s=span.rate(metric.PREEMPTIONS),
+            preemptions=total(after, metric.PREEMPTIONS),
+            preemptions_by_mode=totals(after, metric.PREEMPTIONS_BY_MODE, "mode"),
             latencies_s={
                 title: found
-                for title, name in _LATENCIES.items()
-                if (found := span.percentiles(_named(f"{name}_bucket"))) is not None
+                for title, name in metric.LATENCIES.items()
+                if (found := span.percentiles(name)) is not None
             },
             tenants=tuple(_tenants(span)),
         )
@@ -128,108 +123,86 @@ def read_metrics(client: httpx.Client, url: str) -> str:
             raise MetricsError(f"{url}/metrics answers {status} {response.reason_phrase}")
 
 
-_LATENCIES = {
-    "time to first token": "vllm:time_to_first_token_seconds",
-    "between tokens": "vllm:inter_token_latency_seconds",
-    "end to end": "vllm:e2e_request_latency_seconds",
-    "in the queue": "vllm:request_queue_time_seconds",
-}
-
-Wanted = Callable[[Series], bool]
-
-
 @dataclass(frozen=True, slots=True)
 class _Span:
     """From one reading to another."""
 
-    before: Reading
-    after: Reading
+    seconds: float
+    before: Values
+    after: Values
 
-    @property
-    def seconds(self) -> float:
-        return self.after.at_s - self.before.at_s
+    def rate(self, name: str) -> float | None:
+        """Growth per second, summed over series."""
+        grown = total(self._grown(name), name)
+        return max(grown, 0.0) / self.seconds if grown is not None and self.seconds > 0 else None
 
-    def labels(self, name: str) -> list[str]:
-        """Every value of a label."""
-        return sorted(
-            {series.labels[name] for key in self.after.values if name in (series := parse_series(key)).labels}
-        )
+    def rates(self, name: str, label: str) -> dict[str, float]:
+        """Growth per second by what a label says."""
+        grown = totals(self._grown(name), name, label) if self.seconds > 0 else {}
+        return {said: max(growth, 0.0) / self.seconds for said, growth in grown.items()}
 
-    def level(self, wanted: Wanted) -> float | None:
-        """The newest value, summed over series."""
-        found = [value for key, value in self.after.values.items() if wanted(parse_series(key))]
-        return math.fsum(found) if found else None
-
-    def rate(self, wanted: Wanted) -> float | None:
-        """Growth per second."""
-        grown = [
-            value - self.before.values.get(key, 0.0)
-            for key, value in self.after.values.items()
-            if wanted(parse_series(key))
-        ]
-        return max(math.fsum(grown), 0.0) / self.seconds if grown and self.seconds > 0 else None
-
-    def percentiles(self, wanted: Wanted) -> tuple[float | None, ...] | None:
+    def percentiles(self, name: str, **labels: str) -> tuple[float | None, ...] | None:
         """PERCENTS of what a histogram saw in between; infinite beyond its last bound. None: it does not exist."""
         counts: dict[float, float] = {}
-        for key, value in self.after.values.items():
-            series = parse_series(key)
-            if wanted(series) and "le" in series.labels:
-                bound = float(series.labels["le"])
-                counts[bound] = counts.get(bound, 0.0) + value - self.before.values.get(key, 0.0)
+        for key, growth in self._grown(name, **labels).items():
+            bound = float(parse_series(key).labels["le"])
+            counts[bound] = counts.get(bound, 0.0) + growth
         if not counts:
             return None
         return tuple(_quantile(sorted(counts.items()), percent / 100) for percent in PERCENTS)
 
+    def _grown(self, name: str, **labels: str) -> dict[str, float]:
+        return {key: value - self.before.get(key, 0.0) for key, value in select(self.after, name, **labels).items()}
+
+
+def _has_restarted(before: Values, after: Values) -> bool:
+    """Counters fall only when the server started anew."""
+    return (total(after, metric.GENERATION_TOKENS) or 0.0) < (total(before, metric.GENERATION_TOKENS) or 0.0)
+
 
 def _quantile(buckets: list[tuple[float, float]], share: float) -> float | None:
     """The value below which `share` of the samples lie; linear within a bucket."""
-    total = buckets[-1][1]
-    if total <= 0:
+    count_of_all = buckets[-1][1]
+    if count_of_all <= 0:
         return None
     low, below = 0.0, 0.0
     for bound, count in buckets:
-        if count >= share * total:
+        if count >= share * count_of_all:
             if math.isinf(bound):
                 return math.inf
-            return low + (bound - low) * (share * total - below) / (count - below) if count > below else bound
+            return low + (bound - low) * (share * count_of_all - below) / (count - below) if count > below else bound
         low, below = bound, count
     return math.inf
 
 
-def _named(name: str) -> Wanted:
-    return lambda series: series.name == name
-
-
-def _of_tenant(tenant: str, *endings: str) -> Wanted:
-    return lambda series: series.labels.get("tenant") == tenant and series.name.endswith(endings)
+def _tiers(values: Values) -> Iterator[tuple[str, float]]:
+    used, capacity = (totals(values, name, "tier") for name in (metric.KV_USED, metric.KV_CAPACITY))
+    for tier in metric.TIERS:
+        if tier in used and capacity.get(tier):
+            yield tier.upper(), used[tier] / capacity[tier]
 
 
 def _tenants(span: _Span) -> Iterator[TenantFigures]:
-    """Whatever the server labels with a tenant, known by the ends of the names."""
-    for name in span.labels("tenant"):
+    running, waiting, weights = (
+        totals(span.after, name, "tenant")
+        for name in (metric.TENANT_RUNNING, metric.TENANT_WAITING, metric.TENANT_WEIGHT)
+    )
+    tokens_in, tokens_out, service = (
+        span.rates(name, "tenant")
+        for name in (metric.TENANT_PROMPT_TOKENS, metric.TENANT_GENERATION_TOKENS, metric.TENANT_SERVICE)
+    )
+    with_work = {
+        name: weight for name, weight in weights.items() if running.get(name) or waiting.get(name) or service.get(name)
+    }
+    all_service, all_weights = math.fsum(service.values()), math.fsum(with_work.values())
+    for name in sorted({*running, *waiting, *tokens_out, *service}):
         yield TenantFigures(
             name=name,
-            running=span.level(_of_tenant(name, "_running")),
-            waiting=span.level(_of_tenant(name, "_waiting")),
-            tokens_in_per_s=span.rate(_of_tenant(name, "prompt_tokens_total", "input_tokens_total")),
-            tokens_out_per_s=span.rate(_of_tenant(name, "generation_tokens_total", "output_tokens_total")),
-            share=span.level(_of_tenant(name, "service_share")),
-            ttft_s=span.percentiles(_of_tenant(name, "time_to_first_token_seconds_bucket", "ttft_seconds_bucket")),
+            running=running.get(name),
+            waiting=waiting.get(name),
+            tokens_in_per_s=tokens_in.get(name),
+            tokens_out_per_s=tokens_out.get(name),
+            share=service.get(name, 0.0) / all_service if all_service else None,
+            fair_share=with_work[name] / all_weights if name in with_work and all_weights else None,
+            ttft_s=span.percentiles(metric.TENANT_TTFT, tenant=name),
         )
-
-
-def _tiers(span: _Span) -> Iterator[tuple[str, float]]:
-    for tier in span.labels("tier"):
-        used = span.level(_of_tier(tier, "used_bytes", "occupancy_bytes"))
-        capacity = span.level(_of_tier(tier, "capacity_bytes", "limit_bytes"))
-        if used is not None and capacity:
-            yield tier.upper(), used / capacity
-
-
-def _of_tier(tier: str, *endings: str) -> Wanted:
-    return lambda series: series.labels.get("tier") == tier and series.name.endswith(endings)
-
-
-def _total(reading: Reading, name: str) -> float:
-    return math.fsum(value for key, value in reading.values.items() if parse_series(key).name == name)

@@ -3,21 +3,20 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from itertools import pairwise
 
 import msgspec
 from msgspec import Struct
 
 from loadtest.bootstrap import (
     Draw,
-    Interval,
+    Spread,
     grouped_quantile_draw,
     interval,
     mean_draw,
     quantile_draw,
     rounds_for,
 )
-from loadtest.figures import is_good, latencies
+from loadtest.figures import gaps_s, is_good, latencies
 from loadtest.record import RequestRecord, RunResult, Timeline
 
 ROUNDS = 2000
@@ -46,7 +45,7 @@ class Difference(Struct, frozen=True, kw_only=True):
     first: float
     second: float
     ratio: float | None  # None: the first is zero
-    spread: Interval | None  # of the ratio; None: it cannot be told
+    spread: Spread | None  # of the ratio; None: it cannot be told
     verdict: Verdict
     reason: str = ""  # why it is unknown
 
@@ -197,7 +196,7 @@ def _gaps(first: _View, second: _View, chance: random.Random, rounds: int) -> It
     """Gaps between chunks. Requests are drawn, each with all its gaps."""
     if not (_has(first, "itl") and _has(second, "itl")):
         return
-    groups = [[gaps for record in view.records if (gaps := _gaps_of(record))] for view in (first, second)]
+    groups = [[gaps for record in view.records if (gaps := gaps_s(record))] for view in (first, second)]
     enough = min(rounds_for(group, 99, rounds) for group in groups)
     sides = [
         _gap_tail(view.quantiles["itl"][99], group, chance) for view, group in zip((first, second), groups, strict=True)
@@ -232,7 +231,7 @@ def _quotient(below: Draw, above: Draw, otherwise: float) -> Draw:
     return draw
 
 
-def _verdict(spread: Interval | None, is_more_better: bool) -> Verdict:
+def _verdict(spread: Spread | None, is_more_better: bool) -> Verdict:
     if spread is None:
         return Verdict.UNKNOWN
     if spread.low <= 1 <= spread.high:
@@ -246,7 +245,3 @@ def _has(view: _View, metric: str) -> bool:
 
 def _figure(percent: int, metric: str) -> str:
     return f"{'median' if percent == 50 else f'p{percent}'}_{metric}_ms"
-
-
-def _gaps_of(record: RequestRecord) -> list[float]:
-    return [after - before for before, after in pairwise(record.chunks_s)]

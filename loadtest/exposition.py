@@ -1,14 +1,19 @@
-"""The text of a /metrics page, and the names of its series."""
+"""The one reader of /metrics pages: Prometheus text made into values by series, and series picked out of them."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import lru_cache
 
 from msgspec import Struct
 
+_LABELS = r'\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\}'
+_LINE = re.compile(rf"([a-zA-Z_:][\w:]*(?:{_LABELS})?)\s+(\S+)")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
-_LINE = re.compile(r"([a-zA-Z_:][\w:]*(?:\{.*\})?)\s+(\S+)(?:\s+-?\d+)?\s*")
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+Values = Mapping[str, float]
+"""By series, `name{label="value"}` as the page writes it."""
 
 
 class Series(Struct, frozen=True):
@@ -18,6 +23,27 @@ class Series(Struct, frozen=True):
     labels: dict[str, str]
 
 
+class Exposition(Struct, frozen=True):
+    """One page."""
+
+    values: dict[str, float]
+    counters: frozenset[str]  # those of the series that only rise
+
+
+def parse_exposition(text: str) -> Exposition:
+    """Read a page. What is no series, or has no number, is passed over; a page of something else is empty."""
+    values: dict[str, float] = {}
+    counting: set[str] = set()
+    for line in text.splitlines():
+        if line.startswith("#"):
+            words = line.split()
+            if words[1:2] == ["TYPE"] and words[3:] == ["counter"]:
+                counting |= {words[2], f"{words[2]}_total"}
+        elif (match := _LINE.match(line)) is not None and (value := _number(match[2])) is not None:
+            values[match[1]] = value
+    return Exposition(values, frozenset(key for key in values if parse_series(key).name in counting))
+
+
 @lru_cache(maxsize=65_536)
 def parse_series(key: str) -> Series:
     """Read `name{label="value"}`."""
@@ -25,20 +51,38 @@ def parse_series(key: str) -> Series:
     return Series(name, {label: _unescape(value) for label, value in _LABEL.findall(labels)})
 
 
-def parse_exposition(text: str) -> dict[str, float]:
-    """Value by series, as the page writes it. Lines that are no number are passed over."""
-    return dict(_values(text))
+def select(values: Values, name: str, **labels: str) -> dict[str, float]:
+    """The series of one name that have all these labels."""
+    return {
+        key: value
+        for key, value in values.items()
+        if key.startswith(name)
+        and (series := parse_series(key)).name == name
+        and labels.items() <= series.labels.items()
+    }
 
 
-def _values(text: str) -> Iterator[tuple[str, float]]:
-    for line in text.splitlines():
-        match = None if line.startswith("#") else _LINE.fullmatch(line.strip())
-        if match is None:
-            continue
-        try:
-            yield match[1], float(match[2])
-        except ValueError:
-            continue
+def total(values: Values, name: str) -> float | None:
+    """The sum over the series of one name. None: there is no such series."""
+    found = select(values, name)
+    return math.fsum(found.values()) if found else None
+
+
+def totals(values: Values, name: str, label: str) -> dict[str, float]:
+    """The sums over the series of one name by what a label says, in the order of its values."""
+    found: dict[str, float] = {}
+    for key, value in select(values, name).items():
+        if (said := parse_series(key).labels.get(label)) is not None:
+            found[said] = found.get(said, 0.0) + value
+    return dict(sorted(found.items()))
+
+
+def _number(word: str) -> float | None:
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
 
 
 def _unescape(value: str) -> str:

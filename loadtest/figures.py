@@ -31,6 +31,11 @@ def e2el_ms(record: RequestRecord) -> float:
     return (record.end_s - record.sent_s) * 1000
 
 
+def gaps_s(record: RequestRecord) -> list[float]:
+    """Between its chunks."""
+    return [after - before for before, after in pairwise(record.chunks_s)]
+
+
 def latencies(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
     """Sorted values by metric."""
     found: dict[str, list[float]] = {metric: [] for metric in METRICS}
@@ -44,7 +49,7 @@ def latencies(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
             found["ttft_due"].append(first_ms + waited_ms)
         if token_ms is not None:
             found["tpot"].append(token_ms)
-        found["itl"] += [(after - before) * 1000 for before, after in pairwise(record.chunks_s)]
+        found["itl"] += [gap_s * 1000 for gap_s in gaps_s(record)]
         found["e2el"].append(whole_ms)
         found["e2el_due"].append(whole_ms + waited_ms)
         found["client_queue_time"].append(waited_ms)

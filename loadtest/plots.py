@@ -2,41 +2,46 @@
 
 from collections.abc import Iterator, Sequence
 
+from loadtest import metric
 from loadtest.chart import Curve, Quantiles, Row, Span, quantile_chart, range_chart, rows_chart
 from loadtest.drawing import Picture, drawing_style, finish
 from loadtest.record import RunResult, Sample, TenantResult, Timeline
 from loadtest.server_series import (
-    PREEMPTIONS,
-    RUNNING,
-    WAITING,
-    Reading,
+    History,
+    Share,
     gauge,
     hit_rate,
-    rate,
+    preemption_rates,
+    service_shares,
     tier_shares,
     transfer_rates,
+    transfer_speeds,
 )
-from loadtest.wording import show_ms, show_number, show_percent
+from loadtest.wording import LATENCY_NAMES, show_bytes_per_s, show_ms, show_number, show_percent
 
 TENANTS_DRAWN = 8
 _WINDOWS = 60  # of a share over time: more would be noise
 _STEPS = 240  # of a timeline: more cannot be told apart
 _SAME = 1.02  # due-time latencies closer than this to the others are not drawn
-_METRICS = (
-    ("ttft", "Time to first token", "From sending a request to its first token."),
-    ("tpot", "Time per output token", "Mean time between the tokens of a request, its first token left out."),
-    ("itl", "Inter-token latency", "Every gap between two chunks of a stream."),
-    ("e2el", "End-to-end latency", "From sending a request to its last token."),
-)
+_PREFIX_HITS = "Share of the prompt tokens looked up that the cache held."
+_PREEMPTIONS = "Running sequences set aside for others."
+_SERVICE = "Each tenant's part of the seconds of service. Grey: what weights give to those who have work."
+_CAPTIONS = {
+    "ttft": "From sending a request to its first token.",
+    "tpot": "Mean time between the tokens of a request, its first token left out.",
+    "itl": "Every gap between two chunks of a stream.",
+    "e2el": "From sending a request to its last token.",
+}
 
 
 def latency_pictures(result: RunResult) -> Iterator[Picture]:
     """The distribution of each latency; from the due time too where that tells something else."""
-    for metric, title, caption in _METRICS:
-        values = result.quantiles.get(metric, [])
+    for latency, title in LATENCY_NAMES.items():
+        caption = _CAPTIONS[latency]
+        values = result.quantiles.get(latency, [])
         if len(values) != 101 or max(values) <= 0:
             continue
-        due = result.quantiles.get(f"{metric}_due", [])
+        due = result.quantiles.get(f"{latency}_due", [])
         differs = len(due) == 101 and max(due[50] / max(values[50], 1e-9), due[99] / max(values[99], 1e-9)) > _SAME
         lines = [Quantiles("sent: " if differs else "", values)]
         if differs:
@@ -48,7 +53,7 @@ def latency_pictures(result: RunResult) -> Iterator[Picture]:
             f"{title} by percentile: median {show_ms(values[50])}, p90 {show_ms(values[90])}, p99 {show_ms(values[99])}"
         )
         with drawing_style():
-            yield finish(quantile_chart(lines, show_ms), f"latency-{metric}", title, caption, alt)
+            yield finish(quantile_chart(lines, show_ms), f"latency-{latency}", title, caption, alt)
 
 
 def timeline_pictures(result: RunResult) -> Iterator[Picture]:
@@ -122,15 +127,16 @@ def server_pictures(result: RunResult) -> tuple[list[Picture], list[str]]:
     pictures: list[Picture] = []
     missing: list[str] = []
     still: list[str] = []
-    parts = (
+    parts = [
         (_queue_rows(samples), show_number, "server-queue", "The server's queue", "Sequences running or waiting."),
         (_share_rows(tier_shares(samples)), show_percent, "tiers", "Tier occupancy", "How full each tier is."),
-        (_plain_rows(transfer_rates(samples)), _show_rate, "transfers", "Transfers", "Bytes per second by route."),
-        (_share_rows([hit_rate(samples)]), show_percent, "prefix-hits", "Prefix hits",
-         "Share of the prompt tokens looked up that the cache held."),
-        (_plain_rows([rate(samples, PREEMPTIONS, "preemptions/s")]), show_number, "preemptions", "Preemptions",
-         "Running sequences set aside for others."),
-    )  # fmt: skip
+        (_plain_rows(transfer_rates(samples)), show_bytes_per_s, "transfers", "Transfers", _moved(result)),
+        (_share_rows([hit_rate(samples)]), show_percent, "prefix-hits", "Prefix hits", _PREFIX_HITS),
+        (_plain_rows(preemption_rates(samples)), show_number, "preemptions", "Preemptions", _PREEMPTIONS),
+    ]
+    if len(result.tenants) > 1:
+        rows = _service_rows(service_shares(samples))
+        parts.append((rows, show_percent, "server-service", "Service by the server's clock", _SERVICE))
     for rows, show, name, title, caption in parts:
         if not rows:
             missing.append(title.lower())
@@ -145,24 +151,37 @@ def server_pictures(result: RunResult) -> tuple[list[Picture], list[str]]:
     return pictures, said + ([f"Zero all the time: {', '.join(still)}."] if still else [])
 
 
+def _moved(result: RunResult) -> str:
+    speeds = [f"{route} {show_bytes_per_s(speed)}" for route, speed in transfer_speeds(result.counters).items()]
+    moving = f" While moving: {', '.join(speeds)}." if speeds else ""
+    return f"Bytes per second by route.{moving}"
+
+
 def _queue_rows(samples: Sequence[Sample]) -> list[Row]:
-    running = gauge(samples, RUNNING, "running")
-    waiting = gauge(samples, WAITING, "waiting")
+    running = gauge(samples, metric.RUNNING)
+    waiting = gauge(samples, metric.WAITING)
     curves = [_curve(running, "running")] if running else []
     if waiting:
         curves.append(_curve(waiting, "waiting", is_main=running is None))
     return [Row("Sequences", curves)] if curves else []
 
 
-def _share_rows(readings: Sequence[Reading | None]) -> list[Row]:
+def _share_rows(readings: Sequence[History | None]) -> list[Row]:
     return [Row(reading.name, [_curve(reading, "")], top=1.0) for reading in readings if reading is not None]
 
 
-def _plain_rows(readings: Sequence[Reading | None]) -> list[Row]:
+def _service_rows(shares: Sequence[Share]) -> list[Row]:
+    return [
+        Row(share.got.name, [_curve(share.got, ""), _curve(share.fair, "", is_main=False)], top=1.0)
+        for share in shares[:TENANTS_DRAWN]
+    ]
+
+
+def _plain_rows(readings: Sequence[History | None]) -> list[Row]:
     return [Row(reading.name, [_curve(reading, "")]) for reading in readings if reading is not None]
 
 
-def _curve(reading: Reading, label: str, *, is_main: bool = True) -> Curve:
+def _curve(reading: History, label: str, *, is_main: bool = True) -> Curve:
     return Curve(reading.at_s, reading.values, label, is_main)
 
 
@@ -217,10 +236,3 @@ def _ends(line: Timeline) -> list[float]:
 def _held(values: Sequence[float | None]) -> list[float | None]:
     """The last value once more, so that its step is drawn as wide as the others."""
     return [*values, *values[-1:]]
-
-
-def _show_rate(bytes_per_s: float) -> str:
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if bytes_per_s >= size:
-            return f"{show_number(bytes_per_s / size)} {unit}"
-    return f"{show_number(bytes_per_s)} B/s" if bytes_per_s else "0"

@@ -102,6 +102,7 @@ class TenantResult(Struct, frozen=True, kw_only=True):
     weight: float
     goals: Goals
     arrivals: str  # in words
+    is_timed: bool = True  # its requests have due times of their own; else they are due when there is room
     dataset: str  # in words
     completed: int
     failed: int

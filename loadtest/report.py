@@ -8,32 +8,22 @@ from loadtest import page
 from loadtest.drawing import Picture
 from loadtest.plots import latency_pictures, server_pictures, tenant_pictures, timeline_pictures
 from loadtest.record import Goals, RunResult, TenantResult
-from loadtest.wording import figure_words, show_factor, show_ms, show_number, show_percent, show_s
+from loadtest.server_series import reported
+from loadtest.wording import LATENCY_NAMES, figure_words, show_factor, show_ms, show_number, show_percent, show_s
 from tiercel.errors import ConfigError
 
 FILE = "report.html"
 
 _ROWS = (
-    ("ttft", "Time to first token"),
+    ("ttft", LATENCY_NAMES["ttft"]),
     ("ttft_due", "… from the due time"),
-    ("tpot", "Time per output token"),
-    ("itl", "Inter-token latency"),
-    ("e2el", "End-to-end latency"),
+    ("tpot", LATENCY_NAMES["tpot"]),
+    ("itl", LATENCY_NAMES["itl"]),
+    ("e2el", LATENCY_NAMES["e2el"]),
     ("e2el_due", "… from the due time"),
     ("client_queue_time", "Waited in the client"),
 )
 _PERCENTS = (50, 90, 95, 99, 100)
-_COUNTERS_SHOWN = (
-    "preempt",
-    "swap",
-    "restore",
-    "spill",
-    "recompute",
-    "prefix_cache",
-    "transfer",
-    "offload",
-    "_tokens_total",
-)
 
 
 def write_report(result: RunResult, folder: Path) -> Path:
@@ -170,11 +160,7 @@ def _tenant_row(tenant: TenantResult, duration_s: float) -> list[str]:
 
 
 def _counters(result: RunResult) -> str:
-    rows = [
-        [name, f"{counter.delta:,.0f}"]
-        for name, counter in sorted(result.counters.items())
-        if counter.delta and any(word in name for word in _COUNTERS_SHOWN)
-    ]
+    rows = [[series, show_number(counter.delta)] for series, counter in reported(result.counters).items()]
     return page.table(["Counter", "During the run"], rows, "What the server counted")
 
 

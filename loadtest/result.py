@@ -7,8 +7,9 @@ import msgspec
 from msgspec import Struct
 
 from loadtest.assignment import Load
+from loadtest.client_load import client_load
 from loadtest.fairness import contended, fairness, service_within
-from loadtest.figures import Latencies, figures, has_goals, is_good, latencies, percentile, quantiles
+from loadtest.figures import Latencies, figures, has_goals, is_good, latencies, quantiles
 from loadtest.machine import machine_facts, versions
 from loadtest.mix import TenantSettings
 from loadtest.plan import Plan, goals_of
@@ -29,11 +30,6 @@ from loadtest.settings import BenchSettings, pairs, percentiles
 from loadtest.timeline import peak_output_tokens_per_s, peak_running, service_by_step, step_for, timeline
 
 _SECRET = {"api_key", "header"}
-_BUSY_SHARE = 0.9
-_FREE_SHARE = 0.7  # a process that uses less is not late by its own work
-_BUSY_PART = 0.1  # of the windows
-_LAG_LIMIT_MS = 20.0
-_LATE_PART = 0.01  # of the requests
 _MOST_REASONS = 20
 _COMPARED = ("ttft", "tpot", "itl", "e2el")
 
@@ -120,40 +116,6 @@ def make_result(
     )
 
 
-def client_load(loads: Sequence[Load], requests: int, duration_s: float, cores: int) -> ClientLoad:
-    """Sum the processes' own load up, and say whether it distorts the figures."""
-    lags = sorted(lag for load in loads for lag in load.lags_ms) or [0.0]
-    by_second: Tally[int] = Tally()
-    for load in loads:
-        by_second.update(dict(enumerate(load.chunks_by_second)))
-    shares = [sorted(load.cpu_shares) or [0.0] for load in loads]
-    busiest = max((percentile(ordered, 100 * (1 - _BUSY_PART)) for ordered in shares), default=0.0)
-    lag_ms, late = percentile(lags, 99), sum(load.late_sends for load in loads)
-    reasons: list[str] = []
-    if busiest > _BUSY_SHARE:
-        reasons.append(f"a client process used {busiest:.0%} of a core")
-    if lag_ms > _LAG_LIMIT_MS:
-        why = "" if busiest > _FREE_SHARE else f" with {busiest:.0%} of a core used: something else has the CPU"
-        reasons.append(f"the client's event loop ran {lag_ms:.0f} ms late (P99){why}")
-    if requests and late / requests > _LATE_PART:
-        reasons.append(f"{late} requests were sent more than 50 ms late")
-    chunks = sum(load.chunks for load in loads)
-    return ClientLoad(
-        processes=len(loads),
-        cores=cores,
-        cpu_s=sum(load.cpu_s for load in loads),
-        busiest_share=busiest,
-        chunks=chunks,
-        chunks_per_s=chunks / duration_s,
-        peak_chunks_per_s=float(max(by_second.values(), default=0)),
-        lag_p99_ms=lag_ms,
-        lag_max_ms=lags[-1],
-        late_sends=late,
-        saturated=bool(reasons),
-        reason="; ".join(reasons),
-    )
-
-
 def _tenants(
     plan: Plan, by_tenant: Mapping[str, Sequence[RequestRecord]], duration_s: float, ranks: Sequence[float]
 ) -> list[TenantResult]:
@@ -192,6 +154,7 @@ def _tenant(
         weight=tenant.weight,
         goals=goals,
         arrivals=_arrivals_in_words(tenant),
+        is_timed=tenant.arrivals.process != "at_once",
         dataset=tenant.dataset.in_words(),
         completed=len(good),
         failed=len(records) - len(good),

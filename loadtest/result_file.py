@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from loadtest.figures import gaps_s
 from loadtest.record import RunResult
 from tiercel.errors import ConfigError
 
@@ -85,10 +86,7 @@ def _details(result: RunResult) -> dict[str, object]:
         "input_lens": [record.input_tokens for record in records],
         "output_lens": [record.output_tokens for record in records],
         "ttfts": [0.0 if record.first_s is None else record.first_s - record.sent_s for record in records],
-        "itls": [
-            [after - before for before, after in zip(record.chunks_s, record.chunks_s[1:], strict=False)]
-            for record in records
-        ],
+        "itls": [gaps_s(record) for record in records],
         "latencies": [record.end_s - record.sent_s for record in records],
         "start_times": [record.sent_s for record in records],
         "generated_texts": [record.text for record in records],

@@ -2,68 +2,30 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
-from msgspec import Struct
 
+from loadtest.exposition import Exposition, parse_exposition, parse_series
 from loadtest.record import Counter, Sample
 from tiercel.clock import Clock
 
 _EVERY_S = 1.0
 _TIMEOUT_S = 5.0
-_LEFT_OUT = ("python_", "http_")
-
-
-class Reading(Struct, frozen=True):
-    """One reading: values by series, and which of them are counters."""
-
-    values: dict[str, float]
-    counters: frozenset[str]
-
-
-def parse_metrics(text: str) -> Reading:
-    """Prometheus text without histogram buckets and creation times. Lines that are none are passed over."""
-    values: dict[str, float] = {}
-    counting: set[str] = set()
-    counters: set[str] = set()
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            words = line.split()
-            if len(words) == 4 and words[3] == "counter":
-                counting |= {words[2], f"{words[2]}_total"}
-            continue
-        if line.startswith("#"):
-            continue
-        for series, value in _sample(line):
-            name = series.partition("{")[0]
-            if name.endswith(("_bucket", "_created")) or name.startswith(_LEFT_OUT):
-                continue
-            values[series] = value
-            if name in counting:
-                counters.add(series)
-    return Reading(values, frozenset(counters))
-
-
-def _sample(line: str) -> Iterator[tuple[str, float]]:
-    """`name{labels} value [time]`; the labels may hold blanks."""
-    end = line.rfind("}") + 1 or line.find(" ")
-    with contextlib.suppress(ValueError, IndexError):
-        value = float(line[end:].split()[0])
-        if end > 0 and value == value:  # not NaN
-            yield line[:end], value
+_LEFT_OUT_BEGINS = ("python_", "http_")
+_LEFT_OUT_ENDS = ("_bucket", "_created")
 
 
 class Scraper:
-    """Reads /metrics once a second while it is open."""
+    """Reads /metrics once a second while it is open. Histogram buckets and times of creation are not kept."""
 
     def __init__(self, client: httpx.AsyncClient, url: str, clock: Clock) -> None:
         self.samples: list[Sample] = []
         self._client = client
         self._url = url
         self._clock = clock
-        self._before: Reading | None = None
-        self._after: Reading | None = None
+        self._before: Exposition | None = None
+        self._after: Exposition | None = None
         self._task: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
@@ -91,8 +53,9 @@ class Scraper:
             return {}
         before = self._before.values
         return {
-            series: Counter(before.get(series, 0.0), self._after.values[series])
-            for series in sorted(self._after.counters)
+            series: Counter(before.get(series, 0.0), value)
+            for series, value in sorted(self._after.values.items())
+            if series in self._after.counters
         }
 
     async def _sample(self, start_s: float) -> None:
@@ -104,12 +67,17 @@ class Scraper:
             if (reading := await self._read()) is not None:
                 self.samples.append(Sample(round(at_s, 3), reading.values))
 
-    async def _read(self) -> Reading | None:
+    async def _read(self) -> Exposition | None:
         try:
             response = await self._client.get(self._url, timeout=_TIMEOUT_S)
         except httpx.HTTPError:
             return None
         if response.status_code != 200:
             return None
-        reading = parse_metrics(response.text)
-        return reading if reading.values else None
+        page = parse_exposition(response.text)
+        kept = {series: value for series, value in page.values.items() if _is_kept(parse_series(series).name)}
+        return Exposition(kept, page.counters) if kept else None
+
+
+def _is_kept(name: str) -> bool:
+    return not name.startswith(_LEFT_OUT_BEGINS) and not name.endswith(_LEFT_OUT_ENDS)

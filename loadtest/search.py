@@ -24,7 +24,7 @@ class Point(Struct, frozen=True, kw_only=True):
         return self.rate * self.good_share
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class SearchPlan(Struct, frozen=True, kw_only=True):
     """Where to look and how closely."""
 
     first_rate: float = 1.0
@@ -41,7 +41,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             raise ConfigError("bench.sweep", "growth is above 1, precision above 0, the share of good requests 0 to 1")
 
 
-def search(measure: Callable[[float], Point], plan: Plan) -> Iterator[Point]:
+def search(measure: Callable[[float], Point], plan: SearchPlan) -> Iterator[Point]:
     """Every point as it is measured: geometric steps up (or down, when the first is too much), then bisection."""
     kept: float | None = None  # the highest rate that kept the goals below the first that did not
     missed: float | None = None

@@ -1,32 +1,16 @@
-"""What the readings of /metrics tell about a run: curves over time, and what the server does not export.
+"""What the readings of /metrics tell about a run: curves over time, and the counters worth a line in a report."""
 
-Series are known by their labels rather than by one name, so that servers of other makers draw too: a tier's size is
-any `..._used_bytes{tier=}`, a route's traffic any `..._bytes_total{route=}` beside the names of vLLM.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from loadtest.exposition import Series, parse_series
-from loadtest.record import Sample
-
-RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
-KV_USAGE = "vllm:kv_cache_usage_perc"
-HOST_USAGE = "vllm:kv_offload_cpu_cache_usage_perc"
-PREEMPTIONS = "vllm:num_preemptions_total"
-PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
-PREFIX_HITS = "vllm:prefix_cache_hits_total"
-
-_USED = ("used_bytes", "occupancy_bytes")
-_CAPACITY = ("capacity_bytes", "limit_bytes")
-_ROUTES = {"vllm:kv_offload_load_bytes": "DDR to HBM", "vllm:kv_offload_store_bytes": "HBM to DDR"}
-_TIER_ORDER = ("hbm", "ddr", "ssd")
+from loadtest import metric
+from loadtest.exposition import parse_series, total, totals
+from loadtest.record import Counter, Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class History:
     """One quantity over time."""
 
     name: str
@@ -34,92 +18,122 @@ class Reading:
     values: tuple[float | None, ...]
 
 
-def gauge(samples: Sequence[Sample], name: str, label: str = "") -> Reading | None:
-    """A gauge summed over its series, or None where no sample has it."""
-    return _read(samples, label or name, lambda series: series.name == name)
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A tenant's part of the service, and what its weight gives it among those with work."""
+
+    got: History
+    fair: History
 
 
-def rate(samples: Sequence[Sample], name: str, label: str = "") -> Reading | None:
+def gauge(samples: Sequence[Sample], series: str, title: str = "") -> History | None:
+    """A value summed over its series, or None where no sample has it."""
+    values = tuple(total(sample.values, series) for sample in samples)
+    known = any(value is not None for value in values)
+    return History(title or series, tuple(sample.at_s for sample in samples), values) if known else None
+
+
+def rate(samples: Sequence[Sample], series: str, title: str = "") -> History | None:
     """A counter's growth per second between samples, or None where no sample has it."""
-    found = gauge(samples, name, label)
+    found = gauge(samples, series, title)
     return found and _per_second(found)
 
 
-def tier_shares(samples: Sequence[Sample]) -> list[Reading]:
+def tier_shares(samples: Sequence[Sample]) -> list[History]:
     """How full each tier is, as a share of one, from the fastest tier down."""
-    used = _by_label(samples, "tier", _USED)
-    capacity = _by_label(samples, "tier", _CAPACITY)
-    shares = [_divide(used[tier], capacity[tier]) for tier in _ordered(used) if tier in capacity]
-    shown = {reading.name.lower() for reading in shares}
-    for tier, name in (("DDR", HOST_USAGE), ("HBM", KV_USAGE)):
-        fallback = gauge(samples, name, tier)
-        if tier.lower() not in shown and fallback is not None:
-            shares.insert(0, fallback)
+    used, capacity = (_by_label(samples, name, "tier") for name in (metric.KV_USED, metric.KV_CAPACITY))
+    instead = {"hbm": metric.KV_USAGE, "ddr": metric.HOST_USAGE}
+    shares: list[History] = []
+    for tier in metric.TIERS:
+        if tier in used and tier in capacity:
+            shares.append(replace(_divide(used[tier], capacity[tier]), name=tier.upper()))
+        elif tier in instead and (share := gauge(samples, instead[tier], tier.upper())) is not None:
+            shares.append(share)
     return shares
 
 
-def transfer_rates(samples: Sequence[Sample]) -> list[Reading]:
+def transfer_rates(samples: Sequence[Sample]) -> list[History]:
     """Bytes per second on each route between tiers."""
-    named = {label: gauge(samples, f"{name}_total", label) or gauge(samples, f"{name}_sum", label)
-             for name, label in _ROUTES.items()}  # fmt: skip
-    found = {label: reading for label, reading in named.items() if reading is not None}
-    for route, reading in _by_label(samples, "route", ("bytes_total",)).items():
-        found.setdefault(route, reading)
-    return [_per_second(reading) for reading in found.values()]
+    moved = _by_label(samples, metric.TRANSFER_BYTES, "route")
+    found: list[History] = []
+    for route, words in metric.ROUTES.items():
+        if route in moved:
+            found.append(replace(_per_second(moved[route]), name=words))
+        elif (
+            route in metric.OFFLOAD_BYTES and (theirs := rate(samples, metric.OFFLOAD_BYTES[route], words)) is not None
+        ):
+            found.append(theirs)
+    return found
 
 
-def hit_rate(samples: Sequence[Sample]) -> Reading | None:
+def transfer_speeds(counters: Mapping[str, Counter]) -> dict[str, float]:
+    """Bytes per second of each route while it moved any, over the whole run."""
+    grown = {series: counter.delta for series, counter in counters.items()}
+    moved, busy_s = (totals(grown, name, "route") for name in (metric.TRANSFER_BYTES, metric.TRANSFER_SECONDS))
+    return {words: moved.get(route, 0.0) / busy_s[route] for route, words in metric.ROUTES.items() if busy_s.get(route)}
+
+
+def preemption_rates(samples: Sequence[Sample]) -> list[History]:
+    """Preemptions per second: by mode where the server tells, else all together."""
+    by_mode = _by_label(samples, metric.PREEMPTIONS_BY_MODE, "mode")
+    if by_mode:
+        return [replace(_per_second(history), name=f"By {mode}, 1/s") for mode, history in by_mode.items()]
+    together = rate(samples, metric.PREEMPTIONS, "Preemptions/s")
+    return [] if together is None else [together]
+
+
+def hit_rate(samples: Sequence[Sample]) -> History | None:
     """The share of looked-up prompt tokens that the prefix cache held, between samples."""
-    hits, queries = rate(samples, PREFIX_HITS, "prefix hits"), rate(samples, PREFIX_QUERIES)
+    hits, queries = rate(samples, metric.PREFIX_HITS, "prefix hits"), rate(samples, metric.PREFIX_QUERIES)
     return None if hits is None or queries is None else _divide(hits, queries)
 
 
-def _read(samples: Sequence[Sample], label: str, wants: Callable[[Series], bool]) -> Reading | None:
-    keys = {key for sample in samples for key in sample.values if wants(parse_series(key))}
-    if not keys:
-        return None
-    values = [[sample.values[key] for key in keys if key in sample.values] for sample in samples]
-    return Reading(
-        label,
-        tuple(sample.at_s for sample in samples),
-        tuple(sum(found) if found else None for found in values),
-    )
+def service_shares(samples: Sequence[Sample]) -> list[Share]:
+    """Each tenant's part of the seconds of service between samples, as the server counts them."""
+    everyone = rate(samples, metric.TENANT_SERVICE)
+    if everyone is None:
+        return []
+    fair = [_fair_shares(sample) for sample in samples]
+    return [
+        Share(
+            got=_divide(_per_second(service), everyone),
+            fair=History(tenant, service.at_s, tuple(shares.get(tenant) for shares in fair)),
+        )
+        for tenant, service in _by_label(samples, metric.TENANT_SERVICE, "tenant").items()
+    ]
 
 
-def _by_label(samples: Sequence[Sample], label: str, endings: tuple[str, ...]) -> dict[str, Reading]:
-    keys = {key for sample in samples for key in sample.values}
-    names = {
-        series.labels[label]
-        for series in map(parse_series, keys)
-        if label in series.labels and series.name.endswith(endings)
+def reported(counters: Mapping[str, Counter]) -> dict[str, Counter]:
+    """The counters of `metric.REPORTED` that moved; preemptions in any case, because none is an answer too."""
+    names = {series: parse_series(series).name for series in counters}
+    return {
+        series: counters[series]
+        for name in metric.REPORTED
+        for series in sorted(counters)
+        if names[series] == name and (counters[series].delta or name == metric.PREEMPTIONS)
     }
-    return dict(_named(samples, label, endings, sorted(names)))
 
 
-def _named(
-    samples: Sequence[Sample], label: str, endings: tuple[str, ...], names: Sequence[str]
-) -> Iterator[tuple[str, Reading]]:
-    for name in names:
-
-        def is_wanted(series: Series, name: str = name) -> bool:
-            return series.labels.get(label) == name and series.name.endswith(endings)
-
-        reading = _read(samples, _label_words(name), is_wanted)
-        if reading is not None:
-            yield name, reading
+def _by_label(samples: Sequence[Sample], series: str, label: str) -> dict[str, History]:
+    """What a label tells apart, over time; each named by the label's value."""
+    found = [totals(sample.values, series, label) for sample in samples]
+    at_s = tuple(sample.at_s for sample in samples)
+    names = sorted({name for values in found for name in values})
+    return {name: History(name, at_s, tuple(values.get(name) for values in found)) for name in names}
 
 
-def _label_words(name: str) -> str:
-    """`hbm_to_ddr` as `HBM to DDR`."""
-    return " ".join(word.upper() if word in _TIER_ORDER else word for word in name.replace("_", " ").split())
+def _fair_shares(sample: Sample) -> dict[str, float]:
+    """What weights give to each tenant that has work."""
+    running, waiting, weights = (
+        totals(sample.values, name, "tenant")
+        for name in (metric.TENANT_RUNNING, metric.TENANT_WAITING, metric.TENANT_WEIGHT)
+    )
+    busy = {name: weight for name, weight in weights.items() if running.get(name) or waiting.get(name)}
+    all_weights = sum(busy.values())
+    return {name: weight / all_weights for name, weight in busy.items() if all_weights}
 
 
-def _ordered(tiers: dict[str, Reading]) -> list[str]:
-    known = [tier for tier in _TIER_ORDER if tier in tiers]
-    return known + sorted(set(tiers) - set(known))
-
-
-def _per_second(counter: Reading) -> Reading:
+def _per_second(counter: History) -> History:
     """Growth per second up to the next reading; a counter that falls was reset and is not known for that step."""
     values: list[float | None] = []
     for (before_s, before), (after_s, after) in pairwise(zip(counter.at_s, counter.values, strict=True)):
@@ -127,12 +141,12 @@ def _per_second(counter: Reading) -> Reading:
             values.append(None)
         else:
             values.append((after - before) / (after_s - before_s))
-    return Reading(counter.name, counter.at_s, (*values, values[-1] if values else None))
+    return History(counter.name, counter.at_s, (*values, values[-1] if values else None))
 
 
-def _divide(above: Reading, below: Reading) -> Reading:
+def _divide(above: History, below: History) -> History:
     values = (
         None if top is None or not bottom else top / bottom
         for top, bottom in zip(above.values, below.values, strict=True)
     )
-    return Reading(above.name, above.at_s, tuple(values))
+    return History(above.name, above.at_s, tuple(values))

@@ -1,6 +1,6 @@
 """Every flag of `tiercel bench serve`: one field a flag, with the words that --help says about it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_type_hints
 
 from msgspec import Struct
 
@@ -162,9 +162,15 @@ class BenchSettings(Struct, frozen=True, kw_only=True):
 
 
 _DEFAULTS = BenchSettings()
+_OF_ALL_TENANTS = ("input_len", "output_len")  # the only flags of the panel that a file of tenants leaves alone
 _OF_ONE_TENANT = (
-    *("request_rate", "burstiness", "arrivals", "ramp_up_strategy", "max_concurrency", "dataset_name", "dataset_path"),
-    *("random_input_len", "random_output_len", "random_range_ratio", "random_prefix_len"),
+    *("request_rate", "burstiness", "arrivals", "on_sec", "off_sec", "trace_speed", "max_concurrency"),
+    *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
+    *(
+        name
+        for name, hint in get_type_hints(BenchSettings, include_extras=True).items()
+        if get_args(hint)[1].panel == DATASET and name not in _OF_ALL_TENANTS
+    ),
 )
 
 

@@ -72,7 +72,7 @@ class Usage(Struct):
     """Tokens of a request, as the server counts them."""
 
     prompt_tokens: int = 0
-    completion_tokens: int | None = 0
+    completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
 
 

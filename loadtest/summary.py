@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from loadtest.record import Counter, Isolation, RunResult, TenantResult
+from loadtest.server_series import reported
 from loadtest.settings import percentiles
+from loadtest.wording import show_number
 
 _WIDTH = 50
 _TITLES = {
@@ -15,13 +17,12 @@ _TITLES = {
     "ttft_due": ("Time to First Token, from due time", "TTFT due"),
     "e2el_due": ("End-to-end Latency, from due time", "E2EL due"),
 }
-_WATCHED = ("preempt", "swap", "recompute", "spill", "restore", "evict", "prefix_cache", "rejection", "offload")
 
 
 def summary(result: RunResult, metrics: str, ranks: str) -> str:
     """The whole report. `metrics` and `ranks` as in --percentile-metrics and --metric-percentiles."""
     wanted = [name.strip() for name in metrics.split(",") if name.strip() in _TITLES]
-    if result.arrivals != "all at once" and not result.arrivals.startswith("closed loop"):
+    if any(tenant.is_timed for tenant in result.tenants):
         wanted += [f"{name}_due" for name in ("ttft", "e2el") if name in wanted]
     lines = [*_head(result)]
     for metric in wanted:
@@ -107,16 +108,11 @@ def _isolation(isolation: list[Isolation]) -> Iterator[str]:
 
 
 def _counters(counters: Mapping[str, Counter]) -> Iterator[str]:
-    """Counters of preemption, swapping and caching that moved."""
-    moved = {
-        series: counter
-        for series, counter in counters.items()
-        if counter.delta and any(word in series for word in _WATCHED)
-    }
-    if moved:
+    """What the server counted over the run."""
+    if shown := reported(counters):
         yield _title("Server counters, over the run", "-")
-        for series, counter in moved.items():
-            yield f"{counter.delta:>14,.0f}  {series}"
+        for series, counter in shown.items():
+            yield f"{show_number(counter.delta):>14}  {series}"
 
 
 def _client(result: RunResult) -> Iterator[str]:

@@ -14,9 +14,9 @@ from loadtest.chart import latency_chart, rate_chart
 from loadtest.drawing import Picture, drawing_style, finish
 from loadtest.record import RunResult
 from loadtest.report import goal_words, save_page
-from loadtest.search import Plan, Point, best, knee
+from loadtest.search import Point, SearchPlan, best, knee
 from loadtest.settings import BenchSettings
-from loadtest.wording import NONE, show_ms, show_number, show_percent
+from loadtest.wording import LATENCY_NAMES, NONE, show_ms, show_number, show_percent
 from tiercel.errors import ConfigError
 
 PAGE, FILE, RESULTS = "sweep.html", "sweep.json", "results.jsonl"
@@ -27,21 +27,23 @@ _LEAST_PROMPTS = 20
 class Sweep(Struct, frozen=True, kw_only=True):
     """A finished sweep."""
 
-    plan: Plan
+    plan: SearchPlan
     command: list[str]
     points: list[Point]  # by rate
     knee: Point | None
     best: Point
 
 
-def settings_at(settings: BenchSettings, rate: float, step_s: float) -> BenchSettings:
-    """The same load at one rate, for `step_s`. Errors: ConfigError for flags that make no sense in a sweep."""
+def settings_at(settings: BenchSettings, rate: float, step_s: float, number: int) -> BenchSettings:
+    """The load of the sweep's `number`th run: one rate, for `step_s`.
+
+    Its seed is its own: a prefix cache must not know the prompts from the rate before.
+    Errors: ConfigError without goals.
+    """
     if not settings.goodput:
         raise ConfigError("bench.sweep", "a sweep needs goals: --goodput ttft:500 tpot:60")
-    for name in ("tenants", "max_concurrency", "ramp_up_strategy", "isolation"):
-        if getattr(settings, name):
-            raise ConfigError("bench.sweep", f"--{name.replace('_', '-')}: a sweep raises one rate and nothing else")
-    return replace(settings, request_rate=rate, num_prompts=max(_LEAST_PROMPTS, math.ceil(rate * step_s)))
+    prompts = max(_LEAST_PROMPTS, math.ceil(rate * step_s))
+    return replace(settings, request_rate=rate, num_prompts=prompts, seed=settings.seed + number)
 
 
 def point_of(result: RunResult, rate: float) -> Point:
@@ -56,7 +58,7 @@ def point_of(result: RunResult, rate: float) -> Point:
     )
 
 
-def make_sweep(plan: Plan, command: Sequence[str], points: Sequence[Point]) -> Sweep:
+def make_sweep(plan: SearchPlan, command: Sequence[str], points: Sequence[Point]) -> Sweep:
     """Sum the points up."""
     ordered = sorted(points, key=lambda point: point.rate)
     return Sweep(
@@ -138,8 +140,7 @@ def _pictures(sweep: Sweep, facts: RunResult) -> Iterator[Picture]:
     with drawing_style():
         figure = rate_chart(rates, good, sweep.knee.rate if sweep.knee else None, show_number)
         yield finish(figure, "goodput", "Goodput", caption, verdict(sweep))
-    names = (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("e2el", "End-to-end latency"))
-    for metric, title in names:
+    for metric in ("ttft", "tpot", "e2el"):
         known = [
             (point.rate, high, low)
             for point in sweep.points
@@ -150,5 +151,6 @@ def _pictures(sweep: Sweep, facts: RunResult) -> Iterator[Picture]:
         with drawing_style():
             offered, highs, lows = zip(*known, strict=True)
             figure = latency_chart(offered, highs, lows, show_ms)
+            title = LATENCY_NAMES[metric]
             alt = f"{title} by offered rate, from {show_ms(known[0][1])} to {show_ms(known[-1][1])} at p99."
             yield finish(figure, f"sweep-{metric}", title, "The slowest hundredth, and the median (grey).", alt)

@@ -16,7 +16,7 @@ from tiercel.errors import ConfigError, TiercelError
 
 _CALL_S = 60.0
 _RETRY_S = 0.5
-_WAITING = frozenset({404, 425, 429, 500, 502, 503, 504})
+_WAITING = frozenset({425, 429, 500, 502, 503, 504})
 
 
 class Target:

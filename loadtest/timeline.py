@@ -44,9 +44,9 @@ def service_by_step(records: Sequence[RequestRecord], duration_s: float, step_s:
 
 
 def peak_output_tokens_per_s(records: Sequence[RequestRecord], duration_s: float) -> float:
-    """Output tokens in the best second; of a shorter run, what it had."""
+    """Output tokens in the best second; of a run that was shorter, its mean."""
     pieces = (piece for record in records if record.error is None for piece in output_pieces(record))
-    return max(_binned(pieces, _count(duration_s, 1.0), 1.0))
+    return max(_binned(pieces, _count(duration_s, 1.0), 1.0)) / min(1.0, duration_s)
 
 
 def peak_running(records: Iterable[RequestRecord]) -> int:

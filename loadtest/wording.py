@@ -1,6 +1,12 @@
 """Numbers as people read them in reports: few digits, the unit beside them."""
 
 NONE = "\N{EN DASH}"
+LATENCY_NAMES = {
+    "ttft": "Time to first token",
+    "tpot": "Time per output token",
+    "itl": "Inter-token latency",
+    "e2el": "End-to-end latency",
+}
 _THIN = "\N{NARROW NO-BREAK SPACE}"
 
 
@@ -26,6 +32,14 @@ def show_number(value: float | None) -> str:
 def show_percent(share: float | None) -> str:
     """A share of one: `0.4 %`, `37 %`."""
     return NONE if share is None else f"{_digits(share * 100)}{_THIN}%"
+
+
+def show_bytes_per_s(rate: float) -> str:
+    """`0`, `640 B/s`, `1.2 GB/s`."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if rate >= size:
+            return f"{_digits(rate / size)}{_THIN}{unit}"
+    return f"{_digits(rate)}{_THIN}B/s" if rate else "0"
 
 
 def show_factor(ratio: float) -> str:

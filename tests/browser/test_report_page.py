@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.report import write_report
-from loadtest.search import Plan, Point, search
+from loadtest.search import Point, SearchPlan, search
 from loadtest.sweep import make_sweep, write_sweep
 from tests.loadtest.example_run import example_run, one_tenant_run
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 LIGHT, DARK = "light", "dark"
-PICTURES = 13
+PICTURES = 14
 
 _BOXES = """() => [...document.querySelectorAll('figure svg')].map(svg => {
   const box = svg.getBoundingClientRect();
@@ -100,7 +100,7 @@ def test_the_plainest_run_and_a_sweep_are_pages_too(page: "Page", noise: list[st
     page.goto(write_report(one_tenant_run(), tmp_path / "plain").as_uri())
     assert len(page.evaluate(_BOXES)) == 6
     assert page.evaluate(_OVERLAPS) == []
-    plan = Plan(precision=0.1)
+    plan = SearchPlan(precision=0.1)
     sweep = make_sweep(plan, ["tiercel", "bench", "sweep"], list(search(_measure, plan)))
     page.goto(write_sweep(sweep, one_tenant_run(), tmp_path / "sweep").as_uri())
     assert len(page.evaluate(_BOXES)) == 2

@@ -3,7 +3,7 @@ import pytest
 from cli.arguments import translate
 from tiercel.errors import ConfigError
 from tiercel.options import Options
-from tiercel.refused import HARMLESS, REFUSED, RENAMED, SHORT
+from tiercel.refused import HARMLESS, IN_GIB, REFUSED, RENAMED, SHORT
 
 
 def translated(line: str) -> list[str]:
@@ -51,7 +51,10 @@ def test_harmless_flags_leave_the_line_with_a_warning_where_they_do_nothing(name
     [
         ("-tp 2", "--tensor-parallel-size 2 is not supported: one engine runs on one device"),
         ("--tensor-parallel-size=2", "--tensor-parallel-size 2 is not supported: one engine runs on one device"),
-        ("--swap-space 4", "--swap-space 4 is not supported: arrives with the host and disk tiers"),
+        (
+            "--kv-offloading-backend lmcache",
+            "--kv-offloading-backend lmcache is not supported: the tiers are our own: --kv-host-size",
+        ),
         ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is not supported: KV has the type of the weights: --dtype"),
         ("-q awq", "--quantization is not supported: quantised checkpoints are not served"),
     ],
@@ -66,6 +69,23 @@ def test_old_spellings_act_and_warn() -> None:
     warnings: list[str] = []
     assert translate(["--disable-log-requests"], warnings) == ["--enable-log-requests=false"]
     assert warnings == ["--disable-log-requests is old: write --no-enable-log-requests"]
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("--swap-space 4", "4GiB"),
+        ("--swap_space=0.5", "0.5GiB"),
+        ("--host-swap-space 512M", "512M"),
+        ("--kv-offloading-size=2", "2GiB"),
+    ],
+)
+def test_the_host_tier_has_the_names_that_vllm_gave_it_and_plain_numbers_are_gib(line: str, size: str) -> None:
+    assert translated(f"model {line} --port 1") == ["model", f"--kv-host-size={size}", "--port", "1"]
+
+
+def test_several_disk_folders_follow_one_flag() -> None:
+    assert translated("model --kv-disk-path a b") == ["model", "--kv-disk-path", "a", "--kv-disk-path", "b"]
 
 
 def test_several_keys_follow_one_flag_behind_the_model() -> None:
@@ -85,6 +105,7 @@ def test_a_value_that_looks_like_a_refused_flag_is_a_value() -> None:
 
 def test_no_flag_is_both_ours_and_refused() -> None:
     ours = {name.replace("_", "-") for name in Options.model_fields}
-    assert not ours & (set(REFUSED) | set(HARMLESS) | set(RENAMED))
+    assert not ours & (set(REFUSED) | set(HARMLESS) | set(RENAMED) | set(IN_GIB))
+    assert set(IN_GIB.values()) <= ours
     assert not set(REFUSED) & set(HARMLESS)
     assert set(SHORT.values()) <= set(REFUSED) | set(HARMLESS)

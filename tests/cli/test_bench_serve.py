@@ -54,6 +54,8 @@ def test_flags_that_do_nothing_are_dropped_with_a_warning() -> None:
         (["--goodput", "speed:3"], "--goodput speed:3"),
         (["--dataset-name", "none"], "none"),
         (["--tenants", "none.yaml"], "none.yaml"),
+        (["--tenants", "none.yaml", "--sonnet-input-len", "9"], "--sonnet-input-len: with --tenants"),
+        (["--tenants", "none.yaml", "--on-sec", "9"], "--on-sec: with --tenants"),
         (["--isolation"], "--isolation"),
     ],
 )

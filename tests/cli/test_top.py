@@ -91,23 +91,36 @@ def test_a_server_that_started_anew_begins_a_new_window() -> None:
 
 
 def test_tenants_and_tiers_are_shown_where_the_server_tells() -> None:
-    def more(tokens: int) -> str:
-        return f"""tiercel_tenant_requests_running{{tenant="anna"}} 3
-tiercel_tenant_requests_running{{tenant="[bold]b"}} 1
-tiercel_tenant_generation_tokens_total{{tenant="anna"}} {tokens}
-tiercel_tier_used_bytes{{tier="ddr"}} 25
-tiercel_tier_capacity_bytes{{tier="ddr"}} 100"""
+    def more(seconds: int) -> str:
+        return f"""tiercel_tenant_running{{tenant="anna"}} 3
+tiercel_tenant_running{{tenant="[bold]b"}} 1
+tiercel_tenant_running{{tenant="idle"}} 0
+tiercel_tenant_generation_tokens_total{{tenant="anna"}} {40 * seconds}
+tiercel_tenant_service_seconds_total{{tenant="anna"}} {seconds}
+tiercel_tenant_service_seconds_total{{tenant="[bold]b"}} 7
+tiercel_tenant_weight{{tenant="anna"}} 1
+tiercel_tenant_weight{{tenant="[bold]b"}} 3
+tiercel_tenant_weight{{tenant="idle"}} 50
+tiercel_kv_used_bytes{{tier="ddr"}} 25
+tiercel_kv_capacity_bytes{{tier="ddr"}} 100
+tiercel_kv_transfer_bytes_total{{route="ddr_hbm"}} {3_000_000 * seconds}
+tiercel_preemptions_total{{mode="swap",reason="capacity"}} 5
+tiercel_preemptions_total{{mode="swap",reason="priority"}} 2
+tiercel_preemptions_total{{mode="recompute",reason="capacity"}} 4"""
 
     monitor = Monitor()
     monitor.take(0.0, page(more=more(0)))
     assert "waiting" in shown(monitor)
-    monitor.take(2.0, page(more=more(80)))
+    monitor.take(2.0, page(more=more(2)))
     text = shown(monitor)
-    (anna,) = [line.split() for line in text.splitlines() if line.startswith("anna")]
-    assert anna == ["anna", "3", "40/s"]
-    assert "[bold]b" in text, "names are no markup"
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith(("anna", "[bold]b"))}
+    assert rows["anna"] == ["anna", "3", "40/s", "100", "%", "25", "%"]
+    assert rows["[bold]b"] == ["[bold]b", "1", "\u2013", "0", "%", "75", "%"], "it starves; names are no markup"
     assert "DDR" in text
     assert "25 %" in text
+    assert "DDR to HBM" in text
+    assert "3 MB/s" in text
+    assert monitor.figures().preemptions_by_mode == {"recompute": 4, "swap": 7}
     assert "TTFT p50" not in text, "a column that no tenant has is left out"
 
 

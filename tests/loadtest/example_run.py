@@ -56,7 +56,11 @@ def example_run(*, seed: int = 7, slower: float = 1.0, num_requests: int = 300, 
             tenant="interactive", alone={"p99_ttft_ms": 210.0}, together={"p99_ttft_ms": 480.0},
             ratios={"p99_ttft_ms": 2.29, "p99_itl_ms": 1.4},
         )],
-        counters={"vllm:num_preemptions_total": Counter(3, 21), "vllm:generation_tokens_total": Counter(0, tokens)},
+        counters={
+            "vllm:num_preemptions_total": Counter(3, 21), "vllm:generation_tokens_total": Counter(0, tokens),
+            'tiercel_kv_transfer_bytes_total{route="hbm_ddr"}': Counter(0, 6e9),
+            'tiercel_kv_transfer_seconds_total{route="hbm_ddr"}': Counter(1, 4),
+        },
         samples=[_sample(at_s, draw) for at_s in range(DURATION_S + 1)], requests=records if is_detailed else [],
         figures=figures(values, (50, 90, 99)),
     )  # fmt: skip
@@ -114,8 +118,16 @@ def _sample(at_s: int, draw: random.Random) -> Sample:
         f"vllm:num_preemptions_total{label}": float(max(0, at_s - 25) // 2),
     }
     for tier, size in (("hbm", 4e9), ("ddr", 16e9), ("ssd", 64e9)):
-        values[f'tiercel_tier_used_bytes{{tier="{tier}"}}'] = size * fill * draw.uniform(0.8, 0.9)
-        values[f'tiercel_tier_capacity_bytes{{tier="{tier}"}}'] = size
-    for route, speed in (("hbm_to_ddr", 2.1e8), ("ddr_to_hbm", 1.4e8), ("ddr_to_ssd", 0.6e8)):
-        values[f'tiercel_transfer_bytes_total{{route="{route}"}}'] = speed * at_s * (1 + at_s / 60)
+        values[f'tiercel_kv_used_bytes{{tier="{tier}"}}'] = size * fill * draw.uniform(0.8, 0.9)
+        values[f'tiercel_kv_capacity_bytes{{tier="{tier}"}}'] = size
+    for route, speed in (("hbm_ddr", 2.1e8), ("ddr_hbm", 1.4e8), ("ddr_ssd", 0.6e8)):
+        values[f'tiercel_kv_transfer_bytes_total{{route="{route}"}}'] = speed * at_s * (1 + at_s / 60)
+    for mode, part in (("swap", 0.75), ("recompute", 0.25)):
+        key = f'tiercel_preemptions_total{{mode="{mode}",reason="capacity"}}'
+        values[key] = part * max(0, at_s - 25) // 2
+    for name, weight in WEIGHTS.items():
+        values[f'tiercel_tenant_weight{{tenant="{name}"}}'] = weight
+        values[f'tiercel_tenant_running{{tenant="{name}"}}'] = float(draw.randrange(1, 4))
+        values[f'tiercel_tenant_waiting{{tenant="{name}"}}'] = 0.0
+        values[f'tiercel_tenant_service_seconds_total{{tenant="{name}"}}'] = weight / 5 * at_s
     return Sample(float(at_s), values)

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtest.assignment import Load
-from loadtest.result import client_load
+from loadtest.client_load import client_load
 
 
 def _load(*, shares: list[float] | None = None, lags_ms: list[float] | None = None, late: int = 0) -> Load:

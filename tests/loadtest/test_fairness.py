@@ -74,6 +74,10 @@ def test_a_timeline_counts_tokens_and_levels_step_by_step() -> None:
     assert peak_running(records) == 2
 
 
+def test_the_peak_of_a_run_under_a_second_is_its_mean() -> None:
+    assert peak_output_tokens_per_s([record(0.0, (0.1, 0.2, 0.25), end_s=0.25)], 0.25) == 12
+
+
 @pytest.mark.parametrize(
     ("duration_s", "step_s"), [(0.5, 0.1), (3, 0.1), (12, 0.5), (20, 1), (3600, 1), (7200, 2), (1e6, 60)]
 )

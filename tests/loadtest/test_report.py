@@ -9,12 +9,18 @@ import msgspec
 import pytest
 
 from loadtest.drawing import VARIABLES
-from loadtest.exposition import parse_exposition, parse_series
 from loadtest.plots import latency_pictures, server_pictures, tenant_pictures, timeline_pictures
 from loadtest.record import RunResult, Sample
 from loadtest.report import write_report
 from loadtest.result_file import decode_result, encode_result
-from loadtest.server_series import hit_rate, tier_shares, transfer_rates
+from loadtest.server_series import (
+    hit_rate,
+    preemption_rates,
+    service_shares,
+    tier_shares,
+    transfer_rates,
+    transfer_speeds,
+)
 from loadtest.wording import figure_words, show_factor, show_ms, show_number, show_percent
 from tests.loadtest.example_run import example_run, one_tenant_run
 from tiercel.errors import ConfigError
@@ -75,7 +81,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(folder: Path, page: Page
 def test_every_picture_is_told_in_words_and_lies_beside_the_page(folder: Path, page: Page) -> None:
     figures = [figure["id"] for figure in page.all("figure")]
     drawings = [svg for svg in page.all("svg") if svg.get("role") == "img"]
-    assert len(figures) == len(drawings) == 13
+    assert len(figures) == len(drawings) == 14
     assert all(len(svg["aria-label"] or "") > 20 for svg in drawings)
     for name in figures:
         content = (folder / f"{name}.png").read_bytes()
@@ -142,7 +148,7 @@ def test_what_the_server_does_not_export_is_named() -> None:
     ]
     pictures, missing = server_pictures(msgspec.structs.replace(example_run(), samples=plain))
     assert {picture.name for picture in pictures} == {"server-queue", "tiers", "prefix-hits", "preemptions"}
-    assert missing == ["The server does not export: transfers."]
+    assert missing == ["The server does not export: transfers, service by the server's clock."]
 
 
 def test_what_stayed_at_zero_is_said_and_not_drawn() -> None:
@@ -253,6 +259,27 @@ def test_tiers_are_shares_from_the_fastest_down_and_counters_become_rates() -> N
     assert only.values == (10, 20, None, 10, 10)
 
 
+def test_a_routes_speed_is_that_while_it_moved_something() -> None:
+    assert transfer_speeds(example_run().counters) == {"HBM to DDR": 2e9}
+    (transfers,) = [picture for picture in server_pictures(example_run())[0] if picture.name == "transfers"]
+    assert transfers.caption.replace("\u202f", " ").endswith("While moving: HBM to DDR 2 GB/s.")
+
+
+def test_service_by_the_servers_clock_is_a_share_beside_what_weights_give() -> None:
+    shares = {share.got.name: share for share in service_shares(example_run().samples)}
+    assert shares["interactive"].got.values[5] == pytest.approx(0.6)
+    assert shares["interactive"].fair.values[5] == pytest.approx(0.6)
+    assert shares["batch"].fair.values[5] == pytest.approx(0.2)
+
+
+def test_preemptions_are_told_by_mode_or_all_together() -> None:
+    assert [history.name for history in preemption_rates(example_run().samples)] == [
+        "By recompute, 1/s", "By swap, 1/s",
+    ]  # fmt: skip
+    plain = [Sample(float(at_s), {"vllm:num_preemptions_total": 2.0 * at_s}) for at_s in range(3)]
+    assert [history.values for history in preemption_rates(plain)] == [(2, 2, 2)]
+
+
 def test_the_servers_of_others_draw_too() -> None:
     samples = [
         Sample(float(at_s), {"vllm:kv_cache_usage_perc": 0.5, "vllm:kv_offload_store_bytes_total": 100.0 * at_s})
@@ -264,18 +291,8 @@ def test_the_servers_of_others_draw_too() -> None:
 
 
 def _counting(*values: float) -> list[Sample]:
-    key = 'tiercel_transfer_bytes_total{route="ddr_to_ssd"}'
+    key = 'tiercel_kv_transfer_bytes_total{route="ddr_ssd"}'
     return [Sample(float(at_s), {key: value}) for at_s, value in enumerate(values)]
-
-
-def test_series_are_read_with_their_labels() -> None:
-    text = '# TYPE a counter\na{b="c,\\"}d",e="f"} 3 1700000000\nplain 2.5e3\nbroken\nnan_is{x="y"} NaN\n'
-    values = parse_exposition(text)
-    first, second, third = values
-    assert parse_series(first).labels == {"b": 'c,"}d', "e": "f"}
-    assert values[first] == 3
-    assert (second, values[second]) == ("plain", 2500)
-    assert parse_series(third).name == "nan_is"
 
 
 def test_numbers_are_written_for_people() -> None:

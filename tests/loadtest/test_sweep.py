@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from loadtest.search import Plan, Point, best, knee, search
+from loadtest.search import Point, SearchPlan, best, knee, search
 from loadtest.settings import BenchSettings
 from loadtest.sweep import make_sweep, point_of, settings_at, verdict, write_sweep
 from tests.loadtest.builders import stub_server
@@ -26,7 +26,7 @@ def server_of(capacity: float) -> Callable[[float], Point]:
 
 @pytest.mark.parametrize("capacity", [0.07, 1.0, 3.3, 17.0, 300.0])
 def test_the_knee_is_found_within_the_precision(capacity: float) -> None:
-    plan = Plan(precision=0.05)
+    plan = SearchPlan(precision=0.05)
     points = list(search(server_of(capacity), plan))
     found = knee(points, plan.wanted_share)
     assert found is not None
@@ -35,18 +35,18 @@ def test_the_knee_is_found_within_the_precision(capacity: float) -> None:
 
 
 def test_rates_double_until_goals_are_missed_and_then_close_in() -> None:
-    rates = [point.rate for point in search(server_of(5), Plan(precision=0.2))]
+    rates = [point.rate for point in search(server_of(5), SearchPlan(precision=0.2))]
     assert rates[:4] == [1, 2, 4, 8]
     assert all(4 < rate < 8 for rate in rates[4:])
 
 
 def test_a_first_rate_that_is_too_much_is_lowered() -> None:
-    rates = [point.rate for point in search(server_of(0.3), Plan(first_rate=8, precision=0.5))]
+    rates = [point.rate for point in search(server_of(0.3), SearchPlan(first_rate=8, precision=0.5))]
     assert rates[:6] == [8, 4, 2, 1, 0.5, 0.25]
 
 
 def test_a_server_that_takes_everything_is_asked_up_to_the_highest_rate() -> None:
-    plan = Plan(highest_rate=10)
+    plan = SearchPlan(highest_rate=10)
     points = list(search(server_of(1000), plan))
     assert [point.rate for point in points] == [1, 2, 4, 8, 10]
     sweep = make_sweep(plan, ["tiercel"], points)
@@ -54,7 +54,7 @@ def test_a_server_that_takes_everything_is_asked_up_to_the_highest_rate() -> Non
 
 
 def test_a_server_that_never_keeps_its_goals_has_no_knee_and_the_search_ends() -> None:
-    plan = Plan()
+    plan = SearchPlan()
 
     def never(rate: float) -> Point:
         return Point(rate=rate, good_share=0.1, request_throughput=1, output_throughput=1, figures={})
@@ -85,34 +85,43 @@ def test_a_point_counts_good_requests_of_those_asked() -> None:
 
 def test_every_rate_is_offered_for_the_same_time() -> None:
     settings = BenchSettings(goodput=["ttft:500"])
-    assert settings_at(settings, 10, 30).num_prompts == 300
-    assert settings_at(settings, 10, 30).request_rate == 10
-    assert settings_at(settings, 0.1, 30).num_prompts == 20, "fewer say nothing"
+    assert settings_at(settings, 10, 30, 0).num_prompts == 300
+    assert settings_at(settings, 10, 30, 0).request_rate == 10
+    assert settings_at(settings, 0.1, 30, 0).num_prompts == 20, "fewer say nothing"
+
+
+def test_no_rate_of_a_sweep_repeats_the_prompts_of_another() -> None:
+    settings = BenchSettings(goodput=["ttft:500"], seed=5)
+    assert [settings_at(settings, 1, 1, number).seed for number in range(3)] == [5, 6, 7]
+
+
+def test_a_sweep_wants_goals() -> None:
+    with pytest.raises(ConfigError, match="--goodput"):
+        settings_at(BenchSettings(), 1, 1, 0)
+
+
+@pytest.mark.parametrize("flag", ["--tenants", "--max-concurrency", "--request-rate", "--isolation"])
+def test_flags_that_make_no_sense_in_a_sweep_are_not_there(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "sweep", "--goodput", "ttft:1", flag, "1"]) == 2
+    assert "No such option" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    "plan",
     [
-        (BenchSettings(), "--goodput"),
-        (BenchSettings(goodput=["ttft:1"], tenants="mix.yaml"), "--tenants"),
-        (BenchSettings(goodput=["ttft:1"], max_concurrency=3), "--max-concurrency"),
+        SearchPlan(first_rate=0),
+        SearchPlan(first_rate=4, highest_rate=2),
+        SearchPlan(growth=1),
+        SearchPlan(wanted_share=1.5),
     ],
 )
-def test_flags_that_make_no_sense_in_a_sweep_are_refused(settings: BenchSettings, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        settings_at(settings, 1, 1)
-
-
-@pytest.mark.parametrize(
-    "plan", [Plan(first_rate=0), Plan(first_rate=4, highest_rate=2), Plan(growth=1), Plan(wanted_share=1.5)]
-)
-def test_plans_that_lead_nowhere_are_refused(plan: Plan) -> None:
+def test_plans_that_lead_nowhere_are_refused(plan: SearchPlan) -> None:
     with pytest.raises(ConfigError):
         plan.check()
 
 
 def test_the_page_shows_the_knee_and_the_points_are_beside_it(tmp_path: Path) -> None:
-    plan = Plan(precision=0.1)
+    plan = SearchPlan(precision=0.1)
     sweep = make_sweep(plan, ["tiercel", "bench", "sweep"], list(search(server_of(5), plan)))
     page = write_sweep(sweep, example_run(num_requests=30), tmp_path).read_text(encoding="utf-8")
     assert "The knee is at" in page
