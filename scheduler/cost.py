@@ -1,0 +1,212 @@
+"""Predicted device milliseconds: a table of step times, and a factor that follows what was measured."""
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable
+from itertools import pairwise
+from typing import Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+from tiercel.errors import InvariantError
+
+Payer = TypeVar("Payer", bound=Hashable)
+
+
+class StepTimes(Struct, frozen=True, kw_only=True):
+    """Measured milliseconds of whole steps, on a grid. The calibration fills one; it is cached as a file.
+
+    `ms` runs through context fastest: index ((prefill * decodes) + decode) * contexts + context.
+    """
+
+    prefill_tokens: tuple[int, ...]  # computed by the step for prompts; from 0, rising
+    decodes: tuple[int, ...]  # sequences that compute one token each; from 0, rising
+    context_tokens: tuple[int, ...]  # KV that existed before the step, over all its sequences; from 0, rising
+    ms: tuple[float, ...]
+
+
+class Piece(NamedTuple, Generic[Payer]):
+    """One slice as costs see it."""
+
+    payer: Payer
+    tokens: int
+    context: int  # KV tokens before it
+    is_decode: bool
+
+
+def linear_times(
+    base_ms: float = 5.0, prefill_ms: float = 0.05, decode_ms: float = 0.2, context_ms: float = 0.0002
+) -> StepTimes:
+    """A machine whose steps cost by the piece. The defaults are optimistic: for the time before a calibration."""
+    axes = ((0, 512, 2048), (0, 16, 64), (0, 8192, 65536))
+    return StepTimes(
+        prefill_tokens=axes[0],
+        decodes=axes[1],
+        context_tokens=axes[2],
+        ms=tuple(
+            base_ms + prefill * prefill_ms + decodes * decode_ms + context * context_ms
+            for prefill in axes[0]
+            for decodes in axes[1]
+            for context in axes[2]
+        ),
+    )
+
+
+class StepCosts:
+    """What a step will take: the table, made to rise along every axis, times a factor near 1.
+
+    Between grid points it is linear, so it never falls when a step grows; beyond the grid it rises with the steepest
+    last stretch of the axis. One factor for all shapes follows the measured times.
+    """
+
+    def __init__(self, times: StepTimes, *, alpha: float = 0.1, most_scale: float = 64.0, margin: float = 1.1) -> None:
+        self.scale = 1.0
+        self._alpha = alpha  # weight of the newest measurement
+        self._most_scale = most_scale
+        self._margin = margin  # of a latency goal, against predictions that come out short
+        self._axes = (times.prefill_tokens, times.decodes, times.context_tokens)
+        self._times = times
+        self._ms = _rising(times)
+        self._slopes = _last_slopes(self._axes, self._ms)
+
+    @classmethod
+    def from_table(cls, times: StepTimes) -> "StepCosts":
+        """Costs as calibrated. Errors: InvariantError when the table is no grid."""
+        return cls(times)
+
+    def to_table(self) -> StepTimes:
+        """What it was opened with, corrected by what was measured since: a better start for the next time."""
+        return StepTimes(
+            prefill_tokens=self._times.prefill_tokens,
+            decodes=self._times.decodes,
+            context_tokens=self._times.context_tokens,
+            ms=tuple(self.scale * ms for ms in self._ms),
+        )
+
+    def predict_ms(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float:
+        """One step of this shape. 0 for an empty one."""
+        if not prefill_tokens and not decodes:
+            return 0.0
+        return self.scale * self._table_ms(prefill_tokens, decodes, context_tokens)
+
+    def correct(self, predicted_ms: float, measured_ms: float) -> None:
+        """A step that was predicted with the factor as it is now, or was a step or two ago.
+
+        An outlier counts as four times what was predicted, so that one pause does not spoil the factor.
+        """
+        if predicted_ms <= 0 or measured_ms <= 0:
+            return
+        ratio = min(4.0, max(0.25, measured_ms / predicted_ms))
+        scale = self.scale * (1 + self._alpha * (ratio - 1))
+        self.scale = min(self._most_scale, max(1 / self._most_scale, scale))
+
+    def largest_prefill(self, goal_ms: float, decodes: int, context_tokens: int) -> int:
+        """The most prompt tokens a step may hold beside these decodes and end within the goal. Align it to blocks.
+
+        Cost: one look at every prefill point of the table.
+        """
+        goal = goal_ms / (self.scale * self._margin)
+        points = self._axes[0]
+        heights = [self._table_ms(point, decodes, context_tokens) for point in points]
+        if heights[-1] <= goal:
+            slope = self._slopes[0]
+            return points[-1] + int((goal - heights[-1]) / slope) if slope > 0 else 1 << 30
+        index = bisect_right(heights, goal) - 1
+        if index < 0:
+            return 0
+        rise = (goal - heights[index]) / (heights[index + 1] - heights[index])
+        return points[index] + int(rise * (points[index + 1] - points[index]))
+
+    def recompute_ms(self, tokens: int, start: int = 0) -> float:
+        """Computing `tokens` anew behind `start` cached ones, in steps of the table's largest prefill."""
+        total_ms, chunk = 0.0, self._axes[0][-1] or tokens
+        while tokens > 0:
+            total_ms += self.predict_ms(min(tokens, chunk), 0, start)
+            start += chunk
+            tokens -= chunk
+        return total_ms
+
+    def share_ms(self, pieces: Iterable[Piece[Payer]]) -> dict[Payer, float]:
+        """The step's predicted milliseconds by who pays; they add up to the prediction.
+
+        What any step costs is split by slices; what its decodes add, by decodes and their context; what its prefill
+        adds, by tokens, and the part that grows with the context by tokens times context.
+        """
+        pieces = list(pieces)
+        if not pieces:
+            return {}
+        decodes = sum(piece.is_decode for piece in pieces)
+        tokens = sum(piece.tokens for piece in pieces if not piece.is_decode)
+        decode_context = sum(piece.context for piece in pieces if piece.is_decode)
+        prefill_context = sum(piece.context for piece in pieces if not piece.is_decode)
+        reads = sum(piece.tokens * piece.context for piece in pieces if not piece.is_decode)
+        steps = (
+            self._table_ms(0, 0, 0),
+            self._table_ms(0, decodes, 0),
+            self._table_ms(0, decodes, decode_context),
+            self._table_ms(tokens, decodes, decode_context),
+            self._table_ms(tokens, decodes, decode_context + prefill_context),
+        )
+        added = [self.scale * (after - before) for before, after in pairwise(steps)]
+        each_ms = self.scale * steps[0] / len(pieces)
+        by_payer: dict[Payer, float] = {}
+        for piece in pieces:
+            if piece.is_decode:
+                cost_ms = each_ms + added[0] / decodes + _part(added[1], piece.context, decode_context)
+            else:
+                cost_ms = each_ms + _part(added[2], piece.tokens, tokens)
+                cost_ms += _part(added[3], piece.tokens * piece.context, reads)
+            by_payer[piece.payer] = by_payer.get(piece.payer, 0.0) + cost_ms
+        return by_payer
+
+    def _table_ms(self, *point: int) -> float:
+        """The table at a point of (prefill tokens, decodes, context tokens)."""
+        beyond_ms = 0.0
+        corners = [(0, 1.0)]  # index of the grid, weight
+        for axis, value, slope in zip(self._axes, point, self._slopes, strict=True):
+            last = len(axis) - 1
+            if value >= axis[last]:
+                beyond_ms += slope * (value - axis[last])
+                corners = [(index * len(axis) + last, weight) for index, weight in corners]
+                continue
+            low = bisect_right(axis, value) - 1
+            part = (value - axis[low]) / (axis[low + 1] - axis[low])
+            corners = [
+                (index * len(axis) + low + step, weight * share)
+                for index, weight in corners
+                for step, share in ((0, 1 - part), (1, part))
+                if share
+            ]
+        return beyond_ms + sum(self._ms[index] * weight for index, weight in corners)
+
+
+def _part(amount_ms: float, own: int, total: int) -> float:
+    return amount_ms * own / total if total else 0.0
+
+
+def _rising(times: StepTimes) -> list[float]:
+    """The table with every dip filled: at no point below a smaller step. Errors: InvariantError when it is no grid."""
+    axes = (times.prefill_tokens, times.decodes, times.context_tokens)
+    size = len(axes[0]) * len(axes[1]) * len(axes[2])
+    is_grid = all(axis and axis[0] == 0 and all(low < high for low, high in pairwise(axis)) for axis in axes)
+    if not is_grid or size != len(times.ms) or not all(0 < ms < float("inf") for ms in times.ms):
+        raise InvariantError("cost.grid", points=len(times.ms), wanted=size)
+    ms = list(times.ms)
+    for stride, length in _strides(axes):
+        for index in range(size):
+            if index // stride % length:
+                ms[index] = max(ms[index], ms[index - stride])
+    return ms
+
+
+def _last_slopes(axes: tuple[tuple[int, ...], ...], ms: list[float]) -> tuple[float, ...]:
+    """Milliseconds per unit beyond the end of each axis: the steepest last stretch, so that nothing is cheap there."""
+    slopes: list[float] = []
+    for axis, (stride, length) in zip(axes, _strides(axes), strict=True):
+        rises = [ms[i] - ms[i - stride] for i in range(len(ms)) if length > 1 and i // stride % length == length - 1]
+        slopes.append(max(rises) / (axis[-1] - axis[-2]) if rises else 0.0)
+    return tuple(slopes)
+
+
+def _strides(axes: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
+    """(distance between neighbours, length) of each axis in the flat table."""
+    return [(len(axes[1]) * len(axes[2]), len(axes[0])), (len(axes[2]), len(axes[1])), (1, len(axes[2]))]

@@ -1,0 +1,411 @@
+"""Who waits, in policy order: heaps per account, never a sort of all."""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from scheduler.fairness import Account
+from tiercel.errors import InvariantError
+from tiercel.ids import SeqId, TenantId
+from tiercel.settings import PolicyName
+
+
+class Waiting(Struct, frozen=True, gc=False):
+    """What the order of a waiting sequence depends on. A prefill that is not through waits, too."""
+
+    seq: SeqId
+    tenant: TenantId
+    arrival_s: float
+    since_s: float  # when it began to wait: its arrival, or when it was preempted
+    band: int = 0  # lower goes first
+    ttft_goal_s: float = 0.0
+    work_s: float = 0.0  # predicted: uncached tokens and exposed loads
+
+
+class Gate(Protocol):
+    """Who among the accounts of a band goes first. `TenantBook` is one."""
+
+    def is_eligible(self, account: Account) -> bool: ...
+    def may_admit(self, account: Account, now_s: float) -> bool: ...
+    def may_age(self, account: Account) -> bool: ...
+    def wait(self, account: Account, num_waiting: int, num_ready: int, now_s: float) -> None: ...
+    def take_turned(self) -> set[Account]: ...
+
+
+class OpenGate:
+    """Everybody is eligible: no tenant counts."""
+
+    def is_eligible(self, account: Account) -> bool:
+        return True
+
+    def may_admit(self, account: Account, now_s: float) -> bool:
+        return True
+
+    def may_age(self, account: Account) -> bool:
+        return True
+
+    def wait(self, account: Account, num_waiting: int, num_ready: int, now_s: float) -> None:
+        pass
+
+    def take_turned(self) -> set[Account]:
+        return set()
+
+
+class Order(Protocol):
+    """Places a waiting sequence: in which account, and where in it. The lower key goes first, across accounts too."""
+
+    def account(self, waiting: Waiting) -> Account: ...
+    def key(self, waiting: Waiting) -> float: ...
+
+
+class Fair:
+    """Bands, then the tenants' gate, then the deadline moved by the work.
+
+    `arrival + goal + alpha * work`: the earliest deadline first while alpha is small, the shortest remaining prefill
+    first when it is large (QoServe, ASPLOS '26). Cached prefixes are less work, so they go earlier by themselves.
+    """
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = alpha  # of the sequences placed from now on; larger in overload
+
+    def account(self, waiting: Waiting) -> Account:
+        return Account(waiting.band, waiting.tenant)
+
+    def key(self, waiting: Waiting) -> float:
+        return waiting.arrival_s + waiting.ttft_goal_s + self.alpha * waiting.work_s
+
+
+class StrictPriority:
+    """Bands, then arrival."""
+
+    def account(self, waiting: Waiting) -> Account:
+        return Account(waiting.band, TenantId(""))
+
+    def key(self, waiting: Waiting) -> float:
+        return waiting.arrival_s
+
+
+class FirstCome:
+    """Arrival alone."""
+
+    def account(self, waiting: Waiting) -> Account:
+        return Account(0, TenantId(""))
+
+    def key(self, waiting: Waiting) -> float:
+        return waiting.arrival_s
+
+
+def open_order(name: PolicyName | str) -> Order:
+    """The order that the operator chose. Errors: InvariantError for a name that settings do not know."""
+    match name:
+        case "fair":
+            return Fair()
+        case "priority":
+            return StrictPriority()
+        case "fcfs":
+            return FirstCome()
+        case _:
+            raise InvariantError("queue.order", name=name)
+
+
+_Item = tuple[float, SeqId, int]  # key, sequence, stamp; dead when the sequence has another stamp by now
+
+
+class _Entry:
+    """One waiting sequence."""
+
+    __slots__ = ("is_deferred", "line", "since_s", "stamp", "waiting")
+
+    def __init__(self, waiting: Waiting, line: "_Line", stamp: int) -> None:
+        self.waiting = waiting
+        self.line = line
+        self.stamp = stamp
+        self.is_deferred = False
+
+
+class _Line:
+    """The waiting sequences of one account, by key and by age. Dead items go when they reach the top, or by halves."""
+
+    __slots__ = ("account", "by_age", "by_key", "head", "num_deferred", "num_waiting", "oldest")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.by_key: list[_Item] = []
+        self.by_age: list[_Item] = []
+        self.num_waiting = 0
+        self.num_deferred = 0
+        self.head: _Head | None = None  # its first by key: its live place in the band
+        self.oldest: _Head | None = None  # its first by age: its live place among all lines
+
+    @property
+    def num_ready(self) -> int:
+        return self.num_waiting - self.num_deferred
+
+
+class _Head(NamedTuple):
+    """A line's first sequence, where lines are compared. Dead when it is no longer the line's `head` or `oldest`."""
+
+    key: float  # or since when it has waited
+    seq: SeqId
+    stamp: int
+    line: _Line
+
+
+class _Band:
+    """The lines of one band: two heaps of heads, those of eligible accounts first."""
+
+    __slots__ = ("heads", "lines")
+
+    def __init__(self) -> None:
+        self.lines: dict[Account, _Line] = {}
+        self.heads: tuple[list[_Head], list[_Head]] = ([], [])  # eligible, spent
+
+
+class WaitingQueue:
+    """All waiting sequences: heaps per account, and heaps of their heads per band.
+
+    Cost: logarithmic for adding, removing, placing anew and drawing; nothing depends on how many wait. Drawing changes
+    nothing. Removed items die where they lie and are swept when they are more than half.
+    """
+
+    def __init__(self, order: Order, gate: Gate) -> None:
+        self._order = order
+        self._gate = gate
+        self._entries: dict[SeqId, _Entry] = {}
+        self._bands: dict[int, _Band] = {}
+        self._oldest: list[_Head] = []  # a heap of the lines' oldest
+        self._num_lines = 0
+        self._stamp = 0
+        self._version = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, seq: object) -> bool:
+        return seq in self._entries
+
+    def __getitem__(self, seq: SeqId) -> Waiting:
+        return self._entries[seq].waiting
+
+    def add(self, waiting: Waiting, now_s: float) -> None:
+        """It waits. Errors: InvariantError when it did."""
+        if waiting.seq in self._entries:
+            raise InvariantError("queue.added_twice", seq=waiting.seq)
+        line = self._line(self._order.account(waiting))
+        entry = self._entries[waiting.seq] = _Entry(waiting, line, self._next_stamp())
+        line.num_waiting += 1
+        self._push(entry)
+        self._changed(line, now_s)
+
+    def remove(self, seq: SeqId, now_s: float) -> None:
+        """It runs, has ended or was aborted. Errors: KeyError when it did not wait."""
+        entry = self._entries.pop(seq)
+        line = entry.line
+        line.num_waiting -= 1
+        line.num_deferred -= entry.is_deferred
+        self._changed(line, now_s)
+
+    def place(self, waiting: Waiting, now_s: float) -> None:
+        """Its work, goal, band or the order's alpha has changed. Errors: KeyError when it does not wait."""
+        entry = self._entries[waiting.seq]
+        before, entry.line = entry.line, self._line(self._order.account(waiting))
+        entry.waiting = waiting
+        entry.stamp = self._next_stamp()
+        if not entry.is_deferred:
+            self._push(entry)
+        if entry.line is not before:
+            entry.line.num_waiting += 1
+            entry.line.num_deferred += entry.is_deferred
+            before.num_waiting -= 1
+            before.num_deferred -= entry.is_deferred
+            self._changed(before, now_s)
+        self._changed(entry.line, now_s)
+
+    def defer(self, seq: SeqId, now_s: float) -> None:
+        """Not dispatchable: it is being restored, or another sequence computes its prefix. Nobody waits on it."""
+        entry = self._entries[seq]
+        if not entry.is_deferred:
+            entry.is_deferred = True
+            entry.stamp = self._next_stamp()
+            entry.line.num_deferred += 1
+            self._changed(entry.line, now_s)
+
+    def resume(self, seq: SeqId, now_s: float) -> None:
+        """Dispatchable again."""
+        entry = self._entries[seq]
+        if entry.is_deferred:
+            entry.is_deferred = False
+            entry.stamp = self._next_stamp()
+            entry.line.num_deferred -= 1
+            self._push(entry)
+            self._changed(entry.line, now_s)
+
+    def refresh(self) -> None:
+        """Take over who is eligible now. Call after charges and refills, before drawing."""
+        turned = self._gate.take_turned()
+        if len(turned) > 64:
+            for band in self._bands.values():
+                self._gather(band)
+        else:
+            for account in turned:
+                band = self._bands.get(account.band)
+                line = band.lines.get(account) if band is not None else None
+                if line is not None:
+                    line.head = None
+                    self._show(line)
+        for band in self._bands.values():
+            for heads in band.heads:
+                while heads and heads[0].line.head is not heads[0]:
+                    heappop(heads)
+
+    def candidates(self, now_s: float) -> Iterator[SeqId]:
+        """Dispatchable sequences as (band, not eligible, key), lazily; without those of barred accounts.
+
+        Errors: InvariantError when the queue changes while somebody draws.
+        """
+        version = self._version
+        for number in sorted(self._bands):
+            for heads in self._bands[number].heads:
+                for seq in self._draw(heads, now_s):
+                    yield seq
+                    if version != self._version:
+                        raise InvariantError("queue.changed_while_drawing")
+
+    def oldest(self, now_s: float, starve_s: float) -> SeqId | None:
+        """The dispatchable sequence that has waited longest, `starve_s` or more, in any band; of those who may age."""
+        heads = self._oldest
+        reached = [(*head[:3], 0) for head in heads[:1]]
+        while reached:
+            since_s, seq, _, index = heappop(reached)
+            head = heads[index]
+            if now_s - since_s < starve_s:
+                return None
+            if head.line.oldest is head and self._gate.may_age(head.line.account):
+                return seq
+            for child in range(2 * index + 1, min(2 * index + 3, len(heads))):
+                heappush(reached, (*heads[child][:3], child))
+        return None
+
+    def check_integrity(self) -> None:
+        """Counts, items and heads agree. Errors: InvariantError."""
+        for band in self._bands.values():
+            for line in band.lines.values():
+                entries = [entry for entry in self._entries.values() if entry.line is line]
+                ready = [entry for entry in entries if not entry.is_deferred]
+                alive = sorted(item for item in line.by_key if self._is_alive(item))
+                heads = [head[:3] for heads in band.heads for head in heads if line.head is head]
+                oldest = [head[:3] for head in self._oldest if line.oldest is head]
+                is_right = (
+                    (line.num_waiting, line.num_ready) == (len(entries), len(ready))
+                    and sorted(item[1] for item in alive) == sorted(entry.waiting.seq for entry in ready)
+                    and heads == alive[:1]
+                    and oldest == sorted(item for item in line.by_age if self._is_alive(item))[:1]
+                )
+                if not is_right:
+                    raise InvariantError("queue.line", account=line.account)
+
+    def _draw(self, heads: list[_Head], now_s: float) -> Iterator[SeqId]:
+        """Walk the heaps in order without taking anything out: a node's children are looked at when it is drawn."""
+        front: list[tuple[float, SeqId, int, int, _Line | None]] = []  # key, sequence, stamp, index, line
+        if heads:
+            front.append((*heads[0][:3], -1, None))
+        while front:
+            key, seq, stamp, index, line = heappop(front)
+            if line is None:  # a head, at a negative index: the heads behind it, then the sequences of its line
+                head_index = -1 - index
+                for child in range(2 * head_index + 1, min(2 * head_index + 3, len(heads))):
+                    heappush(front, (*heads[child][:3], -1 - child, None))
+                head = heads[head_index]
+                line, index = head.line, 0
+                if line.head is not head or not self._gate.may_admit(line.account, now_s):
+                    continue
+            by_key = line.by_key
+            for child in range(2 * index + 1, min(2 * index + 3, len(by_key))):
+                heappush(front, (*by_key[child], child, line))
+            if self._is_alive((key, seq, stamp)):
+                yield seq
+
+    def _push(self, entry: _Entry) -> None:
+        waiting = entry.waiting
+        heappush(entry.line.by_key, (self._order.key(waiting), waiting.seq, entry.stamp))
+        heappush(entry.line.by_age, (waiting.since_s, waiting.seq, entry.stamp))
+
+    def _changed(self, line: _Line, now_s: float) -> None:
+        """The line's first may be another, and the gate wants to know how many wait."""
+        self._version += 1
+        for heap in (line.by_key, line.by_age):
+            self._sweep(heap, line.num_ready)
+        self._gate.wait(line.account, line.num_waiting, line.num_ready, now_s)
+        band = self._bands[line.account.band]
+        self._show_oldest(line)
+        if line.num_waiting:
+            self._show(line)
+            return
+        line.head = None
+        del band.lines[line.account]
+        self._num_lines -= 1
+        if not band.lines:
+            del self._bands[line.account.band]
+
+    def _show(self, line: _Line) -> None:
+        """The line's first sequence among the heads of its band."""
+        if not line.by_key:
+            line.head = None
+            return
+        first = line.by_key[0]
+        if line.head is not None and line.head[:3] == first:
+            return
+        band = self._bands[line.account.band]
+        line.head = _Head(*first, line)
+        heads = band.heads[not self._gate.is_eligible(line.account)]
+        heappush(heads, line.head)
+        if len(heads) > 16 + 2 * len(band.lines):
+            heads[:] = [head for head in heads if head.line.head is head]
+            heapify(heads)
+
+    def _show_oldest(self, line: _Line) -> None:
+        """The line's oldest sequence among those of all lines."""
+        first = line.by_age[0] if line.by_age else None
+        if first is None or line.oldest is None or line.oldest[:3] != first:
+            line.oldest = _Head(*first, line) if first is not None else None
+            if line.oldest is not None:
+                heappush(self._oldest, line.oldest)
+                if len(self._oldest) > 16 + 2 * self._num_lines:
+                    self._oldest = [head for head in self._oldest if head.line.oldest is head]
+                    heapify(self._oldest)
+
+    def _gather(self, band: _Band) -> None:
+        """All live heads anew: cheaper than moving many one by one."""
+        for heads in band.heads:
+            heads.clear()
+        for line in band.lines.values():
+            if line.head is not None:
+                band.heads[not self._gate.is_eligible(line.account)].append(line.head)
+        for heads in band.heads:
+            heapify(heads)
+
+    def _line(self, account: Account) -> _Line:
+        band = self._bands.setdefault(account.band, _Band())
+        line = band.lines.get(account)
+        if line is None:
+            line = band.lines[account] = _Line(account)
+            self._num_lines += 1
+        return line
+
+    def _sweep(self, heap: list[_Item], num_alive: int) -> None:
+        """Nothing dead on top, and not more dead than alive below."""
+        while heap and not self._is_alive(heap[0]):
+            heappop(heap)
+        if len(heap) > 16 + 2 * num_alive:
+            heap[:] = [item for item in heap if self._is_alive(item)]
+            heapify(heap)
+
+    def _is_alive(self, item: _Item) -> bool:
+        entry = self._entries.get(item[1])
+        return entry is not None and entry.stamp == item[2]
+
+    def _next_stamp(self) -> int:
+        self._stamp += 1
+        return self._stamp

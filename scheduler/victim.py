@@ -1,0 +1,100 @@
+"""Who gives way to whom, in which order, and when switching is not worth it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+
+from msgspec import Struct
+
+from scheduler.fairness import Account
+from tiercel.ids import SeqId
+
+
+class Holder(Struct, frozen=True, gc=False):
+    """A running sequence as a possible victim."""
+
+    seq: SeqId
+    account: Account
+    is_batch: bool  # batch class: nobody watches it
+    admitted: int  # counts up with every admission and resumption
+    since_resume: int  # tokens computed since then
+    is_aged: bool = False  # runs on the aging share
+
+
+def victims(
+    holders: Iterable[Holder],
+    may_take: Callable[[Holder], bool],
+    lead: Callable[[Account], float],
+    gain: Callable[[SeqId], float],
+    least_tokens: int = 16,
+) -> Iterator[SeqId]:
+    """Who gives way, first to last, lazily.
+
+    The lowest band first; batch before interactive; the tenant with the largest lead over its share; the largest gain
+    (blocks freed per exposed millisecond), which is asked for only where all before it is equal; the newest. Never one
+    with fewer than `least_tokens` since it resumed; 0 where rule 5 makes that void.
+    """
+
+    def place(holder: Holder) -> tuple[int, bool, float]:
+        return (-holder.account.band, not holder.is_batch, -lead(holder.account))
+
+    able = [one for one in holders if one.since_resume >= least_tokens and may_take(one)]
+    placed = sorted(((place(one), one) for one in able), key=lambda pair: pair[0])
+    for _, group in groupby(placed, key=lambda pair: pair[0]):
+        equals = [one for _, one in group]
+        if len(equals) > 1:
+            equals.sort(key=lambda one: (-gain(one.seq), -one.admitted))
+        yield from (one.seq for one in equals)
+
+
+class SwitchBrake:
+    """At most two switches a step and no restore in a step that spilled. One per step.
+
+    Both are there for speed: they are void when the step would compute nothing, or when the first in rank has had no
+    slice for too many steps (`Hunger`).
+    """
+
+    def __init__(self, *, is_void: bool = False, most: int = 2) -> None:
+        self._is_void = is_void
+        self._most = most
+        self._switches = 0
+        self._has_spilled = False
+
+    def may_preempt(self) -> bool:
+        return self._is_void or self._switches < self._most
+
+    def may_restore(self) -> bool:
+        return self._is_void or (self._switches < self._most and not self._has_spilled)
+
+    def preempt(self, *, spills: bool) -> None:
+        """A sequence gives way. Writing back in the background is no spill."""
+        self._switches += 1
+        self._has_spilled |= spills
+
+    def restore(self) -> None:
+        """A preempted sequence comes back."""
+        self._switches += 1
+
+    def release(self) -> None:
+        """The step would compute nothing: from now on nothing holds it."""
+        self._is_void = True
+
+
+class Hunger:
+    """How many steps in a row the first in rank got no slice: from `most_steps` (G) on the brake is void."""
+
+    def __init__(self, most_steps: int = 8) -> None:
+        self._most_steps = most_steps
+        self._steps = 0
+        self._first: SeqId | None = None
+
+    @property
+    def is_void(self) -> bool:
+        return self._steps >= self._most_steps
+
+    def step(self, first: SeqId | None, *, was_served: bool) -> None:
+        """A step was planned; `first` is the first in rank of all that want a slice."""
+        if was_served or first is None:
+            self._steps = 0
+        else:
+            self._steps = self._steps + 1 if first == self._first else 1
+        self._first = first

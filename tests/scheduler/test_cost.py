@@ -1,0 +1,140 @@
+"""Step times: between, beyond and below what was measured; correction; who pays what."""
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.cost import Piece, StepCosts, StepTimes, linear_times
+from tiercel.errors import InvariantError
+
+AXES = ((0, 64, 512), (0, 4, 32), (0, 1000, 20_000))
+
+
+def measured(seed: int = 0) -> StepTimes:
+    """A machine with noise: some larger steps were measured faster than smaller ones."""
+    rng = random.Random(seed)
+    ms = [
+        (3 + max(0.5 * decodes, 0.1 * prefill) + 0.05 * prefill + 1e-4 * context + 1e-7 * prefill * context)
+        * rng.uniform(0.8, 1.2)
+        for prefill in AXES[0]
+        for decodes in AXES[1]
+        for context in AXES[2]
+    ]
+    return StepTimes(prefill_tokens=AXES[0], decodes=AXES[1], context_tokens=AXES[2], ms=tuple(ms))
+
+
+SHAPES = st.tuples(st.integers(0, 2000), st.integers(0, 100), st.integers(0, 100_000))
+
+
+@given(seed=st.integers(0, 5), shape=SHAPES, more=SHAPES)
+def test_a_larger_step_is_never_predicted_faster(seed: int, shape: tuple[int, int, int], more: tuple[int, int, int]):
+    costs = StepCosts(measured(seed))
+    larger = [first + second for first, second in zip(shape, more, strict=True)]
+    assert costs.predict_ms(*shape) <= costs.predict_ms(*larger) + 1e-9
+
+
+def test_a_measured_point_is_never_predicted_below_its_time() -> None:
+    times = measured()
+    costs = StepCosts(times)
+    points = [(p, d, c) for p in AXES[0] for d in AXES[1] for c in AXES[2]]
+    for point, ms in zip(points, times.ms, strict=True):
+        if point[0] or point[1]:
+            assert costs.predict_ms(*point) >= ms - 1e-9
+
+
+def test_a_linear_machine_is_predicted_exactly_inside_and_beyond() -> None:
+    costs = StepCosts(linear_times(2.0, 0.1, 0.5, 0.001))
+    for shape in ((10, 3, 700), (2048, 64, 65536), (9000, 3, 10), (10, 500, 10), (7, 7, 10**6)):
+        expected = 2.0 + 0.1 * shape[0] + 0.5 * shape[1] + 0.001 * shape[2]
+        assert costs.predict_ms(*shape) == pytest.approx(expected)
+    assert costs.predict_ms(0, 0, 500) == 0.0
+
+
+def test_a_table_survives_its_file() -> None:
+    times = measured()
+    costs = StepCosts.from_table(msgspec.json.decode(msgspec.json.encode(times), type=StepTimes))
+    costs.correct(10.0, 20.0)
+    again = StepCosts.from_table(costs.to_table())
+    assert again.predict_ms(100, 5, 3000) == pytest.approx(costs.predict_ms(100, 5, 3000))
+
+
+@pytest.mark.parametrize("wrong", ["axis", "size", "order", "value"])
+def test_a_table_that_is_no_grid_is_refused(wrong: str) -> None:
+    times = measured()
+    broken = {
+        "axis": {"prefill_tokens": (1, 64, 512)},
+        "size": {"ms": times.ms[1:]},
+        "order": {"decodes": (0, 32, 4)},
+        "value": {"ms": (float("nan"), *times.ms[1:])},
+    }[wrong]
+    with pytest.raises(InvariantError):
+        StepCosts(msgspec.structs.replace(times, **broken))
+
+
+def test_the_factor_follows_what_was_measured() -> None:
+    costs = StepCosts(linear_times())
+    for _ in range(100):
+        costs.correct(costs.predict_ms(100, 4, 1000), 3 * StepCosts(linear_times()).predict_ms(100, 4, 1000))
+    assert costs.scale == pytest.approx(3.0, rel=0.01)
+
+
+def test_the_factor_is_bounded_and_shrugs_at_one_pause() -> None:
+    costs = StepCosts(linear_times(), alpha=0.1, most_scale=8.0)
+    costs.correct(10.0, 60_000.0)
+    assert costs.scale == pytest.approx(1.3)
+    for _ in range(1000):
+        costs.correct(1.0, 100.0)
+    assert costs.scale == 8.0
+    for _ in range(1000):
+        costs.correct(100.0, 1.0)
+    assert costs.scale == 1 / 8.0
+    costs.correct(0.0, 5.0)
+    costs.correct(5.0, 0.0)
+    assert costs.scale == 1 / 8.0
+
+
+@given(seed=st.integers(0, 5), goal_ms=st.floats(0, 500), decodes=st.integers(0, 50), context=st.integers(0, 50_000))
+def test_the_largest_prefill_keeps_the_goal_and_one_token_more_would_not(
+    seed: int, goal_ms: float, decodes: int, context: int
+) -> None:
+    costs = StepCosts(measured(seed), margin=1.0)
+    costs.correct(1.0, 1.7)
+    tokens = costs.largest_prefill(goal_ms, decodes, context)
+    assert tokens == 0 or costs.predict_ms(tokens, decodes, context) <= goal_ms + 1e-6
+    assert costs.predict_ms(tokens + 1, decodes, context) > goal_ms - 1e-6
+
+
+def test_a_margin_leaves_room_for_predictions_that_come_out_short() -> None:
+    costs = StepCosts(linear_times(5.0, 0.1, 0.0, 0.0), margin=1.25)
+    assert costs.largest_prefill(25.0, 1, 0) == 150
+
+
+def test_shares_add_up_to_the_prediction() -> None:
+    costs = StepCosts(measured(3))
+    rng = random.Random(0)
+    for _ in range(50):
+        pieces = [Piece(rng.choice("abc"), 1, rng.randrange(2000), True) for _ in range(rng.randrange(9))]
+        pieces += [Piece(rng.choice("abc"), rng.randint(1, 300), rng.randrange(2000), False) for _ in range(3)]
+        decodes = sum(piece.is_decode for piece in pieces)
+        tokens = sum(piece.tokens for piece in pieces if not piece.is_decode)
+        context = sum(piece.context for piece in pieces)
+        shares = costs.share_ms(pieces)
+        assert sum(shares.values()) == pytest.approx(costs.predict_ms(tokens, decodes, context))
+        assert all(share >= 0 for share in shares.values())
+    assert costs.share_ms([]) == {}
+
+
+def test_who_asks_for_more_pays_more() -> None:
+    costs = StepCosts(linear_times())
+    shares = costs.share_ms([Piece("short", 1, 100, True), Piece("long", 1, 50_000, True), Piece("new", 500, 0, False)])
+    assert shares["short"] < shares["long"] < shares["new"]
+
+
+def test_computing_anew_is_cheaper_behind_a_cached_prefix() -> None:
+    costs = StepCosts(measured(1))
+    assert costs.recompute_ms(0) == 0.0
+    assert costs.recompute_ms(100, 400) < costs.recompute_ms(500)
+    assert costs.recompute_ms(1024) > 2 * costs.recompute_ms(512) * 0.99
