@@ -23,7 +23,7 @@ from engine.sampling import Sampled, Sampler
 from kvcache.manager import CacheManager
 from scheduler.book import SequenceBook
 from scheduler.planner import Planner, StepLimits
-from scheduler.policy import FirstComeFirstServed
+from scheduler.policy import open_policy
 from tiercel.clock import MonotonicClock
 from tiercel.ids import SeqId
 from tiercel.request import Request, SamplingParams
@@ -64,7 +64,7 @@ class Encoder:
 
 
 def build(sequences: int, context: int, steps: int) -> EngineLoop:
-    book = SequenceBook(FirstComeFirstServed(), context + steps + 64, (2,))
+    book = SequenceBook(open_policy("fcfs"), context + steps + 64, (2,))
     blocks = sequences * (-(-(context + steps + 64) // BLOCK_SIZE) + 2)
     cache = CacheManager(blocks, BLOCK_SIZE, b"benchmark")
     planner = Planner(book, StepLimits(sequences, sequences * context))

@@ -17,7 +17,10 @@ from cli.check import check
 from cli.collect_env import collect_env
 from cli.console import fail, warn
 from cli.flags import COMMON, shown_by, with_flags
+from cli.kv import kv_app
+from cli.plan import plan
 from cli.serve import serve
+from cli.tenants import tenants_app
 from cli.top import top
 from tiercel import __version__
 from tiercel.errors import ConfigError, TiercelError
@@ -72,8 +75,11 @@ def _app(shown: str, verb: str) -> typer.Typer:
     app.command()(with_flags(check, shown))
     app.command()(chat)
     app.command()(collect_env)
+    app.command()(plan)
     app.command()(top)
+    app.add_typer(tenants_app(), name="tenants")
     app.add_typer(bench_app(is_wanted=verb == "bench"), name="bench")
+    app.add_typer(kv_app(), name="kv")
     return app
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from device.base import Device, Lane
+from device.base import Device
 from engine.attention.registry import open_attention
 from engine.models.config import ConfigFields, choose_dtype, read_architecture, read_config, refuse_foreign
 from engine.models.decoder import Decoder
@@ -33,16 +33,12 @@ class ModelFacts:
 
 
 class LoadedDevice:
-    """A device as it will be once weights of this size lie on it; satisfies `Device`."""
+    """The memory of a device as it will be once weights of this size lie on it."""
 
     def __init__(self, device: Device, weights_bytes: int) -> None:
         self.name = device.name
         self._device = device
         self._weights_bytes = weights_bytes
-
-    def open_lane(self) -> Lane:
-        """A lane of the device itself."""
-        return self._device.open_lane()
 
     def free_bytes(self) -> int:
         """What the weights leave."""
@@ -51,6 +47,11 @@ class LoadedDevice:
     def total_bytes(self) -> int:
         """Memory of the device itself."""
         return self._device.total_bytes()
+
+    def host_free_bytes(self) -> int:
+        """Host memory; the weights may lie in it."""
+        free = self._device.host_free_bytes()
+        return max(0, free - self._weights_bytes) if self.name == "cpu" else free
 
 
 class _NoDigest(ContentDigest):

@@ -36,10 +36,27 @@ class Device(Protocol):
 
     name: str  # cpu | cuda
 
-    def open_lane(self) -> Lane: ...
+    def open_lane(self) -> Lane:
+        """A lane for computing."""
+        ...
+
+    def open_copy_lane(self) -> Lane:
+        """A lane for copies in one direction, driven by a thread that waits for each job."""
+        ...
+
+    def pin(self, address: int, size: int) -> None:
+        """Lock host memory, page-aligned, so that copies to and from the device run beside everything else.
+
+        Cost: seconds a gigabyte-slab. Errors: DeviceError when the machine refuses.
+        """
+        ...
 
     def free_bytes(self) -> int:
         """Memory that a new allocation could take now."""
+        ...
+
+    def host_free_bytes(self) -> int:
+        """Host memory that a new allocation could take now; on the CPU the same memory."""
         ...
 
     def total_bytes(self) -> int:

@@ -5,6 +5,9 @@ from typing import Generic, TypeVar
 
 import torch
 
+from device import memory
+from tiercel.errors import DeviceError
+
 R = TypeVar("R")
 
 
@@ -50,8 +53,21 @@ class CudaDevice:
     def open_lane(self) -> CudaLane:
         return CudaLane(torch.cuda.Stream())
 
+    def open_copy_lane(self) -> CudaLane:
+        return CudaLane(torch.cuda.Stream())
+
+    def pin(self, address: int, size: int) -> None:
+        """Not measured yet. Errors: DeviceError when the driver refuses; copies then go through its own buffers."""
+        runtime = torch.cuda.cudart()
+        status = -1 if runtime is None else int(runtime.cudaHostRegister(address, size, 0))
+        if status != 0:
+            raise DeviceError("cuda.host_register", bytes=size, status=status)
+
     def free_bytes(self) -> int:
         return torch.cuda.mem_get_info()[0]
+
+    def host_free_bytes(self) -> int:
+        return memory.available_bytes()
 
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info()[1]

@@ -6,7 +6,7 @@ draws depends on them too.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from tiercel.clock import ManualClock
@@ -17,6 +17,16 @@ from tiercel.plan import Slice, StepPlan
 from tiercel.request import Request, unpack_tokens
 
 _PRIME = (1 << 61) - 1
+_EMPTY = -2  # a row that was never written
+_GARBAGE = -1
+
+StepTime = Callable[[Sequence[Slice]], float]
+"""Seconds that a step of these slices takes."""
+
+
+def plain_step_s(slices: Sequence[Slice]) -> float:
+    """A small model on a small machine: no figure of anything that exists."""
+    return 1e-3 + 1e-5 * sum(piece.length for piece in slices)
 
 
 def _mix(state: int, token: int) -> int:
@@ -49,6 +59,7 @@ class SimSequence(Protocol):
 class SimSequences(Protocol):
     """The book of sequences, to read."""
 
+    def __contains__(self, seq: object) -> bool: ...
     def __getitem__(self, seq: SeqId) -> SimSequence: ...
 
 
@@ -68,18 +79,46 @@ class SimFlight:
 class SimSlice:
     """One slice as it was when it was launched: block table and known tokens."""
 
-    def __init__(self, piece: Slice, table: list[int], known: list[int], scope: int) -> None:
+    def __init__(self, piece: Slice, table: list[int], known: "array[int]", scope: int) -> None:
         self.piece = piece
         self.table = table
         self.known = known  # tokens [0, start + length); those that are still being sampled are missing at the end
         self.scope = scope
 
 
+class _Course:
+    """The right KV of one sequence, and which of its blocks were found right since they were last written."""
+
+    def __init__(self, scope: int) -> None:
+        self.tokens: array[int] = array("I")
+        self.states: list[int] = []  # KV of each token
+        self.checked: list[int | None] = []  # stamps of the leading full blocks' slots
+        self._scope = scope
+
+    def follow(self, tokens: "array[int]") -> list[int]:
+        """KV of these tokens and perhaps of more behind them."""
+        known = min(len(self.tokens), len(tokens))
+        if self.tokens[:known] != tokens[:known]:
+            raise InvariantError("sim.tokens_changed", length=known)
+        state = self.states[-1] if self.states else self._scope
+        for token in tokens[len(self.tokens) :]:
+            state = _mix(state, token)
+            self.states.append(state)
+        self.tokens.extend(tokens[len(self.tokens) :])
+        return self.states
+
+
 class SimMachine:
     """A lane, an arena of numbers and a model, behind `launch`."""
 
     def __init__(
-        self, sequences: SimSequences, block_size: int, vocab_size: int, clock: ManualClock, max_rows: int
+        self,
+        sequences: SimSequences,
+        block_size: int,
+        vocab_size: int,
+        clock: ManualClock,
+        max_rows: int,
+        step_s: StepTime = plain_step_s,
     ) -> None:
         self.poisoned: set[SeqId] = set()  # steps with one of these fail
         self.failing_launches = 0  # so many of the next launches are refused
@@ -93,12 +132,18 @@ class SimMachine:
         self._void_until = 0
         self._tables: dict[SeqId, list[int]] = {}
         self._sampled: dict[tuple[SeqId, int], int] = {}  # token by sequence and position
-        self._rows: dict[tuple[int, int], int] = {}  # (slot, offset): the KV of one token
+        self._step_s = step_s
+        self._courses: dict[SeqId, _Course] = {}
+        self._rows: dict[int, list[int]] = {}  # by slot: the KV of its tokens
+        self._stamps: dict[int, int] = {}  # by slot: the number of the last write there, of all writes
+        self._num_writes = 0
 
     def launch(self, plan: StepPlan) -> SimFlight:
         """Errors: DeviceError as often as `failing_launches` says."""
         for seq in plan.gone:
             self._tables.pop(seq, None)
+            if seq not in self._sequences:
+                self._courses.pop(seq, None)
         for update in plan.table_updates:
             table = self._tables.setdefault(update.seq, [])
             if update.first > len(table) or len(self._tables) > self._max_rows:
@@ -112,11 +157,12 @@ class SimMachine:
 
     def block(self, slot: int) -> tuple[int, ...]:
         """The KV in a slot, row by row; -2 where nothing was ever written."""
-        return tuple(self._rows.get((slot, offset), -2) for offset in range(self._block_size))
+        return tuple(self._rows.get(slot) or [_EMPTY] * self._block_size)
 
     def put_block(self, slot: int, rows: tuple[int, ...]) -> None:
         """KV that was copied into a slot."""
-        self._rows.update({(slot, offset): row for offset, row in enumerate(rows)})
+        self._rows[slot] = list(rows)
+        self._stamp(slot)
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
         """Tables of these sequences come anew."""
@@ -125,10 +171,11 @@ class SimMachine:
 
     def run(self, plan: StepPlan, slices: list[SimSlice]) -> StepOutcome:
         """The step itself."""
-        self._clock.advance(1e-3 + 1e-5 * sum(item.piece.length for item in slices))
+        self._clock.advance(self._step_s([item.piece for item in slices]))
         if plan.step <= self._void_until:
             # Launched behind a step that failed: what it reads was never written, so what it writes is garbage.
-            self._rows.update(dict.fromkeys((row for item in slices for row in self._written(item)), -1))
+            for item in slices:
+                self._write(item, [_GARBAGE] * item.piece.length)
             return StepOutcome((0,) * sum(item.piece.samples for item in slices))
         if self.poisoned.intersection(item.piece.seq for item in slices):
             self.num_failed += 1
@@ -139,25 +186,54 @@ class SimMachine:
     def _slice(self, piece: Slice) -> SimSlice:
         sequence = self._sequences[piece.seq]
         scope = int.from_bytes(sequence.request.scope[:4] or b"\0", "little")
-        known = list(sequence.tokens[: piece.start + piece.length])
+        known = sequence.tokens[: piece.start + piece.length]
         return SimSlice(piece, list(self._tables[piece.seq]), known, scope)
 
-    def _written(self, item: SimSlice) -> list[tuple[int, int]]:
-        positions = range(item.piece.start, item.piece.start + item.piece.length)
-        return [(item.table[position // self._block_size], position % self._block_size) for position in positions]
+    def _stamp(self, slot: int) -> None:
+        self._num_writes += 1
+        self._stamps[slot] = self._num_writes
+
+    def _write(self, item: SimSlice, states: list[int]) -> None:
+        size, start = self._block_size, item.piece.start
+        end = start + len(states)
+        for block in range(start // size, -(-end // size)):
+            slot, first, last = item.table[block], max(start, block * size), min(end, (block + 1) * size)
+            rows = self._rows.setdefault(slot, [_EMPTY] * size)
+            rows[first % size : first % size + last - first] = states[first - start : last - start]
+            self._stamp(slot)
+
+    def _check(self, item: SimSlice, course: _Course) -> None:
+        """Every row before the slice is right. What was right and was not written since need not be looked at."""
+        size, start = self._block_size, item.piece.start
+        full = start // size
+        stamps = list(map(self._stamps.get, item.table[:full]))
+        if stamps != course.checked[:full]:
+            known = course.checked[:full] + [None] * (full - len(course.checked))
+            for block in range(full):
+                if stamps[block] is None or stamps[block] != known[block]:
+                    self._check_rows(item, course, block * size, (block + 1) * size)
+            course.checked = stamps
+        self._check_rows(item, course, full * size, start)
+
+    def _check_rows(self, item: SimSlice, course: _Course, start: int, end: int) -> None:
+        """Rows [start, end) of one block."""
+        if start == end:
+            return
+        slot = item.table[start // self._block_size]
+        rows = self._rows.get(slot) or [_EMPTY] * self._block_size
+        if rows[: end - start] != course.states[start:end]:
+            wrong = next(row for row in range(end - start) if rows[row] != course.states[start + row])
+            raise InvariantError("sim.wrong_kv", seq=item.piece.seq, position=start + wrong, slot=slot)
 
     def _compute(self, item: SimSlice) -> int | None:
-        piece, state = item.piece, item.scope
+        piece = item.piece
         end = piece.start + piece.length
-        tokens = item.known + [self._sampled[piece.seq, position] for position in range(len(item.known), end)]
-        for position, token in enumerate(tokens):
-            state = _mix(state, token)
-            row = (item.table[position // self._block_size], position % self._block_size)
-            if position >= piece.start:
-                self._rows[row] = state
-            elif self._rows.get(row) != state:
-                raise InvariantError("sim.wrong_kv", seq=piece.seq, position=position, slot=row[0])
+        sampled = [self._sampled[piece.seq, position] for position in range(len(item.known), end)]
+        course = self._courses.setdefault(piece.seq, _Course(item.scope))
+        states = course.follow(item.known + array("I", sampled))
+        self._check(item, course)
+        self._write(item, states[piece.start : end])
         if not piece.samples:
             return None
-        self._sampled[piece.seq, end] = state % self._vocab_size
+        self._sampled[piece.seq, end] = states[end - 1] % self._vocab_size
         return self._sampled[piece.seq, end]

@@ -6,20 +6,21 @@ slot that was reused too early is caught when a step reads it.
 
 import heapq
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import pairwise
-
-from msgspec import Struct
 
 from device.sim import SimMachine
 from tiercel.clock import ManualClock
 from tiercel.errors import InvariantError
+from tiercel.outcome import RouteGauges
 from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 
 _DISK_ROUTES = (Route.PERSIST, Route.PREFETCH)
 _ORDER = {purpose: rank for rank, purpose in enumerate(Purpose)}
 
 
-class SimRates(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRates:
     """Speeds of the simulated machine. The defaults are an H200's, from published figures."""
 
     block_bytes: int = 2 * 1024 * 1024
@@ -86,6 +87,13 @@ class SimMover:
         self._returning = [(due_s, late) for due_s, late in self._returning if due_s > now_s]
         landings, self._done = self._done, []
         return landings
+
+    def gauges(self) -> tuple[RouteGauges, ...]:
+        """What was copied so far."""
+        return tuple(
+            RouteGauges(route=route, bytes=self.bytes_by_route[route], copies=self.copies_by_route[route])
+            for route in Route
+        )
 
     @property
     def next_landing_s(self) -> float | None:

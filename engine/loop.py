@@ -13,15 +13,17 @@ from scheduler.planner import Planner
 from tiercel.clock import Clock
 from tiercel.errors import DeviceError, InvariantError
 from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, Gauges, StepOutcome
+from tiercel.outcome import DiskState, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
 from tiercel.plan import Plan, StepPlan
 from tiercel.request import Request
+from tiercel.tenant import Tenants
 from tiercel.tier import Landing, Transfer
-from tiercel.wire import Abort, Quit, Report, Start, Submit, ToEngine
+from tiercel.wire import Abort, Quit, Report, SetTenants, Start, Submit, ToEngine
 
 log = logging.getLogger(__name__)
 
 _WINDOW = 64  # waiting sequences whose prefixes are brought near
+_FULL_EVERY_S = 0.25  # between two reports with every tier and route
 _LIKELY_VICTIMS = 8  # running sequences whose blocks are written back first
 
 
@@ -45,6 +47,7 @@ class Mover(Protocol):
 
     def start(self, transfers: Iterable[Transfer]) -> None: ...
     def poll(self) -> list[Landing]: ...
+    def gauges(self) -> tuple[RouteGauges, ...]: ...
 
 
 class NoMover:
@@ -58,6 +61,10 @@ class NoMover:
     def poll(self) -> list[Landing]:
         """Nothing ever flies."""
         return []
+
+    def gauges(self) -> tuple[RouteGauges, ...]:
+        """No routes."""
+        return ()
 
 
 class Post(Protocol):
@@ -94,8 +101,13 @@ class EngineLoop:
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._committed = 0  # steps that ended well
+        self._started_s: deque[float] = deque()  # launches of the steps in flight
+        self._committed_s = 0.0  # the last commit: the device was busy until then
         self._finished: list[Finished] = []  # ended outside a commit; posted with the next report
+        self.disk_state = DiskState.NONE  # whoever looks after the disk writes it
+        self._full_s = 0.0
         self.has_quit = False
+        self.quit_patience_s = 0.0  # to persist what lies in memory
 
     @property
     def is_idle(self) -> bool:
@@ -117,8 +129,11 @@ class EngineLoop:
                     for seq in seqs:
                         if seq in self._book:
                             self._end(seq, reason)
-                case Quit():
+                case Quit(patience_s):
                     self.has_quit = True
+                    self.quit_patience_s = patience_s
+                case SetTenants(tenants):
+                    self._set_tenants(tenants)
                 case Start():
                     log.warning("second start frame ignored")
 
@@ -140,9 +155,16 @@ class EngineLoop:
         self._book.check_integrity()
         self._cache.check_integrity()
 
+    def _set_tenants(self, tenants: Tenants) -> None:
+        self._book.policy.set_tenants(tenants, self._clock.now_s())
+        self._cache.set_quotas({share.name: share.kv_quota for share in tenants.tenants})
+        log.info("tenants set version=%d tenants=%d", tenants.version, len(tenants.tenants))
+
     def _submit(self, request: Request) -> None:
-        sequence = self._book.add(request)
-        self._cache.open(request.id, sequence.tokens, request.scope)
+        now_s = self._clock.now_s()
+        near_tokens = self._cache.peek(request.prompt + request.outputs, request.scope)
+        sequence = self._book.add(request, now_s, near_tokens)
+        self._cache.open(request.id, sequence.tokens, request.scope, request.tenant)
         blocks = -(-(sequence.limit - 1) // self._cache.block_size)
         # The HTTP process refuses such requests with a better answer; here they must only never be waited for.
         if blocks > self._cache.blocks:
@@ -158,7 +180,10 @@ class EngineLoop:
         """Book what has come, and bring near what the first of those that wait will need."""
         for seq, tokens in self._cache.land(self._mover.poll()):
             self._book.restored(seq, tokens)
-        self._cache.expect(sequence.id for sequence in islice(self._book.waiting, _WINDOW))
+        now_s = self._clock.now_s()
+        queue = self._book.policy.queue
+        first = (seq for seq in queue.candidates(now_s) if seq in self._book.waiting)
+        self._cache.expect(islice(first, _WINDOW))
 
     def _do_chores(self) -> None:
         """Copies for nobody in particular, likely victims first: what is clean can be dropped for free."""
@@ -168,7 +193,8 @@ class EngineLoop:
 
     def _launch(self) -> bool:
         ledger = self._cache.ledger()
-        plan = self._planner.plan(ledger)
+        plan = self._planner.plan(ledger, self._clock.now_s())
+        self._book.defer(plan, self._clock.now_s())
         if not plan.nano_batches and not plan.victims and not plan.restores:
             return False
         step = self._cache.seal(plan, ledger, self._launched + 1)
@@ -180,6 +206,7 @@ class EngineLoop:
                 self._refuse(plan, error)
                 return False
             self._launched += 1
+            self._started_s.append(self._clock.now_s())
         else:
             self._cache.keep_mail(step)
         self._cache.confirm(step)
@@ -211,6 +238,8 @@ class EngineLoop:
         if outcome.bad:
             self._fail_bad(flight.plan, outcome.bad)
         now_s = self._clock.now_s()
+        self._book.settle(now_s - max(self._started_s.popleft(), self._committed_s), now_s)
+        self._committed_s = now_s
         commit = self._book.commit(flight.plan.nano_batches, outcome.tokens, now_s)
         self._cache.commit(flight.plan.step, commit.progress)
         for finished in commit.finished:
@@ -221,7 +250,10 @@ class EngineLoop:
     def _void(self, failed: Flight, error: DeviceError) -> None:
         """The step failed: void it and every step launched behind it; its sequences run alone from now on."""
         log.error("step failed step=%d error=%s", failed.plan.step, error, exc_info=error)
-        suspects = self._book.void(failed.plan.nano_batches, is_suspect=True)
+        now_s = self._clock.now_s()
+        self._started_s.clear()
+        self._book.settle(0.0, now_s)
+        suspects = self._book.void(failed.plan.nano_batches, now_s, is_suspect=True)
         known = set(suspects)
         self._cache.end(failed.plan.step)
         while self._flights:
@@ -230,7 +262,8 @@ class EngineLoop:
                 behind.result()
             except DeviceError as exc:
                 log.error("step behind it failed too step=%d error=%s", behind.plan.step, exc)
-            known.update(self._book.void(behind.plan.nano_batches, is_suspect=False))
+            self._book.settle(0.0, now_s)
+            known.update(self._book.void(behind.plan.nano_batches, now_s, is_suspect=False))
             self._cache.end(behind.plan.step)
         if len(suspects) == 1 and sum(len(batch.slices) for batch in failed.plan.nano_batches) == 1:
             # It was alone: no other request can have broken the step.
@@ -258,12 +291,20 @@ class EngineLoop:
                 tokens=array("I", [token for _, token in said]).tobytes(),
                 logprobs=logprobs,
                 finished=finished,
-                gauges=self.gauges(commit.prompt_tokens + len(said)),
+                gauges=self.gauges(commit.prompt_tokens + len(said), is_full=self._is_full_due()),
             )
         )
 
-    def gauges(self, step_tokens: int = 0) -> Gauges:
-        """The books in numbers."""
+    def _is_full_due(self) -> bool:
+        """Tiers and routes are told now and then, and when the last sequence has ended."""
+        now_s = self._clock.now_s()
+        if now_s - self._full_s < _FULL_EVERY_S and len(self._book):
+            return False
+        self._full_s = now_s
+        return True
+
+    def gauges(self, step_tokens: int = 0, *, is_full: bool = True) -> Gauges:
+        """The books in numbers; with `is_full` tier by tier and route by route, too."""
         return Gauges(
             num_running=len(self._book.running),
             num_waiting=len(self._book) - len(self._book.running),
@@ -275,5 +316,12 @@ class EngineLoop:
             prefix_queries=self._cache.prefix_queries,
             prefix_hits=self._cache.prefix_hits,
             preemptions=self._book.num_preemptions,
+            preemptions_swap=self._book.num_swapped,
+            preemptions_recompute=self._book.num_preemptions - self._book.num_swapped,
+            swapped_tokens=self._cache.loaded_tokens,
+            recomputed_tokens=self._book.recomputed_tokens,
             steps=self._committed,
+            tiers=self._cache.tier_gauges() if is_full else (),
+            routes=self._mover.gauges() if is_full else (),
+            disk_state=self.disk_state,
         )

@@ -3,6 +3,7 @@
 import select
 import socket
 
+from engine.wake import Wake
 from tiercel.errors import WireError
 from tiercel.wire import FrameReader, FromEngine, ToEngine, encode_frame
 
@@ -12,8 +13,9 @@ _CHUNK_BYTES = 1 << 18
 class Mailbox:
     """Frames over one non-blocking stream socket."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, wake: Wake | None = None) -> None:
         sock.setblocking(False)
+        self._wake = wake
         self._socket = sock
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # pyright: ignore[reportArgumentType]
         self._unsent = bytearray()
@@ -57,11 +59,16 @@ class Mailbox:
         return bool(self._unsent)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a frame arrives, room to send appears or the time is over."""
+        """Sleep until a frame arrives, room to send appears, another thread wakes us or the time is over."""
         if self.is_closed:
             return
         writers = [self._socket] if self._unsent else []
-        select.select([self._socket], writers, [], timeout_s)
+        readers: list[socket.socket | Wake] = [self._socket]
+        if self._wake is not None:
+            readers.append(self._wake)
+        select.select(readers, writers, [], timeout_s)
+        if self._wake is not None:
+            self._wake.clear()
         self.flush()
 
 

@@ -7,124 +7,43 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
-import torch
-
-from device.base import Device, Lane
-from device.registry import open_device
-from engine.attention.registry import open_attention
-from engine.calibrate import show_arithmetic, size_pool, step_tokens
-from engine.loop import EngineLoop
+from engine.assembly import Engine, open_engine
 from engine.mailbox import Mailbox, receive_start
-from engine.models.base import Model
-from engine.models.generation import read_end_tokens
-from engine.models.registry import load_model
-from engine.progress import LoadProgress, Outbox
-from engine.rows import RowBook
-from engine.runner import Runner
-from engine.sampling import Sampler
-from kvcache.manager import CacheManager
-from kvcache.store.arena import Arena, open_arena
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
+from engine.wake import Wake
 from tiercel.clock import Clock, MonotonicClock
 from tiercel.errors import ConfigError
 from tiercel.log import configure_log
-from tiercel.settings import EngineSettings
-from tiercel.tier import Capacity, KVSpec
-from tiercel.wire import Failed, Loading, Ready, Start
+from tiercel.wire import Failed, Ready, Start
 
 log = logging.getLogger("engine.process")
 
 EXIT_CONFIG = 2
 EXIT_CRASH = 3
-_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-class Engine:
-    """The opened engine: its loop, what the loop drives, and the facts that the HTTP process is told."""
-
-    def __init__(
-        self,
-        loop: EngineLoop,
-        model: Model,
-        cache: CacheManager,
-        arena: Arena,
-        lane: Lane,
-        device: Device,
-        capacity: Capacity,
-    ) -> None:
-        self.loop = loop
-        self.model = model
-        self.cache = cache
-        self.arena = arena
-        self.device = device
-        self.capacity = capacity
-        self._lane = lane
-
-    def close(self) -> None:
-        """Stop the lane."""
-        self._lane.close()
-
-
-def kv_spec(model: Model, block_size: int) -> KVSpec:
-    """The block layout of a model."""
-    return KVSpec(
-        layers=model.layers,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        block_size=block_size,
-        dtype=_DTYPE_NAMES[model.dtype],
-    )
-
-
-def open_engine(settings: EngineSettings, mailbox: Outbox, clock: Clock) -> Engine:
-    """Load the model, size the pool and put the rooms together. Errors: ConfigError."""
-    device = open_device(settings.device, settings.threads)
-    torch_device = torch.device(device.name)
-    attention = open_attention(settings.attention_backend, torch_device)
-    with LoadProgress(mailbox) as progress:
-        model = load_model(settings, torch_device, attention, progress)
-    return assemble(settings, model, device, mailbox, clock)
-
-
-def assemble(settings: EngineSettings, model: Model, device: Device, mailbox: Outbox, clock: Clock) -> Engine:
-    """Books and machines round a loaded model."""
-    spec = kv_spec(model, settings.block_size)
-    capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes)
-    log.info("capacity %s", show_arithmetic(capacity, spec, device))
-    mailbox.post(Loading("allocating the KV pool"))
-    arena = open_arena(spec, capacity.blocks, torch.device(device.name))
-    # An id beyond the logits can never be sampled, and must not be banned until min_tokens either.
-    end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
-    book = SequenceBook(open_policy(settings.scheduling_policy), capacity.max_model_len, end_tokens)
-    cache = CacheManager(
-        capacity.blocks, settings.block_size, model.fingerprint, has_prefix_caching=settings.enable_prefix_caching
-    )
-    limits = StepLimits(settings.max_num_seqs, step_tokens(settings, device), settings.long_prefill_token_threshold)
-    max_rows = settings.max_num_seqs + 1  # a suspect is admitted past the limit
-    rows = RowBook(max_rows, -(-capacity.max_model_len // settings.block_size))
-    sampler = Sampler(max_rows, model.vocab_size, torch.device(device.name))
-    lane = device.open_lane()
-    runner = Runner(model, arena.kv, sampler, lane, rows, book, end_tokens)
-    loop = EngineLoop(book, cache, Planner(book, limits), runner, mailbox, clock, settings.async_depth)
-    return Engine(loop, model, cache, arena, lane, device, capacity)
-
-
-def run(engine: Engine, mailbox: Mailbox) -> None:
-    """Serve until the HTTP process says so or is gone."""
+def run(engine: Engine, mailbox: Mailbox, clock: Clock) -> None:
+    """Serve until the HTTP process says so or is gone; then persist for as long as it grants."""
     loop = engine.loop
     while not (loop.has_quit or mailbox.is_closed):
-        loop.take(mailbox.take())
-        if not loop.step():
-            mailbox.wait(1.0 if loop.is_idle else 0.01)
-        else:
-            mailbox.flush()
+        _turn(engine, mailbox, 1.0)
+    end_s = clock.now_s() + loop.quit_patience_s
+    while loop.has_chores and not mailbox.is_closed and (left_s := end_s - clock.now_s()) > 0:
+        _turn(engine, mailbox, left_s)
 
 
-def serve(mailbox: Mailbox, clock: Clock) -> int:
+def _turn(engine: Engine, mailbox: Mailbox, most_s: float) -> None:
+    """Mail and one step; sleep when there is nothing to do."""
+    loop = engine.loop
+    loop.take(mailbox.take())
+    engine.upkeep.tend()
+    if loop.step():
+        mailbox.flush()
+    else:
+        mailbox.wait(min(most_s, engine.patience_s()))
+
+
+def serve(mailbox: Mailbox, wake: Wake, clock: Clock, arena_fd: int | None) -> int:
     """The life of the process, from the first frame on. Returns the exit code."""
     first, *rest = receive_start(mailbox)
     if not isinstance(first, Start):
@@ -133,7 +52,7 @@ def serve(mailbox: Mailbox, clock: Clock) -> int:
     configure_log(first.settings.log_level, first.settings.log_format)
     started_s = clock.now_s()
     try:
-        engine = open_engine(first.settings, mailbox, clock)
+        engine = open_engine(first.settings, mailbox, wake, clock, arena_fd)
     except ConfigError as error:
         mailbox.post(Failed(error.code, str(error)))
         _drain(mailbox, clock)
@@ -147,7 +66,7 @@ def serve(mailbox: Mailbox, clock: Clock) -> int:
             vocab_size=engine.model.vocab_size,
             block_size=engine.capacity.block_size,
             blocks_total=engine.capacity.blocks,
-            dtype=_DTYPE_NAMES[engine.model.dtype],
+            dtype=engine.dtype,
             device=engine.device.name,
             model_impl=engine.model.impl,
             weights_bytes=engine.capacity.weights_bytes,
@@ -156,7 +75,8 @@ def serve(mailbox: Mailbox, clock: Clock) -> int:
         )
     )
     engine.loop.take(rest)
-    run(engine, mailbox)
+    run(engine, mailbox, clock)
+    engine.close()
     return 0
 
 
@@ -170,11 +90,14 @@ def main() -> int:
     """Own the process: signals, logging, exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited stream socket")
-    fd = parser.parse_args().fd
+    parser.add_argument("--arena-fd", type=int, help="inherited memfd of the host tier, which outlives this process")
+    arguments = parser.parse_args()
     # Ctrl-C reaches the whole process group; the HTTP process drains and then tells us to quit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return serve(Mailbox(socket.socket(fileno=fd)), MonotonicClock())
+        wake = Wake.open()
+        mailbox = Mailbox(socket.socket(fileno=arguments.fd), wake)
+        return serve(mailbox, wake, MonotonicClock(), arguments.arena_fd)
     except Exception:
         log.exception("engine died pid=%d", os.getpid())
         return EXIT_CRASH

@@ -107,6 +107,8 @@ class IdleWork:
 
     def _pick(self, picked: dict[BlockKey, SlotId], slot: SlotId) -> None:
         key = self._tiers.device.key(slot)
+        if self._tiers.is_over_quota(Tier.DDR, self._tiers.device.owner(slot)):
+            return
         if key is not None and self._tiers.loadable(key) is None and not self._tiers.transfers.is_flying(Tier.DDR, key):
             picked[key] = slot
 
@@ -145,7 +147,9 @@ class IdleWork:
                 continue
             key = chain.keys[chain.cursor]
             source = self._tiers.gateway.slot_by_key.get(key)
-            if source is not None:
+            if source is not None and self._tiers.is_over_quota(Tier.SSD, self._tiers.gateway.owner(source)):
+                self._chains.pop()
+            elif source is not None:
                 self._tiers.gateway.hold(source, by_transfer=True)
                 self._tiers.outbox.append(self._tiers.persist(key, source, Purpose.BACKGROUND))
                 chain.cursor += 1

@@ -122,9 +122,13 @@ class Ledger:
         self.found_by_seq[seq] = found
         return found
 
-    def dirty_blocks(self, seq: SeqId) -> int:
-        """Blocks that would have to be written if the sequence were swapped out now. Cost: O(its blocks)."""
-        return min(len(self._tiers.dirty(self._table_by_seq[seq])), self._spillable)
+    def blocks_below(self, seq: SeqId) -> tuple[int, int]:
+        """Of the sequence's full blocks: how many could be spilled, and how many a lower tier has. Cost: O(blocks)."""
+        if not self._tiers.has_lower_tier:
+            return 0, 0
+        table = self._table_by_seq[seq]
+        dirty = len(self._tiers.dirty(table))
+        return min(dirty, self._spillable), table.num_published - dirty
 
     def reserve(self, seq: SeqId, tokens: int) -> bool:
         """Have room for the first `tokens` tokens of a sequence. False, and nothing changed, when there is none."""

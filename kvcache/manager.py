@@ -1,21 +1,23 @@
 """The cache manager: sole writer of block tables and, through the pools, of every slot's state."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from kvcache.block import namespace_key
+from kvcache.block import child_key, namespace_key
 from kvcache.idle import IdleWork, Scan
 from kvcache.ledger import MOST_HASHES, Found, Ledger
+from kvcache.owner import OwnerBook
 from kvcache.pool import SlotPool, Undo
 from kvcache.table import BlockTable, Fetch, Restore
 from kvcache.tiers import TierBook, TierLimits
 from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey, SeqId, SlotId
+from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
+from tiercel.outcome import TierGauges
 from tiercel.plan import Plan, StepPlan, TableUpdate
 from tiercel.rates import Rates
+from tiercel.tenant import DEFAULT_TENANT, KvQuota
 from tiercel.tier import Landing, Route, Transfer, Verdict
 
-_MOST_OWNERS = 60_000  # sharing scopes told apart by eviction
 _HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place
 
 
@@ -52,8 +54,9 @@ class CacheManager:
             rates,
             limits or TierLimits(),
         )
+        self._rates = rates
         self._idle = IdleWork(self._tiers, block_size, rates)
-        self._owner_by_scope: dict[bytes, int] = {}
+        self._owners = OwnerBook(self._tiers.quotas)
         self._restoring: dict[int, SeqId] = {}  # by transfer
         self._table_by_seq: dict[SeqId, BlockTable] = {}
         self._fingerprint = fingerprint
@@ -65,12 +68,28 @@ class CacheManager:
 
     # ---- sequences
 
-    def open(self, seq: SeqId, tokens: "array[int]", scope: bytes) -> None:
+    def peek(self, tokens: bytes, scope: bytes) -> int:
+        """Tokens of a prompt (raw uint32) that lie in HBM or DDR now. Cost: hashes those, and one block more."""
+        if not self._has_prefix_caching:
+            return 0
+        width = 4 * self.block_size
+        key, covered = namespace_key(self._fingerprint, scope), 0
+        while covered + width < len(tokens):
+            key = child_key(key, tokens[covered : covered + width])
+            if key not in self._pool.slot_by_key and self._tiers.loadable(key) is None:
+                break
+            covered += width
+        return covered // 4
+
+    def set_quotas(self, quotas: Mapping[TenantId, KvQuota]) -> None:
+        """Most bytes that tenants may keep in the lower tiers."""
+        self._owners.set_quotas(quotas, self._rates().block_bytes)
+
+    def open(self, seq: SeqId, tokens: "array[int]", scope: bytes, tenant: TenantId = DEFAULT_TENANT) -> None:
         """Know a sequence. `tokens` is its own growing array; `scope` says whose blocks it may share."""
         if seq in self._table_by_seq:
             raise InvariantError("cache.opened_twice", seq=seq)
-        owner = self._owner_by_scope.setdefault(scope, min(len(self._owner_by_scope), _MOST_OWNERS))
-        self._table_by_seq[seq] = BlockTable(seq, namespace_key(self._fingerprint, scope), tokens, owner)
+        self._table_by_seq[seq] = BlockTable(seq, namespace_key(self._fingerprint, scope), tokens, self._owners[tenant])
 
     def close(self, seq: SeqId) -> None:
         """Forget a sequence and drop its references; slots that a launched step touches go through limbo."""
@@ -252,6 +271,11 @@ class CacheManager:
         """Blocks that hold a prefix nobody uses now."""
         return self._pool.num_cached
 
+    def tier_gauges(self) -> tuple[TierGauges, ...]:
+        """Every tier in numbers."""
+        found = self.prefix_hits - self.loaded_tokens
+        return self._tiers.gauges(self.prefix_queries, found, self.loaded_tokens, self._rates().block_bytes)
+
     def slots(self, seq: SeqId) -> tuple[SlotId, ...]:
         """The sequence's block table."""
         return tuple(SlotId(slot) for slot in self._table_by_seq[seq].slots)
@@ -292,7 +316,7 @@ class CacheManager:
         if not count:
             return []
         if table.slots:
-            return self._pool.take_many(count, near=SlotId(table.slots[-1]))
+            return self._pool.take_many(count, near=SlotId(table.slots[-1]), headroom=_HEADROOM)
         return self._pool.take_many(count, headroom=_HEADROOM)
 
     def _fill(self, table: BlockTable, found: Found, taken: list[SlotId]) -> list[Transfer]:

@@ -146,25 +146,28 @@ class Segments:
         chosen: list[int] = []
         following, owners, slots = self._next, self.owners, self._slots
         spare: dict[int, int] = {}
+        spared: set[int] = set()
         for end in range(slots, slots + _SEGMENTS):
-            slot = following[end]
-            depth = 0
-            while slot != end and len(chosen) < count and depth < SEARCH_DEPTH:
+            slot, depth = following[end], SEARCH_DEPTH
+            while slot != end and depth and len(chosen) < count:
                 owner = owners[slot]
+                if owner in spared:
+                    depth -= 1
+                    slot = following[slot]
+                    continue
                 left = spare.get(owner)
                 if left is None:
-                    left = spare[owner] = self._count_by_owner[owner] - self.floor_by_owner.get(owner, 0)
+                    left = self._count_by_owner[owner] - self.floor_by_owner.get(owner, 0)
+                spare[owner] = left - 1
                 if left > 0:
-                    spare[owner] = left - 1
                     chosen.append(slot)
+                    slot = following[slot]
                 else:
-                    depth += 1
-                slot = following[slot]
+                    spared.add(owner)
             if len(chosen) == count:
                 return chosen
         known = set(chosen)
-        chosen += [slot for slot in self._some(count) if slot not in known][: count - len(chosen)]
-        return chosen
+        return chosen + [slot for slot in self._some(count) if slot not in known][: count - len(chosen)]
 
     def _some(self, count: int) -> list[int]:
         """The first of all in order, so many that `count` of them were not chosen yet."""

@@ -15,6 +15,7 @@ from kvcache.table import BlockTable
 from kvcache.transfers import TransferBook
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.outcome import TierGauges
 from tiercel.rates import Rates
 from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 
@@ -23,7 +24,7 @@ class TierLimits(Struct, frozen=True, kw_only=True):
     """How much the tiers may be used for what."""
 
     shadow_share: float = 0.25  # of DDR, for copies that also lie in HBM
-    wanted_share: float = 0.25  # of the gateway, for what waiting sequences will need
+    wanted_share: float = 0.5  # of the gateway, for what waiting sequences will need
     background_blocks: int = 16  # flying for nobody, each route
     fetch_blocks: int = 64  # flying up from the disk
     daily_blocks: int = 0  # written to the disk a day; 0 = no limit
@@ -55,8 +56,10 @@ class TierBook:
         self.gateway = host or device  # the disk reads into it and writes from it
         self.limits = limits
         self.outbox: list[Transfer] = []  # to be started
+        self.fetched_blocks = 0  # that came up from the disk
         self.misses = 0  # copies that were not what their key promises
         self.unverified: dict[BlockKey, SlotId] = {}  # copies that an earlier engine left; nobody's until verified
+        self.quotas: dict[tuple[Tier, int], int] = {}  # most cached blocks of an owner in a tier
         self.budget = WriteBudget(limits.daily_blocks)
         self.can_write_disk = True
         self._block_size = block_size
@@ -65,6 +68,11 @@ class TierBook:
             device.on_evict = self._on_device_eviction
 
     # ---- lookups
+
+    @property
+    def has_lower_tier(self) -> bool:
+        """A victim's blocks may survive below the device tier."""
+        return self.host is not None or self.disk is not None
 
     def loadable(self, key: BlockKey) -> SlotId | None:
         """The DDR copy that could be restored, when DDR is a tier of its own."""
@@ -102,11 +110,19 @@ class TierBook:
             return self.host.num_free + self.host.num_cached
         return self.writable_blocks
 
+    def is_over_quota(self, tier: Tier, owner: int) -> bool:
+        """The owner may keep no more copies there."""
+        most = self.quotas.get((tier, owner))
+        pool = self.host if tier is Tier.DDR else self.disk
+        return most is not None and pool is not None and pool.num_cached_of(owner) >= most
+
     # ---- inside a seal
 
     def spill(self, table: BlockTable) -> list[Transfer]:
         """A victim's dirty blocks go down, as many as there is room for, head of the chain first."""
-        pairs = self.dirty(table)[: self.num_spillable]
+        lower = Tier.SSD if self.host is None else Tier.DDR
+        room = 0 if self.is_over_quota(lower, table.owner) else self.num_spillable
+        pairs = self.dirty(table)[:room]
         for _, slot in pairs:
             self.device.hold(slot, by_transfer=True)
         if self.host is None:
@@ -173,6 +189,7 @@ class TierBook:
                 self._land_copies(transfer, self.gateway, self._disk(), keep, is_good=is_good)
             case Route.PREFETCH:
                 self._land_copies(transfer, self._disk(), self.gateway, Keep.WANTED, is_good=is_good)
+                self.fetched_blocks += is_good
                 if landing.verdict is Verdict.MISS:
                     self._disk().evict_key(transfer.keys[0])
             case Route.VERIFY:
@@ -313,6 +330,30 @@ class TierBook:
                 self.unverified[key] = slot
 
     # ---- facts
+
+    def gauges(
+        self, asked_tokens: int, hit_tokens: int, loaded_tokens: int, block_bytes: int
+    ) -> tuple[TierGauges, ...]:
+        """Every tier in numbers. What a tier did not have was looked up in the next one."""
+        fetched_tokens = self.fetched_blocks * self._block_size
+        found_by_tier = {Tier.HBM: hit_tokens, Tier.DDR: loaded_tokens, Tier.SSD: fetched_tokens}
+        gauges: list[TierGauges] = []
+        for tier, pool in self.pools():
+            asked_tokens = max(0, asked_tokens - found_by_tier[tier])
+            gauges.append(
+                TierGauges(
+                    tier=tier,
+                    block_bytes=block_bytes,
+                    blocks_total=pool.blocks,
+                    blocks_used=pool.num_owned + pool.num_limbo,
+                    blocks_cached=pool.num_cached,
+                    hit_tokens=found_by_tier[tier],
+                    missed_tokens=asked_tokens,
+                    evictions=pool.evictions,
+                    mean_run_blocks=pool.mean_run,
+                )
+            )
+        return tuple(gauges)
 
     def pools(self) -> tuple[tuple[Tier, SlotPool], ...]:
         """Every tier that exists. An arena that is HBM and DDR in one is named by what it is: DDR memory."""

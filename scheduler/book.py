@@ -10,7 +10,7 @@ from scheduler.sequence import Sequence, SequenceState
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason
-from tiercel.plan import NanoBatch, Plan, Slice
+from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice
 from tiercel.request import Request
 
 
@@ -31,12 +31,13 @@ def _rank(sequence: Sequence) -> tuple[float, ...]:
 
 
 class SequenceBook:
-    """Sequences by id, and those that run or wait in rank order."""
+    """Sequences by id; those that run, in rank order; those that wait, in the policy's queue."""
 
     def __init__(self, policy: Policy, max_model_len: int, end_tokens: Iterable[int]) -> None:
         self.running: list[Sequence] = []  # rank order
-        self.waiting: list[Sequence] = []  # rank order; WAITING and PREEMPTED
+        self.waiting: dict[SeqId, Sequence] = {}  # WAITING and PREEMPTED; the policy knows their order
         self.num_preemptions = 0  # since start
+        self.preemptions_by_reason: dict[PreemptionReason, int] = {}
         self.num_swapped = 0  # of them: with blocks to spill
         self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
         self.num_preempted = 0  # now: PREEMPTED or DRAINING
@@ -45,6 +46,11 @@ class SequenceBook:
         self._policy = policy
         self._max_model_len = max_model_len
         self._end_tokens = frozenset(end_tokens)
+
+    @property
+    def policy(self) -> Policy:
+        """Whose turn it is."""
+        return self._policy
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -55,54 +61,81 @@ class SequenceBook:
     def __getitem__(self, seq: SeqId) -> Sequence:
         return self._by_id[seq]
 
-    def add(self, request: Request) -> Sequence:
-        """A new sequence waits."""
+    def add(self, request: Request, now_s: float = 0.0, near_tokens: int = 0) -> Sequence:
+        """A new sequence waits. `near_tokens` of it are cached as of now."""
         if request.id in self._by_id:
             raise InvariantError("book.added_twice", seq=request.id)
         num_prompt = len(request.prompt) // 4
         limit = min(num_prompt + request.params.max_tokens, self._max_model_len)
         sequence = Sequence(request, self._policy.rank(request, request.band), limit)
-        self._by_id[request.id] = sequence
-        insort(self.waiting, sequence, key=_rank)
+        sequence.near_tokens = near_tokens
+        sequence.tbt_goal_s = self._policy.slo(request.tenant).tbt_s
+        self._by_id[request.id] = self.waiting[request.id] = sequence
+        self._policy.wait(sequence, request.arrival_s, now_s)
         return sequence
 
-    def move(self, seq: SeqId, band: int) -> None:
+    def move(self, seq: SeqId, band: int, now_s: float = 0.0) -> None:
         """Another priority band from now on, whatever it is doing."""
         sequence = self._by_id[seq]
-        for queue in (self.running, self.waiting):
-            if sequence in queue:
-                queue.remove(sequence)
-                sequence.rank = self._policy.rank(sequence.request, band)
-                insort(queue, sequence, key=_rank)
-        sequence.rank = self._policy.rank(sequence.request, band)
+        holds = sequence in self.running
+        if holds:
+            self.running.remove(sequence)
+            self._policy.release(sequence, now_s)
         sequence.band = band
+        sequence.rank = self._policy.rank(sequence.request, band)
+        if holds:
+            insort(self.running, sequence, key=_rank)
+            self._policy.admit(sequence, now_s)
+        if seq in self._policy.queue:
+            self._policy.wait(sequence, self._policy.queue[seq].since_s, now_s)
 
     def launch(self, plan: Plan, now_s: float) -> None:
         """The plan is sealed and launched: its slices are on their way."""
-        swapped = set(plan.swapped)
-        for seq in plan.victims:
-            self._preempt(self._by_id[seq], is_swap=seq in swapped)
-        restores = set(plan.restores)
-        for seq in plan.admitted:
-            sequence = self._by_id[seq]
-            self.waiting.remove(sequence)
-            self.num_preempted -= sequence.state is SequenceState.PREEMPTED
-            insort(self.running, sequence, key=_rank)
-            sequence.state = SequenceState.RESTORING if seq in restores else SequenceState.RUNNING
+        self._switch(plan, now_s)
+        pieces: list[tuple[Sequence, Slice]] = []
         for batch in plan.nano_batches:
             for piece in batch.slices:
                 sequence = self._by_id[piece.seq]
+                pieces.append((sequence, piece))
                 if sequence.first_launch_s is None:
                     sequence.first_launch_s = now_s
                     sequence.num_cached = min(piece.start, sequence.num_prompt)
                 if sequence.in_flight == 0 and piece.start > sequence.computed:
-                    sequence.computed = piece.start  # a prefix hit
+                    sequence.computed = sequence.resumed_at = piece.start  # a prefix hit
                 if sequence.lost:
                     self.recomputed_tokens += max(0, sequence.lost - piece.start)
                     sequence.lost = 0
                 sequence.scheduled = piece.start + piece.length
                 sequence.in_flight += 1
                 sequence.pending += piece.samples
+                if piece.samples:
+                    self._policy.decode(sequence, now_s)
+        if pieces:
+            self._policy.launch(pieces, now_s)
+
+    def _switch(self, plan: Plan, now_s: float) -> None:
+        """Who gives way and who comes in."""
+        swapped, restores = set(plan.swapped), set(plan.restores)
+        culprit = self._policy.account(self._by_id[plan.beneficiary]) if plan.beneficiary is not None else None
+        for seq, reason in zip(plan.victims, plan.reasons, strict=True):
+            sequence = self._by_id[seq]
+            if reason == "debt":
+                self._policy.bar(sequence)
+            self.preemptions_by_reason[reason] = self.preemptions_by_reason.get(reason, 0) + 1
+            sequence.culprit = culprit
+            self._preempt(sequence, now_s, is_swap=seq in swapped)
+        for seq in plan.admitted:
+            sequence = self.waiting.pop(seq)
+            self.num_preempted -= sequence.state is SequenceState.PREEMPTED
+            insort(self.running, sequence, key=_rank)
+            sequence.state = SequenceState.RESTORING if seq in restores else SequenceState.RUNNING
+            sequence.is_aged = seq == plan.aged
+            sequence.resumed_at = 0
+            self._policy.admit(sequence, now_s)
+
+    def defer(self, plan: Plan, now_s: float) -> None:
+        """What the plan could not dispatch: nobody waits on those, and nobody is charged for their waiting."""
+        self._policy.defer(plan.deferred, now_s)
 
     def restored(self, seq: SeqId, tokens: int) -> None:
         """The blocks of a RESTORING sequence have landed, or as many as there are: it runs from here."""
@@ -110,7 +143,7 @@ class SequenceBook:
         if sequence.state is not SequenceState.RESTORING:
             raise InvariantError("book.restored", seq=seq, state=sequence.state.value)
         sequence.state = SequenceState.RUNNING
-        sequence.computed = sequence.scheduled = tokens
+        sequence.computed = sequence.scheduled = sequence.resumed_at = tokens
 
     def commit(self, batches: List[NanoBatch], tokens: List[int], now_s: float) -> Commit:
         """A launched step ended well. `tokens` belong to its sampling slices in order.
@@ -134,11 +167,13 @@ class SequenceBook:
         sequence = self._by_id.pop(seq)
         match sequence.state:
             case SequenceState.WAITING | SequenceState.PREEMPTED:
-                self.waiting.remove(sequence)
+                del self.waiting[seq]
             case SequenceState.RUNNING | SequenceState.RESTORING:
                 self.running.remove(sequence)
+                self._policy.release(sequence, now_s)
             case SequenceState.DRAINING | SequenceState.DONE:
                 pass
+        self._policy.leave(sequence, now_s)
         self._clear_suspect(sequence)
         self.num_preempted -= sequence.state in (SequenceState.PREEMPTED, SequenceState.DRAINING)
         sequence.state = SequenceState.DONE
@@ -158,7 +193,11 @@ class SequenceBook:
             error=error,
         )
 
-    def void(self, batches: List[NanoBatch], *, is_suspect: bool) -> list[SeqId]:
+    def settle(self, measured_s: float, now_s: float) -> None:
+        """The oldest launched step took so long; 0 when it was void."""
+        self._policy.settle(1e3 * measured_s, now_s)
+
+    def void(self, batches: List[NanoBatch], now_s: float, *, is_suspect: bool) -> list[SeqId]:
         """A launched step failed, or was launched behind one that did: nothing of it counts.
 
         Returns the sequences that were in it and are still known. As suspects they run alone from now on.
@@ -176,7 +215,9 @@ class SequenceBook:
                 if is_suspect:
                     self._mark_suspect(sequence)
                 if sequence.state is SequenceState.DRAINING and sequence.in_flight == 0:
-                    self._wait_again(sequence)
+                    self._wait_again(sequence, now_s)
+                elif sequence.state is SequenceState.RUNNING and sequence.want > 1:
+                    self._policy.wait(sequence, now_s, now_s)
         return known
 
     def suspect(self, plan: Plan) -> list[SeqId]:
@@ -192,7 +233,8 @@ class SequenceBook:
             is_right = (
                 0 <= sequence.computed <= sequence.scheduled <= sequence.num_tokens
                 and (sequence.state in (SequenceState.RUNNING, SequenceState.RESTORING)) == (sequence in self.running)
-                and (sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)) == (sequence in self.waiting)
+                and (sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED))
+                == (sequence.id in self.waiting)
                 and (sequence.state is not SequenceState.DRAINING or sequence.in_flight > 0)
                 and len(sequence.tokens) <= sequence.limit
                 and sequence.pending <= sequence.in_flight
@@ -204,9 +246,14 @@ class SequenceBook:
         away = (SequenceState.PREEMPTED, SequenceState.DRAINING)
         if self.num_preempted != sum(sequence.state in away for sequence in self._by_id.values()):
             raise InvariantError("book.preempted", counted=self.num_preempted)
-        for queue in (self.running, self.waiting):
-            if any(first.rank > second.rank for first, second in pairwise(queue)):
-                raise InvariantError("book.order")
+        if any(first.rank > second.rank for first, second in pairwise(self.running)):
+            raise InvariantError("book.order")
+        unplaced = [seq for seq in self.waiting if seq not in self._policy.queue]
+        # Who runs and wants more than the one token of a decode waits for the rest of its prompt.
+        unplaced += [one.id for one in self.running if one.want > 1 and one.id not in self._policy.queue]
+        if unplaced:
+            raise InvariantError("book.queue", seqs=unplaced[:8])
+        self._policy.check_integrity()
 
     def _advance(self, sequence: Sequence, piece: Slice, token: int | None, now_s: float, commit: Commit) -> None:
         sequence.in_flight -= 1
@@ -216,7 +263,7 @@ class SequenceBook:
             sequence.computed = end = piece.start + piece.length
             commit.progress.append((sequence.id, end))
         elif sequence.in_flight == 0:
-            self._wait_again(sequence)
+            self._wait_again(sequence, now_s)
         if piece.start < sequence.num_prompt:
             commit.prompt_tokens += min(piece.length, sequence.num_prompt - piece.start)
         if token is not None:
@@ -239,22 +286,27 @@ class SequenceBook:
             return FinishReason.LENGTH
         return None
 
-    def _preempt(self, sequence: Sequence, *, is_swap: bool) -> None:
+    def _preempt(self, sequence: Sequence, now_s: float, *, is_swap: bool) -> None:
         self.running.remove(sequence)
+        self._policy.release(sequence, now_s)
         sequence.preemptions += 1
         sequence.lost = max(sequence.lost, sequence.computed)
+        sequence.redo_until = max(sequence.redo_until, sequence.computed)
+        sequence.is_aged = False
         self.num_preemptions += 1
         self.num_swapped += is_swap
         self.num_preempted += 1
         if sequence.in_flight:
             sequence.state = SequenceState.DRAINING
+            self._policy.leave(sequence, now_s)
         else:
-            self._wait_again(sequence)
+            self._wait_again(sequence, now_s)
 
-    def _wait_again(self, sequence: Sequence) -> None:
+    def _wait_again(self, sequence: Sequence, now_s: float) -> None:
         sequence.state = SequenceState.PREEMPTED
-        sequence.computed = sequence.scheduled = 0
-        insort(self.waiting, sequence, key=_rank)
+        sequence.computed = sequence.scheduled = sequence.near_tokens = 0
+        self.waiting[sequence.id] = sequence
+        self._policy.wait(sequence, now_s, now_s)
 
     def _mark_suspect(self, sequence: Sequence) -> None:
         self.num_suspects += not sequence.is_suspect

@@ -287,6 +287,15 @@ class TenantBook:
         state = self._states.get(account)
         return 0.0 if state is None else -state.deficit_ms / state.weight
 
+    def weight(self, account: Account) -> float:
+        """The weight of its tenant."""
+        return self._weight(account)
+
+    def ready_weight(self, band: int) -> float:
+        """The weights of all accounts of a band that have dispatchable waiting work. Cost: O(accounts)."""
+        found = self._bands.get(band)
+        return sum(state.weight for state in found.ready.values()) if found is not None else 0.0
+
     def take_turned(self) -> set[Account]:
         """Accounts whose eligibility may have changed since the last call."""
         turned, self._turned = self._turned, set()

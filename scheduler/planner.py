@@ -1,46 +1,22 @@
 """The planner: from the book and a cache overlay to the plan of one step."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
 
 from scheduler.book import SequenceBook
 from scheduler.budget import chunk_length
+from scheduler.draft import CacheView, Draft
+from scheduler.fairness import Account
 from scheduler.preemption import SwapChooser
-from scheduler.sequence import Sequence
+from scheduler.sequence import Sequence, SequenceState
+from scheduler.victim import Holder, Hunger, SwitchBrake, victims
 from tiercel.ids import SeqId
-from tiercel.plan import NanoBatch, Plan, Slice
+from tiercel.plan import Plan, PreemptionReason
 from tiercel.rates import Rates
 
-
-_MOST_SWITCHES = 2  # preemptions for somebody who waits, a step
-
-
-class Found(Protocol):
-    """The prefix of a sequence that need not be computed."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def hit_blocks(self) -> int: ...
-    @property
-    def load_blocks(self) -> int: ...
-
-
-class CacheView(Protocol):
-    """What planning needs from the cache: an overlay that changes nothing until it is sealed."""
-
-    block_size: int
-
-    @property
-    def available_blocks(self) -> int: ...
-    @property
-    def coming_blocks(self) -> int: ...
-    def num_blocks(self, seq: SeqId) -> int: ...
-    def match(self, seq: SeqId, *, may_load: bool = True) -> Found | None: ...
-    def dirty_blocks(self, seq: SeqId) -> int: ...
-    def reserve(self, seq: SeqId, tokens: int) -> bool: ...
-    def claim(self, seq: SeqId, start: int, end: int) -> None: ...
-    def release(self, seq: SeqId, *, spills: bool = False) -> None: ...
+_LEAST_SINCE_RESUME = 16  # tokens before somebody who came back may be sent away again for one who waits
+_EARMARK_STEPS = 64  # for so long nobody takes what was freed for somebody else
+_MOST_CANDIDATES = 64  # looked at in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +26,10 @@ class StepLimits:
     max_num_seqs: int
     max_num_batched_tokens: int  # at least max_num_seqs, so that every decode fits beside a prefill's first token
     long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0 = no cap
-
-
-class _Draft:
-    """The plan being drawn; dies with the step."""
-
-    def __init__(self, cache: CacheView, budget: int, chooser: SwapChooser) -> None:
-        self.cache = cache
-        self.chooser = chooser
-        self.budget = budget
-        self.slice_by_seq: dict[SeqId, Slice] = {}
-        self.admitted: list[SeqId] = []
-        self.restores: list[SeqId] = []
-        self.victims: dict[SeqId, bool] = {}  # whether it is swapped
-        self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
-
-    def add(self, sequence: Sequence, start: int, length: int) -> None:
-        samples = start + length == sequence.num_tokens
-        self.slice_by_seq[sequence.id] = Slice(sequence.id, start, length, samples)
-        self.budget -= length
-        if length > 1:
-            self.cache.claim(sequence.id, start, start + length)
-
-    def preempt(self, victim: Sequence) -> None:
-        piece = self.slice_by_seq.pop(victim.id, None)
-        if piece is not None:
-            self.budget += piece.length
-        dirty = self.cache.dirty_blocks(victim.id)
-        spills = self.chooser.swaps(dirty, self.cache.num_blocks(victim.id), victim.computed)
-        self.cache.release(victim.id, spills=spills)
-        self.victims[victim.id] = spills
-
-    def plan(self) -> Plan:
-        slices = tuple(self.slice_by_seq.values())
-        batches = (NanoBatch(slices),) if slices else ()
-        swapped = tuple(seq for seq, spills in self.victims.items() if spills)
-        return Plan(batches, tuple(self.admitted), tuple(self.victims), swapped, tuple(self.restores))
+    max_long_partial_prefills: int = 0  # long prompts under way at once; 0 = no cap
+    long_prompt_tokens: int = 2048  # from here on a prompt is long
+    tbt_goal_ms: float = 0.0  # between two tokens of those that decode, where the tenant has no goal; 0 = none
+    block_bytes: int = 0  # for quotas
 
 
 class Planner:
@@ -93,83 +37,97 @@ class Planner:
 
     def __init__(self, book: SequenceBook, limits: StepLimits, chooser: SwapChooser | None = None) -> None:
         self._book = book
+        self._policy = book.policy
         self._limits = limits
         self._chooser = chooser or SwapChooser("auto", Rates)
+        self._hunger = Hunger()
+        self._earmark: SeqId | None = None
+        self._earmark_steps = 0
 
-    def plan(self, cache: CacheView) -> Plan:
-        """One step: running decodes, then running prefills, then admissions, each in rank order.
+    def plan(self, cache: CacheView, now_s: float = 0.0) -> Plan:
+        """One step: decodes, then chunks of prompts and admissions in the policy's order.
 
-        The first in rank always gets a token; it may take blocks from the last. Never fails for lack of room.
+        The first in rank always gets a token; it may take blocks from those behind it. Never fails for lack of room.
         """
-        draft = _Draft(cache, self._limits.max_num_batched_tokens, self._chooser)
+        draft = Draft(cache, self._limits.max_num_batched_tokens, self._chooser)
         if self._book.num_suspects:
             self._run_suspect(draft)
             return draft.plan()
-        outstanding = self._continue_running(draft)
+        self._policy.begin(now_s)
+        prefills = [one for one in self._book.running if one.id in self._policy.queue]
+        self._decode(draft, has_prefills=bool(prefills))
+        draft.outstanding = sum(
+            max(0, -(-one.num_tokens // cache.block_size) - cache.num_blocks(one.id))
+            for one in prefills
+            if one.id not in draft.victims
+        )
         self._keep_room_to_grow(draft)
-        if not draft.is_short and not draft.victims:
-            self._admit_waiting(draft, outstanding)
+        self._fill(draft, now_s, self._num_long(prefills))
         return draft.plan()
 
-    def _continue_running(self, draft: _Draft) -> int:
-        """Slices for those that run. Returns the blocks that their known tokens still need after this step.
+    # ---- decodes
+
+    def _decode(self, draft: Draft, *, has_prefills: bool) -> None:
+        """One token each for those whose prompt is through, and the prompt budget that their goals leave.
 
         Decodes inside a block go first: they need nothing. Who needs a block gets it in rank order, so that what the
         first freed by preempting is not taken by a lower one that happens to decode.
         """
-        block_size = draft.cache.block_size
-        decodes: list[Sequence] = []
+        block_size, queue = draft.cache.block_size, self._policy.queue
+        inside: list[Sequence] = []
         needy: list[Sequence] = []
         for sequence in self._book.running:
-            want = sequence.want
-            if want == 1 and sequence.scheduled % block_size:
-                decodes.append(sequence)
-            elif want:
-                needy.append(sequence)
-        kept_tokens = 1 if needy else 0  # in case the first in rank is among them
-        for sequence in decodes:
+            if sequence.want and sequence.id not in queue:
+                (inside if sequence.scheduled % block_size else needy).append(sequence)
+        kept_tokens = 1 if needy or has_prefills else 0  # in case the first in rank is among them
+        for sequence in inside:
             if draft.budget <= kept_tokens:
                 break
             draft.add(sequence, sequence.scheduled, 1)
-        waiting_decodes = sum(sequence.want == 1 for sequence in needy)
         for sequence in needy:
             if draft.budget <= 0:
                 break
-            waiting_decodes -= sequence.want == 1
-            if sequence.id not in draft.victims:
-                self._continue(draft, sequence, max(1, draft.budget - waiting_decodes))
-        return sum(
-            max(0, -(-sequence.num_tokens // block_size) - draft.cache.num_blocks(sequence.id))
-            for sequence in needy
-            if sequence.want > 1 and sequence.id not in draft.victims
-        )
+            if sequence.id not in draft.victims and self._make_room(draft, sequence, sequence.scheduled + 1):
+                draft.add(sequence, sequence.scheduled, 1)
+        self._keep_goals(draft)
 
-    def _continue(self, draft: _Draft, sequence: Sequence, budget: int) -> None:
-        length = self._chunk(draft, sequence.scheduled, sequence.want, budget)
-        if self._make_room(draft, sequence, sequence.scheduled + length):
-            draft.add(sequence, sequence.scheduled, length)
+    def _keep_goals(self, draft: Draft) -> None:
+        """Leave so much of the budget that the step ends within the tightest goal of those that decode.
 
-    def _make_room(self, draft: _Draft, sequence: Sequence, tokens: int) -> bool:
-        """Reserve blocks, preempting from the last in rank upwards. False: wait for blocks that are coming."""
+        Source: QoServe (ASPLOS '26), dynamic chunking. A block at least, or prompts would never get through.
+        """
+        decoding = [self._book[seq] for seq in draft.slice_by_seq]
+        default = self._limits.tbt_goal_ms or None
+        goals = [1e3 * one.tbt_goal_s if one.tbt_goal_s else default for one in decoding]
+        tightest = min((goal for goal in goals if goal is not None), default=None)
+        if tightest is not None:
+            context = sum(one.scheduled for one in decoding)
+            allowed = self._policy.costs.largest_prefill(tightest, len(decoding), context)
+            draft.budget = min(draft.budget, max(allowed, draft.cache.block_size))
+
+    def _make_room(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
+        """Reserve blocks, preempting those behind it in rank. False: wait for blocks that are coming."""
         cache = draft.cache
         while not cache.reserve(sequence.id, tokens):
             missing = -(-tokens // cache.block_size) - cache.num_blocks(sequence.id)
-            victim = self._victim(draft, sequence)
+            victim = self._behind(draft, sequence)
             if cache.available_blocks + cache.coming_blocks >= missing or victim is None:
                 draft.is_short = True
                 return False
-            draft.preempt(victim)
+            draft.preempt(victim, "growth")
         return True
 
-    def _victim(self, draft: _Draft, beneficiary: Sequence) -> Sequence | None:
-        for candidate in reversed(self._book.running):
-            if candidate.rank <= beneficiary.rank:
-                return None
-            if candidate.id not in draft.victims:
-                return candidate
-        return None
+    def _behind(self, draft: Draft, beneficiary: Sequence) -> Sequence | None:
+        """Of those behind it in rank: the lowest band, the tenant furthest ahead of its share, the newest.
 
-    def _keep_room_to_grow(self, draft: _Draft) -> None:
+        Ranks never change by themselves, so that two cannot take from each other in turns.
+        """
+        behind = [one for one in self._book.running if one.rank > beneficiary.rank and one.id not in draft.victims]
+        if not behind:
+            return None
+        return max(behind, key=lambda one: (one.band, self._policy.lead(self._policy.account(one)), one.rank))
+
+    def _keep_room_to_grow(self, draft: Draft) -> None:
         """Preempt before room runs out: a victim's blocks are free only after the steps in flight have committed."""
         cache, block_size = draft.cache, draft.cache.block_size
         if draft.victims or draft.is_short or len(self._book.running) < 2:
@@ -181,60 +139,191 @@ class Planner:
             for piece in draft.slice_by_seq.values()
         )
         if cache.available_blocks + cache.coming_blocks < growing:
-            draft.preempt(self._book.running[-1])
+            victim = self._behind(draft, self._book.running[0])
+            if victim is not None:
+                draft.preempt(victim, "growth")
 
-    def _admit_waiting(self, draft: _Draft, outstanding: int) -> None:
+    # ---- prompts
+
+    def _fill(self, draft: Draft, now_s: float, num_long: int) -> None:
+        """Chunks and admissions in the policy's order, until the budget is spent."""
+        brake = SwitchBrake(is_void=self._hunger.is_void)
+        draft.aged = self._policy.starving(now_s)
+        first: SeqId | None = None
+        capped: list[Sequence] = []
+        looked_at: set[SeqId] = set()
+        self._tend_earmark()
+        for seq in chain(() if draft.aged is None else (draft.aged,), self._policy.candidates(now_s)):
+            if draft.budget <= 0 or len(looked_at) >= _MOST_CANDIDATES:
+                break
+            sequence = self._book[seq]
+            if seq in looked_at or seq in draft.victims:
+                continue
+            looked_at.add(seq)
+            first = first if first is not None else seq
+            allowance = self._allowance(draft, sequence)
+            if sequence.state is SequenceState.RUNNING:
+                self._continue(draft, sequence, allowance)
+            elif not (draft.is_short or draft.victims) and self._may_come(draft, sequence, num_long):
+                num_long += self._admit(draft, sequence, allowance, brake, now_s) and self._is_long(sequence)
+            if seq in draft.slice_by_seq and draft.slice_by_seq[seq].length >= allowance:
+                capped.append(sequence)
+        self._spend_rest(draft, capped)
+        self._hunger.step(first, was_served=first in draft.slice_by_seq or first in draft.restores)
+        draft.aged = draft.aged if draft.aged in draft.admitted else None
+
+    def _allowance(self, draft: Draft, sequence: Sequence) -> int:
+        """Tokens one sequence may have of this step: its tenant's share of the prompts' budget, a block at least."""
+        share = self._policy.prefill_share(self._policy.account(sequence))
+        return draft.budget if share >= 1 else max(draft.cache.block_size, int(share * draft.budget))
+
+    def _spend_rest(self, draft: Draft, capped: list[Sequence]) -> None:
+        """What nobody else wanted goes to those that were held to their share, in order."""
+        for sequence in capped:
+            piece = draft.slice_by_seq.get(sequence.id)
+            if draft.budget <= 0 or piece is None:
+                continue
+            want = sequence.num_tokens - piece.start
+            length = self._chunk(draft, piece.start, want, piece.length + draft.budget)
+            if length > piece.length and draft.cache.reserve(sequence.id, piece.start + length):
+                draft.extend(sequence, length)
+
+    def _continue(self, draft: Draft, sequence: Sequence, budget: int) -> None:
+        if not sequence.want:
+            return
+        before = draft.cache.num_blocks(sequence.id)
+        length = self._chunk(draft, sequence.scheduled, sequence.want, min(budget, draft.budget))
+        if self._make_room(draft, sequence, sequence.scheduled + length):
+            draft.add(sequence, sequence.scheduled, length)
+            draft.outstanding -= draft.cache.num_blocks(sequence.id) - before
+
+    def _may_come(self, draft: Draft, sequence: Sequence, num_long: int) -> bool:
+        """Nobody passes on space those of the same account, of a higher band, or for whom space was freed."""
+        account = self._policy.account(sequence)
+        if self._earmark is not None and self._earmark != sequence.id and self._earmark not in draft.admitted:
+            return False
+        if any(account == blocked or account.band > blocked.band for blocked in draft.blocked):
+            return False
+        limit = self._limits.max_long_partial_prefills
+        return not (limit and num_long >= limit and self._is_long(sequence))
+
+    def _admit(self, draft: Draft, sequence: Sequence, allowance: int, brake: SwitchBrake, now_s: float) -> bool:
+        """Its first slice, or the way up of its blocks. False: it waits, and whoever may gives way for it."""
         cache = draft.cache
-        running = len(self._book.running)
-        for sequence in self._book.waiting:
-            if draft.budget <= 0:
-                return
-            if running + len(draft.admitted) >= self._limits.max_num_seqs:
-                self._take_from_lower_band(draft, sequence, 0)
-                return
-            found = cache.match(sequence.id)
-            if found is None:
-                continue  # its prefix is being computed or comes up from the disk: others need not wait with it
-            missing = -(-sequence.num_tokens // cache.block_size) - found.hit_blocks
-            others = running + len(draft.admitted)
-            # Room for all it has to say by now, for what the others still need, and one block each to grow.
-            needed = missing + outstanding + others
-            if others and cache.available_blocks < needed:
+        others = len(self._book.running) + len(draft.admitted)
+        if others >= self._limits.max_num_seqs:
+            self._block(draft, sequence, 0, brake, now_s)
+            return False
+        found = cache.match(sequence.id)
+        if found is None:
+            draft.deferred.append(sequence.id)  # its prefix is on its way: others need not wait with it
+            return False
+        missing = -(-sequence.num_tokens // cache.block_size) - found.hit_blocks
+        # Room for all it has to say by now, for what the others still need, and one block each to grow.
+        needed = missing + draft.outstanding + others
+        if (others and cache.available_blocks < needed) or self._is_over_quota(draft, sequence, missing):
+            cache.release(sequence.id)
+            self._block(draft, sequence, needed, brake, now_s)
+            return False
+        if found.load_blocks:
+            # All it needs and one block more, before anything starts: restores that take slots as they come wait for
+            # each other for ever.
+            end = min(found.tokens + cache.block_size, sequence.limit)
+            if not brake.may_restore() or not cache.reserve(sequence.id, end):
                 cache.release(sequence.id)
-                self._take_from_lower_band(draft, sequence, needed)
-                return
-            if found.load_blocks:
-                # All it needs and one block more, before anything starts: restores that take slots as they come
-                # wait for each other for ever.
-                if not cache.reserve(sequence.id, min(found.tokens + cache.block_size, sequence.limit)):
-                    cache.release(sequence.id)
-                    return
-                draft.restores.append(sequence.id)
-                end = found.tokens
-            else:
-                length = self._chunk(draft, found.tokens, sequence.num_tokens - found.tokens, draft.budget)
-                end = found.tokens + length
-                if not cache.reserve(sequence.id, end):
-                    cache.release(sequence.id)
-                    return
-                draft.add(sequence, found.tokens, length)
-            outstanding += max(0, missing + found.hit_blocks - cache.num_blocks(sequence.id))
-            draft.admitted.append(sequence.id)
+                return False
+            brake.restore()
+            draft.restores.append(sequence.id)
+        else:
+            want = sequence.num_tokens - found.tokens
+            length = self._chunk(draft, found.tokens, want, min(allowance, draft.budget))
+            if not cache.reserve(sequence.id, found.tokens + length):
+                cache.release(sequence.id)
+                return False
+            draft.add(sequence, found.tokens, length)
+        draft.outstanding += max(0, missing + found.hit_blocks - cache.num_blocks(sequence.id))
+        draft.admitted.append(sequence.id)
+        return True
 
-    def _take_from_lower_band(self, draft: _Draft, beneficiary: Sequence, needed: int) -> None:
-        """Preempt for somebody who waits, from the last in rank, if its band is lower: a row, or blocks.
+    # ---- giving way
 
-        At most two a step, and whoever gains waits for the next one: spills and restores must not meet in a step.
-        """
-        cache = draft.cache
-        for victim in reversed(self._book.running):
-            is_enough = draft.victims and cache.available_blocks + cache.coming_blocks >= needed
-            if victim.band <= beneficiary.band or is_enough or len(draft.victims) >= _MOST_SWITCHES:
-                return
-            if not needed or cache.available_blocks + cache.coming_blocks < needed:
-                draft.preempt(victim)
+    def _block(self, draft: Draft, sequence: Sequence, needed: int, brake: SwitchBrake, now_s: float) -> None:
+        """It does not fit. Preempt for it whom the policy lets it; it comes in a later step, when the room is there."""
+        is_first = not draft.blocked
+        draft.blocked.add(self._policy.account(sequence))
+        if is_first and not draft.admitted:
+            self._take_for(draft, sequence, needed, brake, now_s)
 
-    def _run_suspect(self, draft: _Draft) -> None:
+    def _take_for(self, draft: Draft, sequence: Sequence, needed: int, brake: SwitchBrake, now_s: float) -> None:
+        cache, policy = draft.cache, self._policy
+        total = cache.available_blocks + cache.coming_blocks
+        held: dict[Account, float] = {}
+        for one in self._book.running:
+            blocks = cache.num_blocks(one.id)
+            total += blocks
+            account = policy.account(one)
+            held[account] = held.get(account, 0.0) + blocks
+        held = {account: blocks / total for account, blocks in held.items()}
+        first = policy.account(sequence)
+        would_hold = held.get(first, 0.0) + needed / total
+        reason_by_seq: dict[SeqId, PreemptionReason] = {}
+
+        def may_take(holder: Holder) -> bool:
+            reason = policy.reason(holder, first, now_s, would_hold=would_hold, holds=held)
+            if reason is not None:
+                reason_by_seq[holder.seq] = reason
+            return reason is not None
+
+        least = 0 if self._hunger.is_void else _LEAST_SINCE_RESUME
+        holders = [self._holder(one) for one in self._book.running if one.id not in draft.victims]
+        for seq in victims(holders, may_take, policy.lead, lambda seq: float(cache.num_blocks(seq)), least):
+            if (draft.victims and cache.available_blocks + cache.coming_blocks >= needed) or not brake.may_preempt():
+                break
+            brake.preempt(spills=draft.preempt(self._book[seq], reason_by_seq[seq]))
+            draft.beneficiary = self._earmark = sequence.id
+            self._earmark_steps = 0
+
+    def _holder(self, sequence: Sequence) -> Holder:
+        return Holder(
+            seq=sequence.id,
+            account=self._policy.account(sequence),
+            is_batch=self._policy.slo(sequence.request.tenant).kind == "batch",
+            admitted=sequence.admitted,
+            # Who never gave way may be sent away at any time: only going to and fro is dear.
+            since_resume=sequence.computed - sequence.resumed_at if sequence.preemptions else _LEAST_SINCE_RESUME,
+            is_aged=sequence.is_aged,
+        )
+
+    def _tend_earmark(self) -> None:
+        """Freed space is for whom it was freed, until it has come in, has gone, or has not managed for long."""
+        self._earmark_steps += 1
+        waiting = self._book.waiting
+        if self._earmark is not None and (self._earmark not in waiting or self._earmark_steps > _EARMARK_STEPS):
+            self._earmark = None
+
+    # ---- limits
+
+    def _is_over_quota(self, draft: Draft, sequence: Sequence, missing: int) -> bool:
+        share = self._policy.share(sequence.request.tenant)
+        if share is None or share.kv_quota.hbm is None or not self._limits.block_bytes:
+            return False
+        tenant = sequence.request.tenant
+        held = sum(draft.cache.num_blocks(one.id) for one in self._book.running if one.request.tenant == tenant)
+        return held > 0 and (held + missing) * self._limits.block_bytes > share.kv_quota.hbm
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        return sequence.num_tokens - sequence.scheduled >= self._limits.long_prompt_tokens
+
+    def _num_long(self, prefills: list[Sequence]) -> int:
+        return sum(self._is_long(one) for one in prefills)
+
+    def _chunk(self, draft: Draft, start: int, want: int, budget: int) -> int:
+        threshold = self._limits.long_prefill_token_threshold or want
+        return chunk_length(start, want, min(budget, threshold), draft.cache.block_size)
+
+    # ---- after a failed step
+
+    def _run_suspect(self, draft: Draft) -> None:
         """After a failed step its sequences run one at a time, with nothing else in flight.
 
         Anybody gives way to the suspect: until it is cleared or failed nobody else runs.
@@ -242,7 +331,7 @@ class Planner:
         running, cache = self._book.running, draft.cache
         if cache.coming_blocks or any(sequence.in_flight for sequence in running):
             return
-        suspect = next((one for one in (*running, *self._book.waiting) if one.is_suspect), None)
+        suspect = next((one for one in (*running, *self._book.waiting.values()) if one.is_suspect), None)
         if suspect is None:
             return  # it drains
         is_waiting = suspect not in running
@@ -254,13 +343,9 @@ class Planner:
         for other in reversed([one for one in running if one is not suspect]):
             if cache.reserve(suspect.id, start + length):
                 break
-            draft.preempt(other)
+            draft.preempt(other, "growth")
         if not cache.reserve(suspect.id, start + length):
             return
         if is_waiting:
             draft.admitted.append(suspect.id)
         draft.add(suspect, start, length)
-
-    def _chunk(self, draft: _Draft, start: int, want: int, budget: int) -> int:
-        threshold = self._limits.long_prefill_token_threshold or want
-        return chunk_length(start, want, min(budget, threshold), draft.cache.block_size)

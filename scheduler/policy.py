@@ -1,37 +1,238 @@
-"""In which order sequences are served. A policy ranks; it never sees blocks or tensors."""
+"""Whose turn it is: the order of those who wait, what each tenant is owed, and what a step is charged for."""
 
-from typing import Protocol
+from collections import deque
+from collections.abc import Iterable, Iterator
 
+from scheduler.cost import Piece, StepCosts, linear_times
+from scheduler.fairness import Account, AgingShare, Charge, TenantBook, fair_limits
+from scheduler.queue import OpenGate, Waiting, WaitingQueue, open_order
+from scheduler.sequence import Sequence
+from scheduler.victim import Holder
+from tiercel.ids import SeqId, TenantId
+from tiercel.plan import PreemptionReason, Slice
 from tiercel.request import Request
 from tiercel.settings import PolicyName
+from tiercel.tenant import Slo, Tenants, TenantShare
 
 
-class Policy(Protocol):
-    """Ranks requests: the lower rank goes first, the higher one is preempted first."""
+class Policy:
+    """The operator's choice of `fair`, `priority` or `fcfs`, over one queue.
+
+    `priority` is `fair` without the gate between tenants, `fcfs` without bands too. Written by the SequenceBook.
+    """
+
+    def __init__(self, name: PolicyName, costs: StepCosts, fair: TenantBook | None, aging: AgingShare | None) -> None:
+        self.name = name
+        self.costs = costs
+        self.fair = fair
+        self.aging = aging
+        self.queue = WaitingQueue(open_order(name), fair or OpenGate())
+        self._share_by_tenant: dict[TenantId, TenantShare] = {}
+        self._running: dict[Account, int] = {}
+        self._deferred: set[SeqId] = set()
+        self._charges: deque[tuple[Charge, float]] = deque()  # launched steps in order, with their prediction
+        self._num_admitted = 0
+        self._ready_weights: dict[int, float] = {}  # by band, as of this step
+
+    # ---- words
 
     def rank(self, request: Request, band: int) -> tuple[float, ...]:
-        """A total order; equal only for the same request. `band` is the request's own, or a later one."""
-        ...
-
-
-class FirstComeFirstServed:
-    """By arrival; the id breaks ties."""
-
-    def rank(self, request: Request, band: int) -> tuple[float, ...]:
-        return (request.arrival_s, request.id)
-
-
-class StrictPriority:
-    """By band, then by arrival."""
-
-    def rank(self, request: Request, band: int) -> tuple[float, ...]:
+        """A total order that never changes by itself: who may take room from whom in order to grow."""
+        if self.name == "fcfs":
+            return (request.arrival_s, request.id)
         return (band, request.arrival_s, request.id)
 
+    def slo(self, tenant: TenantId) -> Slo:
+        """What the tenant's requests aim at."""
+        share = self._share_by_tenant.get(tenant)
+        return share.slo if share is not None else Slo()
 
-def open_policy(name: PolicyName) -> Policy:
-    """The policy that the operator chose."""
-    match name:
-        case "fcfs":
-            return FirstComeFirstServed()
-        case "priority":
-            return StrictPriority()
+    def share(self, tenant: TenantId) -> TenantShare | None:
+        """The tenant as configured; None when it is not."""
+        return self._share_by_tenant.get(tenant)
+
+    def account(self, sequence: Sequence) -> Account:
+        """Who is gated and charged for it."""
+        return Account(sequence.band, sequence.request.tenant)
+
+    # ---- what happens
+
+    def set_tenants(self, tenants: Tenants, now_s: float) -> None:
+        """New weights and goals, for everybody at once."""
+        self._share_by_tenant = {share.name: share for share in tenants.tenants}
+        if self.fair is not None:
+            self.fair.set_shares({share.name: share.weight for share in tenants.tenants}, 1.0, now_s)
+
+    def wait(self, sequence: Sequence, since_s: float, now_s: float) -> None:
+        """It waits for its first slice, for its way back, or for the rest of its prompt."""
+        waiting = self._waiting(sequence, since_s)
+        if sequence.id in self.queue:
+            self.queue.place(waiting, now_s)
+        else:
+            self.queue.add(waiting, now_s)
+
+    def admit(self, sequence: Sequence, now_s: float) -> None:
+        """It holds blocks from now on. It stays in the queue until its prompt is through."""
+        self._num_admitted += 1
+        sequence.admitted = self._num_admitted
+        self._run(self.account(sequence), 1, now_s)
+
+    def decode(self, sequence: Sequence, now_s: float) -> None:
+        """Its prompt is through: it waits for nobody's turn any more."""
+        self._forget(sequence.id, now_s)
+
+    def release(self, sequence: Sequence, now_s: float) -> None:
+        """It holds no blocks any more."""
+        self._run(self.account(sequence), -1, now_s)
+
+    def leave(self, sequence: Sequence, now_s: float) -> None:
+        """It has ended, or does not wait while its last step is under way."""
+        self._forget(sequence.id, now_s)
+
+    def bar(self, sequence: Sequence) -> None:
+        """It was preempted for debt: its account stays out while an eligible one waits."""
+        if self.fair is not None:
+            self.fair.bar(self.account(sequence))
+
+    def defer(self, seqs: Iterable[SeqId], now_s: float) -> None:
+        """Not dispatchable in the step just planned: something of theirs is on its way. Nobody waits on them."""
+        for seq in seqs:
+            if seq in self.queue:
+                self.queue.defer(seq, now_s)
+                self._deferred.add(seq)
+
+    # ---- one step
+
+    def begin(self, now_s: float) -> None:
+        """Before anything is drawn: quanta, and who is eligible by now."""
+        for seq in self._deferred:
+            if seq in self.queue:
+                self.queue.resume(seq, now_s)
+        self._deferred.clear()
+        self._ready_weights.clear()
+        if self.fair is not None:
+            self.fair.refill(now_s)
+        self.queue.refresh()
+
+    def candidates(self, now_s: float) -> Iterator[SeqId]:
+        """Who wants a slice of a prompt, or to be admitted, in order; lazily."""
+        return self.queue.candidates(now_s)
+
+    def starving(self, now_s: float) -> SeqId | None:
+        """Who may have the aging share of this step."""
+        if self.aging is None or not self.aging.is_due:
+            return None
+        return self.queue.oldest(now_s, self.aging.starve_s)
+
+    def reason(
+        self, holder: Holder, first: Account, now_s: float, *, would_hold: float, holds: dict[Account, float]
+    ) -> PreemptionReason | None:
+        """Why the holder may be preempted for an account that waits; None: it may not."""
+        if holder.account.band > first.band:
+            is_protected = holder.is_aged and self.aging is not None and not self.aging.is_spent
+            return None if is_protected else "band"
+        if self.fair is None:
+            return None
+        if self.fair.may_take_for_debt(first, holder.account, now_s):
+            return "debt"
+        victim_holds = holds.get(holder.account, 0.0)
+        if self.fair.may_take_for_share(
+            first, holder.account, would_hold=would_hold, victim_holds=victim_holds, now_s=now_s
+        ):
+            return "share"
+        return None
+
+    def prefill_share(self, account: Account) -> float:
+        """Which part of a step's prompt tokens its tenant may have while others of its band wait, too."""
+        if self.fair is None:
+            return 1.0
+        weight = self._ready_weights.get(account.band)
+        if weight is None:
+            weight = self._ready_weights[account.band] = self.fair.ready_weight(account.band)
+        return self.fair.weight(account) / weight if weight else 1.0
+
+    def lead(self, account: Account) -> float:
+        """How far a tenant is ahead of its share."""
+        return self.fair.lead(account) if self.fair is not None else 0.0
+
+    def launch(self, pieces: list[tuple[Sequence, Slice]], now_s: float) -> None:
+        """A step is launched: charge it."""
+        prefill = sum(piece.length for _, piece in pieces if piece.length > 1)
+        decodes = sum(piece.length == 1 for _, piece in pieces)
+        predicted_ms = self.costs.predict_ms(prefill, decodes, sum(piece.start for _, piece in pieces))
+        charge = Charge(0.0, ())
+        if self.fair is not None:
+            shares = self.costs.share_ms(
+                Piece(self._payer(sequence, piece), piece.length, piece.start, piece.length == 1)
+                for sequence, piece in pieces
+            )
+            charge = self.fair.charge(shares, now_s)
+            if self.aging is not None:
+                aged = {self.account(sequence) for sequence, _ in pieces if sequence.is_aged}
+                aged_ms = sum(share_ms for account, share_ms in shares.items() if account in aged)
+                self.aging.add(charge.predicted_ms, aged_ms)
+        self._charges.append((charge, predicted_ms))
+
+    def settle(self, measured_ms: float, now_s: float) -> None:
+        """The oldest launched step took so long; 0 when it was void."""
+        charge, predicted_ms = self._charges.popleft()
+        if self.fair is not None:
+            self.fair.settle(charge, measured_ms, now_s)
+        self.costs.correct(predicted_ms, measured_ms)
+
+    def check_integrity(self) -> None:
+        """Errors: InvariantError."""
+        self.queue.check_integrity()
+        if self.fair is not None:
+            self.fair.check_integrity()
+
+    # ---- inside
+
+    def _waiting(self, sequence: Sequence, since_s: float) -> Waiting:
+        slo = self.slo(sequence.request.tenant)
+        uncached = sequence.num_tokens - max(sequence.computed, sequence.near_tokens)
+        return Waiting(
+            seq=sequence.id,
+            tenant=sequence.request.tenant,
+            arrival_s=sequence.request.arrival_s,
+            since_s=since_s,
+            band=sequence.band,
+            ttft_goal_s=slo.ttft_s or (_BATCH_GOAL_S if slo.kind == "batch" else 0.0),
+            work_s=self.costs.recompute_ms(uncached, sequence.num_tokens - uncached) / 1e3,
+        )
+
+    def _payer(self, sequence: Sequence, piece: Slice) -> Account:
+        """What a preemption threw away is computed again at the cost of whoever caused it."""
+        account = self.account(sequence)
+        if self.fair is None or piece.start >= sequence.redo_until:
+            return account
+        return self.fair.payer(account, sequence.culprit)
+
+    def _run(self, account: Account, change: int, now_s: float) -> None:
+        count = self._running[account] = self._running.get(account, 0) + change
+        if not count:
+            del self._running[account]
+        if self.fair is not None:
+            self.fair.run(account, count, now_s)
+
+    def _forget(self, seq: SeqId, now_s: float) -> None:
+        if seq in self.queue:
+            self.queue.remove(seq, now_s)
+        self._deferred.discard(seq)
+
+
+_BATCH_GOAL_S = 60.0  # nobody watches: behind everything that came in the last minute
+
+
+def open_policy(
+    name: PolicyName, costs: StepCosts | None = None, *, step_ms: float = 100.0, patience_s: float = 2.0
+) -> Policy:
+    """The policy that the operator chose. `step_ms` is the longest step, by which fairness is measured out.
+
+    A quantum of one step: a tenant that returns waits for about two steps of each that floods.
+    """
+    costs = costs or StepCosts(linear_times())
+    if name != "fair":
+        return Policy(name, costs, None, None)
+    limits = fair_limits(step_ms, patience_s, quantum_steps=1.0, debt_steps=2.0)
+    return Policy(name, costs, TenantBook(limits), AgingShare(step_ms))

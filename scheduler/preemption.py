@@ -29,25 +29,27 @@ class SwapChooser:
         self._mode = mode
         self._rates = rates
 
-    def cost(self, dirty_blocks: int, held_blocks: int, tokens: int) -> SwapCost:
+    def cost(self, dirty_blocks: int, clean_blocks: int, tokens: int) -> SwapCost:
         """The prediction for a victim of `tokens` computed tokens."""
         rates = self._rates()
         down = min((Route.SPILL, Route.PERSIST), key=lambda route: rates.load_s(route, 1))
         up = min((Route.RESTORE, Route.PREFETCH), key=lambda route: rates.load_s(route, 1))
-        swap_s = (rates.load_s(down, dirty_blocks) if dirty_blocks else 0.0) + rates.load_s(up, held_blocks)
+        swap_s = rates.load_s(up, dirty_blocks + clean_blocks)
+        if dirty_blocks:
+            swap_s += rates.load_s(down, dirty_blocks)
         return SwapCost(swap_s, rates.recompute_s(0, tokens))
 
-    def swaps(self, dirty_blocks: int, held_blocks: int, tokens: int) -> bool:
-        """Whether the victim's dirty blocks are spilled. False when it has none: they are down already, or partial."""
-        if self._mode == "recompute" or not dirty_blocks:
+    def swaps(self, dirty_blocks: int, clean_blocks: int, tokens: int) -> bool:
+        """Whether the victim comes back from a lower tier: its dirty blocks are spilled, the clean ones are there."""
+        if self._mode == "recompute" or not dirty_blocks + clean_blocks:
             return False
-        if self._mode == "swap":
+        if self._mode == "swap" or not dirty_blocks:
             return True
-        cost = self.cost(dirty_blocks, held_blocks, tokens)
+        cost = self.cost(dirty_blocks, clean_blocks, tokens)
         log.debug(
-            "victim dirty_blocks=%d held_blocks=%d swap_ms=%.2f recompute_ms=%.2f",
+            "victim dirty_blocks=%d clean_blocks=%d swap_ms=%.2f recompute_ms=%.2f",
             dirty_blocks,
-            held_blocks,
+            clean_blocks,
             1e3 * cost.swap_s,
             1e3 * cost.recompute_s,
         )

@@ -3,6 +3,7 @@
 import enum
 from array import array
 
+from scheduler.fairness import Account
 from tiercel.ids import SeqId
 from tiercel.request import Request, unpack_tokens
 
@@ -26,23 +27,30 @@ class Sequence:
     """
 
     __slots__ = (
+        "admitted",
         "band",
         "computed",
+        "culprit",
         "first_launch_s",
         "first_token_s",
         "id",
         "in_flight",
+        "is_aged",
         "is_suspect",
         "limit",
         "lost",
+        "near_tokens",
         "num_cached",
         "num_prompt",
         "pending",
         "preemptions",
         "rank",
+        "redo_until",
         "request",
+        "resumed_at",
         "scheduled",
         "state",
+        "tbt_goal_s",
         "tokens",
     )
 
@@ -63,6 +71,13 @@ class Sequence:
         self.num_cached = 0  # prompt tokens hit at the first admission
         self.preemptions = 0
         self.lost = 0  # tokens that were computed when it was last preempted and may have to be again
+        self.redo_until = 0  # tokens up to here were computed before: computing them again is somebody's fault
+        self.culprit: Account | None = None  # whose
+        self.near_tokens = 0  # that were cached when it began to wait
+        self.admitted = 0  # counts up with every admission of anybody
+        self.resumed_at = 0  # tokens computed when it was last admitted
+        self.is_aged = False  # admitted on the aging share
+        self.tbt_goal_s: float | None = None  # between two of its tokens
         self.first_launch_s: float | None = None
         self.first_token_s: float | None = None
 

@@ -5,7 +5,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from server.auth import Guard
+from server.admin import AdminRoutes
+from server.auth import AdminGuard, Guard
 from server.failure import on_admission_error, on_http_error
 from server.middleware import BodyLimit, Bookkeeping, Boundary
 from server.openai import OpenAIRoutes
@@ -31,12 +32,13 @@ def create_app(service: Service) -> FastAPI:
         exception_handlers={AdmissionError: on_admission_error, HTTPException: on_http_error},
         redirect_slashes=False,
     )
-    guarded = [Depends(Guard(service.keys))]
+    guarded = [Depends(Guard(service.tenants))]
     ops = OpsRoutes(service)
     app.include_router(ops.open_router())
     app.include_router(ops.guarded_router(), dependencies=guarded)
     app.include_router(OpenAIRoutes(service).router(), dependencies=guarded)
     app.include_router(TextRoutes(service).router(), dependencies=guarded)
+    app.include_router(AdminRoutes(service).router(), dependencies=[Depends(AdminGuard(service.tenants))])
     return app
 
 

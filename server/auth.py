@@ -1,51 +1,70 @@
-"""Keys: who may use the routes that are not open."""
+"""Keys: whose request it is, and who may use the routes that are not open."""
 
-import hashlib
-import hmac
-from collections.abc import Sequence
+from typing import cast
 
 from starlette.requests import Request
+from starlette.types import Scope
 
+from server.directory import TenantDirectory
+from server.tenants import Tenant
 from tiercel.errors import AdmissionError
 from tiercel.exposure import is_loopback
 
 
-class KeyRing:
-    """The operator's API keys, kept as SHA-256 digests. Without keys everybody may in."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
-
-    @property
-    def is_open(self) -> bool:
-        """True when no key is needed."""
-        return not self._digests
-
-    def admits(self, authorization: str | None) -> bool:
-        """Check an Authorization header. Every key is compared, each in constant time."""
-        if self.is_open:
-            return True
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-
 class Guard:
-    """Route dependency of everything that is not open."""
+    """Route dependency of what a tenant may use: finds the tenant by its key, and by nothing else."""
 
-    def __init__(self, keys: KeyRing, *, local_is_open: bool = False) -> None:
-        self._keys = keys
-        self._local_is_open = local_is_open
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._tenants = tenants
 
     async def __call__(self, request: Request) -> None:
         """Errors: AdmissionError (401)."""
-        if self._local_is_open and is_local(request):
-            return
-        if not self._keys.admits(request.headers.get("authorization")):
+        tenant = self._tenants.table.find(request.headers.get("authorization"))
+        if tenant is None:
+            raise _wrong_key()
+        request.scope.setdefault("state", {})["tenant"] = tenant
+
+
+class AdminGuard:
+    """Route dependency of what only the operator may use."""
+
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._tenants = tenants
+
+    async def __call__(self, request: Request) -> None:
+        """Errors: AdmissionError (401, or 403 where there is no admin key)."""
+        table = self._tenants.table
+        if not table.admin_digests:
             raise AdmissionError(
-                401, "Incorrect API key provided.", code="invalid_api_key", kind="authentication_error"
+                403,
+                "This server has no admin key: set TIERCEL_ADMIN_KEY, or admin_key in the tenants file.",
+                code="admin_disabled",
+                kind="permission_error",
             )
+        if not table.admits_admin(request.headers.get("authorization")):
+            raise _wrong_key()
+
+
+class MetricsGuard:
+    """Route dependency of figures of all tenants: open on this machine, else for the operator.
+
+    Without a tenants file every key is the operator's.
+    """
+
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._tenants = tenants
+
+    async def __call__(self, request: Request) -> None:
+        """Errors: AdmissionError (401)."""
+        table, authorization = self._tenants.table, request.headers.get("authorization")
+        is_operator = table.source == "settings" and table.find(authorization) is not None
+        if not (is_local(request) or is_operator or table.admits_admin(authorization)):
+            raise _wrong_key()
+
+
+def tenant_of(scope: Scope) -> Tenant:
+    """The tenant that `Guard` found."""
+    return cast(Tenant, scope["state"]["tenant"])
 
 
 def is_local(request: Request) -> bool:
@@ -53,3 +72,7 @@ def is_local(request: Request) -> bool:
     if request.client is None or not request.client.host:
         return True
     return is_loopback(request.client.host)
+
+
+def _wrong_key() -> AdmissionError:
+    return AdmissionError(401, "Incorrect API key provided.", code="invalid_api_key", kind="authentication_error")

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from server.keep import Keep
+
 _POLL_S = 0.02
 
 
 def engine_command() -> tuple[str, ...]:
-    """How the engine is started; `--fd N` is added."""
+    """How the engine is started; `--fd N` and `--arena-fd N` are added."""
     return (sys.executable, "-m", "engine.process")
 
 
@@ -27,13 +29,17 @@ class EngineChild:
         self.sock = sock  # our end
 
     @staticmethod
-    def start(command: Sequence[str]) -> "EngineChild":
-        """Start the engine on its end of a socket pair. Leaving the `with` kills it. Errors: OSError."""
+    def start(command: Sequence[str], keep: Keep | None = None) -> "EngineChild":
+        """Start the engine on its end of a socket pair, with what outlives it. Leaving the `with` kills it.
+
+        Errors: OSError.
+        """
+        kept, told = (keep.fds, keep.arguments) if keep is not None else ((), ())
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
             process = subprocess.Popen(  # noqa: S603 - our own command
-                [*command, "--fd", str(fd)], pass_fds=[fd], stdin=subprocess.DEVNULL, process_group=0
+                [*command, "--fd", str(fd), *told], pass_fds=[fd, *kept], stdin=subprocess.DEVNULL, process_group=0
             )
         return EngineChild(process, ours)
 

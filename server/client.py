@@ -15,6 +15,7 @@ from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason, Gauges
 from tiercel.request import Request, SamplingParams
 from tiercel.settings import EngineSettings
+from tiercel.tenant import Tenants
 from tiercel.wire import (
     Abort,
     Failed,
@@ -24,11 +25,14 @@ from tiercel.wire import (
     Quit,
     Ready,
     Report,
+    SetTenants,
     Start,
     Submit,
     ToEngine,
     encode_frame,
 )
+
+_TOKEN_BYTES = 4  # of a token id in a report
 
 
 class EngineState(enum.Enum):
@@ -53,6 +57,18 @@ class SequenceStart(Struct, frozen=True, kw_only=True):
     n: int | None  # choices of its prompt, on the first of them only
     scope: bytes = b""
     tenant: TenantId = TenantId("default")
+    band: int = 0
+    num_uncached: float = 0.0  # tokens that this sequence probably adds to the prompts to be computed
+    queue_s: float | None = None  # how long the queue before it should take; None = not known
+    num_reserved: int = 0  # outputs already charged to the tenant's tokens per minute
+
+
+class Standing(enum.Enum):
+    """What a sequence counts as."""
+
+    WAITING = "waiting"  # for its first token
+    RUNNING = "running"
+    GONE = "gone"  # it ended, or its client left
 
 
 class SequenceFacts:
@@ -67,6 +83,7 @@ class SequenceFacts:
         "last_token_s",
         "mailbox",
         "num_outputs",
+        "standing",
         "start",
     )
 
@@ -80,6 +97,17 @@ class SequenceFacts:
         self.num_outputs = 0
         self.gaps_s: list[float] = []  # between tokens
         self.finished: Finished | None = None
+        self.standing: Standing | None = None  # None until it is submitted
+
+
+class SequenceWatcher(Protocol):
+    """Who keeps count of what each tenant has at the engine; see `account`."""
+
+    def on_moved(self, facts: SequenceFacts, before: Standing | None) -> None: ...
+
+    def on_finished(self, facts: SequenceFacts) -> None: ...
+
+    def on_prompts(self, tokens: int, busy_s: float) -> None: ...
 
 
 class EngineObserver(Protocol):
@@ -104,9 +132,11 @@ class Ticket(Struct, frozen=True):
 class EngineClient(asyncio.Protocol):
     """Frames over one connected socket. Runs on one event loop; nothing here blocks or awaits per token."""
 
-    def __init__(self, clock: Clock, observer: EngineObserver) -> None:
+    def __init__(self, clock: Clock, observer: EngineObserver, watcher: SequenceWatcher | None = None) -> None:
         self._clock = clock
         self._observer = observer
+        self._watcher = watcher
+        self._tenants: Tenants | None = None
         self._reader: FrameReader[FromEngine] = FrameReader(cast(type[FromEngine], FromEngine))
         self._transport: asyncio.Transport | None = None
         self._num_started = 0
@@ -181,6 +211,12 @@ class EngineClient(asyncio.Protocol):
         """Seconds of pending work without a report; 0 when there is no work."""
         return self._clock.now_s() - self._last_report_s if self._facts_by_seq else 0.0
 
+    def set_tenants(self, tenants: Tenants) -> None:
+        """Tell the engine who is served: now, or as soon as it serves."""
+        self._tenants = tenants
+        if self.state is EngineState.READY:
+            self._send(SetTenants(tenants))
+
     def submit(self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float) -> Ticket:
         """Hand sequences to the engine; their news goes to `mailbox`, choices numbered in this order."""
         if not self._facts_by_seq:
@@ -193,6 +229,7 @@ class EngineClient(asyncio.Protocol):
             facts = SequenceFacts(start, choice, mailbox, arrival_s)
             self._facts_by_seq[seq] = facts
             self._tokenless[seq] = None
+            self._move(facts, Standing.WAITING)
             seqs.append(seq)
             books.append(facts)
             self._send(Submit(_request(seq, start, arrival_s)))
@@ -208,6 +245,7 @@ class EngineClient(asyncio.Protocol):
             if facts is not None and facts.mailbox is not None:
                 facts.mailbox = None
                 self._tokenless.pop(seq, None)
+                self._move(facts, Standing.GONE)
                 running.append(seq)
         if running:
             self._send(Abort(tuple(running), reason))
@@ -261,13 +299,19 @@ class EngineClient(asyncio.Protocol):
                 self.ready = message
                 self.state = EngineState.READY
                 self._observer.on_ready(message)
+                if self._tenants is not None:
+                    self._send(SetTenants(self._tenants))
                 self._signal_change()
             case Failed():
                 self._failure = message
                 self._end(EngineState.FAILED)
 
     def _take_report(self, report: Report) -> None:
-        now_s = self._last_report_s = self._clock.now_s()
+        now_s = self._clock.now_s()
+        busy_s, self._last_report_s = now_s - self._last_report_s, now_s
+        if self._watcher is not None and self._tokenless and report.gauges is not None:
+            tokens = report.gauges.step_tokens - len(report.tokens) // _TOKEN_BYTES
+            self._watcher.on_prompts(max(tokens, 0), busy_s)
         for seq, token in zip(memoryview(report.seqs).cast("Q"), memoryview(report.tokens).cast("I"), strict=False):
             facts = self._facts_by_seq.get(SeqId(seq))
             if facts is None or facts.mailbox is None:
@@ -290,6 +334,7 @@ class EngineClient(asyncio.Protocol):
             facts.first_token_s = now_s
             self._tokenless.pop(seq, None)
             self._num_started += 1
+            self._move(facts, Standing.RUNNING)
         else:
             gap_s = now_s - facts.last_token_s
             facts.gaps_s.append(gap_s)
@@ -303,10 +348,20 @@ class EngineClient(asyncio.Protocol):
             return
         self._tokenless.pop(finished.seq, None)
         facts.finished = finished
+        self._move(facts, Standing.GONE)
+        if self._watcher is not None:
+            self._watcher.on_finished(facts)
         self._observer.on_finished(facts, finished, now_s)
         if facts.mailbox is not None:
             facts.mailbox.put_finished(facts.choice, finished)
         self._signal_change()
+
+    def _move(self, facts: SequenceFacts, standing: Standing) -> None:
+        before = facts.standing
+        if before is not standing:
+            facts.standing = standing
+            if self._watcher is not None:
+                self._watcher.on_moved(facts, before)
 
     def _give_up(self, seqs: Sequence[SeqId], gone: EngineGone) -> None:
         for seq in seqs:
@@ -353,6 +408,7 @@ def _request(seq: SeqId, start: SequenceStart, arrival_s: float) -> Request:
         params=start.params,
         arrival_s=arrival_s,
         tenant=start.tenant,
+        band=start.band,
         scope=start.scope,
     )
 

@@ -19,18 +19,21 @@ from typing import TextIO
 import structlog
 import uvicorn
 
+from server.account import Accounts
 from server.admission import Admission, shutting_down
 from server.app import create_app
-from server.auth import KeyRing
 from server.chat import ChatTemplate
 from server.child import EngineChild, engine_command
 from server.client import EngineClient, EngineState
+from server.directory import open_directory
 from server.generation_config import load_sampling_defaults
+from server.keep import Keep
 from server.listen import bind, check_tls, url_of
 from server.mailbox import EngineGone
 from server.metrics import ServerMetrics
 from server.reaper import Reaper
 from server.service import Service
+from server.tenants import TenantTable
 from server.tokenizer import load_text_codec
 from tiercel.clock import MonotonicClock
 from tiercel.errors import ConfigError
@@ -49,6 +52,7 @@ _IDLE_S = 20.0  # for the head of a request
 _CAUSE_S = 0.5  # between the end of the socket and the end of the process
 _POLL_S = 0.02
 _TEXT_WORKERS = 2
+_MOST_RELOADS = 2  # one that runs and one that waits for its turn
 _GC_THRESHOLDS = (20_000, 20, 50)  # one request makes thousands of objects, few of them cyclic garbage
 _CUT_STREAM = "ASGI callable returned without completing response."
 
@@ -63,18 +67,22 @@ def serve(
     """Serve until a signal or the engine's end; return the exit code.
 
     0 after a clean drain, 1 when a second signal cut it short, 2 when the settings or the model are wrong,
-    3 when the engine died. `command` starts another engine (tests); `--fd N` is added to it.
+    3 when the engine died. `command` starts another engine (tests); `--fd N` and `--arena-fd N` are added to it.
     """
     complaints = err or sys.stderr
     configure_log(settings.server.log_level, settings.server.log_format)
     try:
         check_exposure(settings.server)
         check_tls(settings.server)
-        sock = bind(settings.server)
+        keep = Keep.open(settings.engine)
+        with contextlib.ExitStack() as undo:
+            undo.callback(keep.close)
+            sock = bind(settings.server)
+            undo.pop_all()
     except ConfigError as exc:
         print(f"tiercel: {exc.message}", file=complaints, flush=True)
         return EXIT_CONFIG
-    with sock, EngineChild.start(command or engine_command()) as child:
+    with keep, sock, EngineChild.start(command or engine_command(), keep) as child:
         try:
             service = build_service(settings.server)  # while the engine's imports run
         except ConfigError as exc:
@@ -112,21 +120,30 @@ def build_service(settings: ServerSettings) -> Service:
         Path(settings.model), settings.generation_config, settings.override_generation_config
     )
     metrics = ServerMetrics(settings.served_model_names[0])
-    client = EngineClient(clock, metrics)
+    accounts = Accounts(clock, is_fair=settings.is_fair)
+    client = EngineClient(clock, metrics, accounts)
+    metrics.tenants.open(accounts.counts)
+    tenants = open_directory(settings, metrics)
+
+    def take(table: TenantTable) -> None:
+        accounts.set_table(table)
+        metrics.tenants.set_table(table)
+        client.set_tenants(table.message)
+
+    tenants.tell(take)
     return Service(
         settings=settings,
         codec=codec,
         template=template,
         defaults=defaults,
         client=client,
-        admission=Admission(client, metrics, clock, max_queued=settings.max_num_queued_reqs),
+        admission=Admission(client, metrics, clock, accounts, max_queued=settings.max_num_queued_reqs),
         metrics=metrics,
-        keys=KeyRing(settings.api_keys),
+        tenants=tenants,
         clock=clock,
         workers=ThreadPoolExecutor(_TEXT_WORKERS, "text"),
         draw_seed=functools.partial(secrets.randbits, 63),
         wall_s=time.time,
-        salt_secret=secrets.token_bytes(32),
         started_at=int(time.time()),
     )
 
@@ -160,6 +177,7 @@ class Daemon:
         self._signals = 0
         self._first_signal = asyncio.Event()
         self._second_signal = asyncio.Event()
+        self._reloads: set[asyncio.Task[bool]] = set()
         self._log = structlog.stdlib.get_logger("server.launch")
 
     async def run(self) -> int:
@@ -170,6 +188,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._log.info("engine_started", pid=child.pid)
         try:
             await self._service.client.open(child.sock, self._settings.engine)
@@ -208,6 +227,13 @@ class Daemon:
     def _on_signal(self) -> None:
         self._signals += 1
         (self._first_signal if self._signals == 1 else self._second_signal).set()
+
+    def _on_hangup(self) -> None:
+        """Read the tenants file again, unless a reload that has not begun will do it."""
+        if len(self._reloads) < _MOST_RELOADS:
+            reload = asyncio.ensure_future(self._service.tenants.reload())
+            self._reloads.add(reload)
+            reload.add_done_callback(self._reloads.discard)
 
     async def _live(self, url: str, child: EngineChild, serving: "asyncio.Task[None]") -> int:
         """Load, serve, drain. Streams are settled when it returns. Raises what ended the HTTP server, if it failed."""
@@ -288,7 +314,8 @@ def _greeting(url: str, name: str, settings: ServerSettings, *, has_chat: bool) 
     path, field = ("chat/completions", '"messages": [{"role": "user", "content": "Hello"}]')
     if not has_chat:
         path, field = ("completions", '"prompt": "Hello"')
-    key = ' -H "Authorization: Bearer $TIERCEL_API_KEY"' if settings.api_keys else ""
+    has_keys = settings.api_keys or settings.tenants_config is not None
+    key = ' -H "Authorization: Bearer $TIERCEL_API_KEY"' if has_keys else ""
     where = f"--unix-socket {settings.uds} http://localhost" if settings.uds is not None else url
     return (
         f"tiercel serves {name} at {url}\n"

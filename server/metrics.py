@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from server.client import SequenceFacts
+from server.tenant_metrics import TenantMetrics
+from server.tier_metrics import TierMetrics
+from tiercel.ids import TenantId
 from tiercel.outcome import Finished, FinishReason, Gauges
 from tiercel.wire import Ready
 
@@ -34,6 +37,7 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         self._model_name = model_name
         self._engine: EngineMetrics | None = None
+        self.tenants = TenantMetrics()
         registry = self._registry
         self._http_requests = Counter(
             "http_requests", "Requests by handler and status class.", ("method", "handler", "status"), registry=registry
@@ -58,6 +62,14 @@ class ServerMetrics:
         """A request was refused by admission."""
         self._rejections.labels(self._model_name, "0", reason).inc()
 
+    def on_throttled(self, tenant: TenantId, reason: str) -> None:
+        """A request was refused for a limit or a goal of its tenant."""
+        self.tenants.on_throttled(tenant, reason)
+
+    def on_tenants_refused(self) -> None:
+        """A tenants file or request was wrong."""
+        self.tenants.on_refused_table()
+
     def on_stream_error(self, reason: str) -> None:
         """A generation ended in an error."""
         self._stream_errors.labels(reason).inc()
@@ -68,11 +80,13 @@ class ServerMetrics:
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
         """A sequence got a token; `gap_s` is None for its first."""
+        self.tenants.on_token(facts, now_s, gap_s)
         if self._engine is not None:
             self._engine.on_token(facts, now_s, gap_s)
 
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None:
         """A sequence ended."""
+        self.tenants.on_finished(facts, finished)
         if self._engine is not None:
             self._engine.on_finished(facts, finished, now_s)
 
@@ -82,8 +96,8 @@ class ServerMetrics:
             self._engine.on_step(before, after)
 
     def exposition(self) -> bytes:
-        """Prometheus text."""
-        return generate_latest(self._registry)
+        """Prometheus text. Safe in another thread than the one that counts."""
+        return generate_latest(self._registry) + self.tenants.exposition()
 
 
 class EngineMetrics:
@@ -92,6 +106,8 @@ class EngineMetrics:
     def __init__(self, registry: CollectorRegistry, model_name: str, ready: Ready) -> None:
         self._registry = registry
         self._label_values = (model_name, "0")
+        self._tiers = TierMetrics(model_name)
+        registry.register(self._tiers)
         lengths = _token_buckets(ready.max_model_len)
         self._running = self._gauge("num_requests_running", "Sequences in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences waiting for their first slice or preempted.")
@@ -177,6 +193,7 @@ class EngineMetrics:
 
     def on_step(self, before: Gauges, after: Gauges) -> None:
         """A step was committed. `step_tokens` counts prompt tokens computed and tokens brought."""
+        self._tiers.on_step(after)
         self._running.set(after.num_running)
         self._waiting.set(after.num_waiting)
         self._waiting_for_capacity.set(after.num_waiting)

@@ -57,8 +57,9 @@ class Bookkeeping:
 
         async def send_noted(message: Message) -> None:
             is_start = message["type"] == "http.response.start"
-            if is_start and echo is not None:
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", echo)]}
+            if is_start:
+                own = [] if echo is None else [(b"x-request-id", echo)]
+                message = {**message, "headers": [*message["headers"], *own, *story.headers()]}
             await send(message)
             if is_start:
                 story.status = message["status"]

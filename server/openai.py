@@ -6,15 +6,18 @@ from collections.abc import Sequence
 import structlog
 from fastapi import APIRouter
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from server.admission import Entry, Order
+from server.auth import tenant_of
 from server.client import SequenceStart
 from server.detokenizer import make_detokenizer
 from server.generation import ChoiceText, EngineGoneError, Generation, GenerationError, SequenceFailedError
 from server.mailbox import Mailbox, unread_limit_bytes
 from server.middleware import story_of
-from server.params import ModelLimits, SamplingPlan, cache_scope, chat_plan, completion_plan
+from server.params import ModelLimits, SamplingPlan, chat_plan, completion_plan
 from server.prompt import chat_work, check_tokens, empty_prompt, encode_texts, split_prompts
 from server.reply import ChatShape, ReplyHead, TextShape
 from server.schemas import (
@@ -28,6 +31,7 @@ from server.schemas import (
 from server.service import Service
 from server.story import RequestStory
 from server.stream import EventStream, FailureNote, Shape, StreamRules, whole_reply
+from server.tenants import Tenant, narrowed
 from server.watch import run_watched
 from tiercel.request import SamplingParams, pack_tokens
 
@@ -74,9 +78,10 @@ class OpenAIRoutes:
                 raise empty_prompt()
             return self._prepared(plan, [prompt.tokens], limits)
 
-        with self._service.admission.reserve(fields.n or 1):
+        tenant, story = tenant_of(request.scope), story_of(request.scope)
+        with self._service.admission.enter(tenant, fields.n or 1) as entry:
             prepared = await run_watched(prepare(), request.receive)
-            generation = self._submit(prepared, fields, story_of(request.scope))
+            generation = self._submit(prepared, fields, tenant, entry, story)
         return await self._answer(generation, ChatShape(head), fields, request)
 
     async def complete(self, request: Request) -> Response:
@@ -91,9 +96,10 @@ class OpenAIRoutes:
             plan = completion_plan(fields, self._service.defaults, limits)
             return self._prepared(plan, await self._tokens(prompts, fields, limits), limits)
 
-        with self._service.admission.reserve(fields.n or 1, prompts=len(prompts)):
+        tenant, story = tenant_of(request.scope), story_of(request.scope)
+        with self._service.admission.enter(tenant, fields.n or 1, prompts=len(prompts)) as entry:
             prepared = await run_watched(prepare(), request.receive)
-            generation = self._submit(prepared, fields, story_of(request.scope))
+            generation = self._submit(prepared, fields, tenant, entry, story)
         return await self._answer(generation, TextShape(head), fields, request)
 
     async def models(self) -> Response:
@@ -106,7 +112,9 @@ class OpenAIRoutes:
         return JSONResponse(self._card(self._service.model_name(name)))
 
     async def _read(self, request: Request) -> dict[str, object]:
-        story_of(request.scope).is_generation = True
+        story, tenant = story_of(request.scope), tenant_of(request.scope)
+        story.is_generation, story.tenant = True, tenant.name
+        story.rate_headers = lambda: self._service.admission.rate_headers(tenant)
         body = await self._service.read_object(request)
         refuse_unsupported(body)
         return body
@@ -141,13 +149,26 @@ class OpenAIRoutes:
         cap = self._service.defaults.max_new_tokens
         return _Prepared(plan, prompts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
 
-    def _submit(self, prepared: _Prepared, fields: SamplingFields, story: RequestStory) -> Generation:
+    def _submit(
+        self, prepared: _Prepared, fields: SamplingFields, tenant: Tenant, entry: Entry, story: RequestStory
+    ) -> Generation:
+        """Gate two, then the engine. Nothing is awaited in between: what was counted is what is submitted."""
         plan = prepared.plan
-        scope = cache_scope(fields.cache_salt, self._service.salt_secret)
+        order = Order(
+            prompts=[len(prompt) for prompt in prepared.prompts],
+            choices=plan.n,
+            max_tokens=max(params.max_tokens for params in prepared.params),
+            is_named=plan.max_tokens is not None,
+            priority=fields.priority,
+        )
+        terms = entry.admit(order)
+        story.service = None if terms.service is None else terms.service.value
+        scope = narrowed(tenant.scope, fields.cache_salt)
         starts: list[SequenceStart] = []
         choices: list[ChoiceText] = []
         for prompt, params in zip(prepared.prompts, prepared.params, strict=True):
             packed = pack_tokens(prompt)
+            params = _capped(params, terms.max_tokens)
             for choice in range(plan.n):
                 starts.append(
                     SequenceStart(
@@ -156,6 +177,11 @@ class OpenAIRoutes:
                         params=plan.choice_params(params, choice, self._service.draw_seed),
                         n=plan.n if choice == 0 else None,
                         scope=scope,
+                        tenant=tenant.name,
+                        band=terms.band,
+                        num_uncached=len(prompt) * terms.uncached_share if choice == 0 else 0.0,
+                        queue_s=terms.queue_s if choice == 0 else None,
+                        num_reserved=terms.reserved,
                     )
                 )
                 choices.append(self._choice_text(prompt, plan))
@@ -212,3 +238,10 @@ class OpenAIRoutes:
             "max_model_len": None if ready is None else ready.max_model_len,
             "permission": [],
         }
+
+
+def _capped(params: SamplingParams, most: int | None) -> SamplingParams:
+    """Fewer outputs than asked for, but never fewer than the least that was asked for."""
+    if most is None or most >= params.max_tokens:
+        return params
+    return replace(params, max_tokens=max(most, params.min_tokens, 1))

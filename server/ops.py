@@ -3,8 +3,9 @@
 from fastapi import APIRouter, Depends
 from starlette.responses import JSONResponse, Response
 
-from server.auth import Guard
+from server.auth import MetricsGuard
 from server.client import EngineState
+from server.directory import in_thread
 from server.service import Service
 from tiercel import __version__
 
@@ -27,7 +28,7 @@ class OpsRoutes:
         for path in ("/ready", "/readiness", "/health/ready"):
             router.add_api_route(path, self.ready, methods=["GET"], response_model=None)
         router.add_api_route("/version", self.version, methods=["GET"], response_model=None)
-        guard = Guard(self._service.keys, local_is_open=True)
+        guard = MetricsGuard(self._service.tenants)
         router.add_api_route(
             "/metrics", self.metrics, methods=["GET"], response_model=None, dependencies=[Depends(guard)]
         )
@@ -76,7 +77,8 @@ class OpsRoutes:
 
     async def metrics(self) -> Response:
         """Prometheus text."""
-        return Response(self._service.metrics.exposition(), headers={"content-type": _METRICS_TYPE})
+        text = await in_thread(self._service.metrics.exposition)
+        return Response(text, headers={"content-type": _METRICS_TYPE})
 
 
 def _unready(status: str, message: str, stage: str) -> Response:

@@ -1,7 +1,6 @@
 """Client fields to SamplingParams: the model's defaults, and every check that needs the model."""
 
 import hashlib
-import hmac
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -246,10 +245,3 @@ def _cause(limits: ModelLimits) -> str:
     if limits.pool_tokens > limits.max_model_len:
         return ""
     return f" The limit is that of the server's KV pool, which holds {limits.pool_tokens} tokens."
-
-
-def cache_scope(cache_salt: str | None, secret: bytes) -> bytes:
-    """Whose cached blocks a request may share. Empty without a salt: those of the tenant."""
-    if cache_salt is None:
-        return b""
-    return hmac.new(secret, cache_salt.encode(), hashlib.sha256).digest()

@@ -58,7 +58,8 @@ class SamplingFields(Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Word | None = None
-    user: str | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None  # lower goes first
+    user: str | None = None  # says nothing of who pays: the key does
 
 
 class Message(Fields):

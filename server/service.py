@@ -9,10 +9,10 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from server.admission import Admission
-from server.auth import KeyRing
 from server.body import read_object
 from server.chat import ChatTemplate
 from server.client import EngineClient, EngineStartError, EngineState
+from server.directory import TenantDirectory
 from server.generation_config import SamplingDefaults
 from server.metrics import ServerMetrics
 from server.params import ModelLimits
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One model behind one engine. Frozen: what changes lives in `client`, `admission` and `metrics`."""
+    """One model behind one engine. Frozen: what changes lives in `client`, `admission`, `tenants` and `metrics`."""
 
     settings: ServerSettings
     codec: TextCodec
@@ -38,12 +38,11 @@ class Service:
     client: EngineClient
     admission: Admission
     metrics: ServerMetrics
-    keys: KeyRing
+    tenants: TenantDirectory
     clock: Clock
     workers: Executor  # tokenising and rendering
     draw_seed: Callable[[], int]  # 63 bits
     wall_s: Callable[[], float]  # seconds since 1970, for `created`
-    salt_secret: bytes
     started_at: int
 
     async def limits(self) -> ModelLimits:

@@ -1,6 +1,6 @@
 """What one HTTP request came to, for its one log line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from server.generation import Generation
 
@@ -15,6 +15,16 @@ class RequestStory:
         self.outcome: str | None = None  # why it ended, when not by a finish reason
         self.is_generation = False
         self.generation: Generation | None = None
+        self.tenant: str | None = None
+        self.service: str | None = None  # full | shortened | deferred; None = nothing else was allowed
+        self.rate_headers: Callable[[], list[tuple[bytes, bytes]]] | None = None
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the head of the response says beside its own: limits of the tenant, and the service it got."""
+        headers = [] if self.rate_headers is None else self.rate_headers()
+        if self.service is not None:
+            headers.append((b"x-tiercel-service", self.service.encode()))
+        return headers
 
     def summary(self, seconds: float) -> dict[str, object]:
         """The fields of the log line."""
@@ -25,6 +35,7 @@ class RequestStory:
         firsts = [facts.first_token_s for facts in books if facts.first_token_s is not None]
         return {
             "request_id": self.request_id,
+            "tenant": self.tenant,
             "prompt_tokens": sum(facts.start.num_prompt for facts in books if facts.start.n is not None),
             "cached_tokens": sum(end.num_cached for end in ends),
             "output_tokens": sum(facts.num_outputs for facts in books),

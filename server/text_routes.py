@@ -1,6 +1,7 @@
 """/tokenize and /detokenize."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import cast
 
 import msgspec
@@ -9,6 +10,9 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.admission import Entry
+from server.auth import tenant_of
+from server.middleware import story_of
 from server.params import ModelLimits
 from server.prompt import are_tokens, chat_work, check_tokens, encode_texts
 from server.schemas import (
@@ -51,14 +55,19 @@ class TextRoutes:
         """Tokens of a prompt or of a conversation."""
         body = await self._service.read_object(request)
         refuse_unsupported(body)
-        with self._service.admission.reserve():
+        with self._enter(request):
             return await run_watched(self._tokenized(body), request.receive)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens, special ones included."""
         body = await self._service.read_object(request)
-        with self._service.admission.reserve():
+        with self._enter(request):
             return await run_watched(self._detokenized(body), request.receive)
+
+    def _enter(self, request: Request) -> AbstractContextManager[Entry]:
+        tenant = tenant_of(request.scope)
+        story_of(request.scope).rate_headers = lambda: self._service.admission.rate_headers(tenant)
+        return self._service.admission.enter(tenant)
 
     async def _tokenized(self, body: dict[str, object]) -> Response:
         limits = await self._service.limits()

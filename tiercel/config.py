@@ -26,6 +26,8 @@ from tiercel.settings import EngineSettings, ServerSettings, Settings
 from tiercel.units import GIB
 
 DEFAULT_FILE = "tiercel.toml"
+DEFAULT_DISK_BYTES = 4 * GIB
+"""Small on purpose: nobody's disk fills because a path was given."""
 EMBEDDED_NAME = "tiercel-embedded"
 """What the API calls the embedded model."""
 
@@ -66,9 +68,25 @@ def resolve(flags: Mapping[str, object]) -> Resolved:
     words = dict(_variables(warnings))
     words |= {name: Word(value, f"{flag_name(name)} ") for name, value in flags.items()}
     words = dict(_file_words(words.get("config"))) | words
-    options = _check_each(words)
+    options = _check_each(_without_idle_keys(words, warnings))
     _check_together(options)
     return Resolved(_settle(options), tuple(warnings))
+
+
+def _without_idle_keys(words: dict[str, Word], warnings: list[str]) -> dict[str, Word]:
+    """With a tenants file its keys are the only ones: a variable is for clients then, a flag is a mistake."""
+    if "tenants_config" not in words or "api_key" not in words:
+        return words
+    place = words["api_key"].place.rstrip("= ")
+    if not place.endswith("_API_KEY"):
+        raise _conflict(f"{place} beside --tenants-config: the keys of a tenant stand in the tenants file")
+    warnings.append(f"{place} is ignored: the keys stand in the tenants file")
+    return {name: word for name, word in words.items() if name != "api_key"}
+
+
+def client_admin_key() -> str | None:
+    """The key that the admin verbs of this machine use: TIERCEL_ADMIN_KEY."""
+    return os.environ.get("TIERCEL_ADMIN_KEY", "").strip() or None
 
 
 def client_api_key() -> str | None:
@@ -202,20 +220,38 @@ def _check_together(options: Options) -> None:
         raise _conflict(f"--max-num-batched-tokens {budget} is below --block-size {block}: a step must hold one block")
     if (options.ssl_keyfile is None) != (options.ssl_certfile is None):
         raise _conflict("--ssl-keyfile and --ssl-certfile belong together: give both or none")
+    _check_disk(options)
     if options.allow_credentials and "*" in options.allowed_origins:
         raise _conflict(
             "--allow-credentials needs --allowed-origins without *: every page could use a visitor's cookie"
         )
     if options.root_path and not options.root_path.startswith("/"):
         raise _conflict(f"--root-path {options.root_path}: expected a path that starts with /")
-    for key in options.api_key:
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise _conflict("--api-key ***: expected printable ASCII without spaces, as it stands in an HTTP header")
+    for flag, keys in {"--api-key": options.api_key, "--admin-key": filter(None, (options.admin_key,))}.items():
+        if any(not key.isascii() or not key.isprintable() or " " in key for key in keys):
+            raise _conflict(f"{flag} ***: expected printable ASCII without spaces, as it stands in an HTTP header")
     _check_files(options)
+
+
+def _check_disk(options: Options) -> None:
+    if not options.kv_disk_path:
+        for name in ("kv_disk_size", "kv_disk_daily_writes"):
+            if getattr(options, name) is not None:
+                raise _conflict(f"{flag_name(name)} needs --kv-disk-path: there is no folder to write to")
+        return
+    if not options.enable_prefix_caching:
+        raise _conflict("--kv-disk-path needs --enable-prefix-caching: blocks are found again by their content")
+    folders = [Path(path).expanduser().resolve() for path in options.kv_disk_path]
+    for path, folder in zip(options.kv_disk_path, folders, strict=True):
+        if folder.exists() and not folder.is_dir():
+            raise _conflict(f"--kv-disk-path {path}: this is a file, a folder is needed")
+        if folders.count(folder) > 1:
+            raise _conflict(f"--kv-disk-path {path}: the same folder twice")
 
 
 def _check_files(options: Options) -> None:
     files = {"ssl_keyfile": options.ssl_keyfile, "ssl_certfile": options.ssl_certfile}
+    files["tenants_config"] = options.tenants_config
     template = options.chat_template
     if template is not None and "{" not in template and "\n" not in template:  # else it is the template itself
         files["chat_template"] = template
@@ -267,16 +303,44 @@ def _engine(options: Options, folder: str) -> EngineSettings:
         gpu_memory_utilization=options.gpu_memory_utilization,
         num_gpu_blocks_override=options.num_gpu_blocks_override,
         enable_prefix_caching=options.enable_prefix_caching,
+        kv_host_bytes=options.kv_host_size,
+        kv_disk_paths=tuple(str(Path(path).expanduser().absolute()) for path in options.kv_disk_path),
+        kv_disk_bytes=_disk_bytes(options),
+        kv_disk_daily_bytes=_disk_bytes(options)
+        if options.kv_disk_daily_writes is None
+        else options.kv_disk_daily_writes,
+        preemption_mode=options.preemption_mode,
+        cpu_device_pool=options.cpu_device_pool,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         scheduling_policy=options.scheduling_policy,
         async_depth=1 if options.async_scheduling else 0,
+        calibration_s=options.calibration_seconds,
+        cache_folder=_cache_folder(),
         seed=options.seed,
         threads=options.threads,
         log_level=options.log_level,
         log_format=options.log_format,
     )
+
+
+def _cache_folder() -> str | None:
+    """$XDG_CACHE_HOME/tiercel, else ~/.cache/tiercel; None where there is no home. As the standard has it, a relative
+    path does not count."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():
+        return str(base / "tiercel")
+    try:
+        return str(Path.home() / ".cache" / "tiercel")
+    except RuntimeError:
+        return None
+
+
+def _disk_bytes(options: Options) -> int:
+    if not options.kv_disk_path:
+        return 0
+    return DEFAULT_DISK_BYTES if options.kv_disk_size is None else options.kv_disk_size
 
 
 def _server(options: Options, folder: str) -> ServerSettings:
@@ -287,6 +351,8 @@ def _server(options: Options, folder: str) -> ServerSettings:
         port=options.port,
         uds=options.uds,
         api_keys=options.api_key,
+        tenants_config=options.tenants_config,
+        admin_key=options.admin_key,
         allow_unauthenticated=options.allow_unauthenticated,
         root_path=options.root_path,
         allowed_origins=options.allowed_origins,
@@ -302,6 +368,7 @@ def _server(options: Options, folder: str) -> ServerSettings:
         override_generation_config=options.override_generation_config,
         max_logprobs=options.max_logprobs,
         max_num_queued_reqs=options.max_num_queued_reqs,
+        is_fair=str(options.scheduling_policy) == "fair",
         max_body_bytes=options.max_body_bytes,
         stream_interval=options.stream_interval,
         sse_keep_alive_interval_s=options.sse_keep_alive_interval,

@@ -19,9 +19,10 @@ def is_loopback(host: str) -> bool:
 def check_exposure(settings: ServerSettings) -> None:
     """Refuse to listen beyond this machine without a key. Errors: ConfigError."""
     is_private = settings.uds is not None or is_loopback(settings.host)
-    if not is_private and not settings.api_keys and not settings.allow_unauthenticated:
+    has_keys = bool(settings.api_keys) or settings.tenants_config is not None  # a tenant without a key is refused
+    if not is_private and not has_keys and not settings.allow_unauthenticated:
         raise ConfigError(
             "server.exposed",
             f"--host {settings.host or '*'} can be reached from other machines: "
-            "give --api-key, or --allow-unauthenticated if anybody may use it",
+            "give --api-key or --tenants-config, or --allow-unauthenticated if anybody may use it",
         )

@@ -12,13 +12,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from tiercel.settings import AttentionName, DeviceName, Dtype, LoadFormat, ModelImpl, PolicyName
+from tiercel.settings import AttentionName, DeviceName, Dtype, LoadFormat, ModelImpl, PolicyName, PreemptionMode
 from tiercel.units import GIB, KIB, MIB, parse_bytes, parse_length
 
 Panel = Literal["Model", "Memory", "Scheduler", "Server", "Access", "Answers", "Log"]
 
 MAX_CONTEXT_TOKENS = 16 * 1024 * 1024
 _MAX_KV_BYTES = 1024 * 1024 * GIB
+_KV_RANGE = (0, _MAX_KV_BYTES)
 _OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
@@ -147,6 +148,32 @@ class Options(BaseSettings):
     num_gpu_blocks_override: Annotated[
         int | None, Flag("Memory", "Exact number of KV blocks.", "BLOCKS", is_rare=True, within=(1, 2**31 - 2))
     ] = None
+    kv_host_size: Annotated[
+        Size | None,
+        Flag("Memory", "Host memory for KV.", "SIZE", expects=_SIZE, within=_KV_RANGE),
+    ] = None
+    kv_disk_path: Annotated[Words, Flag("Memory", "Folders on SSD for KV, striped.", "DIR", expects=_NAMES)] = ()
+    kv_disk_size: Annotated[
+        Size | None,
+        Flag("Memory", "Most bytes in them; default: 4G.", "SIZE", expects=_SIZE, within=(MIB, _MAX_KV_BYTES)),
+    ] = None
+    kv_disk_daily_writes: Annotated[
+        Size | None,
+        Flag(
+            "Memory",
+            "Most bytes written to the SSD a day; default: once its size; 0: no cap.",
+            "SIZE",
+            expects=_SIZE,
+            is_rare=True,
+            within=_KV_RANGE,
+        ),
+    ] = None
+    preemption_mode: Annotated[
+        PreemptionMode, Flag("Memory", "auto: what is cheaper, else swap or recompute.", "MODE", is_rare=True)
+    ] = "auto"
+    cpu_device_pool: Annotated[
+        bool, Flag("Memory", "On the CPU: a device pool apart from host memory, as on a GPU.", is_rare=True)
+    ] = False
     enable_prefix_caching: Annotated[
         bool, Flag("Memory", "Reuse the KV of prompts that begin alike.", is_rare=True)
     ] = True
@@ -168,7 +195,19 @@ class Options(BaseSettings):
             within=(0, MAX_CONTEXT_TOKENS),
         ),
     ] = 0
-    scheduling_policy: Annotated[PolicyName, Flag("Scheduler", "Who runs next.", is_rare=True)] = "fcfs"
+    scheduling_policy: Annotated[
+        PolicyName, Flag("Scheduler", "Who runs next: fair, priority or fcfs.", "NAME", is_rare=True)
+    ] = "fair"
+    calibration_seconds: Annotated[
+        float,
+        Flag(
+            "Scheduler",
+            "Longest measuring of steps at the start, kept for the next; 0: none.",
+            "SECONDS",
+            is_rare=True,
+            within=(0, 60),
+        ),
+    ] = 1.5
     async_scheduling: Annotated[bool, Flag("Scheduler", "Launch one step ahead.", is_rare=True)] = True
 
     host: Annotated[str, Flag("Server", "Address to bind.")] = "127.0.0.1"
@@ -200,6 +239,10 @@ class Options(BaseSettings):
     enable_request_id_headers: Annotated[bool, Flag("Server", "Answer with X-Request-Id.", is_rare=True)] = False
 
     api_key: Annotated[Words, Flag("Access", "Keys of the API, if any.", "KEY", expects=_NAMES, is_secret=True)] = ()
+    tenants_config: Annotated[Word | None, Flag("Access", "Tenants, keys and limits (YAML).", "FILE")] = None
+    admin_key: Annotated[
+        Word | None, Flag("Access", "Key of /admin; better TIERCEL_ADMIN_KEY.", "KEY", is_rare=True, is_secret=True)
+    ] = None
     allow_unauthenticated: Annotated[bool, Flag("Access", "Bind beyond loopback without a key.", is_rare=True)] = False
     ssl_keyfile: Annotated[Word | None, Flag("Access", "TLS key.", "FILE", is_rare=True)] = None
     ssl_certfile: Annotated[Word | None, Flag("Access", "TLS certificate.", "FILE", is_rare=True)] = None

@@ -5,6 +5,7 @@ import enum
 from msgspec import Struct
 
 from tiercel.ids import SeqId
+from tiercel.tier import Route, Tier
 
 
 class FinishReason(enum.Enum):
@@ -54,6 +55,43 @@ class StepOutcome(Struct, frozen=True):
     bad: tuple[int, ...] = ()  # sampling slices whose logits were not finite: their requests fail, no other does
 
 
+class TierGauges(Struct, frozen=True, kw_only=True, gc=False):
+    """One tier in numbers. Where one RAM arena is device and host tier in one, it is told as HBM alone."""
+
+    tier: Tier
+    block_bytes: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0  # owned by a table or a transfer, or in limbo
+    blocks_cached: int = 0  # valid copies that may be evicted
+    hit_tokens: int = 0  # prompt tokens whose best copy lay here, since start
+    missed_tokens: int = 0  # prompt tokens looked up here and not found, since start
+    evictions: int = 0  # blocks, since start
+    mean_run_blocks: float = 0.0  # consecutive slots taken at once, mean since start
+
+
+class RouteGauges(Struct, frozen=True, kw_only=True, gc=False):
+    """One way of a copy in numbers, since start. Bytes, blocks and copies count what landed."""
+
+    route: Route
+    transfers: int = 0
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0  # spent copying, by whatever copied; overlaps with computing
+    copies: int = 0  # after neighbours were merged
+    failures: int = 0
+    late: int = 0
+    misses: int = 0  # bytes that were not what the key promised
+
+
+class DiskState(enum.Enum):
+    """How the SSD tier does."""
+
+    NONE = "none"  # not asked for
+    ON = "on"
+    READ_ONLY = "read_only"  # writes failed, or the day's bytes are spent for good
+    OFF = "off"  # too many calls hang or fail
+
+
 class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     """The engine's books in numbers, at the end of a step."""
 
@@ -68,3 +106,10 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     prefix_hits: int = 0  # tokens found, since start
     preemptions: int = 0  # since start
     steps: int = 0  # committed since start
+    preemptions_swap: int = 0  # of the preemptions: blocks were kept in another tier
+    preemptions_recompute: int = 0  # of the preemptions: blocks were dropped
+    swapped_tokens: int = 0  # that came back from another tier after a preemption, since start
+    recomputed_tokens: int = 0  # that were computed once more after a preemption, since start
+    tiers: tuple[TierGauges, ...] = ()
+    routes: tuple[RouteGauges, ...] = ()
+    disk_state: DiskState = DiskState.NONE

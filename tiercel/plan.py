@@ -1,9 +1,14 @@
 """Orders: what one step computes. A `Plan` is intent; sealed by the cache it becomes a `StepPlan`."""
 
+from typing import Literal
+
 from msgspec import Struct
 
 from tiercel.ids import SeqId, SlotId
 from tiercel.tier import Transfer
+
+PreemptionReason = Literal["band", "debt", "share", "growth"]
+"""For whom: a higher band, a tenant that was owed service or room, or a running sequence that grows."""
 
 
 class Slice(Struct, frozen=True, gc=False):
@@ -27,8 +32,12 @@ class Plan(Struct, frozen=True, gc=False):
     nano_batches: tuple[NanoBatch, ...]
     admitted: tuple[SeqId, ...] = ()  # WAITING or PREEMPTED until now; their first slice is in this step
     victims: tuple[SeqId, ...] = ()  # preempted by this plan
-    swapped: tuple[SeqId, ...] = ()  # of them: what no lower tier holds yet is spilled first
+    reasons: tuple[PreemptionReason, ...] = ()  # why, one a victim
+    beneficiary: SeqId | None = None  # who waits and gains by it; None: those that run and grow
+    swapped: tuple[SeqId, ...] = ()  # of the victims: what no lower tier holds yet is spilled first
     restores: tuple[SeqId, ...] = ()  # of the admitted: no slice yet, their blocks come up first
+    aged: SeqId | None = None  # of the admitted: on the share of those who starve
+    deferred: tuple[SeqId, ...] = ()  # wait for something that is on its way
 
 
 class TableUpdate(Struct, frozen=True, gc=False):

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Final
 
 _TENSORS = "one engine runs on one device"
-_TIERS = "arrives with the host and disk tiers"
-_TENANTS = "arrives with per-tenant fairness"
 _LORA = "LoRA adapters are not served"
 _TOOLS = "tool calls are not parsed yet"
 _GRAMMAR = "structured output is not served yet"
@@ -43,12 +41,8 @@ REFUSED: Final[dict[str, str]] = {
     "worker-cls": _PLUGIN,
     "worker-extension-cls": _PLUGIN,
     "logits-processors": _PLUGIN,
-    "kv-transfer-config": _TIERS,
-    "kv-offloading-backend": _TIERS,
-    "kv-disk-path": _TIERS,
-    "kv-disk-size": _TIERS,
+    "kv-transfer-config": "KV is not sent to other engines",
     "cpu-offload-gb": "weights lie on one device",
-    "tenants-config": _TENANTS,
     "max-num-queued-tokens": "use --max-num-queued-reqs",
     "max-num-active-seqs": "use --max-num-seqs",
     "nano-batch-size": "nano-batches are chosen by the planner",
@@ -94,11 +88,7 @@ HARMLESS: Final[dict[str, Harmless]] = {
     "pipeline-parallel-size": _asks_for_what_is("1", otherwise=_TENSORS),
     "data-parallel-size": _asks_for_what_is("1", otherwise=_TENSORS),
     "api-server-count": _asks_for_what_is("1", otherwise="there is one HTTP process"),
-    "kv-host-size": _asks_for_what_is("0", otherwise=_TIERS),
-    "swap-space": _asks_for_what_is("0", otherwise=_TIERS),
-    "host-swap-space": _asks_for_what_is("0", otherwise=_TIERS),
-    "kv-offloading-size": _asks_for_what_is("0", otherwise=_TIERS),
-    "preemption-mode": _asks_for_what_is("recompute", otherwise=_TIERS),
+    "kv-offloading-backend": _asks_for_what_is("native", otherwise="the tiers are our own: --kv-host-size"),
     "max-num-partial-prefills": _asks_for_what_is("1", otherwise="the token budget decides: --max-num-batched-tokens"),
     "kv-cache-dtype": _asks_for_what_is("auto", otherwise="KV has the type of the weights: --dtype"),
     "prefix-caching-hash-algo": _asks_for_what_is("sha256", otherwise="blocks are keyed with sha256"),
@@ -123,6 +113,13 @@ HARMLESS: Final[dict[str, Harmless]] = {
 
 RENAMED: Final[dict[str, str]] = {"disable-log-requests": "no-enable-log-requests"}
 """Old spellings that still act, with a warning."""
+
+IN_GIB: Final[dict[str, str]] = {
+    "swap-space": "kv-host-size",
+    "host-swap-space": "kv-host-size",
+    "kv-offloading-size": "kv-host-size",
+}
+"""Other spellings of sizes, where a bare number is GiB as in vLLM."""
 
 SHORT: Final[dict[str, str]] = {
     "-tp": "tensor-parallel-size",

@@ -15,7 +15,7 @@ ModelImpl = Literal["auto", "native", "transformers"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "sdpa", "grouped"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
-PolicyName = Literal["fcfs"]
+PolicyName = Literal["fair", "priority", "fcfs"]
 LogFormat = Literal["json", "console"]
 
 
@@ -37,14 +37,16 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     kv_host_bytes: int | None = None  # of the DDR tier, or on top of the one RAM arena; None = by device
     kv_disk_paths: tuple[str, ...] = ()  # folders of the SSD tier, striped; empty = no such tier
     kv_disk_bytes: int = 0  # hard cap of the SSD tier, everything in its folders counted
-    kv_disk_daily_bytes: int | None = None  # written to the SSD a day; None = once the volume's size; 0 = no cap
+    kv_disk_daily_bytes: int = 0  # written to the SSD a day; 0 = no cap
     preemption_mode: PreemptionMode = "auto"  # auto = per victim the cheaper of swap and recompute
     cpu_device_pool: bool = False  # on the CPU: a bounded device pool beside the DDR tier, as on a GPU
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None  # tokens a step; None = by device
     long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0 = no cap
-    scheduling_policy: PolicyName = "fcfs"
+    scheduling_policy: PolicyName = "fair"
     async_depth: int = 1  # steps launched ahead of the commit; 0 = synchronous
+    calibration_s: float = 0.0  # to measure steps at the start; 0 = the linear default (the flag's default is more)
+    cache_folder: str | None = None  # what may be measured or computed again is kept here; None = nowhere
     seed: int = 0  # of dummy weights
     threads: int | None = None  # CPU compute threads; None = the cores this process may use
     log_level: str = "info"
@@ -77,7 +79,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     override_generation_config: dict[str, float] = {}
     max_logprobs: int = 20
     max_num_queued_reqs: int = 1024  # sequences waiting for their first slice
-    is_fair: bool = False  # the engine shares a band by weight, so a tenant's wait is that of its own queue
+    is_fair: bool = True  # the engine shares a band by weight, so a tenant's wait is that of its own queue
     max_body_bytes: int = 8 * MIB
     stream_interval: int = 1  # tokens a chunk, after the first
     sse_keep_alive_interval_s: float = 0.0  # 0 = off

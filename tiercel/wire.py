@@ -15,6 +15,7 @@ from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
 from tiercel.request import Request
 from tiercel.settings import EngineSettings
+from tiercel.tenant import Tenants
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
@@ -42,8 +43,16 @@ class Abort(Struct, frozen=True, tag="abort"):
     reason: FinishReason = FinishReason.ABORT  # STOP when the HTTP process found a stop string
 
 
+class SetTenants(Struct, frozen=True, tag="set_tenants"):
+    """Who is served from now on. Follows `Ready`, and every change of the tenants; the newest stands alone."""
+
+    tenants: Tenants
+
+
 class Quit(Struct, frozen=True, tag="quit"):
-    """Leave at once, with exit code 0."""
+    """Leave with exit code 0, at once or after persisting what lies in memory for so long."""
+
+    patience_s: float = 0.0
 
 
 # engine -> HTTP process
@@ -91,7 +100,7 @@ class Report(Struct, frozen=True, tag="report", kw_only=True):
     gauges: Gauges | None = None
 
 
-ToEngine = Start | Submit | Abort | Quit
+ToEngine = Start | Submit | Abort | SetTenants | Quit
 FromEngine = Loading | Ready | Failed | Report
 
 M = TypeVar("M", ToEngine, FromEngine)

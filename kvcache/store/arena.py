@@ -5,7 +5,10 @@ import mmap
 import torch
 from torch import Tensor
 
-from tiercel.errors import ConfigError
+from kvcache.store.journal import RECORD_BYTES, SlotJournal
+from kvcache.store.memory_file import layout_of, map_memory
+from tiercel.errors import ConfigError, InvariantError
+from tiercel.ids import SlotId
 from tiercel.tier import KVSpec
 from tiercel.units import show_bytes
 
@@ -18,28 +21,61 @@ class Arena:
     Shapes: kv [slots, layers, block_size, kv_heads, 2 * head_dim]; a slot is one contiguous extent.
     """
 
-    def __init__(self, spec: KVSpec, kv: Tensor) -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        kv: Tensor,
+        host_bytes: memoryview | None = None,
+        journal: SlotJournal | None = None,
+        *,
+        is_kept: bool = False,
+    ) -> None:
         self.spec = spec
         self.kv = kv
+        self.journal = journal  # of an arena that outlives the engine
+        self.is_kept = is_kept  # an earlier engine's copies may lie here: the journal says which
+        self._host_bytes = host_bytes
+
+    @property
+    def blocks(self) -> int:
+        """Slots without the sink."""
+        return self.kv.shape[0] - 1
+
+    def slot_bytes(self, slot: SlotId) -> memoryview:
+        """One slot as bytes, to read and to write; host memory only. The arena starts on a page."""
+        if self._host_bytes is None or not 0 <= slot <= self.blocks:
+            raise InvariantError("arena.slot_bytes", slot=slot, blocks=self.blocks)
+        size = self.spec.block_bytes
+        return self._host_bytes[slot * size : (slot + 1) * size]
 
 
-def open_arena(spec: KVSpec, blocks: int, device: torch.device) -> Arena:
-    """Allocate room for `blocks` blocks and the sink, all zero.
+def open_arena(
+    spec: KVSpec, blocks: int, device: torch.device, fd: int | None = None, fingerprint: bytes = b""
+) -> Arena:
+    """Room for `blocks` blocks and the sink, all zero, or as an earlier engine left it in the memfd `fd`.
 
-    Cost:   on the CPU none: pages become real when they are first written, so a large pool starts at once and a
-            quiet server stays small.
-    Errors: ConfigError when the memory is not there.
+    Cost:    on the CPU none: pages become real when they are first written, so a large pool starts at once and a
+             quiet server stays small.
+    Effects: a memfd of another model, layout or size is emptied.
+    Errors:  ConfigError when the memory is not there.
     """
-    shape = (blocks + 1, spec.layers, spec.block_size, spec.kv_heads, 2 * spec.head_dim)
+    slots = blocks + 1
+    shape = (slots, spec.layers, spec.block_size, spec.kv_heads, 2 * spec.head_dim)
     dtype = _DTYPE_BY_NAME[spec.dtype]
     try:
-        if device.type == "cpu":
+        if device.type != "cpu":
+            return Arena(spec, torch.zeros(shape, dtype=dtype, device=device))
+        journal, is_kept, start = None, False, 0
+        if fd is None:
             # torch.zeros would write every page.
-            pages = mmap.mmap(-1, (blocks + 1) * spec.block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            kv = torch.frombuffer(pages, dtype=dtype).view(shape)
+            pages = mmap.mmap(-1, slots * spec.block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         else:
-            kv = torch.zeros(shape, dtype=dtype, device=device)
-    except (OSError, RuntimeError) as exc:  # torch's OutOfMemoryError is a RuntimeError
-        wanted = show_bytes((blocks + 1) * spec.block_bytes)
+            layout = layout_of(spec, fingerprint, slots)
+            pages, is_kept = map_memory(fd, layout)
+            start = layout.arena_start
+            journal = SlotJournal(memoryview(pages)[layout.journal_start :][: slots * RECORD_BYTES])
+        kv = torch.frombuffer(pages, dtype=dtype, count=slots * spec.block_bytes // spec.itemsize, offset=start)
+    except (OSError, ValueError, RuntimeError) as exc:  # torch's OutOfMemoryError is a RuntimeError
+        wanted = show_bytes(slots * spec.block_bytes)
         raise ConfigError("kv.no_memory", f"no room for a KV pool of {blocks} blocks ({wanted})") from exc
-    return Arena(spec, kv)
+    return Arena(spec, kv.view(shape), memoryview(pages)[start:], journal, is_kept=is_kept)

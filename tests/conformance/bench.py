@@ -1,10 +1,12 @@
 """The engine without HTTP: requests in, tokens out, every report kept."""
 
-from collections.abc import Sequence
+import select
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.process import Engine, open_engine
+from engine.assembly import Engine, open_engine
+from engine.wake import Wake
 from tiercel.clock import MonotonicClock
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, Gauges, TokenLogprobs
@@ -39,10 +41,12 @@ class Inbox:
 class EngineBench:
     """One engine on one compute thread, stepped by hand."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+    def __init__(self, folder: Path, arena_fd: int | None = None, **settings: object) -> None:
         self.inbox = Inbox()
+        self.wake = Wake.open()
         chosen = {"model": str(folder), "threads": 1, "max_num_seqs": 16, "dtype": "float32", **settings}
-        self.engine: Engine = open_engine(EngineSettings(**chosen), self.inbox, MonotonicClock())  # type: ignore[arg-type]
+        asked = EngineSettings(**chosen)  # type: ignore[arg-type]
+        self.engine: Engine = open_engine(asked, self.inbox, self.wake, MonotonicClock(), arena_fd)
         self._next = 1
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, scope: bytes = b"") -> int:
@@ -53,16 +57,30 @@ class EngineBench:
 
     def run(self) -> None:
         """Until nothing is left, with every book checked."""
-        while not self.engine.loop.is_idle:
-            assert self.engine.loop.step()
-            self.engine.loop.check_integrity()
+        self._turn_while(lambda: not self.engine.loop.is_idle)
+
+    def settle(self) -> None:
+        """Until nothing flies between tiers."""
+        self._turn_while(lambda: self.engine.loop.has_chores)
         assert self.gauges.blocks_used == 0
+
+    def _turn_while(self, is_wanted: Callable[[], bool]) -> None:
+        idle_turns = 0
+        while is_wanted():
+            is_busy = self.engine.loop.step()
+            self.engine.loop.check_integrity()
+            idle_turns = 0 if is_busy else idle_turns + 1
+            if not is_busy:
+                select.select([self.wake], [], [], 0.02)
+                self.wake.clear()
+            assert idle_turns < 500, "unfinished work, and nothing happens"
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_tokens: int, **params: object) -> list[list[int]]:
         """All prompts at once; the tokens of each."""
         asked = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params)  # type: ignore[arg-type]
         seqs = [self.submit(prompt, asked) for prompt in prompts]
         self.run()
+        self.settle()
         return [self.inbox.tokens[seq] for seq in seqs]
 
     @property
@@ -71,3 +89,4 @@ class EngineBench:
 
     def close(self) -> None:
         self.engine.close()
+        self.wake.close()

@@ -95,8 +95,8 @@ def assert_exact(got: list[list[int]], reference: Reference) -> int:
     return excused
 
 
-def bench(reference: Reference, **settings: object) -> EngineBench:
-    return EngineBench(reference.folder, max_model_len=600, **{"max_num_seqs": 17, **settings})
+def bench(reference: Reference, arena_fd: int | None = None, **settings: object) -> EngineBench:
+    return EngineBench(reference.folder, arena_fd, max_model_len=600, **{"max_num_seqs": 17, **settings})
 
 
 def test_alone(reference: Reference, exact: Compare) -> None:
@@ -170,7 +170,7 @@ def test_the_tests_would_see_a_wrong_block(reference: Reference) -> None:
     while any(len(broken.inbox.tokens.get(seq, [])) < 2 for seq in expected):
         broken.engine.loop.step()
     for seq in expected:
-        broken.engine.arena.kv[broken.engine.cache.slots(SeqId(seq))[-2]] = 0
+        broken.engine.tiers.device.kv[broken.engine.cache.slots(SeqId(seq))[-2]] = 0
     broken.run()
     unmoved = [seq for seq, tokens in expected.items() if broken.inbox.tokens[seq] == tokens]
     assert len(expected) >= 12

@@ -14,7 +14,7 @@ from engine.loop import EngineLoop
 from kvcache.manager import CacheManager
 from scheduler.book import SequenceBook
 from scheduler.planner import Planner, StepLimits
-from scheduler.policy import FirstComeFirstServed
+from scheduler.policy import open_policy
 from scheduler.sequence import SequenceState
 from tiercel.clock import ManualClock
 from tiercel.ids import SeqId
@@ -56,7 +56,7 @@ class Bench:
     ) -> None:  # fmt: skip
         self.clock = ManualClock(100.0)
         self.client = Client()
-        self.book = SequenceBook(FirstComeFirstServed(), MAX_MODEL_LEN, END)
+        self.book = SequenceBook(open_policy("fcfs"), MAX_MODEL_LEN, END)
         self.cache = CacheManager(blocks, block_size, b"sim", has_prefix_caching=prefix_caching)
         self.machine = SimMachine(self.book, block_size, VOCAB, self.clock, max_rows=seqs + 1)
         planner = Planner(self.book, StepLimits(seqs, tokens))

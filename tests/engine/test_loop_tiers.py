@@ -15,7 +15,7 @@ from kvcache.manager import CacheManager
 from kvcache.tiers import TierLimits
 from scheduler.book import SequenceBook
 from scheduler.planner import Planner, StepLimits
-from scheduler.policy import FirstComeFirstServed
+from scheduler.policy import open_policy
 from scheduler.preemption import SwapChooser
 from scheduler.sequence import SequenceState
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client, random_prompt
@@ -46,7 +46,7 @@ class TierBench:
     ) -> None:  # fmt: skip
         self.clock = ManualClock(100.0)
         self.client = Client()
-        self.book = SequenceBook(FirstComeFirstServed(), MAX_MODEL_LEN, END)
+        self.book = SequenceBook(open_policy("fcfs"), MAX_MODEL_LEN, END)
         speeds = {
             Route.SPILL: host and rates.spill_bytes_per_s,
             Route.RESTORE: host and rates.restore_bytes_per_s,

@@ -15,7 +15,7 @@ from engine.rows import RowBook
 from engine.runner import Runner
 from engine.sampling import Sampler
 from scheduler.book import SequenceBook
-from scheduler.policy import FirstComeFirstServed
+from scheduler.policy import open_policy
 from tiercel.errors import DeviceError, DeviceLostError, InvariantError
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Plan, Slice, StepPlan, TableUpdate
@@ -62,7 +62,7 @@ class Bench:
     """One runner and the book that it reads."""
 
     def __init__(self, lane: object | None = None, rows: int = 3) -> None:
-        self.book = SequenceBook(FirstComeFirstServed(), 100, ())
+        self.book = SequenceBook(open_policy("fcfs"), 100, ())
         self.rows = RowBook(rows, 25)
         kv = torch.zeros(30, 1, BLOCK, 1, 2)
         sampler = Sampler(rows, VOCAB, kv.device)

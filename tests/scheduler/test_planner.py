@@ -7,7 +7,7 @@ import pytest
 from scheduler.book import SequenceBook
 from scheduler.budget import chunk_length
 from scheduler.planner import Planner, StepLimits
-from scheduler.policy import FirstComeFirstServed, Policy, StrictPriority
+from scheduler.policy import Policy, open_policy
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
@@ -50,8 +50,8 @@ class CountingCache:
             self.blocks_by_seq[seq] = hit // BLOCK
         return None if hit is None else Hit(hit)
 
-    def dirty_blocks(self, seq: SeqId) -> int:
-        return 0
+    def blocks_below(self, seq: SeqId) -> tuple[int, int]:
+        return 0, 0
 
     def reserve(self, seq: SeqId, tokens: int) -> bool:
         missing = max(0, -(-tokens // BLOCK) - self.num_blocks(seq))
@@ -74,7 +74,7 @@ class Room:
 
     def __init__(self, blocks: int = 100, seqs: int = 8, tokens: int = 16, threshold: int = 0,
                  hits: dict[int, int | None] | None = None, policy: Policy | None = None) -> None:  # fmt: skip
-        self.book = SequenceBook(policy or FirstComeFirstServed(), 1000, (2,))
+        self.book = SequenceBook(policy or open_policy("fcfs"), 1000, (2,))
         self.planner = Planner(self.book, StepLimits(seqs, tokens, threshold))
         self.cache = CountingCache(blocks, hits)
 
@@ -187,7 +187,7 @@ def test_the_last_in_rank_gives_way_and_waits_at_its_rank() -> None:
         if room.step().victims:
             break
     assert room.cache.released == [2]
-    assert [sequence.id for sequence in room.book.waiting] == [2]
+    assert list(room.book.waiting) == [2]
     assert room.book[SeqId(2)].computed == 0
     assert room.book[SeqId(2)].num_outputs > 0  # what it has said stays said
 
@@ -204,7 +204,7 @@ def test_a_victim_with_a_slice_in_flight_keeps_the_token_of_that_step() -> None:
     said = room.book[SeqId(2)].num_outputs
     room.commit(flights.pop(0))
     assert room.book[SeqId(2)].num_outputs == said + 1
-    assert [sequence.id for sequence in room.book.waiting] == [2]
+    assert list(room.book.waiting) == [2]
 
 
 def test_nothing_is_planned_past_max_tokens() -> None:
@@ -245,7 +245,7 @@ def test_a_sequence_is_added_once() -> None:
 
 
 def test_a_waiting_high_band_takes_the_place_of_a_low_one_even_when_the_rows_are_full() -> None:
-    room = Room(seqs=2, policy=StrictPriority())
+    room = Room(seqs=2, policy=open_policy("priority"))
     for seq in (1, 2):
         room.submit(seq, prompt=3, band=1)
     room.commit(room.launch())
@@ -257,7 +257,7 @@ def test_a_waiting_high_band_takes_the_place_of_a_low_one_even_when_the_rows_are
 
 
 def test_a_priority_that_changes_while_a_sequence_runs_changes_who_gives_way() -> None:
-    room = Room(seqs=2, policy=StrictPriority())
+    room = Room(seqs=2, policy=open_policy("priority"))
     for seq in (1, 2):
         room.submit(seq, prompt=3, band=1)
     room.commit(room.launch())

@@ -13,6 +13,7 @@ from typing import cast
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
 from tiercel.request import Request, unpack_tokens
+from tiercel.tenant import Tenants
 from tiercel.wire import (
     Abort,
     Failed,
@@ -22,6 +23,7 @@ from tiercel.wire import (
     Quit,
     Ready,
     Report,
+    SetTenants,
     Start,
     Submit,
     ToEngine,
@@ -66,6 +68,7 @@ class FakeEngine(asyncio.Protocol):
         self.script = script
         self.submitted: list[Request] = []
         self.aborted: list[tuple[SeqId, FinishReason]] = []
+        self.tenants: list[Tenants] = []
         self.has_quit = False
         self.steps = 0
         self.running: dict[SeqId, Running] = {}
@@ -106,6 +109,8 @@ class FakeEngine(asyncio.Protocol):
                     self._wake.set()
                 case Abort():
                     self._abort(message)
+                case SetTenants():
+                    self.tenants.append(message.tenants)
                 case Quit():
                     self.has_quit = True
                     self.die()
@@ -256,6 +261,7 @@ async def _main(fd: int) -> int:
             load_s=float(os.environ.get("FAKE_LOAD_S", "0")),
             max_model_len=int(os.environ.get("FAKE_CONTEXT", "256")),
             blocks_total=int(os.environ.get("FAKE_CONTEXT", "1024")) // 16,
+            max_running=int(os.environ.get("FAKE_RUNNING", "64")),
             failure=os.environ.get("FAKE_FAILURE"),
             die_at_step=int(os.environ["FAKE_DIE_AT"]) if "FAKE_DIE_AT" in os.environ else None,
         )
@@ -270,4 +276,5 @@ async def _main(fd: int) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--arena-fd", type=int)
     sys.exit(asyncio.run(_main(parser.parse_args().fd)))

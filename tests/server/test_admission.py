@@ -1,8 +1,10 @@
 import pytest
 
+from server.account import Accounts
 from server.admission import Admission
 from tiercel.clock import ManualClock
 from tiercel.errors import AdmissionError
+from tiercel.ids import TenantId
 
 
 class Queue:
@@ -22,21 +24,24 @@ class Counter:
     def on_rejected(self, reason: str) -> None:
         self.reasons.append(reason)
 
+    def on_throttled(self, tenant: TenantId, reason: str) -> None:
+        raise AssertionError(f"{tenant} has no {reason}")
+
 
 def _admission(max_queued: int = 4) -> tuple[Admission, Queue, Counter, ManualClock]:
     queue, counter, clock = Queue(), Counter(), ManualClock()
-    return Admission(queue, counter, clock, max_queued=max_queued), queue, counter, clock
+    return Admission(queue, counter, clock, Accounts(clock), max_queued=max_queued), queue, counter, clock
 
 
 def test_places_are_held_until_submission_and_given_back_after_a_failure() -> None:
     admission, _, counter, _ = _admission()
-    with admission.reserve(3):
-        with pytest.raises(AdmissionError) as refusal, admission.reserve(2):
+    with admission.enter(choices=3):
+        with pytest.raises(AdmissionError) as refusal, admission.enter(choices=2):
             pass
         assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
-        with admission.reserve(1):
+        with admission.enter(choices=1):
             assert admission.num_reserved == 4
-    with pytest.raises(ZeroDivisionError), admission.reserve(4):
+    with pytest.raises(ZeroDivisionError), admission.enter(choices=4):
         raise ZeroDivisionError
     assert admission.num_reserved == 0
     assert counter.reasons == ["queue_full"]
@@ -45,7 +50,7 @@ def test_places_are_held_until_submission_and_given_back_after_a_failure() -> No
 def test_sequences_at_the_engine_count_as_queued() -> None:
     admission, queue, _, _ = _admission()
     queue.num_tokenless = 4
-    with pytest.raises(AdmissionError), admission.reserve(1):
+    with pytest.raises(AdmissionError), admission.enter(choices=1):
         pass
 
 
@@ -54,10 +59,10 @@ def test_retry_after_follows_the_rate_at_which_the_queue_drains() -> None:
     queue.num_tokenless, queue.num_started = 10_000, 0
     clock.advance(10)
     queue.num_started = 5  # one in two seconds
-    with pytest.raises(AdmissionError) as refusal, admission.reserve(4):
+    with pytest.raises(AdmissionError) as refusal, admission.enter(choices=4):
         pass
     assert refusal.value.retry_after_s == 8
-    with pytest.raises(AdmissionError) as late, admission.reserve(10_000):
+    with pytest.raises(AdmissionError) as late, admission.enter(choices=10_000):
         pass
     assert late.value.retry_after_s == 60
 
@@ -65,7 +70,7 @@ def test_retry_after_follows_the_rate_at_which_the_queue_drains() -> None:
 def test_what_never_fits_is_no_matter_of_waiting() -> None:
     admission, _, counter, _ = _admission(4)
     words = r"6 sequences \(n=2 for each of 3 prompts\).* holds 4"
-    with pytest.raises(AdmissionError, match=words) as refusal, admission.reserve(2, prompts=3):
+    with pytest.raises(AdmissionError, match=words) as refusal, admission.enter(choices=2, prompts=3):
         pass
     assert (refusal.value.status, refusal.value.param, refusal.value.retry_after_s) == (400, "n", None)
     assert counter.reasons == []
@@ -74,7 +79,7 @@ def test_what_never_fits_is_no_matter_of_waiting() -> None:
 def test_a_closed_admission_refuses_everything() -> None:
     admission, _, counter, _ = _admission()
     admission.close()
-    with pytest.raises(AdmissionError) as refusal, admission.reserve(1):
+    with pytest.raises(AdmissionError) as refusal, admission.enter(choices=1):
         pass
     assert (refusal.value.status, refusal.value.code) == (503, "shutting_down")
     assert admission.is_closed

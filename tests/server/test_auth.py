@@ -5,9 +5,11 @@ import pytest
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from server.auth import Guard, KeyRing, is_local
+from server.auth import MetricsGuard, is_local
+from server.directory import TenantDirectory, open_directory
 from tests.server.harness import Running, chat_body, server_settings, with_server
 from tiercel.errors import AdmissionError
+from tiercel.settings import ServerSettings
 
 OPEN = ["/health", "/health/live", "/health/ready", "/ready", "/readiness", "/ping", "/version", "/metrics"]
 GUARDED = [
@@ -85,18 +87,31 @@ def test_only_this_machine_is_local(host: str | None, expected: bool) -> None:
     assert is_local(_request(host)) is expected
 
 
+class Counter:
+    def on_tenants_refused(self) -> None:
+        raise AssertionError
+
+
+def _directory(*keys: str, admin: str | None = None) -> TenantDirectory:
+    settings = ServerSettings(model="x", served_model_names=("x",), api_keys=keys, admin_key=admin)
+    return open_directory(settings, Counter())
+
+
 def test_metrics_from_another_machine_want_a_key() -> None:
-    guard = Guard(KeyRing(["one"]), local_is_open=True)
+    guard = MetricsGuard(_directory("one", admin="boss"))
     asyncio.run(guard(_request("127.0.0.1")))
-    asyncio.run(guard(_request("10.0.0.1", "one")))
-    with pytest.raises(AdmissionError):
-        asyncio.run(guard(_request("10.0.0.1")))
+    for key in ("one", "boss"):
+        asyncio.run(guard(_request("10.0.0.1", key)))
+    for key in (None, "two"):
+        with pytest.raises(AdmissionError):
+            asyncio.run(guard(_request("10.0.0.1", key)))
 
 
-def test_a_ring_compares_whole_keys_only() -> None:
-    ring = KeyRing(["secret"])
-    assert ring.admits("Bearer secret")
-    assert ring.admits("bearer secret")
+def test_whole_keys_only_are_found() -> None:
+    table = _directory("secret").table
+    for right in ("Bearer secret", "bearer secret", "Bearer  secret "):
+        assert table.find(right) is not None
     for wrong in (None, "", "Bearer", "Bearer ", "Bearer secre", "Bearer secret2", "secret", "Bearer \udcff"):
-        assert not ring.admits(wrong)
-    assert KeyRing([]).admits(None)
+        assert table.find(wrong) is None
+        assert not table.admits_admin(wrong)
+    assert _directory().table.find(None) is not None

@@ -330,6 +330,87 @@ def test_no_text_and_no_key_is_logged(model_folder: Path) -> None:
         assert {"request_id", "prompt_tokens", "cached_tokens", "queue_ms", "ttft_ms", "itl_p50_ms"} <= set(done)
 
 
+def _eventually(url: str, path: str, key: str, status: int) -> None:
+    deadline = time.monotonic() + 10
+    while httpx.get(f"{url}{path}", headers={"authorization": f"Bearer {key}"}).status_code != status:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_hangup_reads_the_tenants_again_and_a_bad_file_leaves_the_old_ones(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: [{name: acme, key: one}]")
+    with started(model_folder, None, tenants_config=str(file)) as server:
+        server.await_url()
+        _eventually(server.url, "/v1/models", "one", 200)
+        file.write_text("tenants: [{name: acme, key: two}]")
+        server.process.send_signal(signal.SIGHUP)
+        _eventually(server.url, "/v1/models", "two", 200)
+        _eventually(server.url, "/v1/models", "one", 401)
+        file.write_text("tenants: [{name: acme, key: three, weight: heavy}]")
+        server.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 10
+        while "tiercel_tenants_config_errors_total 1\n" not in (text := httpx.get(f"{server.url}/metrics").text):
+            assert time.monotonic() < deadline
+        assert "tiercel_tenants_config_version 2\n" in text
+        assert httpx.get(f"{server.url}/ready").status_code == 200
+        _eventually(server.url, "/v1/models", "two", 200)
+        file.unlink()
+        for _ in range(50):
+            server.process.send_signal(signal.SIGHUP)
+        _eventually(server.url, "/v1/models", "two", 200)
+        server.process.send_signal(signal.SIGTERM)
+        code, err = server.wait()
+        assert code == 0
+        lines = [json.loads(line) for line in err.splitlines()]
+        refused = [line["reason"] for line in lines if line["event"] == "tenants_refused"]
+        assert refused[0] == f"{file}: tenant acme: weight heavy: expected a number from 0.01 to 1000"
+        assert "cannot be read: No such file" in refused[-1]
+
+
+def test_a_hangup_of_a_server_without_a_tenants_file_changes_nothing(model_folder: Path) -> None:
+    with started(model_folder) as server:
+        server.await_url()
+        server.process.send_signal(signal.SIGHUP)
+        assert httpx.get(f"{server.url}/ready").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        code, err = server.wait()
+        assert (code, "tenants_reload_refused" in err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tenants: [{name: acme, key: one, weight: 5000}]", "tenant acme: weight 5000: expected a number from 0.01 to"),
+        ("tenants: [", "not YAML: line "),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_wrong_tenants_at_the_start_give_one_line_and_2(
+    text: str | None, words: str, model_folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "tenants.yaml"
+    if text is not None:
+        file.write_text(text)
+    with started(model_folder, None, tenants_config=str(file)) as server:
+        code, err = server.wait()
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert err.startswith(f"tiercel: {file}: ")
+        assert words in err
+
+
+def test_tenants_have_keys_so_any_host_may_be_bound(model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: [{name: acme, key: one}]")
+    with started(model_folder, None, host="0.0.0.0", tenants_config=str(file)) as server:
+        server.await_url()
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait()[0] == 0
+
+
 def test_the_http_process_never_loads_torch(model_folder: Path) -> None:
     script = "import sys, server.launch\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=30)

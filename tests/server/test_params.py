@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.generation_config import SamplingDefaults, load_sampling_defaults
-from server.params import ModelLimits, cache_scope, chat_plan, choice_seed, completion_plan
+from server.params import ModelLimits, chat_plan, choice_seed, completion_plan
 from server.schemas import ChatFields, CompletionFields, read_fields
 from tiercel.errors import AdmissionError, ConfigError
 from tiercel.request import SamplingParams
@@ -103,12 +103,6 @@ def test_choices_of_one_seed_differ_and_the_first_keeps_it() -> None:
 
 def test_without_a_seed_each_choice_draws_its_own() -> None:
     assert _chat().seed == 77
-
-
-def test_a_salt_separates_and_its_absence_does_not() -> None:
-    assert cache_scope(None, b"secret") == b""
-    assert cache_scope("a", b"secret") != cache_scope("b", b"secret")
-    assert cache_scope("a", b"secret") != cache_scope("a", b"other")
 
 
 def test_generation_config_is_read_or_left_alone(tmp_path: Path) -> None:

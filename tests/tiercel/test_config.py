@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.config import EMBEDDED_NAME, client_api_key, resolve
+from tiercel.config import EMBEDDED_NAME, client_admin_key, client_api_key, resolve
 from tiercel.errors import ConfigError
 from tiercel.exposure import is_loopback
 from tiercel.options import Options, choices_of, flag_of
@@ -35,9 +35,11 @@ def refusal(**flags: object) -> str:
     return caught.value.message
 
 
-def test_defaults_are_those_of_the_settings() -> None:
+def test_defaults_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     resolved = settings()
-    assert resolved.engine == EngineSettings(model="model")
+    # An engine that was put together by hand measures nothing and keeps nothing.
+    assert resolved.engine == EngineSettings(model="model", calibration_s=1.5, cache_folder="/cache/tiercel")
     assert resolved.server == ServerSettings(model="model", served_model_names=("model",))
 
 
@@ -104,6 +106,24 @@ def test_lengths_and_sizes_are_read_as_people_write_them() -> None:
     assert settings(max_model_len="auto").engine.max_model_len is None
 
 
+def test_the_cache_folder_is_where_the_standard_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    for elsewhere in ("", "relative/cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", elsewhere)
+        assert settings().engine.cache_folder == "/home/someone/.cache/tiercel"
+    assert settings(calibration_seconds="0").engine.calibration_s == 0
+    assert "--calibration-seconds 61: expected a number, from 0 to 60" in refusal(calibration_seconds=61)
+
+
+def test_sizes_of_the_tiers() -> None:
+    engine = settings(kv_host_size="2G", kv_disk_path=["a", "b"], kv_disk_daily_writes="0").engine
+    assert engine.kv_host_bytes == 2 * GIB
+    assert engine.kv_disk_paths == (str(Path("a").absolute()), str(Path("b").absolute()))
+    assert (engine.kv_disk_bytes, engine.kv_disk_daily_bytes) == (4 * GIB, 0)
+    assert settings(kv_disk_path="a,b", kv_disk_size="64M").engine.kv_disk_bytes == 64 * MIB
+    assert settings(kv_disk_path="a", kv_disk_size="1G").engine.kv_disk_daily_bytes == GIB
+
+
 def test_words_of_vllm_for_the_same_thing_are_understood() -> None:
     assert settings(dtype="half").engine.dtype == "float16"
     assert settings(async_scheduling=False).engine.async_depth == 0
@@ -167,6 +187,23 @@ def test_without_a_model_the_embedded_one_is_served(monkeypatch: pytest.MonkeyPa
         ({"generation_config": "nowhere"}, "--generation-config nowhere: there is no such folder"),
         ({"tokenizer": "nowhere"}, "--tokenizer nowhere: there is no such folder"),
         ({"chat_template": "nowhere.jinja"}, "--chat-template nowhere.jinja: there is no such file"),
+        ({"kv_disk_size": "1G"}, "--kv-disk-size needs --kv-disk-path: there is no folder to write to"),
+        ({"kv_disk_daily_writes": "1G"}, "--kv-disk-daily-writes needs --kv-disk-path: there is no folder to write to"),
+        (
+            {"kv_disk_path": ["a"], "kv_disk_size": "8"},
+            "--kv-disk-size 8: expected a size such as 1073741824, 512M or 2GiB, "
+            "from 1,048,576 to 1,125,899,906,842,624",
+        ),
+        ({"kv_disk_path": ["a", "./a"]}, "--kv-disk-path a: the same folder twice"),
+        (
+            {"kv_disk_path": ["model/config.json"]},
+            "--kv-disk-path model/config.json: this is a file, a folder is needed",
+        ),
+        (
+            {"kv_disk_path": ["a"], "enable_prefix_caching": "false"},
+            "--kv-disk-path needs --enable-prefix-caching: blocks are found again by their content",
+        ),
+        ({"preemption_mode": "never"}, "--preemption-mode never: expected one of auto, swap, recompute"),
         ({"root_path": "api"}, "--root-path api: expected a path that starts with /"),
         ({"model": "nowhere"}, "nowhere: no such folder"),
         ({"config": "nowhere.toml"}, "--config nowhere.toml: cannot be read: No such file or directory"),
@@ -204,6 +241,25 @@ def test_a_wrong_file_is_one_line_that_names_it(content: str, message: str) -> N
 def test_keys_are_never_part_of_a_message() -> None:
     for key in ("se cret", "s\u00e9cret", ""):
         assert "cret" not in refusal(api_key=[key])
+
+
+def test_the_keys_of_tenants_stand_in_their_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("t.yaml").write_text("")
+    assert settings(tenants_config="t.yaml", host="0.0.0.0").server.tenants_config == "t.yaml"
+    assert refusal(tenants_config="t.yaml", api_key=["a"]).startswith("--api-key beside --tenants-config")
+    assert refusal(tenants_config="none.yaml") == "--tenants-config none.yaml: there is no such file"
+    monkeypatch.setenv("TIERCEL_API_KEY", "of-a-client")
+    resolved = resolve({"model": "model", "tenants_config": "t.yaml"})
+    assert resolved.settings.server.api_keys == ()
+    assert resolved.warnings == ("TIERCEL_API_KEY is ignored: the keys stand in the tenants file",)
+
+
+def test_the_admin_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings().server.admin_key is None
+    assert client_admin_key() is None
+    monkeypatch.setenv("TIERCEL_ADMIN_KEY", "boss")
+    assert (settings().server.admin_key, client_admin_key()) == ("boss", "boss")
+    assert refusal(admin_key="se cret").startswith("--admin-key ***: expected printable ASCII")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiercel.errors import WireError
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.settings import EngineSettings
+from tiercel.tenant import KvQuota, Slo, Tenants, TenantShare
 from tiercel.wire import (
     MAX_FRAME_BYTES,
     Abort,
@@ -20,6 +21,7 @@ from tiercel.wire import (
     Quit,
     Ready,
     Report,
+    SetTenants,
     Start,
     Submit,
     ToEngine,
@@ -32,6 +34,15 @@ TO_ENGINE: list[ToEngine] = [
     Start(EngineSettings(model="folder", max_model_len=128)),
     Submit(REQUEST),
     Abort((SeqId(1), SeqId(2)), FinishReason.STOP),
+    SetTenants(
+        Tenants(
+            3,
+            (
+                TenantShare(name=TenantId("a"), weight=2.5, band=1, slo=Slo(kind="batch", ttft_s=0.5), group="g"),
+                TenantShare(name=TenantId("b"), kv_quota=KvQuota(hbm=1, ssd=2**40)),
+            ),
+        )
+    ),
     Quit(),
 ]
 FROM_ENGINE: list[FromEngine] = [

@@ -1,0 +1,423 @@
+"""Which copies should stay: byte hit rates of eviction policies on block traces.
+
+    python benchmarks/cache_policy.py [--trace NAME ...] [--window 32] [--wanted 0.5]
+    python benchmarks/cache_policy.py --shares 0,0.25,0.5,0.8
+    python benchmarks/cache_policy.py --generate
+
+Replays the traces of `benchmarks/traces/` through the real SlotPool as a cache of several sizes. All blocks have the
+same bytes, so a share of blocks is a share of bytes. A prompt hits the longest prefix that is here. Columns:
+
+    lru      the pool with one segment
+    ours     the pool's segments: seen once, reused
+    gdsf     clock + uses * cost to compute again, leaves of the prefix tree only (local to this file)
+    plan     ours, where the next W requests are known and what they need is WANTED, as the engine marks it
+    belady W clairvoyant for the next W requests, LRU beyond them
+    belady   clairvoyant
+
+A trace has a line a request: tenant, blocks of the prompt, and the chain of blocks (prompt, then answer) as runs
+first+length of block numbers. A block is 128 tokens. `--generate` writes the traces again from their seed.
+"""
+
+import argparse
+import heapq
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcache.policy import Keep
+from kvcache.pool import PROTECTED_SHARE, SlotPool, SlotState
+from tiercel.ids import BlockKey, SlotId
+
+TRACES = Path(__file__).parent / "traces"
+NAMES = ("conversations", "scans", "long", "mixed")
+CACHE_SHARES = (0.05, 0.1, 0.2, 0.4)  # of the distinct blocks of a trace
+BLOCK_TOKENS = 128
+SEED = 3
+WANTED_SHARE = 0.5  # of the cache, at most, for what waits
+NEVER = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request of a trace."""
+
+    tenant: int
+    prompt: int  # leading blocks that are looked up
+    chain: tuple[int, ...]  # block numbers, prompt and answer
+
+
+def block_cost(depth: int) -> float:
+    """Microseconds to compute a token again: an 8B model on one H200, from rates measured at 0 and 32k tokens."""
+    return 26.8 + 13.9 * depth * BLOCK_TOKENS / 32_768
+
+
+# ---- traces
+
+
+class Generator:
+    """Draws requests in virtual time; every chain is made of runs of block numbers of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.next_block = 0
+        self.events: list[tuple[float, int, int, list[tuple[int, int]]]] = []
+        self.systems = [self.fresh(length) for length in (8, 16, 24, 48)]
+
+    def fresh(self, length: int, room: int = 0) -> tuple[int, int]:
+        """A run of blocks nobody has had, with room to grow."""
+        first = self.next_block
+        self.next_block += max(length, room)
+        return first, length
+
+    def add(self, at_s: float, tenant: int, prompt: int, runs: list[tuple[int, int]]) -> None:
+        self.events.append((at_s, tenant, prompt, runs))
+
+    def conversations(self, count: int, span_s: float) -> None:
+        """Turns 5.5 on average, exponential think times, one of four shared system prompts each."""
+        rng = self.rng
+        for _ in range(count):
+            tenant = rng.choices(range(4), (4, 3, 2, 1))[0]
+            turns = 1 + int(math.log(1 - rng.random()) / math.log(1 - 1 / 5.5))
+            first, length = self.fresh(0, room=24 * turns)
+            at_s = rng.uniform(0, span_s)
+            for _ in range(turns):
+                length += rng.randint(1, 12)  # question
+                prompt = self.systems[tenant][1] + length
+                length += rng.randint(1, 8)  # answer
+                self.add(at_s, tenant, prompt, [self.systems[tenant], (first, length)])
+                at_s += 5 + rng.expovariate(1 / 60)
+
+    def scans(self, count: int, span_s: float) -> None:
+        """Documents that are read once."""
+        for _ in range(count):
+            length = self.rng.randint(60, 240)
+            self.add(self.rng.uniform(0, span_s), 3, length, [self.fresh(length)])
+
+    def long_contexts(self, count: int, span_s: float) -> None:
+        """Lengths as in Mooncake's conversation trace (median 6.9k, mean 12k tokens); part of them asks again."""
+        rng = self.rng
+        known: list[tuple[int, int]] = []
+        for at_s in sorted(rng.uniform(0, span_s) for _ in range(count)):
+            if known and rng.random() < 0.45:
+                first, length = known[-1 - min(int(rng.expovariate(1 / 25)), len(known) - 1)]
+                shared = max(1, int(length * rng.uniform(0.5, 1)))
+                runs = [(first, shared), self.fresh(rng.randint(2, 12))]
+            else:
+                length = min(max(int(rng.lognormvariate(math.log(54), 1.05)), 2), 800)
+                runs = [self.fresh(length)]
+                known.append(runs[0])
+            self.add(at_s, rng.randrange(4), sum(length for _, length in runs) - 1, runs)
+
+    def text(self) -> str:
+        lines = [
+            f"{tenant} {prompt} {' '.join(f'{first}+{length}' for first, length in runs)}"
+            for _, tenant, prompt, runs in sorted(self.events)
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def generate(name: str) -> str:
+    """The text of one shipped trace."""
+    generator = Generator(SEED)
+    match name:
+        case "conversations":
+            generator.conversations(320, 2400)
+        case "scans":
+            generator.conversations(220, 2400)
+            generator.scans(260, 2700)
+        case "long":
+            generator.long_contexts(900, 3600)
+        case _:
+            generator.conversations(160, 2400)
+            generator.scans(80, 2700)
+            generator.long_contexts(300, 2700)
+    return generator.text()
+
+
+def read(name: str) -> list[Visit]:
+    """A shipped trace."""
+    visits: list[Visit] = []
+    for line in (TRACES / f"{name}.txt").read_text(encoding="utf-8").splitlines():
+        tenant, prompt, *runs = line.split()
+        pairs = [run.split("+") for run in runs]
+        chain = tuple(block for first, length in pairs for block in range(int(first), int(first) + int(length)))
+        visits.append(Visit(int(tenant), int(prompt), chain))
+    return visits
+
+
+# ---- policies
+
+
+@dataclass(slots=True)
+class Score:
+    """What a replay found: shares of blocks and of the time to compute them."""
+
+    hits: int = 0
+    asked: int = 0
+    saved: float = 0.0
+    cost: float = 0.0
+
+    def count(self, visit: Visit, hits: int) -> None:
+        self.hits += hits
+        self.asked += visit.prompt
+        self.saved += sum(map(block_cost, range(hits)))
+        self.cost += sum(map(block_cost, range(visit.prompt)))
+
+    @property
+    def rate(self) -> float:
+        return self.hits / self.asked
+
+
+class PoolCache:
+    """The real pool: hits are held, the rest is taken, and the table drops from its end."""
+
+    def __init__(
+        self,
+        blocks: int,
+        *,
+        has_segments: bool = True,
+        share: float = PROTECTED_SHARE,
+        window: int = 0,
+        wanted: float = WANTED_SHARE,
+    ) -> None:
+        self.pool = SlotPool(blocks, protected_share=share)
+        self.has_segments = has_segments
+        self.window = window
+        self.most_wanted = int(wanted * blocks)
+        self.wishes = Counter[int]()  # blocks that waiting requests need
+        self.marked: list[bool] = []
+
+    def replay(self, visits: list[Visit]) -> Score:
+        score = Score()
+        self.marked = [False] * len(visits)
+        for number, visit in enumerate(visits):
+            if self.window:
+                self.mark(visits, number)
+            score.count(visit, self.visit(visit))
+            self.pool.commit(number)
+            self.pool.journal.clear()
+        return score
+
+    def find(self, block: int) -> SlotId | None:
+        return self.pool.slot_by_key.get(BlockKey(block.to_bytes(32, "big")))
+
+    def visit(self, visit: Visit) -> int:
+        pool, chain = self.pool, visit.chain
+        table: list[SlotId] = []
+        for block in chain[: visit.prompt]:
+            slot = self.find(block)
+            if slot is None:
+                break
+            pool.hold(slot, is_reuse=self.has_segments)
+            table.append(slot)
+        hits = len(table)
+        for block, slot in zip(chain[hits:], pool.take_many(len(chain) - hits), strict=True):
+            # What is behind a gap may still be here: the table takes the canonical copy, as at a commit.
+            canonical = pool.publish(slot, BlockKey(block.to_bytes(32, "big")))
+            if canonical != slot:
+                pool.hold(canonical, is_reuse=self.has_segments)
+                pool.drop(slot, 0)
+            table.append(canonical)
+        for block, slot in zip(reversed(chain), reversed(table), strict=True):
+            if self.wishes[block]:
+                pool.set_keep(slot, Keep.WANTED)
+            elif pool.keep(slot) is Keep.WANTED:
+                pool.set_keep(slot, Keep.REUSED)
+            pool.drop(slot, 0)
+        return hits
+
+    def mark(self, visits: list[Visit], number: int) -> None:
+        """Mark what the next requests need, in their order, until the share for it is full."""
+        pool = self.pool
+        if self.marked[number]:
+            self.wishes.subtract(visits[number].chain[: visits[number].prompt])
+        for ahead in range(number + 1, min(number + 1 + self.window, len(visits))):
+            if self.marked[ahead]:
+                continue
+            if pool.num_kept(Keep.WANTED) >= self.most_wanted:
+                return
+            self.marked[ahead] = True
+            needed = visits[ahead].chain[: visits[ahead].prompt]
+            self.wishes.update(needed)
+            for block in reversed(needed):
+                slot = self.find(block)
+                if slot is not None and pool.states[slot] == SlotState.CACHED:
+                    pool.set_keep(slot, Keep.WANTED)
+
+
+class HeapCache:
+    """A cache whose victim is the unpinned block of least priority; priorities change under way."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.priority: dict[int, tuple[float, ...]] = {}  # of every block that is here
+        self.heap: list[tuple[tuple[float, ...], int]] = []
+
+    def put(self, block: int, priority: tuple[float, ...]) -> None:
+        self.priority[block] = priority
+        heapq.heappush(self.heap, (priority, block))
+
+    def evict(self, count: int, pinned: frozenset[int]) -> None:
+        aside: list[tuple[tuple[float, ...], int]] = []
+        while count > 0:
+            entry = heapq.heappop(self.heap)
+            priority, block = entry
+            if self.priority.get(block) != priority:
+                continue
+            if block in pinned:
+                aside.append(entry)
+                continue
+            self.lose(block)
+            count -= 1
+        for entry in aside:
+            heapq.heappush(self.heap, entry)
+
+    def lose(self, block: int) -> None:
+        del self.priority[block]
+
+    def fit(self, visit: Visit) -> int:
+        """Make room for what is missing of a request. Returns the hits of its prompt."""
+        pinned = frozenset(visit.chain)
+        hits = next((depth for depth in range(visit.prompt) if visit.chain[depth] not in self.priority), visit.prompt)
+        missing = sum(block not in self.priority for block in visit.chain)
+        self.evict(len(self.priority) + missing - self.blocks, pinned)
+        return hits
+
+
+class Belady(HeapCache):
+    """Clairvoyant for the next `window` requests: what none of them needs goes first, the least recent of it."""
+
+    def __init__(self, blocks: int, window: int) -> None:
+        super().__init__(blocks)
+        self.window = window
+
+    def replay(self, visits: list[Visit]) -> Score:
+        score = Score()
+        following = next_uses(visits)
+        for number, visit in enumerate(visits):
+            score.count(visit, self.fit(visit))
+            for depth, (block, after) in enumerate(zip(visit.chain, following[number], strict=True)):
+                is_known = after <= number + self.window
+                self.put(block, (1, -after, -depth) if is_known else (0, number, -depth))
+            entering = number + 1 + self.window
+            if entering < len(visits):
+                for depth, block in enumerate(visits[entering].chain[: visits[entering].prompt]):
+                    if self.priority.get(block, (1,))[0] == 0:
+                        self.put(block, (1, -entering, -depth))
+        return score
+
+
+def next_uses(visits: list[Visit]) -> list[list[int]]:
+    """For every block of every request: the next request whose prompt has it."""
+    following: list[list[int]] = []
+    after: dict[int, int] = {}
+    for number in range(len(visits) - 1, -1, -1):
+        visit = visits[number]
+        following.append([after.get(block, NEVER) for block in visit.chain])
+        after.update(dict.fromkeys(visit.chain[: visit.prompt], number))
+    return following[::-1]
+
+
+class Gdsf(HeapCache):
+    """Greedy dual: clock + uses * cost, over the leaves of the tree of prefixes (RAGCache)."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.clock = 0.0
+        self.uses = Counter[int]()
+        self.parent: dict[int, int] = {}
+        self.children = Counter[int]()  # that are here
+        self.worth: dict[int, float] = {}
+
+    def replay(self, visits: list[Visit]) -> Score:
+        score = Score()
+        for visit in visits:
+            score.count(visit, self.fit(visit))
+            for depth, block in enumerate(visit.chain):
+                if block not in self.priority:
+                    self.uses[block] = 0
+                    if depth:
+                        self.parent[block] = visit.chain[depth - 1]
+                        self.children[visit.chain[depth - 1]] += 1
+                    self.priority[block] = ()
+                self.uses[block] += 1
+                self.worth[block] = self.clock + self.uses[block] * block_cost(depth)
+                self.priority[block] = ()
+            for block in visit.chain:
+                if not self.children[block]:
+                    self.put(block, (self.worth[block],))
+        return score
+
+    def lose(self, block: int) -> None:
+        self.clock = max(self.clock, self.priority[block][0])
+        super().lose(block)
+        parent = self.parent.pop(block, None)
+        if parent is not None:
+            self.children[parent] -= 1
+            if not self.children[parent] and parent in self.priority:
+                self.put(parent, (self.worth[parent],))
+
+
+# ---- report
+
+
+def compare(name: str, window: int, wanted: float) -> None:
+    """Print one trace's table."""
+    visits = read(name)
+    distinct = len({block for visit in visits for block in visit.chain})
+    largest = max(len(visit.chain) for visit in visits)
+    endless = PoolCache(distinct + largest).replay(visits).rate
+    print(f"\n{name}: {len(visits)} requests, {distinct} blocks, an endless cache hits {endless:.1%}")
+    print("  cache    lru   ours   gdsf   plan  belady W  belady | plan/belady W  plan/belady | saved: ours  gdsf")
+    for share in CACHE_SHARES:
+        blocks = max(int(share * distinct), largest + 1)
+        lru = PoolCache(blocks, has_segments=False).replay(visits)
+        ours = PoolCache(blocks).replay(visits)
+        gdsf = Gdsf(blocks).replay(visits)
+        plan = PoolCache(blocks, window=window, wanted=wanted).replay(visits)
+        near = Belady(blocks, window).replay(visits)
+        full = Belady(blocks, len(visits)).replay(visits)
+        print(
+            f"{blocks:7d} {lru.rate:6.1%} {ours.rate:6.1%} {gdsf.rate:6.1%} {plan.rate:6.1%} {near.rate:9.1%}"
+            f" {full.rate:7.1%} | {plan.rate / near.rate:13.1%} {plan.rate / full.rate:12.1%}"
+            f" | {ours.saved / ours.cost:11.1%} {gdsf.saved / gdsf.cost:5.1%}"
+        )
+
+
+def sweep(name: str, shares: list[float]) -> None:
+    """Print hit rates of the segments by protected share."""
+    visits = read(name)
+    distinct = len({block for visit in visits for block in visit.chain})
+    largest = max(len(visit.chain) for visit in visits)
+    print(f"\n{name}: hit rate by protected share")
+    print("  cache " + "".join(f"{share:7.2f}" for share in shares))
+    for part in CACHE_SHARES:
+        blocks = max(int(part * distinct), largest + 1)
+        rates = [PoolCache(blocks, share=share).replay(visits).rate for share in shares]
+        print(f"{blocks:7d} " + "".join(f"{rate:7.1%}" for rate in rates))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--window", type=int, default=32, help="requests that are known ahead")
+    parser.add_argument("--wanted", type=float, default=WANTED_SHARE, help="share of the cache for what they need")
+    parser.add_argument("--shares", help="protected shares to compare, instead of policies")
+    parser.add_argument("--generate", action="store_true", help="write the traces again")
+    args = parser.parse_args()
+    if args.generate:
+        TRACES.mkdir(exist_ok=True)
+        for name in args.trace:
+            (TRACES / f"{name}.txt").write_text(generate(name), encoding="utf-8")
+        return
+    for name in args.trace:
+        if args.shares:
+            sweep(name, [float(share) for share in args.shares.split(",")])
+        else:
+            compare(name, args.window, args.wanted)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""How fast a request is refused at gate one while far more arrives than is served.
+
+    python benchmarks/gate_one.py                         four times what the engine serves, for 20 s
+    python benchmarks/gate_one.py --overload 8 --seconds 60 --tenants 1000
+
+The real HTTP process (uvicorn, tokenising, streams) in a process of its own, in front of the fake engine of the tests,
+which serves `--rate` requests a second. Requests come at `--overload` times that rate, each as a stream, from this
+process: half of them from a tenant with a limit a minute that it soon uses up (429), half from one without (503 once
+the queue is full). Prints one JSON line: the latency of refusals by percentile, in milliseconds, from the moment a
+request was due to the first line of the answer, so it holds the delays of this client too.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.server.builders import build_byte_level  # noqa: E402 - the folder of the tests is no installed package
+
+_SERVE = """
+import json, sys
+from server.launch import serve
+from tiercel.settings import EngineSettings, ServerSettings, Settings
+fields = json.loads(sys.argv[1])
+server = ServerSettings(served_model_names=("tiny",), port=0, enable_log_requests=False, **fields)
+sys.exit(serve(Settings(engine=EngineSettings(model=fields["model"]), server=server), command=json.loads(sys.argv[2])))
+"""
+_OUTPUTS = 20  # tokens of a request
+_RUNNING = 16  # of the fake engine
+_WORDS = "The quick brown fox jumps over the lazy dog. " * 40
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--overload", type=float, default=4.0, help="times what the engine serves")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests a second that the engine serves")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--tenants", type=int, default=2, help="configured; two of them send")
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        build_byte_level().save(str(folder / "tokenizer.json"))
+        tenants = [
+            {"name": "limited", "key": "limited", "requests_per_minute": max(int(wanted.rate * 3), 1)},
+            {"name": "free", "key": "free"},
+            *({"name": f"t{index}", "key": f"k{index}"} for index in range(wanted.tenants - 2)),
+        ]
+        (folder / "tenants.yaml").write_text(json.dumps({"tenants": tenants}))
+        fields = {"model": str(folder), "tenants_config": str(folder / "tenants.yaml"), "max_num_queued_reqs": 32}
+        command = [sys.executable, str(ROOT / "tests" / "server" / "fake_engine.py")]
+        step_s = _RUNNING / wanted.rate / _OUTPUTS
+        fake = {"FAKE_STEP_S": str(step_s), "FAKE_CONTEXT": "4096", "FAKE_RUNNING": str(_RUNNING)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, json.dumps(fields), json.dumps(command)],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env={**os.environ, **fake},
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip().rsplit(" ", 1)[-1]
+            figures = asyncio.run(_load(url, wanted.overload * wanted.rate, wanted.seconds, process.pid))
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    print(json.dumps({"overload": wanted.overload, "tenants": wanted.tenants, **figures}))
+
+
+async def _load(url: str, rate: float, seconds: float, pid: int) -> dict[str, object]:
+    refused_ms: dict[int, list[float]] = {429: [], 503: []}
+    served = 0
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    body = json.dumps({"prompt": _WORDS, "max_tokens": _OUTPUTS, "stream": True})
+
+    async def ask(key: str, due_s: float) -> None:
+        nonlocal served
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
+        writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        status = int((await reader.readline()).split()[1])
+        if status != 200:
+            refused_ms[status].append((time.perf_counter() - due_s) * 1000)
+        served += status == 200
+        while await reader.read(65536):
+            pass
+        writer.close()
+
+    start_s, cpu_s = time.perf_counter(), _cpu_s(pid)
+    async with asyncio.TaskGroup() as group:
+        for index in range(int(rate * seconds)):
+            due_s = start_s + index / rate
+            await asyncio.sleep(max(due_s - time.perf_counter(), 0))
+            group.create_task(ask(("limited", "free")[index % 2], due_s))
+    every = sorted(refused_ms[429] + refused_ms[503])
+    return {
+        "sent": int(rate * seconds),
+        "served": served,
+        "refused_429": len(refused_ms[429]),
+        "refused_503": len(refused_ms[503]),
+        **{f"p{share}_ms": round(every[int(len(every) * share / 100)], 2) for share in (50, 90, 99)},
+        "max_ms": round(every[-1], 2),
+        "server_cpu_ms_a_request": round((_cpu_s(pid) - cpu_s) * 1000 / (rate * seconds), 2),
+    }
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""The SSD tier's bytes: blocks in fixed slots of preallocated files, one file a folder.
+
+The contract of a cache: losing a block is legal, a wrong block is not. Whatever a slot holds proves itself when it is
+read (which volume, which slot, which key, which bytes); what cannot is a miss.
+"""
+
+import itertools
+import logging
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from device.volume_file import FileCalls, Scratch, VolumeFile, is_aligned
+from device.volume_format import (
+    ALIGN,
+    FINGERPRINT_BYTES,
+    KEY_BYTES,
+    MAX_STRIPES,
+    NO_KEY,
+    SlotHeader,
+    digest_of,
+    find_digest,
+    fit,
+    pack_header,
+    parse_header,
+    round_up,
+    slot_bytes,
+    total_bytes,
+)
+from device.volume_opening import Opened, Opening
+from tiercel.errors import ConfigError, InvariantError
+from tiercel.lock import lock_folder
+from tiercel.units import show_bytes
+
+__all__ = ["FileCalls", "Volume", "lock_folder", "open_volume"]
+
+_OPEN_SHIFT = 40  # sequence numbers: (times opened) << 40 | writes since
+_SCAN_THREADS = 4
+_SCAN_SLOTS = 64  # a piece for one thread
+_SCAN_AHEAD = 4 * _SCAN_THREADS  # pieces under way
+_NO_HEADER = bytes(ALIGN)
+
+log = logging.getLogger(__name__)
+
+
+class Volume:
+    """Blocks by slot. Every method is safe from any thread; all of them block.
+
+    A slot is written and read whole. `payload` and `into` are used in place when their address and length are
+    multiples of 4096 and they are writable memory; otherwise the bytes go through a buffer of the calling thread.
+    """
+
+    def __init__(self, opened: Opened, closing: ExitStack) -> None:
+        superblock = opened.superblock
+        self.slots = superblock.slots
+        self.block_bytes = superblock.block_bytes
+        self.total_bytes = total_bytes(self.slots, len(opened.files), self.block_bytes)  # the most it ever takes
+        self.is_direct = all(file.is_direct for file in opened.files)
+        self._files = opened.files
+        self._volume_id = superblock.volume_id
+        self._slot_bytes = slot_bytes(self.block_bytes)
+        self._journal = opened.journal
+        self._is_known = opened.is_known  # a clean shutdown is possible
+        self._is_sound = True  # no sync failed
+        self._closing = closing
+        self._touched = bytearray(self.slots)  # written or emptied since opening: recovery has no word on them
+        self._sequences = itertools.count(superblock.opens << _OPEN_SHIFT)
+        self._scratch = Scratch(self.block_bytes)
+
+    def write(self, slot: int, key: bytes, payload: memoryview) -> bytes:
+        """Put a block into a slot, over what was there; the xxh3-128 digest of its bytes.
+
+        Errors: OSError; the slot holds nothing that can be read then.
+        """
+        self._check(slot, key, payload)
+        digest = digest_of(payload)
+        sequence = next(self._sequences)
+        scratch = self._scratch
+        scratch.header[:] = pack_header(self._volume_id, slot, sequence, payload.nbytes, key, digest)
+        file, at = self._place(slot)
+        self._touched[slot] = 1
+        file.write((scratch.header, self._for_writing(file, payload)), at)
+        self._journal.append(slot, key, sequence)
+        return digest
+
+    def read(self, slot: int, key: bytes, into: memoryview) -> bool:
+        """Fill `into` with the block that was written under this key and this length, proven byte by byte.
+
+        False, a miss, when the slot does not hold that: `into` is spoilt then. Errors: OSError.
+        """
+        self._check(slot, key, into)
+        file, at = self._place(slot)
+        scratch = self._scratch
+        is_in_place = not file.is_direct or is_aligned(into)
+        target = into if is_in_place else scratch.payload[: round_up(into.nbytes)]
+        wanted = ALIGN + into.nbytes
+        if file.read((scratch.header, target), at) < wanted:
+            return False
+        digest = find_digest(scratch.header, self._volume_id, slot, into.nbytes, key)
+        if digest is None or digest != digest_of(target[: into.nbytes]):
+            return False
+        if not is_in_place:
+            into[:] = target[: into.nbytes]
+        return True
+
+    def erase(self, slot: int) -> None:
+        """Empty a slot: its 4 KiB of header are overwritten. Errors: OSError."""
+        self._check_slot(slot)
+        file, at = self._place(slot)
+        scratch = self._scratch
+        scratch.header[:] = _NO_HEADER
+        self._touched[slot] = 1
+        file.write((scratch.header,), at)
+        self._journal.append(slot, NO_KEY, next(self._sequences))
+
+    def sync(self) -> None:
+        """Make everything written so far durable. Errors: OSError; do not try again, drop the volume."""
+        try:
+            for file in self._files:
+                file.sync()
+        except OSError:
+            self._is_sound = False
+            raise
+
+    def recover(self) -> Iterator[tuple[int, bytes]]:
+        """(slot, key) of what was here at opening, by slot: from the journal after a clean shutdown, else by scanning.
+
+        Take it in pieces, from any one thread, while blocks are read and written: slots that were changed since
+        opening are passed over. A key that comes twice has its newest copy last: the later word counts. A key found
+        here is a claim; `read` proves it.
+        A header that the disk refuses to give is passed over, and logged.
+        """
+        found = self._journal.entries() if self._is_known else self._scan()
+        newest: dict[bytes, int] = {}
+        for slot, key, sequence in found:
+            if self._touched[slot] or newest.get(key, -1) > sequence:
+                continue
+            newest[key] = sequence
+            yield slot, key
+
+    def close(self) -> None:
+        """Sync, leave the word of a clean shutdown if recovery had run to its end, give up descriptors and locks.
+
+        No call may be under way. Never raises for the disk: a volume that cannot be closed well is scanned next time.
+        """
+        if self._is_sound:
+            try:
+                self.sync()
+            except OSError as exc:
+                log.warning("kv volume not closed cleanly error=%s", exc.strerror)
+        self._journal.close(is_whole=self._is_known and self._is_sound)
+        for file in self._files:
+            file.close()
+        self._closing.close()
+
+    def __enter__(self) -> "Volume":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _scan(self) -> Iterator[tuple[int, bytes, int]]:
+        """Every header, in pieces; the journal learns what it finds, so that the next clean shutdown is a whole one."""
+        pieces = [range(first, min(first + _SCAN_SLOTS, self.slots)) for first in range(0, self.slots, _SCAN_SLOTS)]
+        lost = 0
+        with ThreadPoolExecutor(_SCAN_THREADS, "kv-scan") as pool:
+            for first in range(0, len(pieces), _SCAN_AHEAD):
+                for found, unread in pool.map(self._read_headers, pieces[first : first + _SCAN_AHEAD]):
+                    lost += unread
+                    for header in found:
+                        if not self._touched[header.slot]:
+                            self._journal.append(header.slot, header.key, header.sequence)
+                            yield header.slot, header.key, header.sequence
+        if lost:
+            log.warning("kv volume has headers that cannot be read slots=%d", lost)
+        self._is_known = True
+
+    def _read_headers(self, slots: range) -> tuple[list[SlotHeader], int]:
+        """The valid headers of a piece, and how many could not be read: their blocks are lost, nothing else is."""
+        raw = self._scratch.header
+        found: list[SlotHeader] = []
+        unread = 0
+        for slot in slots:
+            file, at = self._place(slot)
+            try:
+                header = parse_header(raw) if file.read((raw,), at) == ALIGN else None
+            except OSError:
+                unread += 1
+                continue
+            if header is not None and header.volume_id == self._volume_id and header.slot == slot:
+                found.append(header)
+        return found, unread
+
+    def _place(self, slot: int) -> tuple[VolumeFile, int]:
+        count = len(self._files)
+        return self._files[slot % count], ALIGN + slot // count * self._slot_bytes
+
+    def _for_writing(self, file: VolumeFile, payload: memoryview) -> memoryview:
+        if not file.is_direct or is_aligned(payload):
+            return payload
+        size = round_up(payload.nbytes)
+        buffer = self._scratch.payload[:size]
+        buffer[: payload.nbytes] = payload
+        buffer[payload.nbytes :] = bytes(size - payload.nbytes)
+        return buffer
+
+    def _check(self, slot: int, key: bytes, payload: memoryview) -> None:
+        self._check_slot(slot)
+        if len(key) != KEY_BYTES or key == NO_KEY:
+            raise InvariantError("volume.key", slot=slot, key_bytes=len(key))
+        if not 0 < payload.nbytes <= self.block_bytes or payload.format != "B" or not payload.c_contiguous:
+            raise InvariantError("volume.payload", slot=slot, got=payload.nbytes, most=self.block_bytes)
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.slots:
+            raise InvariantError("volume.slot", slot=slot, slots=self.slots)
+
+
+def open_volume(
+    folders: tuple[Path, ...],
+    capacity_bytes: int,
+    block_bytes: int,
+    fingerprint: bytes,
+    *,
+    lock: bool = False,
+    calls: FileCalls | None = None,
+) -> Volume:
+    """The volume in these folders, made when there is none; one of another kind is replaced with a warning.
+
+    Everything in the folders together never takes more than `capacity_bytes`. With `lock` the folders are held until
+    the volume is closed; without it the caller holds them (`lock_folder`).
+    Effects: folders are made with mode 0700. Nothing is read but superblocks and the journal.
+    Errors:  ConfigError with the line to print.
+    """
+    if not 1 <= len(folders) <= MAX_STRIPES:
+        raise ConfigError("kv.folders", f"a volume lies in 1 to {MAX_STRIPES} folders, not in {len(folders)}")
+    if block_bytes < 1 or not 0 < len(fingerprint) <= FINGERPRINT_BYTES:
+        raise InvariantError("volume.kind", block_bytes=block_bytes, fingerprint_bytes=len(fingerprint))
+    layout = fit(capacity_bytes, len(folders), block_bytes)
+    if layout is None:
+        least = total_bytes(len(folders), len(folders), block_bytes)
+        raise ConfigError(
+            "kv.too_small",
+            f"{show_bytes(capacity_bytes)} on disk is less than one block in each folder needs "
+            f"({show_bytes(least)} for {len(folders)} of {show_bytes(block_bytes)})",
+        )
+    with ExitStack() as closing:
+        if lock:
+            for folder in folders:
+                closing.callback(os.close, lock_folder(folder))
+        opening = Opening(folders, layout, block_bytes, fingerprint, calls or FileCalls(), closing)
+        try:
+            opened = opening.run()
+        except OSError as exc:
+            names = " and ".join(map(str, folders))
+            raise ConfigError("kv.disk", f"cannot open the volume in {names}: {exc.strerror or exc}") from exc
+        return Volume(opened, closing.pop_all())

@@ -1,0 +1,140 @@
+"""One file of a volume: direct I/O where the file system grants it, buffers that direct I/O can take."""
+
+import ctypes
+import errno
+import logging
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from device.volume_format import ALIGN, VOLUME_NAME, round_up
+from tiercel.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FileCalls:
+    """The system calls that touch blocks. Tests hand in ones that fail."""
+
+    preadv: Callable[[int, Sequence[memoryview], int], int] = os.preadv
+    pwritev: Callable[[int, Sequence[memoryview], int], int] = os.pwritev
+    fdatasync: Callable[[int], None] = os.fdatasync
+    fallocate: Callable[[int, int, int], None] = os.posix_fallocate
+
+
+class Scratch(threading.local):
+    """Aligned buffers of the calling thread: one for a header, one for a payload that cannot be used in place."""
+
+    def __init__(self, payload_bytes: int) -> None:
+        self._payload_bytes = payload_bytes
+        self._payload: memoryview | None = None
+        self.header = memoryview(mmap.mmap(-1, ALIGN))
+
+    @property
+    def payload(self) -> memoryview:
+        """Room for one payload, rounded up."""
+        if self._payload is None:
+            self._payload = memoryview(mmap.mmap(-1, round_up(self._payload_bytes)))
+        return self._payload
+
+
+def is_aligned(view: memoryview) -> bool:
+    """Whether direct I/O can use these bytes in place. Read-only memory keeps its address secret: no."""
+    if view.readonly or view.nbytes % ALIGN:
+        return False
+    return ctypes.addressof(ctypes.c_char.from_buffer(view)) % ALIGN == 0
+
+
+class VolumeFile:
+    """The volume file of one folder. Positions are bytes; every call is safe from any thread."""
+
+    def __init__(self, path: Path, fd: int, calls: FileCalls, *, is_direct: bool) -> None:
+        self.path = path
+        self.fd = fd
+        self.is_direct = is_direct
+        self._calls = calls
+
+    def read(self, parts: Sequence[memoryview], at: int) -> int:
+        """Fill the parts, one after the other; how many bytes came. Errors: OSError."""
+        count = self._calls.preadv(self.fd, parts, at)
+        if not self.is_direct:
+            os.posix_fadvise(self.fd, at, count, os.POSIX_FADV_DONTNEED)
+        return count
+
+    def write(self, parts: Sequence[memoryview], at: int) -> None:
+        """Write the parts as one extent. Errors: OSError, EIO when not all was taken."""
+        wanted = sum(part.nbytes for part in parts)
+        if self._calls.pwritev(self.fd, parts, at) != wanted:
+            raise OSError(errno.EIO, "short write", str(self.path))
+
+    def sync(self) -> None:
+        """Make what was written durable. Errors: OSError, after which nothing is known of what was written."""
+        self._calls.fdatasync(self.fd)
+        if not self.is_direct:
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Give the descriptor back. No call may be under way."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def open_volume_file(folder: int, path: Path, calls: FileCalls, *, may_write: bool = True) -> VolumeFile | None:
+    """The volume file of an open folder, if it has one.
+
+    Errors: ConfigError when what is there is no plain file of ours; OSError.
+    """
+    if VOLUME_NAME not in os.listdir(folder):
+        return None
+    flags = (os.O_RDWR if may_write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(VOLUME_NAME, flags, dir_fd=folder)
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise ConfigError("kv.volume", f"{path} is a symbolic link; remove it") from exc
+        raise
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
+        os.close(fd)
+        raise ConfigError("kv.volume", f"{path} is not a plain file of this user's own; remove it")
+    return _with_direct_io(path, fd, folder, flags, calls)
+
+
+def create_volume_file(folder: int, path: Path, file_bytes: int, calls: FileCalls) -> VolumeFile:
+    """A new file with all its room taken, in place of whatever has its name. Errors: OSError."""
+    if VOLUME_NAME in os.listdir(folder):
+        os.unlink(VOLUME_NAME, dir_fd=folder)
+    room = os.fstatvfs(folder)
+    if file_bytes > room.f_bavail * room.f_frsize:  # asked first: a refused allocation may fill the disk on its way
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(VOLUME_NAME, flags, 0o600, dir_fd=folder)
+    try:
+        calls.fallocate(fd, 0, file_bytes)
+    except OSError:
+        os.close(fd)
+        os.unlink(VOLUME_NAME, dir_fd=folder)
+        raise
+    return _with_direct_io(path, fd, folder, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, calls)
+
+
+def _with_direct_io(path: Path, fd: int, folder: int, flags: int, calls: FileCalls) -> VolumeFile:
+    """Probe direct I/O with a read of the superblock's place; keep the plain descriptor where it is refused."""
+    probe = memoryview(mmap.mmap(-1, ALIGN))
+    direct = -1
+    try:
+        direct = os.open(VOLUME_NAME, flags | os.O_DIRECT, dir_fd=folder)
+        calls.preadv(direct, [probe], 0)
+    except OSError as exc:
+        if direct >= 0:
+            os.close(direct)
+        log.info("kv volume without direct I/O path=%s reason=%s", path, exc.strerror)
+        return VolumeFile(path, fd, calls, is_direct=False)
+    os.close(fd)
+    return VolumeFile(path, direct, calls, is_direct=True)

@@ -1,0 +1,167 @@
+"""The journal of a volume: an index that makes opening fast, and nothing that anyone relies on.
+
+Records are appended as slots change. A journal is believed only when it ends with the word of a clean shutdown;
+opening a volume writes a new one without that word, so that whatever happens next ends in a scan of the headers.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+
+from device.volume_format import (
+    JOURNAL_NAME,
+    NO_KEY,
+    RECORD_BYTES,
+    Replay,
+    journal_bytes,
+    pack_clean,
+    pack_journal_head,
+    pack_record,
+    replay_journal,
+    unpack_record,
+)
+
+_NEW_NAME = f"{JOURNAL_NAME}.new"
+_PENDING_BYTES = 64 * RECORD_BYTES
+
+log = logging.getLogger(__name__)
+
+
+def read_journal(folder: int, volume_id: bytes, slots: int) -> Replay | None:
+    """What the journal in an open folder tells; None when there is none of this volume.
+
+    Errors: none; a journal that cannot be read is no journal.
+    """
+    try:
+        fd = os.open(JOURNAL_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        try:
+            raw = file.read(journal_bytes(slots))
+        except OSError:
+            return None
+    return replay_journal(raw, volume_id, slots)
+
+
+def unlink_journal(folder: int) -> None:
+    """Drop a journal, whatever it is."""
+    for name in (JOURNAL_NAME, _NEW_NAME):
+        if name in os.listdir(folder):
+            os.unlink(name, dir_fd=folder)
+
+
+class Journal:
+    """The last record of each slot, in memory and, appended, in a file. Safe to call from several threads.
+
+    A journal that cannot be written is given up with a warning: writes of blocks go on, the next start scans.
+    """
+
+    def __init__(self, folder: int, volume_id: bytes, table: bytearray) -> None:
+        self._folder = folder
+        self._volume_id = volume_id
+        self._table = table
+        self._slots = len(table) // RECORD_BYTES
+        self._bound = journal_bytes(self._slots)
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._end = 0  # where the next records go
+        self._pending = bytearray()  # records on their way: nobody believes the file before it is closed
+        self._records = 0  # in the file
+        self.is_lost = False
+
+    def start(self) -> None:
+        """Write the table as a new journal, in place of what is there: that one must not be believed again."""
+        with self._lock:
+            try:
+                self._rewrite()
+            except OSError as exc:
+                unlink_journal(self._folder)
+                self._give_up(exc)
+
+    def append(self, slot: int, key: bytes, sequence: int) -> None:
+        """Note what a slot holds now, unless something newer is known of it."""
+        record = pack_record(self._volume_id, slot, key, sequence)
+        with self._lock:
+            known, _, _ = unpack_record(self._table, slot * RECORD_BYTES)
+            if known > sequence:
+                return
+            self._table[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = record
+            self._guarded(record)
+
+    def entries(self) -> Iterator[tuple[int, bytes, int]]:
+        """(slot, key, sequence) of every slot that holds a block, by slot."""
+        for slot in range(self._slots):
+            sequence, _, key = unpack_record(self._table, slot * RECORD_BYTES)
+            if key != NO_KEY:
+                yield slot, key, sequence
+
+    def close(self, *, is_whole: bool) -> None:
+        """Close the file; with the word of a clean shutdown when it tells of every slot."""
+        with self._lock:
+            if is_whole and not self.is_lost:
+                try:
+                    self._flush()
+                    os.fdatasync(self._fd)  # the last word must not become durable before what it speaks of
+                    self._write(pack_clean(self._volume_id, self._records))
+                    os.fdatasync(self._fd)
+                except OSError as exc:
+                    self._give_up(exc)
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _guarded(self, record: bytes) -> None:
+        if self.is_lost:
+            return
+        try:
+            # Room for one more is kept for the last word.
+            if self._end + len(self._pending) + 2 * RECORD_BYTES > self._bound:
+                self._rewrite()
+                return
+            self._pending += record
+            self._records += 1
+            if len(self._pending) >= _PENDING_BYTES:
+                self._flush()
+        except OSError as exc:
+            self._give_up(exc)
+
+    def _flush(self) -> None:
+        self._write(bytes(self._pending))
+        self._pending.clear()
+
+    def _write(self, records: bytes) -> None:
+        if os.pwrite(self._fd, records, self._end) != len(records):
+            raise OSError("short write")
+        self._end += len(records)
+
+    def _rewrite(self) -> None:
+        """The table, in a new file that takes the old one's place."""
+        if _NEW_NAME in os.listdir(self._folder):
+            os.unlink(_NEW_NAME, dir_fd=self._folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(_NEW_NAME, flags, 0o600, dir_fd=self._folder)
+        try:
+            os.posix_fallocate(fd, 0, self._bound)
+            content = pack_journal_head(self._volume_id, self._slots) + self._table
+            if os.pwrite(fd, content, 0) != len(content):
+                raise OSError("short write")
+            os.fdatasync(fd)
+            os.rename(_NEW_NAME, JOURNAL_NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            os.fsync(self._folder)
+        except OSError:
+            os.close(fd)
+            raise
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._end = fd, len(content)
+        self._pending.clear()
+        empty = bytes(RECORD_BYTES)
+        self._records = sum(
+            self._table[at : at + RECORD_BYTES] != empty for at in range(0, len(self._table), RECORD_BYTES)
+        )
+
+    def _give_up(self, exc: OSError) -> None:
+        self.is_lost = True
+        log.warning("kv journal given up, the next start scans the volume error=%s", exc.strerror or exc)

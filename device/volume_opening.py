@@ -1,0 +1,178 @@
+"""Finding a volume in its folders, or making one: everything about superblocks, room and what to replace."""
+
+import errno
+import logging
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from device.volume_file import FileCalls, VolumeFile, create_volume_file, open_volume_file
+from device.volume_format import (
+    ALIGN,
+    ID_BYTES,
+    RECORD_BYTES,
+    VOLUME_NAME,
+    Layout,
+    Superblock,
+    pack_superblock,
+    parse_superblock,
+)
+from device.volume_journal import Journal, read_journal, unlink_journal
+from tiercel.errors import ConfigError
+from tiercel.lock import open_folder
+from tiercel.units import show_bytes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The parts of a volume. `is_known`: the journal tells of every slot, so that no scan is needed."""
+
+    files: tuple[VolumeFile, ...]
+    superblock: Superblock
+    journal: Journal
+    is_known: bool
+
+
+class Opening:
+    """What is known while a volume is being opened."""
+
+    def __init__(
+        self,
+        folders: tuple[Path, ...],
+        layout: Layout,
+        block_bytes: int,
+        fingerprint: bytes,
+        calls: FileCalls,
+        closing: ExitStack,
+    ) -> None:
+        self._folders = folders
+        self._layout = layout
+        self._block_bytes = block_bytes
+        self._fingerprint = fingerprint
+        self._calls = calls
+        self._closing = closing
+        self._handles: list[int] = []
+        self._files: list[VolumeFile] = []
+
+    def run(self) -> Opened:
+        """Errors: ConfigError, OSError; the stack gives up what was opened."""
+        for folder in self._folders:
+            handle = open_folder(folder, may_create=True)
+            self._closing.callback(os.close, handle)
+            self._handles.append(handle)
+        if len({(found.st_dev, found.st_ino) for found in map(os.fstat, self._handles)}) < len(self._handles):
+            raise ConfigError("kv.same_folder", f"the same folder twice: {' and '.join(map(str, self._folders))}")
+        with ExitStack() as undo:
+            undo.callback(self._close_files)
+            first = self._find()
+            replay = read_journal(self._handles[0], first.volume_id, first.slots) if first else None
+            is_known = first is None or (replay is not None and replay.is_clean)
+            if first is None:
+                first = self._create()
+            first = replace(first, opens=first.opens + 1)
+            self._write_superblocks(first)
+            table = replay.table if replay is not None and is_known else bytearray(first.slots * RECORD_BYTES)
+            journal = Journal(self._handles[0], first.volume_id, table)
+            journal.start()
+            undo.pop_all()
+        log.info(
+            "kv volume opened folders=%d slots=%d block_bytes=%d direct=%s index=%s",
+            *(len(self._files), first.slots, first.block_bytes, all(file.is_direct for file in self._files)),
+            "journal" if is_known else "scan",
+        )
+        return Opened(tuple(self._files), first, journal, is_known)
+
+    def _paths(self) -> Iterator[tuple[int, Path]]:
+        return ((handle, folder / VOLUME_NAME) for handle, folder in zip(self._handles, self._folders, strict=True))
+
+    def _find(self) -> Superblock | None:
+        """The first superblock of the volume that is here, if every file is, and of the wanted kind."""
+        found: list[Superblock] = []
+        for handle, path in self._paths():
+            file = open_volume_file(handle, path, self._calls)
+            if file is None:
+                continue
+            self._files.append(file)
+            block = read_superblock(file)
+            reason = block if isinstance(block, str) else self._mismatch(block, len(found), found)
+            if isinstance(block, str) or reason:
+                log.warning("kv volume not used, made anew path=%s reason=%r", path, reason)
+                break
+            found.append(block)
+        if len(found) == len(self._folders):
+            return found[0]
+        if found:
+            log.warning("kv volume not used, made anew reason='not the same folders in the same order'")
+        self._close_files()
+        return None
+
+    def _mismatch(self, block: Superblock, stripe: int, before: list[Superblock]) -> str:
+        """How a file differs from what is wanted, as the end of a sentence; empty when it does not."""
+        if block.fingerprint != self._fingerprint:
+            return "is of another model or layout"
+        if block.block_bytes != self._block_bytes:
+            return f"has blocks of {block.block_bytes} bytes, not {self._block_bytes}"
+        if block.slots != self._layout.slots:
+            return f"has {block.slots} slots, not {self._layout.slots}"
+        if (block.stripe, block.stripes) != (stripe, len(self._folders)):
+            return "is of another set of folders"
+        if before and block.volume_id != before[0].volume_id:
+            return "is of another volume than its neighbour"
+        if os.fstat(self._files[-1].fd).st_size != block.file_bytes:
+            return "has the wrong size"
+        return ""
+
+    def _create(self) -> Superblock:
+        """Files with all their room taken, after what was here has gone."""
+        for handle, _ in self._paths():
+            if VOLUME_NAME in os.listdir(handle):
+                os.unlink(VOLUME_NAME, dir_fd=handle)
+            unlink_journal(handle)
+        slots, stripes = self._layout.slots, len(self._folders)
+        first = Superblock(os.urandom(ID_BYTES), self._fingerprint, self._block_bytes, slots, 0, stripes, 0, 0)
+        for handle, path in self._paths():
+            try:
+                self._files.append(create_volume_file(handle, path, first.file_bytes, self._calls))
+            except OSError as exc:
+                self._unlink_files()
+                if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+                room = os.fstatvfs(handle)
+                free = room.f_bavail * room.f_frsize
+                missing = first.file_bytes - free
+                why = f"{show_bytes(missing)} are missing" if missing > 0 else (exc.strerror or "the disk refused")
+                raise ConfigError(
+                    "kv.no_room",
+                    f"no room for {show_bytes(first.file_bytes)} in {path.parent}: {why}",
+                    missing_bytes=max(0, missing),
+                ) from exc
+            os.fsync(handle)
+        return replace(first, created_ns=os.fstat(self._files[0].fd).st_mtime_ns)
+
+    def _write_superblocks(self, first: Superblock) -> None:
+        page = memoryview(mmap.mmap(-1, ALIGN))
+        for stripe, file in enumerate(self._files):
+            page[:] = pack_superblock(replace(first, stripe=stripe))
+            file.write((page,), 0)
+            file.sync()
+
+    def _close_files(self) -> None:
+        while self._files:
+            self._files.pop().close()
+
+    def _unlink_files(self) -> None:
+        self._close_files()
+        for handle, _ in self._paths():
+            if VOLUME_NAME in os.listdir(handle):
+                os.unlink(VOLUME_NAME, dir_fd=handle)
+
+
+def read_superblock(file: VolumeFile) -> Superblock | str:
+    """What a file says it is, or why it is no volume. Errors: OSError."""
+    page = memoryview(mmap.mmap(-1, ALIGN))
+    return parse_superblock(page) if file.read((page,), 0) == ALIGN else "is too short"

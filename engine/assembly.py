@@ -1,0 +1,179 @@
+"""The rooms put together: a loaded model, its books, its machines."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from device.base import Device, Lane
+from device.registry import open_device
+from engine.attention.registry import open_attention
+from engine.calibrate import show_arithmetic, size_pool, step_tokens
+from engine.loop import EngineLoop
+from engine.models.base import Model
+from engine.models.generation import read_end_tokens
+from engine.models.registry import load_model
+from engine.progress import LoadProgress, Outbox
+from engine.rates import RateBook, measure_rates
+from engine.rows import RowBook
+from engine.runner import Runner
+from engine.sampling import Sampler
+from engine.tiers import Tiers, open_tiers
+from engine.upkeep import Upkeep
+from engine.wake import Wake
+from kvcache.manager import CacheManager
+from kvcache.store.memory_file import identity_of, kept_memory
+from kvcache.tiers import TierLimits
+from scheduler.book import SequenceBook
+from scheduler.planner import Planner, StepLimits
+from scheduler.policy import open_policy
+from scheduler.preemption import SwapChooser
+from tiercel.clock import Clock
+from tiercel.rates import Rates
+from tiercel.settings import EngineSettings
+from tiercel.tier import Capacity, KVSpec
+from tiercel.wire import Loading
+
+log = logging.getLogger("engine.process")
+
+_BUSY_S = 0.01  # a look at the mail when work is pending that nothing will wake us for
+_IDLE_S = 1.0
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class Engine:
+    """The opened engine: its loop, what the loop drives, and the facts that the HTTP process is told."""
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        model: Model,
+        cache: CacheManager,
+        tiers: Tiers,
+        upkeep: Upkeep,
+        lane: Lane,
+        device: Device,
+        capacity: Capacity,
+        clock: Clock,
+    ) -> None:
+        self.loop = loop
+        self.model = model
+        self.cache = cache
+        self.tiers = tiers
+        self.upkeep = upkeep
+        self.device = device
+        self.capacity = capacity
+        self._lane = lane
+        self._clock = clock
+
+    @property
+    def dtype(self) -> str:
+        """Of weights, activations and KV."""
+        return _DTYPE_NAMES[self.model.dtype]
+
+    def patience_s(self) -> float:
+        """How long the loop may sleep when it has nothing to do: a late read wakes nobody."""
+        rest_s = _IDLE_S if self.loop.is_idle else _BUSY_S
+        deadline_s = self.tiers.mover.next_deadline_s()
+        return rest_s if deadline_s is None else max(0.0, min(rest_s, deadline_s - self._clock.now_s()))
+
+    def close(self) -> None:
+        """Stop the lanes and let writes to the disk end."""
+        self._lane.close()
+        self.tiers.close()
+
+
+def kv_spec(model: Model, block_size: int) -> KVSpec:
+    """The block layout of a model."""
+    return KVSpec(
+        layers=model.layers,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        block_size=block_size,
+        dtype=_DTYPE_NAMES[model.dtype],
+    )
+
+
+def open_engine(
+    settings: EngineSettings, mailbox: Outbox, wake: Wake, clock: Clock, arena_fd: int | None = None
+) -> Engine:
+    """Load the model, size the pools and put the rooms together. Errors: ConfigError."""
+    device = open_device(settings.device, settings.threads)
+    torch_device = torch.device(device.name)
+    attention = open_attention(settings.attention_backend, torch_device)
+    with LoadProgress(mailbox) as progress:
+        model = load_model(settings, torch_device, attention, progress)
+    return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd)
+
+
+def assemble(
+    settings: EngineSettings,
+    model: Model,
+    device: Device,
+    mailbox: Outbox,
+    clock: Clock,
+    wake: Callable[[], None] = lambda: None,
+    arena_fd: int | None = None,
+) -> Engine:
+    """Books and machines round a loaded model."""
+    spec = kv_spec(model, settings.block_size)
+    kept = kept_memory(arena_fd, spec, model.fingerprint)
+    capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes, kept)
+    log.info("capacity %s", show_arithmetic(capacity, spec, device))
+    mailbox.post(Loading("allocating the KV pool"))
+    tiers = open_tiers(
+        settings, spec, capacity, device, clock, arena_fd, model.fingerprint, wake, lock=arena_fd is None
+    )
+    lane = device.open_lane()
+    rates = _open_rates(tiers, model, spec, lane, clock, capacity.max_model_len, wake)
+    # An id beyond the logits can never be sampled, and must not be banned until min_tokens either.
+    end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
+    book = SequenceBook(open_policy(settings.scheduling_policy), capacity.max_model_len, end_tokens)
+    cache = _open_cache(settings, model, spec, capacity, tiers, rates)
+    limits = StepLimits(settings.max_num_seqs, step_tokens(settings, device), settings.long_prefill_token_threshold)
+    planner = Planner(book, limits, SwapChooser(settings.preemption_mode, lambda: rates.rates))
+    max_rows = settings.max_num_seqs + 1  # a suspect is admitted past the limit
+    rows = RowBook(max_rows, -(-capacity.max_model_len // settings.block_size))
+    sampler = Sampler(max_rows, model.vocab_size, torch.device(device.name))
+    runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens)
+    loop = EngineLoop(book, cache, planner, runner, mailbox, clock, settings.async_depth, mover=tiers.mover)
+    upkeep = Upkeep(tiers, rates, cache.idle, loop, clock)
+    return Engine(loop, model, cache, tiers, upkeep, lane, device, capacity, clock)
+
+
+def _open_rates(
+    tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: Clock, max_model_len: int, wake: Callable[[], None]
+) -> RateBook:
+    """Measure what decides between loading and computing, where there is anything to load from."""
+    if tiers.host is None and tiers.volume is None:
+        return RateBook(Rates(block_bytes=spec.block_bytes, block_size=spec.block_size))
+    rates, entries = measure_rates(tiers, model, spec, lane, clock, max_model_len)
+    tiers.start_scan(wake, entries)
+    return RateBook(rates)
+
+
+def _open_cache(
+    settings: EngineSettings, model: Model, spec: KVSpec, capacity: Capacity, tiers: Tiers, rates: RateBook
+) -> CacheManager:
+    limits = TierLimits(
+        daily_blocks=max(1, settings.kv_disk_daily_bytes // spec.block_bytes) if settings.kv_disk_daily_bytes else 0,
+        always_loads=settings.preemption_mode == "swap",
+        has_journal=tiers.host is None and tiers.device.journal is not None,
+    )
+    cache = CacheManager(
+        capacity.blocks,
+        settings.block_size,
+        identity_of(spec, model.fingerprint),
+        has_prefix_caching=settings.enable_prefix_caching,
+        host_blocks=capacity.host_blocks,
+        disk_blocks=capacity.disk_blocks,
+        rates=lambda: rates.rates,
+        limits=limits,
+    )
+    scan = tiers.scan
+    cache.attach(
+        tiers.host_records(),
+        None if scan is None else (lambda most: None if scan.is_done else scan.take(most)),
+    )
+    return cache

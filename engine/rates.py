@@ -1,0 +1,230 @@
+"""Speeds: measured in well under a second at the start, corrected by everything that runs afterwards."""
+
+import logging
+import mmap
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+from statistics import median
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from device.base import Lane
+from device.volume import Volume
+from engine.attention.base import ForwardState
+from engine.models.base import Model
+from engine.tiers import Tiers
+from kvcache.store.arena import open_arena
+from kvcache.store.disk import DiskCounts
+from kvcache.store.run import copy_runs
+from tiercel.clock import Clock
+from tiercel.errors import DeviceError
+from tiercel.outcome import RouteGauges
+from tiercel.rates import Rates
+from tiercel.tier import KVSpec, Route
+
+log = logging.getLogger(__name__)
+
+_HALF_BYTES = 64 << 20  # a measurement of so much counts half, a smaller one less
+_HALF_TOKENS = 2048
+_MOST = 0.5
+_HICCUP = 16.0
+_COPY_BYTES = 32 << 20  # of the trial copies
+_DISK_BLOCKS = 8
+_DISK_S = 0.5
+_PREFILL_TOKENS = 64
+_PREFILL_CONTEXT = 1024  # tokens
+_PREFILL_S = 0.5  # a model slower than this gets one trial
+_TRIAL_KEY = b"tiercel: a block to measure with"  # 32 bytes; no SHA-256 of anything
+
+
+class RateBook:
+    """The speeds as of now. A measurement counts by its size: small ones say little of a rate."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._bytes_seen: dict[Route, int] = {}
+        self._seconds_seen: dict[Route, float] = {}
+        self._disk_seen = DiskCounts()
+        self._copies_seen: dict[Route, tuple[int, float]] = {}
+
+    @property
+    def rates(self) -> Rates:
+        """Frozen, as of now."""
+        return self._rates
+
+    def note(self, route: Route, bytes: int, seconds: float) -> None:
+        """So many bytes took so long in the copying itself, waiting left out."""
+        if bytes <= 0 or seconds <= 0:
+            return
+        by_route = self._rates.bytes_per_s_by_route
+        known = by_route.get(route, 0.0)
+        rate = bytes / seconds
+        if known > 0:
+            # Times are averaged, not speeds: what waits for a copy waits for its time.
+            rate = known / _correction(seconds / bytes * known, bytes / _HALF_BYTES)
+        self._rates = replace(self._rates, bytes_per_s_by_route=by_route | {route: rate})
+
+    def note_prefill(self, tokens: int, context: int, seconds: float) -> None:
+        """A step of so many prompt tokens behind so much context (tokens, mean) took so long, nothing else in it."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        rates = self._rates
+        predicted = rates.prefill_token_s + rates.prefill_context_s * context
+        # Both parts are corrected alike: one measurement cannot tell them apart.
+        factor = _correction(seconds / tokens / predicted, tokens / _HALF_TOKENS)
+        self._rates = replace(
+            rates,
+            prefill_token_s=rates.prefill_token_s * factor,
+            prefill_context_s=rates.prefill_context_s * factor,
+        )
+
+    def learn(self, routes: Iterable[RouteGauges], disk: DiskCounts | None) -> None:
+        """Take what has been copied since the last call, now and then."""
+        for gauges in routes:
+            if gauges.route not in (Route.SPILL, Route.RESTORE, Route.VERIFY, Route.SIGN):
+                continue  # a disk's call is measured from its beginning, not from when it was asked for
+            before = self._copies_seen.get(gauges.route, (0, 0.0))
+            self.note(gauges.route, gauges.bytes - before[0], gauges.seconds - before[1])
+            self._copies_seen[gauges.route] = (gauges.bytes, gauges.seconds)
+        if disk is not None:
+            seen = self._disk_seen
+            self.note(Route.PREFETCH, disk.read_bytes - seen.read_bytes, disk.read_seconds - seen.read_seconds)
+            self.note(Route.PERSIST, disk.write_bytes - seen.write_bytes, disk.write_seconds - seen.write_seconds)
+            self._disk_seen = disk
+
+
+def _correction(ratio: float, size: float) -> float:
+    """The factor on a time, when it was so many times what was expected. One hiccup does not count a thousandfold."""
+    return 1 + _MOST * min(1.0, size) * (min(ratio, _HICCUP) - 1)
+
+
+def measure_rates(
+    tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: Clock, max_model_len: int
+) -> tuple[Rates, Iterable[tuple[int, bytes]] | None]:
+    """The speeds of every route that exists and of a prefill; and the volume's entries, of which some were read.
+
+    Cost:    less than two seconds, most of it the prefill of a slow model.
+    Effects: writes the sink of the device arena, and a few slots of a volume that holds nothing yet.
+    """
+    by_route: dict[Route, float] = {}
+    if tiers.host is not None:
+        by_route |= _measure_copies(tiers.device.kv.device, spec, clock)
+    entries = None
+    if tiers.volume is not None:
+        disk_rates, entries = _measure_disk(tiers.volume, spec, clock)
+        by_route |= disk_rates
+    token_s, context_s = _measure_prefill(model, tiers.device.kv, spec, lane, clock, max_model_len)
+    rates = Rates(
+        bytes_per_s_by_route=by_route,
+        prefill_token_s=token_s,
+        prefill_context_s=context_s,
+        block_bytes=spec.block_bytes,
+        block_size=spec.block_size,
+    )
+    told = " ".join(f"{route.value}={rate / 1e6:.0f}MB/s" for route, rate in by_route.items())
+    log.info("rates prefill_token_us=%.1f prefill_context_ns=%.2f %s", token_s * 1e6, context_s * 1e9, told)
+    return rates, entries
+
+
+def _measure_copies(device: torch.device, spec: KVSpec, clock: Clock) -> dict[Route, float]:
+    """One copy each way between two small arenas of their own."""
+    blocks = max(1, _COPY_BYTES // spec.block_bytes)
+    above, below = open_arena(spec, blocks, device), open_arena(spec, blocks, torch.device("cpu"))
+    rates: dict[Route, float] = {}
+    for route, source, target in ((Route.SPILL, above, below), (Route.RESTORE, below, above)):
+        source.kv.fill_(1)  # pages become real
+        target.kv.fill_(0)
+        _synchronise(source.kv, target.kv)
+        start_s = clock.now_s()
+        copy_runs(source, target, [(1, 1, blocks)])
+        _synchronise(source.kv, target.kv)
+        rates[route] = blocks * spec.block_bytes / max(clock.now_s() - start_s, 1e-9)
+    return rates
+
+
+def _synchronise(*tensors: Tensor) -> None:
+    if any(tensor.is_cuda for tensor in tensors):
+        torch.cuda.synchronize()
+
+
+def _measure_disk(volume: Volume, spec: KVSpec, clock: Clock) -> tuple[dict[Route, float], Iterable[tuple[int, bytes]]]:
+    """Read blocks that are there; where there are none, write some, read them and empty their slots again.
+
+    A volume in use is not written to: the rate of its writes is taken for that of its reads until the first ones.
+    """
+    entries = volume.recover()
+    payload = memoryview(mmap.mmap(-1, spec.block_bytes))  # on a page, as the arenas are
+    rates: dict[Route, float] = {}
+    try:
+        first = list(islice(entries, _DISK_BLOCKS))
+        trial = first or [(slot, _TRIAL_KEY) for slot in range(volume.slots)[-_DISK_BLOCKS:]]
+        if not first:
+            rates[Route.PERSIST] = _rate(
+                (lambda slot=slot, key=key: volume.write(slot, key, payload) for slot, key in trial), spec, clock
+            )
+        rates[Route.PREFETCH] = _rate(
+            (lambda slot=slot, key=key: volume.read(slot, key, payload) for slot, key in trial), spec, clock
+        )
+        rates.setdefault(Route.PERSIST, rates[Route.PREFETCH])
+        if not first:
+            for slot, _ in trial:
+                volume.erase(slot)
+    except OSError as exc:
+        log.warning("kv disk not measured error=%s", exc.strerror)
+        return rates, ()
+    return rates, chain(first, entries)
+
+
+def _rate(calls: Iterable[Callable[[], object]], spec: KVSpec, clock: Clock) -> float:
+    """Bytes a second of calls that move a block each, from their median time: one hiccup does not count."""
+    times_s: list[float] = []
+    for call in calls:
+        start_s = clock.now_s()
+        call()
+        times_s.append(clock.now_s() - start_s)
+        if sum(times_s) > _DISK_S / 2:
+            break
+    return spec.block_bytes / max(median(times_s), 1e-9)
+
+
+def _measure_prefill(
+    model: Model, kv: Tensor, spec: KVSpec, lane: Lane, clock: Clock, max_model_len: int
+) -> tuple[float, float]:
+    """Seconds a prompt token takes at context 0, and more for each token of context; over the sink alone."""
+    tokens = max(1, min(_PREFILL_TOKENS, max_model_len // 2))
+    context = max(0, min(_PREFILL_CONTEXT, max_model_len - tokens))
+
+    def run(start: int) -> float:
+        started_s = clock.now_s()
+        try:
+            lane.run(lambda: _forward(model, kv, spec.block_size, start, tokens)).result()
+        except RuntimeError as exc:
+            raise DeviceError("device.measure_failed", f"{type(exc).__name__}: {exc}") from exc
+        return clock.now_s() - started_s
+
+    first_s = run(0)
+    if first_s > _PREFILL_S:
+        return first_s / tokens, 0.0
+    at_start_s = min(run(0), run(0))
+    behind_s = min(run(context), run(context)) if context else at_start_s
+    context_s = max(0.0, behind_s - at_start_s) / (tokens * context) if context else 0.0
+    return at_start_s / tokens, context_s
+
+
+@torch.inference_mode()
+def _forward(model: Model, kv: Tensor, block_size: int, start: int, tokens: int) -> Tensor:
+    """A chunk of one prompt whose blocks are all the sink. Returns logits, so that the device has to be done."""
+    end = start + tokens
+    positions = torch.arange(start, end)
+    state = ForwardState(
+        query_starts=(0, tokens),
+        context_lengths=(end,),
+        block_tables=torch.zeros(1, -(-end // block_size), dtype=torch.int64, device=kv.device),
+        positions=positions.to(kv.device),
+        slot_ids=torch.zeros(tokens, dtype=torch.int64, device=kv.device),
+        slot_offsets=(positions % block_size).to(kv.device),
+    )
+    ids = (positions % model.vocab_size).to(kv.device)
+    return model.logits(model.forward(ids, kv, state)[-1:])

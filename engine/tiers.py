@@ -1,0 +1,198 @@
+"""The tiers of one engine, opened and closed together: arenas, volume, the threads between them."""
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from device.base import Device
+from device.volume import Volume, open_volume
+from engine.calibrate import is_unified
+from kvcache.store.arena import Arena, open_arena
+from kvcache.store.disk import DiskLanes
+from kvcache.store.memory_file import identity_of
+from kvcache.store.mover import CopyLanes, StoreMover
+from tiercel.clock import Clock
+from tiercel.errors import DeviceError
+from tiercel.ids import BlockKey, SlotId
+from tiercel.outcome import DiskState
+from tiercel.settings import EngineSettings
+from tiercel.tier import Capacity, KVSpec
+
+log = logging.getLogger(__name__)
+
+_CLOSE_S = 5.0  # for writes under way
+_SCAN_PIECE = 256  # entries between two looks of the loop
+_SCAN_AHEAD = 65_536  # entries that wait to be taken
+
+
+class VolumeScan:
+    """Reads what the volume holds on a thread of its own; the loop takes it in pieces.
+
+    An entry is a claim: the first read proves it. Of a key that comes twice the later slot counts.
+    """
+
+    def __init__(self, entries: Iterable[tuple[int, bytes]], wake: Callable[[], None]) -> None:
+        self._entries = entries
+        self._wake = wake
+        self._found: deque[tuple[SlotId, BlockKey]] = deque()
+        self._room = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="kv-recover", daemon=True)
+        self._is_closed = False
+        self._is_read = False
+
+    @property
+    def is_done(self) -> bool:
+        """Everything was read and taken."""
+        return self._is_read and not self._found
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def take(self, most: int = _SCAN_PIECE) -> list[tuple[SlotId, BlockKey]]:
+        """(slot of the pool, key) of up to so many entries. Never waits."""
+        with self._room:
+            taken = [self._found.popleft() for _ in range(min(most, len(self._found)))]
+            self._room.notify()
+        return taken
+
+    def close(self) -> None:
+        """Stop reading."""
+        with self._room:
+            self._is_closed = True
+            self._room.notify()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        entries = iter(self._entries)
+        try:
+            while piece := [(SlotId(slot + 1), BlockKey(key)) for slot, key in itertools.islice(entries, _SCAN_PIECE)]:
+                with self._room:
+                    self._room.wait_for(lambda: len(self._found) < _SCAN_AHEAD or self._is_closed)
+                    if self._is_closed:
+                        return
+                    self._found += piece
+                self._wake()
+        except OSError as exc:
+            log.warning("kv volume scan ended early error=%s", exc.strerror)
+        self._is_read = True
+        self._wake()
+
+
+class Tiers:
+    """What `open_tiers` opened."""
+
+    def __init__(
+        self,
+        device: Arena,
+        host: Arena | None,
+        volume: Volume | None,
+        disk: DiskLanes | None,
+        mover: StoreMover,
+        closing: ExitStack,
+    ) -> None:
+        self.device = device
+        self.host = host  # None: the device arena is the host tier too
+        self.volume = volume
+        self.disk = disk
+        self.mover = mover
+        self.scan: VolumeScan | None = None  # after `start_scan`
+        self._closing = closing
+
+    @property
+    def ram(self) -> Arena:
+        """The host tier."""
+        return self.host or self.device
+
+    @property
+    def disk_state(self) -> DiskState:
+        """How the SSD tier does."""
+        match self.disk:
+            case None:
+                return DiskState.NONE
+            case lanes if lanes.is_off:
+                return DiskState.OFF
+            case lanes if lanes.is_read_only:
+                return DiskState.READ_ONLY
+            case _:
+                return DiskState.ON
+
+    def host_records(self) -> Iterator[tuple[SlotId, BlockKey]]:
+        """Copies that an earlier engine left in the host tier, to be verified before their first use."""
+        if self.ram.is_kept and self.ram.journal is not None:
+            yield from self.ram.journal.records()
+
+    def start_scan(self, wake: Callable[[], None], entries: Iterable[tuple[int, bytes]] | None = None) -> None:
+        """Begin to read what the volume holds, or the `entries` of its `recover`."""
+        if self.volume is not None:
+            self.scan = VolumeScan(entries if entries is not None else self.volume.recover(), wake)
+            self.scan.start()
+
+    def close(self) -> None:
+        """Let writes to the disk end, then give everything up. The arenas' memory goes with the last tensor."""
+        if self.scan is not None:
+            self.scan.close()
+        self.mover.close()
+        if self.disk is not None and not self.disk.close(_CLOSE_S):
+            log.warning("kv disk call still under way: the volume stays open until the process ends")
+            return
+        self._closing.close()
+
+
+def open_tiers(
+    settings: EngineSettings,
+    spec: KVSpec,
+    capacity: Capacity,
+    device: Device,
+    clock: Clock,
+    arena_fd: int | None,
+    fingerprint: bytes,
+    wake: Callable[[], None],
+    *,
+    lock: bool = False,
+) -> Tiers:
+    """Open every tier that the capacity speaks of, and the mover between them.
+
+    `arena_fd` is a memfd that outlives this process: the host tier lies in it. `wake` is called from other threads
+    whenever the mover or the scan has news. `lock`: nobody else holds the volume's folders for us.
+    Errors: ConfigError with the line to print.
+    """
+    torch_device, cpu = torch.device(device.name), torch.device("cpu")
+    unified = is_unified(settings, device)
+    arena = open_arena(spec, capacity.blocks, torch_device, arena_fd if unified else None, fingerprint)
+    host = None
+    if capacity.host_blocks:
+        host = open_arena(spec, capacity.host_blocks, cpu, arena_fd, fingerprint)
+        _pin(device, host)
+    with ExitStack() as closing:
+        volume, disk = None, None
+        if capacity.disk_blocks:
+            folders = tuple(map(Path, settings.kv_disk_paths))
+            identity = identity_of(spec, fingerprint)
+            volume = open_volume(folders, settings.kv_disk_bytes, spec.block_bytes, identity, lock=lock)
+            closing.callback(volume.close)
+            disk = DiskLanes(volume, clock, wake)
+            disk.start()
+        lanes = CopyLanes(down=device.open_copy_lane(), up=device.open_copy_lane()) if host is not None else None
+        mover = StoreMover(arena, host, lanes, disk, clock, wake)
+        return Tiers(arena, host, volume, disk, mover, closing.pop_all())
+
+
+def _pin(device: Device, host: Arena) -> None:
+    """Lock the host tier into memory, beside the start: until then copies go through the driver's own buffers."""
+
+    def pin() -> None:
+        try:
+            device.pin(host.kv.data_ptr(), host.kv.nbytes)
+        except DeviceError as exc:
+            log.warning("host tier not pinned: copies will be slower error=%s", exc)
+
+    if device.name != "cpu":
+        threading.Thread(target=pin, name="kv-pin", daemon=True).start()

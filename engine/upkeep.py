@@ -1,0 +1,34 @@
+"""What the engine looks after now and then: rates, and the health of the disk."""
+
+from engine.loop import EngineLoop
+from engine.rates import RateBook
+from engine.tiers import Tiers
+from kvcache.idle import IdleWork
+from tiercel.clock import Clock
+from tiercel.outcome import DiskState
+
+_EVERY_S = 0.5
+
+
+class Upkeep:
+    """Takes measurements home to the rates, and stops what writes to a disk that takes no more."""
+
+    def __init__(self, tiers: Tiers, rates: RateBook, idle: IdleWork, loop: EngineLoop, clock: Clock) -> None:
+        self._tiers = tiers
+        self._rates = rates
+        self._idle = idle
+        self._loop = loop
+        self._clock = clock
+        self._tended_s = 0.0
+
+    def tend(self) -> None:
+        """Cost: nothing, most of the time."""
+        now_s = self._clock.now_s()
+        if now_s - self._tended_s < _EVERY_S:
+            return
+        self._tended_s = now_s
+        disk = self._tiers.disk
+        self._rates.learn(self._tiers.mover.gauges(), disk.counts if disk is not None else None)
+        self._loop.disk_state = self._tiers.disk_state
+        if self._loop.disk_state in (DiskState.OFF, DiskState.READ_ONLY):
+            self._idle.close_disk()

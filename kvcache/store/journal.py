@@ -1,0 +1,68 @@
+"""What lies in the slots of a shared arena, for the engine that comes after this one."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+from tiercel.errors import InvariantError
+from tiercel.ids import BlockKey, SlotId
+
+RECORD_BYTES = 64
+_FLAGS = struct.Struct("<I")
+_BODY = struct.Struct("<32s16sI")  # key, digest, crc
+_COVERED = struct.Struct("<Q32s16sI")  # slot, key, digest, flags
+_BODY_AT = 8  # flags first, alone in an aligned word: it is written last
+_VALID = 0x5EA1ED01
+
+
+class SlotJournal:
+    """One fixed record per slot: the key and the xxh3-128 of the copy that landed there.
+
+    A record is cleared before its slot is overwritten and signed after the copy landed, so a crash between the two
+    leaves no record. A crash in the midst of a record leaves one that its crc refuses. The records say what *should*
+    lie in a slot; whoever attaches compares the bytes with the digest before the first use.
+    """
+
+    def __init__(self, records: memoryview) -> None:
+        self._records = records
+        self.slots = len(records) // RECORD_BYTES
+
+    def sign(self, slot: SlotId, key: BlockKey, digest: bytes) -> None:
+        """This copy lies in the slot."""
+        start = self._start(slot)
+        _FLAGS.pack_into(self._records, start, 0)
+        crc = zlib.crc32(_COVERED.pack(slot, key, digest, _VALID))
+        _BODY.pack_into(self._records, start + _BODY_AT, key, digest, crc)
+        _FLAGS.pack_into(self._records, start, _VALID)
+
+    def clear(self, slot: SlotId) -> None:
+        """Nothing that counts lies in the slot. Cost: one word."""
+        _FLAGS.pack_into(self._records, self._start(slot), 0)
+
+    def record(self, slot: SlotId) -> tuple[BlockKey, bytes] | None:
+        """Key and digest of the copy in a slot, if its record is whole."""
+        start = self._start(slot)
+        (flags,) = _FLAGS.unpack_from(self._records, start)
+        if flags != _VALID:
+            return None
+        key, digest, crc = _BODY.unpack_from(self._records, start + _BODY_AT)
+        if crc != zlib.crc32(_COVERED.pack(slot, key, digest, flags)):
+            return None
+        return BlockKey(key), digest
+
+    def digest(self, slot: SlotId) -> bytes | None:
+        """The checksum that a slot was signed with."""
+        record = self.record(slot)
+        return record[1] if record else None
+
+    def records(self) -> Iterator[tuple[SlotId, BlockKey]]:
+        """Every slot with a whole record. Two slots may claim one key."""
+        for number in range(1, self.slots):
+            slot = SlotId(number)
+            if record := self.record(slot):
+                yield slot, record[0]
+
+    def _start(self, slot: SlotId) -> int:
+        if not 0 < slot < self.slots:
+            raise InvariantError("journal.slot", slot=slot, slots=self.slots)
+        return slot * RECORD_BYTES

@@ -1,0 +1,108 @@
+"""The layout of a memfd that outlives the engine: a header page, the journal, the arena.
+
+The HTTP process makes the memfd and hands it to every engine it starts. Whatever lies in it was written by an engine
+that may have died anywhere, so nothing is believed before it is checked.
+"""
+
+import hashlib
+import mmap
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+
+from kvcache.store.journal import RECORD_BYTES
+from tiercel.tier import KVSpec
+
+HUGE_PAGE_BYTES = 2 << 20  # the arena starts on one; the hole before it takes no memory
+_MAGIC = b"TIERCEL\0"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQQ32sI")  # magic, version, record bytes, slots, block bytes, identity, crc
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLayout:
+    """Where things lie in the memfd. `identity` names weights, layout of a block and everything else that keys mean."""
+
+    slots: int
+    block_bytes: int
+    identity: bytes
+
+    @property
+    def journal_start(self) -> int:
+        return mmap.PAGESIZE
+
+    @property
+    def arena_start(self) -> int:
+        journal_end = self.journal_start + self.slots * RECORD_BYTES
+        return -(-journal_end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        return self.arena_start + self.slots * self.block_bytes
+
+
+def identity_of(spec: KVSpec, fingerprint: bytes) -> bytes:
+    """32 bytes that change when the model does, or the layout of its blocks."""
+    return hashlib.sha256(fingerprint + repr(spec).encode()).digest()
+
+
+def layout_of(spec: KVSpec, fingerprint: bytes, slots: int) -> MemoryLayout:
+    """The layout for the blocks of one model."""
+    return MemoryLayout(slots, spec.block_bytes, identity_of(spec, fingerprint))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMemory:
+    """What an earlier engine of the same model left: size the arena alike, and do not count its memory twice."""
+
+    blocks: int = 0  # without the sink; 0 = nothing that can be used
+    bytes: int = 0  # taken by the memfd, whatever is in it
+
+
+def kept_memory(fd: int | None, spec: KVSpec, fingerprint: bytes) -> KeptMemory:
+    """What the memfd holds before it is opened."""
+    if fd is None:
+        return KeptMemory()
+    return KeptMemory(kept_blocks(fd, spec, fingerprint), os.fstat(fd).st_blocks * 512)
+
+
+def kept_blocks(fd: int, spec: KVSpec, fingerprint: bytes) -> int:
+    """Blocks, without the sink, of the arena that an earlier engine of the same model left; 0 = none."""
+    header = _read_header(fd)
+    if header is None or header != layout_of(spec, fingerprint, header.slots):
+        return 0
+    return header.slots - 1
+
+
+def map_memory(fd: int, layout: MemoryLayout) -> tuple[mmap.mmap, bool]:
+    """The mapping, and whether it holds what an earlier engine of the same layout left.
+
+    Effects: anything else in the memfd is dropped; only one engine may live at a time.
+    Errors:  OSError, ValueError when it cannot be mapped.
+    """
+    is_kept = _read_header(fd) == layout
+    if not is_kept:
+        os.ftruncate(fd, 0)
+        os.ftruncate(fd, layout.size_bytes)
+    pages = mmap.mmap(fd, layout.size_bytes, mmap.MAP_SHARED)
+    if not is_kept:
+        pages[: _HEADER.size] = _pack(layout)
+    return pages, is_kept
+
+
+def _pack(layout: MemoryLayout) -> bytes:
+    body = _HEADER.pack(_MAGIC, _VERSION, RECORD_BYTES, layout.slots, layout.block_bytes, layout.identity, 0)
+    return body[:-4] + zlib.crc32(body[:-4]).to_bytes(4, "little")
+
+
+def _read_header(fd: int) -> MemoryLayout | None:
+    """What the memfd says it holds, if that can be."""
+    raw = os.pread(fd, _HEADER.size, 0)
+    if len(raw) < _HEADER.size:
+        return None
+    _, _, _, slots, block_bytes, identity, _ = _HEADER.unpack(raw)
+    layout = MemoryLayout(slots, block_bytes, identity)
+    if raw != _pack(layout) or os.fstat(fd).st_size != layout.size_bytes:
+        return None
+    return layout

@@ -1,0 +1,378 @@
+"""Starts copies between the tiers and tells what landed. Never blocks the loop."""
+
+import enum
+import hmac
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import xxhash
+
+from device.base import Lane
+from kvcache.store.arena import Arena
+from kvcache.store.pump import Pump
+from kvcache.store.run import Run, check_slots, copy_runs, cut_runs, merge_runs
+from tiercel.clock import Clock
+from tiercel.errors import DeviceLostError, InvariantError
+from tiercel.ids import BlockKey, SlotId
+from tiercel.outcome import RouteGauges
+from tiercel.tier import Landing, Purpose, Route, Transfer, Verdict
+
+_PRIORITY = {Purpose.RESTORE: 0, Purpose.SPILL: 1, Purpose.PREFETCH: 2, Purpose.BACKGROUND: 3}
+_UNCALLED = 4  # signatures that nobody waits for
+_PIECE_S = 1e-3  # the longest that something urgent waits behind a copy that has begun
+_FIRST_RATE = 4e9  # bytes/s, until the first copy was measured
+_RATE_WEIGHT = 0.2
+
+
+class DiskResult(Protocol):
+    """News of one call to the disk."""
+
+    @property
+    def ticket(self) -> int: ...
+    @property
+    def verdict(self) -> enum.Enum:
+        """OK, MISS, FAILED, LATE or RETURNED."""
+        ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+class Disk(Protocol):
+    """Blocks in and out of the SSD tier; calls run on its own threads. Slots count from 0."""
+
+    def read(self, ticket: int, slot: int, key: BlockKey, into: memoryview) -> None: ...
+    def write(self, ticket: int, slot: int, key: BlockKey, payload: memoryview) -> None: ...
+    def poll(self) -> Sequence[DiskResult]: ...
+    def next_deadline_s(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLanes:
+    """One lane per direction; their jobs may be queued on a stream."""
+
+    down: Lane  # device to host
+    up: Lane  # host to device
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a route has done so far; written by `poll` alone."""
+
+    transfers: int = 0
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    copies: int = 0
+    failures: int = 0
+    late: int = 0
+    misses: int = 0
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A transfer between two arenas, on its pump."""
+
+    transfer: Transfer
+    runs: deque[Run]
+    merged: int
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Check:
+    """Blocks to hash, on the signing pump."""
+
+    transfer: Transfer
+    left: deque[tuple[BlockKey, SlotId]]
+    seconds: float = 0.0
+    wrong: int = 0
+
+
+@dataclass(slots=True)
+class _Direction:
+    """Where copies of one direction run, and how fast they went."""
+
+    lane: Lane
+    pump: Pump
+    source: Arena
+    target: Arena
+    rate: float = field(default=_FIRST_RATE)  # bytes/s
+
+
+class StoreMover:
+    """Carries out transfers; one main thread calls it, pumps and the disk's threads do the work.
+
+    `host` None: the device arena is the host tier too (one RAM arena on the CPU), and there is nothing to copy
+    between them. Copies that land in a host arena with a journal are signed a little later, beside the loop: until
+    then a crash of the engine loses them, and nothing else.
+
+    `wake` is called from other threads whenever `poll` has news.
+    """
+
+    def __init__(
+        self,
+        device: Arena,
+        host: Arena | None,
+        lanes: CopyLanes | None,
+        disk: Disk | None,
+        clock: Clock,
+        wake: Callable[[], None],
+    ) -> None:
+        self._ram = host or device
+        self._journal = self._ram.journal
+        self._disk = disk
+        self._clock = clock
+        self._wake = wake
+        self._block_bytes = device.spec.block_bytes
+        self._directions: dict[Route, _Direction] = {}
+        if host is not None and lanes is not None:
+            self._directions = {
+                Route.SPILL: _Direction(lanes.down, Pump("copy-down"), device, host),
+                Route.RESTORE: _Direction(lanes.up, Pump("copy-up"), host, device),
+            }
+        self._signer = Pump("sign")
+        self._signing = threading.Lock()
+        self._unsigned: dict[SlotId, object] = {}  # landed, to be signed; the token goes when the slot is overwritten
+        self._landed: deque[tuple[Transfer, Landing]] = deque()
+        self._at_disk: dict[int, Transfer] = {}
+        routes = [*self._directions]
+        routes += [Route.PERSIST, Route.PREFETCH] if disk is not None else []
+        routes += [Route.VERIFY, Route.SIGN] if self._journal is not None else []
+        self._tally_by_route = {route: _Tally() for route in routes}  # that exist
+        self._flying_bytes = dict.fromkeys(Route, 0)
+        self._lost: DeviceLostError | None = None
+
+    def start(self, transfers: Iterable[Transfer]) -> None:
+        """Begin these transfers. Source and target slots must stay pinned until they land.
+
+        Cost: bookkeeping; every copy, hash and call to the disk runs on other threads.
+        """
+        for transfer in transfers:
+            self._flying_bytes[transfer.route] += self._bytes(transfer)
+            match transfer.route:
+                case Route.SPILL | Route.RESTORE:
+                    self._start_copy(transfer)
+                case Route.SIGN | Route.VERIFY:
+                    self._start_check(transfer)
+                case Route.PERSIST | Route.PREFETCH:
+                    self._start_disk(transfer)
+
+    def poll(self) -> list[Landing]:
+        """What landed since the last call. Errors: DeviceLostError when no copy will succeed any more."""
+        if self._lost is not None:
+            raise self._lost
+        landings: list[Landing] = []
+        while self._landed:
+            transfer, landing = self._landed.popleft()
+            landings.append(self._settle(transfer, landing))
+        if self._disk is not None:
+            landings += [self._disk_landing(result) for result in self._disk.poll()]
+        return landings
+
+    def next_deadline_s(self) -> float | None:
+        """When the oldest read from the disk will be late: poll by then, `wake` does not tell of it."""
+        return self._disk.next_deadline_s() if self._disk is not None else None
+
+    def forget(self, slots: Iterable[SlotId]) -> None:
+        """Host slots are about to be overwritten: their records must not outlive them. Cost: a word each."""
+        if self._journal is None:
+            return
+        with self._signing:
+            for slot in slots:
+                self._unsigned.pop(slot, None)
+                self._journal.clear(slot)
+
+    def bytes_in_flight(self, route: Route) -> int:
+        """Queued or flying; a late call counts until it returns."""
+        return self._flying_bytes[route]
+
+    @property
+    def num_unsigned(self) -> int:
+        """Landed copies whose signature is still to come."""
+        return len(self._unsigned)
+
+    def gauges(self) -> tuple[RouteGauges, ...]:
+        """Counts of every route that exists, since the start, of what has been polled."""
+        return tuple(
+            RouteGauges(
+                route=route,
+                transfers=tally.transfers,
+                blocks=tally.blocks,
+                bytes=tally.bytes,
+                seconds=tally.seconds,
+                copies=tally.copies,
+                failures=tally.failures,
+                late=tally.late,
+                misses=tally.misses,
+            )
+            for route, tally in self._tally_by_route.items()
+        )
+
+    def close(self) -> None:
+        """Stop the pumps and the lanes; queued transfers never land. The disk is its owner's to close."""
+        for direction in self._directions.values():
+            direction.pump.close()
+            direction.lane.close()
+        self._signer.close()
+
+    # Between arenas
+
+    def _start_copy(self, transfer: Transfer) -> None:
+        direction = self._directions.get(transfer.route)
+        if direction is None:
+            raise InvariantError("mover.no_route", route=transfer.route.value)
+        if direction.target is self._ram:
+            self.forget(transfer.targets)
+        check_slots(direction.source, transfer.sources)
+        check_slots(direction.target, transfer.targets)
+        runs = merge_runs(transfer.sources, transfer.targets)
+        copy = _Copy(transfer, runs, len(runs))
+        direction.pump.push(_PRIORITY[transfer.purpose], partial(self._copy_piece, direction, copy))
+
+    def _copy_piece(self, direction: _Direction, copy: _Copy) -> bool:
+        """Copy for about a millisecond, on the pump. True when the transfer has more to copy."""
+        most = max(1, int(direction.rate * _PIECE_S) // self._block_bytes)
+        piece = cut_runs(copy.runs, most)
+        job = partial(copy_runs, direction.source, direction.target, piece)
+        started_s = self._clock.now_s()
+        try:
+            direction.lane.run(job).result()
+        except Exception as exc:  # an I/O thread body: whatever the device throws fails this transfer alone
+            if direction.lane.is_lost(exc):
+                self._lost = DeviceLostError("device.copy_lost", f"{type(exc).__name__}: {exc}")
+            self._land(copy.transfer, Verdict.FAILED, copy.seconds, copy.merged)
+            return False
+        took_s = self._clock.now_s() - started_s
+        copy.seconds += took_s
+        if took_s > 0:
+            measured = sum(blocks for _, _, blocks in piece) * self._block_bytes / took_s
+            direction.rate += _RATE_WEIGHT * (measured - direction.rate)
+        if copy.runs:
+            return True
+        if direction.target is self._ram:
+            self._sign_later(copy.transfer)
+        self._land(copy.transfer, Verdict.LANDED, copy.seconds, copy.merged)
+        return False
+
+    # Checksums
+
+    def _start_check(self, transfer: Transfer) -> None:
+        if self._journal is None:
+            raise InvariantError("mover.no_journal", route=transfer.route.value)
+        pairs = deque(zip(transfer.keys, transfer.sources, strict=True))
+        if transfer.route is Route.SIGN:
+            self.forget(transfer.sources)
+        check = _Check(transfer, pairs)
+        self._signer.push(_PRIORITY[transfer.purpose], partial(self._check_block, check))
+
+    def _check_block(self, check: _Check) -> bool:
+        """Hash one block of a SIGN or a VERIFY, on the signing pump."""
+        key, slot = check.left.popleft()
+        started_s = self._clock.now_s()
+        digest = self._hash(slot)
+        assert self._journal is not None
+        if check.transfer.route is Route.SIGN:
+            with self._signing:
+                self._journal.sign(slot, key, digest)
+        else:
+            record = self._journal.record(slot)
+            if record is None or record[0] != key or not hmac.compare_digest(record[1], digest):
+                check.wrong += 1
+                self.forget((slot,))
+        check.seconds += self._clock.now_s() - started_s
+        if check.left:
+            return True
+        verdict = Verdict.MISS if check.wrong else Verdict.LANDED
+        self._land(check.transfer, verdict, check.seconds, len(check.transfer.sources))
+        return False
+
+    def _sign_later(self, transfer: Transfer) -> None:
+        """Sign what has just landed, when the signing pump has nothing better to do."""
+        if self._journal is None:
+            return
+        for key, slot in zip(transfer.keys, transfer.targets, strict=True):
+            token = object()
+            with self._signing:
+                self._unsigned[slot] = token
+            self._signer.push(_UNCALLED, partial(self._sign, slot, key, token))
+
+    def _sign(self, slot: SlotId, key: BlockKey, token: object) -> bool:
+        if self._unsigned.get(slot) is token:
+            digest = self._hash(slot)
+            with self._signing:
+                # Unless the slot was handed on meanwhile: the digest would be of a mixture.
+                if self._unsigned.get(slot) is token and self._journal is not None:
+                    self._journal.sign(slot, key, digest)
+                    del self._unsigned[slot]
+        return False
+
+    def _hash(self, slot: SlotId) -> bytes:
+        return xxhash.xxh3_128_digest(self._ram.slot_bytes(slot))  # the GIL is free meanwhile
+
+    # To and from the disk
+
+    def _start_disk(self, transfer: Transfer) -> None:
+        if self._disk is None or len(transfer.keys) != 1:
+            raise InvariantError("mover.disk_shape", route=transfer.route.value, blocks=len(transfer.keys))
+        (key,), (source,), (target,) = transfer.keys, transfer.sources, transfer.targets
+        self._at_disk[transfer.id] = transfer
+        if transfer.route is Route.PERSIST:
+            self._disk.write(transfer.id, target - 1, key, self._ram.slot_bytes(source))
+        else:
+            self.forget(transfer.targets)
+            self._disk.read(transfer.id, source - 1, key, self._ram.slot_bytes(target))
+
+    def _disk_landing(self, result: DiskResult) -> Landing:
+        verdict = _VERDICTS[result.verdict.name]
+        transfer = self._at_disk[result.ticket]
+        if verdict is not Verdict.LATE:
+            del self._at_disk[result.ticket]
+        if verdict is Verdict.LANDED and transfer.route is Route.PREFETCH:
+            self._sign_later(transfer)
+        return self._settle(transfer, Landing(transfer.id, verdict, result.seconds))
+
+    # The end of a transfer
+
+    def _land(self, transfer: Transfer, verdict: Verdict, seconds: float, runs: int) -> None:
+        """From a pump: the news, for the next poll."""
+        self._landed.append((transfer, Landing(transfer.id, verdict, seconds, runs)))
+        self._wake()
+
+    def _settle(self, transfer: Transfer, landing: Landing) -> Landing:
+        """Count what came out."""
+        tally = self._tally_by_route[transfer.route]
+        if landing.verdict is Verdict.LATE:
+            tally.late += 1
+            return landing
+        self._flying_bytes[transfer.route] -= self._bytes(transfer)
+        tally.transfers += 1
+        tally.seconds += landing.seconds
+        match landing.verdict:
+            case Verdict.LANDED:
+                tally.blocks += len(transfer.keys)
+                tally.bytes += self._bytes(transfer)
+                tally.copies += landing.runs
+            case Verdict.MISS:
+                tally.misses += 1
+            case Verdict.FAILED:
+                tally.failures += 1
+            case Verdict.RETURNED:  # counted when it was late
+                pass
+        return landing
+
+    def _bytes(self, transfer: Transfer) -> int:
+        return len(transfer.keys) * self._block_bytes
+
+
+_VERDICTS = {
+    "OK": Verdict.LANDED,
+    "MISS": Verdict.MISS,
+    "FAILED": Verdict.FAILED,
+    "LATE": Verdict.LATE,
+    "RETURNED": Verdict.RETURNED,
+}

@@ -1,0 +1,57 @@
+"""A thread that does pieces of work, the most urgent first."""
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+
+Work = Callable[[], bool]
+"""Does one piece; True while there is more. Must not raise."""
+
+_CLOSE_S = 5.0
+
+
+class Pump:
+    """One piece at a time, so that whatever is more urgent overtakes after one piece. Never blocks who pushes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: list[tuple[int, int, Work]] = []  # a heap; the second number is the arrival
+        self._arrivals = itertools.count()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def push(self, priority: int, work: Work) -> None:
+        """Queue work; less is sooner, equals in order of arrival. The thread starts with the first."""
+        with self._changed:
+            if self._is_closed:
+                return
+            heapq.heappush(self._queue, (priority, next(self._arrivals), work))
+            self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End after the piece in hand; what is queued is dropped."""
+        with self._changed:
+            self._is_closed = True
+            self._queue.clear()
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        entry = None
+        while True:
+            with self._changed:
+                if entry is not None:
+                    heapq.heappush(self._queue, entry)
+                while not self._queue and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                entry = heapq.heappop(self._queue)
+            if not entry[2]():
+                entry = None

@@ -1,0 +1,99 @@
+"""The plan being drawn; dies with the step."""
+
+from typing import Protocol
+
+from scheduler.fairness import Account
+from scheduler.preemption import SwapChooser
+from scheduler.sequence import Sequence
+from tiercel.ids import SeqId
+from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice
+
+
+class Found(Protocol):
+    """The prefix of a sequence that need not be computed."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def hit_blocks(self) -> int: ...
+    @property
+    def load_blocks(self) -> int: ...
+
+
+class CacheView(Protocol):
+    """What planning needs from the cache: an overlay that changes nothing until it is sealed."""
+
+    block_size: int
+
+    @property
+    def available_blocks(self) -> int: ...
+    @property
+    def coming_blocks(self) -> int: ...
+    def num_blocks(self, seq: SeqId) -> int: ...
+    def match(self, seq: SeqId, *, may_load: bool = True) -> Found | None: ...
+    def blocks_below(self, seq: SeqId) -> tuple[int, int]: ...
+    def reserve(self, seq: SeqId, tokens: int) -> bool: ...
+    def claim(self, seq: SeqId, start: int, end: int) -> None: ...
+    def release(self, seq: SeqId, *, spills: bool = False) -> None: ...
+
+
+class Draft:
+    """Slices, admissions and victims so far, over the cache's overlay."""
+
+    def __init__(self, cache: CacheView, budget: int, chooser: SwapChooser) -> None:
+        self.cache = cache
+        self.budget = budget  # tokens
+        self.slice_by_seq: dict[SeqId, Slice] = {}
+        self.admitted: list[SeqId] = []
+        self.restores: list[SeqId] = []
+        self.deferred: list[SeqId] = []
+        self.victims: dict[SeqId, bool] = {}  # whether it is swapped
+        self.reasons: list[PreemptionReason] = []  # one a victim
+        self.beneficiary: SeqId | None = None
+        self.aged: SeqId | None = None
+        self.outstanding = 0  # blocks that the known tokens of those who run still need
+        self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
+        self.blocked: set[Account] = set()  # whose first does not fit: nobody of theirs passes it on space
+        self._chooser = chooser
+
+    def add(self, sequence: Sequence, start: int, length: int) -> None:
+        """The sequence computes tokens [start, start + length)."""
+        samples = start + length == sequence.num_tokens
+        self.slice_by_seq[sequence.id] = Slice(sequence.id, start, length, samples)
+        self.budget -= length
+        if length > 1:
+            self.cache.claim(sequence.id, start, start + length)
+
+    def extend(self, sequence: Sequence, length: int) -> None:
+        """A longer slice instead of the one it has. The budget gives the difference."""
+        piece = self.slice_by_seq[sequence.id]
+        self.budget += piece.length
+        self.add(sequence, piece.start, length)
+
+    def preempt(self, victim: Sequence, reason: PreemptionReason) -> bool:
+        """The victim gives up what it holds. True when blocks of it go down first."""
+        piece = self.slice_by_seq.pop(victim.id, None)
+        if piece is not None:
+            self.budget += piece.length
+        dirty, clean = self.cache.blocks_below(victim.id)
+        swaps = self._chooser.swaps(dirty, clean, victim.computed)
+        spills = swaps and dirty > 0
+        self.cache.release(victim.id, spills=spills)
+        self.victims[victim.id] = swaps
+        self.reasons.append(reason)
+        return spills
+
+    def plan(self) -> Plan:
+        """The frozen value."""
+        slices = tuple(self.slice_by_seq.values())
+        return Plan(
+            nano_batches=(NanoBatch(slices),) if slices else (),
+            admitted=tuple(self.admitted),
+            victims=tuple(self.victims),
+            reasons=tuple(self.reasons),
+            beneficiary=self.beneficiary,
+            swapped=tuple(seq for seq, swaps in self.victims.items() if swaps),
+            restores=tuple(self.restores),
+            aged=self.aged,
+            deferred=tuple(self.deferred),
+        )

@@ -1,0 +1,144 @@
+"""Who is served, as the HTTP process knows it: frozen tables of tenants with their keys and limits."""
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tiercel.ids import TenantId
+from tiercel.tenant import DEFAULT_TENANT, Tenants, TenantShare
+
+Source = Literal["settings", "file", "request"]
+
+
+def digest_of(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a tenant may ask for. None = no limit of its own."""
+
+    requests_per_minute: int | None = None  # HTTP requests
+    tokens_per_minute: int | None = None  # of prompts and outputs
+    max_concurrency: int | None = None  # sequences, waiting and running
+    queue_share: float | None = None  # of the places of the finite queue
+
+
+@dataclass(frozen=True, slots=True)
+class BestEffort:
+    """How service may be reduced under overload; at least one of the two."""
+
+    max_tokens: int | None = None  # outputs of a sequence, from the first rung on
+    band: int | None = None  # from the second rung on
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One tenant. `scope` is whose cached blocks its requests may share."""
+
+    share: TenantShare
+    scope: bytes = b""
+    digests: tuple[bytes, ...] = ()
+    limits: Limits = Limits()
+    best_effort: BestEffort | None = None
+
+    @property
+    def name(self) -> TenantId:
+        """As the operator wrote it."""
+        return self.share.name
+
+
+ANYBODY = Tenant(TenantShare(name=DEFAULT_TENANT))
+"""The tenant of every request while no tenants are configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTable:
+    """All tenants of one version; replaced as a whole."""
+
+    version: int
+    source: Source
+    tenants: tuple[Tenant, ...]
+    by_name: Mapping[TenantId, Tenant]
+    by_digest: Mapping[bytes, Tenant]
+    admin_digests: tuple[bytes, ...]
+    secret: bytes
+    is_open: bool = False  # no key is needed
+
+    @property
+    def tightest_ttft_s(self) -> float | None:
+        """The tightest goal of an interactive tenant."""
+        slos = [tenant.share.slo for tenant in self.tenants]
+        return min((slo.ttft_s for slo in slos if slo.kind == "interactive" and slo.ttft_s is not None), default=None)
+
+    @property
+    def message(self) -> Tenants:
+        """What the engine is told."""
+        return Tenants(self.version, tuple(tenant.share for tenant in self.tenants))
+
+    def find(self, authorization: str | None) -> Tenant | None:
+        """Whose key an Authorization header carries.
+
+        A look-up by SHA-256 tells a guesser nothing: the digest of a guess is not the guesser's to choose.
+        """
+        if self.is_open:
+            return self.tenants[0]
+        return self.by_digest.get(_bearer_digest(authorization))
+
+    def admits_admin(self, authorization: str | None) -> bool:
+        """Whether an Authorization header carries an admin key; each is compared in constant time."""
+        digest = _bearer_digest(authorization)
+        matches = [hmac.compare_digest(digest, known) for known in self.admin_digests]
+        return any(matches)
+
+
+def make_table(
+    tenants: Sequence[Tenant],
+    *,
+    version: int,
+    source: Source,
+    admin_digests: Sequence[bytes] = (),
+    secret: bytes = b"",
+    is_open: bool = False,
+) -> TenantTable:
+    """Put a table together. Names and keys must be unique, as `tenant_file` has checked."""
+    return TenantTable(
+        version=version,
+        source=source,
+        tenants=tuple(tenants),
+        by_name={tenant.name: tenant for tenant in tenants},
+        by_digest={digest: tenant for tenant in tenants for digest in tenant.digests},
+        admin_digests=tuple(admin_digests),
+        secret=secret,
+        is_open=is_open,
+    )
+
+
+def default_table(api_keys: Sequence[str], admin_key: str | None) -> TenantTable:
+    """One tenant without limits, for a server without a tenants file."""
+    anybody = Tenant(ANYBODY.share, digests=tuple(digest_of(key) for key in api_keys))
+    admin = () if admin_key is None else (digest_of(admin_key),)
+    return make_table([anybody], version=1, source="settings", admin_digests=admin, is_open=not api_keys)
+
+
+def scope_of(name: str, group: str | None, secret: bytes) -> bytes:
+    """Whose blocks a tenant may share: its own or those of its group, the same after a restart."""
+    owner = f"group/{group}" if group is not None else f"tenant/{name}"
+    return hmac.new(secret, owner.encode(), hashlib.sha256).digest()
+
+
+def narrowed(scope: bytes, cache_salt: str | None) -> bytes:
+    """A scope narrowed to those who know the salt."""
+    if cache_salt is None:
+        return scope
+    return hmac.new(scope, cache_salt.encode(), hashlib.sha256).digest()
+
+
+def _bearer_digest(authorization: str | None) -> bytes:
+    """The digest of a bearer token; of none: empty, which no key has."""
+    scheme, _, key = (authorization or "").partition(" ")
+    key = key.strip()
+    return digest_of(key) if key and scheme.lower() == "bearer" else b""

@@ -1,0 +1,163 @@
+"""Numbers of the KV tiers for Prometheus, from the engine's last gauges. vLLM's offload names where they exist."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tiercel.outcome import DiskState, Gauges, RouteGauges, TierGauges
+from tiercel.tier import Route, Tier
+
+_LABELS = ("model_name", "engine")
+_VERIFIED = {Route.VERIFY: Tier.DDR, Route.PREFETCH: Tier.SSD}
+_FILLED = {Route.RESTORE: Tier.HBM, Route.SPILL: Tier.DDR}
+_OFFLOAD = {
+    Route.RESTORE: ("kv_offload_load", "From host memory to the device"),
+    Route.SPILL: ("kv_offload_store", "From the device to host memory"),
+    Route.PREFETCH: ("kv_offload_tiering_read", "From disk to host memory"),
+    Route.PERSIST: ("kv_offload_tiering_write", "From host memory to disk"),
+}
+
+
+class TierMetrics(Collector):
+    """Sums come from the engine and begin anew with it, as a counter of Prometheus may."""
+
+    def __init__(self, model_name: str) -> None:
+        self._label_values = (model_name, "0")
+        self._gauges = Gauges()
+
+    def on_step(self, gauges: Gauges) -> None:
+        """The engine's books, as of now."""
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        """Safe in another thread: one frozen snapshot is told."""
+        gauges = self._gauges
+        yield from _preemptions(gauges)
+        if gauges.tiers:
+            yield from _tiers(gauges.tiers)
+            yield from self._external(gauges.tiers)
+        if gauges.routes:
+            yield from _routes(gauges.routes)
+            yield from self._offload(gauges.routes)
+        if gauges.disk_state is not DiskState.NONE:
+            states = [state for state in DiskState if state is not DiskState.NONE]
+            yield _gauge(
+                "kv_disk_state",
+                "How the SSD tier does: 1 for the state it is in.",
+                "state",
+                ((state.value, float(state is gauges.disk_state)) for state in states),
+            )
+
+    def _external(self, tiers: tuple[TierGauges, ...]) -> Iterator[Metric]:
+        """vLLM's names for what lies beyond the device tier."""
+        by_tier = {tier.tier: tier for tier in tiers}
+        host, device = by_tier.get(Tier.DDR), by_tier.get(Tier.HBM)
+        if host is not None and host.blocks_total:
+            usage = GaugeMetricFamily(
+                "vllm:kv_offload_cpu_cache_usage_perc", "Share of host blocks in use.", labels=_LABELS
+            )
+            usage.add_metric(self._label_values, host.blocks_used / host.blocks_total)
+            yield usage
+        if device is not None and len(tiers) > 1:
+            hits = sum(tier.hit_tokens for tier in tiers if tier.tier is not Tier.HBM)
+            yield self._vllm("external_prefix_cache_queries", "Tokens looked up beyond HBM.", device.missed_tokens)
+            yield self._vllm("external_prefix_cache_hits", "Tokens found beyond HBM.", hits)
+
+    def _offload(self, routes: tuple[RouteGauges, ...]) -> Iterator[Metric]:
+        for route in routes:
+            if route.route in _OFFLOAD:
+                name, text = _OFFLOAD[route.route]
+                yield self._vllm(f"{name}_bytes", f"{text}, bytes.", route.bytes)
+                yield self._vllm(f"{name}_time", f"{text}, seconds.", route.seconds)
+
+    def _vllm(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+        family.add_metric(self._label_values, value)
+        return family
+
+
+def _preemptions(gauges: Gauges) -> Iterator[Metric]:
+    yield _counter(
+        "preemptions",
+        "Preemptions by what became of the blocks.",
+        "mode",
+        (("swap", gauges.preemptions_swap), ("recompute", gauges.preemptions_recompute)),
+    )
+    yield CounterMetricFamily(
+        "tiercel_swapped_tokens", "Tokens that came back from another tier after a preemption.", gauges.swapped_tokens
+    )
+    yield CounterMetricFamily(
+        "tiercel_recomputed_tokens", "Tokens computed once more after a preemption.", gauges.recomputed_tokens
+    )
+
+
+def _tiers(tiers: tuple[TierGauges, ...]) -> Iterator[Metric]:
+    def sizes(blocks: Iterable[int]) -> Iterator[tuple[str, float]]:
+        return ((tier.tier.value, count * tier.block_bytes) for tier, count in zip(tiers, blocks, strict=True))
+
+    def sums(counts: Iterable[int]) -> Iterator[tuple[str, float]]:
+        return ((tier.tier.value, count) for tier, count in zip(tiers, counts, strict=True))
+
+    yield _gauge("kv_capacity_bytes", "Room for KV.", "tier", sizes(tier.blocks_total for tier in tiers))
+    yield _gauge("kv_used_bytes", "KV in use by somebody.", "tier", sizes(tier.blocks_used for tier in tiers))
+    yield _gauge(
+        "kv_cached_bytes",
+        "KV kept for a later hit; may be evicted.",
+        "tier",
+        sizes(tier.blocks_cached for tier in tiers),
+    )
+    yield _counter(
+        "kv_hit_tokens", "Prompt tokens whose best copy lay here.", "tier", sums(tier.hit_tokens for tier in tiers)
+    )
+    yield _counter(
+        "kv_missed_tokens", "Prompt tokens looked up here and not found.", "tier",
+        sums(tier.missed_tokens for tier in tiers),
+    )  # fmt: skip
+    yield _counter("kv_evictions", "Blocks evicted.", "tier", sums(tier.evictions for tier in tiers))
+
+
+def _routes(routes: tuple[RouteGauges, ...]) -> Iterator[Metric]:
+    def sums(counts: Iterable[float]) -> Iterator[tuple[str, float]]:
+        return ((route.route.value, count) for route, count in zip(routes, counts, strict=True))
+
+    yield _counter("kv_transfer_bytes", "Bytes that landed.", "route", sums(route.bytes for route in routes))
+    yield _counter("kv_transfer_seconds", "Seconds in copying.", "route", sums(route.seconds for route in routes))
+    yield _counter(
+        "kv_copies", "Copies after neighbours were merged; bytes by copies is their mean size.", "route",
+        sums(route.copies for route in routes),
+    )  # fmt: skip
+    yield _counter(
+        "kv_transfer_failures", "Transfers that an error ended.", "route", sums(route.failures for route in routes)
+    )
+    yield _counter("kv_transfer_late", "Reads past their deadline.", "route", sums(route.late for route in routes))
+    yield _counter(
+        "kv_verify_failures",
+        "Copies that were not what their key promised.",
+        "tier",
+        ((_VERIFIED[route.route].value, route.misses) for route in routes if route.route in _VERIFIED),
+    )
+    yield _gauge(
+        "kv_mean_run_blocks",
+        "Blocks of one copy into this tier, mean since the start.",
+        "tier",
+        (
+            (_FILLED[route.route].value, route.blocks / route.copies)
+            for route in routes
+            if route.route in _FILLED and route.copies
+        ),
+    )
+
+
+def _gauge(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+    family = GaugeMetricFamily(f"tiercel_{name}", text, labels=(label,))
+    for value, number in values:
+        family.add_metric((value,), number)
+    return family
+
+
+def _counter(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+    family = CounterMetricFamily(f"tiercel_{name}", text, labels=(label,))
+    for value, number in values:
+        family.add_metric((value,), number)
+    return family

@@ -1,0 +1,97 @@
+"""The whole engine over three tiers against transformers' `generate`: whatever way a block came, no token changes."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.bench import EngineBench
+from tests.conformance.test_engine_exactness import BLOCK, OUTPUTS, Compare, Reference, bench, exact, reference
+from tiercel.tier import Route, Tier
+
+__all__ = ["exact", "reference"]  # fixtures
+
+SMALL = 40  # blocks of a device pool that 17 sequences do not fit
+SIZE = 64 << 20
+
+
+def route_bytes(one: EngineBench, route: Route) -> int:
+    return next(gauges.bytes for gauges in one.gauges.routes if gauges.route is route)
+
+
+def hit_tokens(one: EngineBench, tier: Tier) -> int:
+    return next(gauges.hit_tokens for gauges in one.gauges.tiers if gauges.tier is tier)
+
+
+@pytest.fixture
+def arena_fd() -> Iterator[int]:
+    fd = os.memfd_create("test-arena")
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize("mode", ["swap", "auto", "recompute"])
+def test_preempted_and_brought_back(reference: Reference, exact: Compare, mode: str) -> None:
+    small = bench(
+        reference, num_gpu_blocks_override=SMALL, cpu_device_pool=True, kv_host_bytes=SIZE, preemption_mode=mode
+    )
+    for _ in range(2):
+        exact(small.greedy(reference.prompts, OUTPUTS))
+    assert small.gauges.preemptions > 0
+    if mode == "swap":
+        assert small.gauges.preemptions_swap > 0
+        assert route_bytes(small, Route.RESTORE) > 0
+        assert small.gauges.swapped_tokens > 0
+    small.close()
+
+
+def test_prefixes_that_come_back_from_ddr(reference: Reference, exact: Compare) -> None:
+    small = bench(
+        reference, num_gpu_blocks_override=SMALL, cpu_device_pool=True, kv_host_bytes=SIZE, preemption_mode="swap"
+    )
+    for _ in range(3):
+        exact([small.greedy([prompt], OUTPUTS)[0] for prompt in reference.prompts])
+    assert hit_tokens(small, Tier.DDR) > 0
+    small.close()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_prefixes_that_come_back_from_the_disk_after_a_restart(
+    reference: Reference, exact: Compare, tmp_path: Path, apart: bool
+) -> None:
+    settings = {
+        "kv_disk_paths": (str(tmp_path / "kv"),), "kv_disk_bytes": SIZE, "preemption_mode": "swap",
+        "cpu_device_pool": apart, "kv_host_bytes": SIZE, "num_gpu_blocks_override": 200,
+    }  # fmt: skip
+    first = bench(reference, **settings)
+    exact(first.greedy(reference.prompts, OUTPUTS))
+    assert route_bytes(first, Route.PERSIST) > 0
+    first.close()
+    again = bench(reference, **settings)
+    again.settle()  # the scan runs in the background
+    exact(again.greedy(reference.prompts, OUTPUTS))
+    assert hit_tokens(again, Tier.SSD) >= sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in reference.prompts[:8])
+    again.close()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_new_engine_finds_what_lies_in_shared_memory(
+    reference: Reference, exact: Compare, arena_fd: int, apart: bool
+) -> None:
+    settings = {
+        "preemption_mode": "swap",
+        "cpu_device_pool": apart,
+        "kv_host_bytes": SIZE,
+        "num_gpu_blocks_override": 200,
+    }
+    first = bench(reference, arena_fd=arena_fd, **settings)
+    exact(first.greedy(reference.prompts, OUTPUTS))
+    exact(first.greedy(reference.prompts, OUTPUTS))
+    # Nobody closes an engine that crashes.
+    again = bench(reference, arena_fd=arena_fd, **settings)
+    again.settle()
+    exact(again.greedy(reference.prompts, OUTPUTS))
+    assert again.gauges.prefix_hits > 0
+    again.close()
+    first.close()

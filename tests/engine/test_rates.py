@@ -1,0 +1,135 @@
+"""Speeds: what is measured at the start, and how they are corrected."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from device.cpu import CpuDevice, InlineLane
+from engine.attention.base import ForwardState
+from engine.calibrate import size_pool
+from engine.rates import RateBook, measure_rates
+from engine.tiers import Tiers, open_tiers
+from kvcache.store.disk import DiskCounts
+from tiercel.clock import ManualClock, MonotonicClock
+from tiercel.outcome import RouteGauges
+from tiercel.rates import Rates
+from tiercel.settings import EngineSettings
+from tiercel.tier import KVSpec, Route
+from tiercel.units import MIB
+
+SPEC = KVSpec(layers=2, kv_heads=2, head_dim=32, block_size=16, dtype="float32")
+
+
+class SlowModel:
+    """A millisecond a token, and a microsecond more for each token of context before it."""
+
+    layers, kv_heads, head_dim, vocab_size, max_model_len = 2, 2, 32, 50, 4096
+    dtype, impl, weights_bytes, fingerprint = torch.float32, "native", 0, bytes(32)
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.slots: set[int] = set()
+
+    def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
+        self.slots |= set(state.slot_ids.tolist()) | set(state.block_tables.flatten().tolist())
+        start = int(state.positions[0])
+        self._clock.advance(len(tokens) * (1e-3 + 1e-6 * start))
+        return torch.zeros(len(tokens), 1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def open_all(folder: Path, **changes: object) -> Tiers:
+    settings = EngineSettings(
+        model="unused",
+        kv_cache_memory_bytes=MIB,
+        kv_disk_paths=(str(folder),),
+        kv_disk_bytes=2 * MIB,
+        **changes,  # type: ignore[arg-type]
+    )
+    device = CpuDevice(1)
+    capacity = size_pool(settings, SPEC, device, 64, 0)
+    clock = MonotonicClock()
+    return open_tiers(settings, SPEC, capacity, device, clock, None, b"model", lambda: None, lock=True)
+
+
+def test_every_route_is_measured_and_only_sinks_are_written(tmp_path: Path) -> None:
+    tiers = open_all(tmp_path / "kv", cpu_device_pool=True)
+    clock = MonotonicClock()
+    model = SlowModel(ManualClock())
+    rates, entries = measure_rates(tiers, model, SPEC, InlineLane(), clock, 4096)  # type: ignore[arg-type]
+    assert set(rates.bytes_per_s_by_route) == {Route.SPILL, Route.RESTORE, Route.PERSIST, Route.PREFETCH}
+    assert all(rate > 1e6 for rate in rates.bytes_per_s_by_route.values())
+    assert model.slots == {0}
+    assert entries is not None and list(entries) == []
+    assert not tiers.ram.kv[1:].any() and not tiers.device.kv[1:].any()
+    tiers.close()
+    again = open_all(tmp_path / "kv")
+    assert again.volume is not None
+    assert list(again.volume.recover()) == []  # the trial left nothing behind
+    again.close()
+
+
+def test_a_volume_in_use_is_read_and_not_written(tmp_path: Path) -> None:
+    tiers = open_all(tmp_path / "kv")
+    assert tiers.volume is not None
+    stored = {slot: slot.to_bytes(32, "big") for slot in range(tiers.volume.slots) if slot}
+    for slot, key in stored.items():
+        tiers.volume.write(slot, key, memoryview(bytes([slot]) * SPEC.block_bytes))
+    tiers.close()
+    tiers = open_all(tmp_path / "kv")
+    assert tiers.volume is not None
+    model = SlowModel(ManualClock())
+    rates, entries = measure_rates(tiers, model, SPEC, InlineLane(), MonotonicClock(), 4096)  # type: ignore[arg-type]
+    assert entries is not None and dict(entries) == stored
+    assert rates.bytes_per_s_by_route[Route.PERSIST] == rates.bytes_per_s_by_route[Route.PREFETCH]
+    into = memoryview(bytearray(SPEC.block_bytes))
+    assert all(tiers.volume.read(slot, key, into) and into[0] == slot for slot, key in stored.items())
+    tiers.close()
+
+
+def test_a_prefill_is_split_into_tokens_and_context(tmp_path: Path) -> None:
+    tiers = open_all(tmp_path / "kv")
+    clock = ManualClock()
+    rates, _ = measure_rates(tiers, SlowModel(clock), SPEC, InlineLane(), clock, 4096)  # type: ignore[arg-type]
+    assert rates.prefill_token_s == pytest.approx(1e-3)
+    assert rates.prefill_context_s == pytest.approx(1e-6)
+    short, _ = measure_rates(tiers, SlowModel(clock), SPEC, InlineLane(), clock, 2)  # type: ignore[arg-type]
+    assert short.prefill_token_s == pytest.approx(1e-3)
+    tiers.close()
+
+
+def test_rates_follow_what_is_measured_and_small_copies_say_little() -> None:
+    book = RateBook(Rates(bytes_per_s_by_route={Route.RESTORE: 1e9}, block_bytes=1, block_size=1))
+    book.note(Route.RESTORE, 1000, 1.0)
+    assert book.rates.bytes_per_s_by_route[Route.RESTORE] > 0.9e9
+    for _ in range(20):
+        book.note(Route.RESTORE, 256 * MIB, 256 * MIB / 3e9)
+    assert book.rates.bytes_per_s_by_route[Route.RESTORE] == pytest.approx(3e9, rel=1e-3)
+    book.note(Route.PREFETCH, 100, 1.0)
+    assert book.rates.bytes_per_s_by_route[Route.PREFETCH] == 100
+    before = book.rates
+    book.note(Route.RESTORE, 0, 1.0)
+    book.note(Route.RESTORE, 100, 0.0)
+    assert book.rates == before
+
+
+def test_the_cost_of_a_prefill_follows_too() -> None:
+    book = RateBook(Rates(prefill_token_s=1e-3, prefill_context_s=1e-6))
+    for _ in range(40):
+        book.note_prefill(2048, 1000, 2048 * (2e-3 + 2e-6 * 1000))
+    assert book.rates.recompute_s(0, 1) == pytest.approx(2e-3, rel=1e-2)
+    assert book.rates.prefill_context_s == pytest.approx(2e-6, rel=1e-2)
+
+
+def test_sums_since_the_start_become_rates() -> None:
+    book = RateBook(Rates())
+    book.learn([RouteGauges(route=Route.SPILL, bytes=1000, seconds=1.0)], DiskCounts(read_bytes=500, read_seconds=1.0))
+    assert book.rates.bytes_per_s_by_route == {Route.SPILL: 1000, Route.PREFETCH: 500}
+    big = 1000 + 256 * MIB
+    for turn in range(1, 30):
+        book.learn([RouteGauges(route=Route.SPILL, bytes=big * turn, seconds=turn / 2)], None)
+    assert book.rates.bytes_per_s_by_route[Route.SPILL] == pytest.approx(2 * big, rel=1e-2)

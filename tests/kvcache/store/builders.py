@@ -1,0 +1,168 @@
+"""Arenas with random bytes, a disk of bytearrays, and a mover between them."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+import torch
+
+from device.cpu import InlineLane
+from kvcache.store.arena import Arena, open_arena
+from kvcache.store.mover import CopyLanes, StoreMover
+from tiercel.clock import MonotonicClock
+from tiercel.ids import BlockKey, SlotId
+from tiercel.tier import KVSpec, Landing, Purpose, Route, Transfer
+
+R = TypeVar("R")
+CPU = torch.device("cpu")
+SMALL = KVSpec(layers=3, kv_heads=1, head_dim=5, block_size=3, dtype="bfloat16")  # 180 bytes a block
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(number.to_bytes(32, "big"))
+
+
+def slots(*numbers: int) -> tuple[SlotId, ...]:
+    return tuple(SlotId(number) for number in numbers)
+
+
+def fill(arena: Arena, seed: int) -> None:
+    """Random bytes in every slot."""
+    raw = arena.kv.view(torch.uint8)
+    raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)))
+
+
+def content(arena: Arena, slot: int) -> bytes:
+    return bytes(arena.slot_bytes(SlotId(slot)))
+
+
+class Answer(Enum):
+    OK = 1
+    MISS = 2
+    FAILED = 3
+    LATE = 4
+    RETURNED = 5
+
+
+@dataclass
+class Said:
+    ticket: int
+    verdict: Answer
+    seconds: float = 0.001
+    bytes: int = 0
+
+
+class StubDisk:
+    """Blocks by slot; answers OK or what `answers` says instead, in order."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, tuple[BlockKey, bytes]] = {}
+        self.answers: list[Answer] = []
+        self.news: list[Said] = []
+
+    def read(self, ticket: int, slot: int, key: BlockKey, into: memoryview) -> None:
+        found = self.blocks.get(slot)
+        if found is not None and found[0] == key:
+            into[:] = found[1]
+        self._say(ticket, Answer.OK if found is not None and found[0] == key else Answer.MISS)
+
+    def write(self, ticket: int, slot: int, key: BlockKey, payload: memoryview) -> None:
+        self.blocks[slot] = (key, bytes(payload))
+        self._say(ticket, Answer.OK)
+
+    def poll(self) -> list[Said]:
+        news, self.news = self.news, []
+        return news
+
+    def next_deadline_s(self) -> float | None:
+        return None
+
+    def _say(self, ticket: int, answer: Answer) -> None:
+        self.news.append(Said(ticket, self.answers.pop(0) if self.answers else answer))
+
+
+class GatedLane:
+    """An inline lane that waits before each job, and may fail."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Semaphore(0)
+        self.jobs = 0
+        self.error: Exception | None = None
+        self.is_dead = False
+
+    def run(self, job: Callable[[], R]) -> object:
+        self.gate.acquire()
+        self.jobs += 1
+        if self.error is not None:
+            raise self.error
+        return InlineLane().run(job)
+
+    def is_lost(self, error: Exception) -> bool:
+        return self.is_dead
+
+    def close(self) -> None:
+        self.gate.release(1000)
+
+
+class MoverBench:
+    """Two arenas of random bytes and a mover between them; `unified` leaves the host arena out."""
+
+    def __init__(
+        self,
+        spec: KVSpec = SMALL,
+        device_blocks: int = 40,
+        host_blocks: int = 60,
+        *,
+        fd: int | None = None,
+        is_unified: bool = False,
+        lane: GatedLane | None = None,
+    ) -> None:
+        self.device = open_arena(spec, device_blocks, CPU, fd if is_unified else None)
+        self.host = None if is_unified else open_arena(spec, host_blocks, CPU, fd)
+        self.ram = self.host or self.device
+        fill(self.device, 1)
+        if self.host is not None and not self.host.is_kept:
+            fill(self.host, 2)
+        self.disk = StubDisk()
+        self.wakes = 0
+        lanes = CopyLanes(down=lane or InlineLane(), up=lane or InlineLane())  # type: ignore[arg-type]
+        clock = MonotonicClock()
+        self.mover = StoreMover(self.device, self.host, lanes, self.disk, clock, self._wake)
+        self._next = 0
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def begin(
+        self,
+        route: Route,
+        sources: tuple[SlotId, ...],
+        targets: tuple[SlotId, ...] = (),
+        *,
+        keys: tuple[BlockKey, ...] | None = None,
+        purpose: Purpose = Purpose.BACKGROUND,
+    ) -> int:
+        self._next += 1
+        names = keys if keys is not None else tuple(key(source) for source in sources)
+        self.mover.start([Transfer(self._next, route, purpose, names, sources, targets)])
+        return self._next
+
+    def landings(self, count: int = 1, patience_s: float = 10.0) -> list[Landing]:
+        """Wait until so many have landed."""
+        end_s = time.monotonic() + patience_s
+        found: list[Landing] = []
+        while len(found) < count:
+            found += self.mover.poll()
+            assert time.monotonic() < end_s, f"{len(found)} of {count} landed"
+            time.sleep(0.0005)
+        return found
+
+    def signed(self, patience_s: float = 10.0) -> None:
+        """Wait until every landed copy has its signature."""
+        end_s = time.monotonic() + patience_s
+        while self.mover.num_unsigned:
+            assert time.monotonic() < end_s
+            time.sleep(0.0005)

@@ -1,0 +1,111 @@
+"""Segments alone: order, exact places, the search that spares owners, the protected share."""
+
+import random
+
+import pytest
+
+from kvcache.policy import SEARCH_DEPTH, Keep, Segments
+
+
+def filled(*keeps: Keep) -> Segments:
+    """Slots 1, 2, ... released in this order."""
+    segments = Segments(len(keeps) + 1)
+    for slot, keep in enumerate(keeps, 1):
+        segments.keeps[slot] = keep
+        segments.add(slot)
+    return segments
+
+
+def test_segments_go_in_order_and_in_each_the_oldest_first() -> None:
+    segments = filled(Keep.WANTED, Keep.ONCE, Keep.SHADOW, Keep.ONCE, Keep.REUSED, Keep.PREEMPTED, Keep.SHADOW)
+    assert list(segments) == [3, 7, 2, 4, 5, 1, 6]
+    assert segments.victims(3) == [3, 7, 2]
+    assert segments.victims(99) == list(segments)
+    assert segments.victims(0) == []
+
+
+def test_a_removed_slot_returns_to_its_exact_place() -> None:
+    segments = filled(*[Keep.ONCE] * 5)
+    places = [(slot, segments.remove(slot)) for slot in (3, 2, 5)]
+    assert list(segments) == [1, 4]
+    for slot, place in reversed(places):
+        segments.restore(slot, place)
+    assert list(segments) == [1, 2, 3, 4, 5]
+    assert segments.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_moves_taken_back_in_reverse_leave_no_trace(seed: int) -> None:
+    rng = random.Random(seed)
+    segments = filled(*(rng.choice(list(Keep)) for _ in range(30)))
+    before = segments.snapshot()
+    taken_back: list[tuple[int, int, int]] = []
+    for _ in range(50):
+        slot = rng.randrange(1, 31)
+        taken_back.append((slot, segments.keeps[slot], segments.move(slot, rng.choice(list(Keep)))))
+        assert segments.check()
+    for slot, keep, place in reversed(taken_back):
+        segments.move_back(slot, keep, place)
+    assert segments.snapshot() == before
+
+
+def owned(owners: list[int], floors: dict[int, int]) -> Segments:
+    """Slots 1, 2, ... of these owners, released in this order."""
+    segments = Segments(len(owners) + 1)
+    for slot, owner in enumerate(owners, 1):
+        segments.set_owner(slot, owner, is_listed=False)
+        segments.add(slot)
+    segments.floor_by_owner.update(floors)
+    return segments
+
+
+def test_owners_at_their_floor_are_passed_over() -> None:
+    segments = owned([1, 2, 1, 2, 1, 0], {1: 2, 2: 5})
+    assert segments.victims(1) == [1]
+    assert segments.victims(2) == [1, 6]  # owner 1 is at its floor then, owner 2 was under it
+    assert segments.victims(4) == [1, 6, 2, 3]  # nothing else is left: the order alone
+
+
+def test_others_in_a_higher_segment_go_before_a_floor_is_broken() -> None:
+    segments = owned([1, 1, 2], {1: 2})
+    segments.move(3, Keep.PREEMPTED)
+    assert segments.victims(1) == [3]
+
+
+def test_the_search_is_bounded_and_then_takes_the_head() -> None:
+    others = SEARCH_DEPTH + 1
+    assert owned([1] * others + [2], {1: others}).victims(1) == [1]
+    assert owned([1] * (others - 2) + [2], {1: others}).victims(1) == [others - 1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_victims_are_distinct_and_enough_under_any_floors(seed: int) -> None:
+    rng = random.Random(seed)
+    size = rng.choice([5, 40, 300])
+    owners = [rng.randrange(4) for _ in range(size)]
+    segments = owned(owners, {owner: rng.randrange(1, size) for owner in range(1, 4)})
+    for slot in range(1, size + 1):
+        if rng.random() < 0.5:
+            segments.move(slot, rng.choice(list(Keep)))
+    before = segments.snapshot()
+    for count in {1, size // 2, size - 1, size, size + 5}:
+        victims = segments.victims(count)
+        assert len(victims) == len(set(victims)) == min(count, size)
+    assert segments.snapshot() == before
+
+
+def test_the_oldest_beyond_the_protected_share_become_the_newest_seen_once() -> None:
+    segments = filled(*[Keep.REUSED] * 4, Keep.ONCE)
+    assert segments.demote(0.4, most=1) == 1
+    assert list(segments) == [5, 1, 2, 3, 4]
+    assert segments.counts[Keep.REUSED] == 3
+    assert segments.demote(0.4, most=9) == 1
+    assert segments.demote(0.4, most=9) == 0
+    assert list(segments) == [5, 1, 2, 3, 4]
+    assert segments.check()
+
+
+def test_counts_that_disagree_are_found() -> None:
+    segments = filled(Keep.ONCE, Keep.REUSED)
+    segments.counts[Keep.ONCE] = 2
+    assert not segments.check()

@@ -1,0 +1,105 @@
+"""A folder that holds a part of the SSD tier's volume: who may read it, and which daemon has it."""
+
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+
+from tiercel.errors import ConfigError
+
+LOCK_NAME = "tiercel-kv.lock"
+
+_LOCK_TRIES = 3  # `tiercel kv` holds a shared lock for a moment while it looks who has the folder
+_LOCK_PAUSE_S = 0.05
+_PID_DIGITS = 20
+
+
+def open_folder(folder: Path, *, may_create: bool) -> int:
+    """A descriptor of a folder that is ours alone; made with mode 0700 when it is missing.
+
+    Errors: ConfigError with the line to print.
+    """
+    try:
+        if may_create:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileExistsError, NotADirectoryError) as exc:
+        raise ConfigError("kv.no_folder", f"{folder} is not a folder") from exc
+    except OSError as exc:
+        raise ConfigError("kv.no_folder", f"cannot use the folder {folder}: {exc.strerror}") from exc
+    found = os.fstat(fd)
+    wrong = ""
+    if found.st_uid != os.geteuid():
+        wrong = f"{folder} belongs to user {found.st_uid}, not to user {os.geteuid()} who runs this"
+    elif stat.S_IMODE(found.st_mode) & 0o077:
+        wrong = f"{folder} can be read or written by others; run: chmod 700 {folder}"
+    if wrong:
+        os.close(fd)
+        raise ConfigError("kv.open_folder", wrong)
+    return fd
+
+
+def lock_folder(folder: Path) -> int:
+    """Take a folder for this daemon: the descriptor holds it until it and all that were inherited are closed.
+
+    A child process may inherit the descriptor (`os.set_inheritable`), so the lock outlives it or its parent.
+    Errors: ConfigError when another daemon has it, with that daemon's pid.
+    """
+    handle = open_folder(folder, may_create=True)
+    try:
+        fd = _open_lock(folder, handle, os.O_RDWR | os.O_CREAT)
+    finally:
+        os.close(handle)
+    for left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            if left:
+                time.sleep(_LOCK_PAUSE_S)
+                continue
+            holder = _read_pid(fd)
+            os.close(fd)
+            who = "another daemon" if holder is None else f"the daemon with pid {holder}"
+            raise ConfigError("kv.locked", f"{folder} is in use by {who}", pid=holder) from exc
+        break
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def lock_holder(folder: Path) -> int | None:
+    """The pid that took the folder, if a daemon has it now; 0 when its pid is not known.
+
+    Errors: ConfigError when the folder or its lock file cannot be opened.
+    """
+    handle = open_folder(folder, may_create=False)
+    try:
+        if LOCK_NAME not in os.listdir(handle):
+            return None
+        fd = _open_lock(folder, handle, os.O_RDONLY)
+    finally:
+        os.close(handle)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read_pid(fd) or 0
+    finally:
+        os.close(fd)
+    return None
+
+
+def _open_lock(folder: Path, handle: int, flags: int) -> int:
+    try:
+        fd = os.open(LOCK_NAME, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=handle)
+    except OSError as exc:
+        raise ConfigError("kv.lock", f"cannot open {folder / LOCK_NAME}: {exc.strerror}") from exc
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ConfigError("kv.lock", f"{folder / LOCK_NAME} is not a plain file")
+    return fd
+
+
+def _read_pid(fd: int) -> int | None:
+    text = os.pread(fd, _PID_DIGITS, 0).strip()
+    return int(text) if text.isdigit() else None
