@@ -13,7 +13,7 @@ from scheduler.planner import Planner
 from tiercel.clock import Clock
 from tiercel.errors import DeviceError, InvariantError
 from tiercel.ids import SeqId
-from tiercel.outcome import DiskState, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
+from tiercel.outcome import DiskState, FairGauges, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
 from tiercel.plan import Plan, StepPlan
 from tiercel.request import Request
 from tiercel.tenant import Tenants
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _WINDOW = 64  # waiting sequences whose prefixes are brought near
 _FULL_EVERY_S = 0.25  # between two reports with every tier and route
+_STANDING_EVERY_S = 1.0  # between two reports with every tenant
 _LIKELY_VICTIMS = 8  # running sequences whose blocks are written back first
 
 
@@ -106,6 +107,7 @@ class EngineLoop:
         self._finished: list[Finished] = []  # ended outside a commit; posted with the next report
         self.disk_state = DiskState.NONE  # whoever looks after the disk writes it
         self._full_s = 0.0
+        self._standing_s = 0.0
         self.has_quit = False
         self.quit_patience_s = 0.0  # to persist what lies in memory
 
@@ -303,6 +305,14 @@ class EngineLoop:
         self._full_s = now_s
         return True
 
+    def _standing(self) -> FairGauges | None:
+        """What the scheduler owes whom: a thousand tenants are told once a second, and at the end."""
+        now_s = self._clock.now_s()
+        if now_s - self._standing_s < _STANDING_EVERY_S and len(self._book):
+            return None
+        self._standing_s = now_s
+        return self._book.policy.standing(now_s)
+
     def gauges(self, step_tokens: int = 0, *, is_full: bool = True) -> Gauges:
         """The books in numbers; with `is_full` tier by tier and route by route, too."""
         return Gauges(
@@ -324,4 +334,6 @@ class EngineLoop:
             tiers=self._cache.tier_gauges() if is_full else (),
             routes=self._mover.gauges() if is_full else (),
             disk_state=self.disk_state,
+            preemptions_by_reason=dict(self._book.preemptions_by_reason),
+            fair=self._standing() if is_full else None,
         )

@@ -7,8 +7,10 @@ from scheduler.cost import Piece, StepCosts, linear_times
 from scheduler.fairness import Account, AgingShare, Charge, TenantBook, fair_limits
 from scheduler.queue import OpenGate, Waiting, WaitingQueue, open_order
 from scheduler.sequence import Sequence
+from scheduler.standing import ServiceWindow
 from scheduler.victim import Holder
 from tiercel.ids import SeqId, TenantId
+from tiercel.outcome import FairGauges, TenantGauges
 from tiercel.plan import PreemptionReason, Slice
 from tiercel.request import Request
 from tiercel.settings import PolicyName
@@ -32,6 +34,7 @@ class Policy:
         self._deferred: set[SeqId] = set()
         self._charges: deque[tuple[Charge, float]] = deque()  # launched steps in order, with their prediction
         self._num_admitted = 0
+        self._window = ServiceWindow()
         self._ready_weights: dict[int, float] = {}  # by band, as of this step
 
     # ---- words
@@ -179,6 +182,25 @@ class Policy:
         if self.fair is not None:
             self.fair.settle(charge, measured_ms, now_s)
         self.costs.correct(predicted_ms, measured_ms)
+
+    def standing(self, now_s: float) -> FairGauges:
+        """How fair it was, tenant by tenant. Cost: O(tenants)."""
+        since = self.queue.since_by_tenant()
+        served_ms = self.fair.served_ms if self.fair is not None else {}
+        weights = {tenant: share.weight for tenant, share in self._share_by_tenant.items()}
+        self._window.note(served_ms, since, now_s)
+        return FairGauges(
+            jain=self._window.jain(weights),
+            gap_s=self._window.gap_ms(weights) / 1e3,
+            tenants=tuple(
+                TenantGauges(
+                    tenant=tenant,
+                    service_s=served_ms.get(tenant, 0.0) / 1e3,
+                    starving_s=max(0.0, now_s - since.get(tenant, now_s)),
+                )
+                for tenant in {**served_ms, **since}
+            ),
+        )
 
     def check_integrity(self) -> None:
         """Errors: InvariantError."""

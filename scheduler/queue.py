@@ -288,6 +288,15 @@ class WaitingQueue:
                 heappush(reached, (*heads[child][:3], child))
         return None
 
+    def since_by_tenant(self) -> dict[TenantId, float]:
+        """Since when the longest waiting sequence of each tenant has waited. Cost: O(accounts)."""
+        since: dict[TenantId, float] = {}
+        for band in self._bands.values():
+            for account, line in band.lines.items():
+                if line.oldest is not None:
+                    since[account.tenant] = min(since.get(account.tenant, line.oldest.key), line.oldest.key)
+        return since
+
     def check_integrity(self) -> None:
         """Counts, items and heads agree. Errors: InvariantError."""
         for band in self._bands.values():

@@ -92,6 +92,7 @@ class ServerMetrics:
 
     def on_step(self, before: Gauges, after: Gauges) -> None:
         """A step was committed."""
+        self.tenants.on_step(after)
         if self._engine is not None:
             self._engine.on_step(before, after)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from server.client import SequenceFacts
 from server.tenants import TenantTable
 from tiercel.ids import TenantId
-from tiercel.outcome import Finished
+from tiercel.outcome import FairGauges, Finished, Gauges
 
 _FIRST_TOKEN_S = (0.1, 0.5, 2.0, 10.0)
 
@@ -39,6 +39,7 @@ class TenantMetrics:
         self._row_by_name: dict[TenantId, _Row] = {}
         self._refused = 0
         self._counts: Counts = _no_counts
+        self._fair = FairGauges()
 
     def open(self, counts: Counts) -> None:
         """Where to read what runs and waits."""
@@ -48,6 +49,11 @@ class TenantMetrics:
         """Other tenants from now on."""
         self._table = table
         self._row_by_name = {name: row for name, row in self._row_by_name.items() if name in table.by_name}
+
+    def on_step(self, gauges: Gauges) -> None:
+        """The engine's books, as of now."""
+        if gauges.fair is not None:
+            self._fair = gauges.fair
 
     def on_refused_table(self) -> None:
         """A tenants file or request was wrong."""
@@ -93,12 +99,19 @@ class TenantMetrics:
         table = self._table
         yield from _head("tiercel_tenants_config_version", "gauge", "Version of the tenants in force.")
         yield f"tiercel_tenants_config_version {0 if table is None else table.version}"
+        fair = self._fair
+        yield from _head("tiercel_fairness_jain", "gauge", "Jain's index of service by weight in the last minute.")
+        yield f"tiercel_fairness_jain {fair.jain}"
+        yield from _head("tiercel_service_gap_seconds", "gauge", "Largest gap of service by weight in the last minute.")
+        yield f"tiercel_service_gap_seconds {fair.gap_s}"
         yield from _head("tiercel_tenants_config_errors_total", "counter", "Tenants that were refused as wrong.")
         yield f"tiercel_tenants_config_errors_total {self._refused}"
         if table is None:
             return
         rows = [(name, row) for name, row in list(self._row_by_name.items()) if name in table.by_name]
         counts = [(name, *self._counts(name)) for name, _ in rows]
+        standing = {one.tenant: one for one in fair.tenants}
+        served = [(name, standing[name]) for name, _ in rows if name in standing]
         families: list[tuple[str, str, str, list[tuple[TenantId, float]]]] = [
             ("running", "gauge", "Sequences with a first token.", [(name, running) for name, running, _ in counts]),
             ("waiting", "gauge", "Sequences without a first token.", [(name, waiting) for name, _, waiting in counts]),
@@ -108,6 +121,10 @@ class TenantMetrics:
             ("generation_tokens_total", "counter", "Tokens generated.", [(name, row.outputs) for name, row in rows]),
             ("queue_seconds_total", "counter", "Time that ended sequences waited for their first slice.",
              [(name, row.queue_s) for name, row in rows]),
+            ("service_seconds_total", "counter", "Device time charged to it.",
+             [(name, one.service_s) for name, one in served]),
+            ("starvation_age_seconds", "gauge", "How long its oldest waiting sequence has waited.",
+             [(name, one.starving_s) for name, one in served]),
         ]  # fmt: skip
         for family, kind, text, samples in families:
             yield from _head(f"tiercel_tenant_{family}", kind, text)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,6 +29,9 @@ class TierMetrics(Collector):
 
     def on_step(self, gauges: Gauges) -> None:
         """The engine's books, as of now."""
+        if not gauges.tiers:  # they are told now and then
+            before = self._gauges
+            gauges = replace(gauges, tiers=before.tiers, routes=before.routes)
         self._gauges = gauges
 
     def collect(self) -> Iterator[Metric]:
@@ -83,6 +87,12 @@ def _preemptions(gauges: Gauges) -> Iterator[Metric]:
         "Preemptions by what became of the blocks.",
         "mode",
         (("swap", gauges.preemptions_swap), ("recompute", gauges.preemptions_recompute)),
+    )
+    yield _counter(
+        "preemptions_by_reason",
+        "Preemptions by who gained: a higher band, a tenant owed service or room, or those that run.",
+        "reason",
+        ((reason, float(count)) for reason, count in sorted(gauges.preemptions_by_reason.items())),
     )
     yield CounterMetricFamily(
         "tiercel_swapped_tokens", "Tokens that came back from another tier after a preemption.", gauges.swapped_tokens

@@ -4,7 +4,8 @@ import enum
 
 from msgspec import Struct
 
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
+from tiercel.plan import PreemptionReason
 from tiercel.tier import Route, Tier
 
 
@@ -83,6 +84,22 @@ class RouteGauges(Struct, frozen=True, kw_only=True, gc=False):
     misses: int = 0  # bytes that were not what the key promised
 
 
+class TenantGauges(Struct, frozen=True, kw_only=True, gc=False):
+    """One tenant in the eyes of the scheduler."""
+
+    tenant: TenantId
+    service_s: float = 0.0  # device time charged to it, since start
+    starving_s: float = 0.0  # how long its oldest waiting sequence has waited
+
+
+class FairGauges(Struct, frozen=True, kw_only=True):
+    """How fair it was in the last minute, among the tenants that wanted service all the while."""
+
+    jain: float = 1.0  # over service by weight
+    gap_s: float = 0.0  # largest difference of service by weight
+    tenants: tuple[TenantGauges, ...] = ()
+
+
 class DiskState(enum.Enum):
     """How the SSD tier does."""
 
@@ -113,3 +130,5 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     tiers: tuple[TierGauges, ...] = ()
     routes: tuple[RouteGauges, ...] = ()
     disk_state: DiskState = DiskState.NONE
+    preemptions_by_reason: dict[PreemptionReason, int] = {}
+    fair: FairGauges | None = None  # told now and then
