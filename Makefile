@@ -26,7 +26,7 @@ FAST_TESTS := $(wildcard tests/tiercel tests/cli tests/kvcache tests/scheduler t
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-fast test-report lint format pytest constraints clean
+.PHONY: help setup serve test test-long test-fast test-report lint format pytest constraints clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -51,6 +51,9 @@ format: $(TEST_READY)  ## let ruff format and repair
 
 pytest: $(TEST_READY)  ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser $(TESTS)
+
+test-long: $(TEST_READY)  ## simulations and preemptions by the thousand: about half an hour
+	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser
 
 test-fast: $(TEST_READY)  ## tests that load no model
 	$(BIN)/python -m pytest -q -x $(FAST_TESTS)

@@ -1,19 +1,22 @@
 """What the cache's books cost at scale: bytes and collection time for a million blocks.
 
-    python benchmarks/book_scale.py [--blocks 1000000]
+    python benchmarks/book_scale.py [--blocks 1000000] [--tiers]
 
-Fills a pool with keyed blocks of ended sequences, so that every slot is cached, keyed and listed for eviction.
+Fills a pool with keyed blocks of ended sequences, so that every slot is cached, keyed and listed for eviction. With
+`--tiers` so many blocks lie in three tiers together: a sixteenth in HBM, a quarter in DDR, the rest on the SSD, and
+all that HBM holds in DDR too.
 """
 
 import argparse
 import gc
+import os
 import resource
 import statistics
 import time
 from array import array
 
 from kvcache.manager import CacheManager
-from tiercel.ids import SeqId
+from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.plan import NanoBatch, Plan, Slice
 
 BLOCK_SIZE = 16
@@ -40,21 +43,37 @@ def fill(cache: CacheManager, sequences: int) -> None:
         cache.close(seq)
 
 
+def fill_tiers(cache: CacheManager) -> None:
+    """Index random keys in every slot of the lower tiers; DDR holds what HBM holds, and more."""
+    (_, device), *lower = cache.tiers.pools()
+    shared = list(device.slot_by_key)
+    for _, pool in lower:
+        for slot in range(1, pool.blocks + 1):
+            pool.adopt(SlotId(slot), shared.pop() if shared else BlockKey(os.urandom(32)))
+            pool.journal.clear()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=1_000_000)
+    parser.add_argument("--tiers", action="store_true")
     args = parser.parse_args()
     before = resident_bytes()
     started_s = time.perf_counter()
-    cache = CacheManager(args.blocks, BLOCK_SIZE, b"benchmark")
-    fill(cache, args.blocks // SEQUENCE_BLOCKS)
+    device, host = (args.blocks // 16, args.blocks // 4) if args.tiers else (args.blocks, 0)
+    disk = args.blocks - device - host
+    cache = CacheManager(device, BLOCK_SIZE, b"benchmark", host_blocks=host, disk_blocks=disk)
+    fill(cache, device // SEQUENCE_BLOCKS)
+    if args.tiers:
+        fill_tiers(cache)
     filled_s = time.perf_counter() - started_s
     collections_ms: list[float] = []
     for _ in range(5):
         at_s = time.perf_counter()
         gc.collect()
         collections_ms.append(1e3 * (time.perf_counter() - at_s))
-    print(f"{args.blocks} blocks, {cache.blocks_cached} cached, filled in {filled_s:.1f} s")
+    cached = sum(pool.num_cached for _, pool in cache.tiers.pools())
+    print(f"{args.blocks} blocks, {cached} cached, filled in {filled_s:.1f} s")
     print(f"{(resident_bytes() - before) / args.blocks:.0f} bytes a block (peak resident)")
     print(f"full collection: median {statistics.median(collections_ms):.1f} ms")
 

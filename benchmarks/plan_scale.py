@@ -1,10 +1,13 @@
 """What the books of a step cost with many tenants and many waiting requests: milliseconds of processor time.
 
-    python benchmarks/plan_scale.py [--tenants 1000] [--waiting 10000] [--steps 2000]
+    python benchmarks/plan_scale.py [--tenants 1000] [--waiting 10000] [--steps 2000] [--real]
 
 Each step refills, takes over who is eligible, draws the first 64 candidates, looks for starving work, admits and ends
 some, charges the slices and settles the step before: all that fairness and the queue add to planning, no cache. A
 refill gives quanta to every tenant at once and is the dearest step, so steps with one are listed by themselves.
+
+With --real the engine's own loop takes the steps, over the real planner and the ledger of the cache: each prompt shares
+a prefix with its tenant's others, blocks are short and so is room, and the machine only takes virtual time.
 """
 
 import argparse
@@ -17,7 +20,10 @@ from itertools import islice
 from scheduler.cost import Piece, StepCosts, linear_times
 from scheduler.fairness import Account, Charge, TenantBook, fair_limits
 from scheduler.queue import Fair, Waiting, WaitingQueue
+from simulation.simulator import SimSettings, Simulation
+from simulation.workload import Ask, Part, Sources
 from tiercel.ids import SeqId, TenantId
+from tiercel.tenant import TenantShare
 
 ROWS = 256
 
@@ -78,6 +84,60 @@ class Bench:
             self.book.settle(charge, 1.05 * charge.predicted_ms, self.now_s)
 
 
+class Real:
+    """The whole loop, full and with a queue that stays as long as it is."""
+
+    def __init__(self, tenants: int, waiting: int) -> None:
+        self.rng = random.Random(0)
+        self.sources = Sources()
+        self.shares = [
+            TenantShare(name=TenantId(f"tenant-{number}"), weight=self.rng.choice((0.5, 1.0, 2.0)))
+            for number in range(tenants)
+        ]
+        settings = SimSettings(blocks=8192, max_num_seqs=ROWS, max_num_batched_tokens=2048)
+        self.simulation = Simulation(settings, self.shares)
+        self.waiting = waiting
+        self.plans: list[float] = []
+        self.fill()
+
+    def fill(self) -> None:
+        """As many wait as before."""
+        while len(self.simulation.book.waiting) < self.waiting:
+            share = self.rng.choice(self.shares)
+            prefix = Part(self.sources.named(share.name), 128)
+            own = Part(self.sources.new(), self.rng.randint(16, 800))
+            outputs = self.rng.randint(8, 200)
+            self.simulation.submit(Ask(self.simulation.now_s, share.name, (prefix, own), outputs))
+
+    def step(self) -> tuple[float, float]:
+        """Milliseconds of planning alone, on a ledger that is thrown away, and of the whole step."""
+        simulation = self.simulation
+        begun_s = time.thread_time()
+        ledger = simulation.cache.ledger()
+        simulation.planner.plan(ledger, simulation.now_s)
+        planned_s = time.thread_time()
+        simulation.step()
+        ended_s = time.thread_time()
+        self.fill()
+        return 1e3 * (planned_s - begun_s), 1e3 * (ended_s - planned_s)
+
+
+def run_real(tenants: int, waiting: int, steps: int) -> None:
+    real = Real(tenants, waiting)
+    for _ in range(100):
+        real.step()
+    gc.collect()
+    gc.freeze()
+    times = [real.step() for _ in range(steps)]
+    book = real.simulation.book
+    print(
+        f"{tenants} tenants, {len(book.waiting)} waiting, {len(book.running)} running, {book.num_preemptions} preempted"
+    )
+    print(f"{'milliseconds':<24} {'median':>8} {'p99':>8} {'max':>8} {'steps':>7}")
+    print(row("plan with the ledger", [plan_ms for plan_ms, _ in times]))
+    print(row("whole step of the loop", [step_ms for _, step_ms in times]))
+
+
 def row(name: str, times_ms: list[float]) -> str:
     if not times_ms:
         return f"{name:<24} none"
@@ -92,7 +152,11 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--step-ms", type=float, default=0.2, help="longest step; small, so that refills are frequent")
+    parser.add_argument("--real", action="store_true", help="the engine's loop, planner and ledger")
     args = parser.parse_args()
+    if args.real:
+        run_real(args.tenants, args.waiting, args.steps)
+        return
     bench = Bench(args.tenants, args.waiting, args.step_ms)
     gc.freeze()
     plans: list[float] = []

@@ -1,9 +1,13 @@
 """What one engine step costs in Python: a decode batch against a device that does nothing.
 
-    python benchmarks/step_cost.py [--sequences 256] [--steps 400] [--context 512]
+    python benchmarks/step_cost.py [--sequences 256] [--steps 400] [--context 512] [--blocks 1000000]
 
 Measures mail, plan, seal, building inputs, launch, commit and post of every step, in CPU time of the loop's thread,
-and prints the median, the 99th percentile and the share of each part.
+and prints the median and the 99th percentile.
+
+`--blocks`: three tiers hold so many blocks together, all of them indexed and every tier full; a sequence ends and
+another one comes every second step, half of them with a prompt that was heard before, and copies between tiers land
+at once.
 """
 
 import argparse
@@ -11,49 +15,93 @@ import gc
 import statistics
 import time
 from array import array
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from engine.loop import EngineLoop
 from engine.rows import RowBook
-from engine.runner import Runner
+from engine.runner import Flight, Ran, Runner
 from engine.sampling import Sampled, Sampler
 from kvcache.manager import CacheManager
 from scheduler.book import SequenceBook
 from scheduler.planner import Planner, StepLimits
 from scheduler.policy import open_policy
 from tiercel.clock import MonotonicClock
-from tiercel.ids import SeqId
+from tiercel.ids import BlockKey, SeqId, SlotId
+from tiercel.outcome import RouteGauges
+from tiercel.plan import NanoBatch, StepPlan
+from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
-from tiercel.wire import Report, Submit, encode_frame
+from tiercel.tier import Landing, Route, Transfer, Verdict
+from tiercel.wire import Abort, Report, Submit, encode_frame
 
 BLOCK_SIZE = 16
 
 
 class Done:
-    """A job that was never run."""
+    """A job of which only the inputs were looked at."""
 
-    def __init__(self, sampled: list[Sampled]) -> None:
-        self._sampled = sampled
+    def __init__(self, ran: list[Ran | None]) -> None:
+        self._ran = ran
 
-    def result(self) -> list[Sampled]:
-        return self._sampled
+    def result(self) -> list[Ran | None]:
+        return self._ran
 
 
 class IdleLane:
     """A device that does nothing: every sequence says token 7."""
 
-    def __init__(self, sequences: int) -> None:
-        tokens = torch.full((sequences,), 7)
-        self._sampled = [Sampled(tokens, torch.zeros(sequences, dtype=torch.bool))]
+    def __init__(self) -> None:
+        self.plan: StepPlan | None = None  # of the next job
 
-    def run(self, job: Callable[[], list[Sampled]]) -> Done:
-        return Done(self._sampled)
+    def run(self, job: Callable[[], list[Ran | None]]) -> Done:
+        assert self.plan is not None
+        return Done([self._say(batch) for batch in self.plan.nano_batches])
+
+    @staticmethod
+    def _say(batch: NanoBatch) -> Ran:
+        seqs = tuple(piece.seq for piece in batch.slices if piece.samples)
+        sampled = Sampled(torch.full((len(seqs),), 7), torch.zeros(len(seqs), dtype=torch.bool))
+        return Ran(SimpleNamespace(seqs=seqs), sampled, 0.0)  # type: ignore[arg-type]
 
     def close(self) -> None:
         pass
+
+
+class IdleRunner(Runner):
+    """Builds the inputs of every step and hands them to nobody."""
+
+    def __init__(self, lane: IdleLane, rows: RowBook, book: SequenceBook, sampler: Sampler) -> None:
+        super().__init__(None, torch.zeros(1, 1, BLOCK_SIZE, 1, 2), sampler, lane, rows, book, (2,))  # type: ignore[arg-type]
+        self._idle = lane
+
+    def launch(self, plan: StepPlan) -> Flight:
+        self._idle.plan = plan
+        return super().launch(plan)
+
+
+class IdleMover:
+    """Every transfer has landed by the next step."""
+
+    def __init__(self) -> None:
+        self._landings: list[Landing] = []
+        self.blocks: Counter[str] = Counter()
+
+    def start(self, transfers: Iterable[Transfer]) -> None:
+        for transfer in transfers:
+            self._landings.append(Landing(transfer.id, Verdict.LANDED, 1e-4))
+            self.blocks[transfer.route.value] += len(transfer.keys)
+
+    def poll(self) -> list[Landing]:
+        landed, self._landings = self._landings, []
+        return landed
+
+    def gauges(self) -> tuple[RouteGauges, ...]:
+        return ()
 
 
 class Encoder:
@@ -63,24 +111,54 @@ class Encoder:
         encode_frame(message)
 
 
-def build(sequences: int, context: int, steps: int) -> EngineLoop:
-    book = SequenceBook(open_policy("fcfs"), context + steps + 64, (2,))
-    blocks = sequences * (-(-(context + steps + 64) // BLOCK_SIZE) + 2)
-    cache = CacheManager(blocks, BLOCK_SIZE, b"benchmark")
-    planner = Planner(book, StepLimits(sequences, sequences * context))
-    rows = RowBook(sequences + 1, -(-(context + steps + 64) // BLOCK_SIZE))
-    kv = torch.zeros(1, 1, BLOCK_SIZE, 1, 2)
-    sampler = Sampler(sequences + 1, 16, torch.device("cpu"))
-    runner = Runner(None, kv, sampler, IdleLane(sequences), rows, book, (2,))  # type: ignore[arg-type]
-    loop = EngineLoop(book, cache, planner, runner, Encoder(), MonotonicClock())
-    params = SamplingParams(temperature=0.0, max_tokens=steps + 32, ignore_eos=True)
-    rng = np.random.default_rng(0)
-    for number in range(1, sequences + 1):
+RATES = Rates(
+    bytes_per_s_by_route={Route.SPILL: 5e9, Route.RESTORE: 5e9, Route.PERSIST: 1e9, Route.PREFETCH: 1e9},
+    prefill_token_s=1e-3, block_bytes=1 << 16, block_size=BLOCK_SIZE,
+)  # fmt: skip
+
+
+class Load:
+    """The loop, and who comes and goes."""
+
+    def __init__(self, sequences: int, context: int, steps: int, blocks: int) -> None:
+        self._rng = np.random.default_rng(0)
+        self._context, self._steps = context, steps
+        self._heard: list[bytes] = []
+        self._next = 1
+        longest = context + steps + 64
+        book = SequenceBook(open_policy("fcfs"), longest, (2,))
+        most = sequences * (-(-longest // BLOCK_SIZE) + 2)
+        tiers = (most, blocks // 4, blocks - blocks // 4 - most) if blocks else (most, 0, 0)
+        self.cache = CacheManager(
+            tiers[0], BLOCK_SIZE, b"benchmark", host_blocks=tiers[1], disk_blocks=tiers[2], rates=lambda: RATES
+        )
+        for _, pool in self.cache.tiers.pools() if blocks else ():
+            for slot in range(1, pool.blocks + 1):
+                pool.adopt(SlotId(slot), BlockKey(self._rng.bytes(32)))
+            pool.journal.clear()
+        planner = Planner(book, StepLimits(sequences, sequences * context))
+        rows = RowBook(sequences + 1, -(-longest // BLOCK_SIZE))
+        self.mover = IdleMover()
+        runner = IdleRunner(IdleLane(), rows, book, Sampler(sequences + 1, 16, torch.device("cpu")))
+        self.loop = EngineLoop(book, self.cache, planner, runner, Encoder(), MonotonicClock(), mover=self.mover)
+        for _ in range(sequences):
+            self.come()
+
+    def come(self) -> None:
+        """One more sequence."""
         # Uneven lengths: sequences cross block boundaries at different steps, as they do in service.
-        length = context - int(rng.integers(0, BLOCK_SIZE))
-        prompt = array("I", rng.integers(3, 1000, length).tolist()).tobytes()
-        loop.take([Submit(Request(id=SeqId(number), prompt=prompt, params=params, arrival_s=0.0))])
-    return loop
+        length = self._context - int(self._rng.integers(0, BLOCK_SIZE))
+        prompt = array("I", self._rng.integers(3, 1000, length).tolist()).tobytes()
+        if self._heard and self._rng.random() < 0.5:
+            prompt = self._heard[int(self._rng.integers(len(self._heard)))]
+        self._heard.append(prompt)
+        params = SamplingParams(temperature=0.0, max_tokens=self._steps + 32, ignore_eos=True)
+        self.loop.take([Submit(Request(id=SeqId(self._next), prompt=prompt, params=params, arrival_s=0.0))])
+        self._next += 1
+
+    def go(self, sequences: int) -> None:
+        """The oldest leaves."""
+        self.loop.take([Abort((SeqId(self._next - sequences),))])
 
 
 def main() -> None:
@@ -88,22 +166,27 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--blocks", type=int, default=0, help="in all tiers together; 0 = one tier")
     args = parser.parse_args()
-    loop = build(args.sequences, args.context, args.steps)
+    load = Load(args.sequences, args.context, args.steps, args.blocks)
+    loop = load.loop
     for _ in range(16):
         loop.step()
     gc.collect()
     gc.freeze()
     wall: list[float] = []
     cpu: list[float] = []
-    for _ in range(args.steps):
+    for step in range(args.steps):
+        if args.blocks and step % 2:
+            load.go(args.sequences)
+            load.come()
         wall_s, cpu_s = time.perf_counter(), time.thread_time()
         loop.take([])
         loop.step()
         cpu.append(1e3 * (time.thread_time() - cpu_s))
         wall.append(1e3 * (time.perf_counter() - wall_s))
     gauges = loop.gauges()
-    assert gauges.num_running == args.sequences, gauges
+    assert gauges.num_running >= 0.9 * args.sequences, gauges
     for name, values in (("cpu", cpu), ("wall", wall)):
         values.sort()
         print(
@@ -111,6 +194,10 @@ def main() -> None:
             f"p99 {values[int(0.99 * len(values))]:.3f}  max {values[-1]:.3f}"
         )
     print(f"{args.sequences} sequences, context {args.context}..{args.context + args.steps}, {args.steps} steps")
+    for _, pool in load.cache.tiers.pools() if args.blocks else ():
+        print(f"{pool.blocks} blocks, {len(pool.slot_by_key)} indexed, {pool.evictions} evicted")
+    if args.blocks:
+        print(f"blocks moved: {dict(load.mover.blocks)}, prefix hits {gauges.prefix_hits} tokens")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from cli.flags import COMMON, shown_by, with_flags
 from cli.kv import kv_app
 from cli.plan import plan
 from cli.serve import serve
+from cli.simulate import simulate
 from cli.tenants import tenants_app
 from cli.top import top
 from tiercel import __version__
@@ -76,6 +77,7 @@ def _app(shown: str, verb: str) -> typer.Typer:
     app.command()(chat)
     app.command()(collect_env)
     app.command()(plan)
+    app.command()(simulate)
     app.command()(top)
     app.add_typer(tenants_app(), name="tenants")
     app.add_typer(bench_app(is_wanted=verb == "bench"), name="bench")

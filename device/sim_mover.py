@@ -8,8 +8,8 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
-from device.sim import SimMachine
 from tiercel.clock import ManualClock
 from tiercel.errors import InvariantError
 from tiercel.outcome import RouteGauges
@@ -37,6 +37,13 @@ class SimRates:
 Fate = Callable[[Transfer], Verdict]
 
 
+class Arena(Protocol):
+    """What lies in the slots of the device tier."""
+
+    def block(self, slot: int) -> tuple[int, ...]: ...
+    def put_block(self, slot: int, rows: tuple[int, ...]) -> None: ...
+
+
 class _Lane:
     def __init__(self) -> None:
         self.busy_until_s = 0.0
@@ -47,7 +54,7 @@ class SimMover:
     """What `engine.loop` asks of a mover, in virtual time."""
 
     def __init__(
-        self, machine: SimMachine, clock: ManualClock, *, has_host: bool, rates: SimRates, fate: Fate | None = None
+        self, machine: Arena, clock: ManualClock, *, has_host: bool, rates: SimRates, fate: Fate | None = None
     ) -> None:
         self.bytes_by_route: dict[Route, int] = dict.fromkeys(Route, 0)
         self.copies_by_route: dict[Route, int] = dict.fromkeys(Route, 0)

@@ -19,6 +19,7 @@ from engine.rates import RateBook, measure_rates
 from engine.rows import RowBook
 from engine.runner import Runner
 from engine.sampling import Sampler
+from engine.step_times import open_step_times
 from engine.tiers import Tiers, open_tiers
 from engine.upkeep import Upkeep
 from engine.wake import Wake
@@ -26,8 +27,9 @@ from kvcache.manager import CacheManager
 from kvcache.store.memory_file import identity_of, kept_memory
 from kvcache.tiers import TierLimits
 from scheduler.book import SequenceBook
+from scheduler.cost import StepCosts
 from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
+from scheduler.policy import Policy, open_policy
 from scheduler.preemption import SwapChooser
 from tiercel.clock import Clock
 from tiercel.rates import Rates
@@ -39,6 +41,7 @@ log = logging.getLogger("engine.process")
 
 _BUSY_S = 0.01  # a look at the mail when work is pending that nothing will wake us for
 _IDLE_S = 1.0
+_PATIENCE_STEPS = 16
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -129,9 +132,18 @@ def assemble(
     rates = _open_rates(tiers, model, spec, lane, clock, capacity.max_model_len, wake)
     # An id beyond the logits can never be sampled, and must not be banned until min_tokens either.
     end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
-    book = SequenceBook(open_policy(settings.scheduling_policy), capacity.max_model_len, end_tokens)
+    times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity)
+    policy = _open_policy(settings, StepCosts(times), step_tokens(settings, device))
+    book = SequenceBook(policy, capacity.max_model_len, end_tokens)
     cache = _open_cache(settings, model, spec, capacity, tiers, rates)
-    limits = StepLimits(settings.max_num_seqs, step_tokens(settings, device), settings.long_prefill_token_threshold)
+    limits = StepLimits(
+        settings.max_num_seqs,
+        step_tokens(settings, device),
+        settings.long_prefill_token_threshold,
+        settings.max_long_partial_prefills,
+        tbt_goal_ms=1e3 * settings.tbt_goal_s,
+        block_bytes=spec.block_bytes,
+    )
     planner = Planner(book, limits, SwapChooser(settings.preemption_mode, lambda: rates.rates))
     max_rows = settings.max_num_seqs + 1  # a suspect is admitted past the limit
     rows = RowBook(max_rows, -(-capacity.max_model_len // settings.block_size))
@@ -140,6 +152,15 @@ def assemble(
     loop = EngineLoop(book, cache, planner, runner, mailbox, clock, settings.async_depth, mover=tiers.mover)
     upkeep = Upkeep(tiers, rates, cache.idle, loop, clock)
     return Engine(loop, model, cache, tiers, upkeep, lane, device, capacity, clock)
+
+
+def _open_policy(settings: EngineSettings, costs: StepCosts, most_tokens: int) -> Policy:
+    """The policy, with fairness measured out by the longest step: what prompts may fill beside the goal."""
+    step_ms = costs.predict_ms(most_tokens, settings.max_num_seqs, 0)
+    if settings.tbt_goal_s:
+        step_ms = min(step_ms, max(1e3 * settings.tbt_goal_s, costs.predict_ms(settings.block_size, 1, 0)))
+    patience_s = _PATIENCE_STEPS * step_ms / 1e3
+    return open_policy(settings.scheduling_policy, costs, step_ms=step_ms, patience_s=min(2.0, max(0.1, patience_s)))
 
 
 def _open_rates(

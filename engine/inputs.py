@@ -17,7 +17,8 @@ from tiercel.plan import NanoBatch
 class SequenceReader(Protocol):
     """The book of sequences, to read."""
 
-    def __getitem__(self, seq: SeqId) -> Sequence: ...
+    def __contains__(self, seq: object, /) -> bool: ...
+    def __getitem__(self, seq: SeqId, /) -> Sequence: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,36 @@ class BatchInputs:
     positions: NDArray[np.int64]
     output_index: NDArray[np.int64]
     seqs: tuple[SeqId, ...]  # of the slices that sample
+    slice_seqs: tuple[SeqId, ...]  # of all slices
+
+    def without(self, gone: frozenset[SeqId]) -> "BatchInputs | None":
+        """The same without the slices of these sequences; None when none is left."""
+        kept = np.array([seq not in gone for seq in self.slice_seqs])
+        if not kept.any():
+            return None
+        lengths = np.diff(self.query_starts)
+        token_kept = np.repeat(kept, lengths)
+        new_at = np.cumsum(token_kept) - 1
+        unknown_kept = token_kept[self.unknown]
+        sample_kept = token_kept[self.sample_at]
+        context_lengths = np.array(self.context_lengths)[kept]
+        return BatchInputs(
+            tokens=self.tokens[token_kept],
+            unknown=new_at[self.unknown[unknown_kept]],
+            unknown_rows=self.unknown_rows[unknown_kept],
+            query_starts=(0, *np.cumsum(lengths[kept]).tolist()),
+            context_lengths=tuple(context_lengths.tolist()),
+            block_tables=self.block_tables[kept],
+            token_positions=self.token_positions[token_kept],
+            slot_ids=self.slot_ids[token_kept],
+            slot_offsets=self.slot_offsets[token_kept],
+            sample_at=new_at[self.sample_at[sample_kept]],
+            rows=self.rows[sample_kept],
+            positions=self.positions[sample_kept],
+            output_index=self.output_index[sample_kept],
+            seqs=tuple(seq for seq in self.seqs if seq not in gone),
+            slice_seqs=tuple(seq for seq in self.slice_seqs if seq not in gone),
+        )
 
     def state(self, device: torch.device) -> ForwardState:
         """What attention needs, on the device."""
@@ -113,6 +144,7 @@ def build_inputs(
         positions=ends[sampling],
         output_index=ends[sampling] - np.array(prompts, np.int64)[sampling],
         seqs=tuple(slices[index].seq for index in sampling.tolist()),
+        slice_seqs=tuple(piece.seq for piece in slices),
     )
 
 

@@ -14,7 +14,7 @@ from tiercel.clock import Clock
 from tiercel.errors import DeviceError, InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import DiskState, FairGauges, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
-from tiercel.plan import Plan, StepPlan
+from tiercel.plan import Plan, StepPlan, whole_slices
 from tiercel.request import Request
 from tiercel.tenant import Tenants
 from tiercel.tier import Landing, Transfer
@@ -22,7 +22,6 @@ from tiercel.wire import Abort, Quit, Report, SetTenants, Start, Submit, ToEngin
 
 log = logging.getLogger(__name__)
 
-_WINDOW = 64  # waiting sequences whose prefixes are brought near
 _FULL_EVERY_S = 0.25  # between two reports with every tier and route
 _STANDING_EVERY_S = 1.0  # between two reports with every tenant
 _LIKELY_VICTIMS = 8  # running sequences whose blocks are written back first
@@ -104,9 +103,11 @@ class EngineLoop:
         self._committed = 0  # steps that ended well
         self._started_s: deque[float] = deque()  # launches of the steps in flight
         self._committed_s = 0.0  # the last commit: the device was busy until then
+        self._order: tuple[SeqId, ...] = ()  # who waits, drawn once a step: for prefetch, and published with the plan
         self._finished: list[Finished] = []  # ended outside a commit; posted with the next report
         self.disk_state = DiskState.NONE  # whoever looks after the disk writes it
         self._full_s = 0.0
+        self._told: object = None  # tiers, routes and the disk's state, as last told between requests
         self._standing_s = 0.0
         self.has_quit = False
         self.quit_patience_s = 0.0  # to persist what lies in memory
@@ -120,6 +121,11 @@ class EngineLoop:
     def has_chores(self) -> bool:
         """Something flies between tiers, or would if it were given time."""
         return self._cache.idle.is_busy
+
+    @property
+    def has_unsaved(self) -> bool:
+        """The disk could be given something that it does not have."""
+        return self._cache.idle.has_unsaved
 
     def take(self, messages: Iterable[ToEngine]) -> None:
         """Act on mail."""
@@ -150,6 +156,8 @@ class EngineLoop:
             is_committed = True
         elif self._finished:
             self._report(Commit(), StepOutcome(()))
+        elif not is_launched:
+            self._tell_of_chores()
         return is_launched or is_committed
 
     def check_integrity(self) -> None:
@@ -182,10 +190,8 @@ class EngineLoop:
         """Book what has come, and bring near what the first of those that wait will need."""
         for seq, tokens in self._cache.land(self._mover.poll()):
             self._book.restored(seq, tokens)
-        now_s = self._clock.now_s()
-        queue = self._book.policy.queue
-        first = (seq for seq in queue.candidates(now_s) if seq in self._book.waiting)
-        self._cache.expect(islice(first, _WINDOW))
+        self._order = self._planner.order(self._clock.now_s())
+        self._cache.expect(self._order)
 
     def _do_chores(self) -> None:
         """Copies for nobody in particular, likely victims first: what is clean can be dropped for free."""
@@ -195,7 +201,7 @@ class EngineLoop:
 
     def _launch(self) -> bool:
         ledger = self._cache.ledger()
-        plan = self._planner.plan(ledger, self._clock.now_s())
+        plan = self._planner.plan(ledger, self._clock.now_s(), self._order)
         self._book.defer(plan, self._clock.now_s())
         if not plan.nano_batches and not plan.victims and not plan.restores:
             return False
@@ -267,7 +273,7 @@ class EngineLoop:
             self._book.settle(0.0, now_s)
             known.update(self._book.void(behind.plan.nano_batches, now_s, is_suspect=False))
             self._cache.end(behind.plan.step)
-        if len(suspects) == 1 and sum(len(batch.slices) for batch in failed.plan.nano_batches) == 1:
+        if len(suspects) == 1 and len(whole_slices(failed.plan.nano_batches)) == 1:
             # It was alone: no other request can have broken the step.
             known.discard(suspects[0])
             self._end(suspects[0], FinishReason.ERROR, "the engine failed on this request")
@@ -304,6 +310,16 @@ class EngineLoop:
             return False
         self._full_s = now_s
         return True
+
+    def _tell_of_chores(self) -> None:
+        """Between requests, too, the HTTP process hears now and then what has been copied."""
+        if self._clock.now_s() - self._full_s < _FULL_EVERY_S:
+            return
+        self._full_s = self._clock.now_s()
+        gauges = self.gauges()
+        if (gauges.tiers, gauges.routes, gauges.disk_state) != self._told:
+            self._post.post(Report(gauges=gauges))
+        self._told = gauges.tiers, gauges.routes, gauges.disk_state
 
     def _standing(self) -> FairGauges | None:
         """What the scheduler owes whom: a thousand tenants are told once a second, and at the end."""

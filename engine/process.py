@@ -21,6 +21,8 @@ log = logging.getLogger("engine.process")
 EXIT_CONFIG = 2
 EXIT_CRASH = 3
 
+_ADOPT_S = 0.5
+
 
 def run(engine: Engine, mailbox: Mailbox, clock: Clock) -> None:
     """Serve until the HTTP process says so or is gone; then persist for as long as it grants."""
@@ -28,8 +30,19 @@ def run(engine: Engine, mailbox: Mailbox, clock: Clock) -> None:
     while not (loop.has_quit or mailbox.is_closed):
         _turn(engine, mailbox, 1.0)
     end_s = clock.now_s() + loop.quit_patience_s
-    while loop.has_chores and not mailbox.is_closed and (left_s := end_s - clock.now_s()) > 0:
+    while loop.has_unsaved and not mailbox.is_closed and (left_s := end_s - clock.now_s()) > 0:
         _turn(engine, mailbox, left_s)
+    if loop.quit_patience_s:
+        is_cut = loop.has_unsaved
+        log.info("quit is_saved=%s of_s=%.1f left_s=%.1f", not is_cut, loop.quit_patience_s, end_s - clock.now_s())
+
+
+def _adopt(engine: Engine, mailbox: Mailbox, clock: Clock) -> None:
+    """Know what the volume holds before the first request asks for it; a large one goes on beside the work."""
+    scan, end_s = engine.tiers.scan, clock.now_s() + _ADOPT_S
+    while scan is not None and not scan.is_done and (left_s := end_s - clock.now_s()) > 0:
+        if not engine.loop.step():
+            mailbox.wait(min(left_s, 0.01))
 
 
 def _turn(engine: Engine, mailbox: Mailbox, most_s: float) -> None:
@@ -60,6 +73,7 @@ def serve(mailbox: Mailbox, wake: Wake, clock: Clock, arena_fd: int | None) -> i
     # What is loaded stays: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    _adopt(engine, mailbox, clock)
     mailbox.post(
         Ready(
             max_model_len=engine.capacity.max_model_len,

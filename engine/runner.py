@@ -11,11 +11,14 @@ from engine.inputs import BatchInputs, SequenceReader, build_inputs
 from engine.models.base import Model
 from engine.rows import RowBook
 from engine.sampling import Sampled, Sampler, token_logprobs
+from tiercel.clock import Clock, MonotonicClock
 from tiercel.errors import DeviceError, DeviceLostError
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome, TokenLogprobs
 from tiercel.plan import StepPlan
 from tiercel.request import SamplingParams
+
+_NO_TOKEN = 0  # of a slice that was not computed, as its sequence had ended: the book discards it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,20 @@ class FreshRow:
     outputs: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One nano-batch that has run."""
+
+    batch: BatchInputs  # without the sequences that had gone by then
+    sampled: Sampled
+    ms: float | None  # None on a lane that only queues: nothing has ended yet when the next is queued
+
+
 class Flight:
     """A launched step."""
 
     def __init__(
-        self, plan: StepPlan, batches: tuple[BatchInputs, ...], pending: Pending[list[Sampled]], lane: Lane
+        self, plan: StepPlan, batches: tuple[BatchInputs, ...], pending: Pending[list[Ran | None]], lane: Lane
     ) -> None:
         self.plan = plan
         self._batches = batches
@@ -46,17 +58,24 @@ class Flight:
                 fail all others too.
         """
         try:
-            sampled = self._pending.result()
+            ran = self._pending.result()
         except Exception as exc:  # the boundary round everything that request data can break in a forward
             raise _failure(self._lane, exc, self.plan.step) from exc
         tokens: list[int] = []
         bad: list[int] = []
         logprobs: tuple[TokenLogprobs, ...] = ()
-        for batch, drawn in zip(self._batches, sampled, strict=True):
-            bad += [len(tokens) + index for index in drawn.bad_rows.nonzero().flatten().tolist()]
-            tokens += drawn.tokens.tolist()
-            logprobs += token_logprobs(drawn, batch.seqs)
-        return StepOutcome(tuple(tokens), logprobs, tuple(bad))
+        for planned, one in zip(self._batches, ran, strict=True):
+            seqs: tuple[SeqId, ...] = () if one is None else one.batch.seqs
+            drawn: list[int] = [] if one is None else one.sampled.tokens.tolist()
+            place_by_seq = {seq: len(tokens) + index for index, seq in enumerate(planned.seqs)}
+            token_by_seq = dict(zip(seqs, drawn, strict=True))
+            tokens += [token_by_seq.get(seq, _NO_TOKEN) for seq in planned.seqs]
+            if one is not None:
+                bad_rows: list[int] = one.sampled.bad_rows.nonzero().flatten().tolist()
+                bad += [place_by_seq[seqs[index]] for index in bad_rows]
+                logprobs += token_logprobs(one.sampled, seqs)
+        times = tuple(0.0 if one is None else one.ms for one in ran)
+        return StepOutcome(tuple(tokens), logprobs, tuple(bad), tuple(ms for ms in times if ms is not None))
 
 
 def _failure(lane: Lane, error: Exception, step: int) -> DeviceError | DeviceLostError:
@@ -80,7 +99,9 @@ class Runner:
         rows: RowBook,
         sequences: SequenceReader,
         end_tokens: tuple[int, ...],
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or MonotonicClock()
         self._model = model
         self._kv = kv
         self._sampler = sampler
@@ -118,11 +139,27 @@ class Runner:
         return FreshRow(self._rows.row_by_seq[seq], sequence.request.params, sequence.request.prompt, said)
 
     @torch.inference_mode()
-    def _run(self, fresh: list[FreshRow], batches: tuple[BatchInputs, ...]) -> list[Sampled]:
+    def _run(self, fresh: list[FreshRow], batches: tuple[BatchInputs, ...]) -> list[Ran | None]:
         """The step itself, on the lane."""
         for row in fresh:
             self._sampler.set_row(row.row, row.params, row.prompt, row.outputs, self._end_tokens)
-        return [self._forward(batch) for batch in batches]
+        return [self._run_batch(batch) for batch in batches]
+
+    def _run_batch(self, batch: BatchInputs) -> Ran | None:
+        """One nano-batch for those of its sequences that the book still knows; None when it knows none.
+
+        Whoever has ended since the launch is not computed. Its blocks stay in limbo until the step has committed, none
+        that this step would have filled is ever published, and its row is filled anew before anybody else has it; so
+        nobody reads what was not written. Its token would be a ghost's, which the book discards.
+        """
+        gone = frozenset(seq for seq in batch.slice_seqs if seq not in self._sequences)
+        left = batch.without(gone) if gone else batch
+        if left is None:
+            return None
+        start_s = self._clock.now_s()
+        sampled = self._forward(left)
+        ms = 1e3 * (self._clock.now_s() - start_s) if self._kv.device.type == "cpu" else None
+        return Ran(left, sampled, ms)
 
     def _forward(self, batch: BatchInputs) -> Sampled:
         device = self._kv.device

@@ -12,12 +12,13 @@ _DAY_S = 86_400.0
 class Chain:
     """A finished sequence's blocks, head first: a tail without its head can never be hit."""
 
-    __slots__ = ("cursor", "is_once", "keys", "saving_s")
+    __slots__ = ("brought", "cursor", "is_once", "keys", "saving_s")
 
     def __init__(self, keys: tuple[BlockKey, ...], saving_s: float, *, is_once: bool) -> None:
         self.keys = keys
         self.saving_s = saving_s  # what loading it instead of computing it again would save
         self.is_once = is_once  # nobody has come back for it so far
+        self.brought = -1  # where the cursor stood when blocks were last sent down for it
         self.cursor = 0  # blocks before are on the disk, or on their way
 
 
@@ -26,12 +27,17 @@ class ChainQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[bool, float, int, Chain]] = []
-        self._aside: list[Chain] = []
+        self._aside: list[tuple[bool, float, int, Chain]] = []  # a heap too
         self._ids = itertools.count()
 
     def __len__(self) -> int:
         """Chains that could go now; those set aside do not count."""
         return len(self._heap)
+
+    @property
+    def num_aside(self) -> int:
+        """Chains that wait for a block to come down."""
+        return len(self._aside)
 
     @property
     def first(self) -> Chain | None:
@@ -50,15 +56,14 @@ class ChainQueue:
 
     def set_aside(self) -> None:
         """The first waits until its next block can be read."""
-        _, _, _, chain = heapq.heappop(self._heap)
+        entry = heapq.heappop(self._heap)
         if len(self._aside) < _MOST_CHAINS:
-            self._aside.append(chain)
+            heapq.heappush(self._aside, entry)
 
-    def recall(self) -> None:
-        """Blocks have come: look again at what was set aside."""
-        aside, self._aside = self._aside, []
-        for chain in aside:
-            self.push(chain)
+    def recall(self, most: int) -> None:
+        """Blocks have come: look again at the best of what was set aside."""
+        for _ in range(min(most, len(self._aside))):
+            heapq.heappush(self._heap, heapq.heappop(self._aside))
 
     def clear(self) -> None:
         """Nothing can be written any more."""

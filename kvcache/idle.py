@@ -3,9 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+
 from kvcache.chain import Chain, ChainQueue
 from kvcache.policy import Keep
-from kvcache.pool import SlotState
+from kvcache.pool import SlotPool
 from kvcache.table import BlockTable
 from kvcache.tiers import TierBook
 from tiercel.ids import BlockKey, SlotId
@@ -13,10 +15,19 @@ from tiercel.rates import Rates
 from tiercel.tier import Purpose, Route, Tier
 
 _MOST_ADOPTED = 2048  # disk slots a step: about 2 ms
-_LOOK_AHEAD = 64  # released slots looked at in one step
+_HEADROOM = 32  # slots left free behind a chain's first copies, so that it grows in place
+_LOOK_AHEAD = 64  # released slots, and chains, looked at in one step
 
 Scan = Callable[[int], list[tuple[SlotId, BlockKey]] | None]
 """What a recovering volume has found since the last call, at most so many; None: that was all."""
+
+
+class _Part(Struct, frozen=True, gc=False):
+    """Blocks to copy down, and where to: behind `near`, or to a run with so much room behind it."""
+
+    pairs: list[tuple[BlockKey, SlotId]]
+    near: SlotId | None = None
+    headroom: int = 0
 
 
 class IdleWork:
@@ -30,12 +41,22 @@ class IdleWork:
         self._unsigned: deque[SlotId] = deque(maxlen=tiers.device.blocks)
         self._chains = ChainQueue()
         self._scan: Scan | None = None
+        self._is_news = False  # copies have come down, or left room for others
 
     @property
     def is_busy(self) -> bool:
         """There is something to do, or something flies."""
         tiers = self._tiers
-        return bool(tiers.outbox or len(tiers.transfers) or len(self._chains) or tiers.unverified or self._scan)
+        return bool(tiers.outbox or len(tiers.transfers) or tiers.unverified or self._scan) or self.has_unsaved
+
+    @property
+    def has_unsaved(self) -> bool:
+        """The disk could be given something that it does not have, or is being given it."""
+        transfers, tiers = self._tiers.transfers, self._tiers
+        if transfers.blocks(Route.PERSIST, Purpose.BACKGROUND) or transfers.blocks(Route.PERSIST, Purpose.SPILL):
+            return True
+        is_coming = self._chains.num_aside and transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
+        return tiers.writable_blocks > 0 and bool(len(self._chains) or is_coming)
 
     def note_published(self, slot: SlotId) -> None:
         """A block was computed and named."""
@@ -62,16 +83,18 @@ class IdleWork:
 
     def work(self, likely_victims: Iterable[BlockTable], now_s: float, *, is_idle: bool) -> None:
         """Use idle copy time: write back, sign, verify what was found, persist."""
+        self._tiers.budget.refill(now_s)
+        if is_idle:  # nobody waits, so victims are not likely: what has ended goes first
+            self._persist_chains(is_idle=True)
         self._write_back(likely_victims)
         self._sign()
         self._verify_some()
         self._adopt_from_disk()
-        self._tiers.budget.refill(now_s)
-        if self._tiers.disk is not None:
-            self._persist_chains(is_idle=is_idle)
+        if not is_idle:
+            self._persist_chains(is_idle=False)
 
     def _write_back(self, likely_victims: Iterable[BlockTable]) -> None:
-        host, device = self._tiers.host, self._tiers.device
+        host = self._tiers.host
         if host is None or not self._tiers.limits.has_write_back:
             return
         flying = self._tiers.transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
@@ -87,23 +110,54 @@ class IdleWork:
         for _ in range(min(_LOOK_AHEAD, len(self._released))):
             if len(picked) >= room:
                 break
-            slot = self._released.popleft()
-            if device.states[slot] == SlotState.CACHED:
-                self._pick(picked, slot)
+            self._pick(picked, self._released.popleft())
+        parts = [_Part(sorted(picked.items(), key=lambda pair: pair[1]))]  # neighbours merge
         for table in likely_victims:
+            first, known = table.num_saved, len(picked)
             while len(picked) < room and table.num_saved < table.num_published:
                 self._pick(picked, SlotId(table.slots[table.num_saved]))
                 table.num_saved += 1
-        if not picked:
+            # Behind the copies of its blocks before: what goes down in small pieces comes up in a large one.
+            near = host.slot_by_key.get(table.key(first - 1, self._block_size)) if first else None
+            parts.append(_Part(list(picked.items())[known:], near, _HEADROOM))
+        self._copy_down(host, parts)
+
+    def _copy_down(self, host: SlotPool, parts: Iterable["_Part"]) -> None:
+        pairs: list[tuple[BlockKey, SlotId]] = []
+        targets: list[SlotId] = []
+        for part in parts:
+            if part.pairs:
+                pairs += part.pairs
+                targets += host.take_many(len(part.pairs), part.near, part.headroom, by_transfer=True)
+        if not pairs:
             return
-        pairs = sorted(picked.items(), key=lambda pair: pair[1])  # neighbours merge
         for _, slot in pairs:
-            device.hold(slot, by_transfer=True)
-        targets = host.take_many(len(pairs), by_transfer=True)
+            self._tiers.device.hold(slot, by_transfer=True)
         keys, sources = zip(*pairs, strict=True)
         self._tiers.outbox.append(
             self._tiers.transfers.open(Route.SPILL, Purpose.BACKGROUND, keys, sources, tuple(targets))
         )
+
+    def _bring_down(self, chain: Chain) -> bool:
+        """The chain's next blocks go to DDR on their way to the disk. Copies that HBM has too make room for them.
+
+        False when the next one may not.
+        """
+        host = self._tiers.host
+        if host is None or not self._tiers.limits.has_write_back:
+            return False
+        flying = self._tiers.transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
+        room = min(self._tiers.limits.background_blocks - flying, host.num_free + host.num_kept(Keep.SHADOW))
+        if room > 0 and chain.brought == chain.cursor:
+            return False  # they were sent and have not come: nobody tries for ever
+        chain.brought = chain.cursor if room > 0 else chain.brought
+        picked: dict[BlockKey, SlotId] = {}
+        for key in chain.keys[chain.cursor : chain.cursor + max(0, room)]:
+            slot = self._tiers.device.slot_by_key.get(key)
+            if slot is not None:
+                self._pick(picked, slot)
+        self._copy_down(host, [_Part(sorted(picked.items(), key=lambda pair: pair[1]))])
+        return room <= 0 or self._tiers.transfers.is_flying(Tier.DDR, chain.keys[chain.cursor])
 
     def _pick(self, picked: dict[BlockKey, SlotId], slot: SlotId) -> None:
         key = self._tiers.device.key(slot)
@@ -135,28 +189,47 @@ class IdleWork:
             self._tiers.verify(next(iter(self._tiers.unverified)), Purpose.BACKGROUND)
 
     def _persist_chains(self, *, is_idle: bool) -> None:
-        while (chain := self._chains.first) is not None and self._tiers.can_write_disk and self._scan is None:
-            if self._tiers.transfers.blocks(Route.PERSIST, Purpose.BACKGROUND) >= self._tiers.limits.background_blocks:
+        tiers, chains = self._tiers, self._chains
+        if tiers.disk is None:
+            return
+        if self._is_news:
+            self._is_news = False
+            chains.recall(_LOOK_AHEAD)
+        for _ in range(_LOOK_AHEAD):
+            chain = chains.first
+            if chain is None or not tiers.can_write_disk or self._scan is not None:
                 return
-            if self._tiers.writable_blocks < 1 or (chain.is_once and not is_idle):
+            if tiers.writable_blocks < 1 or (chain.is_once and not is_idle):
                 return
-            while chain.cursor < len(chain.keys) and self._tiers.is_on_disk(chain.keys[chain.cursor]):
-                chain.cursor += 1
-            if chain.cursor == len(chain.keys):
-                self._chains.pop()
-                continue
-            key = chain.keys[chain.cursor]
-            source = self._tiers.gateway.slot_by_key.get(key)
-            if source is not None and self._tiers.is_over_quota(Tier.SSD, self._tiers.gateway.owner(source)):
-                self._chains.pop()
-            elif source is not None:
-                self._tiers.gateway.hold(source, by_transfer=True)
-                self._tiers.outbox.append(self._tiers.persist(key, source, Purpose.BACKGROUND))
-                chain.cursor += 1
-            elif self._tiers.is_on_its_way_down(key):
-                self._chains.set_aside()  # it goes through DDR
+            if not self._persist_some(chain):
+                return
+            key = chain.keys[chain.cursor] if chain.cursor < len(chain.keys) else None
+            if key is None or not tiers.is_on_its_way_down(key):
+                chains.pop()  # it is done, or gone
+            elif is_idle and not self._bring_down(chain):
+                chains.pop()
             else:
-                self._chains.pop()
+                chains.set_aside()  # it goes through DDR
+
+    def _persist_some(self, chain: Chain) -> bool:
+        """Write what of a chain lies in memory, head first, up to the first block that does not or may not.
+
+        False when no more may fly, or be written.
+        """
+        tiers = self._tiers
+        while chain.cursor < len(chain.keys):
+            key = chain.keys[chain.cursor]
+            if not tiers.is_on_disk(key):
+                source = tiers.gateway.slot_by_key.get(key)
+                if source is None or tiers.is_over_quota(Tier.SSD, tiers.gateway.owner(source)):
+                    return True
+                flying = tiers.transfers.blocks(Route.PERSIST, Purpose.BACKGROUND)
+                if flying >= tiers.limits.background_blocks or tiers.writable_blocks < 1:
+                    return False
+                tiers.gateway.hold(source, by_transfer=True)
+                tiers.outbox.append(tiers.persist(key, source, Purpose.BACKGROUND))
+            chain.cursor += 1
+        return True
 
     def attach_disk(self, scan: Scan | None) -> None:
         """Slots of the volume that hold a block, as fast as they are found; each is verified when it is read."""
@@ -174,8 +247,8 @@ class IdleWork:
             disk.adopt(slot, key)
 
     def note_landed(self) -> None:
-        """Copies have come down: chains that waited for theirs can go on."""
-        self._chains.recall()
+        """Copies have come down, or need their room no more: chains that waited can go on."""
+        self._is_news = True
 
     def close_disk(self) -> None:
         """The disk takes no more writes."""

@@ -235,7 +235,7 @@ class CacheManager:
             transfer = self._tiers.land(landing)
             if transfer is None:
                 continue
-            if transfer.route is Route.SPILL:
+            if transfer.route in (Route.SPILL, Route.PERSIST):
                 self._idle.note_landed()
             elif transfer.route is Route.RESTORE:
                 seq = self._land_restore(transfer, is_good=landing.verdict is Verdict.LANDED)

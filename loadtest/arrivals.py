@@ -25,6 +25,8 @@ def due_times(
         case "on_off":
             busy = list(accumulate(_gaps(settings, [_rate(settings)] * count, rng)))
             return [at_s + settings.off_s * math.floor(at_s / settings.on_s) for at_s in busy]
+        case "markov":
+            return _markov(settings, list(accumulate(_gaps(settings, [_rate(settings)] * count, rng))), rng)
         case "ramp_linear" | "ramp_exponential":
             return list(accumulate(_gaps(settings, _ramp(settings, count), rng)))
         case "trace":
@@ -44,6 +46,18 @@ def _gaps(settings: ArrivalSettings, rates: Sequence[float], rng: random.Random)
     total = sum(gaps)
     wanted = sum(1 / rate for rate in rates)
     return [gap * wanted / total for gap in gaps] if total > 0 else [1 / rate for rate in rates]
+
+
+def _markov(settings: ArrivalSettings, busy: Sequence[float], rng: random.Random) -> list[float]:
+    """Times of the busy clock with pauses of exponential length between busy spells of exponential length."""
+    times: list[float] = []
+    off_s, spell_ends_s = 0.0, rng.expovariate(1 / settings.on_s)
+    for at_s in busy:
+        while at_s > spell_ends_s:
+            off_s += rng.expovariate(1 / settings.off_s) if settings.off_s else 0.0
+            spell_ends_s += rng.expovariate(1 / settings.on_s)
+        times.append(at_s + off_s)
+    return times
 
 
 def _draw(settings: ArrivalSettings, rng: random.Random) -> Callable[[], float]:

@@ -11,7 +11,9 @@ from msgspec import Struct
 from loadtest.record import Goals
 from tiercel.errors import ConfigError
 
-Process = Literal["at_once", "constant", "poisson", "gamma", "on_off", "ramp_linear", "ramp_exponential", "trace"]
+Process = Literal[
+    "at_once", "constant", "poisson", "gamma", "on_off", "markov", "ramp_linear", "ramp_exponential", "trace"
+]
 DatasetName = Literal[
     "random", "sharegpt", "sonnet", "burstgpt", "custom", "prefix_repetition", "timed_trace", "multi_turn"
 ]
@@ -21,7 +23,8 @@ class ArrivalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """When requests are due.
 
     `at_once`: all at the start; with a limit on concurrency this is the closed loop. `gamma` with burstiness 1 is
-    `poisson`. `on_off`: `rate` while it is on, nothing while it is off. `trace`: the times of the dataset.
+    `poisson`. `on_off`: `rate` while it is on, nothing while it is off. `markov`: the same with times on and off drawn
+    from exponential distributions, `on_s` and `off_s` in the mean. `trace`: the times of the dataset.
     """
 
     process: Process = "at_once"
@@ -37,7 +40,7 @@ class ArrivalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _check_positive(self, "rate", "burstiness", "on_s", "start_rate", "end_rate", "speed")
         if self.off_s < 0:
             raise ValueError("off_s is negative")
-        if self.process in ("constant", "poisson", "gamma", "on_off") and self.rate is None:
+        if self.process in ("constant", "poisson", "gamma", "on_off", "markov") and self.rate is None:
             raise ValueError(f"{self.process} arrivals need a rate")
         if self.process.startswith("ramp") and (self.start_rate is None or self.end_rate is None):
             raise ValueError("a ramp needs start_rate and end_rate")
@@ -53,6 +56,8 @@ class ArrivalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 return f"gamma, {self.rate:g}/s, burstiness {self.burstiness:g}"
             case "on_off":
                 return f"{self.rate:g}/s for {self.on_s:g} s, then off for {self.off_s:g} s"
+            case "markov":
+                return f"{self.rate:g}/s for {self.on_s:g} s, then off for {self.off_s:g} s, both in the mean"
             case "ramp_linear" | "ramp_exponential":
                 kind = self.process.removeprefix("ramp_")
                 return f"{kind} ramp, {self.start_rate:g}/s to {self.end_rate:g}/s"

@@ -10,7 +10,7 @@ from scheduler.sequence import Sequence, SequenceState
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason
-from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice
+from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
 from tiercel.request import Request
 
 
@@ -93,23 +93,22 @@ class SequenceBook:
         """The plan is sealed and launched: its slices are on their way."""
         self._switch(plan, now_s)
         pieces: list[tuple[Sequence, Slice]] = []
-        for batch in plan.nano_batches:
-            for piece in batch.slices:
-                sequence = self._by_id[piece.seq]
-                pieces.append((sequence, piece))
-                if sequence.first_launch_s is None:
-                    sequence.first_launch_s = now_s
-                    sequence.num_cached = min(piece.start, sequence.num_prompt)
-                if sequence.in_flight == 0 and piece.start > sequence.computed:
-                    sequence.computed = sequence.resumed_at = piece.start  # a prefix hit
-                if sequence.lost:
-                    self.recomputed_tokens += max(0, sequence.lost - piece.start)
-                    sequence.lost = 0
-                sequence.scheduled = piece.start + piece.length
-                sequence.in_flight += 1
-                sequence.pending += piece.samples
-                if piece.samples:
-                    self._policy.decode(sequence, now_s)
+        for piece in whole_slices(plan.nano_batches):
+            sequence = self._by_id[piece.seq]
+            pieces.append((sequence, piece))
+            if sequence.first_launch_s is None:
+                sequence.first_launch_s = now_s
+                sequence.num_cached = min(piece.start, sequence.num_prompt)
+            if sequence.in_flight == 0 and piece.start > sequence.computed:
+                sequence.computed = sequence.resumed_at = piece.start  # a prefix hit
+            if sequence.lost:
+                self.recomputed_tokens += max(0, sequence.lost - piece.start)
+                sequence.lost = 0
+            sequence.scheduled = piece.start + piece.length
+            sequence.in_flight += 1
+            sequence.pending += piece.samples
+            if piece.samples:
+                self._policy.decode(sequence, now_s)
         if pieces:
             self._policy.launch(pieces, now_s)
 
@@ -152,12 +151,11 @@ class SequenceBook:
         """
         commit = Commit()
         sampled = iter(tokens)
-        for batch in batches:
-            for piece in batch.slices:
-                token = next(sampled) if piece.samples else None
-                sequence = self._by_id.get(piece.seq)
-                if sequence is not None:
-                    self._advance(sequence, piece, token, now_s, commit)
+        for piece in whole_slices(batches):
+            token = next(sampled) if piece.samples else None
+            sequence = self._by_id.get(piece.seq)
+            if sequence is not None:
+                self._advance(sequence, piece, token, now_s, commit)
         return commit
 
     def finish(
@@ -203,26 +201,25 @@ class SequenceBook:
         Returns the sequences that were in it and are still known. As suspects they run alone from now on.
         """
         known: list[SeqId] = []
-        for batch in batches:
-            for piece in batch.slices:
-                sequence = self._by_id.get(piece.seq)
-                if sequence is None:
-                    continue
-                known.append(piece.seq)
-                sequence.in_flight -= 1
-                sequence.pending -= piece.samples
-                sequence.scheduled = sequence.computed
-                if is_suspect:
-                    self._mark_suspect(sequence)
-                if sequence.state is SequenceState.DRAINING and sequence.in_flight == 0:
-                    self._wait_again(sequence, now_s)
-                elif sequence.state is SequenceState.RUNNING and sequence.want > 1:
-                    self._policy.wait(sequence, now_s, now_s)
+        for piece in whole_slices(batches):
+            sequence = self._by_id.get(piece.seq)
+            if sequence is None:
+                continue
+            known.append(piece.seq)
+            sequence.in_flight -= 1
+            sequence.pending -= piece.samples
+            sequence.scheduled = sequence.computed
+            if is_suspect:
+                self._mark_suspect(sequence)
+            if sequence.state is SequenceState.DRAINING and sequence.in_flight == 0:
+                self._wait_again(sequence, now_s)
+            elif sequence.state is SequenceState.RUNNING and sequence.want > 1:
+                self._policy.wait(sequence, now_s, now_s)
         return known
 
     def suspect(self, plan: Plan) -> list[SeqId]:
         """The plan could not be launched: its sequences run alone from now on. Returns them."""
-        seqs = [piece.seq for batch in plan.nano_batches for piece in batch.slices]
+        seqs = [piece.seq for piece in whole_slices(plan.nano_batches)]
         for seq in seqs:
             self._mark_suspect(self._by_id[seq])
         return seqs

@@ -67,6 +67,8 @@ class StepCosts:
         self._times = times
         self._ms = _rising(times)
         self._slopes = _last_slopes(self._axes, self._ms)
+        strides = (stride for stride, _ in _strides(self._axes))
+        self._grid = tuple(zip(self._axes, strides, self._slopes, strict=True))
 
     @classmethod
     def from_table(cls, times: StepTimes) -> "StepCosts":
@@ -88,6 +90,20 @@ class StepCosts:
             return 0.0
         return self.scale * self._table_ms(prefill_tokens, decodes, context_tokens)
 
+    def step_ms(self, prefill_tokens: int, prefill_context: int, decodes: int, decode_context: int) -> float:
+        """One step, when it is known whose the context is.
+
+        The table's context belongs to prompts where there are any, since it costs the most there; that of the decodes
+        beside them costs what it costs without prompts.
+        """
+        if not prefill_tokens and not decodes:
+            return 0.0
+        ms = self._table_ms(prefill_tokens, decodes, prefill_context)
+        return self.scale * (ms + self._decode_context_ms(decodes, decode_context))
+
+    def _decode_context_ms(self, decodes: int, context: int) -> float:
+        return self._table_ms(0, decodes, context) - self._table_ms(0, decodes, 0) if decodes and context else 0.0
+
     def correct(self, predicted_ms: float, measured_ms: float) -> None:
         """A step that was predicted with the factor as it is now, or was a step or two ago.
 
@@ -100,13 +116,13 @@ class StepCosts:
         self.scale = min(self._most_scale, max(1 / self._most_scale, scale))
 
     def largest_prefill(self, goal_ms: float, decodes: int, context_tokens: int) -> int:
-        """The most prompt tokens a step may hold beside these decodes and end within the goal. Align it to blocks.
+        """The most prompt tokens a step may hold beside decodes of this context and end within the goal.
 
         Cost: one look at every prefill point of the table.
         """
-        goal = goal_ms / (self.scale * self._margin)
+        goal = goal_ms / (self.scale * self._margin) - self._decode_context_ms(decodes, context_tokens)
         points = self._axes[0]
-        heights = [self._table_ms(point, decodes, context_tokens) for point in points]
+        heights = [self._table_ms(point, decodes, 0) for point in points]
         if heights[-1] <= goal:
             slope = self._slopes[0]
             return points[-1] + int((goal - heights[-1]) / slope) if slope > 0 else 1 << 30
@@ -139,15 +155,18 @@ class StepCosts:
         decode_context = sum(piece.context for piece in pieces if piece.is_decode)
         prefill_context = sum(piece.context for piece in pieces if not piece.is_decode)
         reads = sum(piece.tokens * piece.context for piece in pieces if not piece.is_decode)
-        steps = (
-            self._table_ms(0, 0, 0),
-            self._table_ms(0, decodes, 0),
-            self._table_ms(0, decodes, decode_context),
-            self._table_ms(tokens, decodes, decode_context),
-            self._table_ms(tokens, decodes, decode_context + prefill_context),
-        )
-        added = [self.scale * (after - before) for before, after in pairwise(steps)]
-        each_ms = self.scale * steps[0] / len(pieces)
+        empty_ms, decoding_ms = self._table_ms(0, 0, 0), self._table_ms(0, decodes, 0)
+        prompts_ms = self._table_ms(tokens, decodes, 0)
+        added = [
+            self.scale * part_ms
+            for part_ms in (
+                decoding_ms - empty_ms,
+                self._decode_context_ms(decodes, decode_context),
+                prompts_ms - decoding_ms,
+                self._table_ms(tokens, decodes, prefill_context) - prompts_ms,
+            )
+        ]
+        each_ms = self.scale * empty_ms / len(pieces)
         by_payer: dict[Payer, float] = {}
         for piece in pieces:
             if piece.is_decode:
@@ -160,23 +179,27 @@ class StepCosts:
 
     def _table_ms(self, *point: int) -> float:
         """The table at a point of (prefill tokens, decodes, context tokens)."""
-        beyond_ms = 0.0
-        corners = [(0, 1.0)]  # index of the grid, weight
-        for axis, value, slope in zip(self._axes, point, self._slopes, strict=True):
-            last = len(axis) - 1
-            if value >= axis[last]:
-                beyond_ms += slope * (value - axis[last])
-                corners = [(index * len(axis) + last, weight) for index, weight in corners]
-                continue
-            low = bisect_right(axis, value) - 1
-            part = (value - axis[low]) / (axis[low + 1] - axis[low])
-            corners = [
-                (index * len(axis) + low + step, weight * share)
-                for index, weight in corners
-                for step, share in ((0, 1 - part), (1, part))
-                if share
-            ]
-        return beyond_ms + sum(self._ms[index] * weight for index, weight in corners)
+        ms, beyond_ms, corner = self._ms, 0.0, 0
+        between: list[tuple[int, float]] = []  # distance to the next point of an axis, part of the way to it
+        for (axis, stride, slope), value in zip(self._grid, point, strict=True):
+            if value >= axis[-1]:
+                beyond_ms += slope * (value - axis[-1])
+                corner += stride * (len(axis) - 1)
+            elif value:
+                low = bisect_right(axis, value) - 1
+                corner += stride * low
+                if value > axis[low]:
+                    between.append((stride, (value - axis[low]) / (axis[low + 1] - axis[low])))
+        values = [ms[corner]]
+        if between:
+            corners = [corner]
+            for stride, _ in between:
+                corners += [index + stride for index in corners]
+            values = [ms[index] for index in corners]
+            for _, part in reversed(between):
+                half = len(values) // 2
+                values = [values[at] + (values[at + half] - values[at]) * part for at in range(half)]
+        return beyond_ms + values[0]
 
 
 def _part(amount_ms: float, own: int, total: int) -> float:

@@ -1,5 +1,6 @@
 """The plan being drawn; dies with the step."""
 
+from math import inf
 from typing import Protocol
 
 from scheduler.fairness import Account
@@ -37,12 +38,20 @@ class CacheView(Protocol):
     def release(self, seq: SeqId, *, spills: bool = False) -> None: ...
 
 
+class StepSplitter(Protocol):
+    """How a step is cut into nano-batches. `Splitter` is one."""
+
+    def split(self, slices: tuple[Slice, ...], yield_ms: float, block_size: int) -> tuple[NanoBatch, ...]: ...
+
+
 class Draft:
     """Slices, admissions and victims so far, over the cache's overlay."""
 
-    def __init__(self, cache: CacheView, budget: int, chooser: SwapChooser) -> None:
+    def __init__(self, cache: CacheView, budget: int, chooser: SwapChooser, splitter: StepSplitter) -> None:
         self.cache = cache
         self.budget = budget  # tokens
+        self.yield_ms = 0.0  # the longest that anybody wants to wait for the lane; 0: nobody minds
+        self.order: tuple[SeqId, ...] = ()  # who waits, as of before
         self.slice_by_seq: dict[SeqId, Slice] = {}
         self.admitted: list[SeqId] = []
         self.restores: list[SeqId] = []
@@ -53,8 +62,11 @@ class Draft:
         self.aged: SeqId | None = None
         self.outstanding = 0  # blocks that the known tokens of those who run still need
         self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
+        self.is_full = False  # no row is left
         self.blocked: set[Account] = set()  # whose first does not fit: nobody of theirs passes it on space
+        self.blocked_band: float = inf  # the first band of theirs: no band behind it passes, either
         self._chooser = chooser
+        self._splitter = splitter
 
     def add(self, sequence: Sequence, start: int, length: int) -> None:
         """The sequence computes tokens [start, start + length)."""
@@ -86,8 +98,9 @@ class Draft:
     def plan(self) -> Plan:
         """The frozen value."""
         slices = tuple(self.slice_by_seq.values())
+        come = set(self.admitted)
         return Plan(
-            nano_batches=(NanoBatch(slices),) if slices else (),
+            nano_batches=self._splitter.split(slices, self.yield_ms, self.cache.block_size) if slices else (),
             admitted=tuple(self.admitted),
             victims=tuple(self.victims),
             reasons=tuple(self.reasons),
@@ -96,4 +109,5 @@ class Draft:
             restores=tuple(self.restores),
             aged=self.aged,
             deferred=tuple(self.deferred),
+            next_order=tuple(seq for seq in self.order if seq not in come),
         )

@@ -97,13 +97,14 @@ class _State:
 class _Band:
     """The accounts of one band, and how often which kind is found."""
 
-    __slots__ = ("contested_s", "counted_to_s", "num_patient", "num_waiting", "ready", "working")
+    __slots__ = ("contested_s", "counted_to_s", "num_overdrawn", "num_patient", "num_waiting", "ready", "working")
 
     def __init__(self) -> None:
         self.working: dict[Account, _State] = {}  # with any work
         self.ready: dict[Account, _State] = {}  # with dispatchable waiting work
         self.num_waiting = 0  # accounts
         self.num_patient = 0  # accounts
+        self.num_overdrawn = 0  # accounts
         self.contested_s = 0.0  # how long somebody's patience has run, whosever it was
         self.counted_to_s = 0.0
 
@@ -209,6 +210,8 @@ class TenantBook:
             return
         paid_ms = min(measured_ms, max(self.limits.step_ms, charge.predicted_ms))
         surplus = paid_ms / charge.predicted_ms - 1
+        if abs(surplus) < 1e-9:
+            return
         for account, share_ms in charge.shares:
             self._pay(account, share_ms * surplus, now_s)
 
@@ -222,6 +225,16 @@ class TenantBook:
         """Deficit left."""
         state = self._states.get(account)
         return state is not None and state.is_eligible
+
+    def is_ready(self, account: Account) -> bool:
+        """Has dispatchable waiting work: only capacity keeps it from a slice."""
+        state = self._states.get(account)
+        return state is not None and state.num_ready > 0
+
+    def has_debtors(self, band: int) -> bool:
+        """An account of the band is overdrawn."""
+        found = self._bands.get(band)
+        return found is not None and found.num_overdrawn > 0
 
     def may_admit(self, account: Account, now_s: float) -> bool:
         """False for an account whose work would be preempted for debt at once."""
@@ -325,7 +338,8 @@ class TenantBook:
         for number, band in self._bands.items():
             states = [one for one in self._states.values() if one.band is band]
             waiting, patient = sum(one.num_waiting > 0 for one in states), sum(one.is_patient for one in states)
-            if (band.num_waiting, band.num_patient) != (waiting, patient):
+            overdrawn = sum(one.is_overdrawn for one in states)
+            if (band.num_waiting, band.num_patient, band.num_overdrawn) != (waiting, patient, overdrawn):
                 raise InvariantError("fairness.band", band=number)
 
     # the rules that the bound rests on
@@ -393,6 +407,7 @@ class TenantBook:
         is_overdrawn = state.deficit_ms < -state.weight * self.limits.debt_ms
         if is_overdrawn != state.is_overdrawn:
             state.is_overdrawn = is_overdrawn
+            state.band.num_overdrawn += 1 if is_overdrawn else -1
             state.contested_from_s = state.band.clock_s(now_s)
 
     def _state(self, account: Account) -> _State:
@@ -411,32 +426,3 @@ class TenantBook:
             if state.deficit_ms >= 0 and not state.has_work and self._states.get(state.account) is state:
                 del self._states[state.account]
         self._idle.clear()
-
-
-class AgingShare:
-    """The part of all service that goes to whoever has starved longest, in whatever band: no band is lifted for it.
-
-    A bucket of milliseconds: filled by its share of each step, drained by what aged sequences were given. It is the
-    starving tenant itself that pays, as for any other service; the bucket only says when. It lends, so that a sequence
-    that was let in gets somewhere before a higher band may preempt it.
-    """
-
-    def __init__(self, step_ms: float, share: float = 0.05, starve_s: float = 30.0) -> None:
-        self.share = share
-        self.starve_s = starve_s  # waiting for so long is starving
-        self._step_ms = step_ms
-        self._balance_ms = 0.0
-
-    @property
-    def is_due(self) -> bool:
-        """Aged work may have a part of the next step."""
-        return self._balance_ms > 0
-
-    @property
-    def is_spent(self) -> bool:
-        """So much was lent that aged sequences are victims like others again."""
-        return self._balance_ms < -20 * self._step_ms
-
-    def add(self, step_ms: float, aged_ms: float) -> None:
-        """A step was launched: all it was charged, and how much of it went to aged sequences."""
-        self._balance_ms = min(self._step_ms, self._balance_ms + self.share * step_ms - aged_ms)

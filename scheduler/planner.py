@@ -1,12 +1,14 @@
 """The planner: from the book and a cache overlay to the plan of one step."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 from scheduler.book import SequenceBook
 from scheduler.budget import chunk_length
-from scheduler.draft import CacheView, Draft
+from scheduler.draft import CacheView, Draft, StepSplitter
 from scheduler.fairness import Account
+from scheduler.nanobatch import Splitter
 from scheduler.preemption import SwapChooser
 from scheduler.sequence import Sequence, SequenceState
 from scheduler.victim import Holder, Hunger, SwitchBrake, victims
@@ -35,25 +37,43 @@ class StepLimits:
 class Planner:
     """Decides who computes what next. Reads the book, draws on the cache's overlay, changes neither."""
 
-    def __init__(self, book: SequenceBook, limits: StepLimits, chooser: SwapChooser | None = None) -> None:
+    def __init__(
+        self,
+        book: SequenceBook,
+        limits: StepLimits,
+        chooser: SwapChooser | None = None,
+        splitter: StepSplitter | None = None,
+    ) -> None:
         self._book = book
         self._policy = book.policy
         self._limits = limits
         self._chooser = chooser or SwapChooser("auto", Rates)
+        self._splitter = splitter or Splitter(book.policy.costs)
         self._hunger = Hunger()
         self._earmark: SeqId | None = None
         self._earmark_steps = 0
 
-    def plan(self, cache: CacheView, now_s: float = 0.0) -> Plan:
+    def order(self, now_s: float) -> tuple[SeqId, ...]:
+        """The first of those that wait, in the order in which they will be admitted. Begins a step.
+
+        Those deferred in the step before are among them: what they wait for may have to be asked for again.
+        """
+        self._policy.begin(now_s)
+        waiting = self._book.waiting
+        return tuple(islice((seq for seq in self._policy.candidates(now_s) if seq in waiting), _MOST_CANDIDATES))
+
+    def plan(self, cache: CacheView, now_s: float = 0.0, order: tuple[SeqId, ...] | None = None) -> Plan:
         """One step: decodes, then chunks of prompts and admissions in the policy's order.
 
         The first in rank always gets a token; it may take blocks from those behind it. Never fails for lack of room.
+        `order` is published with the plan, without those that it admits; None: as it is now.
         """
-        draft = Draft(cache, self._limits.max_num_batched_tokens, self._chooser)
+        draft = Draft(cache, self._limits.max_num_batched_tokens, self._chooser, self._splitter)
+        draft.order = self.order(now_s) if order is None else order
+        draft.yield_ms = self._limits.tbt_goal_ms
         if self._book.num_suspects:
             self._run_suspect(draft)
             return draft.plan()
-        self._policy.begin(now_s)
         prefills = [one for one in self._book.running if one.id in self._policy.queue]
         self._decode(draft, has_prefills=bool(prefills))
         draft.outstanding = sum(
@@ -62,7 +82,7 @@ class Planner:
             if one.id not in draft.victims
         )
         self._keep_room_to_grow(draft)
-        self._fill(draft, now_s, self._num_long(prefills))
+        self._fill(draft, now_s, prefills)
         return draft.plan()
 
     # ---- decodes
@@ -101,6 +121,7 @@ class Planner:
         goals = [1e3 * one.tbt_goal_s if one.tbt_goal_s else default for one in decoding]
         tightest = min((goal for goal in goals if goal is not None), default=None)
         if tightest is not None:
+            draft.yield_ms = tightest
             context = sum(one.scheduled for one in decoding)
             allowed = self._policy.costs.largest_prefill(tightest, len(decoding), context)
             draft.budget = min(draft.budget, max(allowed, draft.cache.block_size))
@@ -145,8 +166,9 @@ class Planner:
 
     # ---- prompts
 
-    def _fill(self, draft: Draft, now_s: float, num_long: int) -> None:
+    def _fill(self, draft: Draft, now_s: float, prefills: list[Sequence]) -> None:
         """Chunks and admissions in the policy's order, until the budget is spent."""
+        num_long = self._num_long(prefills)
         brake = SwitchBrake(is_void=self._hunger.is_void)
         draft.aged = self._policy.starving(now_s)
         first: SeqId | None = None
@@ -164,13 +186,40 @@ class Planner:
             allowance = self._allowance(draft, sequence)
             if sequence.state is SequenceState.RUNNING:
                 self._continue(draft, sequence, allowance)
-            elif not (draft.is_short or draft.victims) and self._may_come(draft, sequence, num_long):
+            elif not self._is_closed(draft) and self._may_come(draft, sequence, num_long):
                 num_long += self._admit(draft, sequence, allowance, brake, now_s) and self._is_long(sequence)
             if seq in draft.slice_by_seq and draft.slice_by_seq[seq].length >= allowance:
                 capped.append(sequence)
+            if self._is_closed(draft):
+                break
+        capped += self._continue_others(draft, prefills, looked_at)
         self._spend_rest(draft, capped)
+        if first is not None:
+            self._collect_debt(draft, self._book[first], brake, now_s)
         self._hunger.step(first, was_served=first in draft.slice_by_seq or first in draft.restores)
         draft.aged = draft.aged if draft.aged in draft.admitted else None
+
+    def _is_closed(self, draft: Draft) -> bool:
+        """Nobody else can be admitted by this step."""
+        return draft.is_short or draft.is_full or bool(draft.victims)
+
+    def _continue_others(self, draft: Draft, prefills: list[Sequence], looked_at: set[SeqId]) -> list[Sequence]:
+        """The prompts under way that the search for candidates did not reach: who holds blocks must get on.
+
+        Returns those that were held to their tenant's share.
+        """
+        left = [one for one in prefills if one.id not in looked_at]
+        capped: list[Sequence] = []
+        for sequence in sorted(left, key=self._policy.place):
+            if draft.budget <= 0:
+                break
+            if sequence.id in draft.victims:
+                continue
+            allowance = self._allowance(draft, sequence)
+            self._continue(draft, sequence, allowance)
+            if sequence.id in draft.slice_by_seq and draft.slice_by_seq[sequence.id].length >= allowance:
+                capped.append(sequence)
+        return capped
 
     def _allowance(self, draft: Draft, sequence: Sequence) -> int:
         """Tokens one sequence may have of this step: its tenant's share of the prompts' budget, a block at least."""
@@ -202,7 +251,7 @@ class Planner:
         account = self._policy.account(sequence)
         if self._earmark is not None and self._earmark != sequence.id and self._earmark not in draft.admitted:
             return False
-        if any(account == blocked or account.band > blocked.band for blocked in draft.blocked):
+        if account in draft.blocked or account.band > draft.blocked_band:
             return False
         limit = self._limits.max_long_partial_prefills
         return not (limit and num_long >= limit and self._is_long(sequence))
@@ -212,7 +261,8 @@ class Planner:
         cache = draft.cache
         others = len(self._book.running) + len(draft.admitted)
         if others >= self._limits.max_num_seqs:
-            self._block(draft, sequence, 0, brake, now_s)
+            draft.is_full = True
+            self._block(draft, sequence, -(-sequence.num_tokens // cache.block_size), brake, now_s)
             return False
         found = cache.match(sequence.id)
         if found is None:
@@ -250,38 +300,87 @@ class Planner:
     def _block(self, draft: Draft, sequence: Sequence, needed: int, brake: SwitchBrake, now_s: float) -> None:
         """It does not fit. Preempt for it whom the policy lets it; it comes in a later step, when the room is there."""
         is_first = not draft.blocked
-        draft.blocked.add(self._policy.account(sequence))
+        account = self._policy.account(sequence)
+        draft.blocked.add(account)
+        draft.blocked_band = min(draft.blocked_band, account.band)
         if is_first and not draft.admitted:
             self._take_for(draft, sequence, needed, brake, now_s)
 
     def _take_for(self, draft: Draft, sequence: Sequence, needed: int, brake: SwitchBrake, now_s: float) -> None:
-        cache, policy = draft.cache, self._policy
+        first = self._policy.account(sequence)
+        would_hold, held = self._holdings(draft, first, needed)
+
+        def may_take(holder: Holder) -> PreemptionReason | None:
+            return self._policy.reason(holder, first, now_s, would_hold=would_hold, holds=held)
+
+        cache = draft.cache
+        for victim, reason in self._victims(draft, needed, may_take):
+            if (draft.victims and cache.available_blocks + cache.coming_blocks >= needed) or not brake.may_preempt():
+                break
+            brake.preempt(spills=draft.preempt(victim, reason))
+            draft.beneficiary = self._earmark = sequence.id
+            self._earmark_steps = 0
+
+    def _holdings(self, draft: Draft, first: Account, needed: int) -> tuple[float, dict[Account, float]]:
+        """What an account would hold with so many blocks and one row more, and what each holds: parts of a whole.
+
+        Of blocks or of rows, whichever is more: many small sequences fill an engine as a few large ones do.
+        """
+        cache, policy, rows = draft.cache, self._policy, self._limits.max_num_seqs
         total = cache.available_blocks + cache.coming_blocks
-        held: dict[Account, float] = {}
+        blocks_by_account: dict[Account, int] = {first: needed}
+        rows_by_account: dict[Account, int] = {first: 1}
         for one in self._book.running:
-            blocks = cache.num_blocks(one.id)
+            blocks, account = cache.num_blocks(one.id), policy.account(one)
             total += blocks
-            account = policy.account(one)
-            held[account] = held.get(account, 0.0) + blocks
-        held = {account: blocks / total for account, blocks in held.items()}
-        first = policy.account(sequence)
-        would_hold = held.get(first, 0.0) + needed / total
+            blocks_by_account[account] = blocks_by_account.get(account, 0) + blocks
+            rows_by_account[account] = rows_by_account.get(account, 0) + 1
+        held = {
+            account: max(blocks / max(total, 1), rows_by_account[account] / rows)
+            for account, blocks in blocks_by_account.items()
+        }
+        return held[first], held
+
+    def _collect_debt(self, draft: Draft, first: Sequence, brake: SwitchBrake, now_s: float) -> None:
+        """Whoever has had far more than its share gives way to one that is served, but too slowly.
+
+        A prompt under way beside many decodes of others waits for nothing, and would wait for them all the same.
+        """
+        account = self._policy.account(first)
+        # What goes down may push out of DDR what a restore of this step is about to bring up.
+        if draft.victims or draft.restores or not self._policy.has_debtors(account.band):
+            return
+
+        def may_take(holder: Holder) -> PreemptionReason | None:
+            return "debt" if self._policy.owes(holder.account, account, now_s) else None
+
+        for victim, reason in self._victims(draft, 1, may_take):
+            if not brake.may_preempt():
+                break
+            brake.preempt(spills=draft.preempt(victim, reason))
+            draft.beneficiary = first.id
+
+    def _victims(
+        self, draft: Draft, needed: int, reason_for: Callable[[Holder], PreemptionReason | None]
+    ) -> Iterator[tuple[Sequence, PreemptionReason]]:
+        """Who may be preempted and why, first to last."""
         reason_by_seq: dict[SeqId, PreemptionReason] = {}
 
         def may_take(holder: Holder) -> bool:
-            reason = policy.reason(holder, first, now_s, would_hold=would_hold, holds=held)
+            reason = reason_for(holder)
             if reason is not None:
                 reason_by_seq[holder.seq] = reason
             return reason is not None
 
         least = 0 if self._hunger.is_void else _LEAST_SINCE_RESUME
         holders = [self._holder(one) for one in self._book.running if one.id not in draft.victims]
-        for seq in victims(holders, may_take, policy.lead, lambda seq: float(cache.num_blocks(seq)), least):
-            if (draft.victims and cache.available_blocks + cache.coming_blocks >= needed) or not brake.may_preempt():
-                break
-            brake.preempt(spills=draft.preempt(self._book[seq], reason_by_seq[seq]))
-            draft.beneficiary = self._earmark = sequence.id
-            self._earmark_steps = 0
+        for seq in victims(holders, may_take, self._policy.lead, lambda seq: self._gain(draft, seq, needed), least):
+            yield self._book[seq], reason_by_seq[seq]
+
+    def _gain(self, draft: Draft, seq: SeqId, needed: int) -> float:
+        """Of the blocks that are wanted, those that it would free, for each second that its way out and back takes."""
+        cost = self._chooser.cost(*draft.cache.blocks_below(seq), self._book[seq].computed)
+        return min(draft.cache.num_blocks(seq), max(needed, 1)) / (1e-6 + min(cost.swap_s, cost.recompute_s))
 
     def _holder(self, sequence: Sequence) -> Holder:
         return Holder(

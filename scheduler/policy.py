@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from scheduler.aging import AgingShare
 from scheduler.cost import Piece, StepCosts, linear_times
-from scheduler.fairness import Account, AgingShare, Charge, TenantBook, fair_limits
+from scheduler.fairness import Account, Charge, TenantBook, fair_limits
 from scheduler.queue import OpenGate, Waiting, WaitingQueue, open_order
 from scheduler.sequence import Sequence
 from scheduler.standing import ServiceWindow
@@ -145,9 +146,26 @@ class Policy:
             return "share"
         return None
 
+    def has_debtors(self, band: int) -> bool:
+        """Somebody of the band may have had more than may ever be owed back."""
+        return self.fair is not None and self.fair.has_debtors(band)
+
+    def owes(self, debtor: Account, creditor: Account, now_s: float) -> bool:
+        """So much, and for so long, that its sequences may be preempted for the other."""
+        return self.fair is not None and self.fair.may_take_for_debt(creditor, debtor, now_s)
+
+    def place(self, sequence: Sequence) -> tuple[float, ...]:
+        """Where it stands among those that wait; for sorting a few."""
+        waiting, account = self.queue[sequence.id], self.account(sequence)
+        is_spent = self.fair is not None and not self.fair.is_eligible(account)
+        return (*self.queue.place_of(waiting, is_spent=is_spent), sequence.id)
+
     def prefill_share(self, account: Account) -> float:
-        """Which part of a step's prompt tokens its tenant may have while others of its band wait, too."""
-        if self.fair is None:
+        """Which part of a step's prompt tokens its tenant may have while others of its band wait, too.
+
+        All of it for one that is owed service: the gate has let it go first for that.
+        """
+        if self.fair is None or self.fair.is_eligible(account):
             return 1.0
         weight = self._ready_weights.get(account.band)
         if weight is None:
@@ -160,9 +178,14 @@ class Policy:
 
     def launch(self, pieces: list[tuple[Sequence, Slice]], now_s: float) -> None:
         """A step is launched: charge it."""
-        prefill = sum(piece.length for _, piece in pieces if piece.length > 1)
-        decodes = sum(piece.length == 1 for _, piece in pieces)
-        predicted_ms = self.costs.predict_ms(prefill, decodes, sum(piece.start for _, piece in pieces))
+        prompts = [piece for _, piece in pieces if piece.length > 1]
+        decodes = [piece for _, piece in pieces if piece.length == 1]
+        predicted_ms = self.costs.step_ms(
+            sum(piece.length for piece in prompts),
+            sum(piece.start for piece in prompts),
+            len(decodes),
+            sum(piece.start for piece in decodes),
+        )
         charge = Charge(0.0, ())
         if self.fair is not None:
             shares = self.costs.share_ms(
@@ -219,7 +242,7 @@ class Policy:
             arrival_s=sequence.request.arrival_s,
             since_s=since_s,
             band=sequence.band,
-            ttft_goal_s=slo.ttft_s or (_BATCH_GOAL_S if slo.kind == "batch" else 0.0),
+            ttft_goal_s=slo.ttft_s or (_BATCH_GOAL_S if slo.kind == "batch" else _GOAL_S),
             work_s=self.costs.recompute_ms(uncached, sequence.num_tokens - uncached) / 1e3,
         )
 
@@ -243,6 +266,7 @@ class Policy:
         self._deferred.discard(seq)
 
 
+_GOAL_S = 5.0  # of those who name none: behind those who do
 _BATCH_GOAL_S = 60.0  # nobody watches: behind everything that came in the last minute
 
 
@@ -251,10 +275,10 @@ def open_policy(
 ) -> Policy:
     """The policy that the operator chose. `step_ms` is the longest step, by which fairness is measured out.
 
-    A quantum of one step: a tenant that returns waits for about two steps of each that floods.
+    A quantum of half a step: a tenant that returns waits for about one step of each that floods.
     """
     costs = costs or StepCosts(linear_times())
     if name != "fair":
         return Policy(name, costs, None, None)
-    limits = fair_limits(step_ms, patience_s, quantum_steps=1.0, debt_steps=2.0)
+    limits = fair_limits(step_ms, patience_s, quantum_steps=0.5, debt_steps=2.0)
     return Policy(name, costs, TenantBook(limits), AgingShare(step_ms))

@@ -189,6 +189,10 @@ class WaitingQueue:
     def __getitem__(self, seq: SeqId) -> Waiting:
         return self._entries[seq].waiting
 
+    def place_of(self, waiting: Waiting, *, is_spent: bool) -> tuple[float, float, float]:
+        """Lower goes first, as drawing would have it."""
+        return self._order.account(waiting).band, is_spent, self._order.key(waiting)
+
     def add(self, waiting: Waiting, now_s: float) -> None:
         """It waits. Errors: InvariantError when it did."""
         if waiting.seq in self._entries:

@@ -262,9 +262,9 @@ class EngineClient(asyncio.Protocol):
         """For the end of a drain: give up every sequence."""
         self._give_up(list(self._facts_by_seq), gone)
 
-    def quit(self) -> None:
-        """Ask the engine to leave."""
-        self._send(Quit())
+    def quit(self, patience_s: float = 0.0) -> None:
+        """Ask the engine to leave, after it has persisted for so long what lies in memory. Closing cuts that short."""
+        self._send(Quit(patience_s))
 
     def close(self) -> None:
         """Close the socket; the engine exits when it reads the end of it."""

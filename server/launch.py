@@ -177,6 +177,7 @@ class Daemon:
         self._signals = 0
         self._first_signal = asyncio.Event()
         self._second_signal = asyncio.Event()
+        self._drained_by_s = 0.0  # end of what --shutdown-timeout grants
         self._reloads: set[asyncio.Task[bool]] = set()
         self._log = structlog.stdlib.get_logger("server.launch")
 
@@ -200,10 +201,7 @@ class Daemon:
             server.should_exit = True
             server.force_exit = self._second_signal.is_set()
             await serving
-            self._service.client.quit()
-            self._service.client.close()
-            await child.leave(_ENGINE_PATIENCE_S if code == EXIT_OK else 0.0)
-            return code
+            return await self._dismiss(child, code)
         finally:
             self._service.workers.shutdown(wait=False, cancel_futures=True)
 
@@ -277,6 +275,7 @@ class Daemon:
     async def _drain(self, gone: "asyncio.Task[None]") -> int:
         """Refuse new work, let streams finish for a while, then end them with an error event."""
         client, timeout_s = self._service.client, self._settings.server.shutdown_timeout_s
+        self._drained_by_s = self._service.clock.now_s() + timeout_s
         refusal = shutting_down()
         cut = EngineGone(refusal.message, refusal.code)
         self._service.admission.close()
@@ -294,6 +293,23 @@ class Daemon:
         if client.state is EngineState.DEAD:
             return EXIT_ENGINE
         return EXIT_FORCED if self._second_signal.is_set() else EXIT_OK
+
+    async def _dismiss(self, child: EngineChild, code: int) -> int:
+        """Let the engine persist with what is left of the drain's time, then leave. A second signal ends that too."""
+        client = self._service.client
+        patience_s = max(0.0, self._drained_by_s - self._service.clock.now_s()) if code == EXIT_OK else 0.0
+        client.quit(patience_s)
+        if patience_s:
+            gone = asyncio.create_task(client.wait_gone())
+            again = asyncio.create_task(self._second_signal.wait())
+            most_s = patience_s + _ENGINE_PATIENCE_S
+            await asyncio.wait([gone, again], timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in (gone, again):
+                task.cancel()
+            code = EXIT_FORCED if self._second_signal.is_set() else code
+        client.close()
+        await child.leave(_ENGINE_PATIENCE_S if code == EXIT_OK else 0.0)
+        return code
 
     async def _wait_idle(self) -> None:
         """Return when every admitted request has got its last token."""

@@ -1,4 +1,4 @@
-"""What all suites report at the end."""
+"""What all suites share: the long runs are left out unless they are asked for, and what is told at the end."""
 
 import pytest
 
@@ -17,3 +17,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"conformance: a differing token was excused {sum(counts)} times in {len(counts)} tests "
             "(margin of the two likeliest under 1e-4)"
         )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: minutes of simulation; runs only when asked for with -m long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long ones out unless the command line speaks of them."""
+    if "long" in (config.option.markexpr or ""):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]

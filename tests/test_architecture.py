@@ -25,7 +25,8 @@ OURS: dict[str, set[str]] = {
     "server": {"tiercel"},
     "loadtest": {"tiercel"},
     "embedded": set(),
-    "cli": {"tiercel", "device", "kvcache", "kvcache.store", "engine", "server", "loadtest"},
+    "simulation": {"tiercel", "device", "kvcache", "scheduler"},
+    "cli": {"tiercel", "device", "kvcache", "kvcache.store", "engine", "server", "loadtest", "simulation", "scheduler"},
 }
 # Room -> what it may import beside the standard library.
 THEIRS: dict[str, set[str]] = {
@@ -41,6 +42,7 @@ THEIRS: dict[str, set[str]] = {
     },
     "loadtest": {"httpx", "matplotlib", "tokenizers", "msgspec", "yaml"},
     "embedded": {"torch", "transformers", "tokenizers", "numpy", "safetensors"},
+    "simulation": {"msgspec"},
     "cli": {"typer", "rich", "httpx", "pydantic", "torch"},
 }
 # What single files may import beyond their room.
@@ -49,6 +51,9 @@ ALSO: dict[str, set[str]] = {
     "tiercel/options.py": {"pydantic", "pydantic_settings"},
     "tiercel/log.py": {"structlog"},
     "server/launch.py": {"engine.process"},
+    "simulation/simulator.py": {"engine.loop"},
+    "cli/simulate.py": {"msgspec"},
+    "cli/simulate_input.py": {"msgspec", "yaml"},
     "cli/model_facts.py": {"transformers"},
 }
 # What single files may not import although their room may.
@@ -67,6 +72,13 @@ CATCH_ALL = {
     "server/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
 }
 READS_ENVIRONMENT = {"tiercel/config.py"}
+# Files that may look at the wall clock, and what for. No timer does: it jumps.
+READS_WALL_CLOCK = {
+    "server/launch.py": "the `created` fields of answers, and the date for chat templates",
+    "cli/kv.py": "how old a volume is",
+    "cli/bench_serve.py": "the name of a result file",
+}
+_WALL_CLOCK = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow", "today"}
 LONG_FILES: dict[str, str] = {}  # file -> why it is one
 MAX_LINES = 450
 
@@ -192,6 +204,19 @@ def test_the_environment_is_read_in_one_place(path: str) -> None:
     assert path in READS_ENVIRONMENT or not (reads or names), f"{path}: {reads or names}"
 
 
+@pytest.mark.parametrize("path", FILES)
+def test_no_timer_uses_the_wall_clock(path: str) -> None:
+    used = [
+        node.lineno
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr in _WALL_CLOCK
+        and ast.unparse(node.value) in ("time", "datetime", "datetime.datetime", "date", "datetime.date")
+    ]
+    named = [line for line, name in ((node.lineno, name) for node, name in _imports(path)) if name.startswith("time.")]
+    assert path in READS_WALL_CLOCK or not used + named
+
+
 def _catch_alls(path: str) -> list[int]:
     caught = [
         (node.lineno, "" if node.type is None else ast.unparse(node.type))
@@ -252,7 +277,7 @@ def _import_without_torch(modules: list[str]) -> str:
     return ran.stderr
 
 
-@pytest.mark.parametrize("room", ["tiercel", "kvcache", "scheduler", "server", "cli", "loadtest"])
+@pytest.mark.parametrize("room", ["tiercel", "kvcache", "scheduler", "server", "cli", "loadtest", "simulation"])
 def test_the_room_lives_without_torch(room: str) -> None:
     assert _import_without_torch(_modules(room)) == ""
 

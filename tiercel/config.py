@@ -314,6 +314,8 @@ def _engine(options: Options, folder: str) -> EngineSettings:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         long_prefill_token_threshold=options.long_prefill_token_threshold,
+        max_long_partial_prefills=options.max_long_partial_prefills,
+        tbt_goal_s=options.tbt_goal,
         scheduling_policy=options.scheduling_policy,
         async_depth=1 if options.async_scheduling else 0,
         calibration_s=options.calibration_seconds,

@@ -198,6 +198,13 @@ class Options(BaseSettings):
     scheduling_policy: Annotated[
         PolicyName, Flag("Scheduler", "Who runs next: fair, priority or fcfs.", "NAME", is_rare=True)
     ] = "fair"
+    max_long_partial_prefills: Annotated[
+        int, Flag("Scheduler", "Long prompts under way at once; 0: no cap.", "N", is_rare=True, within=(0, 65_536))
+    ] = 4
+    tbt_goal: Annotated[
+        float,
+        Flag("Scheduler", "Goal between two tokens; 0: none.", "SECONDS", is_rare=True, within=(0, 600)),
+    ] = 0.2
     calibration_seconds: Annotated[
         float,
         Flag(

@@ -54,6 +54,7 @@ class StepOutcome(Struct, frozen=True):
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     bad: tuple[int, ...] = ()  # sampling slices whose logits were not finite: their requests fail, no other does
+    nano_batch_ms: tuple[float, ...] = ()  # measured, one a nano-batch; 0: all its sequences had gone. () on a GPU
 
 
 class TierGauges(Struct, frozen=True, kw_only=True, gc=False):

@@ -1,5 +1,6 @@
 """Orders: what one step computes. A `Plan` is intent; sealed by the cache it becomes a `StepPlan`."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -21,9 +22,26 @@ class Slice(Struct, frozen=True, gc=False):
 
 
 class NanoBatch(Struct, frozen=True, gc=False):
-    """Ordered slices that share one forward."""
+    """Ordered slices that share one forward. A long slice may lie in parts in several nano-batches of its step."""
 
     slices: tuple[Slice, ...]
+
+
+def whole_slices(nano_batches: Sequence[NanoBatch]) -> tuple[Slice, ...]:
+    """A step's slices as the books see them: one a sequence, its parts joined.
+
+    They come in the order of their last parts, which is the order of what they sample.
+    """
+    if len(nano_batches) == 1:
+        return nano_batches[0].slices
+    whole: dict[SeqId, Slice] = {}
+    for batch in nano_batches:
+        for part in batch.slices:
+            before = whole.pop(part.seq, None)
+            if before is not None:
+                part = Slice(part.seq, before.start, before.length + part.length, part.samples)
+            whole[part.seq] = part
+    return tuple(whole.values())
 
 
 class Plan(Struct, frozen=True, gc=False):
@@ -38,6 +56,7 @@ class Plan(Struct, frozen=True, gc=False):
     restores: tuple[SeqId, ...] = ()  # of the admitted: no slice yet, their blocks come up first
     aged: SeqId | None = None  # of the admitted: on the share of those who starve
     deferred: tuple[SeqId, ...] = ()  # wait for something that is on its way
+    next_order: tuple[SeqId, ...] = ()  # wait, in the order in which they will be admitted; the first of them only
 
 
 class TableUpdate(Struct, frozen=True, gc=False):

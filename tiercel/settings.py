@@ -45,6 +45,8 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0 = no cap
     scheduling_policy: PolicyName = "fair"
     async_depth: int = 1  # steps launched ahead of the commit; 0 = synchronous
+    max_long_partial_prefills: int = 4  # long prompts under way at once; 0 = no cap
+    tbt_goal_s: float = 0.2  # between two tokens, where the tenant has no goal of its own; 0 = none
     calibration_s: float = 0.0  # to measure steps at the start; 0 = the linear default (the flag's default is more)
     cache_folder: str | None = None  # what may be measured or computed again is kept here; None = nowhere
     seed: int = 0  # of dummy weights

@@ -1,6 +1,9 @@
 """`burstgpt`: lengths and times of a recorded service (CSV), with random words in the prompts."""
 
 import csv
+from pathlib import Path
+
+from msgspec import Struct
 
 from loadtest.conversation import Conversation
 from loadtest.datasets.dataset import Order, enough, read_text, single
@@ -9,29 +12,50 @@ from tiercel.errors import ConfigError
 _COLUMNS = ("Model", "Request tokens", "Response tokens")
 
 
-def conversations(order: Order) -> list[Conversation]:
-    """Answered requests to GPT-4, in the recorded order from a place drawn from the seed.
+class Row(Struct, frozen=True):
+    """One answered request."""
 
-    A file that knows other models only is taken whole. Errors: ConfigError.
+    at_s: float | None
+    input_tokens: int
+    output_tokens: int
+
+
+def answered_rows(path: Path) -> list[Row]:
+    """Answered requests to GPT-4 in the recorded order; of a file that knows other models only, all.
+
+    Errors: ConfigError.
     """
-    rows = list(csv.DictReader(read_text(order.path).splitlines()))
+    rows = list(csv.DictReader(read_text(path).splitlines()))
     missing = [name for name in _COLUMNS if rows and name not in rows[0]]
     if missing:
-        raise ConfigError("bench.dataset", f"--dataset-path {order.path}: no column {missing[0]!r}")
+        raise ConfigError("bench.dataset", f"--dataset-path {path}: no column {missing[0]!r}")
     rows = [row for row in rows if row["Model"] == "GPT-4"] or rows
     try:
-        rows = [row for row in rows if int(row["Response tokens"]) > 0 and int(row["Request tokens"]) > 0]
-        first = order.rng("order").randint(0, max(0, len(rows) - order.count))
-        words = order.words()
         found = [
-            single(
-                order.texts.text(int(row["Request tokens"]), words),
-                int(row["Request tokens"]),
-                order.settings.output_len or int(row["Response tokens"]),
+            Row(
                 float(row["Timestamp"]) if row.get("Timestamp") else None,
+                int(row["Request tokens"]),
+                int(row["Response tokens"]),
             )
-            for row in rows[first : first + order.count]
+            for row in rows
         ]
     except (ValueError, TypeError) as exc:
-        raise ConfigError("bench.dataset", f"--dataset-path {order.path}: {exc}") from exc
+        raise ConfigError("bench.dataset", f"--dataset-path {path}: {exc}") from exc
+    return [row for row in found if row.input_tokens > 0 and row.output_tokens > 0]
+
+
+def conversations(order: Order) -> list[Conversation]:
+    """Answered requests, from a place drawn from the seed. Errors: ConfigError."""
+    rows = answered_rows(order.path)
+    first = order.rng("order").randint(0, max(0, len(rows) - order.count))
+    words = order.words()
+    found = [
+        single(
+            order.texts.text(row.input_tokens, words),
+            row.input_tokens,
+            order.settings.output_len or row.output_tokens,
+            row.at_s,
+        )
+        for row in rows[first : first + order.count]
+    ]
     return enough(found, order)

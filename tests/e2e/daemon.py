@@ -68,6 +68,16 @@ class Daemon:
         assert len(children) == 1
         return int(children[0])
 
+    def complete(self, prompt: str, **fields: object) -> httpx.Response:
+        """One greedy completion, not streamed."""
+        return self.http.post("/v1/completions", json={"prompt": prompt, "temperature": 0, "max_tokens": 12, **fields})
+
+    def kill_all(self) -> None:
+        """SIGKILL to both processes at once, as a machine that dies."""
+        for pid in (self.engine_pid(), self.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
     def stop(self, number: int = signal.SIGTERM, patience_s: float = 40.0) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
@@ -75,10 +85,10 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def daemon(folder: Path, *flags: str, wait: bool = True) -> Iterator[Daemon]:
-    """Serve until the block ends."""
+def daemon(folder: Path, *flags: str, wait: bool = True, under: tuple[str, ...] = ()) -> Iterator[Daemon]:
+    """Serve until the block ends. `under`: the command of a tracer."""
     log = folder / f"serve-{time.monotonic_ns()}.log"
-    command = [TIERCEL, "serve", "--port", "0", *flags]
+    command = [*under, TIERCEL, "serve", "--port", "0", *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=environment, cwd=folder)

@@ -169,6 +169,19 @@ def test_write_back_in_idle_time_makes_victims_clean() -> None:
     assert bench.cache.loaded_tokens > 0
 
 
+def test_blocks_that_went_down_one_by_one_come_up_in_few_copies() -> None:
+    bench = TierBench(blocks=26, host=600, seqs=8, tokens=64, rates=SimRates(block_bytes=BYTES))
+    for number in range(8):
+        bench.submit([number] * 12, max_tokens=60)
+    bench.run()
+    bench.assert_all_right()
+    restored = bench.mover.bytes_by_route[Route.RESTORE]
+    assert restored > 0
+    ddr = bench.cache.tiers.host
+    assert ddr is not None
+    assert ddr.taken_slots / ddr.taken_runs > 2
+
+
 def test_a_finished_prefix_comes_back_from_the_disk() -> None:
     bench = TierBench(blocks=24, host=0, disk=100, limits=TierLimits(wanted_share=0.5))
     prompt = list(range(9)) * 5
@@ -182,6 +195,20 @@ def test_a_finished_prefix_comes_back_from_the_disk() -> None:
     bench.assert_all_right()
     assert bench.client.finished[6].num_cached == 44
     assert bench.mover.bytes_by_route[Route.PREFETCH] > 0
+
+
+def test_a_prefix_of_more_blocks_than_may_fly_comes_back_from_the_disk() -> None:
+    bench = TierBench(blocks=24, host=0, disk=100, limits=TierLimits(wanted_share=0.5, fetch_blocks=2))
+    prompt = list(range(9)) * 5
+    bench.submit(prompt, max_tokens=2)
+    bench.run()
+    for number in range(4):
+        bench.submit([number + 5] * 60, max_tokens=2)
+        bench.run()
+    bench.submit(prompt, max_tokens=2)  # deferred while the first two fly, and asked for the others afterwards
+    bench.run()
+    bench.assert_all_right()
+    assert bench.client.finished[6].num_cached == 44
 
 
 def test_a_wrong_block_on_the_disk_is_a_miss_and_is_dropped() -> None:

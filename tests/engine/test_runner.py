@@ -1,11 +1,13 @@
 """The runner with a real sampler and rows, and a model that only adds up."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from device.cpu import CpuDevice
@@ -18,6 +20,7 @@ from scheduler.book import SequenceBook
 from scheduler.policy import open_policy
 from tiercel.errors import DeviceError, DeviceLostError, InvariantError
 from tiercel.ids import SeqId, SlotId
+from tiercel.outcome import FinishReason
 from tiercel.plan import NanoBatch, Plan, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens
 
@@ -58,16 +61,54 @@ class FullLane:
         pass
 
 
+class Held:
+    """A job that runs when it is asked for."""
+
+    def __init__(self, job: Callable[[], R]) -> None:
+        self._job = job
+
+    def result(self) -> object:
+        return self._job()
+
+
+class HeldLane:
+    """A device that has yet to begin."""
+
+    def run(self, job: Callable[[], R]) -> Held:
+        return Held(job)
+
+    def is_lost(self, error: Exception) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+class Watched(NextNumber):
+    """Keeps what it computed, and lets something happen meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.seen: list[list[int]] = []
+        self._meanwhile = meanwhile
+
+    def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
+        assert len(state.context_lengths) == len(state.query_starts) - 1 == len(state.block_tables)
+        assert state.query_starts[-1] == len(tokens) == len(state.positions) == len(state.slot_ids)
+        self.seen.append(tokens.tolist())
+        self._meanwhile()
+        return super().forward(tokens, kv, state)
+
+
 class Bench:
     """One runner and the book that it reads."""
 
-    def __init__(self, lane: object | None = None, rows: int = 3) -> None:
+    def __init__(self, lane: object | None = None, rows: int = 3, model: object | None = None) -> None:
         self.book = SequenceBook(open_policy("fcfs"), 100, ())
         self.rows = RowBook(rows, 25)
         kv = torch.zeros(30, 1, BLOCK, 1, 2)
         sampler = Sampler(rows, VOCAB, kv.device)
         self.lane = lane or CpuDevice(threads=1).open_lane()
-        self.runner = Runner(NextNumber(), kv, sampler, self.lane, self.rows, self.book, ())  # type: ignore[arg-type]
+        self.runner = Runner(model or NextNumber(), kv, sampler, self.lane, self.rows, self.book, ())  # type: ignore[arg-type]
         self.step = 0
 
     def add(self, seq: int, prompt: list[int], **params: object) -> None:
@@ -81,6 +122,12 @@ class Bench:
         plan = Plan((NanoBatch(pieces),), admitted=tuple(SeqId(seq) for seq in fresh))
         self.book.launch(plan, 0.0)
         return StepPlan(self.step, plan.nano_batches, updates, tuple(SeqId(seq) for seq in gone))
+
+
+def in_nano_batches(plan: StepPlan, *counts: int) -> StepPlan:
+    """The same step in nano-batches of so many slices."""
+    slices = iter(plan.nano_batches[0].slices)
+    return replace(plan, nano_batches=tuple(NanoBatch(tuple(islice(slices, count))) for count in counts))
 
 
 @pytest.fixture(autouse=True)
@@ -167,3 +214,59 @@ def test_inputs_say_where_every_token_lies() -> None:
     assert inputs.output_index.tolist() == [0, 0]
     assert inputs.block_tables.tolist() == [[2, 3], [4, 5]]
     assert np.array_equal(inputs.rows, [0, 1])
+
+
+def test_nano_batches_answer_in_the_order_of_their_slices_and_are_timed() -> None:
+    bench = Bench()
+    for seq, first in ((1, 3), (2, 20), (3, 30)):
+        bench.add(seq, [first])
+    plan = bench.plan((1, 0, 1), (2, 0, 1), (3, 0, 1), fresh=(1, 2, 3))
+    outcome = bench.runner.launch(in_nano_batches(plan, 1, 2)).result()
+    assert outcome.tokens == (4, 21, 31)
+    assert len(outcome.nano_batch_ms) == 2
+    assert all(ms > 0 for ms in outcome.nano_batch_ms)
+
+
+def test_who_has_gone_before_a_nano_batch_begins_is_not_computed() -> None:
+    model = Watched()
+    bench = Bench(HeldLane(), model=model)
+    bench.add(1, [5, 6, 7])
+    bench.add(2, [20], logprobs=1)
+    bench.add(3, [30], logprobs=1)
+    plan = bench.plan((1, 0, 3), (2, 0, 1), (3, 0, 1), fresh=(1, 2, 3))
+    flight = bench.runner.launch(in_nano_batches(plan, 1, 2))
+    for seq in (1, 2):
+        bench.book.finish(SeqId(seq), FinishReason.ABORT, 0.0)
+    outcome = flight.result()
+    assert model.seen == [[30]]
+    assert outcome.tokens == (0, 0, 31)  # those of the gone are a ghost's
+    assert [found.seq for found in outcome.logprobs] == [3]
+    assert outcome.nano_batch_ms[0] == 0.0
+    commit = bench.book.commit(plan.nano_batches, list(outcome.tokens), 0.0)
+    assert commit.said == [(3, 31)]
+
+
+def test_an_abort_while_a_step_runs_ends_it_at_the_next_nano_batch() -> None:
+    model = Watched(lambda: bench.book.finish(SeqId(2), FinishReason.ABORT, 0.0) if 2 in bench.book else None)  # type: ignore[func-returns-value]
+    bench = Bench(model=model)
+    bench.add(1, [5])
+    bench.add(2, [20, 21, 22, 23])
+    bench.add(3, [14])
+    plan = bench.plan((1, 0, 1), (2, 0, 4), (3, 0, 1), fresh=(1, 2, 3))
+    outcome = bench.runner.launch(in_nano_batches(plan, 1, 2)).result()
+    assert model.seen == [[5], [14]]
+    assert outcome.tokens[:2] == (6, 0)
+    assert outcome.bad == (2,)
+
+
+def test_the_next_step_knows_the_token_of_a_later_nano_batch() -> None:
+    model = Watched()
+    bench = Bench(HeldLane(), model=model)
+    bench.add(1, [3])
+    bench.add(2, [20])
+    first = bench.runner.launch(in_nano_batches(bench.plan((1, 0, 1), (2, 0, 1), fresh=(1, 2)), 1, 1))
+    second = bench.runner.launch(bench.plan((1, 1, 1), (2, 1, 1)))
+    assert first.result().tokens == (4, 21)
+    bench.book.finish(SeqId(1), FinishReason.ABORT, 0.0)
+    assert second.result().tokens == (0, 22)
+    assert model.seen[-1] == [21]

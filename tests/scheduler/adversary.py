@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
-from scheduler.fairness import Account, AgingShare, Charge, FairLimits, TenantBook, fair_limits
+from scheduler.aging import AgingShare
+from scheduler.fairness import Account, Charge, FairLimits, TenantBook, fair_limits
 from scheduler.queue import Fair, Waiting, WaitingQueue
 from scheduler.victim import Holder, SwitchBrake, victims
 from tiercel.ids import SeqId, TenantId

@@ -103,8 +103,8 @@ def test_the_largest_prefill_keeps_the_goal_and_one_token_more_would_not(
     costs = StepCosts(measured(seed), margin=1.0)
     costs.correct(1.0, 1.7)
     tokens = costs.largest_prefill(goal_ms, decodes, context)
-    assert tokens == 0 or costs.predict_ms(tokens, decodes, context) <= goal_ms + 1e-6
-    assert costs.predict_ms(tokens + 1, decodes, context) > goal_ms - 1e-6
+    assert tokens == 0 or costs.step_ms(tokens, 0, decodes, context) <= goal_ms + 1e-6
+    assert costs.step_ms(tokens + 1, 0, decodes, context) > goal_ms - 1e-6
 
 
 def test_a_margin_leaves_room_for_predictions_that_come_out_short() -> None:
@@ -120,9 +120,10 @@ def test_shares_add_up_to_the_prediction() -> None:
         pieces += [Piece(rng.choice("abc"), rng.randint(1, 300), rng.randrange(2000), False) for _ in range(3)]
         decodes = sum(piece.is_decode for piece in pieces)
         tokens = sum(piece.tokens for piece in pieces if not piece.is_decode)
-        context = sum(piece.context for piece in pieces)
+        ours = sum(piece.context for piece in pieces if not piece.is_decode)
+        theirs = sum(piece.context for piece in pieces if piece.is_decode)
         shares = costs.share_ms(pieces)
-        assert sum(shares.values()) == pytest.approx(costs.predict_ms(tokens, decodes, context))
+        assert sum(shares.values()) == pytest.approx(costs.step_ms(tokens, ours, decodes, theirs))
         assert all(share >= 0 for share in shares.values())
     assert costs.share_ms([]) == {}
 

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from scheduler.fairness import Account, AgingShare, FairLimits, TenantBook, fair_limits
+from scheduler.aging import AgingShare
+from scheduler.fairness import Account, FairLimits, TenantBook, fair_limits
 from tests.scheduler.adversary import GapMeter, Machine, Schemer, widest_gap
 from tiercel.errors import InvariantError
 from tiercel.ids import TenantId

@@ -265,3 +265,21 @@ def test_a_priority_that_changes_while_a_sequence_runs_changes_who_gives_way() -
     room.submit(3, prompt=3, band=2)
     assert room.launch().victims == (1,)
     room.book.check_integrity()
+
+
+def test_a_plan_publishes_who_comes_next_in_order() -> None:
+    room = Room(seqs=2, tokens=64)
+    for seq in (3, 1, 2, 4):
+        room.submit(seq, 8)
+    plan = room.step()
+    assert plan.admitted == (1, 2)
+    assert plan.next_order == (3, 4)
+
+
+def test_the_published_order_ends_somewhere() -> None:
+    room = Room(seqs=1)
+    for seq in range(1, 100):
+        room.submit(seq, 8)
+    order = room.planner.order(0.0)
+    assert order == tuple(range(1, 65))
+    assert room.planner.plan(room.cache, 0.0, order).next_order == order[1:]

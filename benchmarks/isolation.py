@@ -1,0 +1,97 @@
+"""One tenant floods, the other chats: what the chatting tenant's first tokens cost, policy by policy.
+
+python benchmarks/isolation.py MODEL [--policies fair fcfs] [--seconds 60] [--out DIR] [SERVE FLAG ...]
+
+Starts `tiercel serve MODEL` once for each policy with two tenants of equal weight, and lets `tiercel bench serve` load
+it: the chat alone, then both together. Prints the P95 of the time to first token alone, together, and their ratio.
+Run it on a quiet machine: client and server share its cores.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from start_time import TIERCEL, is_ready
+
+TENANTS = """\
+tenants:
+  - {name: chat, key: chat-key, weight: 1, slo: {class: interactive, ttft_s: 1.0, tbt_s: 0.2}}
+  - {name: flood, key: flood-key, weight: 1}
+"""
+
+MIX = """\
+duration_s: %(seconds)d
+tenants:
+  - name: chat
+    key: chat-key
+    weight: 1
+    num_prompts: %(seconds)d
+    arrivals: {process: poisson, rate: 1}
+    dataset: {name: random, input_len: 128, output_len: 32}
+    goals: {ttft: 1000, tpot: 200}
+  - name: flood
+    key: flood-key
+    weight: 1
+    aggressor: true
+    num_prompts: 400
+    max_concurrency: 8
+    dataset: {name: random, input_len: 1024, output_len: 32}
+"""
+
+
+def measure(
+    model: str, policy: str, folder: Path, seconds: int, port: int, flags: list[str]
+) -> dict[str, list[dict[str, dict[str, float]]]]:
+    """The result of one load test against a fresh server."""
+    (folder / "tenants.yaml").write_text(TENANTS)
+    (folder / "mix.yaml").write_text(MIX % {"seconds": seconds})
+    command = [TIERCEL, "serve", model, "--port", str(port), "--scheduling-policy", policy]
+    command += ["--tenants-config", str(folder / "tenants.yaml"), *flags]
+    result = folder / f"{policy}.json"
+    with (folder / f"{policy}.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        try:
+            while not is_ready(port):
+                if server.poll() is not None:
+                    raise SystemExit(f"tiercel left with exit code {server.returncode}: see {log.name}")
+                time.sleep(0.1)
+            subprocess.run(
+                [
+                    *(TIERCEL, "bench", "serve", "--base-url", f"http://127.0.0.1:{port}", "--tenants"),
+                    *(str(folder / "mix.yaml"), "--isolation", "--metric-percentiles", "50,95,99"),
+                    *("--save-result", "--result-filename", str(result), "--ready-check-timeout-sec", "60"),
+                ],
+                check=True,
+                stdout=log,
+            )
+        finally:
+            server.terminate()
+            server.wait(60)
+    return json.loads(result.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--policies", nargs="+", default=["fair", "fcfs"])
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--port", type=int, default=8931)
+    parser.add_argument("--out", type=Path, default=None)
+    args, flags = parser.parse_known_args()
+    folder = args.out or Path(tempfile.mkdtemp(prefix="isolation-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{'policy':>10} {'alone ms':>10} {'together ms':>12} {'ratio':>7}   (P95 of TTFT)")
+    for policy in args.policies:
+        result = measure(args.model, policy, folder, args.seconds, args.port, flags)
+        chat = next(one for one in result["isolation"] if one["tenant"] == "chat")
+        alone, together = chat["alone"]["p95_ttft_ms"], chat["together"]["p95_ttft_ms"]
+        print(f"{policy:>10} {alone:>10.0f} {together:>12.0f} {together / alone:>7.2f}")
+    print(f"results in {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""What a restart costs with the SSD tier: time to first token of one long prompt, cold and after the daemon came back.
+
+    python benchmarks/restart.py [--model FOLDER] [--tokens 4000] [--flags '--threads 2'] [--json FILE]
+
+Without --model a Qwen2 of the 0.5 B class with random weights is served. The prompt is served once, the daemon is
+ended with SIGTERM as soon as the answer is there, started again on the same folder, and asked the same, twice: the
+second time the blocks are in memory. In bfloat16 a random model's answer may differ between chunks of 256 and of 16
+tokens; between the disk and memory it may not.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from embedded import MODEL_DIR
+
+TIERCEL = str(Path(sys.executable).with_name("tiercel"))
+URL = re.compile(r"tiercel serves \S+ at (http://\S+)")
+READY_S = 300.0
+
+QWEN2_HALF_B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "vocab_size": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def make_model(folder: Path) -> list[str]:
+    """A folder that `--load-format dummy` fills with random weights. Returns the flags to serve it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN2_HALF_B))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL_DIR / name, folder / name)
+    return [str(folder), "--load-format", "dummy", "--seed", "7"]
+
+
+@contextmanager
+def serving(folder: Path, flags: list[str]) -> Iterator[tuple[str, Path, "subprocess.Popen[str]"]]:
+    """A daemon on a port of the kernel's choice. Leaving drains it."""
+    log = folder / f"serve-{time.monotonic_ns()}.log"
+    with log.open("w") as out:
+        process = subprocess.Popen([TIERCEL, "serve", *flags, "--port", "0"], stdout=out, stderr=out, text=True)
+    try:
+        end_s = time.monotonic() + READY_S
+        while (found := URL.search(log.read_text())) is None:
+            if process.poll() is not None or time.monotonic() > end_s:
+                raise SystemExit(log.read_text())
+            time.sleep(0.05)
+        yield found[1], log, process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def ask(url: str, log: Path, prompt: list[int]) -> tuple[float, str, int]:
+    """Seconds to the first token, the text, and how many tokens of the prompt came from a cache.
+
+    The daemon's log tells when there was a first token: of random tokens not each one is text that a stream shows.
+    """
+    body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=READY_S).raise_for_status().json()
+    time.sleep(0.2)
+    done = [line for line in log.read_text().splitlines() if '"request_done"' in line]
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return json.loads(done[-1])["ttft_ms"] / 1e3, answer["choices"][0]["text"], cached
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--flags", default="", help="more flags of `tiercel serve`")
+    parser.add_argument("--folder", type=Path, help="where the SSD tier lies; default: the temporary folder")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        folder = Path(name)
+        model = [str(args.model)] if args.model else make_model(folder / "model")
+        flags = [*model, "--kv-disk-path", str(folder / "kv"), "--kv-disk-size", "1G", *shlex.split(args.flags)]
+        prompt = [100 + (number * 7919) % 1000 for number in range(args.tokens)]
+        warm_up = [200] * 64
+        with serving(folder, flags) as (url, log, process):
+            ask(url, log, warm_up)
+            cold_s, _, _ = ask(url, log, prompt)
+            process.send_signal(signal.SIGTERM)
+            began_s = time.monotonic()
+            process.wait()
+            drain_s = time.monotonic() - began_s
+        with serving(folder, flags) as (url, log, _):
+            ask(url, log, warm_up)
+            warm_s, said, cached = ask(url, log, prompt)
+            hit_s, again, _ = ask(url, log, prompt)  # from memory: the same work, but for the way that the blocks came
+    result = {
+        "tokens": args.tokens, "cold_s": round(cold_s, 3), "warm_s": round(warm_s, 3), "hit_s": round(hit_s, 3),
+        "ratio": round(cold_s / warm_s, 1), "drain_s": round(drain_s, 2), "cached_tokens": cached,
+        "is_same_answer": said == again, "load": os.getloadavg()[0],
+    }  # fmt: skip
+    print(f"first token of {args.tokens} tokens: cold {cold_s:.2f} s, after a restart {warm_s:.3f} s: "
+          f"{cold_s / warm_s:.1f} times sooner (from memory {hit_s:.3f} s)")  # fmt: skip
+    print(f"cached {cached} tokens, drain {drain_s:.1f} s, same answer as from memory: {said == again}")
+    if args.json:
+        args.json.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

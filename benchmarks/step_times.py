@@ -1,0 +1,106 @@
+"""The table of step times of a model on this machine, and how far it is off on shapes that are not in it.
+
+    python benchmarks/step_times.py [MODEL] [--seconds 1.5] [--starts 1] [--shapes 20] [--sequences 256] [--seed 0]
+
+Measures as `tiercel serve` does at its start, `--starts` times over the same cache folder (a new one, thrown away),
+then runs random steps and prints predicted and measured milliseconds; the last column is the error that is left when
+one factor corrects them all, which is what the engine learns while it runs. Other work on the machine shows in all of
+it: the load average is printed too.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+
+import torch
+
+from device.registry import open_device
+from embedded import MODEL_DIR
+from engine.assembly import kv_spec
+from engine.attention.registry import open_attention
+from engine.calibrate import size_pool
+from engine.models.registry import load_model
+from engine.step_grid import Shape, StepGrid
+from engine.step_times import Trial, limits_of, open_step_times
+from scheduler.cost import StepCosts, StepTimes
+from tiercel.clock import MonotonicClock
+from tiercel.settings import EngineSettings
+
+
+def show(times: StepTimes) -> None:
+    """The table, a row for prefill and decodes."""
+    print(f"{'prefill':>8}{'decodes':>8} | ms at context" + "".join(f"{c:>9}" for c in times.context_tokens))
+    width = len(times.context_tokens)
+    for row, (prefill, decodes) in enumerate((p, d) for p in times.prefill_tokens for d in times.decodes):
+        values = times.ms[row * width : (row + 1) * width]
+        print(f"{prefill:>8}{decodes:>8} |              " + "".join(f"{ms:>9.2f}" for ms in values))
+
+
+def draw(grid: StepGrid, rng: random.Random) -> Shape:
+    """A step that can be: sizes drawn evenly over their magnitudes."""
+    limits = grid.limits
+    while True:
+        prefill = 0 if rng.random() < 0.3 else round(limits.step_tokens ** rng.random())
+        decodes = 0 if rng.random() < 0.2 else round(limits.max_num_seqs ** rng.random())
+        context = round(grid.context_tokens[-1] ** rng.random())
+        shape = Shape(0 if prefill == 1 else prefill, decodes, context)
+        if prefill + decodes <= limits.step_tokens and not grid.has(shape) and grid.slices(shape) is not None:
+            return shape
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=str(MODEL_DIR))
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--starts", type=int, default=1)
+    parser.add_argument("--shapes", type=int, default=20)
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = EngineSettings(
+            model=args.model, max_num_seqs=args.sequences, calibration_s=args.seconds, cache_folder=folder
+        )
+        device = open_device(settings.device, settings.threads)
+        torch_device = torch.device(device.name)
+        model = load_model(settings, torch_device, open_attention(settings.attention_backend, torch_device))
+        spec = kv_spec(model, settings.block_size)
+        capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes)
+        shape = (capacity.blocks + 1, spec.layers, spec.block_size, spec.kv_heads, 2 * spec.head_dim)
+        kv = torch.empty(shape, dtype=model.dtype, device=torch_device)
+        lane, clock = device.open_lane(), MonotonicClock()
+        tables: list[StepTimes] = []
+        for start in range(max(1, args.starts)):
+            started_s = clock.now_s()
+            tables.append(open_step_times(settings, model, kv, spec, device, lane, clock, capacity))
+            print(f"start {start + 1}: {clock.now_s() - started_s:.2f} s")
+    times = tables[-1]
+    show(times)
+    limits = limits_of(settings, model, device, capacity)
+    grid, costs, rng = StepGrid(limits), StepCosts(times), random.Random(args.seed)
+    trial = Trial(model, kv, spec, lane, clock)
+    warm = grid.slices(Shape(0, 1, 0))
+    assert warm is not None
+    trial.fastest_ms(warm, 0.1)
+    rows: list[tuple[Shape, float, float]] = []
+    for shape in sorted(draw(grid, rng) for _ in range(args.shapes)):
+        slices = grid.slices(shape)
+        assert slices is not None
+        rows.append((shape, costs.predict_ms(*shape), trial.fastest_ms(slices, 1.0)))
+    factor = statistics.median(measured / predicted for _, predicted, measured in rows)
+    print(f"\n{'prefill':>8}{'decodes':>8}{'context':>9}{'predicted':>11}{'measured':>10}{'error':>8}{'scaled':>8}")
+    for (prefill, decodes, context), predicted, measured in rows:
+        error, scaled = predicted / measured - 1, factor * predicted / measured - 1
+        print(f"{prefill:>8}{decodes:>8}{context:>9}{predicted:>11.2f}{measured:>10.2f}{error:>8.0%}{scaled:>8.0%}")
+    errors = sorted(abs(predicted / measured - 1) for _, predicted, measured in rows)
+    scaled = sorted(abs(factor * predicted / measured - 1) for _, predicted, measured in rows)
+    for name, values in (("as measured", errors), (f"times {factor:.2f}", scaled)):
+        print(f"error {name}: median {statistics.median(values):.0%}, largest {values[-1]:.0%}")
+    print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, {args.model}")
+    lane.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""What `tiercel simulate` plays: a workload file, a recorded trace, or tenants made of the flags."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+from msgspec import Struct
+
+from loadtest.arrivals import due_times
+from loadtest.datasets.burstgpt import answered_rows
+from loadtest.datasets.timed_trace import BLOCK_TOKENS, timed_lines
+from loadtest.mix import ArrivalSettings, Process
+from scheduler.cost import StepTimes
+from simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order
+from tiercel.errors import ConfigError
+from tiercel.ids import TenantId
+from tiercel.tenant import Slo, TenantShare
+
+
+class Flags(Struct, frozen=True, kw_only=True):
+    """What the flags say of the traffic."""
+
+    tenants: int
+    skew: float
+    rate: float
+    arrivals: Process
+    burstiness: float
+    input_len: int
+    output_len: int
+    sigma: float
+    prefix_len: int
+    num_prefixes: int
+    duration_s: float
+    seed: int
+    speed: float
+    most_requests: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        least = min(self.tenants, self.most_requests, self.input_len, self.output_len, self.num_prefixes)
+        if least < 1 or min(self.rate, self.burstiness, self.duration_s, self.speed) <= 0:
+            raise ConfigError("simulate.flags", "numbers of tenants and tokens are at least 1, times and rates above 0")
+        if min(self.sigma, self.prefix_len, self.skew) < 0:
+            raise ConfigError("simulate.flags", "--sigma, --prefix-len and --skew: at least 0")
+
+
+class SimTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tenant of a workload file, or `count` alike."""
+
+    name: str
+    count: int = 1  # name-0, name-1, ...
+    weight: float = 1.0
+    band: int = 0
+    group: str | None = None
+    slo: Slo = Slo()
+    arrivals: ArrivalSettings = msgspec.field(default_factory=lambda: ArrivalSettings(process="poisson", rate=1.0))
+    lengths: Lengths = Lengths()
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 < self.weight < float("inf") or self.arrivals.process not in _DRAWN:
+            raise ValueError(f"count is at least 1, weight above 0, the process one of {', '.join(_DRAWN)}")
+
+
+class SimMix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A workload file."""
+
+    tenants: tuple[SimTenant, ...]
+
+
+_DRAWN = ("constant", "poisson", "gamma", "on_off", "markov", "ramp_linear", "ramp_exponential")
+
+
+def uniform_workload(flags: Flags) -> Workload:
+    """Tenants alike, each with its part of the rate."""
+    parts = [(number + 1) ** -flags.skew for number in range(flags.tenants)]
+    lengths = _lengths(flags)
+    tenants = [
+        SimTenant(
+            name=f"tenant-{number}",
+            arrivals=ArrivalSettings(
+                process=flags.arrivals, rate=flags.rate * part / sum(parts), burstiness=flags.burstiness
+            ),
+            lengths=lengths,
+        )
+        for number, part in enumerate(parts)
+    ]
+    return _draw(tenants, flags)
+
+
+def read_workload_file(path: Path, flags: Flags) -> Workload:
+    """A YAML file of tenants. Errors: ConfigError."""
+    try:
+        mix = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), SimMix)
+    except OSError as exc:
+        raise ConfigError("simulate.workload", f"--workload {path}: {exc.strerror}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as exc:
+        raise ConfigError("simulate.workload", f"--workload {path}: {' '.join(str(exc).split())}") from exc
+    names = [name for tenant in mix.tenants for name in _names(tenant)]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError("simulate.workload", f"--workload {path}: no tenants, or two of one name")
+    return _draw(mix.tenants, flags)
+
+
+def trace_workload(path: Path, kind: str, flags: Flags) -> Workload:
+    """A recorded trace, dealt out to tenants. Errors: ConfigError."""
+    asks = _mooncake(path, flags) if kind == "mooncake" else _burstgpt(path, flags)
+    first_s = min((ask.at_s for ask in asks), default=0.0)
+    moved = [Ask((ask.at_s - first_s) / flags.speed, ask.tenant, ask.prompt, ask.outputs) for ask in asks]
+    due = [ask for ask in moved if ask.at_s < flags.duration_s]
+    # All of a trace shares what its hashes say that it shares.
+    shares = [TenantShare(name=TenantId(f"tenant-{number}"), group="trace") for number in range(flags.tenants)]
+    return order(shares, deal(due, shares, flags.skew, random.Random(f"{flags.seed}/deal")))  # noqa: S311 - no secrets
+
+
+def read_step_times(path: Path) -> StepTimes:
+    """Measured step times as the engine keeps them. Errors: ConfigError."""
+    # lazy: numpy, which only this needs
+    from engine.step_grid import GridLimits, Shape, StepGrid
+    from engine.times_file import StoredTimes
+
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=StoredTimes)
+    except OSError as exc:
+        raise ConfigError("simulate.step_times", f"--step-times {path}: {exc.strerror}") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError("simulate.step_times", f"--step-times {path}: {exc}") from exc
+    if not stored.times:
+        raise ConfigError("simulate.step_times", f"--step-times {path}: it holds no times")
+    prefill, decodes, context = (
+        max(getattr(time, name) for time in stored.times) for name in ("prefill_tokens", "decodes", "context_tokens")
+    )
+    grid = StepGrid(
+        GridLimits(
+            max_num_seqs=max(decodes, 1),
+            step_tokens=max(prefill, 1),
+            max_model_len=max(context, prefill + 1, 2),
+            kv_tokens=max(context, 1),
+        )
+    )
+    known = {Shape(time.prefill_tokens, time.decodes, time.context_tokens): time.ms for time in stored.times}
+    known = {shape: ms for shape, ms in known.items() if grid.has(shape)}
+    if not known:
+        raise ConfigError("simulate.step_times", f"--step-times {path}: no point of it lies on a grid of its size")
+    return grid.table(known)
+
+
+def _draw(tenants: Sequence[SimTenant], flags: Flags) -> Workload:
+    sources = Sources()
+    shares: list[TenantShare] = []
+    asks: list[Ask] = []
+    for tenant in tenants:
+        for name in _names(tenant):
+            share = TenantShare(
+                name=TenantId(name), weight=tenant.weight, band=tenant.band, slo=tenant.slo, group=tenant.group
+            )
+            rng = random.Random(f"{flags.seed}/{name}")  # noqa: S311 - arrivals, not secrets
+            times = _times(tenant.arrivals, flags.duration_s, rng)
+            shares.append(share)
+            asks += draw_asks(share, times, tenant.lengths, rng, sources)
+    return order(shares, asks)
+
+
+def _times(settings: ArrivalSettings, duration_s: float, rng: random.Random) -> list[float]:
+    """Arrivals of one tenant within the time.
+
+    `due_times` makes a number of arrivals last as long as their rates promise; so that numbers differ as they would,
+    more are drawn than are due, and what is late is left out.
+    """
+    rate = settings.rate or max(settings.start_rate or 0.0, settings.end_rate or 0.0)
+    if settings.process.startswith("ramp"):
+        rate = ((settings.start_rate or 0.0) + (settings.end_rate or 0.0)) / 2
+        return [at_s for at_s in due_times(settings, max(1, round(rate * duration_s)), rng) if at_s < duration_s]
+    count = int(2 * rate * duration_s) + 20
+    return [at_s for at_s in due_times(settings, count, rng) if at_s < duration_s]
+
+
+def _names(tenant: SimTenant) -> list[str]:
+    return [tenant.name] if tenant.count == 1 else [f"{tenant.name}-{number}" for number in range(tenant.count)]
+
+
+def _lengths(flags: Flags) -> Lengths:
+    return Lengths(
+        input_len=flags.input_len,
+        output_len=flags.output_len,
+        sigma=flags.sigma,
+        prefix_len=flags.prefix_len,
+        num_prefixes=flags.num_prefixes,
+    )
+
+
+def _mooncake(path: Path, flags: Flags) -> list[Ask]:
+    """Blocks of 512 tokens by their ids; the last one, cut short, is the request's own."""
+    sources = Sources()
+    asks: list[Ask] = []
+    for line in timed_lines(path, flags.most_requests):
+        whole = line.hash_ids[: line.input_length // BLOCK_TOKENS]
+        parts = [Part(sources.named(f"block {block}"), BLOCK_TOKENS) for block in whole]
+        left = max(1, line.input_length) - BLOCK_TOKENS * len(whole)
+        if left:
+            parts.append(Part(sources.new(), left))
+        asks.append(Ask(line.timestamp / 1e3, TenantId(""), tuple(parts), max(1, line.output_length)))
+    return asks
+
+
+def _burstgpt(path: Path, flags: Flags) -> list[Ask]:
+    sources = Sources()
+    return [
+        Ask(row.at_s or 0.0, TenantId(""), (Part(sources.new(), row.input_tokens),), row.output_tokens)
+        for row in answered_rows(path)[: flags.most_requests]
+    ]

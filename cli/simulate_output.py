@@ -1,0 +1,159 @@
+"""What `tiercel simulate` shows: tables for people, pictures as PNG."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.console import print_tables
+from loadtest.chart import Curve, Row, Span, range_chart, rows_chart
+from loadtest.drawing import Picture, drawing_style, finish
+from loadtest.wording import show_ms, show_number, show_percent
+from simulation.result import Figures, Spread, TenantFigures
+from simulation.simulator import Replay
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_DRAWN = 8  # tenants of a picture
+
+
+def show(found: Figures, most_rows: int) -> None:
+    """Totals, and a row a tenant: those with the most service."""
+    # lazy: drawing alone needs none
+    from rich.console import Console
+
+    print_tables({"simulated": _totals(found)})
+    tenants = sorted(found.tenants, key=lambda tenant: -tenant.service_s)
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, 160)  # columns that are cut short say nothing
+    for columns in (_SERVICE, _LATENCY):
+        console.print(_table(tenants[:most_rows], columns))
+    if len(tenants) > most_rows:
+        print(f"and {len(tenants) - most_rows} tenants more")
+
+
+def draw(replay: Replay, found: Figures, folder: Path) -> list[Path]:
+    """Pictures of the run. Errors: ConfigError where matplotlib is not installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    with drawing_style():
+        for picture in (_load(replay), _service(replay, found), _latency(found)):
+            if picture is not None:
+                paths.append(folder / f"{picture.name}.png")
+                paths[-1].write_bytes(picture.png)
+    return paths
+
+
+def _totals(found: Figures) -> dict[str, str]:
+    rows = {
+        "policy": found.policy,
+        "virtual time": f"{found.virtual_s:,.1f} s, {found.steps:,} steps, busy {show_percent(found.busy)}",
+        "requests": f"{found.finished:,} of {found.requests:,} finished",
+        "tokens per second": f"{found.tokens_per_s:,.0f}, of them said {found.output_tokens_per_s:,.0f}",
+        "prefix hits": show_percent(found.hit_rate),
+        "Jain index": f"{found.jain:.4f}",
+        "longest wait": f"{found.starved_s:.2f} s",
+        "queue": _spread(found.queue_s),
+        "TTFT": _spread(found.ttft_s),
+        "TBT": _spread(found.tbt_s),
+        "preemptions": _preemptions(found.preemptions) or "none",
+        "swapped, recomputed": f"{found.swapped_tokens:,}, {found.recomputed_tokens:,} tokens",
+    }
+    if found.gap_s is not None and found.gap_bound_s is not None:
+        rows["largest service gap"] = (
+            f"{found.gap_s:.2f} s per weight of {found.gap_bound_s:.2f} s allowed, {found.gap_tenants} tenants compared"
+        )
+    return rows
+
+
+def _table(tenants: Sequence[TenantFigures], columns: Mapping[str, Callable[[TenantFigures], str]]) -> "Table":
+    # lazy: drawing alone needs none
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("tenant", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in tenants:
+        table.add_row(one.name, *(cell(one) for cell in columns.values()))
+    return table
+
+
+_SERVICE: dict[str, Callable[[TenantFigures], str]] = {
+    "weight": lambda one: f"{one.weight:g}",
+    "finished": lambda one: f"{one.finished}/{one.requests}",
+    "prompts": lambda one: f"{one.prompt_tokens:,}",
+    "hit": lambda one: show_percent(one.cached_tokens / max(one.prompt_tokens, 1)),
+    "said": lambda one: f"{one.output_tokens:,}",
+    "service": lambda one: f"{one.service_s:.1f} s",
+    "share": lambda one: show_percent(one.share),
+    "by weight": lambda one: show_percent(one.weight_share),
+    "gap": lambda one: "" if one.gap_s is None else f"{one.gap_s:.2f} s",
+    "preempted": lambda one: _preemptions(one.preemptions),
+    "swapped": lambda one: f"{one.swapped_tokens:,}",
+    "redone": lambda one: f"{one.recomputed_tokens:,}",
+}
+_LATENCY: dict[str, Callable[[TenantFigures], str]] = {
+    "longest wait": lambda one: f"{one.starved_s:.2f} s",
+    "queue p50": lambda one: show_ms(1e3 * one.queue_s.p50),
+    "p99": lambda one: show_ms(1e3 * one.queue_s.p99),
+    "TTFT p50": lambda one: show_ms(1e3 * one.ttft_s.p50),
+    "p95": lambda one: show_ms(1e3 * one.ttft_s.p95),
+    " p99": lambda one: show_ms(1e3 * one.ttft_s.p99),
+    "goal kept": lambda one: "" if one.ttft_kept is None else show_percent(one.ttft_kept),
+    "TBT p50": lambda one: show_ms(1e3 * one.tbt_s.p50),
+    " p95": lambda one: show_ms(1e3 * one.tbt_s.p95),
+    "  p99": lambda one: show_ms(1e3 * one.tbt_s.p99),
+}
+
+
+def _spread(spread: Spread) -> str:
+    values = (("p50", spread.p50), ("p95", spread.p95), ("p99", spread.p99))
+    return ", ".join(f"{name} {show_ms(1e3 * value)}" for name, value in values)
+
+
+def _preemptions(table: Mapping[str, Mapping[str, int]]) -> str:
+    return ", ".join(f"{reason} {count} {mode}" for reason, modes in table.items() for mode, count in modes.items())
+
+
+def _load(replay: Replay) -> Picture:
+    line = replay.timeline
+    rates = [
+        (after - before) / max(end_s - start_s, 1e-9)
+        for before, after, start_s, end_s in zip(line.tokens, line.tokens[1:], line.at_s, line.at_s[1:], strict=False)
+    ]
+    rows = [
+        Row("Output tokens/s", [Curve(line.at_s, [*rates, *rates[-1:]], "")]),
+        Row("Sequences running", [Curve(line.at_s, [float(count) for count in line.num_running], "")]),
+        Row("Sequences waiting", [Curve(line.at_s, [float(count) for count in line.num_waiting], "")]),
+        Row("Blocks in use", [Curve(line.at_s, [float(count) for count in line.blocks_used], "")]),
+    ]
+    chart = rows_chart(rows, show_number, "virtual seconds")
+    return finish(chart, "load", "Load", "", "Tokens per second, sequences and blocks over time.")
+
+
+def _service(replay: Replay, found: Figures) -> Picture | None:
+    """Service by weight so far: lines that rise alike are tenants that are served alike."""
+    line = replay.timeline
+    if len(line.at_s) < 2:
+        return None
+    most = sorted(found.tenants, key=lambda tenant: -tenant.service_s)[:_DRAWN]
+    rows = [
+        Row(
+            f"{one.name}: seconds of service by weight",
+            [Curve(line.at_s, [served.get(name, 0.0) / 1e3 / one.weight for served in line.served], "")],
+        )
+        for one in most
+        for name in (tenant.share.name for tenant in replay.simulation.tally.by_tenant.values())
+        if name == one.name
+    ]
+    chart = rows_chart(rows, show_number, "virtual seconds")
+    return finish(chart, "service", "Service by weight", "", "Each tenant's service by weight so far.")
+
+
+def _latency(found: Figures) -> Picture | None:
+    most = sorted((one for one in found.tenants if one.ttft_s.p99 > 0), key=lambda one: -one.service_s)[: 2 * _DRAWN]
+    if not most:
+        return None
+    spans = [Span(one.name, 1e3 * one.ttft_s.p50, 1e3 * one.ttft_s.p99) for one in most]
+    return finish(range_chart(spans, show_ms), "ttft", "TTFT", "", "Median and 99th percentile by tenant.")

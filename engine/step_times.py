@@ -1,0 +1,245 @@
+"""What steps of this model take on this machine: measured by forwards, kept on disk, made finer by every restart."""
+
+import logging
+import math
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from device.base import Device, Lane
+from engine.attention.base import ForwardState
+from engine.calibrate import step_tokens
+from engine.models.base import Model
+from engine.step_grid import FAR_CONTEXT, GridLimits, Shape, Slices, StepGrid
+from engine.times_file import TimesFile
+from scheduler.cost import StepTimes, linear_times
+from tiercel import __version__
+from tiercel.clock import Clock
+from tiercel.errors import DeviceError
+from tiercel.settings import EngineSettings
+from tiercel.tier import Capacity, KVSpec
+
+log = logging.getLogger(__name__)
+
+_RUNS = 3  # of one shape, the fastest counts
+_SHARE = 1 / 25  # of the budget: a shape that has taken so much is not run again
+_KEPT = 0.95  # of the budget for forwards, the rest for the table and its file
+_SURPRISE = 2.0  # times the guess: more than steps can grow by
+_ARENA_BYTES = 64 << 20  # blocks to read: more than a core's own caches hold
+
+
+def open_step_times(
+    settings: EngineSettings,
+    model: Model,
+    kv: Tensor,
+    spec: KVSpec,
+    device: Device,
+    lane: Lane,
+    clock: Clock,
+    capacity: Capacity,
+) -> StepTimes:
+    """The table for the limits of this engine: from the cache folder, and what the budget adds to it."""
+    limits = limits_of(settings, model, device, capacity)
+    file = TimesFile(settings.cache_folder, (*_facts(settings, model, spec, device), repr(limits)))
+    return measure_step_times(model, kv, spec, lane, clock, limits, settings.calibration_s, file)
+
+
+def limits_of(settings: EngineSettings, model: Model, device: Device, capacity: Capacity) -> GridLimits:
+    """How far the table reaches. What free memory decided is rounded down: else every start had a table of its own."""
+    longest = capacity.max_model_len
+    if longest < (settings.max_model_len or model.max_model_len):
+        longest = _rounded(longest)
+    return GridLimits(
+        max_num_seqs=settings.max_num_seqs,
+        step_tokens=step_tokens(settings, device),
+        max_model_len=longest,
+        kv_tokens=_rounded(min(capacity.blocks * capacity.block_size, max(FAR_CONTEXT, longest))),
+    )
+
+
+def _rounded(count: int) -> int:
+    """Down to a power of two."""
+    return 1 << (count.bit_length() - 1)
+
+
+def measure_step_times(
+    model: Model,
+    kv: Tensor,
+    spec: KVSpec,
+    lane: Lane,
+    clock: Clock,
+    limits: GridLimits,
+    budget_s: float,
+    file: TimesFile,
+) -> StepTimes:
+    """Milliseconds of whole steps, without sampling, on a grid that the limits give.
+
+    Cost:    `budget_s` at most, but for a last forward that turns out slower than the smaller ones promised. With a
+             budget of 0 nothing is measured nor read, and the table is the linear default.
+    Effects: none on `kv`, of which only the layout counts: blocks are read from an arena made for the purpose, as
+             one block read again and again would come from the processor's cache. `file` is written.
+    Errors:  DeviceError when the device fails.
+    On CUDA the same code waits for the lane's event; not measured yet.
+    """
+    if budget_s <= 0:
+        log.info("step times source=default")
+        return linear_times()
+    start_s = clock.now_s()
+    grid = StepGrid(limits)
+    known = file.read(grid)
+    trial = Trial(model, kv, spec, lane, clock)
+    measured = _measure_missing(grid, known, trial, start_s + _KEPT * budget_s, _SHARE * budget_s, clock)
+    times = grid.table(known | measured)
+    if measured:
+        file.write(known | measured)
+    log.info(
+        "step times source=%s points=%d of %d measured=%d s=%.2f decode_ms=%.2f prefill_%d_ms=%.2f path=%s",
+        ("both" if known else "measured") if measured else "file",
+        len(known | measured),
+        len(grid.shapes()),
+        len(measured),
+        clock.now_s() - start_s,
+        times.ms[len(times.context_tokens)],
+        times.prefill_tokens[-1],
+        times.ms[-len(times.decodes) * len(times.context_tokens)],
+        file.path,
+    )
+    return times
+
+
+class Trial:
+    """Forwards of steps that nobody asked for."""
+
+    def __init__(self, model: Model, kv: Tensor, spec: KVSpec, lane: Lane, clock: Clock) -> None:
+        self._model = model
+        self._like = kv
+        self._block_size = spec.block_size
+        self._slots = max(1, min(_ARENA_BYTES // spec.block_bytes, kv.shape[0]))
+        self._arena: Tensor | None = None
+        self._lane = lane
+        self._clock = clock
+
+    def fastest_ms(self, slices: Slices, share_s: float, deadline_s: float = math.inf) -> float:
+        """The fastest of a few: what else the machine does only ever adds.
+
+        Cost:   one forward, and more until they have taken `share_s` or the deadline is past.
+        Errors: DeviceError.
+        """
+        is_first = self._arena is None
+        if is_first:
+            self._arena = _open_arena(self._like, self._slots)
+        spent_s = fastest_s = self._run(slices)
+        if is_first and spent_s <= share_s:
+            fastest_s = self._run(slices)  # the very first one opened libraries and buffers
+        for _ in range(_RUNS - 1):
+            if spent_s > share_s or self._clock.now_s() >= deadline_s:
+                break
+            last_s = self._run(slices)
+            spent_s += last_s
+            fastest_s = min(fastest_s, last_s)
+        return 1e3 * fastest_s
+
+    def _run(self, slices: Slices) -> float:
+        assert self._arena is not None
+        forward = _forward_of(self._model, self._arena, slices, self._block_size)
+        start_s = self._clock.now_s()
+        try:
+            self._lane.run(forward).result()
+        except RuntimeError as exc:
+            raise DeviceError("device.measure_failed", f"{type(exc).__name__}: {exc}") from exc
+        return self._clock.now_s() - start_s
+
+
+def _measure_missing(
+    grid: StepGrid,
+    known: dict[Shape, float],
+    trial: Trial,
+    deadline_s: float,
+    share_s: float,
+    clock: Clock,
+) -> dict[Shape, float]:
+    """What is not known yet, in order of usefulness, as far as it is likely to end in time; one in any case."""
+    measured: dict[Shape, float] = {}
+    for shape in grid.shapes():
+        left_s = max(0.0, deadline_s - clock.now_s())
+        if not left_s and (known or measured):
+            break
+        slices = grid.slices(shape)
+        if shape in known or slices is None:
+            continue
+        guess_ms = grid.guess_ms(shape, known | measured)
+        if guess_ms > 1e3 * left_s:
+            continue
+        ms = trial.fastest_ms(slices, share_s, deadline_s)
+        if ms > _SURPRISE * guess_ms > 0 and clock.now_s() < deadline_s:
+            ms = min(ms, trial.fastest_ms(slices, share_s, deadline_s))  # something else had the machine
+        measured[shape] = ms
+    return measured
+
+
+def _open_arena(like: Tensor, slots: int) -> Tensor:
+    """Blocks of the same layout; the sink alone where there is no memory for more."""
+    try:
+        return torch.zeros((slots, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    except RuntimeError:  # torch's way to say that memory is short
+        return like[:1]
+
+
+def _forward_of(model: Model, kv: Tensor, slices: Slices, block_size: int) -> Callable[[], Tensor]:
+    """A job that runs such a step, its inputs on the host until then. Writes slot 0, reads all over the arena."""
+    ends = [start + length for start, length in zip(slices.starts, slices.lengths, strict=True)]
+    query_starts = [0]
+    for length in slices.lengths:
+        query_starts.append(query_starts[-1] + length)
+    pieces = zip(slices.starts, ends, strict=True)
+    positions = torch.cat([torch.arange(start, end) for start, end in pieces])
+    blocks = -(-max(ends) // block_size)
+    # A stride that is prime to almost every size: neighbours in a table are no neighbours in memory.
+    tables = (torch.arange(len(ends) * blocks) * 7919 % kv.shape[0]).view(len(ends), blocks)
+    last_rows = torch.tensor(query_starts[1:]) - 1
+
+    @torch.inference_mode()
+    def forward() -> Tensor:
+        device = kv.device
+        state = ForwardState(
+            query_starts=tuple(query_starts),
+            context_lengths=tuple(ends),
+            block_tables=tables.to(device),
+            positions=positions.to(device),
+            slot_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
+            slot_offsets=(positions % block_size).to(device),
+        )
+        hidden = model.forward((positions % model.vocab_size).to(device), kv, state)
+        return model.logits(hidden[last_rows.to(device)]).max(dim=-1).values
+
+    return forward
+
+
+def _facts(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> tuple[str, ...]:
+    """What times depend on besides the limits: model, layout, machine, libraries, kernels."""
+    is_cuda = device.name == "cuda"
+    return (
+        model.fingerprint.hex(),
+        model.impl,
+        str(spec),
+        device.name,
+        torch.cuda.get_device_name() if is_cuda else _cpu_name(),
+        str(settings.threads or len(os.sched_getaffinity(0))),
+        torch.backends.cpu.get_cpu_capability(),
+        settings.attention_backend,
+        torch.__version__,
+        __version__,
+    )
+
+
+def _cpu_name() -> str:
+    """The processor as the kernel names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

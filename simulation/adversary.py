@@ -1,0 +1,136 @@
+"""Tenants who try to get more than their share of a small engine, and how near they come to the promised bound."""
+
+import random
+from collections.abc import Callable
+
+from scheduler.cost import linear_times
+from scheduler.fairness import Account
+from simulation.gap import GapMeter, bound_ms
+from simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
+from simulation.workload import Ask, Part, Sources
+from tiercel.ids import SeqId, TenantId
+from tiercel.tenant import TenantShare
+from tiercel.wire import Abort
+
+MOODS = ("flood", "hog", "giant", "pulse", "shy", "echo", "trickle", "settle", "idle")
+ALWAYS = ("flood", "hog", "giant")
+"""Moods of somebody who always has something that waits."""
+
+_TIMES = linear_times(base_ms=2.0, prefill_ms=0.2, decode_ms=1.0, context_ms=0.001)
+
+
+class Schemer:
+    """One tenant, who changes its mind about how to get more than its share."""
+
+    def __init__(
+        self, share: TenantShare, rng: random.Random, sources: Sources, moods: tuple[str, ...], first: str,
+        first_s: float,
+    ) -> None:  # fmt: skip
+        self.share = share
+        self._rng = rng
+        self._sources = sources
+        self._moods = moods
+        self._mood = first or rng.choice(moods)
+        self._until_s = first_s or rng.expovariate(1 / 8)
+        self._leaving: list[tuple[float, SeqId]] = []
+
+    def act(self, simulation: Simulation) -> None:
+        """Ask for what the mood says."""
+        rng, now_s = self._rng, simulation.now_s
+        if self._leaving and self._leaving[0][0] <= now_s:
+            simulation.loop.take([Abort((self._leaving.pop(0)[1],))])
+        if now_s >= self._until_s:
+            self._mood = rng.choice(self._moods)
+            self._until_s = now_s + rng.expovariate(1 / 8)
+        mine = sum(one.request.tenant == self.share.name for one in simulation.book.waiting.values())
+        most = simulation.settings.blocks * simulation.settings.block_size
+        match self._mood:
+            case "flood":  # always something small that waits
+                for _ in range(mine, 3):
+                    self._ask(simulation, rng.randint(1, 200), rng.randint(1, 10))
+            case "hog":  # rows for long
+                for _ in range(mine, 2):
+                    self._ask(simulation, rng.randint(1, 8), rng.randint(50, most // 2))
+            case "giant":  # fits an empty machine only
+                for _ in range(0 if mine else 2):
+                    self._ask(simulation, most - 60, rng.randint(1, 50))
+            case "pulse":  # a burst out of nothing
+                if not mine and rng.random() < 0.01:
+                    for _ in range(rng.randint(1, 12)):
+                        self._ask(simulation, rng.randint(1, 300), rng.randint(1, 100))
+            case "shy":  # gone before anybody's patience is out
+                if not mine and not self._leaving:
+                    seq = self._ask(simulation, most - 60, 10)
+                    self._leaving.append((now_s + rng.uniform(0.01, 0.12), seq))
+            case "echo":  # the same prompt again and again: the others wait for the first one's blocks
+                source = self._sources.new()
+                for _ in range(mine, 3):
+                    self._ask(simulation, 200, rng.randint(1, 20), source)
+            case "settle":  # uses the machine, and nothing of it waits
+                rows = simulation.settings.max_num_seqs
+                if not mine and len(simulation.book.running) < rows - rows // 3:
+                    self._ask(simulation, 1, rng.randint(50, most // 2))
+            case "trickle":  # one at a time
+                if not mine and rng.random() < 0.2:
+                    self._ask(simulation, rng.randint(1, 20), rng.randint(1, 40))
+            case _:
+                pass
+
+    def _ask(self, simulation: Simulation, prompt: int, outputs: int, source: int | None = None) -> SeqId:
+        source = self._sources.new() if source is None else source
+        return simulation.submit(Ask(simulation.now_s, self.share.name, (Part(source, prompt),), outputs))
+
+
+def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> float:
+    """The largest gap that a seed's schemers reached, as a part of the bound: above 1 the bound is broken."""
+    rng = random.Random(seed)  # noqa: S311 - a simulation
+    shares = [
+        TenantShare(name=TenantId(f"t{number}"), weight=rng.choice([0.5, 1.0, 1.0, 2.0, 4.0]))
+        for number in range(rng.randint(2, 5))
+    ]
+    settings = SimSettings(
+        times=_TIMES,
+        blocks=rng.choice([24, 64]),
+        host_blocks=rng.choice([0, 64]),
+        block_size=16,
+        max_num_seqs=rng.choice([4, 8]),
+        max_num_batched_tokens=rng.choice([16, 64]),
+        tbt_goal_ms=rng.choice([0.0, 15.0]),
+        async_depth=rng.choice([0, 1]),
+        patience_s=rng.choice([0.1, 1.0]),
+        noise=0.1,
+        seed=seed,
+    )
+    simulation = Simulation(settings, shares, open_with=open_with)
+    assert simulation.policy.fair is not None
+    alone_s = rng.choice([0.0, 10.0])  # the first has the machine to itself, then company comes
+    sources = Sources()
+    schemers = [
+        Schemer(
+            share, rng, sources, ALWAYS if number < 2 else MOODS,
+            ("idle" if number else "settle") if alone_s else "", alone_s,
+        )
+        for number, share in enumerate(shares)
+    ]  # fmt: skip
+    meter = GapMeter(simulation.policy.fair, [Account(0, share.name) for share in shares])
+    for number in range(steps):
+        for schemer in schemers:
+            schemer.act(simulation)
+        meter.look()
+        if not simulation.step(simulation.now_s + 0.01):
+            simulation.pass_time(simulation.now_s + 0.01)
+        meter.look()
+        if number % 500 == 0:
+            simulation.loop.check_integrity()
+    least = min(share.weight for share in shares)
+    return meter.largest_ms / bound_ms(simulation.policy.fair.limits, least)
+
+
+def widest_gaps(seeds: range, steps: int, show: Callable[[int, float], None] = lambda *_: None) -> float:
+    """The worst seed's."""
+    worst = 0.0
+    for seed in seeds:
+        part = widest_gap(seed, steps)
+        show(seed, part)
+        worst = max(worst, part)
+    return worst

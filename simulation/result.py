@@ -1,0 +1,192 @@
+"""What a simulated run was like, for each tenant and in total."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from simulation.gap import bound_ms
+from simulation.histogram import Histogram, percentile
+from simulation.simulator import Replay
+from simulation.tally import TenantTally, preemption_table
+from simulation.timeline import Timeline
+from tiercel.ids import TenantId
+
+
+class Spread(Struct, frozen=True):
+    """Percentiles, seconds."""
+
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+
+
+class TenantFigures(Struct, frozen=True, kw_only=True):
+    """One tenant."""
+
+    name: str
+    weight: float
+    band: int
+    requests: int
+    finished: int
+    refused: int  # longer than the pool or the context
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    service_s: float  # device time charged to it
+    share: float  # of all service
+    weight_share: float  # of all weights
+    gap_s: float | None  # largest against any other while both could be served; None: not metered
+    starved_s: float  # longest wait of a sequence without a slice, also of one that never had any
+    queue_s: Spread
+    ttft_s: Spread
+    ttft_kept: float | None  # part of the finished within the goal; None: no goal
+    tbt_s: Spread
+    preemptions: dict[str, dict[str, int]]  # by reason and mode
+    swapped_tokens: int
+    recomputed_tokens: int
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """A run."""
+
+    policy: str
+    virtual_s: float
+    steps: int
+    busy: float  # part of the time in which the machine computed
+    requests: int
+    finished: int
+    output_tokens_per_s: float
+    tokens_per_s: float  # computed prompts and outputs
+    hit_rate: float  # of the prompt tokens of finished requests
+    jain: float  # of service by weight, among those that waited all the while, averaged over time
+    gap_s: float | None
+    gap_bound_s: float | None
+    gap_tenants: int  # so many are metered, those that ask for the most
+    starved_s: float
+    queue_s: Spread
+    ttft_s: Spread
+    tbt_s: Spread
+    preemptions: dict[str, dict[str, int]]
+    swapped_tokens: int
+    recomputed_tokens: int
+    tenants: tuple[TenantFigures, ...]
+
+
+def figures(replay: Replay) -> Figures:
+    """The figures of a replay that has run."""
+    simulation, timeline, meter = replay.simulation, replay.timeline, replay.meter
+    tallies = list(simulation.tally.by_tenant.values())
+    served = timeline.served[-1]
+    waits = _longest_waits(timeline)
+    gaps = meter.by_tenant() if meter is not None else {}
+    total_ms, weights = sum(served.values()), sum(tally.share.weight for tally in tallies)
+    fair = simulation.policy.fair
+    least = min((tally.share.weight for tally in tallies), default=1.0)
+    queue, ttft, tbt = (
+        _all([tally.queue_s for tally in tallies]),
+        _all([tally.ttft_s for tally in tallies]),
+        Histogram(),
+    )
+    preemptions: Counter[tuple[str, str]] = Counter()
+    for tally in tallies:
+        tbt.add_all(tally.gaps)
+        preemptions.update(tally.preemptions)
+    prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
+    cached_tokens = sum(tally.cached_tokens for tally in tallies)
+    now_s = max(simulation.now_s, 1e-9)
+    return Figures(
+        policy=simulation.policy.name,
+        virtual_s=simulation.now_s,
+        steps=simulation.machine.steps,
+        busy=min(1.0, simulation.machine.busy_s / now_s),
+        requests=sum(tally.submitted for tally in tallies),
+        finished=sum(tally.finished for tally in tallies),
+        output_tokens_per_s=simulation.tally.tokens / now_s,
+        tokens_per_s=(prompt_tokens - cached_tokens + simulation.tally.tokens) / now_s,
+        hit_rate=cached_tokens / max(prompt_tokens, 1),
+        jain=_jain(timeline, {tally.share.name: tally.share.weight for tally in tallies}),
+        gap_s=meter.largest_ms / 1e3 if meter is not None else None,
+        gap_bound_s=bound_ms(fair.limits, least) / 1e3 if fair is not None else None,
+        gap_tenants=len(gaps),
+        starved_s=max((max(tally.starved_s, waits.get(tally.share.name, 0.0)) for tally in tallies), default=0.0),
+        queue_s=_spread(queue),
+        ttft_s=_spread(ttft),
+        tbt_s=_histogram_spread(tbt),
+        preemptions=preemption_table(preemptions),
+        swapped_tokens=sum(tally.swapped_tokens for tally in tallies),
+        recomputed_tokens=sum(tally.recomputed_tokens for tally in tallies),
+        tenants=tuple(
+            _tenant(tally, served.get(tally.share.name, 0.0), total_ms, weights, gaps, waits) for tally in tallies
+        ),
+    )
+
+
+def _tenant(
+    tally: TenantTally, served_ms: float, total_ms: float, weights: float, gaps: dict[TenantId, float],
+    waits: dict[TenantId, float],
+) -> TenantFigures:  # fmt: skip
+    share, name = tally.share, tally.share.name
+    goal_s = share.slo.ttft_s
+    ttft = sorted(tally.ttft_s)
+    return TenantFigures(
+        name=name,
+        weight=share.weight,
+        band=share.band,
+        requests=tally.submitted,
+        finished=tally.finished,
+        refused=tally.refused,
+        prompt_tokens=tally.prompt_tokens,
+        cached_tokens=tally.cached_tokens,
+        output_tokens=tally.output_tokens,
+        service_s=served_ms / 1e3,
+        share=served_ms / total_ms if total_ms else 0.0,
+        weight_share=share.weight / weights,
+        gap_s=gaps[name] / 1e3 if name in gaps else None,
+        starved_s=max(tally.starved_s, waits.get(name, 0.0)),
+        queue_s=_spread(sorted(tally.queue_s)),
+        ttft_s=_spread(ttft),
+        ttft_kept=None if goal_s is None or not ttft else sum(value <= goal_s for value in ttft) / len(ttft),
+        tbt_s=_histogram_spread(tally.gaps),
+        preemptions=preemption_table(tally.preemptions),
+        swapped_tokens=tally.swapped_tokens,
+        recomputed_tokens=tally.recomputed_tokens,
+    )
+
+
+def _longest_waits(timeline: Timeline) -> dict[TenantId, float]:
+    """By tenant, as far as the samples saw."""
+    longest: dict[TenantId, float] = {}
+    for at_s, since in zip(timeline.at_s, timeline.waiting, strict=True):
+        for tenant, since_s in since.items():
+            longest[tenant] = max(longest.get(tenant, 0.0), at_s - since_s)
+    return longest
+
+
+def _jain(timeline: Timeline, weights: dict[TenantId, float]) -> float:
+    """Over windows between samples, of the tenants that waited at both ends; 1 where there never were two."""
+    total = total_s = 0.0
+    width = max(1, len(timeline.at_s) // 36)  # too short a window holds a turn or two of each
+    for low in range(0, len(timeline.at_s) - width, width):
+        high = low + width
+        always = frozenset(timeline.waiting[low]).intersection(*timeline.waiting[low + 1 : high + 1])
+        before, after = timeline.served[low], timeline.served[high]
+        shares = [(after.get(one, 0.0) - before.get(one, 0.0)) / weights.get(one, 1.0) for one in sorted(always)]
+        squares = sum(share * share for share in shares)
+        if len(shares) > 1 and squares:
+            seconds = timeline.at_s[high] - timeline.at_s[low]
+            total += seconds * sum(shares) ** 2 / (len(shares) * squares)
+            total_s += seconds
+    return total / total_s if total_s else 1.0
+
+
+def _all(lists: Sequence[Sequence[float]]) -> list[float]:
+    return sorted(value for values in lists for value in values)
+
+
+def _spread(ordered: Sequence[float]) -> Spread:
+    return Spread(*(percentile(ordered, percent) for percent in (50, 95, 99)))
+
+
+def _histogram_spread(histogram: Histogram) -> Spread:
+    return Spread(*(histogram.percentile(percent) for percent in (50, 95, 99)))

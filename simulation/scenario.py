@@ -1,0 +1,158 @@
+"""Small engines and mixes that show, figure by figure, whether the scheduler keeps what it promises."""
+
+import random
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scheduler.cost import linear_times
+from simulation.result import Figures, figures
+from simulation.simulator import Replay, SimSettings
+from simulation.workload import Ask, Lengths, Part, Sources, Workload, draw_asks, order
+from simulation.yardstick import LongestPrefix
+from tiercel.ids import TenantId
+from tiercel.settings import PolicyName
+from tiercel.tenant import Slo, TenantShare
+
+# A step of 40 decodes and 256 prompt tokens takes 19 ms.
+SMALL = SimSettings(
+    times=linear_times(base_ms=2.0, prefill_ms=0.05, decode_ms=0.1, context_ms=0.00005),
+    blocks=1024,
+    max_num_seqs=32,
+    max_num_batched_tokens=256,
+    patience_s=2.0,
+)
+
+
+_KINDS = ((0.5, 60, 16), (1.0, 200, 60), (2.0, 600, 120), (1.0, 60, 120), (0.5, 200, 16), (2.0, 600, 60))
+"""Weight, mean tokens of a prompt and of an answer."""
+
+
+class Shares(Struct, frozen=True):
+    """Service of two tenants, window by window."""
+
+    parts: tuple[float, ...]  # the first one's part of both
+    preemptions: int
+
+
+def saturating(weights: tuple[float, float], *, seconds: float, window_s: float, seed: int = 0) -> Shares:
+    """Two tenants of other shapes, both with more to do than there is time for."""
+    rng = random.Random(seed)  # noqa: S311 - a simulation
+    first = _share("first", weights[0])
+    second = _share("second", weights[1])
+    sources = Sources()
+    many = [0.02 * number for number in range(int(seconds / 0.02))]
+    asks = draw_asks(first, many, Lengths(input_len=120, output_len=30, sigma=0.5), rng, sources)
+    asks += draw_asks(second, many[::2], Lengths(input_len=400, output_len=90, sigma=0.5), rng, sources)
+    return _parts(_play(SMALL, order([first, second], asks), seconds), window_s, 2.0, seconds)
+
+
+def returning(*, seconds: float = 60.0, away_s: float = 30.0, seed: int = 0) -> Shares:
+    """One tenant floods all the time; the other comes back after a while. Windows begin when it has come."""
+    rng = random.Random(seed)  # noqa: S311 - a simulation
+    flood, guest = _share("first"), _share("second")
+    sources = Sources()
+    times = [0.04 * number for number in range(int(seconds / 0.04))]
+    lengths = Lengths(input_len=200, output_len=60, sigma=0.5)
+    asks = draw_asks(guest, [at_s for at_s in times if at_s >= away_s], lengths, rng, sources)
+    asks += draw_asks(flood, times, lengths, rng, sources)
+    return _parts(_play(SMALL, order([guest, flood], asks), seconds), (seconds - away_s) / 3, away_s, seconds)
+
+
+def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: int = 0) -> Figures:
+    """Four tenants of one group ask about more documents than fit the cache, faster than they can be answered.
+
+    The yardstick is pure longest-prefix-match.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a simulation
+    shares = [_share(f"t{number}", group="all") for number in range(4)]
+    sources = Sources()
+    lengths = Lengths(input_len=60, output_len=24, prefix_len=512, num_prefixes=24, range_ratio=0.5)
+    asks: list[Ask] = []
+    for share in shares:
+        asks += draw_asks(
+            share, sorted(rng.uniform(0, seconds) for _ in range(int(14 * seconds))), lengths, rng, sources
+        )
+    workload = order(shares, asks)
+    if not is_yardstick:
+        return figures(_play(SMALL, workload, None))
+    replay = Replay(SMALL, workload, open_with=lambda _, costs: LongestPrefix(costs))
+    simulation = replay.simulation
+    assert isinstance(simulation.policy, LongestPrefix)
+    simulation.policy.watch(simulation.book, simulation.cache)
+    replay.run()
+    return figures(replay)
+
+
+def mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> Figures:
+    """Tenants of many kinds, half as much again as the machine can do, until everything is done."""
+    rng = random.Random(seed)  # noqa: S311 - a simulation
+    sources = Sources()
+    shares: list[TenantShare] = []
+    asks: list[Ask] = []
+    for number, (weight, prompt, outputs) in enumerate(_KINDS):
+        share = _share(f"t{number}", weight)
+        lengths = Lengths(input_len=prompt, output_len=outputs, sigma=0.6, prefix_len=64, num_prefixes=3)
+        count = int(seconds * 56 / len(_KINDS))
+        asks += draw_asks(share, sorted(rng.uniform(0, seconds) for _ in range(count)), lengths, rng, sources)
+        shares.append(share)
+    return figures(_play(replace(SMALL, policy=policy), order(shares, asks), None))
+
+
+def overload(*, seconds: float = 60.0, seed: int = 0) -> Figures:
+    """Half as much again as the machine can do: a third of it is interactive, in a band before the batch work."""
+    rng = random.Random(seed)  # noqa: S311 - a simulation
+    slo = Slo(kind="interactive", ttft_s=0.5)
+    shares = [
+        TenantShare(name=TenantId("chat"), band=0, slo=slo),
+        TenantShare(name=TenantId("help"), band=0, slo=slo),
+        TenantShare(name=TenantId("nightly"), band=10, slo=Slo(kind="batch")),
+    ]
+    sources = Sources()
+    asks: list[Ask] = []
+    for share, rate, lengths in (
+        (shares[0], 7.0, Lengths(input_len=150, output_len=60, sigma=0.5)),
+        (shares[1], 7.0, Lengths(input_len=150, output_len=60, sigma=0.5)),
+        (shares[2], 22.0, Lengths(input_len=400, output_len=120, sigma=0.5)),
+    ):
+        at_s, times = 0.0, list[float]()
+        while (at_s := at_s + rng.expovariate(rate)) < seconds:
+            times.append(at_s)
+        asks += draw_asks(share, times, lengths, rng, sources)
+    return figures(_play(SMALL, order(shares, asks), seconds))
+
+
+def waits(policy: PolicyName = "fair", *, seconds: float = 120.0) -> Figures:
+    """Band 0 alone is more than the machine can do, and one request of band 5 waits behind it."""
+    rng = random.Random(0)  # noqa: S311 - a simulation
+    flood = _share("flood")
+    last = TenantShare(name=TenantId("last"), band=5)
+    sources = Sources()
+    times = [0.02 * number for number in range(int(seconds / 0.02))]
+    asks = draw_asks(flood, times, Lengths(input_len=200, output_len=60, sigma=0.5), rng, sources)
+    asks += [Ask(30.0, last.name, (Part(sources.new(), 300),), 40)]
+    return figures(_play(SMALL, order([flood, last], asks), seconds))
+
+
+def _share(name: str, weight: float = 1.0, group: str | None = None) -> TenantShare:
+    return TenantShare(name=TenantId(name), weight=weight, group=group)
+
+
+def _play(settings: SimSettings, workload: Workload, seconds: float | None) -> Replay:
+    replay = Replay(settings, workload, duration_s=seconds)
+    replay.run()
+    return replay
+
+
+def _parts(replay: Replay, window_s: float, from_s: float, until_s: float) -> Shares:
+    """The first tenant's part of the service in windows at every sample; all of them, overlapping."""
+    timeline = replay.timeline
+    names = [share.name for share in replay.workload.tenants]
+    parts: list[float] = []
+    for low, began_s in enumerate(timeline.at_s):
+        high = next((place for place, at_s in enumerate(timeline.at_s) if at_s >= began_s + window_s), None)
+        if began_s < from_s or high is None or timeline.at_s[high] > until_s + 1:
+            continue
+        first, second = (timeline.served[high].get(name, 0.0) - timeline.served[low].get(name, 0.0) for name in names)
+        parts.append(first / (first + second))
+    return Shares(tuple(parts), replay.simulation.book.num_preemptions)

@@ -1,0 +1,239 @@
+"""One engine in virtual time: the real loop, planner, policy and books, a machine and a mover that only take time."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from msgspec import Struct
+
+from device.sim_mover import SimMover, SimRates
+from engine.loop import EngineLoop
+from kvcache.manager import CacheManager
+from kvcache.tiers import TierLimits
+from scheduler.book import SequenceBook
+from scheduler.cost import StepCosts, StepTimes, linear_times
+from scheduler.fairness import Account
+from scheduler.planner import StepLimits
+from scheduler.policy import Policy, open_policy
+from scheduler.preemption import SwapChooser
+from simulation.gap import GapMeter
+from simulation.machine import CostMachine
+from simulation.tally import Tally, WatchedPlanner
+from simulation.timeline import Timeline
+from simulation.workload import Ask, Workload, prompt_bytes
+from tiercel.clock import ManualClock
+from tiercel.errors import InvariantError
+from tiercel.ids import SeqId, TenantId
+from tiercel.rates import Rates
+from tiercel.request import Request, SamplingParams
+from tiercel.settings import PolicyName, PreemptionMode
+from tiercel.tenant import Tenants, TenantShare
+from tiercel.tier import Route
+from tiercel.wire import Submit
+
+_TICK_S = 1e-3  # where nothing says when to look again
+_METERED = 16  # tenants whose service is compared pair by pair
+_STALLED = 1_000_000  # looks in a row at work that never moves
+
+
+class SimSettings(Struct, frozen=True, kw_only=True):
+    """The engine and the machine under it. Names and meanings as of `tiercel serve`."""
+
+    times: StepTimes = linear_times()
+    policy: PolicyName = "fair"
+    blocks: int = 4096
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 32_768
+    long_prefill_token_threshold: int = 0
+    max_long_partial_prefills: int = 0
+    tbt_goal_ms: float = 0.0
+    async_depth: int = 1
+    preemption_mode: PreemptionMode = "auto"
+    has_prefix_caching: bool = True
+    patience_s: float = 2.0
+    rates: SimRates = SimRates()
+    noise: float = 0.0  # of step times, to both sides
+    seed: int = 0
+
+    @property
+    def longest_step_ms(self) -> float:
+        """U: a step as full as it can be."""
+        context = min(self.blocks * self.block_size, self.max_num_seqs * self.max_model_len)
+        prompts = self.max_num_batched_tokens
+        return (1 + self.noise) * StepCosts(self.times).predict_ms(prompts, self.max_num_seqs, context)
+
+
+PolicyMaker = Callable[[SimSettings, StepCosts], Policy]
+
+
+def make_policy(settings: SimSettings, costs: StepCosts) -> Policy:
+    """The policy as the engine opens it, its quantum by the longest step of the table."""
+    return open_policy(settings.policy, costs, step_ms=settings.longest_step_ms, patience_s=settings.patience_s)
+
+
+class Simulation:
+    """An engine that is asked and stepped. Nothing in it knows what time it really is."""
+
+    def __init__(
+        self, settings: SimSettings, tenants: Iterable[TenantShare], *, open_with: PolicyMaker = make_policy
+    ) -> None:
+        self.settings = settings
+        self.shares = tuple(tenants)
+        self.clock = ManualClock()
+        self.tally = Tally(self.shares, self.clock)
+        self.policy = open_with(settings, StepCosts(settings.times))
+        self.book = SequenceBook(self.policy, settings.max_model_len, ())
+        rates = _rates(settings)
+        self.cache = CacheManager(
+            settings.blocks,
+            settings.block_size,
+            b"simulation",
+            has_prefix_caching=settings.has_prefix_caching,
+            host_blocks=settings.host_blocks,
+            disk_blocks=settings.disk_blocks,
+            rates=lambda: rates,
+            limits=TierLimits(always_loads=settings.preemption_mode == "swap"),
+        )
+        # A fair policy keeps these accounts itself.
+        owner = None if self.policy.fair is not None else (lambda seq: self.book[seq].request.tenant)
+        self.machine = CostMachine(settings.times, self.clock, noise=settings.noise, seed=settings.seed, owner=owner)
+        self.mover = SimMover(self.machine, self.clock, has_host=settings.host_blocks > 0, rates=settings.rates)
+        limits = StepLimits(
+            settings.max_num_seqs,
+            settings.max_num_batched_tokens,
+            settings.long_prefill_token_threshold,
+            settings.max_long_partial_prefills,
+            tbt_goal_ms=settings.tbt_goal_ms,
+            block_bytes=settings.rates.block_bytes,
+        )
+        chooser = SwapChooser(settings.preemption_mode, lambda: rates)
+        self.planner = WatchedPlanner(self.book, limits, chooser, self.tally)
+        self.loop = EngineLoop(
+            self.book, self.cache, self.planner, self.machine, self.tally, self.clock, settings.async_depth, self.mover
+        )
+        self.policy.set_tenants(Tenants(1, self.shares), 0.0)
+        self.cache.set_quotas({share.name: share.kv_quota for share in self.shares})
+        self._share_by_tenant = {share.name: share for share in self.shares}
+        self._count = 0
+        self._stalled = 0
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the start."""
+        return self.clock.now_s()
+
+    def submit(self, ask: Ask) -> SeqId:
+        """It reaches the engine now; it is as old as it says."""
+        self._count += 1
+        seq = SeqId(self._count)
+        share = self._share_by_tenant.get(ask.tenant) or TenantShare(name=ask.tenant)
+        self.tally.submit(seq, ask.tenant)
+        request = Request(
+            id=seq,
+            prompt=prompt_bytes(ask.prompt),
+            params=SamplingParams(temperature=0.0, max_tokens=ask.outputs, ignore_eos=True),
+            arrival_s=ask.at_s,
+            tenant=ask.tenant,
+            band=share.band,
+            scope=(f"group {share.group}" if share.group else f"tenant {ask.tenant}").encode(),
+        )
+        self.loop.take([Submit(request)])
+        return seq
+
+    def step(self, until_s: float = float("inf")) -> bool:
+        """One step of the loop; where it has nothing to do, time passes until something lands, at most `until_s`.
+
+        False when nothing is left to do before then. Errors: InvariantError when work is left that never moves.
+        """
+        if self.loop.step():
+            self._stalled = 0
+            return True
+        due_s = self.mover.next_landing_s
+        if due_s is None and self.loop.is_idle:
+            return False
+        self._stalled += 1
+        if self._stalled > _STALLED:
+            raise InvariantError("simulation.stalled", sequences=len(self.book))
+        now_s = self.now_s
+        # Ageing and patience are matters of time alone.
+        wake_s = now_s + _TICK_S if due_s is None else max(due_s, now_s) + 1e-9
+        if wake_s > until_s:
+            return False
+        self.clock.advance(wake_s - now_s)
+        return True
+
+    def pass_time(self, until_s: float) -> None:
+        """Nothing happens until then."""
+        self.clock.advance(max(0.0, until_s - self.now_s))
+
+
+class Replay:
+    """A workload played through a simulation."""
+
+    def __init__(
+        self, settings: SimSettings, workload: Workload, *, duration_s: float | None = None,
+        open_with: PolicyMaker = make_policy,
+    ) -> None:  # fmt: skip
+        self.simulation = Simulation(settings, workload.tenants, open_with=open_with)
+        self.workload = workload
+        self._end_s = float("inf") if duration_s is None else duration_s
+        span_s = duration_s or (workload.asks[-1].at_s if workload.asks else 0.0)
+        self.timeline = Timeline(self.simulation, span_s)
+        self.meter = self._open_meter()
+
+    def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
+        """All of it: what is due is asked, until everything has ended or the duration is over."""
+        simulation, timeline, meter = self.simulation, self.timeline, self.meter
+        asks = iter(self.workload.asks)
+        ask = next(asks, None)
+        while simulation.now_s < self._end_s:
+            now_s = simulation.now_s
+            while ask is not None and ask.at_s <= now_s:
+                simulation.submit(ask)
+                ask = next(asks, None)
+            if now_s >= timeline.next_s:
+                timeline.sample()
+                progress(now_s)
+            if meter is not None:
+                meter.look()
+            next_s = ask.at_s if ask is not None else self._end_s
+            if not simulation.step(next_s):
+                if ask is None and simulation.loop.is_idle:
+                    break
+                simulation.pass_time(min(next_s, self._end_s))
+        timeline.sample()
+
+    def _open_meter(self) -> GapMeter | None:
+        """Pairs of the tenants that ask for the most."""
+        fair = self.simulation.policy.fair
+        if fair is None:
+            return None
+        tokens: dict[TenantId, int] = {}
+        for ask in self.workload.asks:
+            tokens[ask.tenant] = tokens.get(ask.tenant, 0) + ask.num_prompt + ask.outputs
+        band = {share.name: share.band for share in self.workload.tenants}
+        most = sorted(tokens, key=lambda name: (-tokens[name], name))
+        return GapMeter(fair, [Account(band.get(name, 0), name) for name in islice(most, _METERED)])
+
+
+def _rates(settings: SimSettings) -> Rates:
+    """What a calibration of such a machine would have said."""
+    rates, costs = settings.rates, StepCosts(settings.times)
+    speeds: dict[Route, float] = {}
+    if settings.host_blocks:
+        speeds |= {Route.SPILL: rates.spill_bytes_per_s, Route.RESTORE: rates.restore_bytes_per_s}
+    if settings.disk_blocks:
+        speeds |= {Route.PERSIST: rates.disk_write_bytes_per_s, Route.PREFETCH: rates.disk_read_bytes_per_s}
+    tokens, context = settings.max_num_batched_tokens, 8192
+    token_s = costs.predict_ms(tokens, 0, 0) / 1e3 / tokens
+    far_s = costs.predict_ms(tokens, 0, context) / 1e3 / tokens
+    return Rates(
+        bytes_per_s_by_route=speeds,
+        prefill_token_s=token_s,
+        prefill_context_s=max(0.0, far_s - token_s) / context,
+        block_bytes=rates.block_bytes,
+        block_size=settings.block_size,
+    )

@@ -1,0 +1,156 @@
+"""What is written down while a simulation runs."""
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+
+from kvcache.ledger import Ledger
+from scheduler.book import SequenceBook
+from scheduler.draft import CacheView
+from scheduler.planner import Planner, StepLimits
+from scheduler.preemption import SwapChooser
+from simulation.histogram import Histogram, bucket_of
+from tiercel.clock import ManualClock
+from tiercel.ids import SeqId, TenantId
+from tiercel.outcome import Finished, FinishReason
+from tiercel.plan import Plan
+from tiercel.tenant import TenantShare
+from tiercel.wire import Report
+
+
+class TenantTally:
+    """Counts of one tenant."""
+
+    def __init__(self, share: TenantShare) -> None:
+        self.share = share
+        self.submitted = 0
+        self.finished = 0
+        self.refused = 0
+        self.prompt_tokens = 0  # of finished requests
+        self.cached_tokens = 0
+        self.output_tokens = 0  # said
+        self.queue_s = array("d")
+        self.ttft_s = array("d")
+        self.gaps = Histogram()  # between two tokens of a sequence, seconds
+        self.preemptions: Counter[tuple[str, str]] = Counter()  # by reason and mode
+        self.swapped_tokens = 0  # that came back from DDR
+        self.recomputed_tokens = 0
+        self.starved_s = 0.0  # longest wait of any of its sequences without a slice
+
+
+class _Live:
+    """One sequence that has not ended."""
+
+    __slots__ = ("last_s", "tally")
+
+    def __init__(self, tally: TenantTally) -> None:
+        self.tally = tally
+        self.last_s = -1.0  # its last token
+
+
+class Tally:
+    """The loop's post: reports become counts of tenants."""
+
+    def __init__(self, shares: tuple[TenantShare, ...], clock: ManualClock) -> None:
+        self.by_tenant: dict[TenantId, TenantTally] = {share.name: TenantTally(share) for share in shares}
+        self.tokens = 0
+        self.first_s_by_seq: dict[SeqId, float] | None = None  # filled when somebody wants to know
+        self._live: dict[int, _Live] = {}
+        self._clock = clock
+
+    def submit(self, seq: SeqId, tenant: TenantId) -> None:
+        """A request is about to reach the loop."""
+        tally = self.by_tenant.get(tenant)
+        if tally is None:
+            tally = self.by_tenant[tenant] = TenantTally(TenantShare(name=tenant))
+        tally.submitted += 1
+        self._live[seq] = _Live(tally)
+
+    def post(self, message: Report) -> None:
+        """One committed step."""
+        now_s = self._clock.now_s()
+        live, known_s, bucket = self._live, -1.0, 0
+        said = array("Q")
+        said.frombytes(message.seqs)
+        self.tokens += len(said)
+        for seq in said:
+            one = live[seq]
+            tally, last_s = one.tally, one.last_s
+            one.last_s = now_s
+            tally.output_tokens += 1
+            if last_s >= 0:
+                if last_s != known_s:  # most have their tokens in the same steps
+                    known_s, bucket = last_s, bucket_of(now_s - last_s)
+                counts = tally.gaps.count_by_bucket
+                counts[bucket] = counts.get(bucket, 0) + 1
+        for finished in message.finished:
+            self._finish(finished)
+
+    def _finish(self, finished: Finished) -> None:
+        tally = self._live.pop(finished.seq).tally
+        if finished.reason is not FinishReason.LENGTH:
+            tally.refused += 1
+            return
+        tally.finished += 1
+        tally.prompt_tokens += finished.num_prompt
+        tally.cached_tokens += finished.num_cached
+        tally.queue_s.append(finished.queued_s)
+        tally.ttft_s.append(finished.queued_s + finished.prefill_s)
+        if self.first_s_by_seq is not None:
+            self.first_s_by_seq[finished.seq] = finished.queued_s + finished.prefill_s
+
+
+class WatchedPlanner(Planner):
+    """The planner, and what each plan does to whom."""
+
+    def __init__(self, book: SequenceBook, limits: StepLimits, chooser: SwapChooser, tally: Tally) -> None:
+        super().__init__(book, limits, chooser)
+        self._tally = tally
+        self._sequences = book
+        self._lost: set[SeqId] = set()  # preempted, and not computed since
+
+    def plan(self, cache: CacheView, now_s: float = 0.0, order: tuple[SeqId, ...] | None = None) -> Plan:
+        """Plan a step and write down its switches."""
+        plan = super().plan(cache, now_s, order)
+        if plan.admitted:
+            self._note_admitted(plan, now_s)
+        if plan.victims:
+            self._note_victims(plan)
+        if plan.restores and isinstance(cache, Ledger):
+            for seq in plan.restores:
+                tokens = cache.found_by_seq[seq].load_blocks * cache.block_size
+                self._tally_of(seq).swapped_tokens += tokens
+        if self._lost:
+            self._note_redone(plan)
+        return plan
+
+    def _note_admitted(self, plan: Plan, now_s: float) -> None:
+        queue = self._sequences.policy.queue
+        for seq in plan.admitted:
+            if seq in queue:
+                tally = self._tally_of(seq)
+                tally.starved_s = max(tally.starved_s, now_s - queue[seq].since_s)
+
+    def _note_victims(self, plan: Plan) -> None:
+        swapped = set(plan.swapped)
+        for seq, reason in zip(plan.victims, plan.reasons, strict=True):
+            self._tally_of(seq).preemptions[reason, "swap" if seq in swapped else "recompute"] += 1
+            self._lost.add(seq)
+
+    def _note_redone(self, plan: Plan) -> None:
+        for batch in plan.nano_batches:
+            for piece in batch.slices:
+                if piece.seq in self._lost:
+                    self._lost.remove(piece.seq)
+                    self._tally_of(piece.seq).recomputed_tokens += max(0, self._sequences[piece.seq].lost - piece.start)
+
+    def _tally_of(self, seq: SeqId) -> TenantTally:
+        return self._tally.by_tenant[self._sequences[seq].request.tenant]
+
+
+def preemption_table(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Counts by reason, in them by mode."""
+    table: dict[str, dict[str, int]] = {}
+    for (reason, mode), count in sorted(counts.items()):
+        table.setdefault(reason, {})[mode] = count
+    return table

@@ -1,0 +1,54 @@
+"""Who was served how much by when, sampled."""
+
+from typing import TYPE_CHECKING
+
+from tiercel.ids import TenantId
+
+if TYPE_CHECKING:
+    from simulation.simulator import Simulation
+
+_SAMPLES = 360  # of a run that ends when its arrivals do
+
+
+class Timeline:
+    """Samples at even distances: service by tenant so far, who waits, how full the engine is."""
+
+    def __init__(self, simulation: "Simulation", span_s: float) -> None:
+        self.every_s = max(span_s / _SAMPLES, 0.1)
+        self.next_s = 0.0
+        self.at_s: list[float] = []
+        self.served: list[dict[TenantId, float]] = []  # milliseconds; tokens where the policy charges nobody
+        self.waiting: list[dict[TenantId, float]] = []  # who waits, and since when
+        self.num_running: list[int] = []
+        self.num_waiting: list[int] = []
+        self.tokens: list[int] = []  # said so far
+        self.blocks_used: list[int] = []
+        self._simulation = simulation
+
+    def sample(self) -> None:
+        """Look now. Cost: O(tenants)."""
+        simulation = self._simulation
+        self.at_s.append(simulation.now_s)
+        self.next_s = simulation.now_s + self.every_s
+        self.served.append(self._served())
+        self.waiting.append(self._waiting())
+        self.num_running.append(len(simulation.book.running))
+        self.num_waiting.append(len(simulation.book.waiting))
+        self.tokens.append(simulation.tally.tokens)
+        self.blocks_used.append(simulation.cache.blocks_used)
+
+    def _served(self) -> dict[TenantId, float]:
+        fair = self._simulation.policy.fair
+        if fair is not None:
+            return dict(fair.served_ms)
+        return dict(self._simulation.machine.served_ms)
+
+    def _waiting(self) -> dict[TenantId, float]:
+        queue = self._simulation.policy.queue
+        if self._simulation.policy.fair is not None:
+            return queue.since_by_tenant()
+        since: dict[TenantId, float] = {}  # other orders know no tenants
+        for seq, sequence in self._simulation.book.waiting.items():
+            tenant, since_s = sequence.request.tenant, queue[seq].since_s
+            since[tenant] = min(since.get(tenant, since_s), since_s)
+        return since

@@ -1,0 +1,201 @@
+"""What survives the end of a process: the SSD tier a daemon's, the host tier an engine's. Nothing survives wrongly."""
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from embedded import MODEL_DIR
+from server.child import EngineChild, engine_command
+from server.keep import Keep
+from tests.e2e.daemon import TIERCEL, Daemon, daemon
+from tests.e2e.prompts import LEAST_TOKENS, ONE_THREAD, PROMPTS, cached_tokens, text
+from tiercel.ids import SeqId
+from tiercel.outcome import Finished, Gauges
+from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
+from tiercel.settings import EngineSettings
+from tiercel.tier import Route
+from tiercel.wire import FrameReader, FromEngine, Ready, Report, Start, Submit, encode_frame
+
+KILLS = 20
+PATIENCE_S = 60.0
+
+
+def disk_flags(folder: Path, size: str = "64M") -> tuple[str, ...]:
+    return ("--kv-disk-path", str(folder / "kv"), "--kv-disk-size", size, *ONE_THREAD)
+
+
+def test_a_prompt_served_once_is_warm_after_a_restart(tmp_path: Path, answers: dict[str, str]) -> None:
+    with daemon(tmp_path, *disk_flags(tmp_path)) as first:
+        assert cached_tokens(first, PROMPTS[0]) == (answers[PROMPTS[0]], 0)
+        assert first.stop() == 0
+        assert "is_saved=True" in first.log.read_text()
+    with daemon(tmp_path, *disk_flags(tmp_path)) as again:
+        said, cached = cached_tokens(again, PROMPTS[0])
+        assert said == answers[PROMPTS[0]]
+        assert cached >= LEAST_TOKENS
+        assert cached_tokens(again, PROMPTS[1]) == (answers[PROMPTS[1]], 0)
+
+
+def test_an_idle_daemon_writes_what_was_served_once(tmp_path: Path, answers: dict[str, str]) -> None:
+    with daemon(tmp_path, *disk_flags(tmp_path)) as running:
+        assert text(running, PROMPTS[2]) == answers[PROMPTS[2]]
+        end_s = time.monotonic() + PATIENCE_S
+        while not running.metric('tiercel_kv_transfer_bytes_total{route="ddr_ssd"}'):
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        time.sleep(1.0)
+        running.kill_all()
+    with daemon(tmp_path, *disk_flags(tmp_path)) as again:
+        said, cached = cached_tokens(again, PROMPTS[2])
+        assert said == answers[PROMPTS[2]]
+        assert cached >= LEAST_TOKENS
+
+
+def test_a_second_signal_ends_the_writing_too(tmp_path: Path) -> None:
+    with daemon(tmp_path, *disk_flags(tmp_path)) as running:
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGINT)
+        began_s = time.monotonic()
+        assert running.process.wait(10) in (0, 1)
+        assert time.monotonic() - began_s < 5
+
+
+def ask_until_killed(running: Daemon, answers: dict[str, str], rng: random.Random) -> int:
+    """Ask all prompts from four sides; SIGKILL at some moment. Returns how many answers came; each must be right."""
+
+    def ask(prompt: str) -> int:
+        try:
+            answer = httpx.post(
+                f"{running.url}/v1/completions",
+                json={"prompt": prompt, "temperature": 0, "max_tokens": 12}, timeout=PATIENCE_S,
+            )  # fmt: skip
+        except httpx.TransportError:
+            return 0
+        if answer.status_code != 200:
+            return 0
+        assert answer.json()["choices"][0]["text"] == answers[prompt]
+        return 1
+
+    prompts = rng.sample(PROMPTS, len(PROMPTS))
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, prompt) for prompt in prompts]
+        time.sleep(rng.uniform(0.05, 2.0))
+        running.kill_all()
+        return sum(future.result() for future in asked)
+
+
+def test_kill_9_during_writes_never_changes_an_answer(tmp_path: Path, answers: dict[str, str]) -> None:
+    """The disk holds half of what is asked, so that slots are written again and again."""
+    rng = random.Random(35)
+    flags = disk_flags(tmp_path, "16M")
+    answered = found = 0
+    for _ in range(KILLS):
+        with daemon(tmp_path, *flags) as running:
+            answered += ask_until_killed(running, answers, rng)
+    with daemon(tmp_path, *flags) as running:
+        for prompt in PROMPTS:
+            said, cached = cached_tokens(running, prompt)
+            assert said == answers[prompt]
+            found += cached
+        assert running.stop() == 0
+    assert answered > KILLS
+    assert found > 0
+
+
+def test_the_second_daemon_on_a_folder_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
+    with daemon(tmp_path, *disk_flags(tmp_path)) as first:
+        command = [TIERCEL, "serve", "--port", "0", *disk_flags(tmp_path)]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        assert second.returncode == 2
+        assert f"in use by the daemon with pid {first.process.pid}" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert text(first, "Hello") is not None
+
+
+def test_blocks_of_another_model_are_replaced_with_a_warning(tmp_path: Path, answers: dict[str, str]) -> None:
+    with daemon(tmp_path, *disk_flags(tmp_path), "--load-format", "dummy", "--seed", "3") as other:
+        text(other, PROMPTS[0])
+        assert other.stop() == 0
+    with daemon(tmp_path, *disk_flags(tmp_path)) as ours:
+        assert cached_tokens(ours, PROMPTS[0]) == (answers[PROMPTS[0]], 0)
+        assert '"level": "warning"' in ours.log.read_text()
+        assert ours.stop() == 0
+
+
+# ---- the engine alone
+
+
+class HandEngine:
+    """An engine process on our end of its socket pair."""
+
+    def __init__(self, child: EngineChild, settings: EngineSettings) -> None:
+        self.child = child
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, Finished] = {}
+        self.gauges = Gauges()
+        self._reader: FrameReader[FromEngine] = FrameReader(FromEngine)  # type: ignore[arg-type]
+        child.sock.settimeout(PATIENCE_S)
+        child.sock.sendall(encode_frame(Start(settings)))
+        while not any(isinstance(message, Ready) for message in self._receive()):
+            pass
+
+    def _receive(self) -> list[FromEngine]:
+        chunk = self.child.sock.recv(1 << 16)
+        assert chunk, "the engine is gone"
+        return self._reader.feed(chunk)
+
+    def _take(self) -> None:
+        for message in self._receive():
+            assert isinstance(message, Report)
+            for seq, token in zip(memoryview(message.seqs).cast("Q"), unpack_tokens(message.tokens), strict=True):
+                self.tokens.setdefault(seq, []).append(token)
+            self.finished |= {finished.seq: finished for finished in message.finished}
+            self.gauges = message.gauges or self.gauges
+
+    def ask(self, seq: int, prompt: list[int]) -> tuple[list[int], int]:
+        """The outputs, and how much of the prompt was found."""
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        request = Request(id=SeqId(seq), prompt=pack_tokens(prompt), params=params, arrival_s=time.monotonic())
+        self.child.sock.sendall(encode_frame(Submit(request)))
+        while seq not in self.finished:
+            self._take()
+        return self.tokens[seq], self.finished[seq].num_cached
+
+    def wait_copied(self, blocks: int) -> None:
+        """Until so many blocks lie in the host tier with their checksums."""
+        while sum(route.blocks for route in self.gauges.routes if route.route in (Route.SIGN, Route.SPILL)) < blocks:
+            self._take()
+        time.sleep(0.5)  # copies of a host tier apart are signed a little later
+
+
+@pytest.fixture
+def keep() -> Iterator[Keep]:
+    with Keep.open(EngineSettings(model="unused")) as keep:
+        yield keep
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_restarted_engine_finds_the_host_tier_of_the_one_before(keep: Keep, apart: bool) -> None:
+    settings = EngineSettings(
+        model=str(MODEL_DIR), num_gpu_blocks_override=300, cpu_device_pool=apart, kv_host_bytes=32 << 20, threads=1,
+        log_level="warning",
+    )  # fmt: skip
+    prompt = [100 + number * 7919 % 1000 for number in range(500)]
+    blocks = len(prompt) // settings.block_size
+    with EngineChild.start(engine_command(), keep) as child:
+        first = HandEngine(child, settings)
+        said, cached = first.ask(1, prompt)
+        assert cached == 0
+        first.wait_copied(blocks)
+        child.kill()
+    with EngineChild.start(engine_command(), keep) as child:
+        again = HandEngine(child, settings)
+        time.sleep(0.5)  # checksums are compared beside the loop
+        assert again.ask(1, prompt) == (said, blocks * settings.block_size)

@@ -1,0 +1,182 @@
+"""Cutting a step into nano-batches, and the gate that decides whether to."""
+
+import random
+
+import pytest
+
+from scheduler.cost import StepCosts, StepTimes, linear_times
+from scheduler.nanobatch import (
+    WHOLE,
+    Split,
+    SplitRow,
+    SplitTable,
+    Splitter,
+    Timed,
+    cut,
+    read_table,
+    shape_of,
+    splits_of,
+    write_table,
+)
+from tiercel.errors import ConfigError
+from tiercel.ids import SeqId
+from tiercel.plan import NanoBatch, Slice, whole_slices
+
+BLOCK = 16
+
+
+def random_slices(rng: random.Random) -> tuple[Slice, ...]:
+    slices = []
+    for seq in range(rng.randrange(1, 40)):
+        length = 1 if rng.random() < 0.6 else rng.randrange(2, 600)
+        slices.append(Slice(SeqId(seq), rng.randrange(3000), length, rng.random() < 0.7))
+    return tuple(slices)
+
+
+def prompt(tokens: int, start: int = 0, seq: int = 1) -> Slice:
+    return Slice(SeqId(seq), start, tokens, True)
+
+
+def lengths(batches: tuple[NanoBatch, ...]) -> list[list[int]]:
+    return [[piece.length for piece in batch.slices] for batch in batches]
+
+
+def rows(*ratios: tuple[int, float]) -> SplitTable:
+    """Prompts of so many tokens, and what halving costs there."""
+    return SplitTable(
+        rows=tuple(
+            SplitRow(tokens, 0, 0, (Timed(Split(2, 0), ratio), Timed(Split(4, 0), 1.3))) for tokens, ratio in ratios
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_cut_loses_nothing_and_keeps_the_order_of_what_is_sampled(seed: int) -> None:
+    rng = random.Random(seed)
+    slices = random_slices(rng)
+    for split in splits_of(shape_of(slices)):
+        batches = cut(slices, split, BLOCK)
+        assert all(batch.slices and all(piece.length >= 1 for piece in batch.slices) for batch in batches)
+        assert len(batches) <= max(split.prompt_parts, 1) + split.decode_parts
+        assert {piece.seq: piece for piece in whole_slices(batches)} == {piece.seq: piece for piece in slices}
+        sampling = [piece.seq for batch in batches for piece in batch.slices if piece.samples]
+        assert sampling == [piece.seq for piece in whole_slices(batches) if piece.samples]
+        for batch in batches:
+            seqs = [piece.seq for piece in batch.slices]
+            assert len(seqs) == len(set(seqs))
+
+
+def test_prompts_are_cut_where_a_block_ends() -> None:
+    assert lengths(cut((prompt(100, start=5),), Split(2, 0), BLOCK)) == [[43], [57]]
+    assert lengths(cut((prompt(100), prompt(100, seq=2)), Split(2, 0), BLOCK)) == [[100], [100]]
+    assert lengths(cut((prompt(10),), Split(4, 0), BLOCK)) == [[3], [3], [2], [2]]
+
+
+def test_decodes_go_first_alone_or_with_the_first_prompts() -> None:
+    slices = (*(prompt(1, 50, seq) for seq in range(2, 6)), prompt(64))
+    assert lengths(cut(slices, WHOLE, BLOCK)) == [[1, 1, 1, 1, 64]]
+    assert lengths(cut(slices, Split(2, 0), BLOCK)) == [[1, 1, 1, 1, 32], [32]]
+    assert lengths(cut(slices, Split(2, 2), BLOCK)) == [[1, 1], [1, 1], [32], [32]]
+
+
+def test_without_a_goal_a_step_stays_whole() -> None:
+    splitter = Splitter(StepCosts(linear_times()))
+    assert lengths(splitter.split((prompt(2048),), 0.0, BLOCK)) == [[2048]]
+
+
+def test_a_long_step_is_cut_into_as_few_as_keep_the_goal() -> None:
+    splitter = Splitter(StepCosts(linear_times(base_ms=0.2, prefill_ms=0.1)))
+    assert lengths(splitter.split((prompt(2048),), 1000.0, BLOCK)) == [[2048]]
+    assert lengths(splitter.split((prompt(2048),), 110.0, BLOCK)) == [[1024], [1024]]
+    assert lengths(splitter.split((prompt(2048),), 80.0, BLOCK)) == [[672], [688], [688]]
+    # None keeps it: the one whose longest ends first, of those that cost nothing: eight would cost 1.4 %.
+    assert len(splitter.split((prompt(2048),), 1.0, BLOCK)) == 4
+
+
+def test_a_cut_that_costs_is_not_made_whatever_the_goal() -> None:
+    splitter = Splitter(StepCosts(linear_times(base_ms=20.0)))
+    assert lengths(splitter.split((prompt(512),), 5.0, BLOCK)) == [[512]]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_choice_is_predicted_to_lose_two_percent(seed: int) -> None:
+    rng = random.Random(seed)
+    axes = ((0, 64, 256, 1024), (0, 8, 64), (0, 4096, 65536))
+    ms = tuple(
+        (2 + 0.1 * p + 0.3 * d + 0.0004 * c + 1e-6 * p * c) * rng.uniform(0.8, 1.3)
+        for p in axes[0]
+        for d in axes[1]
+        for c in axes[2]
+    )
+    costs = StepCosts(StepTimes(prefill_tokens=axes[0], decodes=axes[1], context_tokens=axes[2], ms=ms))
+    splitter = Splitter(costs)
+    for _ in range(20):
+        slices = random_slices(rng)
+        chosen = splitter.split(slices, rng.choice([0.0, 5.0, 25.0, 120.0]), BLOCK)
+        predicted = sum(costs.step_ms(*shape_of(batch.slices)) for batch in chosen)
+        assert predicted <= 1.02 * costs.step_ms(*shape_of(slices))
+
+
+def test_with_a_table_only_what_was_measured_counts() -> None:
+    costs = StepCosts(linear_times(base_ms=0.001))
+    gains = Splitter(costs, rows((256, 0.9), (1024, 0.99)))
+    assert lengths(gains.split((prompt(256),), 0.0, BLOCK)) == [[128], [128]]
+    assert lengths(gains.split((prompt(1024),), 0.0, BLOCK)) == [[1024]]  # 1 % is no gain
+    assert lengths(gains.split((prompt(1024),), 30.0, BLOCK)) == [[512], [512]]  # but it is free
+    assert lengths(gains.split((prompt(512),), 0.0, BLOCK)) == [[256], [256]]  # in the middle: 5.5 %
+    assert lengths(gains.split((prompt(900),), 0.0, BLOCK)) == [[900]]
+    assert lengths(gains.split((prompt(100),), 0.0, BLOCK)) == [[100]]
+    assert lengths(gains.split((prompt(4096),), 1.0, BLOCK)) == [[4096]]  # far out: nobody knows
+    loses = Splitter(costs, rows((256, 1.1), (1024, 1.05)))
+    assert lengths(loses.split((prompt(512),), 1.0, BLOCK)) == [[512]]
+    assert lengths(Splitter(costs, SplitTable(rows=())).split((prompt(512),), 1.0, BLOCK)) == [[512]]
+
+
+def test_a_table_of_prompts_says_nothing_of_mixed_steps() -> None:
+    splitter = Splitter(StepCosts(linear_times()), rows((256, 0.5)))
+    assert len(splitter.split((prompt(256), prompt(1, 9, seq=2)), 1.0, BLOCK)) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_table_s_choice_is_near_the_best_of_every_row(seed: int) -> None:
+    rng = random.Random(seed)
+    table = SplitTable(
+        rows=tuple(
+            SplitRow(tokens, 0, 0, tuple(Timed(Split(parts, 0), rng.uniform(0.8, 1.4)) for parts in (2, 3, 4, 8)))
+            for tokens in (64, 256, 1024)
+        )
+    )
+    splitter = Splitter(StepCosts(linear_times()), table)
+    for row in table.rows:
+        ratio_by_split = {timed.split: timed.ratio for timed in row.cuts} | {WHOLE: 1.0}
+        for goal_ms in (0.0, 1.0, 20.0, 60.0):
+            ratio = ratio_by_split[splitter.choose((prompt(row.prefill_tokens),), goal_ms, BLOCK)]
+            assert ratio <= 1.02
+            assert ratio <= 1.05 * min(ratio_by_split.values())
+
+
+def test_a_table_survives_its_file() -> None:
+    table = rows((256, 0.9))
+    assert read_table(write_table(table), "") == table
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"version":2,"rows":[]}',
+        b'{"rows":[[-1,0,0,[]]]}',
+        b'{"rows":[[256,0,0,[[[2,0],0]]]]}',
+        b'{"rows":[[256,0,0,[[[99,0],1.0]]]]}',
+        b'{"rows":[[256,0,0,[[[2,0],NaN]]]]}',
+        b'{"rows":[[256,0,0,[[[2,0],1e999]]]]}',
+        b'{"rows":[],"more":1}',
+        b'{"rows":[],"identity":"another"}',
+        b" " * (2 << 20),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(content: bytes) -> None:
+    with pytest.raises(ConfigError, match="nanobatch"):
+        read_table(content, "")

@@ -1,0 +1,86 @@
+"""What the scheduler promises, in the real loop over the real books, in virtual time."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from scheduler.aging import AgingShare
+from scheduler.cost import StepCosts
+from scheduler.fairness import FairLimits, TenantBook, fair_limits
+from scheduler.policy import Policy
+from simulation.adversary import widest_gap
+from simulation.scenario import mixed, overload, returning, saturating, shared_prefixes, waits
+from simulation.simulator import SimSettings
+from tiercel.ids import TenantId
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_service_by_weight_stays_within_the_bound(seed: int) -> None:
+    assert 0 < widest_gap(seed, 5000) <= 1.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(200))
+def test_service_by_weight_stays_within_the_bound_for_long(seed: int) -> None:
+    assert widest_gap(seed, 5000) <= 1.0
+
+
+class Generous(TenantBook):
+    """A book that gives everybody a quantum in every step, whoever has deficit left."""
+
+    def refill(self, now_s: float) -> None:
+        for band in self._bands.values():
+            if band.ready:
+                self._refill(band, now_s)
+
+
+def open_generous(settings: SimSettings, costs: StepCosts) -> Policy:
+    limits: FairLimits = fair_limits(settings.longest_step_ms, settings.patience_s, quantum_steps=1.0)
+    weights: Mapping[TenantId, float] = {}
+    return Policy("fair", costs, Generous(limits, weights), AgingShare(settings.longest_step_ms))
+
+
+def test_a_broken_refill_breaks_the_bound() -> None:
+    assert any(widest_gap(seed, 5000, open_generous) > 1.0 for seed in (2, 4, 13, 17))
+
+
+def test_two_saturating_tenants_are_served_by_their_weights_in_any_window() -> None:
+    shares = saturating((1.0, 3.0), seconds=66.0, window_s=60.0)
+    assert shares.parts
+    assert all(part == pytest.approx(0.25, rel=0.05) for part in shares.parts)
+
+
+def test_a_tenant_that_returns_gets_half_and_no_more() -> None:
+    shares = returning(seconds=30.0, away_s=15.0)
+    assert shares.parts
+    assert all(0.47 <= part <= 0.53 for part in shares.parts)
+
+
+def test_prefix_hits_are_those_of_longest_prefix_match() -> None:
+    fair, yardstick = shared_prefixes(seconds=8.0), shared_prefixes(seconds=8.0, is_yardstick=True)
+    assert yardstick.hit_rate > 0.5
+    assert fair.hit_rate >= 0.95 * yardstick.hit_rate
+
+
+def test_interactive_goals_are_kept_in_overload_while_batch_work_goes_on() -> None:
+    found = overload(seconds=20.0)
+    chat, support, nightly = found.tenants
+    assert found.busy > 0.99
+    assert nightly.finished < nightly.requests, "no overload"
+    for tenant in (chat, support):
+        assert tenant.ttft_kept is not None
+        assert tenant.ttft_kept >= 0.95
+    assert nightly.output_tokens > 0
+
+
+def test_nobody_starves_behind_a_higher_band_that_never_ends() -> None:
+    last = waits(seconds=64.0).tenants[1]
+    assert last.finished == 1
+    assert last.starved_s < 34.0
+
+
+def test_fairness_costs_little_throughput() -> None:
+    fair, first_come = mixed("fair", seconds=12.0), mixed("fcfs", seconds=12.0)
+    assert fair.finished == first_come.finished == fair.requests
+    assert fair.jain > first_come.jain
+    assert first_come.virtual_s / fair.virtual_s >= 0.9

@@ -1,0 +1,121 @@
+"""A simulation is an engine: every request ends once, a seed says it all, tiers take time."""
+
+import random
+
+import pytest
+
+from simulation.histogram import Histogram, bucket_of, percentile
+from simulation.profile import profile
+from simulation.result import figures
+from simulation.simulator import Replay, SimSettings
+from simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order, prompt_bytes
+from tiercel.ids import TenantId
+from tiercel.tenant import TenantShare
+
+A, B = (TenantShare(name=TenantId(name)) for name in "ab")
+SMALL = SimSettings(blocks=128, max_num_seqs=8, max_num_batched_tokens=128)
+
+
+def workload(requests: int = 40, seed: int = 0) -> Workload:
+    rng, sources = random.Random(seed), Sources()
+    lengths = Lengths(input_len=100, output_len=30, sigma=0.5, prefix_len=40)
+    asks = [
+        ask
+        for share in (A, B)
+        for ask in draw_asks(share, [rng.uniform(0, 5) for _ in range(requests // 2)], lengths, rng, sources)
+    ]
+    return order((A, B), asks)
+
+
+@pytest.mark.parametrize("policy", ["fair", "priority", "fcfs"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_request_ends_once_and_says_what_it_should(policy: str, depth: int) -> None:
+    asked = workload()
+    replay = Replay(SimSettings(blocks=128, max_num_seqs=8, policy=policy, async_depth=depth), asked)  # type: ignore[arg-type]
+    replay.run()
+    replay.simulation.loop.check_integrity()
+    found = figures(replay)
+    assert found.finished == found.requests == len(asked.asks)
+    assert sum(tenant.output_tokens for tenant in found.tenants) == sum(ask.outputs for ask in asked.asks)
+    assert sum(tenant.prompt_tokens for tenant in found.tenants) == sum(ask.num_prompt for ask in asked.asks)
+    assert sum(tenant.share for tenant in found.tenants) == pytest.approx(1.0)
+
+
+def test_a_seed_gives_the_same_figures_again() -> None:
+    def play() -> object:
+        replay = Replay(SimSettings(blocks=128, max_num_seqs=8, host_blocks=64, noise=0.2, seed=7), workload())
+        replay.run()
+        return figures(replay)
+
+    assert play() == play()
+
+
+def test_who_is_swapped_comes_back_from_ddr() -> None:
+    settings = SimSettings(blocks=40, host_blocks=400, max_num_seqs=8, preemption_mode="swap")
+    asks = [Ask(0.0, A.name, (Part(number, 64),), 200) for number in range(1, 9)]
+    replay = Replay(settings, order((A,), asks))
+    replay.run()
+    found = figures(replay)
+    assert found.finished == 8
+    assert found.preemptions["growth"]["swap"] > 0
+    assert found.swapped_tokens > 0
+
+
+def test_what_never_fits_is_refused_and_counted() -> None:
+    replay = Replay(SMALL, order((A,), [Ask(0.0, A.name, (Part(1, 128 * 16),), 10)]))
+    replay.run()
+    assert figures(replay).tenants[0].refused == 1
+
+
+def test_prompts_share_their_prefix_within_a_group_only() -> None:
+    first = prompt_bytes((Part(1, 32), Part(2, 9)))
+    second = prompt_bytes((Part(1, 32), Part(3, 9)))
+    assert len(first) == 4 * 41
+    assert first[:128] == second[:128]
+    assert first[128:] != second[128:]
+
+
+def test_the_deal_of_a_trace_follows_the_skew() -> None:
+    asks = deal([Ask(0.0, TenantId(""), (Part(1, 5),), 1)] * 3000, (A, B), 1.0, random.Random(0))
+    assert sum(ask.tenant == "a" for ask in asks) == pytest.approx(2000, abs=100)
+
+
+def test_percentiles_are_right_within_a_percent() -> None:
+    histogram = Histogram()
+    values = sorted(random.Random(0).expovariate(10.0) for _ in range(5000))
+    for value in values:
+        counts = histogram.count_by_bucket
+        counts[bucket_of(value)] = counts.get(bucket_of(value), 0) + 1
+    for percent in (50, 95, 99):
+        assert histogram.percentile(percent) == pytest.approx(percentile(values, percent), rel=0.02)
+
+
+def test_an_h200_decodes_faster_than_the_default_machine() -> None:
+    fast, slow = profile("h200"), profile("default")
+    assert max(fast.ms[:4]) > 0
+    assert fast.ms[0] < 10
+    assert slow.ms[0] == pytest.approx(5.0)
+
+
+def crowd(requests_of_a: int, prompt: int) -> Workload:
+    """One tenant fills the rows; then a hundred others come, one request each."""
+    others = [TenantShare(name=TenantId(f"other-{number}")) for number in range(100)]
+    asks = [Ask(0.0, A.name, (Part(number + 1, prompt),), 4) for number in range(requests_of_a)]
+    asks += [Ask(0.02, share.name, (Part(1000 + number, 40),), 4) for number, share in enumerate(others)]
+    return order((A, *others), asks)
+
+
+def test_prompts_under_way_get_on_though_many_others_wait_before_them() -> None:
+    settings = SimSettings(blocks=512, max_num_seqs=4, max_num_batched_tokens=16, patience_s=1000.0)
+    replay = Replay(settings, crowd(4, 400), duration_s=3.0)
+    replay.run()
+    assert figures(replay).tenants[0].finished == 4
+
+
+def test_full_rows_are_no_reason_to_take_from_tenants_that_hold_one() -> None:
+    settings = SimSettings(blocks=512, max_num_seqs=4, max_num_batched_tokens=64, patience_s=0.01)
+    replay = Replay(settings, crowd(1, 400))
+    replay.run()
+    found = figures(replay)
+    assert found.finished == found.requests
+    assert "share" not in found.preemptions
