@@ -67,6 +67,8 @@ class SimMover:
         self._fate = fate or (lambda _: Verdict.LANDED)
         self._lanes = {route: _Lane() for route in Route}
         self._carried: dict[int, list[tuple[int, ...]]] = {}
+        self._late: dict[int, Transfer] = {}
+        self._block_size = 0  # rows of a block, as first seen
         self._returning: list[tuple[float, int]] = []
         self._done: list[Landing] = []
 
@@ -90,7 +92,13 @@ class SimMover:
         for lane in self._lanes.values():
             self._run(lane)
         now_s = self._clock.now_s()
-        self._done += [Landing(late, Verdict.RETURNED) for due_s, late in self._returning if due_s <= now_s]
+        for due_s, late in self._returning:
+            if due_s <= now_s:
+                transfer = self._late.pop(late)
+                _, below = self._ends(transfer.route)
+                for target in transfer.targets:  # up to now the call may have written
+                    self._write(below, target, (-1,) * self._block_size)
+                self._done.append(Landing(late, Verdict.RETURNED))
         self._returning = [(due_s, late) for due_s, late in self._returning if due_s > now_s]
         landings, self._done = self._done, []
         return landings
@@ -180,9 +188,11 @@ class SimMover:
         above, below = self._ends(transfer.route)
         verdict = self._fate(transfer)
         carried = self._carried.pop(transfer.id)
+        self._block_size = len(carried[0])
         if carried != [self._read(above, slot) for slot in transfer.sources]:
             raise InvariantError("sim.source_changed", transfer=transfer.id, route=transfer.route.value)
         if verdict is Verdict.LATE:
+            self._late[transfer.id] = transfer
             self._returning.append((self._clock.now_s() + 20 * self._rates.late_s, transfer.id))
         for target, rows in zip(transfer.targets, carried, strict=False):
             # A failed or late call may have written anything.

@@ -150,7 +150,7 @@ def assemble(
     sampler = Sampler(max_rows, model.vocab_size, torch.device(device.name))
     runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens)
     loop = EngineLoop(book, cache, planner, runner, mailbox, clock, settings.async_depth, mover=tiers.mover)
-    upkeep = Upkeep(tiers, rates, cache.idle, loop, clock)
+    upkeep = Upkeep(tiers, rates, cache.idle, loop, clock, policy.costs if settings.calibration_s else None)
     return Engine(loop, model, cache, tiers, upkeep, lane, device, capacity, clock)
 
 
@@ -169,8 +169,8 @@ def _open_rates(
     """Measure what decides between loading and computing, where there is anything to load from."""
     if tiers.host is None and tiers.volume is None:
         return RateBook(Rates(block_bytes=spec.block_bytes, block_size=spec.block_size))
-    rates, entries = measure_rates(tiers, model, spec, lane, clock, max_model_len)
-    tiers.start_scan(wake, entries)
+    rates = measure_rates(tiers, model, spec, lane, clock, max_model_len)
+    tiers.start_scan(wake)
     return RateBook(rates)
 
 

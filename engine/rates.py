@@ -3,7 +3,6 @@
 import logging
 import mmap
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
 from statistics import median
 
 import torch
@@ -18,6 +17,7 @@ from engine.tiers import Tiers
 from kvcache.store.arena import open_arena
 from kvcache.store.disk import DiskCounts
 from kvcache.store.run import copy_runs
+from scheduler.cost import StepCosts
 from tiercel.clock import Clock
 from tiercel.errors import DeviceError
 from tiercel.outcome import RouteGauges
@@ -30,12 +30,15 @@ _HALF_BYTES = 64 << 20  # a measurement of so much counts half, a smaller one le
 _HALF_TOKENS = 2048
 _MOST = 0.5
 _HICCUP = 16.0
+_CHUNK = 128  # tokens of a prompt that stand for all
+_FAR_CONTEXT = 4096  # tokens
 _COPY_BYTES = 32 << 20  # of the trial copies
 _DISK_BLOCKS = 8
 _DISK_S = 0.5
 _PREFILL_TOKENS = 64
 _PREFILL_CONTEXT = 1024  # tokens
 _PREFILL_S = 0.5  # a model slower than this gets one trial
+_UNMEASURED = 500e6  # bytes/s of a disk, until the first calls were seen
 _TRIAL_KEY = b"tiercel: a block to measure with"  # 32 bytes; no SHA-256 of anything
 
 
@@ -66,18 +69,13 @@ class RateBook:
             rate = known / _correction(seconds / bytes * known, bytes / _HALF_BYTES)
         self._rates = replace(self._rates, bytes_per_s_by_route=by_route | {route: rate})
 
-    def note_prefill(self, tokens: int, context: int, seconds: float) -> None:
-        """A step of so many prompt tokens behind so much context (tokens, mean) took so long, nothing else in it."""
-        if tokens <= 0 or seconds <= 0:
-            return
-        rates = self._rates
-        predicted = rates.prefill_token_s + rates.prefill_context_s * context
-        # Both parts are corrected alike: one measurement cannot tell them apart.
-        factor = _correction(seconds / tokens / predicted, tokens / _HALF_TOKENS)
+    def follow(self, costs: StepCosts) -> None:
+        """Take the time of prompts from the step costs, which every step corrects."""
+        one_ms, far_ms = costs.predict_ms(_CHUNK, 0, 0), costs.predict_ms(_CHUNK, 0, _FAR_CONTEXT)
         self._rates = replace(
-            rates,
-            prefill_token_s=rates.prefill_token_s * factor,
-            prefill_context_s=rates.prefill_context_s * factor,
+            self._rates,
+            prefill_token_s=one_ms / _CHUNK / 1e3,
+            prefill_context_s=(far_ms - one_ms) / _CHUNK / _FAR_CONTEXT / 1e3,
         )
 
     def learn(self, routes: Iterable[RouteGauges], disk: DiskCounts | None) -> None:
@@ -100,21 +98,17 @@ def _correction(ratio: float, size: float) -> float:
     return 1 + _MOST * min(1.0, size) * (min(ratio, _HICCUP) - 1)
 
 
-def measure_rates(
-    tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: Clock, max_model_len: int
-) -> tuple[Rates, Iterable[tuple[int, bytes]] | None]:
-    """The speeds of every route that exists and of a prefill; and the volume's entries, of which some were read.
+def measure_rates(tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: Clock, max_model_len: int) -> Rates:
+    """The speeds of every route that exists and of a prefill.
 
     Cost:    less than two seconds, most of it the prefill of a slow model.
-    Effects: writes the sink of the device arena, and a few slots of a volume that holds nothing yet.
+    Effects: writes the sink of the device arena.
     """
     by_route: dict[Route, float] = {}
     if tiers.host is not None:
         by_route |= _measure_copies(tiers.device.kv.device, spec, clock)
-    entries = None
     if tiers.volume is not None:
-        disk_rates, entries = _measure_disk(tiers.volume, spec, clock)
-        by_route |= disk_rates
+        by_route |= _measure_disk(tiers.volume, spec, clock)
     token_s, context_s = _measure_prefill(model, tiers.device.kv, spec, lane, clock, max_model_len)
     rates = Rates(
         bytes_per_s_by_route=by_route,
@@ -125,7 +119,7 @@ def measure_rates(
     )
     told = " ".join(f"{route.value}={rate / 1e6:.0f}MB/s" for route, rate in by_route.items())
     log.info("rates prefill_token_us=%.1f prefill_context_ns=%.2f %s", token_s * 1e6, context_s * 1e9, told)
-    return rates, entries
+    return rates
 
 
 def _measure_copies(device: torch.device, spec: KVSpec, clock: Clock) -> dict[Route, float]:
@@ -149,32 +143,19 @@ def _synchronise(*tensors: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def _measure_disk(volume: Volume, spec: KVSpec, clock: Clock) -> tuple[dict[Route, float], Iterable[tuple[int, bytes]]]:
-    """Read blocks that are there; where there are none, write some, read them and empty their slots again.
+def _measure_disk(volume: Volume, spec: KVSpec, clock: Clock) -> dict[Route, float]:
+    """Read some slots, whatever is in them: nothing is written, and a scan of the volume need not be waited for.
 
-    A volume in use is not written to: the rate of its writes is taken for that of its reads until the first ones.
+    The rate of writes is taken for that of reads until the first ones are seen; a disk that fails here has none.
     """
-    entries = volume.recover()
     payload = memoryview(mmap.mmap(-1, spec.block_bytes))  # on a page, as the arenas are
-    rates: dict[Route, float] = {}
+    slots = range(0, volume.slots, max(1, volume.slots // _DISK_BLOCKS))[:_DISK_BLOCKS]
     try:
-        first = list(islice(entries, _DISK_BLOCKS))
-        trial = first or [(slot, _TRIAL_KEY) for slot in range(volume.slots)[-_DISK_BLOCKS:]]
-        if not first:
-            rates[Route.PERSIST] = _rate(
-                (lambda slot=slot, key=key: volume.write(slot, key, payload) for slot, key in trial), spec, clock
-            )
-        rates[Route.PREFETCH] = _rate(
-            (lambda slot=slot, key=key: volume.read(slot, key, payload) for slot, key in trial), spec, clock
-        )
-        rates.setdefault(Route.PERSIST, rates[Route.PREFETCH])
-        if not first:
-            for slot, _ in trial:
-                volume.erase(slot)
+        rate = _rate((lambda slot=slot: volume.read(slot, _TRIAL_KEY, payload) for slot in slots), spec, clock)
     except OSError as exc:
         log.warning("kv disk not measured error=%s", exc.strerror)
-        return rates, ()
-    return rates, chain(first, entries)
+        rate = _UNMEASURED
+    return {Route.PREFETCH: rate, Route.PERSIST: rate}
 
 
 def _rate(calls: Iterable[Callable[[], object]], spec: KVSpec, clock: Clock) -> float:

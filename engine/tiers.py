@@ -82,8 +82,9 @@ class VolumeScan:
                 self._wake()
         except OSError as exc:
             log.warning("kv volume scan ended early error=%s", exc.strerror)
-        self._is_read = True
-        self._wake()
+        finally:
+            self._is_read = True
+            self._wake()
 
 
 class Tiers:

@@ -4,6 +4,7 @@ from engine.loop import EngineLoop
 from engine.rates import RateBook
 from engine.tiers import Tiers
 from kvcache.idle import IdleWork
+from scheduler.cost import StepCosts
 from tiercel.clock import Clock
 from tiercel.outcome import DiskState
 
@@ -13,12 +14,15 @@ _EVERY_S = 0.5
 class Upkeep:
     """Takes measurements home to the rates, and stops what writes to a disk that takes no more."""
 
-    def __init__(self, tiers: Tiers, rates: RateBook, idle: IdleWork, loop: EngineLoop, clock: Clock) -> None:
+    def __init__(
+        self, tiers: Tiers, rates: RateBook, idle: IdleWork, loop: EngineLoop, clock: Clock, costs: StepCosts | None
+    ) -> None:
         self._tiers = tiers
         self._rates = rates
         self._idle = idle
         self._loop = loop
         self._clock = clock
+        self._costs = costs  # of steps, where they were measured
         self._tended_s = 0.0
 
     def tend(self) -> None:
@@ -28,6 +32,8 @@ class Upkeep:
             return
         self._tended_s = now_s
         disk = self._tiers.disk
+        if self._costs is not None:
+            self._rates.follow(self._costs)
         self._rates.learn(self._tiers.mover.gauges(), disk.counts if disk is not None else None)
         self._loop.disk_state = self._tiers.disk_state
         if self._loop.disk_state in (DiskState.OFF, DiskState.READ_ONLY):

@@ -16,6 +16,8 @@ from tiercel.tier import Purpose, Route, Tier
 
 _MOST_ADOPTED = 2048  # disk slots a step: about 2 ms
 _HEADROOM = 32  # slots left free behind a chain's first copies, so that it grows in place
+_MOST_LOOKS = 1024  # blocks of chains looked at in one step: about 1 ms
+_MOST_WRITTEN = 1024
 _LOOK_AHEAD = 64  # released slots, and chains, looked at in one step
 
 Scan = Callable[[int], list[tuple[SlotId, BlockKey]] | None]
@@ -40,6 +42,7 @@ class IdleWork:
         self._released: deque[SlotId] = deque(maxlen=tiers.device.blocks)  # cached in HBM since, perhaps not below
         self._unsigned: deque[SlotId] = deque(maxlen=tiers.device.blocks)
         self._chains = ChainQueue()
+        self._written: deque[Chain] = deque(maxlen=_MOST_WRITTEN)  # their places on the disk are to be put in order
         self._scan: Scan | None = None
         self._is_news = False  # copies have come down, or left room for others
 
@@ -77,12 +80,14 @@ class IdleWork:
         saving_s = rates.recompute_s(0, blocks * size) - rates.load_s(Route.PREFETCH, blocks)
         if saving_s <= 0:
             return
-        keys = tuple(table.key(block, size) for block in range(blocks))
+        # What the disk cannot hold whole would push out its own head.
+        keys = tuple(table.key(block, size) for block in range(min(blocks, self._tiers.disk.blocks)))
         is_once = self._tiers.device.keep(SlotId(table.slots[0])) is not Keep.REUSED
         self._chains.push(Chain(keys, saving_s, is_once=is_once))
 
     def work(self, likely_victims: Iterable[BlockTable], now_s: float, *, is_idle: bool) -> None:
         """Use idle copy time: write back, sign, verify what was found, persist."""
+        self._tiers.note_time(now_s)
         self._tiers.budget.refill(now_s)
         if is_idle:  # nobody waits, so victims are not likely: what has ended goes first
             self._persist_chains(is_idle=True)
@@ -90,6 +95,7 @@ class IdleWork:
         self._sign()
         self._verify_some()
         self._adopt_from_disk()
+        self._age_written()
         if not is_idle:
             self._persist_chains(is_idle=False)
 
@@ -146,6 +152,8 @@ class IdleWork:
         host = self._tiers.host
         if host is None or not self._tiers.limits.has_write_back:
             return False
+        if self._tiers.transfers.is_flying(Tier.DDR, chain.keys[chain.cursor]):
+            return True
         flying = self._tiers.transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
         room = min(self._tiers.limits.background_blocks - flying, host.num_free + host.num_kept(Keep.SHADOW))
         if room > 0 and chain.brought == chain.cursor:
@@ -206,6 +214,7 @@ class IdleWork:
             key = chain.keys[chain.cursor] if chain.cursor < len(chain.keys) else None
             if key is None or not tiers.is_on_its_way_down(key):
                 chains.pop()  # it is done, or gone
+                self._written.append(chain)
             elif is_idle and not self._bring_down(chain):
                 chains.pop()
             else:
@@ -217,7 +226,9 @@ class IdleWork:
         False when no more may fly, or be written.
         """
         tiers = self._tiers
-        while chain.cursor < len(chain.keys):
+        for _ in range(_MOST_LOOKS):
+            if chain.cursor >= len(chain.keys):
+                return True
             key = chain.keys[chain.cursor]
             if not tiers.is_on_disk(key):
                 source = tiers.gateway.slot_by_key.get(key)
@@ -229,7 +240,21 @@ class IdleWork:
                 tiers.gateway.hold(source, by_transfer=True)
                 tiers.outbox.append(tiers.persist(key, source, Purpose.BACKGROUND))
             chain.cursor += 1
-        return True
+        return False  # goes on in the next step
+
+    def _age_written(self) -> None:
+        """What was written head first would be evicted head first: of a chain the tail is to go."""
+        disk, transfers = self._tiers.disk, self._tiers.transfers
+        if disk is None or not self._written:
+            return
+        chain = self._written[0]
+        if any(transfers.is_flying(Tier.SSD, key) for key in chain.keys[-self._tiers.limits.background_blocks :]):
+            return
+        self._written.popleft()
+        for key in reversed(chain.keys[:_MOST_LOOKS]):
+            slot = disk.slot_by_key.get(key)
+            if slot is not None:
+                disk.touch(slot)
 
     def attach_disk(self, scan: Scan | None) -> None:
         """Slots of the volume that hold a block, as fast as they are found; each is verified when it is read."""

@@ -54,7 +54,7 @@ class Ledger:
         self._change_by_slot: dict[SlotId, int] = {}
         self._last_step_by_slot: dict[SlotId, int] = {}
         self._available = pool.num_free + pool.num_cached
-        self._coming = pool.num_coming
+        self._coming = max(0, pool.num_coming - tiers.stuck_blocks)
         self._in_flight = in_flight
         self._claimed: set[BlockKey] = set()
         self._loading: set[BlockKey] = set()  # by restores that this plan begins
@@ -72,6 +72,11 @@ class Ledger:
     def coming_blocks(self) -> int:
         """Blocks that are free for a later plan: touched by a step in flight, or held by flying transfers only."""
         return self._coming
+
+    @property
+    def touched_blocks(self) -> int:
+        """Blocks that steps in flight touch and nobody holds."""
+        return self._pool.num_limbo
 
     def num_blocks(self, seq: SeqId) -> int:
         """Blocks that the sequence would hold."""

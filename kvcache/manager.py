@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 
 from kvcache.block import child_key, namespace_key
+from kvcache.gauges import tier_gauges
 from kvcache.idle import IdleWork, Scan
 from kvcache.ledger import MOST_HASHES, Found, Ledger
 from kvcache.owner import OwnerBook
@@ -94,6 +95,7 @@ class CacheManager:
     def close(self, seq: SeqId) -> None:
         """Forget a sequence and drop its references; slots that a launched step touches go through limbo."""
         table = self._table_by_seq.pop(seq)
+        table.is_closed = True
         self._tiers.settle_keep(table, table.num_kept)
         if table.slots:
             self._idle.offer(table)
@@ -162,7 +164,7 @@ class CacheManager:
             if len(table.slots) > first:
                 updates.append(TableUpdate(seq, first, tuple(SlotId(slot) for slot in table.slots[first:])))
         for transfer in transfers:
-            self._undo.append(lambda flying=transfer.id: self._tiers.transfers.close(flying))
+            self._undo.append(lambda flying=transfer: self._tiers.cancel(flying))
         if ledger.claimed:
             self._claims_by_step[step] = ledger.claimed
             self._undo.append(lambda: self._claims_by_step.pop(step))
@@ -237,6 +239,8 @@ class CacheManager:
                 continue
             if transfer.route in (Route.SPILL, Route.PERSIST):
                 self._idle.note_landed()
+            elif transfer.route is Route.PREFETCH and landing.verdict is Verdict.LANDED:
+                self._idle.note_published(transfer.targets[0])
             elif transfer.route is Route.RESTORE:
                 seq = self._land_restore(transfer, is_good=landing.verdict is Verdict.LANDED)
                 if seq is not None:
@@ -273,8 +277,9 @@ class CacheManager:
 
     def tier_gauges(self) -> tuple[TierGauges, ...]:
         """Every tier in numbers."""
-        found = self.prefix_hits - self.loaded_tokens
-        return self._tiers.gauges(self.prefix_queries, found, self.loaded_tokens, self._rates().block_bytes)
+        found, fetched = self.prefix_hits - self.loaded_tokens, self._tiers.fetched_blocks * self.block_size
+        block_bytes = self._rates().block_bytes
+        return tier_gauges(self._tiers, self.prefix_queries, found, self.loaded_tokens, fetched, block_bytes)
 
     def slots(self, seq: SeqId) -> tuple[SlotId, ...]:
         """The sequence's block table."""

@@ -20,11 +20,12 @@ class Restore:
 class Fetch:
     """What was brought near for a waiting sequence: asked for once a wait, so that nobody waits for ever."""
 
-    __slots__ = ("cursor", "is_done", "wanted")
+    __slots__ = ("cursor", "is_done", "wanted", "worth_until")
 
     def __init__(self) -> None:
         self.cursor = 0  # blocks of the chain looked at
         self.is_done = False
+        self.worth_until = 0  # blocks before are worth reading
         self.wanted: list[BlockKey] = []  # kept from eviction while it waits
 
 
@@ -38,6 +39,7 @@ class BlockTable:
         "_keys",
         "_root",
         "fetch",
+        "is_closed",
         "last_step",
         "num_kept",
         "num_published",
@@ -60,6 +62,7 @@ class BlockTable:
         self.owner = owner  # whose blocks these are, for the floors of eviction
         self.restore: Restore | None = None  # flying
         self.fetch = Fetch()  # of this wait
+        self.is_closed = False  # its sequence has ended
         self._root = root
         self._keys: list[BlockKey] = []  # only grows: tokens never change
 

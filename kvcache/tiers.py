@@ -15,9 +15,12 @@ from kvcache.table import BlockTable
 from kvcache.transfers import TransferBook
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
-from tiercel.outcome import TierGauges
 from tiercel.rates import Rates
 from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
+
+_STUCK_S = 2.0  # a call to the disk that takes longer hangs
+_QUEUE_S = 0.1  # of reads, behind each other
+_LEAST_FETCHES = 4
 
 
 class TierLimits(Struct, frozen=True, kw_only=True):
@@ -57,6 +60,7 @@ class TierBook:
         self.limits = limits
         self.outbox: list[Transfer] = []  # to be started
         self.fetched_blocks = 0  # that came up from the disk
+        self.stuck_blocks = 0  # of the device tier, held by transfers that do not come to an end
         self.misses = 0  # copies that were not what their key promises
         self.unverified: dict[BlockKey, SlotId] = {}  # copies that an earlier engine left; nobody's until verified
         self.quotas: dict[tuple[Tier, int], int] = {}  # most cached blocks of an owner in a tier
@@ -64,6 +68,9 @@ class TierBook:
         self.can_write_disk = True
         self._block_size = block_size
         self._rates = rates
+        self._table_by_transfer: dict[int, BlockTable] = {}  # for whom it flies
+        self._started_s: dict[int, float] = {}  # disk transfers, by id
+        self._now_s = 0.0
         if host is not None:
             device.on_evict = self._on_device_eviction
 
@@ -72,7 +79,7 @@ class TierBook:
     @property
     def has_lower_tier(self) -> bool:
         """A victim's blocks may survive below the device tier."""
-        return self.host is not None or self.disk is not None
+        return self.host is not None or (self.disk is not None and self.can_write_disk)
 
     def loadable(self, key: BlockKey) -> SlotId | None:
         """The DDR copy that could be restored, when DDR is a tier of its own."""
@@ -110,19 +117,33 @@ class TierBook:
             return self.host.num_free + self.host.num_cached
         return self.writable_blocks
 
-    def is_over_quota(self, tier: Tier, owner: int) -> bool:
-        """The owner may keep no more copies there."""
+    def quota_left(self, tier: Tier, owner: int) -> int | None:
+        """Copies that the owner may still keep there, but for what flies; None: as many as there are."""
         most = self.quotas.get((tier, owner))
         pool = self.host if tier is Tier.DDR else self.disk
-        return most is not None and pool is not None and pool.num_cached_of(owner) >= most
+        return None if most is None or pool is None else max(0, most - pool.num_cached_of(owner))
+
+    def is_over_quota(self, tier: Tier, owner: int) -> bool:
+        """The owner may keep no more copies there."""
+        return self.quota_left(tier, owner) == 0
+
+    def note_time(self, now_s: float) -> None:
+        """Disk calls that hang hold slots of the one arena of the CPU: nobody may wait for those."""
+        self._now_s = now_s
+        if self.host is not None:
+            return
+        if not self._started_s:
+            self.stuck_blocks = 0
+            return
+        self.stuck_blocks = sum(now_s - started_s > _STUCK_S for started_s in self._started_s.values())
 
     # ---- inside a seal
 
     def spill(self, table: BlockTable) -> list[Transfer]:
         """A victim's dirty blocks go down, as many as there is room for, head of the chain first."""
         lower = Tier.SSD if self.host is None else Tier.DDR
-        room = 0 if self.is_over_quota(lower, table.owner) else self.num_spillable
-        pairs = self.dirty(table)[:room]
+        left = self.quota_left(lower, table.owner)
+        pairs = self.dirty(table)[: self.num_spillable if left is None else min(left, self.num_spillable)]
         for _, slot in pairs:
             self.device.hold(slot, by_transfer=True)
         if self.host is None:
@@ -132,6 +153,7 @@ class TierBook:
             targets = self.host.take_many(len(pairs), by_transfer=True)
             keys, sources = zip(*pairs, strict=True)
             opened.append(self.transfers.open(Route.SPILL, Purpose.SPILL, keys, sources, tuple(targets)))
+            self._table_by_transfer[opened[0].id] = table
         for block in range(table.num_published):
             slot = self.host.slot_by_key.get(table.key(block, self._block_size))
             if slot is not None:
@@ -175,22 +197,28 @@ class TierBook:
             self.transfers.abandon(landing.id)
             return None
         transfer = self.transfers.close(landing.id)
+        self._started_s.pop(landing.id, None)
         is_good = landing.verdict is Verdict.LANDED
         self.misses += landing.verdict is Verdict.MISS
         match transfer.route:
             case Route.RESTORE:
                 self._land_restore(transfer)
             case Route.SPILL:
-                keep = Keep.PREEMPTED if transfer.purpose is Purpose.SPILL else Keep.SHADOW
+                table = self._table_by_transfer.pop(transfer.id, None)
+                # It may have ended or come back meanwhile: then nobody needs the copies more than any others.
+                keep = Keep.PREEMPTED if table is not None and table.num_kept and not table.is_closed else Keep.SHADOW
                 self._land_copies(transfer, self.device, self._host(), keep, is_good=is_good)
             case Route.PERSIST:
                 keep = self.gateway.keep(transfer.sources[0])
                 keep = keep if keep is Keep.REUSED else Keep.ONCE
                 self._land_copies(transfer, self.gateway, self._disk(), keep, is_good=is_good)
             case Route.PREFETCH:
-                self._land_copies(transfer, self._disk(), self.gateway, Keep.WANTED, is_good=is_good)
+                table = self._table_by_transfer.pop(transfer.id, None)
+                is_wanted = table is not None and not table.slots and not table.is_closed
+                keep = Keep.WANTED if is_wanted else Keep.REUSED
+                self._land_copies(transfer, self._disk(), self.gateway, keep, is_good=is_good)
                 self.fetched_blocks += is_good
-                if landing.verdict is Verdict.MISS:
+                if landing.verdict in (Verdict.MISS, Verdict.FAILED):  # one bad sector must not be read for ever
                     self._disk().evict_key(transfer.keys[0])
             case Route.VERIFY:
                 self._land_target(self.gateway, transfer.keys[0], transfer.sources[0], Keep.REUSED, is_good=is_good)
@@ -210,7 +238,8 @@ class TierBook:
                     host.set_keep(source, Keep.SHADOW)
 
     def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:
-        for key, source, target in zip(transfer.keys, transfer.sources, transfer.targets, strict=True):
+        # The tail first: of a chain it is the first to be evicted.
+        for key, source, target in reversed(list(zip(transfer.keys, transfer.sources, transfer.targets, strict=True))):
             owner = above.owner(source)
             above.drop(source, 0, by_transfer=True)
             into.set_owner(target, owner)
@@ -243,11 +272,16 @@ class TierBook:
                 source = self._fetchable(table, key, limit)
                 if source is None:
                     break
-                if self.transfers.blocks(Route.PREFETCH, Purpose.PREFETCH) >= self.limits.fetch_blocks:
+                if self.transfers.blocks(Route.PREFETCH, Purpose.PREFETCH) >= self._most_fetches():
                     return  # goes on when some have landed
                 self._prefetch(table, key, source)
             fetch.cursor += 1
         fetch.is_done = True
+
+    def _most_fetches(self) -> int:
+        """Reads that may fly: so many as a disk of this speed ends well before their deadline."""
+        one_s = self._rates().load_s(Route.PREFETCH, 1)
+        return max(_LEAST_FETCHES, min(self.limits.fetch_blocks, int(_QUEUE_S / one_s) if one_s > 0 else 0))
 
     def _is_near(self, key: BlockKey) -> bool:
         coming = self.transfers.is_coming
@@ -266,12 +300,16 @@ class TierBook:
             return None
         if gateway.num_free + gateway.num_cached - gateway.num_kept(Keep.WANTED) < 1:
             return None
+        if cursor < table.fetch.worth_until or self.limits.always_loads:
+            return source
         run = 1
         while cursor + run < limit and table.key(cursor + run, size) in self.disk.slot_by_key:
             run += 1
         rates = self._rates()
-        is_worth = rates.load_s(Route.PREFETCH, run) < rates.recompute_s(cursor * size, run * size)
-        return source if is_worth or self.limits.always_loads else None
+        if rates.load_s(Route.PREFETCH, run) >= rates.recompute_s(cursor * size, run * size):
+            return None
+        table.fetch.worth_until = cursor + run
+        return source
 
     def _want(self, table: BlockTable, key: BlockKey) -> None:
         gateway = self.gateway
@@ -286,7 +324,10 @@ class TierBook:
         self._disk().hold(source, by_transfer=True)
         (target,) = self.gateway.take_many(1, by_transfer=True)
         table.fetch.wanted.append(key)
-        self.outbox.append(self.transfers.open(Route.PREFETCH, Purpose.PREFETCH, (key,), (source,), (target,)))
+        opened = self.transfers.open(Route.PREFETCH, Purpose.PREFETCH, (key,), (source,), (target,))
+        self._table_by_transfer[opened.id] = table
+        self._started_s[opened.id] = self._now_s
+        self.outbox.append(opened)
 
     def verify(self, key: BlockKey, purpose: Purpose) -> None:
         """Compare a copy that was found with its checksum."""
@@ -310,7 +351,16 @@ class TierBook:
         """Write a held copy to the disk."""
         (target,) = self._disk().take_many(1, by_transfer=True)
         self.budget.spend()
-        return self.transfers.open(Route.PERSIST, purpose, (key,), (source,), (target,))
+        opened = self.transfers.open(Route.PERSIST, purpose, (key,), (source,), (target,))
+        self._started_s[opened.id] = self._now_s
+        return opened
+
+    def cancel(self, transfer: Transfer) -> None:
+        """It was never started: the seal that opened it is undone."""
+        self.transfers.close(transfer.id)
+        self._table_by_transfer.pop(transfer.id, None)
+        if self._started_s.pop(transfer.id, None) is not None:
+            self.budget.spend(-1)
 
     @property
     def writable_blocks(self) -> int:
@@ -330,30 +380,6 @@ class TierBook:
                 self.unverified[key] = slot
 
     # ---- facts
-
-    def gauges(
-        self, asked_tokens: int, hit_tokens: int, loaded_tokens: int, block_bytes: int
-    ) -> tuple[TierGauges, ...]:
-        """Every tier in numbers. What a tier did not have was looked up in the next one."""
-        fetched_tokens = self.fetched_blocks * self._block_size
-        found_by_tier = {Tier.HBM: hit_tokens, Tier.DDR: loaded_tokens, Tier.SSD: fetched_tokens}
-        gauges: list[TierGauges] = []
-        for tier, pool in self.pools():
-            asked_tokens = max(0, asked_tokens - found_by_tier[tier])
-            gauges.append(
-                TierGauges(
-                    tier=tier,
-                    block_bytes=block_bytes,
-                    blocks_total=pool.blocks,
-                    blocks_used=pool.num_owned + pool.num_limbo,
-                    blocks_cached=pool.num_cached,
-                    hit_tokens=found_by_tier[tier],
-                    missed_tokens=asked_tokens,
-                    evictions=pool.evictions,
-                    mean_run_blocks=pool.mean_run,
-                )
-            )
-        return tuple(gauges)
 
     def pools(self) -> tuple[tuple[Tier, SlotPool], ...]:
         """Every tier that exists. An arena that is HBM and DDR in one is named by what it is: DDR memory."""

@@ -59,8 +59,9 @@ class Planner:
         Those deferred in the step before are among them: what they wait for may have to be asked for again.
         """
         self._policy.begin(now_s)
-        waiting = self._book.waiting
-        return tuple(islice((seq for seq in self._policy.candidates(now_s) if seq in waiting), _MOST_CANDIDATES))
+        waiting, starving = self._book.waiting, self._policy.starving(now_s)
+        first = chain(() if starving is None else (starving,), self._policy.candidates(now_s))
+        return tuple(dict.fromkeys(islice((seq for seq in first if seq in waiting), _MOST_CANDIDATES)))
 
     def plan(self, cache: CacheView, now_s: float = 0.0, order: tuple[SeqId, ...] | None = None) -> Plan:
         """One step: decodes, then chunks of prompts and admissions in the policy's order.
@@ -168,7 +169,7 @@ class Planner:
 
     def _fill(self, draft: Draft, now_s: float, prefills: list[Sequence]) -> None:
         """Chunks and admissions in the policy's order, until the budget is spent."""
-        num_long = self._num_long(prefills)
+        num_long = sum(self._is_long(one) for one in prefills)
         brake = SwitchBrake(is_void=self._hunger.is_void)
         draft.aged = self._policy.starving(now_s)
         first: SeqId | None = None
@@ -413,9 +414,6 @@ class Planner:
     def _is_long(self, sequence: Sequence) -> bool:
         return sequence.num_tokens - sequence.scheduled >= self._limits.long_prompt_tokens
 
-    def _num_long(self, prefills: list[Sequence]) -> int:
-        return sum(self._is_long(one) for one in prefills)
-
     def _chunk(self, draft: Draft, start: int, want: int, budget: int) -> int:
         threshold = self._limits.long_prefill_token_threshold or want
         return chunk_length(start, want, min(budget, threshold), draft.cache.block_size)
@@ -428,7 +426,7 @@ class Planner:
         Anybody gives way to the suspect: until it is cleared or failed nobody else runs.
         """
         running, cache = self._book.running, draft.cache
-        if cache.coming_blocks or any(sequence.in_flight for sequence in running):
+        if cache.touched_blocks or any(sequence.in_flight for sequence in running):
             return
         suspect = next((one for one in (*running, *self._book.waiting.values()) if one.is_suspect), None)
         if suspect is None:

@@ -1,6 +1,10 @@
 """What all suites share: the long runs are left out unless they are asked for, and what is told at the end."""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("tiercel", deadline=None)  # never assert a time: the machine may be busy
+settings.load_profile("tiercel")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -332,7 +332,9 @@ class StoreMover:
         transfer = self._at_disk[result.ticket]
         if verdict is not Verdict.LATE:
             del self._at_disk[result.ticket]
-        if verdict is Verdict.LANDED and transfer.route is Route.PREFETCH:
+        if verdict is Verdict.LANDED and transfer.route is Route.PREFETCH and self._directions:
+            # In an arena that is the device tier too a step may write the slot before it is signed: there only a SIGN,
+            # which holds the slot, may sign.
             self._sign_later(transfer)
         return self._settle(transfer, Landing(transfer.id, verdict, result.seconds))
 

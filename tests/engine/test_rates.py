@@ -12,6 +12,7 @@ from engine.calibrate import size_pool
 from engine.rates import RateBook, measure_rates
 from engine.tiers import Tiers, open_tiers
 from kvcache.store.disk import DiskCounts
+from scheduler.cost import StepCosts, linear_times
 from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.outcome import RouteGauges
 from tiercel.rates import Rates
@@ -60,11 +61,10 @@ def test_every_route_is_measured_and_only_sinks_are_written(tmp_path: Path) -> N
     tiers = open_all(tmp_path / "kv", cpu_device_pool=True)
     clock = MonotonicClock()
     model = SlowModel(ManualClock())
-    rates, entries = measure_rates(tiers, model, SPEC, InlineLane(), clock, 4096)  # type: ignore[arg-type]
+    rates = measure_rates(tiers, model, SPEC, InlineLane(), clock, 4096)  # type: ignore[arg-type]
     assert set(rates.bytes_per_s_by_route) == {Route.SPILL, Route.RESTORE, Route.PERSIST, Route.PREFETCH}
     assert all(rate > 1e6 for rate in rates.bytes_per_s_by_route.values())
     assert model.slots == {0}
-    assert entries is not None and list(entries) == []
     assert not tiers.ram.kv[1:].any() and not tiers.device.kv[1:].any()
     tiers.close()
     again = open_all(tmp_path / "kv")
@@ -83,8 +83,7 @@ def test_a_volume_in_use_is_read_and_not_written(tmp_path: Path) -> None:
     tiers = open_all(tmp_path / "kv")
     assert tiers.volume is not None
     model = SlowModel(ManualClock())
-    rates, entries = measure_rates(tiers, model, SPEC, InlineLane(), MonotonicClock(), 4096)  # type: ignore[arg-type]
-    assert entries is not None and dict(entries) == stored
+    rates = measure_rates(tiers, model, SPEC, InlineLane(), MonotonicClock(), 4096)  # type: ignore[arg-type]
     assert rates.bytes_per_s_by_route[Route.PERSIST] == rates.bytes_per_s_by_route[Route.PREFETCH]
     into = memoryview(bytearray(SPEC.block_bytes))
     assert all(tiers.volume.read(slot, key, into) and into[0] == slot for slot, key in stored.items())
@@ -94,10 +93,10 @@ def test_a_volume_in_use_is_read_and_not_written(tmp_path: Path) -> None:
 def test_a_prefill_is_split_into_tokens_and_context(tmp_path: Path) -> None:
     tiers = open_all(tmp_path / "kv")
     clock = ManualClock()
-    rates, _ = measure_rates(tiers, SlowModel(clock), SPEC, InlineLane(), clock, 4096)  # type: ignore[arg-type]
+    rates = measure_rates(tiers, SlowModel(clock), SPEC, InlineLane(), clock, 4096)  # type: ignore[arg-type]
     assert rates.prefill_token_s == pytest.approx(1e-3)
     assert rates.prefill_context_s == pytest.approx(1e-6)
-    short, _ = measure_rates(tiers, SlowModel(clock), SPEC, InlineLane(), clock, 2)  # type: ignore[arg-type]
+    short = measure_rates(tiers, SlowModel(clock), SPEC, InlineLane(), clock, 2)  # type: ignore[arg-type]
     assert short.prefill_token_s == pytest.approx(1e-3)
     tiers.close()
 
@@ -117,12 +116,12 @@ def test_rates_follow_what_is_measured_and_small_copies_say_little() -> None:
     assert book.rates == before
 
 
-def test_the_cost_of_a_prefill_follows_too() -> None:
-    book = RateBook(Rates(prefill_token_s=1e-3, prefill_context_s=1e-6))
-    for _ in range(40):
-        book.note_prefill(2048, 1000, 2048 * (2e-3 + 2e-6 * 1000))
-    assert book.rates.recompute_s(0, 1) == pytest.approx(2e-3, rel=1e-2)
-    assert book.rates.prefill_context_s == pytest.approx(2e-6, rel=1e-2)
+def test_the_cost_of_a_prefill_follows_the_steps() -> None:
+    book = RateBook(Rates(prefill_token_s=1e-3, prefill_context_s=1e-6, block_bytes=7))
+    book.follow(StepCosts(linear_times(base_ms=1e-9, prefill_ms=2.0, context_ms=0.5)))
+    assert book.rates.prefill_token_s == pytest.approx(2e-3, rel=1e-2)
+    assert book.rates.prefill_context_s == pytest.approx(0.5e-3 / 128, rel=1e-2)
+    assert book.rates.block_bytes == 7
 
 
 def test_sums_since_the_start_become_rates() -> None:

@@ -37,7 +37,7 @@ class CountingCache:
     def __init__(self, blocks: int, hits: dict[int, int | None] | None = None) -> None:
         self.blocks_by_seq: dict[int, int] = {}
         self.available_blocks = blocks
-        self.coming_blocks = 0
+        self.coming_blocks = self.touched_blocks = 0
         self.released: list[int] = []
         self._hits = hits or {}
 
