@@ -20,7 +20,7 @@ from start_time import TIERCEL, is_ready
 
 TENANTS = """\
 tenants:
-  - {name: chat, key: chat-key, weight: 1, slo: {class: interactive, ttft_s: 1.0, tbt_s: 0.2}}
+  - {name: chat, key: chat-key, weight: 1, slo: {class: interactive, ttft_s: 3.0, tbt_s: 0.2}}
   - {name: flood, key: flood-key, weight: 1}
 """
 

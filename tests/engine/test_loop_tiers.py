@@ -12,6 +12,7 @@ from device.sim import SimMachine, expected_outputs
 from device.sim_mover import SimMover, SimRates
 from engine.loop import EngineLoop
 from kvcache.manager import CacheManager
+from kvcache.policy import Keep
 from kvcache.tiers import TierLimits
 from scheduler.book import SequenceBook
 from scheduler.planner import Planner, StepLimits
@@ -264,6 +265,59 @@ def test_without_reuse_a_victim_is_written_every_time() -> None:
         bench.assert_all_right()
         written[has_reuse] = bench.mover.bytes_by_route[Route.SPILL]
     assert written[True] < written[False]
+
+
+def test_a_disk_call_that_hangs_for_ever_stops_nobody() -> None:
+    late_s = 1e3
+    bench = TierBench(
+        blocks=48, host=0, disk=100, rates=SimRates(block_bytes=BYTES, late_s=late_s),
+        fate=lambda transfer: Verdict.LATE if transfer.route is Route.PREFETCH else Verdict.LANDED,
+    )  # fmt: skip
+    prompt = list(range(9)) * 5
+    bench.submit(prompt, max_tokens=2)
+    bench.run()
+    for number in range(8):  # push it out of memory
+        bench.submit([number + 5] * 60, max_tokens=2)
+        bench.run()
+    for number in range(8):
+        bench.submit([*prompt, number], max_tokens=30)
+    while not bench.loop.is_idle:
+        if not bench.loop.step():
+            bench.clock.advance(0.01)
+        bench.loop.check_integrity()
+        assert bench.clock.now_s() < 200, "somebody waits for a call that hangs"
+    assert bench.cache.tiers.transfers.flying()
+    assert {finished.reason for finished in bench.client.finished.values()} == {FinishReason.LENGTH}
+
+
+def test_a_victim_that_is_clean_keeps_its_copies_below() -> None:
+    bench = TierBench(blocks=24, seqs=8, rates=SimRates(block_bytes=BYTES))
+    for number in range(8):
+        bench.submit([number] * 12, max_tokens=50)
+    host = bench.cache.tiers.host
+    assert host is not None
+    kept = 0
+    while not bench.loop.is_idle:
+        bench.step()
+        kept = max(kept, host.num_kept(Keep.PREEMPTED))
+    bench.run()
+    bench.assert_all_right()
+    assert kept > 0
+    assert host.num_kept(Keep.PREEMPTED) == host.num_kept(Keep.WANTED) == 0
+
+
+def test_aborts_while_copies_fly_leave_nothing_kept_for_nobody() -> None:
+    bench = TierBench(blocks=24, host=60, disk=100, seqs=8)
+    host = bench.cache.tiers.host
+    assert host is not None
+    for round_ in range(6):
+        seqs = [bench.submit([number + round_] * 16, max_tokens=50) for number in range(8)]
+        for _ in range(20 + 3 * round_):
+            bench.step()
+        bench.loop.take([Abort(tuple(seqs))])
+    bench.run()
+    bench.assert_all_right()
+    assert host.num_kept(Keep.PREEMPTED) == host.num_kept(Keep.WANTED) == 0
 
 
 class TierWalk(RuleBasedStateMachine):
