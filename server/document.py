@@ -23,7 +23,8 @@ _WORDS: dict[str, bool | None] = {
     **{spelled: False for spelled in ("false", "False", "FALSE")},
 }
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[-+]?(\.[0-9]{1,40}|[0-9]{1,18}(\.[0-9]{0,40})?)([eE][-+]?[0-9]{1,3})?")
+# As YAML 1.1 has it: an exponent has a sign and comes behind a point, or it is text.
+_NUMBER = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,40}([eE][-+][0-9]{1,3})?|\.[0-9]{1,40}([eE][-+][0-9]{1,3})?")
 
 _Events = Generator[yaml.Event]
 

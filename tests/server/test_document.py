@@ -17,7 +17,7 @@ _trees = st.recursive(
 
 
 def test_a_document_is_plain_values() -> None:
-    text = b"a: 1\nb: [x, 'y', \"z\", 1.5, -2e3, .5, true, NULL, ~]\nc:\n  - d: on\n    e: 010\n    f: '7'\n"
+    text = b"a: 1\nb: [x, 'y', \"z\", 1.5, -2.0e+3, .5, true, NULL, ~]\nc:\n  - d: on\n    e: 010\n    f: '7'\n"
     assert read_yaml(text) == {
         "a": 1,
         "b": ["x", "y", "z", 1.5, -2000.0, 0.5, True, None, None],
