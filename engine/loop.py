@@ -167,7 +167,7 @@ class EngineLoop:
 
     def _set_tenants(self, tenants: Tenants) -> None:
         self._book.policy.set_tenants(tenants, self._clock.now_s())
-        self._cache.set_quotas({share.name: share.kv_quota for share in tenants.tenants})
+        self._cache.set_tenants(tenants)
         log.info("tenants set version=%d tenants=%d", tenants.version, len(tenants.tenants))
 
     def _submit(self, request: Request) -> None:

@@ -1,7 +1,7 @@
 """The cache manager: sole writer of block tables and, through the pools, of every slot's state."""
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from kvcache.block import child_key, namespace_key
 from kvcache.gauges import tier_gauges
@@ -16,7 +16,7 @@ from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
 from tiercel.outcome import TierGauges
 from tiercel.plan import Plan, StepPlan, TableUpdate
 from tiercel.rates import Rates
-from tiercel.tenant import DEFAULT_TENANT, KvQuota
+from tiercel.tenant import DEFAULT_TENANT, Tenants
 from tiercel.tier import Landing, Route, Transfer, Verdict
 
 _HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place
@@ -57,7 +57,8 @@ class CacheManager:
         )
         self._rates = rates
         self._idle = IdleWork(self._tiers, block_size, rates)
-        self._owners = OwnerBook(self._tiers.quotas)
+        memory = tuple(pool for pool in (self._tiers.device, self._tiers.host) if pool is not None)
+        self._owners = OwnerBook(self._tiers.quotas, memory)
         self._restoring: dict[int, SeqId] = {}  # by transfer
         self._table_by_seq: dict[SeqId, BlockTable] = {}
         self._fingerprint = fingerprint
@@ -82,9 +83,9 @@ class CacheManager:
             covered += width
         return covered // 4
 
-    def set_quotas(self, quotas: Mapping[TenantId, KvQuota]) -> None:
-        """Most bytes that tenants may keep in the lower tiers."""
-        self._owners.set_quotas(quotas, self._rates().block_bytes)
+    def set_tenants(self, tenants: Tenants) -> None:
+        """How much each tenant keeps in which tier, at most and at least."""
+        self._owners.set_tenants(tenants, self._rates().block_bytes)
 
     def open(self, seq: SeqId, tokens: "array[int]", scope: bytes, tenant: TenantId = DEFAULT_TENANT) -> None:
         """Know a sequence. `tokens` is its own growing array; `scope` says whose blocks it may share."""

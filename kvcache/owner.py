@@ -1,21 +1,23 @@
-"""Whose copies those are: small numbers for tenants, and how much each may keep below the device tier."""
+"""Whose copies those are: small numbers for tenants, and how much each keeps at least and at most."""
 
-from collections.abc import Mapping
-
+from kvcache.pool import SlotPool
 from tiercel.ids import TenantId
-from tiercel.tenant import KvQuota
+from tiercel.tenant import KvQuota, Tenants
 from tiercel.tier import Tier
 
 _MOST_OWNERS = 60_000  # told apart; the pools keep two bytes a slot
+_FLOOR_SHARE = 0.1  # of a memory tier that tenants keep by weight, whoever floods it
 
 
 class OwnerBook:
-    """Numbers tenants as they come, and writes their quotas, in blocks, for the tiers to read."""
+    """Numbers tenants as they come, and writes quotas and floors, in blocks, where the tiers read them."""
 
-    def __init__(self, blocks_by_tier_and_owner: dict[tuple[Tier, int], int]) -> None:
+    def __init__(self, blocks_by_tier_and_owner: dict[tuple[Tier, int], int], pools: tuple[SlotPool, ...]) -> None:
         self._most_blocks = blocks_by_tier_and_owner
+        self._pools = pools  # of the tiers in memory
         self._owner_by_tenant: dict[TenantId, int] = {}
         self._quotas: dict[TenantId, KvQuota] = {}
+        self._floors: dict[TenantId, float] = {}  # parts of a tier
         self._block_bytes = 0
 
     def __getitem__(self, tenant: TenantId) -> int:
@@ -26,9 +28,15 @@ class OwnerBook:
             self._write(tenant, owner)
         return owner
 
-    def set_quotas(self, quotas: Mapping[TenantId, KvQuota], block_bytes: int) -> None:
-        """New quotas, for everybody at once."""
-        self._quotas, self._block_bytes = dict(quotas), block_bytes
+    def set_tenants(self, tenants: Tenants, block_bytes: int) -> None:
+        """New quotas and weights, for everybody at once. A tenant alone needs no floor."""
+        self._block_bytes = block_bytes
+        self._quotas = {share.name: share.kv_quota for share in tenants.tenants}
+        weights = sum(share.weight for share in tenants.tenants)
+        is_alone = len(tenants.tenants) < 2
+        self._floors = {
+            share.name: 0.0 if is_alone else _FLOOR_SHARE * share.weight / weights for share in tenants.tenants
+        }
         for tenant, owner in self._owner_by_tenant.items():
             self._write(tenant, owner)
 
@@ -39,3 +47,9 @@ class OwnerBook:
                 self._most_blocks.pop((tier, owner), None)
             else:
                 self._most_blocks[tier, owner] = most_bytes // self._block_bytes
+        for pool in self._pools:
+            floor = int(self._floors.get(tenant, 0.0) * pool.blocks)
+            if floor:
+                pool.floor_by_owner[owner] = floor
+            else:
+                pool.floor_by_owner.pop(owner, None)
