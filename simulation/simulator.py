@@ -114,9 +114,9 @@ class Simulation:
         self.loop = EngineLoop(
             self.book, self.cache, self.planner, self.machine, self.tally, self.clock, settings.async_depth, self.mover
         )
-        tenants = Tenants(1, self.shares)
-        self.policy.set_tenants(tenants, 0.0)
-        self.cache.set_tenants(tenants)
+        everybody = Tenants(1, self.shares)
+        self.policy.set_tenants(everybody, 0.0)
+        self.cache.set_tenants(everybody)
         self._share_by_tenant = {share.name: share for share in self.shares}
         self._count = 0
         self._stalled = 0
