@@ -30,6 +30,7 @@ _SHARE = 1 / 25  # of the budget: a shape that has taken so much is not run agai
 _KEPT = 0.95  # of the budget for forwards, the rest for the table and its file
 _SURPRISE = 2.0  # times the guess: more than steps can grow by
 _ARENA_BYTES = 64 << 20  # blocks to read: more than a core's own caches hold
+_THREADING = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # how threads wait for each other
 
 
 def open_step_times(
@@ -229,6 +230,7 @@ def _facts(settings: EngineSettings, model: Model, spec: KVSpec, device: Device)
         device.name,
         torch.cuda.get_device_name() if is_cuda else _cpu_name(),
         str(settings.threads or len(os.sched_getaffinity(0))),
+        *(os.environ.get(name, "") for name in _THREADING),
         torch.backends.cpu.get_cpu_capability(),
         settings.attention_backend,
         torch.__version__,

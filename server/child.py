@@ -15,6 +15,13 @@ from server.keep import Keep
 
 _POLL_S = 0.02
 
+# How the engine's OpenMP threads behave, read when its process loads torch. Only the compute lane computes with several
+# threads: a second team beside it (the main thread's) makes libgomp take the cores for overcommitted and sleep at every
+# barrier. And a thread that waits at a barrier for a partner without a core gives its own core up after about 0.4 ms
+# instead of 16. Figures: docs/performance.md. https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
+_THREADS = {"OMP_NUM_THREADS": "1"}
+_WAITING = {"GOMP_SPINCOUNT": "10000"}
+
 
 def engine_command() -> tuple[str, ...]:
     """How the engine is started; `--fd N` and `--arena-fd N` are added."""
@@ -39,7 +46,11 @@ class EngineChild:
         with theirs:
             fd = theirs.fileno()
             process = subprocess.Popen(  # noqa: S603 - our own command
-                [*command, "--fd", str(fd), *told], pass_fds=[fd, *kept], stdin=subprocess.DEVNULL, process_group=0
+                [*command, "--fd", str(fd), *told],
+                pass_fds=[fd, *kept],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+                env={**_WAITING, **os.environ, **_THREADS},
             )
         return EngineChild(process, ours)
 
