@@ -2,7 +2,7 @@
 
 from server.bucket import Bucket
 from server.client import SequenceFacts, Standing
-from server.forecast import Forecast
+from server.forecast import Forecast, Surplus
 from server.tenants import Tenant, TenantTable
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
@@ -14,7 +14,17 @@ _SMOOTHING = 0.1
 class Account:
     """The record of one tenant. Written by `Accounts` and, at the gates, by `Admission`."""
 
-    __slots__ = ("backlog_by_band", "requests", "reserved", "running", "tenant", "tokens", "uncached_share", "waiting")
+    __slots__ = (
+        "backlog_by_band",
+        "requests",
+        "reserved",
+        "running",
+        "surplus",
+        "tenant",
+        "tokens",
+        "uncached_share",
+        "waiting",
+    )
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -23,6 +33,7 @@ class Account:
         self.running = 0  # sequences with one
         self.backlog_by_band: dict[int, float] = {}  # prompt tokens of those that wait, without the cached ones
         self.uncached_share = 1.0  # of its prompts, lately
+        self.surplus = Surplus()
         limits = tenant.limits
         self.requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
         self.tokens = None if limits.tokens_per_minute is None else Bucket(limits.tokens_per_minute)
@@ -139,7 +150,7 @@ class Accounts:
         elif facts.standing is Standing.RUNNING:
             account.running += 1
             if facts.first_token_s is not None:
-                self.forecast.note_first_token(facts.first_token_s - facts.arrival_s, start.queue_s)
+                account.surplus.note(facts.first_token_s - facts.arrival_s, start.queue_s, self._clock.now_s())
         else:
             self._forget_idle(account)
 

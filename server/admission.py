@@ -270,10 +270,12 @@ class Entry:
         slo, forecast = self._account.tenant.share.slo, self._accounts.forecast
         if slo.ttft_s is None or slo.kind != "interactive" or ahead <= 0:
             return 0.0
-        whole_s, alone_s, queue_s = forecast.ttft_s(ahead + own), forecast.ttft_s(own), forecast.queue_s(ahead)
-        if whole_s is None or alone_s is None or queue_s is None:
+        queue_s, compute_s = forecast.queue_s(ahead), forecast.queue_s(own)
+        if queue_s is None or compute_s is None:
             return 0.0
-        return max((whole_s if alone_s <= slo.ttft_s else queue_s) - slo.ttft_s, 0.0)
+        if compute_s <= slo.ttft_s:
+            queue_s += compute_s + self._account.surplus.at_s(self._clock.now_s())
+        return max(queue_s - slo.ttft_s, 0.0)
 
     def _charge(self, order: Order, max_tokens: int) -> int:
         """Charge the prompts and what the client allows for outputs; returns the outputs charged for a sequence.

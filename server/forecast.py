@@ -2,16 +2,16 @@
 
 _WINDOW_S = 0.25  # of work with sequences waiting, for one sample of the speed
 _SMOOTHING = 0.3
+_HALF_LIFE_S = 5.0  # of what is known of a tenant that gets no first tokens
 
 
 class Forecast:
-    """Two moving averages: prompt tokens per second while sequences wait, and what a first token takes beyond that."""
+    """A moving average of the prompt tokens per second while sequences wait."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
         self._busy_s = 0.0
         self._tokens_per_s: float | None = None
-        self._base_s = 0.0
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -27,19 +27,35 @@ class Forecast:
         self._tokens_per_s = _follow(self._tokens_per_s, self._tokens / self._busy_s)
         self._tokens = self._busy_s = 0.0
 
-    def note_first_token(self, ttft_s: float, queue_s: float | None) -> None:
-        """A first token came; `queue_s` is what the queue was to take when the request was submitted."""
-        if queue_s is not None:
-            self._base_s = _follow(self._base_s, max(ttft_s - queue_s, 0.0))
-
     def queue_s(self, tokens: float) -> float | None:
         """How long so many prompt tokens take; None before anything is known."""
         return None if self._tokens_per_s is None else tokens / self._tokens_per_s
 
-    def ttft_s(self, tokens: float) -> float | None:
-        """Arrival to first token with so many prompt tokens to compute, its own among them."""
-        queue_s = self.queue_s(tokens)
-        return None if queue_s is None else queue_s + self._base_s
+
+class Surplus:
+    """What one tenant's first tokens take beyond what the queue explains: a moving average.
+
+    One for each tenant: how wrong the forecast was for long prompts in a long queue says nothing of short ones. It
+    fades while no first token comes, or a tenant that is refused because of it would be refused for ever.
+    """
+
+    __slots__ = ("_mean_s", "_noted_s")
+
+    def __init__(self) -> None:
+        self._mean_s: float | None = None
+        self._noted_s = 0.0
+
+    def note(self, ttft_s: float, queue_s: float | None, now_s: float) -> None:
+        """A first token came; `queue_s` is what the queue was to take at submission, None = it was not known."""
+        if queue_s is not None:
+            self._mean_s = _follow(self._mean_s, ttft_s - queue_s)
+            self._noted_s = now_s
+
+    def at_s(self, now_s: float) -> float:
+        """Seconds to add to a forecast; 0 where first tokens come earlier than foretold."""
+        if self._mean_s is None or self._mean_s <= 0:
+            return 0.0
+        return self._mean_s * 0.5 ** (max(now_s - self._noted_s, 0.0) / _HALF_LIFE_S)
 
 
 def _follow(mean: float | None, sample: float) -> float:

@@ -1,14 +1,16 @@
 import pytest
 
-from server.forecast import Forecast
+from server.forecast import Forecast, Surplus
 
 
 def test_nothing_is_foretold_before_anything_is_known() -> None:
     forecast = Forecast()
-    forecast.note_first_token(1.0, None)
     forecast.note_step(0, 10.0)
-    assert forecast.ttft_s(1000) is None
+    assert forecast.queue_s(1000) is None
     assert forecast.tokens_per_s is None
+    surplus = Surplus()
+    surplus.note(1.0, None, 0.0)
+    assert surplus.at_s(0.0) == 0
 
 
 def test_the_speed_follows_what_was_computed_under_load() -> None:
@@ -16,18 +18,33 @@ def test_the_speed_follows_what_was_computed_under_load() -> None:
     for _ in range(100):
         forecast.note_step(100, 0.1)
     assert forecast.tokens_per_s == pytest.approx(1000)
-    assert forecast.ttft_s(500) == pytest.approx(0.5)
+    assert forecast.queue_s(500) == pytest.approx(0.5)
     for _ in range(200):
         forecast.note_step(100, 1.0)
     assert forecast.tokens_per_s == pytest.approx(100, rel=0.01)
 
 
 def test_what_the_queue_does_not_explain_is_added() -> None:
-    forecast = Forecast()
-    forecast.note_step(1000, 1.0)
+    surplus = Surplus()
     for _ in range(50):
-        forecast.note_first_token(1.3, 1.0)
-    assert forecast.ttft_s(0) == pytest.approx(0.3, rel=0.01)
+        surplus.note(1.3, 1.0, 0.0)
+    assert surplus.at_s(0.0) == pytest.approx(0.3, rel=0.01)
     for _ in range(50):
-        forecast.note_first_token(0.5, 1.0)  # faster than foretold: never less than nothing
-    assert forecast.ttft_s(0) == pytest.approx(0, abs=0.01)
+        surplus.note(0.5, 1.0, 0.0)  # faster than foretold: never less than nothing
+    assert surplus.at_s(0.0) == 0
+
+
+def test_errors_to_both_sides_cancel() -> None:
+    surplus = Surplus()
+    for number in range(200):
+        surplus.note(3.0 if number % 2 else 1.0, 2.0, 0.0)
+    assert surplus.at_s(0.0) < 0.2
+
+
+def test_a_tenant_that_is_refused_is_not_refused_for_ever() -> None:
+    surplus = Surplus()
+    surplus.note(9.0, 1.0, 100.0)
+    assert surplus.at_s(100.0) == 8.0
+    assert surplus.at_s(105.0) == 4.0
+    assert surplus.at_s(160.0) < 0.01
+    assert surplus.at_s(99.0) == 8.0

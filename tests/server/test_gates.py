@@ -286,6 +286,23 @@ def test_a_goal_that_cannot_be_kept_is_refused_with_the_time_it_takes() -> None:
     assert (desk.reasons, desk.throttled) == (["deadline"], [("acme", "deadline")])
 
 
+def test_a_forecast_that_was_wrong_for_one_tenant_refuses_no_other() -> None:
+    tenant, flood = _interactive(), _tenant("flood")
+    desk = Desk.of(tenant, flood, is_fair=True)
+    _measured(desk, 1000)
+    late = desk.run(flood, Order(prompts=[100]))
+    desk.clock.advance(30)
+    desk.first_token(late)
+    desk.run(flood, Order(prompts=[100_000]))
+    facts = desk.run(tenant, Order(prompts=[100]))
+    desk.clock.advance(5)
+    desk.first_token(facts)  # far later than foretold
+    with _refused(503, "overloaded"):
+        desk.run(tenant, Order(prompts=[100]))
+    desk.clock.advance(30)  # nothing was heard since: it is tried again
+    assert desk.run(tenant, Order(prompts=[100])).standing is Standing.WAITING
+
+
 def test_only_work_of_own_and_higher_bands_is_ahead() -> None:
     tenant, low = _interactive(), _tenant("low", band=5)
     desk = Desk.of(tenant, low)
