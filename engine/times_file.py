@@ -1,11 +1,7 @@
 """Measured step times on disk: a file for each machine, model and set of limits, checked and not believed."""
 
-import contextlib
 import hashlib
 import logging
-import os
-import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +9,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from engine.own_file import read_own, replace_own
 from engine.step_grid import Shape, StepGrid
 
 log = logging.getLogger(__name__)
 
 _VERSION = 1  # to be raised when shapes or measuring change
-_MOST_BYTES = 1 << 20
 _MOST_MS = 1e7
 _Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
@@ -53,7 +49,7 @@ class TimesFile:
         if self.path is None:
             return {}
         try:
-            stored = msgspec.json.decode(_read_own(self.path), type=StoredTimes)
+            stored = msgspec.json.decode(read_own(self.path), type=StoredTimes)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as exc:
@@ -75,32 +71,6 @@ class TimesFile:
         rows = tuple(StoredTime(*shape, ms=min(max(ms, 1e-6), _MOST_MS)) for shape, ms in sorted(times.items()))
         text = msgspec.json.encode(StoredTimes(version=_VERSION, identity=self._identity, times=rows))
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _replace(self.path, text)
+            replace_own(self.path, text)
         except OSError as exc:
             log.info("step times not kept path=%s error=%s", self.path, exc.strerror or exc)
-
-
-def _read_own(path: Path) -> bytes:
-    """The bytes of a plain file of this user. Errors: OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise OSError("no plain file of this user")
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise OSError("too long")
-    return content
-
-
-def _replace(path: Path, content: bytes) -> None:
-    fd, draft = tempfile.mkstemp(prefix=".step-times-", dir=path.parent)  # 0600
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-        os.replace(draft, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise

@@ -23,9 +23,8 @@ _MOST_TABLE_BYTES = 1 << 20
 _LEAST_TOKENS = 64  # a smaller step is over before anybody could use the pause
 _LEAST_PART = 16  # tokens of a part of the prompts
 _LOSS = 1.01  # of the whole step's time, at most, for a step that can be left sooner: half of what is allowed
-_GAIN = 0.97  # a cut that only saves time must save so much where it was measured
+_GAIN = 0.97  # a cut that only saves time must save so much
 _NEAR = 1.03  # of the best, at most, for one that can be left sooner
-_SURE_GAIN = 0.85  # and so much where it is only predicted
 _REACH = 2.0  # beyond its ends the table speaks for shapes of so many times the size
 
 
@@ -175,12 +174,11 @@ class SplitCosts(Protocol):
 
 
 class Splitter:
-    """The gate: how one step is cut.
+    """The gate: how one step is cut. Only what was measured counts, between measured shapes their ratios by nearness.
 
     Whole unless (a) it would take longer than the yield target and a cut costs at most 1 % more: then the fewest
     nano-batches that each end within the target, or, where none do, the cut whose longest ends first; or (b) a cut
-    wins 3 % where it was measured, 15 % where it is only predicted. With a table only what was measured counts, and
-    between measured shapes their ratios by nearness.
+    wins 3 %. Without a table every step is whole.
     """
 
     def __init__(self, costs: SplitCosts, table: SplitTable | None = None) -> None:
@@ -188,30 +186,19 @@ class Splitter:
         self._lookup = None if table is None else _Lookup(table)
 
     def split(self, slices: tuple[Slice, ...], yield_ms: float, block_size: int) -> tuple[NanoBatch, ...]:
-        """The nano-batches of a step; `yield_ms` 0: nobody needs the lane in the middle of it.
-
-        Cost: one look at the slices; without a table a few dozen predictions where the step is long.
-        """
-        if sum(piece.length for piece in slices) < _LEAST_TOKENS:
-            return cut(slices, WHOLE, block_size)
+        """The nano-batches of a step; `yield_ms` 0: nobody needs the lane in the middle of it."""
         return cut(slices, self.choose(slices, yield_ms, block_size), block_size)
 
     def choose(self, slices: tuple[Slice, ...], yield_ms: float, block_size: int) -> Split:
         """How the step is to be cut."""
+        if self._lookup is None or sum(piece.length for piece in slices) < _LEAST_TOKENS:
+            return WHOLE
         shape = shape_of(slices)
-        whole_ms = self._costs.step_ms(*shape)
-        is_long = 0 < yield_ms < whole_ms
-        if self._lookup is not None:
-            found = self._lookup.cuts(shape)
-        elif shape.prefill_tokens and whole_ms > 0:
-            cuts = splits_of(shape)[1:]
-            found = [Timed(split, sum(self._parts_ms(slices, split, block_size)) / whole_ms) for split in cuts]
-        else:
-            found = []
+        found = self._lookup.cuts(shape)
         best = min(found, key=lambda timed: timed.ratio, default=Timed(WHOLE, 1.0))
-        if best.ratio > (_SURE_GAIN if self._lookup is None else _GAIN):
+        if best.ratio > _GAIN:
             best = Timed(WHOLE, 1.0)
-        if not is_long:
+        if not 0 < yield_ms < self._costs.step_ms(*shape):
             return best.split
         allowed = [timed.split for timed in (best, *found) if timed.ratio <= min(_LOSS, best.ratio * _NEAR)]
         return min(allowed, key=lambda split: self._waits(slices, split, yield_ms, block_size), default=WHOLE)
