@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from cli.arguments import translate
 from cli.bench import bench_app, bench_words
+from cli.calibrate import calibrate
 from cli.chat import chat
 from cli.check import check
 from cli.collect_env import collect_env
@@ -26,7 +27,7 @@ from cli.top import top
 from tiercel import __version__
 from tiercel.errors import ConfigError, TiercelError
 
-_FLAGGED = ("serve", "check")
+_FLAGGED = ("serve", "check", "calibrate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,6 +75,7 @@ def _app(shown: str, verb: str) -> typer.Typer:
     app.callback()(_root)
     app.command()(with_flags(serve, shown))
     app.command()(with_flags(check, shown))
+    app.command()(with_flags(calibrate, shown))
     app.command()(chat)
     app.command()(collect_env)
     app.command()(plan)

@@ -19,7 +19,8 @@ from engine.rates import RateBook, measure_rates
 from engine.rows import RowBook
 from engine.runner import Runner
 from engine.sampling import Sampler
-from engine.step_times import open_step_times
+from engine.splits_file import SplitsFile
+from engine.step_times import facts_of, open_step_times
 from engine.tiers import Tiers, open_tiers
 from engine.upkeep import Upkeep
 from engine.wake import Wake
@@ -28,6 +29,7 @@ from kvcache.store.memory_file import identity_of, kept_memory
 from kvcache.tiers import TierLimits
 from scheduler.book import SequenceBook
 from scheduler.cost import StepCosts
+from scheduler.nanobatch import Splitter
 from scheduler.planner import Planner, StepLimits
 from scheduler.policy import Policy, open_policy
 from scheduler.preemption import SwapChooser
@@ -144,7 +146,9 @@ def assemble(
         tbt_goal_ms=1e3 * settings.tbt_goal_s,
         block_bytes=spec.block_bytes,
     )
-    planner = Planner(book, limits, SwapChooser(settings.preemption_mode, lambda: rates.rates))
+    splits = SplitsFile(settings.cache_folder, facts_of(settings, model, spec, device)).read()
+    chooser = SwapChooser(settings.preemption_mode, lambda: rates.rates)
+    planner = Planner(book, limits, chooser, Splitter(policy.costs, splits))
     max_rows = settings.max_num_seqs + 1  # a suspect is admitted past the limit
     rows = RowBook(max_rows, -(-capacity.max_model_len // settings.block_size))
     sampler = Sampler(max_rows, model.vocab_size, torch.device(device.name))

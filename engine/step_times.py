@@ -20,6 +20,7 @@ from scheduler.cost import StepTimes, linear_times
 from tiercel import __version__
 from tiercel.clock import Clock
 from tiercel.errors import DeviceError
+from tiercel.openmp import thread_facts
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
 
@@ -30,7 +31,6 @@ _SHARE = 1 / 25  # of the budget: a shape that has taken so much is not run agai
 _KEPT = 0.95  # of the budget for forwards, the rest for the table and its file
 _SURPRISE = 2.0  # times the guess: more than steps can grow by
 _ARENA_BYTES = 64 << 20  # blocks to read: more than a core's own caches hold
-_THREADING = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # how threads wait for each other
 
 
 def open_step_times(
@@ -45,7 +45,7 @@ def open_step_times(
 ) -> StepTimes:
     """The table for the limits of this engine: from the cache folder, and what the budget adds to it."""
     limits = limits_of(settings, model, device, capacity)
-    file = TimesFile(settings.cache_folder, (*_facts(settings, model, spec, device), repr(limits)))
+    file = TimesFile(settings.cache_folder, (*facts_of(settings, model, spec, device), repr(limits)))
     return measure_step_times(model, kv, spec, lane, clock, limits, settings.calibration_s, file)
 
 
@@ -220,7 +220,7 @@ def _forward_of(model: Model, kv: Tensor, slices: Slices, block_size: int) -> Ca
     return forward
 
 
-def _facts(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> tuple[str, ...]:
+def facts_of(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> tuple[str, ...]:
     """What times depend on besides the limits: model, layout, machine, libraries, kernels."""
     is_cuda = device.name == "cuda"
     return (
@@ -230,7 +230,7 @@ def _facts(settings: EngineSettings, model: Model, spec: KVSpec, device: Device)
         device.name,
         torch.cuda.get_device_name() if is_cuda else _cpu_name(),
         str(settings.threads or len(os.sched_getaffinity(0))),
-        *(os.environ.get(name, "") for name in _THREADING),
+        *thread_facts(),
         torch.backends.cpu.get_cpu_capability(),
         settings.attention_backend,
         torch.__version__,

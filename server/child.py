@@ -12,15 +12,9 @@ from types import TracebackType
 from typing import Self
 
 from server.keep import Keep
+from tiercel.openmp import engine_environment
 
 _POLL_S = 0.02
-
-# How the engine's OpenMP threads behave, read when its process loads torch. Only the compute lane computes with several
-# threads: a second team beside it (the main thread's) makes libgomp take the cores for overcommitted and sleep at every
-# barrier. And a thread that waits at a barrier for a partner without a core gives its own core up after about 0.4 ms
-# instead of 16. Figures: docs/performance.md. https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
-_THREADS = {"OMP_NUM_THREADS": "1"}
-_WAITING = {"GOMP_SPINCOUNT": "10000"}
 
 
 def engine_command() -> tuple[str, ...]:
@@ -50,7 +44,7 @@ class EngineChild:
                 pass_fds=[fd, *kept],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
-                env={**_WAITING, **os.environ, **_THREADS},
+                env=engine_environment(),
             )
         return EngineChild(process, ours)
 

@@ -71,7 +71,7 @@ CATCH_ALL = {
     "server/middleware.py": 1,
     "server/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
 }
-READS_ENVIRONMENT = {"tiercel/config.py"}
+READS_ENVIRONMENT = {"tiercel/config.py", "tiercel/openmp.py"}
 # Files that may look at the wall clock, and what for. No timer does: it jumps.
 READS_WALL_CLOCK = {
     "server/launch.py": "the `created` fields of answers, and the date for chat templates",

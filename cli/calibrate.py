@@ -1,0 +1,38 @@
+"""`tiercel calibrate`: find out which cuts of a step pay for a model on this machine."""
+
+from cli.console import warn
+from scheduler.nanobatch import SplitRow
+from tiercel.config import resolve
+from tiercel.errors import TiercelError
+from tiercel.openmp import adopt_engine_environment
+
+
+def calibrate(given: dict[str, object]) -> int:
+    """Search the nano-batches that pay on this machine.
+
+    Runs steps of many shapes whole and cut, for about five minutes on an idle
+    machine, and keeps what was found where `tiercel serve` of the same model
+    looks for it. Until then no step is cut. --help=all lists all flags.
+    """
+    resolved = resolve(given)
+    for line in resolved.warnings:
+        warn(line)
+    adopt_engine_environment()
+    # lazy: it loads torch, which takes seconds and reads the environment
+    from engine.split_search import calibrate_splits
+
+    def tell(row: SplitRow) -> None:
+        best = min(row.cuts, key=lambda timed: timed.ratio)
+        print(
+            f"{row.prefill_tokens:>6} {row.decodes:>8} {row.context_tokens:>8}   {best.ratio:>6.3f}   "
+            f"prompts in {best.split.prompt_parts}, decodes in {best.split.decode_parts}",
+            flush=True,
+        )
+
+    print("prompt  decodes  context     best   cut: its time over that of the whole step")
+    try:
+        path = calibrate_splits(resolved.settings.engine, tell)
+    except OSError as exc:
+        raise TiercelError("calibrate.not_kept", f"the table cannot be kept: {exc}") from exc
+    print(f"kept in {path}")
+    return 0

@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from embedded import MODEL_DIR
+from engine import split_search
+
+
+def test_a_table_is_searched_shown_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(split_search, "_SEARCH_S", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "1")  # to be as it was when the test has ended
+    flags = ["--threads", "1", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"]
+    assert main(["calibrate", str(MODEL_DIR), *flags]) == 0
+    (path,) = (tmp_path / "tiercel").glob("splits-*.json")
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"kept in {path}"
+    assert [line.split()[:3] for line in said[1:-1]] == [["64", "0", "0"]]
+
+
+def test_where_nothing_can_be_kept_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiercel").write_text("in the way")
+    monkeypatch.setattr(split_search, "search", lambda *_: ())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "1")
+    assert main(["calibrate", str(MODEL_DIR)]) == 1
+    assert "the table cannot be kept" in capsys.readouterr().err
