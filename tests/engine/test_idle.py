@@ -2,8 +2,11 @@
 
 import pytest
 
+from kvcache.block import child_key, namespace_key
 from kvcache.tiers import TierLimits
-from tests.engine.test_loop_tiers import TierBench
+from tests.engine.test_loop_tiers import BLOCK, TierBench
+from tiercel.ids import BlockKey
+from tiercel.request import pack_tokens
 from tiercel.tier import Route, Tier
 
 PROMPT = list(range(20)) * 3  # 15 blocks
@@ -11,6 +14,14 @@ PROMPT = list(range(20)) * 3  # 15 blocks
 
 def on_disk(bench: TierBench) -> int:
     return next(pool.num_cached for tier, pool in bench.cache.tiers.pools() if tier is Tier.SSD)
+
+
+def keys_of(prompt: list[int]) -> list[BlockKey]:
+    """The keys of its full blocks, head first."""
+    keys = [namespace_key(b"sim", b"")]
+    for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
+        keys.append(child_key(keys[-1], pack_tokens(prompt[start : start + BLOCK])))
+    return keys[1:]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -59,3 +70,17 @@ def test_copies_between_requests_are_told_once_they_have_landed() -> None:
         bench.clock.advance(1.0)
         bench.loop.step()
     assert len(bench.client.reports) == count
+
+
+def test_of_a_chain_on_the_disk_the_tail_is_evicted_first() -> None:
+    bench = TierBench(blocks=40, host=0, disk=20)
+    bench.submit(PROMPT, max_tokens=1)
+    bench.run()
+    assert on_disk(bench) == len(PROMPT) // 4
+    bench.submit([*range(20, 0, -1)] * 2, max_tokens=1)  # 10 blocks more, for 5 free slots
+    bench.run()
+    disk = bench.cache.tiers.disk
+    assert disk is not None
+    left = [key in disk.slot_by_key for key in keys_of(PROMPT)]
+    assert 0 < sum(left) < len(left)
+    assert left == sorted(left, reverse=True)  # the head is there, the tail went

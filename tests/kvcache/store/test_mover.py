@@ -193,6 +193,22 @@ def test_a_prefetched_block_is_signed_too(memfd: int) -> None:
     assert dict(bench.ram.journal.records()) == {20: key(9)}
 
 
+def test_in_the_one_arena_a_step_may_overwrite_a_prefetched_block_before_anybody_signs_it(memfd: int) -> None:
+    bench = MoverBench(fd=memfd, is_unified=True)
+    journal = bench.ram.journal
+    assert journal is not None
+    bench.begin(Route.PERSIST, slots(7), slots(3), keys=(key(9),))
+    bench.landings()
+    bench.begin(Route.PREFETCH, slots(3), slots(20), keys=(key(9),))
+    assert bench.landings()[0].verdict is Verdict.LANDED
+    bench.ram.slot_bytes(SlotId(20))[0] ^= 1  # a step: nothing pins what has landed
+    bench.signed()
+    assert dict(journal.records()) == {}
+    bench.begin(Route.SIGN, slots(20), keys=(key(9),))  # holds the slot, so it may
+    bench.landings()
+    assert dict(journal.records()) == {20: key(9)}
+
+
 def test_blocks_of_the_one_arena_are_signed_on_demand(memfd: int) -> None:
     bench = MoverBench(fd=memfd, is_unified=True)
     assert bench.ram.journal is not None
