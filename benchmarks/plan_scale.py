@@ -19,7 +19,8 @@ from itertools import islice
 
 from scheduler.cost import Piece, StepCosts, linear_times
 from scheduler.fairness import Account, Charge, TenantBook, fair_limits
-from scheduler.queue import Fair, Waiting, WaitingQueue
+from scheduler.order import Fair, Waiting
+from scheduler.queue import WaitingQueue
 from simulation.simulator import SimSettings, Simulation
 from simulation.workload import Ask, Part, Sources
 from tiercel.ids import SeqId, TenantId

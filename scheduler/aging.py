@@ -1,5 +1,7 @@
 """When those who starve get a part of a step, in whatever band they are."""
 
+_LENT_STEPS = 20  # longest ones
+
 
 class AgingShare:
     """The part of all service that goes to whoever has starved longest, in whatever band: no band is lifted for it.
@@ -23,8 +25,12 @@ class AgingShare:
     @property
     def is_spent(self) -> bool:
         """So much was lent that aged sequences are victims like others again."""
-        return self._balance_ms < -20 * self._step_ms
+        return self._balance_ms <= -_LENT_STEPS * self._step_ms
 
     def add(self, step_ms: float, aged_ms: float) -> None:
-        """A step was launched: all it was charged, and how much of it went to aged sequences."""
-        self._balance_ms = min(self._step_ms, self._balance_ms + self.share * step_ms - aged_ms)
+        """A step was launched: all it was charged, and how much of it went to aged sequences.
+
+        What they get beyond what is lent they get like others, and the next who starves does not pay for it.
+        """
+        balance_ms = self._balance_ms + self.share * step_ms - aged_ms
+        self._balance_ms = min(self._step_ms, max(-_LENT_STEPS * self._step_ms, balance_ms))

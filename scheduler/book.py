@@ -3,27 +3,40 @@
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as List
-from itertools import pairwise
+from itertools import islice, pairwise
 
+from scheduler.fairness import Account
 from scheduler.policy import Policy
 from scheduler.sequence import Sequence, SequenceState
+from scheduler.tally import PreemptionTally
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason
+from tiercel.outcome import MOST_ABSENCES, Absence, FairGauges, Finished, FinishReason, FirstToken, SequenceGauges
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
 from tiercel.request import Request
+from tiercel.settings import PolicyName
+
+_AWAY = (SequenceState.PREEMPTED, SequenceState.DRAINING)
 
 
 class Commit:
     """What one committed step changed."""
 
-    __slots__ = ("finished", "progress", "prompt_tokens", "said")
+    __slots__ = ("finished", "firsts", "progress", "prompt_tokens", "said")
 
     def __init__(self) -> None:
         self.progress: list[tuple[SeqId, int]] = []  # KV tokens now computed, for those that still hold blocks
         self.said: list[tuple[SeqId, int]] = []  # new tokens
+        self.firsts: list[FirstToken] = []  # of them: the first of their sequences
         self.finished: list[Finished] = []
         self.prompt_tokens = 0  # computed by the step
+
+
+def _come_back(sequence: Sequence, now_s: float) -> None:
+    """Its next slice is launched, or it has ended: an absence is over."""
+    if sequence.away_since_s is not None and len(sequence.absences) < MOST_ABSENCES:
+        sequence.absences += (Absence(sequence.away_since_s, now_s, sequence.away_for),)
+    sequence.away_since_s = None
 
 
 def _rank(sequence: Sequence) -> tuple[float, ...]:
@@ -38,6 +51,7 @@ class SequenceBook:
         self.waiting: dict[SeqId, Sequence] = {}  # WAITING and PREEMPTED; the policy knows their order
         self.num_preemptions = 0  # since start
         self.preemptions_by_reason: dict[PreemptionReason, int] = {}
+        self.tally = PreemptionTally()
         self.num_swapped = 0  # of them: with blocks to spill
         self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
         self.num_preempted = 0  # now: PREEMPTED or DRAINING
@@ -74,6 +88,23 @@ class SequenceBook:
         self._policy.wait(sequence, request.arrival_s, now_s)
         return sequence
 
+    def switch_policy(self, name: PolicyName, now_s: float, *, step_ms: float, patience_s: float) -> None:
+        """Another policy from the next step on. Nobody is lost: those that run go on, and waiting times are kept."""
+        policy = self._policy
+        waiting = [(one, policy.queue[one.id].since_s) for one in self._by_id.values() if one.id in policy.queue]
+        policy.switch(name, waiting, now_s, step_ms=step_ms, patience_s=patience_s)
+        for sequence in self._by_id.values():
+            sequence.rank = policy.rank(sequence.request, sequence.band)
+        self.running.sort(key=_rank)
+
+    def gauges(self, most: int) -> tuple[SequenceGauges, ...]:
+        """Those that run, in rank order, then those that gave way; at most so many."""
+        sequences = self.running[:most]
+        if self.num_preempted and len(sequences) < most:
+            away = (one for one in self._by_id.values() if one.state in _AWAY)
+            sequences += islice(away, most - len(sequences))
+        return tuple(SequenceGauges(one.id, one.state, one.computed, one.preemptions) for one in sequences)
+
     def move(self, seq: SeqId, band: int, now_s: float = 0.0) -> None:
         """Another priority band from now on, whatever it is doing."""
         sequence = self._by_id[seq]
@@ -81,7 +112,7 @@ class SequenceBook:
         if holds:
             self.running.remove(sequence)
             self._policy.release(sequence, now_s)
-        sequence.band = band
+        sequence.account = Account(band, sequence.request.tenant)
         sequence.rank = self._policy.rank(sequence.request, band)
         if holds:
             insort(self.running, sequence, key=_rank)
@@ -102,8 +133,12 @@ class SequenceBook:
             if sequence.in_flight == 0 and piece.start > sequence.computed:
                 sequence.computed = sequence.resumed_at = piece.start  # a prefix hit
             if sequence.lost:
-                self.recomputed_tokens += max(0, sequence.lost - piece.start)
+                again = max(0, sequence.lost - piece.start)
+                self.recomputed_tokens += again
+                sequence.recomputed += again
                 sequence.lost = 0
+            if sequence.away_since_s is not None:
+                _come_back(sequence, now_s)
             sequence.scheduled = piece.start + piece.length
             sequence.in_flight += 1
             sequence.pending += piece.samples
@@ -115,26 +150,31 @@ class SequenceBook:
     def _switch(self, plan: Plan, now_s: float) -> None:
         """Who gives way and who comes in."""
         swapped, restores = set(plan.swapped), set(plan.restores)
-        culprit = self._policy.account(self._by_id[plan.beneficiary]) if plan.beneficiary is not None else None
+        culprit = self._by_id[plan.beneficiary].account if plan.beneficiary is not None else None
         for seq, reason in zip(plan.victims, plan.reasons, strict=True):
             sequence = self._by_id[seq]
             if reason == "debt":
                 self._policy.bar(sequence)
             self.preemptions_by_reason[reason] = self.preemptions_by_reason.get(reason, 0) + 1
+            self.tally.add(sequence.request.tenant, reason, is_swap=seq in swapped)
             sequence.culprit = culprit
-            self._preempt(sequence, now_s, is_swap=seq in swapped)
+            self._preempt(sequence, now_s, reason, is_swap=seq in swapped)
         for seq in plan.admitted:
             sequence = self.waiting.pop(seq)
             self.num_preempted -= sequence.state is SequenceState.PREEMPTED
             insort(self.running, sequence, key=_rank)
             sequence.state = SequenceState.RESTORING if seq in restores else SequenceState.RUNNING
+            if seq in restores and sequence.away_since_s is None:
+                sequence.away_since_s = now_s
             sequence.is_aged = seq == plan.aged
             sequence.resumed_at = 0
             self._policy.admit(sequence, now_s)
+        if plan.aged is not None:
+            self._by_id[plan.aged].is_aged = True
 
     def defer(self, plan: Plan, now_s: float) -> None:
         """What the plan could not dispatch: nobody waits on those, and nobody is charged for their waiting."""
-        self._policy.defer(plan.deferred, now_s)
+        self._policy.defer(plan.deferred, plan.at_quota, now_s)
 
     def restored(self, seq: SeqId, tokens: int) -> None:
         """The blocks of a RESTORING sequence have landed, or as many as there are: it runs from here."""
@@ -175,6 +215,8 @@ class SequenceBook:
         self._clear_suspect(sequence)
         self.num_preempted -= sequence.state in (SequenceState.PREEMPTED, SequenceState.DRAINING)
         sequence.state = SequenceState.DONE
+        if sequence.away_since_s is not None:
+            _come_back(sequence, now_s)
         started, first = sequence.first_launch_s, sequence.first_token_s
         arrival_s = sequence.request.arrival_s
         return Finished(
@@ -184,12 +226,18 @@ class SequenceBook:
             num_outputs=sequence.num_outputs,
             num_cached=sequence.num_cached,
             preemptions=sequence.preemptions,
+            recomputed_tokens=sequence.recomputed,
+            absences=sequence.absences,
             queued_s=(now_s if started is None else started) - arrival_s,
             prefill_s=0.0 if started is None else (now_s if first is None else first) - started,
             decode_s=0.0 if first is None else now_s - first,
             stop_token=stop_token,
             error=error,
         )
+
+    def standing(self, now_s: float) -> FairGauges:
+        """How fair it was, tenant by tenant. Cost: O(tenants)."""
+        return self._policy.standing(self.tally, now_s)
 
     def settle(self, measured_s: float, now_s: float) -> None:
         """The oldest launched step took so long; 0 when it was void."""
@@ -240,8 +288,7 @@ class SequenceBook:
                 raise InvariantError("book.sequence", seq=sequence.id, state=sequence.state.value)
         if self.num_suspects != sum(sequence.is_suspect for sequence in self._by_id.values()):
             raise InvariantError("book.suspects", counted=self.num_suspects)
-        away = (SequenceState.PREEMPTED, SequenceState.DRAINING)
-        if self.num_preempted != sum(sequence.state in away for sequence in self._by_id.values()):
+        if self.num_preempted != sum(sequence.state in _AWAY for sequence in self._by_id.values()):
             raise InvariantError("book.preempted", counted=self.num_preempted)
         if any(first.rank > second.rank for first, second in pairwise(self.running)):
             raise InvariantError("book.order")
@@ -268,6 +315,8 @@ class SequenceBook:
             sequence.tokens.append(token)
             if sequence.first_token_s is None:
                 sequence.first_token_s = now_s
+                started_s = now_s if sequence.first_launch_s is None else sequence.first_launch_s
+                commit.firsts.append(FirstToken(sequence.id, started_s))
             commit.said.append((sequence.id, token))
             if (reason := self._end(sequence, token)) is not None:
                 stop_token = token if reason is FinishReason.STOP else None
@@ -283,10 +332,12 @@ class SequenceBook:
             return FinishReason.LENGTH
         return None
 
-    def _preempt(self, sequence: Sequence, now_s: float, *, is_swap: bool) -> None:
+    def _preempt(self, sequence: Sequence, now_s: float, reason: PreemptionReason, *, is_swap: bool) -> None:
         self.running.remove(sequence)
         self._policy.release(sequence, now_s)
         sequence.preemptions += 1
+        sequence.away_since_s = now_s if sequence.away_since_s is None else sequence.away_since_s
+        sequence.away_for = reason
         sequence.lost = max(sequence.lost, sequence.computed)
         sequence.redo_until = max(sequence.redo_until, sequence.computed)
         sequence.is_aged = False

@@ -6,7 +6,8 @@ from typing import Protocol
 from scheduler.fairness import Account
 from scheduler.preemption import SwapChooser
 from scheduler.sequence import Sequence
-from tiercel.ids import SeqId
+from scheduler.victim import SwitchBrake
+from tiercel.ids import SeqId, TenantId
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice
 
 
@@ -49,15 +50,22 @@ class StepSplitter(Protocol):
 class Draft:
     """Slices, admissions and victims so far, over the cache's overlay."""
 
-    def __init__(self, cache: CacheView, budget: int, chooser: SwapChooser, splitter: StepSplitter) -> None:
+    def __init__(
+        self, cache: CacheView, budget: int, rows: int, now_s: float, chooser: SwapChooser, splitter: StepSplitter
+    ) -> None:
         self.cache = cache
         self.budget = budget  # tokens
+        self.rows = rows  # sequences that may run at once
+        self.now_s = now_s
+        self.brake = SwitchBrake()
         self.yield_ms = 0.0  # the longest that anybody wants to wait for the lane; 0: nobody minds
         self.order: tuple[SeqId, ...] = ()  # who waits, as of before
         self.slice_by_seq: dict[SeqId, Slice] = {}
         self.admitted: list[SeqId] = []
         self.restores: list[SeqId] = []
         self.deferred: list[SeqId] = []
+        self.at_quota: set[TenantId] = set()  # whose next sequence would exceed what they may hold
+        self.held: frozenset[Account] = frozenset()  # indebted: they pause while others can use the step
         self.victims: dict[SeqId, bool] = {}  # whether it is swapped
         self.reasons: list[PreemptionReason] = []  # one a victim
         self.beneficiary: SeqId | None = None
@@ -65,10 +73,17 @@ class Draft:
         self.outstanding = 0  # blocks that the known tokens of those who run still need
         self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
         self.is_full = False  # no row is left
+        self.looked_at: set[SeqId] = set()  # those whose turn has come
+        self.has_misfit = False  # somebody whose turn it was did not fit: those behind it may not take room
         self.blocked: set[Account] = set()  # whose first does not fit: nobody of theirs passes it on space
         self.blocked_band: float = inf  # the first band of theirs: no band behind it passes, either
         self._chooser = chooser
         self._splitter = splitter
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is computed, and nobody is on the way in or out."""
+        return not (self.slice_by_seq or self.restores or self.victims)
 
     def add(self, sequence: Sequence, start: int, length: int) -> None:
         """The sequence computes tokens [start, start + length)."""
@@ -77,6 +92,11 @@ class Draft:
         self.budget -= length
         if length > 1:
             self.cache.claim(sequence.id, start, start + length)
+
+    def decode(self, sequence: Sequence) -> None:
+        """The sequence computes the one token that it wants."""
+        self.slice_by_seq[sequence.id] = Slice(sequence.id, sequence.scheduled, 1, True)
+        self.budget -= 1
 
     def extend(self, sequence: Sequence, length: int) -> None:
         """A longer slice instead of the one it has. The budget gives the difference."""
@@ -111,5 +131,6 @@ class Draft:
             restores=tuple(self.restores),
             aged=self.aged,
             deferred=tuple(self.deferred),
+            at_quota=tuple(sorted(self.at_quota)),
             next_order=tuple(seq for seq in self.order if seq not in come),
         )

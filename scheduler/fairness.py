@@ -38,7 +38,8 @@ def fair_limits(
     """The limits for a machine whose longest step charges `step_ms`: Q = 4 U, D = Q / 2.
 
     A tenant that comes back waits up to two quanta of each tenant that floods, so a small quantum isolates better; a
-    large one leaves more of the order to deadlines.
+    large one leaves more of the order to deadlines. Sequences that run make debts and others pay them back by
+    themselves: a D below what they owe on the way makes them pause, or give way, all the time.
     """
     return FairLimits(
         step_ms=step_ms, quantum_ms=quantum_steps * step_ms, debt_ms=debt_steps * step_ms, patience_s=patience_s
@@ -67,9 +68,9 @@ class _State:
     """One account's books."""
 
     __slots__ = (
-        "account", "band", "contested_from_s", "deficit_ms", "idle_from_s", "is_barred", "is_eligible",
-        "is_overdrawn", "is_patient", "num_ready", "num_running", "num_waiting", "patience_s", "patient_from_s",
-        "weight",
+        "account", "band", "contested_from_s", "deficit_ms", "entry_patience_s", "idle_from_s", "is_barred",
+        "is_eligible", "is_overdrawn", "is_patient", "num_ready", "num_running", "num_waiting", "patience_s",
+        "patient_from_s", "weight",
     )  # fmt: skip
 
     def __init__(self, account: Account, band: "_Band", weight: float) -> None:
@@ -86,6 +87,7 @@ class _State:
         self.is_barred = False  # preempted for debt
         self.patience_s = 0.0  # run so far, without the stretch from patient_from_s on
         self.patient_from_s = 0.0
+        self.entry_patience_s = 0.0  # what its patience read when a sequence of it last came in
         self.idle_from_s = 0.0  # when it last had no work any more
         self.contested_from_s = 0.0  # reading of the band's clock when it was overdrawn
 
@@ -97,14 +99,14 @@ class _State:
 class _Band:
     """The accounts of one band, and how often which kind is found."""
 
-    __slots__ = ("contested_s", "counted_to_s", "num_overdrawn", "num_patient", "num_waiting", "ready", "working")
+    __slots__ = ("contested_s", "counted_to_s", "num_patient", "num_waiting", "overdrawn", "ready", "working")
 
     def __init__(self) -> None:
         self.working: dict[Account, _State] = {}  # with any work
         self.ready: dict[Account, _State] = {}  # with dispatchable waiting work
+        self.overdrawn: dict[Account, _State] = {}  # with more debt than D
         self.num_waiting = 0  # accounts
         self.num_patient = 0  # accounts
-        self.num_overdrawn = 0  # accounts
         self.contested_s = 0.0  # how long somebody's patience has run, whosever it was
         self.counted_to_s = 0.0
 
@@ -179,12 +181,14 @@ class TenantBook:
             state.band.ready.pop(account, None)
         self._reflect(state, now_s)
         if not num_waiting:
-            state.patience_s = 0.0
+            state.patience_s = state.entry_patience_s = 0.0
 
     def run(self, account: Account, num_running: int, now_s: float) -> None:
         """So many sequences of the account hold blocks now."""
         state = self._state(account)
         self._return(state, num_running > 0 or state.num_waiting > 0, now_s)
+        if num_running > state.num_running:
+            state.entry_patience_s = self.patience_s(account, now_s)
         state.num_running = num_running
         self._reflect(state, now_s)
 
@@ -231,10 +235,12 @@ class TenantBook:
         state = self._states.get(account)
         return state is not None and state.num_ready > 0
 
-    def has_debtors(self, band: int) -> bool:
-        """An account of the band is overdrawn."""
-        found = self._bands.get(band)
-        return found is not None and found.num_overdrawn > 0
+    def debtors(self, creditor: Account, now_s: float) -> frozenset[Account]:
+        """The accounts that may be preempted for debt in favour of this one."""
+        band = self._bands.get(creditor.band)
+        if band is None or not band.overdrawn:
+            return frozenset()
+        return frozenset(one for one in band.overdrawn if self.may_take_for_debt(creditor, one, now_s))
 
     def may_admit(self, account: Account, now_s: float) -> bool:
         """False for an account whose work would be preempted for debt at once."""
@@ -281,19 +287,29 @@ class TenantBook:
         total = self._working_weight + (weight if state is None or not state.has_work else 0.0)
         return weight / total
 
+    def is_shut_out(self, account: Account, now_s: float) -> bool:
+        """Eligible and dispatchable for as long as its patience, and nothing of it has come in."""
+        state = self._states.get(account)
+        if state is None or not state.is_patient:
+            return False
+        return self.patience_s(account, now_s) - state.entry_patience_s >= self.limits.patience_s
+
     def may_take_for_share(
         self, beneficiary: Account, victim: Account, *, would_hold: float, victim_holds: float, now_s: float
     ) -> bool:
         """Within one band an eligible account that stays under its share of HBM may take from one over its own.
 
+        When it has been shut out for as long as its patience: while room comes free by itself, switching only costs.
         Both holdings are parts of HBM: `would_hold` with what it asks for, `victim_holds` as it is.
         """
         first, second = self._states.get(beneficiary), self._states.get(victim)
         if first is None or second is None or first is second or first.band is not second.band:
             return False
-        if not first.is_patient or self.patience_s(beneficiary, now_s) < self.limits.patience_s:
-            return False
-        return would_hold <= self.share(beneficiary) and victim_holds > self.share(victim)
+        return (
+            self.is_shut_out(beneficiary, now_s)
+            and would_hold <= self.share(beneficiary)
+            and victim_holds > self.share(victim)
+        )
 
     def lead(self, account: Account) -> float:
         """Service ahead of its share in milliseconds per weight: larger is deeper in debt."""
@@ -338,8 +354,8 @@ class TenantBook:
         for number, band in self._bands.items():
             states = [one for one in self._states.values() if one.band is band]
             waiting, patient = sum(one.num_waiting > 0 for one in states), sum(one.is_patient for one in states)
-            overdrawn = sum(one.is_overdrawn for one in states)
-            if (band.num_waiting, band.num_patient, band.num_overdrawn) != (waiting, patient, overdrawn):
+            overdrawn = {one.account for one in states if one.is_overdrawn}
+            if (band.num_waiting, band.num_patient, band.overdrawn.keys()) != (waiting, patient, overdrawn):
                 raise InvariantError("fairness.band", band=number)
 
     # the rules that the bound rests on
@@ -407,7 +423,10 @@ class TenantBook:
         is_overdrawn = state.deficit_ms < -state.weight * self.limits.debt_ms
         if is_overdrawn != state.is_overdrawn:
             state.is_overdrawn = is_overdrawn
-            state.band.num_overdrawn += 1 if is_overdrawn else -1
+            if is_overdrawn:
+                state.band.overdrawn[state.account] = state
+            else:
+                del state.band.overdrawn[state.account]
             state.contested_from_s = state.band.clock_s(now_s)
 
     def _state(self, account: Account) -> _State:

@@ -115,9 +115,11 @@ def cut(slices: tuple[Slice, ...], split: Split, block_size: int) -> tuple[NanoB
     """
     if not slices:
         return ()
+    if split == WHOLE:
+        return (NanoBatch(slices),)
     prompts = tuple(piece for piece in slices if piece.length > 1)
     decodes = tuple(piece for piece in slices if piece.length == 1)
-    if split == WHOLE or (not prompts and split.decode_parts < 2):
+    if not prompts and split.decode_parts < 2:
         return (NanoBatch(slices),)
     if not split.decode_parts and prompts:
         first, *others = _prompt_parts(prompts, split.prompt_parts, block_size)

@@ -1,21 +1,25 @@
 """Whose turn it is: the order of those who wait, what each tenant is owed, and what a step is charged for."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from scheduler.aging import AgingShare
 from scheduler.cost import Piece, StepCosts, linear_times
-from scheduler.fairness import Account, Charge, TenantBook, fair_limits
-from scheduler.queue import OpenGate, Waiting, WaitingQueue, open_order
+from scheduler.fairness import Account, Charge, FairLimits, TenantBook, fair_limits
+from scheduler.order import Waiting, open_order
+from scheduler.queue import OpenGate, WaitingQueue
 from scheduler.sequence import Sequence
-from scheduler.standing import ServiceWindow
-from scheduler.victim import Holder
+from scheduler.standing import ServiceWindow, by_band, gap_ms, jain
+from scheduler.tally import PreemptionTally
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, TenantGauges
 from tiercel.plan import PreemptionReason, Slice
 from tiercel.request import Request
 from tiercel.settings import PolicyName
 from tiercel.tenant import Slo, Tenants, TenantShare
+
+Holdings = Mapping[Account, float]
+"""What accounts hold of all blocks or rows, as parts of the whole; of the one that asks: what it would hold."""
 
 
 class Policy:
@@ -30,9 +34,11 @@ class Policy:
         self.fair = fair
         self.aging = aging
         self.queue = WaitingQueue(open_order(name), fair or OpenGate())
+        self._served_ms: dict[TenantId, float] = fair.served_ms if fair is not None else {}
         self._share_by_tenant: dict[TenantId, TenantShare] = {}
         self._running: dict[Account, int] = {}
         self._deferred: set[SeqId] = set()
+        self._stalled: set[TenantId] = set()
         self._charges: deque[tuple[Charge, float]] = deque()  # launched steps in order, with their prediction
         self._num_admitted = 0
         self._window = ServiceWindow()
@@ -55,17 +61,45 @@ class Policy:
         """The tenant as configured; None when it is not."""
         return self._share_by_tenant.get(tenant)
 
-    def account(self, sequence: Sequence) -> Account:
-        """Who is gated and charged for it."""
-        return Account(sequence.band, sequence.request.tenant)
-
     # ---- what happens
 
     def set_tenants(self, tenants: Tenants, now_s: float) -> None:
         """New weights and goals, for everybody at once."""
         self._share_by_tenant = {share.name: share for share in tenants.tenants}
+        self._resume(tuple(self._stalled), now_s)
         if self.fair is not None:
             self.fair.set_shares({share.name: share.weight for share in tenants.tenants}, 1.0, now_s)
+
+    def switch(
+        self, name: PolicyName, waiting: Iterable[tuple[Sequence, float]], now_s: float, *, step_ms: float,
+        patience_s: float,
+    ) -> None:  # fmt: skip
+        """Another policy for the same sequences: `waiting` are those in the queue, each since when.
+
+        Deficits start anew, because nobody is owed what a policy without accounts served. Service since the start of
+        the engine goes on from where it stood.
+        """
+        self.name = name
+        self.fair, self.aging = _open_fairness(name, step_ms, patience_s)
+        if self.fair is not None:
+            self.fair.served_ms = self._served_ms
+            self.fair.set_shares({one.name: one.weight for one in self._share_by_tenant.values()}, 1.0, now_s)
+            for account, count in self._running.items():
+                self.fair.run(account, count, now_s)
+        self.queue = WaitingQueue(open_order(name), self.fair or OpenGate())
+        self._deferred.clear()
+        self._stalled.clear()
+        self._ready_weights.clear()
+        # What flies was charged to the books before.
+        self._charges = deque((Charge(0.0, ()), predicted_ms) for _, predicted_ms in self._charges)
+        for sequence, since_s in waiting:
+            self.queue.add(self._waiting(sequence, since_s), now_s)
+
+    def set_pace(self, step_ms: float, patience_s: float, now_s: float) -> None:
+        """Fairness measured out by another longest step. Deficits stay, as far as the new quantum allows."""
+        if self.fair is not None:
+            self.fair.set_limits(_limits(step_ms, patience_s), now_s)
+            self.aging = AgingShare(step_ms)
 
     def wait(self, sequence: Sequence, since_s: float, now_s: float) -> None:
         """It waits for its first slice, for its way back, or for the rest of its prompt."""
@@ -79,7 +113,8 @@ class Policy:
         """It holds blocks from now on. It stays in the queue until its prompt is through."""
         self._num_admitted += 1
         sequence.admitted = self._num_admitted
-        self._run(self.account(sequence), 1, now_s)
+        self._run(sequence.account, 1, now_s)
+        self._resume((sequence.account.tenant,), now_s)
 
     def decode(self, sequence: Sequence, now_s: float) -> None:
         """Its prompt is through: it waits for nobody's turn any more."""
@@ -87,7 +122,8 @@ class Policy:
 
     def release(self, sequence: Sequence, now_s: float) -> None:
         """It holds no blocks any more."""
-        self._run(self.account(sequence), -1, now_s)
+        self._run(sequence.account, -1, now_s)
+        self._resume((sequence.account.tenant,), now_s)
 
     def leave(self, sequence: Sequence, now_s: float) -> None:
         """It has ended, or does not wait while its last step is under way."""
@@ -96,31 +132,37 @@ class Policy:
     def bar(self, sequence: Sequence) -> None:
         """It was preempted for debt: its account stays out while an eligible one waits."""
         if self.fair is not None:
-            self.fair.bar(self.account(sequence))
+            self.fair.bar(sequence.account)
 
-    def defer(self, seqs: Iterable[SeqId], now_s: float) -> None:
-        """Not dispatchable in the step just planned: something of theirs is on its way. Nobody waits on them."""
+    def defer(self, seqs: Iterable[SeqId], at_quota: tuple[TenantId, ...], now_s: float) -> None:
+        """Not dispatchable in the step just planned: nobody waits on them.
+
+        Something of these sequences is on its way; those tenants hold all that they may.
+        """
         for seq in seqs:
             if seq in self.queue:
                 self.queue.defer(seq, now_s)
                 self._deferred.add(seq)
+        for tenant in at_quota:  # until it holds less, or may hold more
+            self.queue.stall(tenant, now_s, is_stalled=True)
+            self._stalled.add(tenant)
 
     # ---- one step
 
     def begin(self, now_s: float) -> None:
         """Before anything is drawn: quanta, and who is eligible by now."""
+        if self.fair is not None:
+            self.fair.refill(now_s)  # before those come back who could not be dispatched: nobody waits on them
         for seq in self._deferred:
             if seq in self.queue:
                 self.queue.resume(seq, now_s)
         self._deferred.clear()
         self._ready_weights.clear()
-        if self.fair is not None:
-            self.fair.refill(now_s)
         self.queue.refresh()
 
-    def candidates(self, now_s: float) -> Iterator[SeqId]:
-        """Who wants a slice of a prompt, or to be admitted, in order; lazily."""
-        return self.queue.candidates(now_s)
+    def candidates(self, now_s: float, closed: Container[Account] = ()) -> Iterator[SeqId]:
+        """Who wants a slice of a prompt, or to be admitted, in order; lazily. `closed`: none of these accounts."""
+        return self.queue.candidates(now_s, closed)
 
     def starving(self, now_s: float) -> SeqId | None:
         """Who may have the aging share of this step."""
@@ -129,34 +171,35 @@ class Policy:
         return self.queue.oldest(now_s, self.aging.starve_s)
 
     def reason(
-        self, holder: Holder, first: Account, now_s: float, *, would_hold: float, holds: dict[Account, float]
+        self, holder: Account, first: Account, now_s: float, holdings: Callable[[], Holdings], *, is_aged: bool
     ) -> PreemptionReason | None:
-        """Why the holder may be preempted for an account that waits; None: it may not."""
-        if holder.account.band > first.band:
-            is_protected = holder.is_aged and self.aging is not None and not self.aging.is_spent
+        """Why a sequence of one account may be preempted for one that waits; None: it may not.
+
+        `is_aged`: it runs on the share of those who starve. `holdings` is asked only where it matters.
+        """
+        if holder.band > first.band:
+            is_protected = is_aged and self.aging is not None and not self.aging.is_spent
             return None if is_protected else "band"
         if self.fair is None:
             return None
-        if self.fair.may_take_for_debt(first, holder.account, now_s):
+        if self.fair.may_take_for_debt(first, holder, now_s):
             return "debt"
-        victim_holds = holds.get(holder.account, 0.0)
-        if self.fair.may_take_for_share(
-            first, holder.account, would_hold=would_hold, victim_holds=victim_holds, now_s=now_s
-        ):
-            return "share"
+        if self.fair.is_shut_out(first, now_s):
+            held = holdings()
+            would_hold, victim_holds = held.get(first, 0.0), held.get(holder, 0.0)
+            if self.fair.may_take_for_share(
+                first, holder, would_hold=would_hold, victim_holds=victim_holds, now_s=now_s
+            ):
+                return "share"
         return None
 
-    def has_debtors(self, band: int) -> bool:
-        """Somebody of the band may have had more than may ever be owed back."""
-        return self.fair is not None and self.fair.has_debtors(band)
-
-    def owes(self, debtor: Account, creditor: Account, now_s: float) -> bool:
-        """So much, and for so long, that its sequences may be preempted for the other."""
-        return self.fair is not None and self.fair.may_take_for_debt(creditor, debtor, now_s)
+    def debtors(self, creditor: Account, now_s: float) -> frozenset[Account]:
+        """Who owes so much, and for so long, that its sequences pause or give way for this one's."""
+        return self.fair.debtors(creditor, now_s) if self.fair is not None else frozenset()
 
     def place(self, sequence: Sequence) -> tuple[float, ...]:
         """Where it stands among those that wait; for sorting a few."""
-        waiting, account = self.queue[sequence.id], self.account(sequence)
+        waiting, account = self.queue[sequence.id], sequence.account
         is_spent = self.fair is not None and not self.fair.is_eligible(account)
         return (*self.queue.place_of(waiting, is_spent=is_spent), sequence.id)
 
@@ -188,15 +231,19 @@ class Policy:
         )
         charge = Charge(0.0, ())
         if self.fair is not None:
-            shares = self.costs.share_ms(
-                Piece(self._payer(sequence, piece), piece.length, piece.start, piece.length == 1)
+            shares: dict[Account, float] = {}
+            aged_ms = 0.0
+            for (account, is_aged), share_ms in self.costs.share_ms(
+                Piece((self._payer(sequence, piece), sequence.is_aged), piece.length, piece.start, piece.length == 1)
                 for sequence, piece in pieces
-            )
+            ).items():
+                shares[account] = shares.get(account, 0.0) + share_ms
+                aged_ms += share_ms if is_aged else 0.0
             charge = self.fair.charge(shares, now_s)
             if self.aging is not None:
-                aged = {self.account(sequence) for sequence, _ in pieces if sequence.is_aged}
-                aged_ms = sum(share_ms for account, share_ms in shares.items() if account in aged)
                 self.aging.add(charge.predicted_ms, aged_ms)
+        for sequence, _ in pieces:
+            self.queue.serve(sequence.id, now_s)
         self._charges.append((charge, predicted_ms))
 
     def settle(self, measured_ms: float, now_s: float) -> None:
@@ -206,22 +253,26 @@ class Policy:
             self.fair.settle(charge, measured_ms, now_s)
         self.costs.correct(predicted_ms, measured_ms)
 
-    def standing(self, now_s: float) -> FairGauges:
-        """How fair it was, tenant by tenant. Cost: O(tenants)."""
+    def standing(self, tally: PreemptionTally, now_s: float) -> FairGauges:
+        """How fair it was, tenant by tenant, and who gave way. Cost: O(tenants)."""
         since = self.queue.since_by_tenant()
-        served_ms = self.fair.served_ms if self.fair is not None else {}
+        served_ms = self._served_ms
         weights = {tenant: share.weight for tenant, share in self._share_by_tenant.items()}
         self._window.note(served_ms, since, now_s)
+        bands = {tenant: share.band for tenant, share in self._share_by_tenant.items()}
+        rivals = by_band(self._window.per_weight_ms(weights), bands)
         return FairGauges(
-            jain=self._window.jain(weights),
-            gap_s=self._window.gap_ms(weights) / 1e3,
+            competing=sum(map(len, rivals)),
+            jain=min(map(jain, rivals), default=None),
+            gap_s=max((gap_ms(shares) / 1e3 for shares in rivals), default=None),
             tenants=tuple(
                 TenantGauges(
                     tenant=tenant,
                     service_s=served_ms.get(tenant, 0.0) / 1e3,
                     starving_s=max(0.0, now_s - since.get(tenant, now_s)),
+                    preemptions=tally.of(tenant),
                 )
-                for tenant in {**served_ms, **since}
+                for tenant in dict.fromkeys((*served_ms, *since, *tally.tenants))
             ),
         )
 
@@ -248,7 +299,7 @@ class Policy:
 
     def _payer(self, sequence: Sequence, piece: Slice) -> Account:
         """What a preemption threw away is computed again at the cost of whoever caused it."""
-        account = self.account(sequence)
+        account = sequence.account
         if self.fair is None or piece.start >= sequence.redo_until:
             return account
         return self.fair.payer(account, sequence.culprit)
@@ -259,6 +310,12 @@ class Policy:
             del self._running[account]
         if self.fair is not None:
             self.fair.run(account, count, now_s)
+
+    def _resume(self, tenants: Iterable[TenantId], now_s: float) -> None:
+        """Its own limits keep nothing of the tenant back any more, as far as is known."""
+        for tenant in self._stalled.intersection(tenants):
+            self.queue.stall(tenant, now_s, is_stalled=False)
+            self._stalled.remove(tenant)
 
     def _forget(self, seq: SeqId, now_s: float) -> None:
         if seq in self.queue:
@@ -275,10 +332,19 @@ def open_policy(
 ) -> Policy:
     """The policy that the operator chose. `step_ms` is the longest step, by which fairness is measured out.
 
-    A quantum of half a step: a tenant that returns waits for about one step of each that floods.
+    A quantum of half a step: a tenant that returns waits for about one step of each that floods. Debts up to sixteen
+    steps: fewer make sequences of ordinary length give way, and throughput with them (docs/decisions/0014).
     """
     costs = costs or StepCosts(linear_times())
+    return Policy(name, costs, *_open_fairness(name, step_ms, patience_s))
+
+
+def _open_fairness(name: PolicyName, step_ms: float, patience_s: float) -> tuple[TenantBook | None, AgingShare | None]:
+    """The books that `fair` keeps and the others do without."""
     if name != "fair":
-        return Policy(name, costs, None, None)
-    limits = fair_limits(step_ms, patience_s, quantum_steps=0.5, debt_steps=2.0)
-    return Policy(name, costs, TenantBook(limits), AgingShare(step_ms))
+        return None, None
+    return TenantBook(_limits(step_ms, patience_s)), AgingShare(step_ms)
+
+
+def _limits(step_ms: float, patience_s: float) -> FairLimits:
+    return fair_limits(step_ms, patience_s, quantum_steps=0.5, debt_steps=16.0)

@@ -1,27 +1,15 @@
 """Who waits, in policy order: heaps per account, never a sort of all."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, KeysView
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from scheduler.fairness import Account
+from scheduler.order import Order, Waiting
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
-from tiercel.settings import PolicyName
-
-
-class Waiting(Struct, frozen=True, gc=False):
-    """What the order of a waiting sequence depends on. A prefill that is not through waits, too."""
-
-    seq: SeqId
-    tenant: TenantId
-    arrival_s: float
-    since_s: float  # when it began to wait: its arrival, or when it was preempted
-    band: int = 0  # lower goes first
-    ttft_goal_s: float = 0.0
-    work_s: float = 0.0  # predicted: uncached tokens and exposed loads
 
 
 class Gate(Protocol):
@@ -53,63 +41,6 @@ class OpenGate:
         return set()
 
 
-class Order(Protocol):
-    """Places a waiting sequence: in which account, and where in it. The lower key goes first, across accounts too."""
-
-    def account(self, waiting: Waiting) -> Account: ...
-    def key(self, waiting: Waiting) -> float: ...
-
-
-class Fair:
-    """Bands, then the tenants' gate, then the deadline moved by the work.
-
-    `arrival + goal + alpha * work`: the earliest deadline first while alpha is small, the shortest remaining prefill
-    first when it is large (QoServe, ASPLOS '26). Cached prefixes are less work, so they go earlier by themselves.
-    """
-
-    def __init__(self, alpha: float = 1.0) -> None:
-        self.alpha = alpha  # of the sequences placed from now on; larger in overload
-
-    def account(self, waiting: Waiting) -> Account:
-        return Account(waiting.band, waiting.tenant)
-
-    def key(self, waiting: Waiting) -> float:
-        return waiting.arrival_s + waiting.ttft_goal_s + self.alpha * waiting.work_s
-
-
-class StrictPriority:
-    """Bands, then arrival."""
-
-    def account(self, waiting: Waiting) -> Account:
-        return Account(waiting.band, TenantId(""))
-
-    def key(self, waiting: Waiting) -> float:
-        return waiting.arrival_s
-
-
-class FirstCome:
-    """Arrival alone."""
-
-    def account(self, waiting: Waiting) -> Account:
-        return Account(0, TenantId(""))
-
-    def key(self, waiting: Waiting) -> float:
-        return waiting.arrival_s
-
-
-def open_order(name: PolicyName | str) -> Order:
-    """The order that the operator chose. Errors: InvariantError for a name that settings do not know."""
-    match name:
-        case "fair":
-            return Fair()
-        case "priority":
-            return StrictPriority()
-        case "fcfs":
-            return FirstCome()
-        case _:
-            raise InvariantError("queue.order", name=name)
-
-
 _Item = tuple[float, SeqId, int]  # key, sequence, stamp; dead when the sequence has another stamp by now
 
 
@@ -128,7 +59,7 @@ class _Entry:
 class _Line:
     """The waiting sequences of one account, by key and by age. Dead items go when they reach the top, or by halves."""
 
-    __slots__ = ("account", "by_age", "by_key", "head", "num_deferred", "num_waiting", "oldest")
+    __slots__ = ("account", "by_age", "by_key", "head", "is_stalled", "num_deferred", "num_waiting", "oldest")
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -136,12 +67,18 @@ class _Line:
         self.by_age: list[_Item] = []
         self.num_waiting = 0
         self.num_deferred = 0
+        self.is_stalled = False  # nothing of it is dispatchable
         self.head: _Head | None = None  # its first by key: its live place in the band
         self.oldest: _Head | None = None  # its first by age: its live place among all lines
 
     @property
-    def num_ready(self) -> int:
+    def num_live(self) -> int:
+        """Items in its heaps that are not dead."""
         return self.num_waiting - self.num_deferred
+
+    @property
+    def num_ready(self) -> int:
+        return 0 if self.is_stalled else self.num_live
 
 
 class _Head(NamedTuple):
@@ -185,6 +122,11 @@ class WaitingQueue:
 
     def __contains__(self, seq: object) -> bool:
         return seq in self._entries
+
+    @property
+    def seqs(self) -> KeysView[SeqId]:
+        """All that wait, in no order."""
+        return self._entries.keys()
 
     def __getitem__(self, seq: SeqId) -> Waiting:
         return self._entries[seq].waiting
@@ -246,6 +188,23 @@ class WaitingQueue:
             self._push(entry)
             self._changed(entry.line, now_s)
 
+    def stall(self, tenant: TenantId, now_s: float, *, is_stalled: bool) -> None:
+        """Whether a limit of the tenant's own keeps its sequences back: nobody waits on it meanwhile.
+
+        They are drawn all the same: whoever draws finds out when that is over.
+        """
+        for number, band in self._bands.items():
+            line = band.lines.get(Account(number, tenant))
+            if line is not None and line.is_stalled != is_stalled:
+                line.is_stalled = is_stalled
+                self._changed(line, now_s)
+
+    def serve(self, seq: SeqId, now_s: float) -> None:
+        """It has got a slice: if it waits for more, it has waited since now."""
+        entry = self._entries.get(seq)
+        if entry is not None:
+            self.place(replace(entry.waiting, since_s=now_s), now_s)
+
     def refresh(self) -> None:
         """Take over who is eligible now. Call after charges and refills, before drawing."""
         turned = self._gate.take_turned()
@@ -264,15 +223,16 @@ class WaitingQueue:
                 while heads and heads[0].line.head is not heads[0]:
                     heappop(heads)
 
-    def candidates(self, now_s: float) -> Iterator[SeqId]:
+    def candidates(self, now_s: float, closed: Container[Account] = ()) -> Iterator[SeqId]:
         """Dispatchable sequences as (band, not eligible, key), lazily; without those of barred accounts.
 
+        `closed` may grow meanwhile: no more of an account is drawn once it is there.
         Errors: InvariantError when the queue changes while somebody draws.
         """
         version = self._version
         for number in sorted(self._bands):
             for heads in self._bands[number].heads:
-                for seq in self._draw(heads, now_s):
+                for seq in self._draw(heads, now_s, closed):
                     yield seq
                     if version != self._version:
                         raise InvariantError("queue.changed_while_drawing")
@@ -286,7 +246,8 @@ class WaitingQueue:
             head = heads[index]
             if now_s - since_s < starve_s:
                 return None
-            if head.line.oldest is head and self._gate.may_age(head.line.account):
+            line = head.line
+            if line.oldest is head and not line.is_stalled and self._gate.may_age(line.account):
                 return seq
             for child in range(2 * index + 1, min(2 * index + 3, len(heads))):
                 heappush(reached, (*heads[child][:3], child))
@@ -311,7 +272,7 @@ class WaitingQueue:
                 heads = [head[:3] for heads in band.heads for head in heads if line.head is head]
                 oldest = [head[:3] for head in self._oldest if line.oldest is head]
                 is_right = (
-                    (line.num_waiting, line.num_ready) == (len(entries), len(ready))
+                    (line.num_waiting, line.num_live) == (len(entries), len(ready))
                     and sorted(item[1] for item in alive) == sorted(entry.waiting.seq for entry in ready)
                     and heads == alive[:1]
                     and oldest == sorted(item for item in line.by_age if self._is_alive(item))[:1]
@@ -319,13 +280,14 @@ class WaitingQueue:
                 if not is_right:
                     raise InvariantError("queue.line", account=line.account)
 
-    def _draw(self, heads: list[_Head], now_s: float) -> Iterator[SeqId]:
+    def _draw(self, heads: list[_Head], now_s: float, closed: Container[Account]) -> Iterator[SeqId]:
         """Walk the heaps in order without taking anything out: a node's children are looked at when it is drawn."""
+        entries = self._entries
         front: list[tuple[float, SeqId, int, int, _Line | None]] = []  # key, sequence, stamp, index, line
         if heads:
             front.append((*heads[0][:3], -1, None))
         while front:
-            key, seq, stamp, index, line = heappop(front)
+            _, seq, stamp, index, line = heappop(front)
             if line is None:  # a head, at a negative index: the heads behind it, then the sequences of its line
                 head_index = -1 - index
                 for child in range(2 * head_index + 1, min(2 * head_index + 3, len(heads))):
@@ -334,10 +296,13 @@ class WaitingQueue:
                 line, index = head.line, 0
                 if line.head is not head or not self._gate.may_admit(line.account, now_s):
                     continue
-            by_key = line.by_key
-            for child in range(2 * index + 1, min(2 * index + 3, len(by_key))):
-                heappush(front, (*by_key[child], child, line))
-            if self._is_alive((key, seq, stamp)):
+            if line.account in closed:
+                continue
+            first_child = 2 * index + 1
+            for child, item in enumerate(line.by_key[first_child : first_child + 2], first_child):
+                heappush(front, (*item, child, line))
+            entry = entries.get(seq)
+            if entry is not None and entry.stamp == stamp:
                 yield seq
 
     def _push(self, entry: _Entry) -> None:
@@ -349,7 +314,7 @@ class WaitingQueue:
         """The line's first may be another, and the gate wants to know how many wait."""
         self._version += 1
         for heap in (line.by_key, line.by_age):
-            self._sweep(heap, line.num_ready)
+            self._sweep(heap, line.num_live)
         self._gate.wait(line.account, line.num_waiting, line.num_ready, now_s)
         band = self._bands[line.account.band]
         self._show_oldest(line)

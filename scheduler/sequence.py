@@ -1,22 +1,13 @@
 """Our progress on one request."""
 
-import enum
 from array import array
 
 from scheduler.fairness import Account
 from tiercel.ids import SeqId
+from tiercel.outcome import Absence
+from tiercel.outcome import SequenceState as SequenceState
+from tiercel.plan import PreemptionReason
 from tiercel.request import Request, unpack_tokens
-
-
-class SequenceState(enum.Enum):
-    """WAITING -> (RESTORING) -> RUNNING -> DONE, with RUNNING -> DRAINING -> PREEMPTED -> RUNNING on the way."""
-
-    WAITING = "waiting"  # never admitted; holds no blocks
-    RESTORING = "restoring"  # admitted; its blocks are on their way up, nothing is computed yet
-    RUNNING = "running"  # admitted; holds blocks
-    DRAINING = "draining"  # preempted; its last launched step has not committed
-    PREEMPTED = "preempted"  # waits again, with what it has said so far
-    DONE = "done"
 
 
 class Sequence:
@@ -27,8 +18,11 @@ class Sequence:
     """
 
     __slots__ = (
+        "absences",
+        "account",
         "admitted",
-        "band",
+        "away_for",
+        "away_since_s",
         "computed",
         "culprit",
         "first_launch_s",
@@ -45,6 +39,7 @@ class Sequence:
         "pending",
         "preemptions",
         "rank",
+        "recomputed",
         "redo_until",
         "request",
         "resumed_at",
@@ -58,7 +53,7 @@ class Sequence:
         self.id: SeqId = request.id
         self.request = request
         self.rank = rank  # lower goes first
-        self.band = request.band  # of priority; lower goes first
+        self.account = Account(request.band, request.tenant)  # who is gated and charged for it
         self.limit = limit  # tokens at which it ends, whatever it says
         self.tokens: array[int] = unpack_tokens(request.prompt + request.outputs)
         self.num_prompt = len(request.prompt) // self.tokens.itemsize
@@ -71,8 +66,12 @@ class Sequence:
         self.num_cached = 0  # prompt tokens hit at the first admission
         self.preemptions = 0
         self.lost = 0  # tokens that were computed when it was last preempted and may have to be again
+        self.recomputed = 0  # tokens computed once more after a preemption
         self.redo_until = 0  # tokens up to here were computed before: computing them again is somebody's fault
         self.culprit: Account | None = None  # whose
+        self.away_since_s: float | None = None  # no place in a step since, as it was preempted or is restored
+        self.away_for: PreemptionReason | None = None  # why; None: its prefix comes up for the first time
+        self.absences: tuple[Absence, ...] = ()  # that are over
         self.near_tokens = 0  # that were cached when it began to wait
         self.admitted = 0  # counts up with every admission of anybody
         self.resumed_at = 0  # tokens computed when it was last admitted
@@ -80,6 +79,11 @@ class Sequence:
         self.tbt_goal_s: float | None = None  # between two of its tokens
         self.first_launch_s: float | None = None
         self.first_token_s: float | None = None
+
+    @property
+    def band(self) -> int:
+        """Of priority; lower goes first."""
+        return self.account.band
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """How fair it was: service by weight over the last minute, of those that wanted service all the while."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tiercel.ids import TenantId
 
@@ -10,35 +10,55 @@ _SAMPLES = 13  # a minute
 
 
 class ServiceWindow:
-    """Samples of what each tenant was served, and who waited then."""
+    """Samples of what each tenant was served, and who waited from one to the next."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[dict[TenantId, float], frozenset[TenantId]]] = deque(maxlen=_SAMPLES)
         self._sampled_s = float("-inf")
+        self._steady = frozenset[TenantId]()  # who waited whenever somebody looked since the last sample
 
     def note(self, served_ms: Mapping[TenantId, float], waiting: Iterable[TenantId], now_s: float) -> None:
-        """Take a sample, if the last one is old enough."""
+        """Look who waits, and take a sample if the last one is old enough."""
+        now = frozenset(waiting)
+        self._steady &= now
         if now_s - self._sampled_s >= _SAMPLE_S:
             self._sampled_s = now_s
-            self._samples.append((dict(served_ms), frozenset(waiting)))
+            self._samples.append((dict(served_ms), self._steady))
+            self._steady = now
 
     def per_weight_ms(self, weights: Mapping[TenantId, float]) -> dict[TenantId, float]:
-        """Milliseconds per weight within the window; only of tenants that waited in every sample."""
-        if len(self._samples) < 2:
+        """Milliseconds per weight of tenants that compete: that wait and have waited all the while.
+
+        The while is as long as two did, up to a minute; nobody competes when there is no such while.
+        """
+        first = last = len(self._samples) - 1
+        competing = self._steady
+        while first > 0 and len(both := competing & self._samples[first][1]) > 1:
+            competing = both
+            first -= 1
+        if first == last:
             return {}
-        always = frozenset[TenantId].intersection(*(waiting for _, waiting in self._samples))
-        first, last = self._samples[0][0], self._samples[-1][0]
+        before, after = self._samples[first][0], self._samples[last][0]
         return {
-            tenant: (last.get(tenant, 0.0) - first.get(tenant, 0.0)) / weights.get(tenant, 1.0) for tenant in always
+            tenant: (after.get(tenant, 0.0) - before.get(tenant, 0.0)) / weights.get(tenant, 1.0)
+            for tenant in competing
         }
 
-    def jain(self, weights: Mapping[TenantId, float]) -> float:
-        """Jain's index: 1 when all got the same by weight, 1/n when one got all. 1 when fewer than two waited."""
-        shares = list(self.per_weight_ms(weights).values())
-        squares = sum(share * share for share in shares)
-        return sum(shares) ** 2 / (len(shares) * squares) if len(shares) > 1 and squares else 1.0
 
-    def gap_ms(self, weights: Mapping[TenantId, float]) -> float:
-        """The largest difference of service per weight."""
-        shares = self.per_weight_ms(weights).values()
-        return max(shares) - min(shares) if len(shares) > 1 else 0.0
+def by_band(shares: Mapping[TenantId, float], bands: Mapping[TenantId, int]) -> list[list[float]]:
+    """The shares of those that compete in one band; a band with one alone is left out."""
+    found: dict[int, list[float]] = {}
+    for tenant, share in shares.items():
+        found.setdefault(bands.get(tenant, 0), []).append(share)
+    return [shares for shares in found.values() if len(shares) > 1]
+
+
+def jain(shares: Collection[float]) -> float:
+    """Jain's index: 1 when all got the same, also nothing; 1/n when one of n got all."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
+
+def gap_ms(shares: Collection[float]) -> float:
+    """The largest difference."""
+    return max(shares) - min(shares)

@@ -17,17 +17,15 @@ class Holder(Struct, frozen=True, gc=False):
     is_batch: bool  # batch class: nobody watches it
     admitted: int  # counts up with every admission and resumption
     since_resume: int  # tokens computed since then
-    is_aged: bool = False  # runs on the aging share
 
 
 def victims(
     holders: Iterable[Holder],
-    may_take: Callable[[Holder], bool],
     lead: Callable[[Account], float],
     gain: Callable[[SeqId], float],
     least_tokens: int = 16,
 ) -> Iterator[SeqId]:
-    """Who gives way, first to last, lazily.
+    """Who of those that may be preempted gives way, first to last, lazily.
 
     The lowest band first; batch before interactive; the tenant with the largest lead over its share; the largest gain
     (blocks freed per exposed millisecond), which is asked for only where all before it is equal; the newest. Never one
@@ -37,7 +35,7 @@ def victims(
     def place(holder: Holder) -> tuple[int, bool, float]:
         return (-holder.account.band, not holder.is_batch, -lead(holder.account))
 
-    able = [one for one in holders if one.since_resume >= least_tokens and may_take(one)]
+    able = [one for one in holders if one.since_resume >= least_tokens]
     placed = sorted(((place(one), one) for one in able), key=lambda pair: pair[0])
     for _, group in groupby(placed, key=lambda pair: pair[0]):
         equals = [one for _, one in group]
@@ -49,21 +47,20 @@ def victims(
 class SwitchBrake:
     """At most two switches a step and no restore in a step that spilled. One per step.
 
-    Both are there for speed: they are void when the step would compute nothing, or when the first in rank has had no
-    slice for too many steps (`Hunger`).
+    Both are there for speed: they are void when the first in rank has had no slice for too many steps (`Hunger`).
     """
 
     def __init__(self, *, is_void: bool = False, most: int = 2) -> None:
-        self._is_void = is_void
+        self.is_void = is_void
         self._most = most
         self._switches = 0
         self._has_spilled = False
 
     def may_preempt(self) -> bool:
-        return self._is_void or self._switches < self._most
+        return self.is_void or self._switches < self._most
 
     def may_restore(self) -> bool:
-        return self._is_void or (self._switches < self._most and not self._has_spilled)
+        return self.is_void or (self._switches < self._most and not self._has_spilled)
 
     def preempt(self, *, spills: bool) -> None:
         """A sequence gives way. Writing back in the background is no spill."""
@@ -73,10 +70,6 @@ class SwitchBrake:
     def restore(self) -> None:
         """A preempted sequence comes back."""
         self._switches += 1
-
-    def release(self) -> None:
-        """The step would compute nothing: from now on nothing holds it."""
-        self._is_void = True
 
 
 class Hunger:

@@ -1,10 +1,11 @@
 """Pure longest-prefix-match: how many prefix hits there are to be had. A yardstick, not for use: it starves tenants."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from kvcache.manager import CacheManager
 from scheduler.book import SequenceBook
 from scheduler.cost import StepCosts
+from scheduler.fairness import Account
 from scheduler.policy import Policy
 from tiercel.ids import SeqId
 
@@ -22,8 +23,8 @@ class LongestPrefix(Policy):
         """The books that it looks into."""
         self._book, self._cache = book, cache
 
-    def candidates(self, now_s: float) -> Iterator[SeqId]:
-        """All anew at every moment. Cost: O(waiting), and hashing one prompt of each beginning."""
+    def candidates(self, now_s: float, closed: Container[Account] = ()) -> Iterator[SeqId]:
+        """All anew at every moment, no account closed. Cost: O(waiting), and hashing one prompt of each beginning."""
         if self._drawn[0] != now_s:
             self._drawn = (now_s, self._draw())
         yield from self._drawn[1]

@@ -5,11 +5,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tiercel.ids import SeqId, SlotId
+from tiercel.ids import SeqId, SlotId, TenantId
 from tiercel.tier import Transfer
 
 PreemptionReason = Literal["band", "debt", "share", "growth"]
-"""For whom: a higher band, a tenant that was owed service or room, or a running sequence that grows."""
+"""For whom: a higher band, one that was owed service or room, or starved, or a running sequence that grows."""
 
 
 class Slice(Struct, frozen=True, gc=False):
@@ -54,8 +54,9 @@ class Plan(Struct, frozen=True, gc=False):
     beneficiary: SeqId | None = None  # who waits and gains by it; None: those that run and grow
     swapped: tuple[SeqId, ...] = ()  # of the victims: what no lower tier holds yet is spilled first
     restores: tuple[SeqId, ...] = ()  # of the admitted: no slice yet, their blocks come up first
-    aged: SeqId | None = None  # of the admitted: on the share of those who starve
+    aged: SeqId | None = None  # has a slice or comes in on the share of those who starve
     deferred: tuple[SeqId, ...] = ()  # wait for something that is on its way
+    at_quota: tuple[TenantId, ...] = ()  # hold all that they may: nothing but that keeps theirs waiting
     next_order: tuple[SeqId, ...] = ()  # wait, in the order in which they will be admitted; the first of them only
 
 

@@ -11,7 +11,8 @@ from itertools import combinations
 
 from scheduler.aging import AgingShare
 from scheduler.fairness import Account, Charge, FairLimits, TenantBook, fair_limits
-from scheduler.queue import Fair, Waiting, WaitingQueue
+from scheduler.order import Fair, Waiting
+from scheduler.queue import WaitingQueue
 from scheduler.victim import Holder, SwitchBrake, victims
 from tiercel.ids import SeqId, TenantId
 
@@ -160,17 +161,18 @@ class Machine:
             return
         is_blocked = first.blocks > self._free or len(self.running) >= self.rows
 
-        def may_take(holder: Holder) -> bool:
-            if holder.account.band > first.account.band:
-                return is_blocked and (not holder.is_aged or self.aging.is_spent)
-            return self.book.may_take_for_debt(first.account, holder.account, self.now_s)
+        def may_take(job: Job) -> bool:
+            if job.account.band > first.account.band:
+                return is_blocked and (not job.is_aged or self.aging.is_spent)
+            return self.book.may_take_for_debt(first.account, job.account, self.now_s)
 
         holders = [
-            Holder(job.seq, job.account, False, job.admitted, job.since_resume, job.is_aged)
+            Holder(job.seq, job.account, False, job.admitted, job.since_resume)
             for job in self.running.values()
+            if may_take(job)
         ]
         brake = SwitchBrake()
-        for seq in victims(holders, may_take, self.book.lead, lambda seq: self.jobs[seq].blocks, LEAST_TOKENS):
+        for seq in victims(holders, self.book.lead, lambda seq: self.jobs[seq].blocks, LEAST_TOKENS):
             if not brake.may_preempt():
                 break
             brake.preempt(spills=False)

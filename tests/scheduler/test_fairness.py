@@ -405,6 +405,15 @@ def test_room_is_taken_from_who_holds_more_than_the_share() -> None:
     assert not book.may_take_for_share(A, B, **ask, now_s=0.5)
 
 
+def test_room_is_taken_only_after_nothing_has_come_in_for_the_patience() -> None:
+    book = indebted()
+    ask = {"would_hold": 0.5, "victim_holds": 0.6}
+    book.run(B, 1, 0.4)
+    assert not book.may_take_for_share(B, A, **ask, now_s=0.8)
+    assert book.may_take_for_debt(B, A, now_s=0.8), "coming in is no service"
+    assert book.may_take_for_share(B, A, **ask, now_s=0.9)
+
+
 def test_wasted_work_is_paid_by_who_caused_it_as_far_as_its_credit_goes() -> None:
     book = indebted()
     assert book.payer(A, B) == B
@@ -435,6 +444,10 @@ def test_unused_aging_is_not_saved_up() -> None:
     assert not aging.is_spent
     aging.add(0.0, 201.0)
     assert aging.is_spent
+    aging.add(0.0, 1e6)
+    for _ in range(401):
+        aging.add(10.0, 0.0)
+    assert aging.is_due, "what was served beyond what is lent delays nobody else"
 
 
 def test_default_limits_follow_the_longest_step() -> None:

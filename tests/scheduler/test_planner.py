@@ -1,115 +1,14 @@
 """The planner against a cache that only counts."""
 
-from dataclasses import dataclass
-
 import pytest
 
-from scheduler.book import SequenceBook
 from scheduler.budget import chunk_length
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import Policy, open_policy
+from scheduler.policy import open_policy
+from tests.scheduler.counting import BLOCK, Room, slices
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
-from tiercel.plan import Plan, Slice
-from tiercel.request import Request, SamplingParams, pack_tokens
-
-BLOCK = 4
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A prefix by script."""
-
-    tokens: int
-    load_blocks: int = 0
-
-    @property
-    def hit_blocks(self) -> int:
-        return self.tokens // BLOCK - self.load_blocks
-
-
-class CountingCache:
-    """Blocks without identity; hits by script."""
-
-    block_size = BLOCK
-
-    def __init__(self, blocks: int, hits: dict[int, int | None] | None = None) -> None:
-        self.blocks_by_seq: dict[int, int] = {}
-        self.available_blocks = blocks
-        self.coming_blocks = self.touched_blocks = 0
-        self.released: list[int] = []
-        self._hits = hits or {}
-
-    def num_blocks(self, seq: SeqId) -> int:
-        return self.blocks_by_seq.get(seq, 0)
-
-    def match(self, seq: SeqId, *, may_load: bool = True) -> Hit | None:
-        hit = self._hits.get(seq, 0)
-        if hit:
-            self.blocks_by_seq[seq] = hit // BLOCK
-        return None if hit is None else Hit(hit)
-
-    def blocks_below(self, seq: SeqId) -> tuple[int, int]:
-        return 0, 0
-
-    def reserve(self, seq: SeqId, tokens: int) -> bool:
-        missing = max(0, -(-tokens // BLOCK) - self.num_blocks(seq))
-        if missing > self.available_blocks:
-            return False
-        self.available_blocks -= missing
-        self.blocks_by_seq[seq] = self.num_blocks(seq) + missing
-        return True
-
-    def claim(self, seq: SeqId, start: int, end: int) -> None:
-        pass
-
-    def release(self, seq: SeqId, *, spills: bool = False) -> None:
-        self.available_blocks += self.blocks_by_seq.pop(seq, 0)
-        self.released.append(seq)
-
-
-class Room:
-    """A book, a planner and a cache that lives across steps."""
-
-    def __init__(self, blocks: int = 100, seqs: int = 8, tokens: int = 16, threshold: int = 0,
-                 hits: dict[int, int | None] | None = None, policy: Policy | None = None) -> None:  # fmt: skip
-        self.book = SequenceBook(policy or open_policy("fcfs"), 1000, (2,))
-        self.planner = Planner(self.book, StepLimits(seqs, tokens, threshold))
-        self.cache = CountingCache(blocks, hits)
-
-    def submit(
-        self, seq: int, prompt: int, max_tokens: int = 50, arrival_s: float | None = None, band: int = 0
-    ) -> None:
-        self.book.add(
-            Request(
-                id=SeqId(seq),
-                prompt=pack_tokens([1] * prompt),
-                params=SamplingParams(max_tokens=max_tokens),
-                arrival_s=float(seq) if arrival_s is None else arrival_s,
-                band=band,
-            )
-        )
-
-    def launch(self) -> Plan:
-        plan = self.planner.plan(self.cache)
-        self.book.launch(plan, 0.0)
-        self.book.check_integrity()
-        return plan
-
-    def commit(self, plan: Plan) -> None:
-        samples = sum(piece.samples for batch in plan.nano_batches for piece in batch.slices)
-        self.book.commit(plan.nano_batches, [5] * samples, 0.0)
-        self.book.check_integrity()
-
-    def step(self) -> Plan:
-        plan = self.launch()
-        self.commit(plan)
-        return plan
-
-
-def slices(plan: Plan) -> list[tuple[int, int, int]]:
-    return [(piece.seq, piece.start, piece.length) for batch in plan.nano_batches for piece in batch.slices]
+from tiercel.plan import Slice
 
 
 @pytest.mark.parametrize(
@@ -283,3 +182,20 @@ def test_the_published_order_ends_somewhere() -> None:
     order = room.planner.order(0.0)
     assert order == tuple(range(1, 65))
     assert room.planner.plan(room.cache, 0.0, order).next_order == order[1:]
+
+
+def test_who_starves_is_published_and_comes_first_however_many_stand_before() -> None:
+    room = Room(seqs=1, tokens=64, policy=open_policy("fair"))
+    room.submit(1, 8, max_tokens=500)
+    room.step()
+    for seq in range(2, 102):
+        room.submit(seq, 8, arrival_s=10.0)
+    room.submit(200, 8, arrival_s=0.0, band=5, tenant="last")
+    room.now_s = 29.0
+    assert 200 not in room.planner.order(room.now_s)
+    room.now_s = 30.0
+    order = room.planner.order(room.now_s)
+    assert order[0] == 200
+    assert len(order) == 64
+    plan = room.planner.plan(room.cache, room.now_s, order)
+    assert plan.next_order[0] == 200

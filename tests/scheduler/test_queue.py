@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scheduler.fairness import Account, TenantBook, fair_limits
-from scheduler.queue import Fair, FirstCome, OpenGate, StrictPriority, Waiting, WaitingQueue, open_order
+from scheduler.order import Fair, FirstCome, StrictPriority, Waiting, open_order
+from scheduler.queue import OpenGate, WaitingQueue
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
 

@@ -83,4 +83,4 @@ def test_fairness_costs_little_throughput() -> None:
     fair, first_come = mixed("fair", seconds=12.0), mixed("fcfs", seconds=12.0)
     assert fair.finished == first_come.finished == fair.requests
     assert fair.jain > first_come.jain
-    assert first_come.virtual_s / fair.virtual_s >= 0.9
+    assert first_come.virtual_s / fair.virtual_s >= 0.98

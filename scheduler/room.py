@@ -1,0 +1,156 @@
+"""Room for one sequence: who gives way so that it can grow or come in."""
+
+import functools
+from collections.abc import Iterator
+
+from scheduler.book import SequenceBook
+from scheduler.draft import Draft
+from scheduler.fairness import Account
+from scheduler.policy import Holdings
+from scheduler.preemption import SwapChooser
+from scheduler.sequence import Sequence
+from scheduler.victim import Holder, victims
+from tiercel.ids import SeqId
+from tiercel.plan import PreemptionReason
+
+_LEAST_SINCE_RESUME = 16  # tokens before somebody who came back may be sent away again for one who waits
+_EARMARK_STEPS = 64  # for so long nobody takes what was freed for somebody else
+
+
+class RoomMaker:
+    """Preempts on a draft. Remembers for whom the last room was freed until it has come in."""
+
+    def __init__(self, book: SequenceBook, chooser: SwapChooser) -> None:
+        self._book = book
+        self._policy = book.policy
+        self._chooser = chooser
+        self._earmark: SeqId | None = None
+        self._is_for_aged = False  # the earmarked comes in on the aging share
+        self._earmark_steps = 0
+
+    # ---- for who runs
+
+    def grow(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
+        """Reserve blocks, preempting those behind it in rank. False: wait for blocks that are coming."""
+        cache = draft.cache
+        while not cache.reserve(sequence.id, tokens):
+            missing = -(-tokens // cache.block_size) - cache.num_blocks(sequence.id)
+            victim = self._behind(draft, sequence)
+            if cache.available_blocks + cache.coming_blocks >= missing or victim is None:
+                draft.is_short = True
+                return False
+            draft.preempt(victim, "growth")
+        return True
+
+    def keep_for_growth(self, draft: Draft) -> None:
+        """Preempt before room runs out: a victim's blocks are free only after the steps in flight have committed."""
+        cache, block_size = draft.cache, draft.cache.block_size
+        if draft.victims or draft.is_short or len(self._book.running) < 2:
+            return
+        if cache.available_blocks + cache.coming_blocks >= len(draft.slice_by_seq):
+            return  # room for everybody, whoever crosses a block boundary next
+        growing = sum(  # needs a block within two steps
+            -(end := piece.start + piece.length) % block_size < 2 and end + 1 < self._book[piece.seq].limit
+            for piece in draft.slice_by_seq.values()
+        )
+        if cache.available_blocks + cache.coming_blocks < growing:
+            victim = self._behind(draft, self._book.running[0])
+            if victim is not None:
+                draft.preempt(victim, "growth")
+
+    def _behind(self, draft: Draft, beneficiary: Sequence) -> Sequence | None:
+        """Of those behind it in rank: the lowest band, the tenant furthest ahead of its share, the newest.
+
+        Ranks never change by themselves, so that two cannot take from each other in turns.
+        """
+        behind = [one for one in self._book.running if one.rank > beneficiary.rank and one.id not in draft.victims]
+        if not behind:
+            return None
+        return max(behind, key=lambda one: (one.band, self._policy.lead(one.account), one.rank))
+
+    # ---- for who waits
+
+    def take(self, draft: Draft, sequence: Sequence, needed: int) -> None:
+        """Preempt for one that waits for `needed` blocks and a row, whom the policy lets it. It comes in later."""
+        blocks = draft.cache
+        for victim, reason in self._victims(draft, sequence, needed):
+            is_enough = draft.victims and blocks.available_blocks + blocks.coming_blocks >= needed
+            if is_enough or not draft.brake.may_preempt():
+                break
+            draft.brake.preempt(spills=draft.preempt(victim, reason))
+            draft.beneficiary = self._earmark = sequence.id
+            self._is_for_aged = sequence.id == draft.aged
+            self._earmark_steps = 0
+
+    def tend(self) -> None:
+        """Freed room is for whom it was freed, until it has come in, has gone, or has not managed for long."""
+        self._earmark_steps += 1
+        if self._earmark not in self._book.waiting or self._earmark_steps > _EARMARK_STEPS:
+            self._earmark = None
+
+    @property
+    def starved(self) -> SeqId | None:
+        """Room was freed for this one because it starved, and it has not come in."""
+        return self._earmark if self._is_for_aged else None
+
+    def is_kept_from(self, draft: Draft, sequence: Sequence) -> bool:
+        """The room there is was freed for another, who stands before it and still waits; or starves."""
+        earmark = self._earmark
+        if earmark is None or earmark == sequence.id or earmark in draft.admitted:
+            return False
+        return self._is_for_aged or earmark in draft.looked_at
+
+    # ---- inside
+
+    def _holdings(self, draft: Draft, first: Account, needed: int) -> Holdings:
+        """What an account would hold with so many blocks and one row more, and what the others hold.
+
+        Of blocks or of rows, whichever is more: many small sequences fill an engine as a few large ones do.
+        """
+        cache = draft.cache
+        total = cache.available_blocks + cache.coming_blocks
+        blocks_by_account: dict[Account, int] = {first: needed}
+        rows_by_account: dict[Account, int] = {first: 1}
+        for one in self._book.running:
+            blocks, account = cache.num_blocks(one.id), one.account
+            total += blocks
+            blocks_by_account[account] = blocks_by_account.get(account, 0) + blocks
+            rows_by_account[account] = rows_by_account.get(account, 0) + 1
+        return {
+            account: max(blocks / max(total, 1), rows_by_account[account] / draft.rows)
+            for account, blocks in blocks_by_account.items()
+        }
+
+    def _victims(self, draft: Draft, beneficiary: Sequence, needed: int) -> Iterator[tuple[Sequence, PreemptionReason]]:
+        """Who may be preempted for it and why, first to last. Cost: one look at those that run, one at each account."""
+        policy, first = self._policy, beneficiary.account
+        starves = beneficiary.id == draft.aged
+        holdings = functools.cache(lambda: self._holdings(draft, first, needed))
+
+        @functools.cache
+        def reason_for(account: Account, is_aged: bool) -> PreemptionReason | None:
+            if starves and not is_aged:
+                return "share"  # that of those who starve
+            return policy.reason(account, first, draft.now_s, holdings, is_aged=is_aged)
+
+        least = 0 if draft.brake.is_void else _LEAST_SINCE_RESUME
+        holders = [self._holder(one) for one in self._book.running if reason_for(one.account, one.is_aged) is not None]
+        for seq in victims(holders, policy.lead, lambda seq: self._gain(draft, seq, needed), least):
+            reason = reason_for((victim := self._book[seq]).account, victim.is_aged)
+            if reason is not None and seq not in draft.victims:
+                yield victim, reason
+
+    def _gain(self, draft: Draft, seq: SeqId, needed: int) -> float:
+        """Of the blocks that are wanted, those that it would free, for each second that its way out and back takes."""
+        cost = self._chooser.cost(*draft.cache.blocks_below(seq), self._book[seq].computed)
+        return min(draft.cache.num_blocks(seq), max(needed, 1)) / (1e-6 + min(cost.swap_s, cost.recompute_s))
+
+    def _holder(self, sequence: Sequence) -> Holder:
+        return Holder(
+            seq=sequence.id,
+            account=sequence.account,
+            is_batch=self._policy.slo(sequence.request.tenant).kind == "batch",
+            admitted=sequence.admitted,
+            # Who never gave way may be sent away at any time: only going to and fro is dear.
+            since_resume=sequence.computed - sequence.resumed_at if sequence.preemptions else _LEAST_SINCE_RESUME,
+        )

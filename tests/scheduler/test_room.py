@@ -1,0 +1,213 @@
+"""Who pauses and who gives way, for debt, room and bands; and whom that must not hold up."""
+
+import pytest
+
+from scheduler.planner import StepLimits
+from scheduler.policy import Policy, open_policy
+from tests.scheduler.counting import BLOCK, Room, slices
+from tiercel.ids import SeqId, TenantId
+from tiercel.plan import Plan
+from tiercel.tenant import KvQuota, Tenants, TenantShare
+
+STEP_S = 0.05
+
+
+def fair(*shares: TenantShare) -> Policy:
+    """Debts beyond 16 ms, patience of 0.1 s; a step of the default costs takes 5 ms and more."""
+    policy = open_policy("fair", step_ms=1.0, patience_s=0.1)
+    policy.set_tenants(Tenants(1, shares), 0.0)
+    return policy
+
+
+def step(room: Room) -> Plan:
+    room.now_s += STEP_S
+    return room.step()
+
+
+def run(room: Room, steps: int) -> list[Plan]:
+    return [step(room) for _ in range(steps)]
+
+
+def seqs(plan: Plan) -> list[int]:
+    return [seq for seq, _, _ in slices(plan)]
+
+
+def count(room: Room, seq: int) -> int:
+    return room.book[SeqId(seq)].num_outputs
+
+
+# debt
+
+
+def debtor_beside_a_long_prompt(hits: dict[int, int | None] | None = None) -> Room:
+    """Tenant a has decoded for long, b comes with a prompt of many steps."""
+    heavy = TenantShare(name=TenantId("b"), weight=10.0)
+    room = Room(blocks=400, tokens=8, policy=fair(heavy), hits=hits)
+    room.submit(1, 4, max_tokens=900, tenant="a")
+    run(room, 20)
+    room.submit(2, 400, arrival_s=room.now_s, tenant="b")
+    return room
+
+
+def test_a_debtor_pauses_with_its_blocks_while_the_creditor_can_be_served() -> None:
+    room = debtor_beside_a_long_prompt()
+    plans = run(room, 40)
+    assert any(seqs(plan) == [2] for plan in plans), "the debtor never paused"
+    assert room.book.num_preemptions == 0
+    assert room.cache.num_blocks(SeqId(1)) * BLOCK >= room.book[SeqId(1)].computed
+    before = count(room, 1)
+    run(room, 60)
+    assert count(room, 1) > before + 10, "it goes on as soon as the other is through, or owed no more"
+
+
+def test_a_debtor_goes_on_while_the_creditor_waits_for_something_else() -> None:
+    room = debtor_beside_a_long_prompt(hits={2: None})
+    before = count(room, 1)
+    assert [seqs(plan) for plan in run(room, 40)] == [[1]] * 40
+    assert count(room, 1) == before + 40
+
+
+def test_a_debtor_gives_way_where_the_creditor_needs_its_room() -> None:
+    room = Room(blocks=400, seqs=1, tokens=8, policy=fair())
+    room.submit(1, 4, max_tokens=900, tenant="a")
+    run(room, 20)
+    room.submit(2, 40, arrival_s=room.now_s, tenant="b")
+    plans = run(room, 12)
+    assert any(plan.victims == (1,) and plan.reasons == ("debt",) for plan in plans)
+    assert any(2 in plan.admitted for plan in plans)
+
+
+def test_a_debtors_long_prompt_keeps_nobody_from_beginning_one() -> None:
+    room = Room(blocks=400, tokens=8, policy=fair())
+    room.planner.set_limits(StepLimits(8, 8, max_long_partial_prefills=1, long_prompt_tokens=16))
+    room.submit(1, 800, tenant="a")
+    run(room, 4)
+    room.submit(3, 4, max_tokens=900, arrival_s=room.now_s, tenant="c")
+    room.submit(2, 200, arrival_s=room.now_s, tenant="b")
+    run(room, 60)
+    assert room.book[SeqId(2)].computed > 0
+
+
+# quotas
+
+
+def quota_room(policy: Policy) -> Room:
+    """Tenant small may hold two blocks and does; seventy more of its sequences wait."""
+    room = Room(blocks=60, tokens=64, policy=policy, block_bytes=1)
+    room.submit(1, 7, max_tokens=2, tenant="small")
+    room.submit(2, 4, max_tokens=900, tenant="big")
+    run(room, 1)
+    for seq in range(10, 80):
+        room.submit(seq, 8, arrival_s=0.0, tenant="small")
+    return room
+
+
+def small() -> TenantShare:
+    return TenantShare(name=TenantId("small"), weight=1000.0, kv_quota=KvQuota(hbm=2))
+
+
+def test_a_tenant_at_its_quota_neither_hides_the_others_nor_makes_them_give_way() -> None:
+    room = quota_room(fair(small()))
+    room.book[SeqId(1)].limit = 900  # never ends
+    room.submit(3, 8, arrival_s=0.05, tenant="big")
+    plans = run(room, 30)
+    assert 3 in plans[0].admitted
+    assert plans[0].at_quota == ("small",)
+    assert room.book.num_preemptions == 0
+    assert not any(seq >= 10 for plan in plans for seq in plan.admitted)
+
+
+def test_nobody_waits_on_a_tenant_at_its_quota_for_quanta() -> None:
+    room = quota_room(fair(small()))
+    room.book[SeqId(1)].limit = 900
+    for seq in range(100, 140):
+        room.submit(seq, 8, arrival_s=0.05, max_tokens=3, tenant="big")
+    fair_book = room.book.policy.fair
+    assert fair_book is not None
+    run(room, 3)
+    before = fair_book.num_refills
+    run(room, 10)
+    assert fair_book.num_refills > before
+
+
+def test_a_tenant_at_its_quota_does_not_take_the_turn_of_others_that_starve() -> None:
+    room = quota_room(fair(small()))
+    room.book[SeqId(1)].limit = room.book[SeqId(2)].limit = 900
+    room.planner.set_limits(StepLimits(3, 64, block_bytes=1))
+    room.submit(1000, 8, arrival_s=1.0, band=5, tenant="last")
+    for seq in range(100, 600):
+        room.submit(seq, 4, arrival_s=1.5, max_tokens=9, tenant="big")
+    room.now_s = 31.2
+    assert 1000 in [seq for plan in run(room, 40) for seq in plan.admitted]
+
+
+def test_sequences_admitted_in_one_step_count_against_the_quota_together() -> None:
+    room = Room(blocks=60, tokens=64, policy=fair(small()), block_bytes=1)
+    for seq in (1, 2, 3):
+        room.submit(seq, 7, tenant="small")
+    assert step(room).admitted == (1,)
+
+
+# room that was freed for somebody
+
+
+def test_freed_room_is_not_kept_from_a_higher_band() -> None:
+    room = Room(blocks=10, seqs=4, tokens=64, policy=open_policy("priority"))
+    room.submit(1, 20, band=6)
+    room.submit(2, 12, band=6)
+    room.step()
+    room.submit(3, 30, band=5)  # nobody's leaving is enough for it at once
+    assert room.launch().victims
+    room.submit(4, 4, band=0)
+    admitted = [seq for _ in range(4) for seq in room.launch().admitted]
+    assert admitted[0] == 4
+
+
+# those who starve
+
+
+def test_one_that_starves_is_let_in_though_it_needs_all_the_room() -> None:
+    room = Room(blocks=20, seqs=4, tokens=64, policy=open_policy("fair", step_ms=20.0))
+    numbers = iter(range(10, 10_000))
+
+    def flood() -> None:
+        while len(room.book.waiting) < 6:
+            room.submit(next(numbers), 12, max_tokens=12, arrival_s=room.now_s, tenant="flood")
+
+    flood()
+    run(room, 4)
+    room.submit(1, 60, max_tokens=4, arrival_s=room.now_s, band=5, tenant="last")
+    began_s = room.now_s
+    while 1 in room.book and room.now_s < began_s + 60:
+        flood()
+        step(room)
+    assert 1 not in room.book
+    assert 30 <= room.now_s - began_s < 40
+
+
+def test_a_long_prompt_that_is_served_does_not_starve() -> None:
+    room = Room(blocks=400, tokens=8, policy=open_policy("fair", step_ms=20.0))
+    room.submit(1, 800, arrival_s=0.0, band=5, tenant="long")
+    for _ in range(80):
+        room.now_s += 0.5
+        room.step()
+    assert room.now_s == 40.0
+    assert room.book.policy.starving(room.now_s) is None
+    room.submit(2, 8, arrival_s=40.0, band=0, tenant="short")
+    assert seqs(step(room))[0] == 2
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_work_is_never_lost_to_giving_way(policy: str) -> None:
+    """Three bands, three tenants, rows and blocks for few: everybody ends with all that was asked."""
+    room = Room(blocks=16, seqs=3, tokens=12, policy=open_policy(policy, step_ms=1.0, patience_s=0.1))  # type: ignore[arg-type]
+    for seq in range(1, 40):
+        room.submit(
+            seq, 1 + seq * 7 % 30, max_tokens=1 + seq * 5 % 20, arrival_s=0.0, band=seq % 3, tenant=f"t{seq % 4}"
+        )
+    left = 20_000
+    while len(room.book) and left:
+        step(room)
+        left -= 1
+    assert not len(room.book)
+    assert room.cache.available_blocks == 16
