@@ -20,6 +20,7 @@ from engine.rows import RowBook
 from engine.runner import Runner
 from engine.sampling import Sampler
 from engine.splits_file import SplitsFile
+from engine.steering import Steering, daily_blocks, policy_of, step_limits
 from engine.step_times import facts_of, open_step_times
 from engine.tiers import Tiers, open_tiers
 from engine.upkeep import Upkeep
@@ -30,8 +31,7 @@ from kvcache.tiers import TierLimits
 from scheduler.book import SequenceBook
 from scheduler.cost import StepCosts
 from scheduler.nanobatch import Splitter
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import Policy, open_policy
+from scheduler.planner import Planner
 from scheduler.preemption import SwapChooser
 from tiercel.clock import Clock
 from tiercel.rates import Rates
@@ -43,7 +43,6 @@ log = logging.getLogger("engine.process")
 
 _BUSY_S = 0.01  # a look at the mail when work is pending that nothing will wake us for
 _IDLE_S = 1.0
-_PATIENCE_STEPS = 16
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -135,17 +134,11 @@ def assemble(
     # An id beyond the logits can never be sampled, and must not be banned until min_tokens either.
     end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
     times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity)
-    policy = _open_policy(settings, StepCosts(times), step_tokens(settings, device))
+    most_tokens = step_tokens(settings, device)
+    policy = policy_of(settings, StepCosts(times), most_tokens)
     book = SequenceBook(policy, capacity.max_model_len, end_tokens)
     cache = _open_cache(settings, model, spec, capacity, tiers, rates)
-    limits = StepLimits(
-        settings.max_num_seqs,
-        step_tokens(settings, device),
-        settings.long_prefill_token_threshold,
-        settings.max_long_partial_prefills,
-        tbt_goal_ms=1e3 * settings.tbt_goal_s,
-        block_bytes=spec.block_bytes,
-    )
+    limits = step_limits(settings, most_tokens, spec.block_bytes)
     splits = SplitsFile(settings.cache_folder, facts_of(settings, model, spec, device)).read()
     chooser = SwapChooser(settings.preemption_mode, lambda: rates.rates)
     planner = Planner(book, limits, chooser, Splitter(policy.costs, splits))
@@ -153,18 +146,10 @@ def assemble(
     rows = RowBook(max_rows, -(-capacity.max_model_len // settings.block_size))
     sampler = Sampler(max_rows, model.vocab_size, torch.device(device.name))
     runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens)
-    loop = EngineLoop(book, cache, planner, runner, mailbox, clock, settings.async_depth, mover=tiers.mover)
+    steering = Steering(book, planner, cache, settings, most_tokens)
+    loop = EngineLoop(book, cache, planner, runner, mailbox, clock, settings.async_depth, tiers.mover, steering)
     upkeep = Upkeep(tiers, rates, cache.idle, loop, clock, policy.costs if settings.calibration_s else None)
     return Engine(loop, model, cache, tiers, upkeep, lane, device, capacity, clock)
-
-
-def _open_policy(settings: EngineSettings, costs: StepCosts, most_tokens: int) -> Policy:
-    """The policy, with fairness measured out by the longest step: what prompts may fill beside the goal."""
-    step_ms = costs.predict_ms(most_tokens, settings.max_num_seqs, 0)
-    if settings.tbt_goal_s:
-        step_ms = min(step_ms, max(1e3 * settings.tbt_goal_s, costs.predict_ms(settings.block_size, 1, 0)))
-    patience_s = _PATIENCE_STEPS * step_ms / 1e3
-    return open_policy(settings.scheduling_policy, costs, step_ms=step_ms, patience_s=min(2.0, max(0.1, patience_s)))
 
 
 def _open_rates(
@@ -182,7 +167,7 @@ def _open_cache(
     settings: EngineSettings, model: Model, spec: KVSpec, capacity: Capacity, tiers: Tiers, rates: RateBook
 ) -> CacheManager:
     limits = TierLimits(
-        daily_blocks=max(1, settings.kv_disk_daily_bytes // spec.block_bytes) if settings.kv_disk_daily_bytes else 0,
+        daily_blocks=daily_blocks(settings, spec.block_bytes),
         always_loads=settings.preemption_mode == "swap",
         has_journal=tiers.host is None and tiers.device.journal is not None,
     )

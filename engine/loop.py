@@ -7,22 +7,27 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from kvcache.manager import CacheManager
+from kvcache.table import NO_REUSE
 from scheduler.book import Commit, SequenceBook
 from scheduler.planner import Planner
 from tiercel.clock import Clock
 from tiercel.errors import DeviceError, InvariantError
 from tiercel.ids import SeqId
-from tiercel.outcome import DiskState, FairGauges, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
+from tiercel.outcome import BAD_LOGITS, DiskState, FairGauges, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
 from tiercel.plan import Plan, StepPlan, whole_slices
 from tiercel.request import Request
+from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
 from tiercel.tier import Landing, Transfer
-from tiercel.wire import Abort, Quit, Report, SetTenants, Start, Submit, ToEngine
+from tiercel.wire import Abort, Quit, Report, SetSettings, SetTenants, Start, Submit, ToEngine
 
 log = logging.getLogger(__name__)
 
 _FULL_EVERY_S = 0.25  # between two reports with every tier and route
+_MOST_SEQUENCES = 64  # told one by one
 _STANDING_EVERY_S = 1.0  # between two reports with every tenant
 _LIKELY_VICTIMS = 8  # running sequences whose blocks are written back first
 
@@ -67,6 +72,12 @@ class NoMover:
         return ()
 
 
+class Steers(Protocol):
+    """Who acts on settings that change while the engine runs."""
+
+    def steer(self, settings: EngineSettings, now_s: float) -> None: ...
+
+
 class Post(Protocol):
     """Where reports go."""
 
@@ -89,6 +100,7 @@ class EngineLoop:
         clock: Clock,
         depth: int = 1,
         mover: Mover | None = None,
+        steering: Steers | None = None,
     ) -> None:
         self._book = book
         self._cache = cache
@@ -98,9 +110,11 @@ class EngineLoop:
         self._clock = clock
         self._depth = depth
         self._mover = mover or NoMover()
+        self._steering = steering
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._committed = 0  # steps that ended well
+        self._nano_batches = 0  # of those steps
         self._started_s: deque[float] = deque()  # launches of the steps in flight
         self._committed_s = 0.0  # the last commit: the device was busy until then
         self._order: tuple[SeqId, ...] = ()  # who waits, drawn once a step: for prefetch, and published with the plan
@@ -142,6 +156,8 @@ class EngineLoop:
                     self.quit_patience_s = patience_s
                 case SetTenants(tenants):
                     self._set_tenants(tenants)
+                case SetSettings(version, settings):
+                    self._set_settings(version, settings)
                 case Start():
                     log.warning("second start frame ignored")
 
@@ -170,6 +186,11 @@ class EngineLoop:
         self._cache.set_tenants(tenants)
         log.info("tenants set version=%d tenants=%d", tenants.version, len(tenants.tenants))
 
+    def _set_settings(self, version: int, settings: EngineSettings) -> None:
+        if self._steering is not None:
+            self._steering.steer(settings, self._clock.now_s())
+            log.info("settings set version=%d policy=%s", version, settings.scheduling_policy)
+
     def _submit(self, request: Request) -> None:
         now_s = self._clock.now_s()
         near_tokens = self._cache.peek(request.prompt + request.outputs, request.scope)
@@ -183,8 +204,20 @@ class EngineLoop:
             self._end(request.id, FinishReason.ERROR, "there is nothing to compute")
 
     def _end(self, seq: SeqId, reason: FinishReason, error: str | None = None) -> None:
-        self._finished.append(self._book.finish(seq, reason, self._clock.now_s(), error=error))
-        self._cache.close(seq)
+        self._finished.append(self._close(self._book.finish(seq, reason, self._clock.now_s(), error=error)))
+
+    def _close(self, finished: Finished) -> Finished:
+        """The cache forgets the sequence, too; what lower tiers have brought it is told with its end."""
+        reuse = self._cache.close(finished.seq)
+        if reuse is NO_REUSE:
+            return finished
+        from_ssd = min(finished.num_cached, reuse.fetched_tokens)
+        return replace(
+            finished,
+            num_cached_ssd=from_ssd,
+            num_cached_ddr=min(finished.num_cached - from_ssd, max(0, reuse.loaded_tokens - from_ssd)),
+            swapped_tokens=reuse.swapped_tokens,
+        )
 
     def _land(self) -> None:
         """Book what has come, and bring near what the first of those that wait will need."""
@@ -250,9 +283,9 @@ class EngineLoop:
         self._committed_s = now_s
         commit = self._book.commit(flight.plan.nano_batches, outcome.tokens, now_s)
         self._cache.commit(flight.plan.step, commit.progress)
-        for finished in commit.finished:
-            self._cache.close(finished.seq)
+        commit.finished = [self._close(finished) for finished in commit.finished]
         self._committed += 1
+        self._nano_batches += len(flight.plan.nano_batches)
         self._report(commit, outcome)
 
     def _void(self, failed: Flight, error: DeviceError) -> None:
@@ -283,7 +316,7 @@ class EngineLoop:
         sampling = [piece.seq for batch in plan.nano_batches for piece in batch.slices if piece.samples]
         for index in bad:
             if sampling[index] in self._book:
-                self._end(sampling[index], FinishReason.ERROR, "the model's logits are not finite")
+                self._end(sampling[index], FinishReason.ERROR, BAD_LOGITS)
 
     def _report(self, commit: Commit, outcome: StepOutcome) -> None:
         said = commit.said
@@ -298,6 +331,7 @@ class EngineLoop:
                 seqs=array("Q", [seq for seq, _ in said]).tobytes(),
                 tokens=array("I", [token for _, token in said]).tobytes(),
                 logprobs=logprobs,
+                firsts=tuple(commit.firsts),
                 finished=finished,
                 gauges=self.gauges(commit.prompt_tokens + len(said), is_full=self._is_full_due()),
             )
@@ -327,7 +361,7 @@ class EngineLoop:
         if now_s - self._standing_s < _STANDING_EVERY_S and len(self._book):
             return None
         self._standing_s = now_s
-        return self._book.policy.standing(now_s)
+        return self._book.standing(now_s)
 
     def gauges(self, step_tokens: int = 0, *, is_full: bool = True) -> Gauges:
         """The books in numbers; with `is_full` tier by tier and route by route, too."""
@@ -344,12 +378,14 @@ class EngineLoop:
             preemptions=self._book.num_preemptions,
             preemptions_swap=self._book.num_swapped,
             preemptions_recompute=self._book.num_preemptions - self._book.num_swapped,
-            swapped_tokens=self._cache.loaded_tokens,
+            swapped_tokens=self._cache.swapped_tokens,
             recomputed_tokens=self._book.recomputed_tokens,
             steps=self._committed,
+            nano_batches=self._nano_batches,
             tiers=self._cache.tier_gauges() if is_full else (),
             routes=self._mover.gauges() if is_full else (),
             disk_state=self.disk_state,
+            sequences=self._book.gauges(_MOST_SEQUENCES) if is_full else (),
             preemptions_by_reason=dict(self._book.preemptions_by_reason),
             fair=self._standing() if is_full else None,
         )

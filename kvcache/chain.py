@@ -84,6 +84,12 @@ class WriteBudget:
         """Blocks that may be written now; None: as many as there are."""
         return int(self._tokens) if self._daily else None
 
+    def change(self, daily_blocks: int) -> None:
+        """Another cap from now on; what was written of the old one counts."""
+        spent = self._daily - self._tokens if self._daily else 0.0
+        self._daily = daily_blocks
+        self._tokens = max(0.0, daily_blocks - spent)
+
     def spend(self, blocks: int = 1) -> None:
         """Blocks are written."""
         self._tokens -= blocks

@@ -1,14 +1,28 @@
 """The tiers in numbers."""
 
+from collections.abc import Iterable, Mapping
+from heapq import nlargest
+
+from kvcache.pool import SlotPool
+from kvcache.table import BlockTable
 from kvcache.tiers import TierBook
-from tiercel.outcome import TierGauges
+from tiercel.ids import TenantId
+from tiercel.outcome import TenantBlocks, TierGauges
 from tiercel.tier import Tier
+
+_MOST_TENANTS = 32  # told by name, in each tier
 
 
 def tier_gauges(
-    tiers: TierBook, asked_tokens: int, hit_tokens: int, loaded_tokens: int, fetched_tokens: int, block_bytes: int
+    tiers: TierBook,
+    held: Mapping[TenantId, tuple[int, int]],
+    asked_tokens: int,
+    hit_tokens: int,
+    loaded_tokens: int,
+    fetched_tokens: int,
+    block_bytes: int,
 ) -> tuple[TierGauges, ...]:
-    """Every tier that exists. What a tier did not have was looked up in the next one."""
+    """Every tier that exists. What a tier did not have was looked up in the next one. `held`: see `held_by_tenant`."""
     found_by_tier = {Tier.HBM: hit_tokens, Tier.DDR: loaded_tokens, Tier.SSD: fetched_tokens}
     gauges: list[TierGauges] = []
     for tier, pool in tiers.pools():
@@ -24,6 +38,35 @@ def tier_gauges(
                 missed_tokens=asked_tokens,
                 evictions=pool.evictions,
                 mean_run_blocks=pool.mean_run,
+                daily_blocks=tiers.limits.daily_blocks if tier is Tier.SSD else 0,
+                writable_blocks=(tiers.budget.blocks or 0) if tier is Tier.SSD else 0,
+                tenants=_tenant_blocks(pool, held, in_tables=tier is Tier.HBM),
             )
         )
     return tuple(gauges)
+
+
+def held_by_tenant(
+    owner_by_tenant: Mapping[TenantId, int], tables: Iterable[BlockTable]
+) -> dict[TenantId, tuple[int, int]]:
+    """Every tenant's number, and how many blocks its tables hold. Cost: O(tenants + tables)."""
+    held: dict[int, int] = {}
+    for table in tables:
+        if table.slots:
+            held[table.owner] = held.get(table.owner, 0) + len(table.slots)
+    return {tenant: (owner, held.get(owner, 0)) for tenant, owner in owner_by_tenant.items()}
+
+
+def _tenant_blocks(
+    pool: SlotPool, held: Mapping[TenantId, tuple[int, int]], *, in_tables: bool
+) -> tuple[TenantBlocks, ...]:
+    """The tenants that have most in a tier. Tables hold blocks of the device tier alone."""
+    told = (
+        TenantBlocks(tenant, blocks if in_tables else 0, pool.num_cached_of(owner))
+        for tenant, (owner, blocks) in held.items()
+    )
+    return tuple(nlargest(_MOST_TENANTS, (one for one in told if one.used or one.cached), key=_size))
+
+
+def _size(blocks: TenantBlocks) -> int:
+    return blocks.used + blocks.cached

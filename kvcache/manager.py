@@ -4,12 +4,12 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from kvcache.block import child_key, namespace_key
-from kvcache.gauges import tier_gauges
+from kvcache.gauges import held_by_tenant, tier_gauges
 from kvcache.idle import IdleWork, Scan
 from kvcache.ledger import MOST_HASHES, Found, Ledger
 from kvcache.owner import OwnerBook
 from kvcache.pool import SlotPool, Undo
-from kvcache.table import BlockTable, Fetch, Restore
+from kvcache.table import BlockTable, Fetch, Restore, Reuse
 from kvcache.tiers import TierBook, TierLimits
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
@@ -93,8 +93,11 @@ class CacheManager:
             raise InvariantError("cache.opened_twice", seq=seq)
         self._table_by_seq[seq] = BlockTable(seq, namespace_key(self._fingerprint, scope), tokens, self._owners[tenant])
 
-    def close(self, seq: SeqId) -> None:
-        """Forget a sequence and drop its references; slots that a launched step touches go through limbo."""
+    def close(self, seq: SeqId) -> Reuse:
+        """Forget a sequence and drop its references; slots that a launched step touches go through limbo.
+
+        Returns what lower tiers have brought it.
+        """
         table = self._table_by_seq.pop(seq)
         table.is_closed = True
         self._tiers.settle_keep(table, table.num_kept)
@@ -104,6 +107,7 @@ class CacheManager:
             self._gone.append(seq)
             self._updates = [update for update in self._updates if update.seq != seq]
         self._clear_journals()
+        return table.reuse(self.block_size)
 
     def resend(self, seq: SeqId) -> None:
         """Send the sequence's whole table with the next step, instead of any delta: the runner has forgotten it."""
@@ -276,11 +280,17 @@ class CacheManager:
         """Blocks that hold a prefix nobody uses now."""
         return self._pool.num_cached
 
+    @property
+    def swapped_tokens(self) -> int:
+        """Tokens that came back from another tier after a preemption, since start."""
+        return self._tiers.swapped_blocks * self.block_size
+
     def tier_gauges(self) -> tuple[TierGauges, ...]:
         """Every tier in numbers."""
         found, fetched = self.prefix_hits - self.loaded_tokens, self._tiers.fetched_blocks * self.block_size
         block_bytes = self._rates().block_bytes
-        return tier_gauges(self._tiers, self.prefix_queries, found, self.loaded_tokens, fetched, block_bytes)
+        held = held_by_tenant(self._owners.by_tenant, self._table_by_seq.values())
+        return tier_gauges(self._tiers, held, self.prefix_queries, found, self.loaded_tokens, fetched, block_bytes)
 
     def slots(self, seq: SeqId) -> tuple[SlotId, ...]:
         """The sequence's block table."""
@@ -360,6 +370,7 @@ class CacheManager:
             return None
         covered, table.restore = table.restore.covered, None
         if is_good:
+            self._tiers.note_restored(table, len(transfer.keys))
             self._publish(table, covered)
         else:
             for slot in reversed(table.slots[table.num_published :]):
@@ -377,6 +388,7 @@ class CacheManager:
         table.num_published = table.num_saved = 0
         table.restore = None
         table.fetch = Fetch()
+        table.has_given_way = True
 
     def _publish(self, table: BlockTable, full_blocks: int) -> None:
         for block in range(table.num_published, full_blocks):

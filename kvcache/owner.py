@@ -1,5 +1,7 @@
 """Whose copies those are: small numbers for tenants, and how much each keeps at least and at most."""
 
+from collections.abc import Mapping
+
 from kvcache.pool import SlotPool
 from tiercel.ids import TenantId
 from tiercel.tenant import KvQuota, Tenants
@@ -19,6 +21,11 @@ class OwnerBook:
         self._quotas: dict[TenantId, KvQuota] = {}
         self._floors: dict[TenantId, float] = {}  # parts of a tier
         self._block_bytes = 0
+
+    @property
+    def by_tenant(self) -> Mapping[TenantId, int]:
+        """The number of every tenant that has come."""
+        return self._owner_by_tenant
 
     def __getitem__(self, tenant: TenantId) -> int:
         """The tenant's number, from 1."""

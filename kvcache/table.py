@@ -2,6 +2,8 @@
 
 from array import array
 
+from msgspec import Struct
+
 from kvcache.block import child_key
 from tiercel.ids import BlockKey, SeqId
 
@@ -29,6 +31,17 @@ class Fetch:
         self.wanted: list[BlockKey] = []  # kept from eviction while it waits
 
 
+class Reuse(Struct, frozen=True, gc=False):
+    """Tokens of one sequence that were not computed because a lower tier had them."""
+
+    loaded_tokens: int = 0  # restored from DDR before it first ran, whatever brought them there
+    fetched_tokens: int = 0  # read from SSD before it first ran
+    swapped_tokens: int = 0  # that came up after it had given way
+
+
+NO_REUSE = Reuse()
+
+
 class BlockTable:
     """One sequence's slots in order and the keys of its full blocks. Written by the CacheManager only.
 
@@ -39,11 +52,15 @@ class BlockTable:
         "_keys",
         "_root",
         "fetch",
+        "has_given_way",
         "is_closed",
         "last_step",
+        "num_fetched",
         "num_kept",
+        "num_loaded",
         "num_published",
         "num_saved",
+        "num_swapped",
         "owner",
         "restore",
         "seq",
@@ -63,8 +80,18 @@ class BlockTable:
         self.restore: Restore | None = None  # flying
         self.fetch = Fetch()  # of this wait
         self.is_closed = False  # its sequence has ended
+        self.has_given_way = False  # it held blocks once and lost them
+        self.num_loaded = 0  # blocks restored from DDR before that
+        self.num_fetched = 0  # blocks read from SSD before that
+        self.num_swapped = 0  # blocks that came up after it
         self._root = root
         self._keys: list[BlockKey] = []  # only grows: tokens never change
+
+    def reuse(self, block_size: int) -> Reuse:
+        """What lower tiers have brought it."""
+        if not (self.num_loaded or self.num_fetched or self.num_swapped):
+            return NO_REUSE
+        return Reuse(self.num_loaded * block_size, self.num_fetched * block_size, self.num_swapped * block_size)
 
     def key(self, block: int, block_size: int) -> BlockKey:
         """The key of block number `block`, all of whose tokens are known. Cost: hashes the chain up to it once."""

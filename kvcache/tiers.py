@@ -60,6 +60,7 @@ class TierBook:
         self.limits = limits
         self.outbox: list[Transfer] = []  # to be started
         self.fetched_blocks = 0  # that came up from the disk
+        self.swapped_blocks = 0  # that came up for sequences that had given way
         self.stuck_blocks = 0  # of the device tier, held by transfers that do not come to an end
         self.misses = 0  # copies that were not what their key promises
         self.unverified: dict[BlockKey, SlotId] = {}  # copies that an earlier engine left; nobody's until verified
@@ -215,6 +216,8 @@ class TierBook:
             case Route.PREFETCH:
                 table = self._table_by_transfer.pop(transfer.id, None)
                 is_wanted = table is not None and not table.slots and not table.is_closed
+                if table is not None and is_wanted and is_good:
+                    self._note_fetched(table)
                 keep = Keep.WANTED if is_wanted else Keep.REUSED
                 self._land_copies(transfer, self._disk(), self.gateway, keep, is_good=is_good)
                 self.fetched_blocks += is_good
@@ -226,6 +229,22 @@ class TierBook:
                 for source in transfer.sources:
                     self.gateway.drop(source, 0, by_transfer=True)
         return transfer
+
+    def _note_fetched(self, table: BlockTable) -> None:
+        """A block came up from the disk for a waiting sequence. Where DDR lies between, its restore counts."""
+        if not table.has_given_way:
+            table.num_fetched += 1
+        elif self.host is None:
+            table.num_swapped += 1
+            self.swapped_blocks += 1
+
+    def note_restored(self, table: BlockTable, blocks: int) -> None:
+        """Blocks came up from DDR for an admitted sequence."""
+        if not table.has_given_way:
+            table.num_loaded += blocks
+        else:
+            table.num_swapped += blocks
+            self.swapped_blocks += blocks
 
     def _land_restore(self, transfer: Transfer) -> None:
         host = self._host()

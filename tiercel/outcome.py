@@ -1,12 +1,22 @@
 """Facts: what a step brought, and how a request ended."""
 
 import enum
+from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import PreemptionReason
 from tiercel.tier import Route, Tier
+
+MOST_ABSENCES = 32  # told of one sequence
+
+BAD_LOGITS = "the model's logits are not finite"
+"""`Finished.error` of a sequence whose logits were NaN or infinite."""
+
+PreemptionMode = Literal["swap", "recompute"]
+"""Whether a victim's blocks were kept in another tier."""
 
 
 class FinishReason(enum.Enum):
@@ -29,6 +39,21 @@ class TokenLogprobs(Struct, frozen=True, gc=False):
     top_logprobs: tuple[float, ...]
 
 
+class Absence(Struct, frozen=True, gc=False):
+    """A time in which a sequence had no place in a step: after a preemption, or while its prefix came up."""
+
+    start_s: float  # on the machine's monotonic clock
+    end_s: float  # its next slice was launched, or it ended
+    reason: PreemptionReason | None  # None: it was not preempted, its prefix came up from a lower tier
+
+
+class FirstToken(Struct, frozen=True, gc=False):
+    """A sequence has got its first token; on the machine's monotonic clock."""
+
+    seq: SeqId
+    started_s: float  # its first slice was launched
+
+
 class Finished(Struct, frozen=True, kw_only=True):
     """The end of one sequence; `stop_token` is in the outputs but not in the text."""
 
@@ -37,7 +62,12 @@ class Finished(Struct, frozen=True, kw_only=True):
     num_prompt: int  # tokens
     num_outputs: int  # tokens
     num_cached: int  # prompt tokens that were prefix hits when first admitted
+    num_cached_ddr: int = 0  # of them: restored from DDR
+    num_cached_ssd: int = 0  # of them: read from SSD
     preemptions: int = 0
+    swapped_tokens: int = 0  # that came back from a lower tier after a preemption
+    recomputed_tokens: int = 0  # that were computed once more after a preemption
+    absences: tuple[Absence, ...] = ()  # the first MOST_ABSENCES of them
     queued_s: float = 0.0  # arrival to first slice launched
     prefill_s: float = 0.0  # first slice launched to first token
     decode_s: float = 0.0  # first token to last token
@@ -57,6 +87,14 @@ class StepOutcome(Struct, frozen=True):
     nano_batch_ms: tuple[float, ...] = ()  # measured, one a nano-batch; 0: all its sequences had gone. () on a GPU
 
 
+class TenantBlocks(Struct, frozen=True, gc=False):
+    """What one tenant has in one tier."""
+
+    tenant: TenantId
+    used: int  # in tables; a block of several tables counts once for each
+    cached: int  # valid copies that may be evicted
+
+
 class TierGauges(Struct, frozen=True, kw_only=True, gc=False):
     """One tier in numbers. Where one RAM arena is device and host tier in one, it is told as HBM alone."""
 
@@ -69,6 +107,9 @@ class TierGauges(Struct, frozen=True, kw_only=True, gc=False):
     missed_tokens: int = 0  # prompt tokens looked up here and not found, since start
     evictions: int = 0  # blocks, since start
     mean_run_blocks: float = 0.0  # consecutive slots taken at once, mean since start
+    daily_blocks: int = 0  # that may be written in a day; 0 = no limit
+    writable_blocks: int = 0  # of them: left now
+    tenants: tuple[TenantBlocks, ...] = ()  # the largest ones, largest first
 
 
 class RouteGauges(Struct, frozen=True, kw_only=True, gc=False):
@@ -85,19 +126,32 @@ class RouteGauges(Struct, frozen=True, kw_only=True, gc=False):
     misses: int = 0  # bytes that were not what the key promised
 
 
-class TenantGauges(Struct, frozen=True, kw_only=True, gc=False):
+class PreemptionCount(Struct, frozen=True, array_like=True, gc=False):
+    """How often sequences of a tenant gave way, for one reason and in one mode."""
+
+    reason: PreemptionReason
+    mode: PreemptionMode
+    count: int
+
+
+class TenantGauges(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One tenant in the eyes of the scheduler."""
 
     tenant: TenantId
     service_s: float = 0.0  # device time charged to it, since start
     starving_s: float = 0.0  # how long its oldest waiting sequence has waited
+    preemptions: tuple[PreemptionCount, ...] = ()  # since start
 
 
 class FairGauges(Struct, frozen=True, kw_only=True):
-    """How fair it was in the last minute, among the tenants that wanted service all the while."""
+    """How fair it was among tenants of a band that compete: that have had work waiting together till now.
 
-    jain: float = 1.0  # over service by weight
-    gap_s: float = 0.0  # largest difference of service by weight
+    The while is as long as two of them did, 5 s at least and a minute at most.
+    """
+
+    competing: int = 0  # so many tenants, in all bands
+    jain: float | None = None  # over service by weight, of the worst band; None: nobody competes
+    gap_s: float | None = None  # largest difference of service by weight in a band; None as above
     tenants: tuple[TenantGauges, ...] = ()
 
 
@@ -108,6 +162,26 @@ class DiskState(enum.Enum):
     ON = "on"
     READ_ONLY = "read_only"  # writes failed, or the day's bytes are spent for good
     OFF = "off"  # too many calls hang or fail
+
+
+class SequenceState(enum.Enum):
+    """WAITING -> (RESTORING) -> RUNNING -> DONE, with RUNNING -> DRAINING -> PREEMPTED -> RUNNING on the way."""
+
+    WAITING = "waiting"  # never admitted; holds no blocks
+    RESTORING = "restoring"  # admitted; its blocks are on their way up, nothing is computed yet
+    RUNNING = "running"  # admitted; holds blocks
+    DRAINING = "draining"  # preempted; its last launched step has not committed
+    PREEMPTED = "preempted"  # waits again, with what it has said so far
+    DONE = "done"
+
+
+class SequenceGauges(Struct, frozen=True, gc=False):
+    """One sequence that was admitted, in the eyes of the engine."""
+
+    seq: SeqId
+    state: SequenceState
+    computed: int  # tokens
+    preemptions: int
 
 
 class Gauges(Struct, frozen=True, kw_only=True, gc=False):
@@ -128,8 +202,15 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     preemptions_recompute: int = 0  # of the preemptions: blocks were dropped
     swapped_tokens: int = 0  # that came back from another tier after a preemption, since start
     recomputed_tokens: int = 0  # that were computed once more after a preemption, since start
+    nano_batches: int = 0  # committed since start
     tiers: tuple[TierGauges, ...] = ()
     routes: tuple[RouteGauges, ...] = ()
     disk_state: DiskState = DiskState.NONE
     preemptions_by_reason: dict[PreemptionReason, int] = {}
+    sequences: tuple[SequenceGauges, ...] = ()  # the first in rank of those that were admitted; told with the tiers
     fair: FairGauges | None = None  # told now and then
+
+    def after(self, before: "Gauges") -> "Gauges":
+        """Whole again: what this report leaves out is as it was told before."""
+        told, fair = self if self.tiers else before, self.fair or before.fair
+        return replace(self, tiers=told.tiers, routes=told.routes, sequences=told.sequences, fair=fair)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from tiercel.errors import WireError
 from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
+from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, TokenLogprobs
 from tiercel.request import Request
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
@@ -47,6 +47,13 @@ class SetTenants(Struct, frozen=True, tag="set_tenants"):
     """Who is served from now on. Follows `Ready`, and every change of the tenants; the newest stands alone."""
 
     tenants: Tenants
+
+
+class SetSettings(Struct, frozen=True, tag="set_settings"):
+    """What the operator decided while the engine runs: the fields that may change count, from the next step on."""
+
+    version: int
+    settings: EngineSettings
 
 
 class Quit(Struct, frozen=True, tag="quit"):
@@ -96,11 +103,12 @@ class Report(Struct, frozen=True, tag="report", kw_only=True):
     seqs: bytes = b""
     tokens: bytes = b""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    firsts: tuple[FirstToken, ...] = ()  # of the tokens: the first of their sequences
     finished: tuple[Finished, ...] = ()
     gauges: Gauges | None = None
 
 
-ToEngine = Start | Submit | Abort | SetTenants | Quit
+ToEngine = Start | Submit | Abort | SetTenants | SetSettings | Quit
 FromEngine = Loading | Ready | Failed | Report
 
 M = TypeVar("M", ToEngine, FromEngine)

@@ -21,6 +21,7 @@ from tiercel.wire import (
     Quit,
     Ready,
     Report,
+    SetSettings,
     SetTenants,
     Start,
     Submit,
@@ -34,6 +35,7 @@ TO_ENGINE: list[ToEngine] = [
     Start(EngineSettings(model="folder", max_model_len=128)),
     Submit(REQUEST),
     Abort((SeqId(1), SeqId(2)), FinishReason.STOP),
+    SetSettings(3, EngineSettings(model="folder", scheduling_policy="priority")),
     SetTenants(
         Tenants(
             3,

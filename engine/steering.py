@@ -1,0 +1,93 @@
+"""Settings that change while the engine runs, carried to the books that act on them. Imports no torch."""
+
+import logging
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvcache.manager import CacheManager
+from scheduler.book import SequenceBook
+from scheduler.cost import StepCosts
+from scheduler.planner import Planner, StepLimits
+from scheduler.policy import Policy, open_policy
+from tiercel.log import set_log_level
+from tiercel.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_STEPS = 16
+
+
+class Pace(NamedTuple):
+    """What fairness is measured out by."""
+
+    step_ms: float  # the longest step
+    patience_s: float
+
+
+def pace_of(settings: EngineSettings, costs: StepCosts, most_tokens: int) -> Pace:
+    """The longest step: what prompts may fill beside the goal."""
+    step_ms = costs.predict_ms(most_tokens, settings.max_num_seqs, 0)
+    if settings.tbt_goal_s:
+        step_ms = min(step_ms, max(1e3 * settings.tbt_goal_s, costs.predict_ms(settings.block_size, 1, 0)))
+    return Pace(step_ms, min(2.0, max(0.1, _PATIENCE_STEPS * step_ms / 1e3)))
+
+
+def policy_of(settings: EngineSettings, costs: StepCosts, most_tokens: int) -> Policy:
+    """The policy that the operator chose."""
+    pace = pace_of(settings, costs, most_tokens)
+    return open_policy(settings.scheduling_policy, costs, step_ms=pace.step_ms, patience_s=pace.patience_s)
+
+
+def step_limits(settings: EngineSettings, most_tokens: int, block_bytes: int) -> StepLimits:
+    """What one step may hold."""
+    return StepLimits(
+        settings.max_num_seqs,
+        most_tokens,
+        settings.long_prefill_token_threshold,
+        settings.max_long_partial_prefills,
+        tbt_goal_ms=1e3 * settings.tbt_goal_s,
+        block_bytes=block_bytes,
+    )
+
+
+def daily_blocks(settings: EngineSettings, block_bytes: int) -> int:
+    """Blocks that may be written to the SSD a day; 0: no cap."""
+    return max(1, settings.kv_disk_daily_bytes // block_bytes) if settings.kv_disk_daily_bytes else 0
+
+
+class Steering:
+    """Acts on the fields that may change while the engine runs, and on those that did.
+
+    Sequences stay as they are: those that run go on, those that wait stand in the new policy's order. What the machine
+    was laid out for (`max_num_seqs` at the start) stays the most.
+    """
+
+    def __init__(
+        self, book: SequenceBook, planner: Planner, cache: CacheManager, settings: EngineSettings, most_tokens: int
+    ) -> None:
+        self._book = book
+        self._planner = planner
+        self._cache = cache
+        self._settings = settings
+        self._most_seqs = settings.max_num_seqs
+        self._most_tokens = most_tokens
+
+    def steer(self, settings: EngineSettings, now_s: float) -> None:
+        """Other settings from the next step on. Call between two steps."""
+        before, self._settings = self._settings, settings
+        limits = self._planner.limits
+        self._planner.set_limits(
+            replace(
+                step_limits(settings, self._most_tokens, limits.block_bytes),
+                max_num_seqs=min(settings.max_num_seqs, self._most_seqs),
+            )
+        )
+        step_ms, patience_s = pace_of(settings, self._book.policy.costs, self._most_tokens)
+        if settings.scheduling_policy != before.scheduling_policy:
+            self._book.switch_policy(settings.scheduling_policy, now_s, step_ms=step_ms, patience_s=patience_s)
+        elif (settings.tbt_goal_s, settings.max_num_seqs) != (before.tbt_goal_s, before.max_num_seqs):
+            self._book.policy.set_pace(step_ms, patience_s, now_s)
+        if settings.kv_disk_daily_bytes != before.kv_disk_daily_bytes:
+            self._cache.tiers.budget.change(daily_blocks(settings, max(1, limits.block_bytes)))
+        if settings.log_level != before.log_level:
+            set_log_level(settings.log_level)
