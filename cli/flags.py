@@ -1,26 +1,29 @@
 """The flags of `tiercel serve` and `tiercel check`, made from the one table in `tiercel.options`."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 import typer
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from tiercel.config import flag_name
 from tiercel.errors import ConfigError
-from tiercel.options import Options, Panel, choices_of, flag_of
+from tiercel.options import Options, Panel, choices_of, flag_name, flag_of
 
 COMMON = "common"
 _GROUPS = (COMMON, "all", *(panel.lower() for panel in get_args(Panel)))
 _PLAIN = inspect.Parameter.KEYWORD_ONLY
 
 
-def with_flags(run: Callable[[dict[str, object]], int], shown: str) -> Callable[..., int]:
+def with_flags(
+    run: Callable[[dict[str, object]], int],
+    shown: str,
+    own: Mapping[str, Any] | None = None,  # Any: annotations
+) -> Callable[..., int]:
     """A typer command that takes every flag and calls `run` with those that were given.
 
-    `shown` is what --help lists: `common`, `all`, or one panel.
+    `shown` is what --help lists: `common`, `all`, or one panel. `own` are switches of the command itself, by name.
     """
 
     def command(**given: object) -> int:
@@ -31,6 +34,9 @@ def with_flags(run: Callable[[dict[str, object]], int], shown: str) -> Callable[
         return run(flags)
 
     parameters = [_parameter(name, field, shown) for name, field in Options.model_fields.items()]
+    parameters += [
+        inspect.Parameter(name, _PLAIN, default=False, annotation=kind) for name, kind in (own or {}).items()
+    ]
     command.__signature__ = inspect.Signature([_model_argument(), *parameters])  # type: ignore[attr-defined]
     command.__name__ = run.__name__
     command.__doc__ = run.__doc__

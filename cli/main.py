@@ -16,6 +16,7 @@ from cli.calibrate import calibrate
 from cli.chat import chat
 from cli.check import check
 from cli.collect_env import collect_env
+from cli.config import config_app
 from cli.console import fail, warn
 from cli.flags import COMMON, shown_by, with_flags
 from cli.kv import kv_app
@@ -27,7 +28,8 @@ from cli.top import top
 from tiercel import __version__
 from tiercel.errors import ConfigError, TiercelError
 
-_FLAGGED = ("serve", "check", "calibrate")
+_FLAGGED = ("serve", "check", "calibrate", "show")
+_SWITCHES = ("--json", "--changed")  # of `config show` itself, beside the flags of `serve`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,10 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     shown = COMMON
-    if words[0] in _FLAGGED:
+    verb = words[:2] if words[:2] == ["config", "show"] else words[:1]
+    if verb[-1] in _FLAGGED:
         warnings: list[str] = []
-        plain, shown = shown_by(words[1:])
-        words = [words[0], *translate(plain, warnings)]
+        own = [word for word in words[1:] if word in _SWITCHES and verb[-1] == "show"]
+        plain, shown = shown_by([word for word in words[len(verb) :] if word not in own])
+        words = [*verb, *own, *translate(plain, warnings)]
         for line in warnings:
             warn(line)
     if words[0] == "bench":
@@ -81,6 +85,7 @@ def _app(shown: str, verb: str) -> typer.Typer:
     app.command()(plan)
     app.command()(simulate)
     app.command()(top)
+    app.add_typer(config_app(shown), name="config")
     app.add_typer(tenants_app(), name="tenants")
     app.add_typer(bench_app(is_wanted=verb == "bench"), name="bench")
     app.add_typer(kv_app(), name="kv")

@@ -107,7 +107,7 @@ class Monitor:
 def read_metrics(client: httpx.Client, url: str) -> str:
     """The page at `url`/metrics. Errors: MetricsError."""
     try:
-        response = client.get(f"{url}/metrics", timeout=_TIMEOUT_S)
+        response = client.get(f"{url}{metric.PAGE}", timeout=_TIMEOUT_S)
     except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
         raise MetricsError(f"cannot reach {url}: is `tiercel serve` running there? ({exc})") from exc
     except (httpx.HTTPError, httpx.InvalidURL) as exc:

@@ -18,4 +18,4 @@ def serve(given: dict[str, object]) -> int:
     # lazy: no other verb needs the HTTP stack
     from server.launch import serve as launch
 
-    return launch(resolved.settings)
+    return launch(resolved.settings, origin=resolved)

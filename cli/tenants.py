@@ -1,18 +1,13 @@
 """`tiercel tenants`: whom a running server serves, and others in their place."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from cli.admin import HERE, AdminKey, Url, call
 from cli.console import fail
 
-if TYPE_CHECKING:
-    import httpx
-
-Url = Annotated[str, typer.Option(help="Where the server listens, with or without /v1.")]
-AdminKey = Annotated[str | None, typer.Option(help="Admin key. \\[TIERCEL_ADMIN_KEY]", metavar="KEY")]
-_HERE = "http://127.0.0.1:8000"
 _COLUMNS = {
     "weight": "weight",
     "band": "band",
@@ -22,7 +17,6 @@ _COLUMNS = {
     "max_concurrency": "at once",
     "queue_share": "queue",
 }
-_TIMEOUT_S = 30.0
 
 
 def tenants_app() -> typer.Typer:
@@ -33,14 +27,14 @@ def tenants_app() -> typer.Typer:
     return app
 
 
-def list_tenants(url: Url = _HERE, admin_key: AdminKey = None) -> int:
+def list_tenants(url: Url = HERE, admin_key: AdminKey = None) -> int:
     """Show the tenants in force, their limits and their version. Keys are never shown."""
-    return _call("GET", url, admin_key, None)
+    return _show(call("GET", url, "tenants", admin_key))
 
 
 def set_tenants(
     file: Annotated[Path, typer.Argument(help="A tenants file (YAML).", metavar="FILE")],
-    url: Url = _HERE,
+    url: Url = HERE,
     admin_key: AdminKey = None,
 ) -> int:
     """Put the tenants of a file into force at once: all of them, or none if one is wrong.
@@ -52,39 +46,14 @@ def set_tenants(
     except OSError as exc:
         fail(f"{file}: cannot be read: {exc.strerror}")
         return 2
-    return _call("PUT", url, admin_key, text)
+    return _show(call("PUT", url, "tenants", admin_key, text, "application/yaml"))
 
 
-def _call(method: str, url: str, admin_key: str | None, text: bytes | None) -> int:
-    # lazy: no other verb needs the HTTP client
-    import httpx
-
-    # lazy: as above
-    from tiercel.config import client_admin_key
-
-    key = admin_key or client_admin_key()
-    if key is None:
-        fail("no admin key: give --admin-key, or set TIERCEL_ADMIN_KEY")
-        return 2
-    where = f"{url.rstrip('/').removesuffix('/v1')}/admin/tenants"
-    headers = {"Authorization": f"Bearer {key}"} | ({} if text is None else {"Content-Type": "application/yaml"})
-    try:
-        answer = httpx.request(method, where, content=text, headers=headers, timeout=_TIMEOUT_S)
-        body = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-        fail(f"{where}: {exc or type(exc).__name__}")
-        return 1
-    if answer.status_code != 200:
-        fail(_reason(answer, body))
+def _show(body: dict[str, object] | None) -> int:
+    if body is None:
         return 1
     _print(body)
     return 0
-
-
-def _reason(answer: "httpx.Response", body: object) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return message or f"the server answered {answer.status_code}"
 
 
 def _print(body: dict[str, object]) -> None:

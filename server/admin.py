@@ -1,15 +1,21 @@
-"""Routes of the operator: the tenants in force, and others in their place."""
+"""Routes of the operator: the tenants and the settings in force, and others in their place."""
 
 import asyncio
+import datetime
+from typing import cast
 
 from fastapi import APIRouter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from server.configuration import RESTART, STALE, Edition
+from server.directory import BODY_NAME
+from server.document import DocumentError, read_json
 from server.service import Service
 from server.tenants import Tenant, TenantTable
 from server.watch import ClientGoneError
 from tiercel.errors import AdmissionError, ConfigError
+from tiercel.shown import shown_settings
 
 _READ_S = 30.0
 _JSON = "application/json"
@@ -28,6 +34,9 @@ class AdminRoutes:
         router = APIRouter(prefix="/admin", tags=["admin"])
         router.add_api_route("/tenants", self.show, methods=["GET"], response_model=None)
         router.add_api_route("/tenants", self.put, methods=["PUT"], response_model=None)
+        router.add_api_route("/config", self.show_config, methods=["GET"], response_model=None)
+        router.add_api_route("/config", self.patch_config, methods=["PATCH"], response_model=None)
+        router.add_api_route("/reload", self.reload, methods=["POST"], response_model=None)
         return router
 
     async def show(self) -> Response:
@@ -36,7 +45,7 @@ class AdminRoutes:
 
     async def put(self, request: Request) -> Response:
         """Other tenants from now on: all of them, or none and 400. They last until a reload or a restart."""
-        media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        media_type = _media_type(request)
         if media_type != _JSON and media_type not in _YAML:
             raise AdmissionError(
                 400, "Unsupported Media Type: write 'application/yaml' or 'application/json'", code="invalid_tenants"
@@ -47,6 +56,70 @@ class AdminRoutes:
         except ConfigError as exc:
             raise AdmissionError(400, exc.message, code="invalid_tenants", param="tenants") from exc
         return JSONResponse(_shown(table))
+
+    async def show_config(self) -> Response:
+        """The settings in force, their version, and where each comes from. Secrets are masked."""
+        return _config_response(self._service.configuration.edition)
+
+    async def patch_config(self, request: Request) -> Response:
+        """Other values from the next step on: all that were sent, or none and 400 or 409.
+
+        They last until a reload or a restart; null drops an earlier one. With `If-Match` only over that version.
+        """
+        if _media_type(request) != _JSON:
+            raise AdmissionError(400, "Unsupported Media Type: write 'application/json'", code="invalid_config")
+        values = _object(await _body(request))
+        over = request.headers.get("if-match")
+        if over is not None and not over.strip('"').isdecimal():
+            raise AdmissionError(400, 'If-Match: expected a version such as "3"', code="invalid_config")
+        version = None if over is None else int(over.strip('"')[:18])
+        try:
+            return _config_response(await self._service.configuration.change(values, over=version))
+        except ConfigError as exc:
+            raise _refusal(exc) from exc
+
+    async def reload(self) -> Response:
+        """What SIGHUP does: read the settings file and the tenants file again, and take both or none."""
+        try:
+            edition = await self._service.configuration.reload(self._service.tenants)
+        except ConfigError as exc:
+            raise _refusal(exc) from exc
+        versions = {"config_version": edition.version, "tenants_version": self._service.tenants.table.version}
+        return JSONResponse(versions)
+
+
+def _config_response(edition: Edition) -> Response:
+    changed_at = datetime.datetime.fromtimestamp(edition.at_s, datetime.UTC).isoformat(timespec="milliseconds")
+    body: dict[str, object] = {"version": edition.version, "source": edition.occasion, "changed_at": changed_at}
+    shown = {} if edition.origin is None else shown_settings(edition.origin)
+    body["settings"] = {
+        key: {"value": one.value, "source": one.source, "name": one.name, "is_live": one.is_live}
+        for key, one in shown.items()
+    }
+    return JSONResponse(body, headers={"etag": f'"{edition.version}"'})
+
+
+def _refusal(error: ConfigError) -> AdmissionError:
+    if error.code == RESTART:
+        return AdmissionError(409, error.message, code="restart_required")
+    if error.code == STALE:
+        return AdmissionError(412, error.message, code="version_mismatch")
+    return AdmissionError(400, error.message, code="invalid_config")
+
+
+def _object(text: bytes) -> dict[str, object]:
+    try:
+        value = read_json(text)
+    except DocumentError as exc:
+        raise AdmissionError(400, f"{BODY_NAME}: {exc}", code="invalid_config") from exc
+    if not isinstance(value, dict) or not value:
+        message = f'{BODY_NAME}: expected an object of settings such as {{"max-num-queued-reqs": 512}}'
+        raise AdmissionError(400, message, code="invalid_config")
+    return cast(dict[str, object], value)
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 async def _body(request: Request) -> bytes:

@@ -69,18 +69,25 @@ class TenantDirectory:
 
     async def reload(self, run: InThread = in_thread) -> bool:
         """Read the file again. A wrong one is logged and counted, and the old table stays; then False."""
+        try:
+            await self.read_again(run)
+        except ConfigError:
+            return False
+        return True
+
+    async def read_again(self, run: InThread = in_thread) -> TenantTable:
+        """As `reload`, for who wants to know why not. Errors: ConfigError; then the old table stays."""
         path = self._path
         if path is None:
             self._log.warning("tenants_reload_refused", reason="there is no --tenants-config")
-            return False
+            raise ConfigError("tenants.no_file", "there is no --tenants-config")
         async with self._turn:
             try:
                 config = await run(lambda: load_tenant_file(path, others=self._settings_admin))
             except ConfigError as exc:
                 self._refuse(exc, "file")
-                return False
-            self._set(config, "file", config.admin_digests)
-        return True
+                raise
+            return self._set(config, "file", config.admin_digests)
 
     async def put(self, text: bytes, *, is_json: bool, run: InThread = in_thread) -> TenantTable:
         """Take the tenants of a document. Where it names no secret or admin key, those in force stay.

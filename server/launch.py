@@ -25,21 +25,25 @@ from server.app import create_app
 from server.chat import ChatTemplate
 from server.child import EngineChild, engine_command
 from server.client import EngineClient, EngineState
+from server.configuration import Configuration, Edition
 from server.directory import open_directory
 from server.generation_config import load_sampling_defaults
 from server.keep import Keep
 from server.listen import bind, check_tls, url_of
 from server.mailbox import EngineGone
 from server.metrics import ServerMetrics
+from server.notify import Notifier
 from server.reaper import Reaper
 from server.service import Service
 from server.tenants import TenantTable
 from server.tokenizer import load_text_codec
+from server.tracing.sink import make_traces
 from tiercel.clock import MonotonicClock
+from tiercel.config import Resolved, notify_socket, watchdog_s
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
-from tiercel.log import configure_log
-from tiercel.settings import ServerSettings, Settings
+from tiercel.log import configure_log, set_log_level
+from tiercel.settings import EngineSettings, ServerSettings, Settings
 
 EXIT_OK = 0
 EXIT_FORCED = 1
@@ -51,6 +55,7 @@ _ENGINE_PATIENCE_S = 2.0
 _IDLE_S = 20.0  # for the head of a request
 _CAUSE_S = 0.5  # between the end of the socket and the end of the process
 _POLL_S = 0.02
+_TRACES_S = 2.0  # for the traces of the last requests
 _TEXT_WORKERS = 2
 _MOST_RELOADS = 2  # one that runs and one that waits for its turn
 _GC_THRESHOLDS = (20_000, 20, 50)  # one request makes thousands of objects, few of them cyclic garbage
@@ -60,6 +65,7 @@ _CUT_STREAM = "ASGI callable returned without completing response."
 def serve(
     settings: Settings,
     *,
+    origin: Resolved | None = None,
     command: Sequence[str] | None = None,
     out: TextIO | None = None,
     err: TextIO | None = None,
@@ -67,7 +73,8 @@ def serve(
     """Serve until a signal or the engine's end; return the exit code.
 
     0 after a clean drain, 1 when a second signal cut it short, 2 when the settings or the model are wrong,
-    3 when the engine died. `command` starts another engine (tests); `--fd N` and `--arena-fd N` are added to it.
+    3 when the engine died. `origin` is where the settings come from: it is asked again at a reload. `command` starts
+    another engine (tests); `--fd N` and `--arena-fd N` are added to it.
     """
     complaints = err or sys.stderr
     configure_log(settings.server.log_level, settings.server.log_format)
@@ -84,7 +91,7 @@ def serve(
         return EXIT_CONFIG
     with keep, sock, EngineChild.start(command or engine_command(), keep) as child:
         try:
-            service = build_service(settings.server)  # while the engine's imports run
+            service = build_service(settings.server, settings.engine, origin)  # while the engine's imports run
         except ConfigError as exc:
             print(f"tiercel: {exc.message}", file=complaints, flush=True)
             return EXIT_CONFIG
@@ -108,8 +115,14 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     return record.msg != _CUT_STREAM
 
 
-def build_service(settings: ServerSettings) -> Service:
-    """Read the model's text side and put the parts together; starts nothing. Errors: ConfigError."""
+def build_service(
+    settings: ServerSettings, engine: EngineSettings | None = None, origin: Resolved | None = None
+) -> Service:
+    """Read the model's text side and put the parts together; starts nothing.
+
+    `engine` are the settings of the engine behind it, and `origin` is where both come from: without it they stay as
+    they are. Errors: ConfigError.
+    """
     clock = MonotonicClock()
     folder = Path(settings.tokenizer or settings.model)
     codec = load_text_codec(folder, settings.chat_template)
@@ -122,7 +135,6 @@ def build_service(settings: ServerSettings) -> Service:
     metrics = ServerMetrics(settings.served_model_names[0])
     accounts = Accounts(clock, is_fair=settings.is_fair)
     client = EngineClient(clock, metrics, accounts)
-    metrics.tenants.open(accounts.counts)
     tenants = open_directory(settings, metrics)
 
     def take(table: TenantTable) -> None:
@@ -131,13 +143,28 @@ def build_service(settings: ServerSettings) -> Service:
         client.set_tenants(table.message)
 
     tenants.tell(take)
+    admission = Admission(client, metrics, clock, accounts, max_queued=settings.max_num_queued_reqs)
+    metrics.open(client, accounts.counts, lambda: admission.max_queued)
+    both = Settings(engine=engine or EngineSettings(model=settings.model), server=settings)
+    configuration = Configuration(both, origin, metrics.config, time.time)
+
+    def adopt(edition: Edition) -> None:
+        server = edition.settings.server
+        metrics.config.on_config(edition.version, edition.at_s)
+        admission.set_max_queued(server.max_num_queued_reqs)
+        accounts.set_fair(server.is_fair)
+        if edition.version > 1:  # the engine and the log began with the first one
+            client.set_settings(edition.version, edition.settings.engine)
+            set_log_level(server.log_level)
+
+    configuration.tell(adopt)
     return Service(
-        settings=settings,
+        configuration=configuration,
         codec=codec,
         template=template,
         defaults=defaults,
         client=client,
-        admission=Admission(client, metrics, clock, accounts, max_queued=settings.max_num_queued_reqs),
+        admission=admission,
         metrics=metrics,
         tenants=tenants,
         clock=clock,
@@ -145,6 +172,7 @@ def build_service(settings: ServerSettings) -> Service:
         draw_seed=functools.partial(secrets.randbits, 63),
         wall_s=time.time,
         started_at=int(time.time()),
+        traces=make_traces(settings.otlp_traces_endpoint),
     )
 
 
@@ -178,7 +206,9 @@ class Daemon:
         self._first_signal = asyncio.Event()
         self._second_signal = asyncio.Event()
         self._drained_by_s = 0.0  # end of what --shutdown-timeout grants
-        self._reloads: set[asyncio.Task[bool]] = set()
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._notifier = Notifier(notify_socket(), service.clock)
+        self._status = ""  # for the service manager, from the moment the engine serves
         self._log = structlog.stdlib.get_logger("server.launch")
 
     async def run(self) -> int:
@@ -191,18 +221,25 @@ class Daemon:
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._log.info("engine_started", pid=child.pid)
+        if self._service.traces is not None:
+            self._service.traces.open()
+        self._service.metrics.watch_engine(lambda: child.pid)
         try:
             await self._service.client.open(child.sock, self._settings.engine)
             serving = asyncio.create_task(server.serve(sockets=[self._sock]))
             reaper = Reaper(self._service.clock, max(_IDLE_S, 2 * self._settings.server.timeout_keep_alive_s))
             reaping = asyncio.create_task(reaper.run(server.server_state.connections))
+            watching = self._start_watching()
             code = await self._live(url, child, serving)
-            reaping.cancel()
+            for task in (reaping, *watching):
+                task.cancel()
             server.should_exit = True
             server.force_exit = self._second_signal.is_set()
             await serving
             return await self._dismiss(child, code)
         finally:
+            if self._service.traces is not None:
+                await asyncio.to_thread(self._service.traces.close, _TRACES_S)
             self._service.workers.shutdown(wait=False, cancel_futures=True)
 
     def _uvicorn_config(self) -> uvicorn.Config:
@@ -222,16 +259,40 @@ class Daemon:
             timeout_graceful_shutdown=int(_FLUSH_S),
         )
 
+    def _start_watching(self) -> list["asyncio.Task[None]"]:
+        """Keep the watchdog of the service manager quiet, where there is one, until the engine hangs."""
+        silence_s, service = watchdog_s(), self._service
+
+        def is_well() -> bool:
+            return service.client.state is not EngineState.READY or not service.is_stalled
+
+        return [] if silence_s is None else [asyncio.create_task(self._notifier.watch(silence_s, is_well))]
+
     def _on_signal(self) -> None:
         self._signals += 1
+        if self._signals == 1:
+            most_s = self._service.settings.shutdown_timeout_s + _FLUSH_S + 3 * _ENGINE_PATIENCE_S
+            self._notifier.stopping("letting answers finish", most_s)
         (self._first_signal if self._signals == 1 else self._second_signal).set()
 
     def _on_hangup(self) -> None:
-        """Read the tenants file again, unless a reload that has not begun will do it."""
-        if len(self._reloads) < _MOST_RELOADS:
-            reload = asyncio.ensure_future(self._service.tenants.reload())
+        """Read the settings and the tenants again, unless a reload that has not begun will do it."""
+        if not self._signals and len(self._reloads) < _MOST_RELOADS:
+            reload = asyncio.ensure_future(self._reload())
             self._reloads.add(reload)
             reload.add_done_callback(self._reloads.discard)
+
+    async def _reload(self) -> None:
+        """Take what the files say now; what is wrong has been logged and counted."""
+        if self._status:
+            self._notifier.reloading()
+        status = self._status
+        try:
+            await self._service.configuration.reload(self._service.tenants)
+        except ConfigError as exc:
+            status = f"{status}; the last reload was refused: {exc.message}"
+        if self._status:
+            self._notifier.ready(status)
 
     async def _live(self, url: str, child: EngineChild, serving: "asyncio.Task[None]") -> int:
         """Load, serve, drain. Streams are settled when it returns. Raises what ended the HTTP server, if it failed."""
@@ -274,7 +335,7 @@ class Daemon:
 
     async def _drain(self, gone: "asyncio.Task[None]") -> int:
         """Refuse new work, let streams finish for a while, then end them with an error event."""
-        client, timeout_s = self._service.client, self._settings.server.shutdown_timeout_s
+        client, timeout_s = self._service.client, self._service.settings.shutdown_timeout_s
         self._drained_by_s = self._service.clock.now_s() + timeout_s
         refusal = shutting_down()
         cut = EngineGone(refusal.message, refusal.code)
@@ -322,6 +383,8 @@ class Daemon:
         if ready is None:
             return
         name = settings.served_model_names[0]
+        self._status = f"serving {name} at {url}"
+        self._notifier.ready(self._status)
         self._log.info("ready", url=url, model=name, load_s=round(ready.load_s, 2), engine_pid=child.pid)
         print(_greeting(url, name, settings, has_chat=self._service.template is not None), file=self._out, flush=True)
 

@@ -4,7 +4,6 @@ The only place that reads the environment. A wrong value is a `ConfigError` whos
 stands, the value and what is allowed.
 """
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,12 +17,14 @@ from pydantic_settings import EnvSettingsSource
 
 from embedded import MODEL_DIR
 from tiercel.checkpoint import resolve_model_folder
+from tiercel.consistency import check_together, conflict
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
-from tiercel.options import Options, choices_of, flag_of
+from tiercel.options import Options, choices_of, flag_name, flag_of, nearest
 from tiercel.refused import REFUSED
 from tiercel.settings import EngineSettings, ServerSettings, Settings
 from tiercel.units import GIB
+from tiercel.word import BODY_NAME, MASK, Source, Word
 
 DEFAULT_FILE = "tiercel.toml"
 DEFAULT_DISK_BYTES = 4 * GIB
@@ -31,7 +32,7 @@ DEFAULT_DISK_BYTES = 4 * GIB
 EMBEDDED_NAME = "tiercel-embedded"
 """What the API calls the embedded model."""
 
-_VLLM_VARIABLES = {
+VLLM_VARIABLES = {
     "VLLM_API_KEY": "api_key",
     "VLLM_PORT": "port",
     "VLLM_LOGGING_LEVEL": "log_level",
@@ -39,49 +40,55 @@ _VLLM_VARIABLES = {
     "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": "max_body_bytes",
     "VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes",
 }
+"""Variables of vLLM that are honoured, and the fields that they mean."""
 _KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a word"}
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """One value as it was written, and the place to name when it is wrong."""
-
-    value: object
-    place: str  # `--port `, `TIERCEL_PORT=`, `tiercel.toml: port = `
-
-
-@dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings, and what the operator should hear about how they came to be."""
+    """Settings, how they came to be, and what the operator should hear about that."""
 
     settings: Settings
     warnings: tuple[str, ...]
+    options: Options
+    words: Mapping[str, Word]  # by field of `Options`, of those that are not left at their default
+    flags: Mapping[str, object]
+
+    def again(self, changes: Mapping[str, object] | None = None) -> "Resolved":
+        """The same flags and variables, the settings file as it is now, and `changes` on top of all.
+
+        Errors: ConfigError as of `resolve`.
+        """
+        return resolve(self.flags, changes)
 
 
-def resolve(flags: Mapping[str, object]) -> Resolved:
+def resolve(flags: Mapping[str, object], changes: Mapping[str, object] | None = None) -> Resolved:
     """Merge the sources, check every value, then the values against each other.
 
     `flags` holds what the command line gave, by the field names of `Options`; a flag that was not given is absent.
+    `changes` are keys and values as tiercel.toml has them, that somebody asked for while the server runs.
     Errors: ConfigError with one line for the operator.
     """
     warnings: list[str] = []
     words = dict(_variables(warnings))
-    words |= {name: Word(value, f"{flag_name(name)} ") for name, value in flags.items()}
-    words = dict(_file_words(words.get("config"))) | words
+    words |= {name: Word(value, "flag", flag_name(name)) for name, value in flags.items()}
+    words = dict(_file_words(words.get("config"))) | words | dict(_key_words(changes or {}, "request", BODY_NAME))
     options = _check_each(_without_idle_keys(words, warnings))
-    _check_together(options)
-    return Resolved(_settle(options), tuple(warnings))
+    check_together(options)
+    return Resolved(_settle(options), tuple(warnings), options, words, flags)
 
 
 def _without_idle_keys(words: dict[str, Word], warnings: list[str]) -> dict[str, Word]:
     """With a tenants file its keys are the only ones: a variable is for clients then, a flag is a mistake."""
     if "tenants_config" not in words or "api_key" not in words:
         return words
-    place = words["api_key"].place.rstrip("= ")
-    if not place.endswith("_API_KEY"):
-        raise _conflict(f"{place} beside --tenants-config: the keys of a tenant stand in the tenants file")
-    warnings.append(f"{place} is ignored: the keys stand in the tenants file")
-    return {name: word for name, word in words.items() if name != "api_key"}
+    word = words["api_key"]
+    if word.source != "env":
+        place = word.place.rstrip("= ")
+        raise conflict(f"{place} beside --tenants-config: the keys of a tenant stand in the tenants file")
+    warnings.append(f"{word.name} is ignored: the keys stand in the tenants file")
+    del words["api_key"]
+    return words
 
 
 def client_admin_key() -> str | None:
@@ -94,14 +101,22 @@ def client_api_key() -> str | None:
     return os.environ.get("TIERCEL_API_KEY", "").split(",")[0].strip() or None
 
 
+def notify_socket() -> str | None:
+    """Where systemd listens for what a service of type notify says of itself; None when it did not start us."""
+    return os.environ.get("NOTIFY_SOCKET") or None
+
+
+def watchdog_s() -> float | None:
+    """How long systemd bears silence before it restarts this process; None when it does not watch it."""
+    microseconds, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    if not microseconds.isdecimal() or not int(microseconds) or pid not in ("", str(os.getpid())):
+        return None
+    return int(microseconds) / 1e6
+
+
 def bench_api_key() -> str | None:
     """The key that a load test uses: of this machine's server, else the one that other load tests read."""
     return client_api_key() or os.environ.get("OPENAI_API_KEY") or None
-
-
-def flag_name(field: str) -> str:
-    """The flag of a field of `Options`."""
-    return f"--{field.replace('_', '-')}"
 
 
 # Sources
@@ -109,14 +124,18 @@ def flag_name(field: str) -> str:
 
 def _variables(warnings: list[str]) -> Iterator[tuple[str, Word]]:
     """Words of the environment, the weaker ones first."""
-    for variable, field in _VLLM_VARIABLES.items():
+    for variable, field in VLLM_VARIABLES.items():
         value = os.environ.get(variable, "")
         if value and not _is_service_link(variable, value, warnings):
-            yield field, Word(_vllm_value(variable, value), f"{variable}=")
+            yield field, Word(_vllm_value(variable, value), "env", variable)
     for field, value in EnvSettingsSource(Options, env_ignore_empty=True)().items():
         variable = f"TIERCEL_{field.upper()}"
         if not _is_service_link(variable, value, warnings):
-            yield field, Word(value, f"{variable}=")
+            yield field, Word(value, "env", variable)
+    for variable in os.environ:
+        field = variable.removeprefix("TIERCEL_").lower()
+        if variable.startswith("TIERCEL_") and field not in Options.model_fields and (near := nearest(field, 0.85)):
+            warnings.append(f"{variable} is no setting and does nothing; did you mean TIERCEL_{near.upper()}?")
 
 
 def _is_service_link(variable: str, value: object, warnings: list[str]) -> bool:
@@ -154,19 +173,29 @@ def _file_words(chosen: Word | None) -> Iterator[tuple[str, Word]]:
         raise ConfigError("config.file", f"--config {path}: cannot be read: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError("config.file", f"--config {path}: not a TOML file: {exc}") from exc
+    yield from _key_words(content, "file", str(path))
+
+
+def _key_words(content: Mapping[str, object], source: Source, name: str) -> Iterator[tuple[str, Word]]:
+    """Words of a document of keys and values."""
     for key, value in content.items():
-        field = key.replace("-", "_")
-        if field not in Options.model_fields or field == "config":
-            raise ConfigError("config.key", f"{path}: {_unknown_key(key)}")
-        yield field, Word(value, f"{path}: {key} = ")
+        yield field_of(key, name), Word(value, source, name, key)
+
+
+def field_of(key: str, document: str) -> str:
+    """The field of `Options` that a key of a document means. Errors: ConfigError when there is none."""
+    field = key.replace("-", "_")
+    if field not in Options.model_fields or field == "config":
+        raise ConfigError("config.key", f"{document}: {_unknown_key(key)}")
+    return field
 
 
 def _unknown_key(key: str) -> str:
     if reason := REFUSED.get(key.replace("_", "-")):
         return f"{key} is not supported: {reason}"
-    near = difflib.get_close_matches(key.replace("-", "_"), Options.model_fields, n=1)
-    hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
-    return f"there is no setting {key}{hint}"
+    near = nearest(key.replace("-", "_"))
+    hint = f"; did you mean {near.replace('_', '-')}?" if near else ""
+    return f"there is no setting {key[:64]}{hint}"
 
 
 # Checks
@@ -191,8 +220,8 @@ def _check_each(words: Mapping[str, Word]) -> Options:
 
 def _wrong_value(name: str, word: Word) -> str:
     field = Options.model_fields[name]
-    value = "***" if flag_of(field).is_secret else _show(word.value)
-    return f"{word.place}{value}: expected {_expectation(field)}"
+    value = MASK if flag_of(field).is_secret else _show(word.value)
+    return f"{word.place}{value}: expected {expectation(field)}"
 
 
 def _show(value: object) -> str:
@@ -200,7 +229,7 @@ def _show(value: object) -> str:
     return text if 0 < len(text) <= 80 and text.isprintable() else f"{text[:80]!r}"
 
 
-def _expectation(field: FieldInfo) -> str:
+def expectation(field: FieldInfo) -> str:
     """What a field takes, to end the sentence "expected ..."."""
     if choices := choices_of(field):
         return f"one of {', '.join(choices)}"
@@ -209,65 +238,6 @@ def _expectation(field: FieldInfo) -> str:
     if words.within is None or " from " in expects:
         return expects
     return f"{expects}, from {words.within[0]:,} to {words.within[1]:,}"
-
-
-def _check_together(options: Options) -> None:
-    """Values that are fine alone and wrong beside another."""
-    block, budget = options.block_size, options.max_num_batched_tokens
-    if block & (block - 1):
-        raise ConfigError("config.value", f"--block-size {block}: expected a power of two from 1 to 256")
-    if budget is not None and budget < block:
-        raise _conflict(f"--max-num-batched-tokens {budget} is below --block-size {block}: a step must hold one block")
-    if (options.ssl_keyfile is None) != (options.ssl_certfile is None):
-        raise _conflict("--ssl-keyfile and --ssl-certfile belong together: give both or none")
-    _check_disk(options)
-    if options.allow_credentials and "*" in options.allowed_origins:
-        raise _conflict(
-            "--allow-credentials needs --allowed-origins without *: every page could use a visitor's cookie"
-        )
-    if options.root_path and not options.root_path.startswith("/"):
-        raise _conflict(f"--root-path {options.root_path}: expected a path that starts with /")
-    for flag, keys in {"--api-key": options.api_key, "--admin-key": filter(None, (options.admin_key,))}.items():
-        if any(not key.isascii() or not key.isprintable() or " " in key for key in keys):
-            raise _conflict(f"{flag} ***: expected printable ASCII without spaces, as it stands in an HTTP header")
-    _check_files(options)
-
-
-def _check_disk(options: Options) -> None:
-    if not options.kv_disk_path:
-        for name in ("kv_disk_size", "kv_disk_daily_writes"):
-            if getattr(options, name) is not None:
-                raise _conflict(f"{flag_name(name)} needs --kv-disk-path: there is no folder to write to")
-        return
-    if not options.enable_prefix_caching:
-        raise _conflict("--kv-disk-path needs --enable-prefix-caching: blocks are found again by their content")
-    folders = [Path(path).expanduser().resolve() for path in options.kv_disk_path]
-    for path, folder in zip(options.kv_disk_path, folders, strict=True):
-        if folder.exists() and not folder.is_dir():
-            raise _conflict(f"--kv-disk-path {path}: this is a file, a folder is needed")
-        if folders.count(folder) > 1:
-            raise _conflict(f"--kv-disk-path {path}: the same folder twice")
-
-
-def _check_files(options: Options) -> None:
-    files = {"ssl_keyfile": options.ssl_keyfile, "ssl_certfile": options.ssl_certfile}
-    files["tenants_config"] = options.tenants_config
-    template = options.chat_template
-    if template is not None and "{" not in template and "\n" not in template:  # else it is the template itself
-        files["chat_template"] = template
-    for name, path in files.items():
-        if path is not None and not Path(path).is_file():
-            raise _conflict(f"{flag_name(name)} {path}: there is no such file")
-    folders = {"tokenizer": options.tokenizer}
-    if options.generation_config not in ("auto", "vllm", "tiercel"):
-        folders["generation_config"] = options.generation_config
-    for name, path in folders.items():
-        if path is not None and not Path(path).is_dir():
-            raise _conflict(f"{flag_name(name)} {path}: there is no such folder")
-
-
-def _conflict(message: str) -> ConfigError:
-    return ConfigError("config.conflict", message)
 
 
 # The result
@@ -382,6 +352,7 @@ def _server(options: Options, folder: str) -> ServerSettings:
         disable_uvicorn_access_log=options.disable_uvicorn_access_log,
         uvicorn_log_level=options.uvicorn_log_level,
         enable_log_requests=options.enable_log_requests,
+        otlp_traces_endpoint=options.otlp_traces_endpoint,
         shutdown_timeout_s=options.shutdown_timeout,
         stall_timeout_s=options.stall_timeout,
         timeout_keep_alive_s=options.timeout_keep_alive,

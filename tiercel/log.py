@@ -39,3 +39,8 @@ def configure_log(level: str, form: LogFormat) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def set_log_level(level: str) -> None:
+    """Another level from now on, of everything that this process logs."""
+    logging.getLogger().setLevel(level.upper())

@@ -4,9 +4,11 @@ A field `max_num_seqs` is the flag `--max-num-seqs`, the variable `TIERCEL_MAX_N
 `max-num-seqs` of tiercel.toml. `tiercel.config` merges the three and turns the result into `Settings`.
 """
 
+import difflib
 import json
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast, get_args, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
@@ -34,6 +36,7 @@ class Flag:
     expects: str = ""  # ends the sentence "expected ..."; empty = told from the type and the range
     is_rare: bool = False  # shown by --help=all only
     is_secret: bool = False  # its value is never printed
+    is_live: bool = False  # may change while the server runs; see `tiercel.live`
 
 
 def _read_length(value: object) -> object:
@@ -50,6 +53,16 @@ def _read_bytes(value: object) -> object:
 
 def _read_level(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
+
+
+def _read_collector(value: object) -> object:
+    """An URL; one without a path gets OTLP's."""
+    if not isinstance(value, str):
+        return value
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.port == 0:
+        raise ValueError(value)
+    return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else value
 
 
 def _read_dtype(value: object) -> object:
@@ -166,6 +179,7 @@ class Options(BaseSettings):
             expects=_SIZE,
             is_rare=True,
             within=_KV_RANGE,
+            is_live=True,
         ),
     ] = None
     preemption_mode: Annotated[
@@ -178,12 +192,16 @@ class Options(BaseSettings):
         bool, Flag("Memory", "Reuse the KV of prompts that begin alike.", is_rare=True)
     ] = True
 
-    max_num_seqs: Annotated[int, Flag("Scheduler", "Most sequences at once.", "N", within=(1, 65_536))] = 256
+    max_num_seqs: Annotated[
+        int, Flag("Scheduler", "Most sequences at once.", "N", within=(1, 65_536), is_live=True)
+    ] = 256
     max_num_batched_tokens: Annotated[
         Length | None,
         Flag("Scheduler", "Most tokens of one step.", "TOKENS", expects=_LENGTH, within=(1, MAX_CONTEXT_TOKENS)),
     ] = None
-    max_num_queued_reqs: Annotated[int, Flag("Scheduler", "Most waiting sequences.", "N", within=(1, 1_000_000))] = 1024
+    max_num_queued_reqs: Annotated[
+        int, Flag("Scheduler", "Most waiting sequences.", "N", within=(1, 1_000_000), is_live=True)
+    ] = 1024
     long_prefill_token_threshold: Annotated[
         Length,
         Flag(
@@ -193,17 +211,26 @@ class Options(BaseSettings):
             expects=_LENGTH,
             is_rare=True,
             within=(0, MAX_CONTEXT_TOKENS),
+            is_live=True,
         ),
     ] = 0
     scheduling_policy: Annotated[
-        PolicyName, Flag("Scheduler", "Who runs next: fair, priority or fcfs.", "NAME", is_rare=True)
+        PolicyName, Flag("Scheduler", "Who runs next: fair, priority or fcfs.", "NAME", is_rare=True, is_live=True)
     ] = "fair"
     max_long_partial_prefills: Annotated[
-        int, Flag("Scheduler", "Long prompts under way at once; 0: no cap.", "N", is_rare=True, within=(0, 65_536))
+        int,
+        Flag(
+            "Scheduler",
+            "Long prompts under way at once; 0: no cap.",
+            "N",
+            is_rare=True,
+            within=(0, 65_536),
+            is_live=True,
+        ),
     ] = 4
     tbt_goal: Annotated[
         float,
-        Flag("Scheduler", "Goal between two tokens; 0: none.", "SECONDS", is_rare=True, within=(0, 600)),
+        Flag("Scheduler", "Goal between two tokens; 0: none.", "SECONDS", is_rare=True, within=(0, 600), is_live=True),
     ] = 0.2
     calibration_seconds: Annotated[
         float,
@@ -220,7 +247,9 @@ class Options(BaseSettings):
     host: Annotated[str, Flag("Server", "Address to bind.")] = "127.0.0.1"
     port: Annotated[int, Flag("Server", "0: the kernel chooses.", within=(0, 65_535))] = 8000
     uds: Annotated[Word | None, Flag("Server", "Unix socket instead of host and port.", "PATH", is_rare=True)] = None
-    shutdown_timeout: Annotated[float, Flag("Server", "Longest drain at a stop.", "SECONDS", within=(0, 86_400))] = 30.0
+    shutdown_timeout: Annotated[
+        float, Flag("Server", "Longest drain at a stop.", "SECONDS", within=(0, 86_400), is_live=True)
+    ] = 30.0
     stall_timeout: Annotated[
         float,
         Flag(
@@ -229,16 +258,19 @@ class Options(BaseSettings):
             "SECONDS",
             is_rare=True,
             within=(1, 86_400),
+            is_live=True,
         ),
     ] = 30.0
     timeout_keep_alive: Annotated[
         float, Flag("Server", "How long an idle connection stays open.", "SECONDS", is_rare=True, within=(0, 86_400))
     ] = 5.0
     sse_keep_alive_interval: Annotated[
-        float, Flag("Server", "Comment in quiet streams; 0: off.", "SECONDS", is_rare=True, within=(0, 86_400))
+        float,
+        Flag("Server", "Comment in quiet streams; 0: off.", "SECONDS", is_rare=True, within=(0, 86_400), is_live=True),
     ] = 0.0
     max_body_bytes: Annotated[
-        Size, Flag("Server", "Largest request body.", "SIZE", expects=_SIZE, is_rare=True, within=(KIB, GIB))
+        Size,
+        Flag("Server", "Largest request body.", "SIZE", expects=_SIZE, is_rare=True, within=(KIB, GIB), is_live=True),
     ] = 8 * MIB
     root_path: Annotated[str, Flag("Server", "Path prefix behind a proxy.", "PATH", is_rare=True)] = ""
     disable_fastapi_docs: Annotated[bool, Flag("Server", "No /docs and no /openapi.json.", is_rare=True)] = True
@@ -270,19 +302,33 @@ class Options(BaseSettings):
         Overrides, Flag("Answers", "Defaults of sampling.", "JSON", expects=_JSON, is_rare=True)
     ] = Field(default_factory=dict)
     max_logprobs: Annotated[
-        int, Flag("Answers", "Most log-probabilities a token.", "N", is_rare=True, within=(0, 1024))
+        int, Flag("Answers", "Most log-probabilities a token.", "N", is_rare=True, within=(0, 1024), is_live=True)
     ] = 20
     stream_interval: Annotated[
-        int, Flag("Answers", "Tokens of one chunk of a stream.", "TOKENS", is_rare=True, within=(1, 65_536))
+        int,
+        Flag("Answers", "Tokens of one chunk of a stream.", "TOKENS", is_rare=True, within=(1, 65_536), is_live=True),
     ] = 1
-    enable_force_include_usage: Annotated[bool, Flag("Answers", "Usage at the end of every stream.", is_rare=True)] = (
-        False
-    )
-    enable_prompt_tokens_details: Annotated[bool, Flag("Answers", "Cached tokens in the usage.", is_rare=True)] = True
+    enable_force_include_usage: Annotated[
+        bool, Flag("Answers", "Usage at the end of every stream.", is_rare=True, is_live=True)
+    ] = False
+    enable_prompt_tokens_details: Annotated[
+        bool, Flag("Answers", "Cached tokens in the usage.", is_rare=True, is_live=True)
+    ] = True
 
-    log_level: Annotated[LogLevel, Flag("Log", "Least severe event to log.", "LEVEL")] = "info"
+    log_level: Annotated[LogLevel, Flag("Log", "Least severe event to log.", "LEVEL", is_live=True)] = "info"
     log_format: Annotated[Literal["json", "console"], Flag("Log", "json, or console for people.", "FORMAT")] = "json"
     enable_log_requests: Annotated[bool, Flag("Log", "One line a request, never its text.", is_rare=True)] = True
+    otlp_traces_endpoint: Annotated[
+        Word | None,
+        BeforeValidator(_read_collector),
+        Flag(
+            "Log",
+            "Collector of traces, OTLP over HTTP; needs the extra otel.",
+            "URL",
+            expects="an http or https URL without a password, such as http://127.0.0.1:4318/v1/traces",
+            is_rare=True,
+        ),
+    ] = None
     uvicorn_log_level: Annotated[
         UvicornLevel, Flag("Log", "Least severe event of the HTTP server.", "LEVEL", is_rare=True)
     ] = "warning"
@@ -309,3 +355,14 @@ def flag_of(field: FieldInfo) -> Flag:
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
     """The words that a field of `Options` is restricted to, if it is."""
     return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+
+
+def flag_name(field: str) -> str:
+    """The flag of a field of `Options`."""
+    return f"--{field.replace('_', '-')}"
+
+
+def nearest(name: str, likeness: float = 0.6) -> str | None:
+    """The field of `Options` that somebody may have meant."""
+    near = difflib.get_close_matches(name, Options.model_fields, n=1, cutoff=likeness)
+    return near[0] if near else None

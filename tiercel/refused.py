@@ -9,7 +9,6 @@ _TOOLS = "tool calls are not parsed yet"
 _GRAMMAR = "structured output is not served yet"
 _MEDIA = "only text models are served"
 _PLUGIN = "foreign code is not loaded into the server"
-_TRACES = "traces are not exported yet"
 _COMPILE = "nothing is compiled or captured"
 
 REFUSED: Final[dict[str, str]] = {
@@ -48,8 +47,7 @@ REFUSED: Final[dict[str, str]] = {
     "nano-batch-size": "nano-batches are chosen by the planner",
     "num-nano-batches": "nano-batches are chosen by the planner",
     "compilation-config": _COMPILE,
-    "otlp-traces-endpoint": _TRACES,
-    "collect-detailed-traces": _TRACES,
+    "collect-detailed-traces": "every stage of a request is traced: --otlp-traces-endpoint",
     "custom-histogram-buckets": "the buckets of the metrics are fixed",
     "skip-tokenizer-init": "a tokenizer is needed",
     "tokenizer-revision": "the cached revision that refs/main names is served",

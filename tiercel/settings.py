@@ -93,6 +93,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     disable_uvicorn_access_log: bool = True
     uvicorn_log_level: str = "warning"
     enable_log_requests: bool = True  # one JSON line a request at its end; never its text
+    otlp_traces_endpoint: str | None = None  # an URL; None = no traces
     shutdown_timeout_s: float = 30.0  # drain; 0 = end streams at once
     stall_timeout_s: float = 30.0  # /health turns 503 when work is pending and no step ended for so long
     timeout_keep_alive_s: float = 5.0

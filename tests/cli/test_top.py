@@ -192,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked += 1
         self.server.key = self.headers["authorization"]
-        self.send_response(self.server.status if self.path == "/metrics" else 404)
+        self.send_response(self.server.status if self.path.partition("?")[0] == "/metrics" else 404)
         self.end_headers()
         self.wfile.write(page(tokens=100 * self.server.asked, running=3).encode())
 

@@ -1,0 +1,49 @@
+"""Calls to /admin of a running server, with the admin key."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.console import fail
+
+if TYPE_CHECKING:
+    import httpx
+
+Url = Annotated[str, typer.Option(help="Where the server listens, with or without /v1.")]
+AdminKey = Annotated[str | None, typer.Option(help="Admin key. \\[TIERCEL_ADMIN_KEY]", metavar="KEY")]
+HERE = "http://127.0.0.1:8000"
+_TIMEOUT_S = 30.0
+
+
+def call(
+    method: str, url: str, what: str, admin_key: str | None, text: bytes | None = None, kind: str = ""
+) -> dict[str, Any] | None:  # Any: JSON of a server
+    """The answer of one route of /admin; None when there is none, and the reason has been printed."""
+    # lazy: no other verb needs the HTTP client
+    import httpx
+
+    # lazy: as above
+    from tiercel.config import client_admin_key
+
+    key = admin_key or client_admin_key()
+    if key is None:
+        fail("no admin key: give --admin-key, or set TIERCEL_ADMIN_KEY")
+        raise typer.Exit(2)
+    where = f"{url.rstrip('/').removesuffix('/v1')}/admin/{what}"
+    headers = {"Authorization": f"Bearer {key}"} | ({} if text is None else {"Content-Type": kind})
+    try:
+        answer = httpx.request(method, where, content=text, headers=headers, timeout=_TIMEOUT_S)
+        body = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+        fail(f"{where}: {exc or type(exc).__name__}")
+        return None
+    if answer.status_code != 200:
+        fail(_reason(answer, body))
+        return None
+    return body
+
+
+def _reason(answer: "httpx.Response", body: object) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return message or f"the server answered {answer.status_code}"

@@ -1,0 +1,149 @@
+"""`tiercel config`: every setting and where it comes from, here or in a running server; and the reference page."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.admin import HERE, AdminKey, Url, call
+from cli.config_page import reference
+from cli.console import fail, warn
+from cli.flags import with_flags
+from tiercel.config import resolve
+from tiercel.options import Options, flag_of
+from tiercel.shown import shown_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_JSON = {"as_json": Annotated[bool, typer.Option("--json", help="Print JSON.")]}
+_CHANGED = {"is_changed": Annotated[bool, typer.Option("--changed", help="Only what is not at its default.")]}
+
+
+def config_app(shown: str) -> typer.Typer:
+    """`tiercel config show|get|set|reload|reference`."""
+    app = typer.Typer(help="Settings, and where each comes from.", no_args_is_help=True)
+    app.command("show")(with_flags(show, shown, _JSON | _CHANGED))
+    app.command("get")(get)
+    app.command("set")(set_values)
+    app.command("reload")(reload)
+    app.command("reference")(print_reference)
+    return app
+
+
+def show(given: dict[str, object]) -> int:
+    """What `tiercel serve` would start with here, and where each value comes from.
+
+    Takes the flags of `tiercel serve`. A flag wins over a variable, that over
+    tiercel.toml, that over the default. Keys are masked.
+    """
+    as_json, is_changed = given.pop("as_json"), given.pop("is_changed")
+    resolved = resolve(given)
+    for line in resolved.warnings:
+        warn(line)
+    rows = {
+        key: {"value": one.value, "source": one.source, "name": one.name, "is_live": one.is_live}
+        for key, one in shown_settings(resolved).items()
+        if one.source != "default" or not is_changed
+    }
+    _print({"settings": rows}, as_json=bool(as_json))
+    return 0
+
+
+def get(
+    url: Url = HERE,
+    admin_key: AdminKey = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Show the settings of a running server, with their version."""
+    body = call("GET", url, "config", admin_key)
+    if body is None:
+        return 1
+    _print(body, as_json=as_json)
+    return 0
+
+
+def set_values(
+    pairs: Annotated[list[str], typer.Argument(help="Such as max-num-queued-reqs=512.", metavar="KEY=VALUE...")],
+    url: Url = HERE,
+    admin_key: AdminKey = None,
+) -> int:
+    """Change settings of a running server: all of them, or none if one is wrong.
+
+    They last until it reads its files again (SIGHUP, `tiercel config reload`) or
+    restarts. KEY= drops what was set this way before.
+    """
+    values: dict[str, object] = {}
+    for pair in pairs:
+        key, is_pair, value = pair.partition("=")
+        if not is_pair:
+            fail(f"{pair}: expected KEY=VALUE, such as max-num-queued-reqs=512")
+            return 2
+        values[key] = value or None
+    body = call("PATCH", url, "config", admin_key, json.dumps(values).encode(), "application/json")
+    if body is None:
+        return 1
+    print(f"version {body['version']}")
+    return 0
+
+
+def reload(url: Url = HERE, admin_key: AdminKey = None) -> int:
+    """Let a running server read tiercel.toml and its tenants file again: both, or none if one is wrong."""
+    body = call("POST", url, "reload", admin_key)
+    if body is None:
+        return 1
+    print(f"settings version {body['config_version']}, tenants version {body['tenants_version']}")
+    return 0
+
+
+def print_reference() -> int:
+    """Print docs/configuration.md: every setting with its range, default and names."""
+    print(reference(), end="")
+    return 0
+
+
+def _print(body: "Mapping[str, Any]", *, as_json: bool) -> None:  # Any: JSON of a server
+    if as_json:
+        print(json.dumps(body, indent=2))
+        return
+    # lazy: most verbs print no table
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    settings = body["settings"]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("source", style="dim")
+    panel = ""
+    for name, field in Options.model_fields.items():
+        key = name.replace("_", "-")
+        if key not in settings:
+            continue
+        if flag_of(field).panel != panel:
+            panel = flag_of(field).panel
+            table.add_row(Text(panel, style="bold"), "", "")
+        one = settings[key]
+        source = one["source"] if one["name"] is None else f"{one['source']} {one['name']}"
+        table.add_row(f"  {key}", Text(_cell(one["value"])), Text(source))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    if "version" in body:
+        console.print(f"version {body['version']}, {body['source']}, since {body['changed_at']}")
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None | [] | {} | "":
+            return "-"
+        case bool():
+            return "true" if value else "false"
+        case list():
+            return " ".join(str(part) for part in value)
+        case dict():
+            return json.dumps(value)
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)

@@ -1,0 +1,161 @@
+"""What a service manager hears: a socket stands for systemd, the daemon is real, its engine has no model."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.notify import Notifier
+from tests.server.harness import text_body
+from tests.server.test_launch import FAKE, Started
+from tiercel.clock import ManualClock
+
+START = """
+import json, sys
+from server.launch import serve
+from tiercel.config import resolve
+origin = resolve(json.loads(sys.argv[1]))
+sys.exit(serve(origin.settings, origin=origin, command=json.loads(sys.argv[2])))
+"""
+PING_S = 0.1
+
+
+class Manager:
+    """The socket of NOTIFY_SOCKET."""
+
+    def __init__(self, address: str, sock: socket.socket) -> None:
+        self.address = address
+        self._sock = sock
+
+    def hear(self, *, pings: bool = False) -> dict[str, str]:
+        """The next message; without those of the watchdog unless they are wanted."""
+        while True:
+            lines = self._sock.recv(4096).decode().splitlines()
+            message = dict(line.split("=", 1) for line in lines)
+            if pings or message != {"WATCHDOG": "1"}:
+                return message
+
+    def hear_nothing(self, for_s: float) -> bool:
+        """Whether nobody says anything for so long, sooner or later."""
+        self._sock.settimeout(for_s)
+        with suppress(TimeoutError):
+            for _ in range(200):
+                self._sock.recv(4096)
+            return False
+        return True
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
+    name = str(tmp_path_factory.mktemp("n") / "s")
+    address = name if request.param == "path" else f"@tiercel{name}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(name if request.param == "path" else f"\0tiercel{name}")
+        sock.settimeout(20)
+        yield Manager(address, sock)
+
+
+@contextmanager
+def started(folder: Path, manager: Manager, config: str, **fake: str) -> Iterator[Started]:
+    """A daemon under the manager, with a watchdog."""
+    (folder / "config.json").write_text("{}")
+    file = folder / "tiercel.toml"
+    file.write_text(config)
+    flags = {"model": str(folder), "served_model_name": ["tiny"], "port": 0, "config": str(file)}
+    watch = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": str(int(2e6 * PING_S))}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, json.dumps(flags), json.dumps([sys.executable, str(FAKE)])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**own, **watch, **fake},
+    )
+    try:
+        yield Started(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def folder(model_folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(model_folder, tmp_path / "model")
+
+
+def test_the_manager_hears_the_start_reloads_and_the_end(folder: Path, manager: Manager) -> None:
+    with started(folder, manager, "max-logprobs = 5\n") as server:
+        assert manager.hear(pings=True) == {"WATCHDOG": "1"}  # while it loads
+        server.await_url()
+        status = f"serving tiny at {server.url}"
+        assert manager.hear() == {"READY": "1", "STATUS": status}
+        assert manager.hear(pings=True) == {"WATCHDOG": "1"}
+        (folder / "tiercel.toml").write_text("max-logprobs = 6\n")
+        server.process.send_signal(signal.SIGHUP)
+        reloading = manager.hear()
+        assert (reloading["RELOADING"], reloading["MONOTONIC_USEC"].isdecimal()) == ("1", True)
+        assert manager.hear() == {"READY": "1", "STATUS": status}
+        (folder / "tiercel.toml").write_text("block-size = 32\n")
+        server.process.send_signal(signal.SIGHUP)
+        assert manager.hear()["RELOADING"] == "1"
+        refused = manager.hear()
+        assert refused["READY"] == "1"
+        assert "the last reload was refused" in refused["STATUS"]
+        server.process.send_signal(signal.SIGTERM)
+        stopping = manager.hear()
+        assert stopping["STOPPING"] == "1"
+        assert int(stopping["EXTEND_TIMEOUT_USEC"]) > 30e6
+        code, err = server.wait()
+        assert code == 0
+        events = [json.loads(line)["event"] for line in err.splitlines()]
+        assert (events.count("config_changed"), events.count("config_refused")) == (1, 1)
+
+
+@pytest.mark.parametrize("manager", ["path"], indirect=True)
+def test_the_watchdog_hears_nothing_any_more_when_the_engine_hangs_with_work(folder: Path, manager: Manager) -> None:
+    with started(folder, manager, "stall-timeout = 1\n", FAKE_HANG_AT="0") as server:
+        server.await_url()
+        assert manager.hear()["READY"] == "1"
+        for _ in range(20):
+            assert manager.hear(pings=True) == {"WATCHDOG": "1"}  # idle is well, however long
+
+        def ask() -> None:
+            with suppress(httpx.HTTPError):
+                httpx.post(f"{server.url}/v1/completions", json=text_body(), timeout=60)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert manager.hear_nothing(10 * PING_S)
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        server.process.kill()
+        asking.join()
+        assert server.process.stderr is not None
+        assert "watchdog kept waiting" in server.process.stderr.read()
+
+
+def test_without_a_manager_or_with_a_deaf_one_nothing_happens(tmp_path: Path) -> None:
+    for address in (None, str(tmp_path / "nobody"), "@nobody-listens-here"):
+        notifier = Notifier(address, ManualClock())
+        notifier.ready("serving")
+        notifier.reloading()
+        notifier.stopping("leaving", 1.0)
+
+
+def test_a_status_is_one_line(manager: Manager) -> None:
+    Notifier(manager.address, ManualClock()).ready("one\nREADY=0")
+    assert manager.hear() == {"READY": "1", "STATUS": "one READY=0"}
+
+
+def test_a_reload_carries_the_monotonic_time(manager: Manager) -> None:
+    Notifier(manager.address, ManualClock(12.5)).reloading()
+    assert manager.hear() == {"RELOADING": "1", "MONOTONIC_USEC": "12500000"}
