@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from loadtest import metric
 from loadtest.assignment import Assignment, Progress
 from loadtest.fleet import Fleet, Gathered
 from loadtest.machine import cores
@@ -100,7 +101,7 @@ async def _measure(prepared: _Prepared, plan: Plan, target: Target, observer: Ob
     """One run with its metrics."""
     names = ", ".join(tenant.name for tenant in plan.tenants)
     observer.stage(f"{title}{names}" if len(prepared.plan.tenants) > 1 else "running", plan.requests)
-    scraper = Scraper(target.client, "/metrics", prepared.clock)
+    scraper = Scraper(target.client, metric.PAGE, prepared.clock)
     assignment = replace(prepared.assignment, sources=plan.sources)
     fleet = Fleet(assignment, prepared.workers, prepared.clock, observer.progress)
     async with scraper.open():

@@ -1,5 +1,8 @@
 """The names of what servers publish: vLLM's where the meaning is shared, ours for tiers, transfers and tenants."""
 
+PAGE = "/metrics?detail=tenants"
+"""Where they are published. Servers that know no such detail answer as if they were not asked for it."""
+
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
@@ -36,7 +39,7 @@ TENANT_PROMPT_TOKENS = "tiercel_tenant_prompt_tokens_total"
 TENANT_GENERATION_TOKENS = "tiercel_tenant_generation_tokens_total"
 TENANT_SERVICE = "tiercel_tenant_service_seconds_total"
 TENANT_WEIGHT = "tiercel_tenant_weight"
-TENANT_THROTTLED = "tiercel_tenant_throttled_total"  # reason
+TENANT_THROTTLED = "tiercel_tenant_throttled_by_reason_total"  # reason
 TENANT_TTFT = "tiercel_tenant_ttft_seconds_bucket"
 
 REPORTED = (

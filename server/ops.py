@@ -1,6 +1,9 @@
 """Routes for operators: health, readiness, load, version, metrics."""
 
+import functools
+
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.auth import MetricsGuard
@@ -8,8 +11,11 @@ from server.client import EngineState
 from server.directory import in_thread
 from server.service import Service
 from tiercel import __version__
+from tiercel.errors import AdmissionError
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_DETAIL = "tenants"
+"""The one detail of /metrics."""
 
 
 class OpsRoutes:
@@ -75,9 +81,13 @@ class OpsRoutes:
         """Sequences that clients wait for."""
         return JSONResponse({"server_load": self._service.client.num_open})
 
-    async def metrics(self) -> Response:
-        """Prometheus text."""
-        text = await in_thread(self._service.metrics.exposition)
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text, with `?detail=tenants` more than ten lines a tenant. Errors: AdmissionError (400)."""
+        detail = request.query_params.get("detail")
+        if detail not in (None, _DETAIL):
+            raise AdmissionError(400, f"detail must be {_DETAIL} or absent, not {detail[:64]}", param="detail")
+        page = functools.partial(self._service.metrics.exposition, has_detail=detail is not None)
+        text = await in_thread(page)
         return Response(text, headers={"content-type": _METRICS_TYPE})
 
 

@@ -1,14 +1,20 @@
 """Numbers per tenant for Prometheus: of the configured tenants, and of those only that have been seen.
 
-Written as text by hand: a thousand tenants are fifteen thousand lines.
+Written as text by hand, because a thousand tenants are ten thousand lines: ten lines a tenant, and more on demand.
 """
 
-from collections.abc import Callable, Iterator
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 
 from server.client import SequenceFacts
 from server.tenants import TenantTable
 from tiercel.ids import TenantId
-from tiercel.outcome import FairGauges, Finished, Gauges
+from tiercel.outcome import FairGauges, Finished, Gauges, TenantGauges
+from tiercel.tenant import Slo
 
 _FIRST_TOKEN_S = (0.1, 0.5, 2.0, 10.0)
 
@@ -16,27 +22,64 @@ Counts = Callable[[TenantId], tuple[int, int]]
 """Sequences of a tenant that run and that wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class TenantFigures:
+    """What was counted of one tenant."""
+
+    running: int = 0
+    waiting: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    first_tokens: tuple[tuple[float, int], ...] = ()  # how many within so many seconds; the last bound is infinite
+
+
 class _Row:
     """The counters of one tenant."""
 
-    __slots__ = ("below", "first_tokens", "first_tokens_s", "outputs", "prompts", "queue_s", "throttled")
+    __slots__ = (
+        *("first_tokens", "first_tokens_s", "label", "outputs", "prompts", "queue_s", "recomputed", "slo"),
+        *("swapped", "throttled"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, name: TenantId, slo: Slo) -> None:
+        self.label = f'tenant="{name}"'
+        self.slo = slo
         self.prompts = 0  # tokens
         self.outputs = 0  # tokens
         self.queue_s = 0.0
-        self.below = [0] * len(_FIRST_TOKEN_S)
-        self.first_tokens = 0
+        self.first_tokens = [0] * (len(_FIRST_TOKEN_S) + 1)  # by bucket, the last one without a bound
         self.first_tokens_s = 0.0
         self.throttled: dict[str, int] = {}
+        self.swapped = 0  # tokens of sequences that ended
+        self.recomputed = 0  # tokens of sequences that ended
+
+
+class _Goal:
+    """How often a goal of a tenant was to be kept, and was not."""
+
+    __slots__ = ("missed", "seen")
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.missed = 0
+
+    def note(self, seconds: float, goal_s: float) -> None:
+        """One more."""
+        self.seen += 1
+        self.missed += seconds > goal_s
 
 
 class TenantMetrics:
-    """Counts by tenant. A tenant that leaves the table takes its numbers along."""
+    """Counts by tenant. A tenant that leaves the table takes its numbers along.
+
+    A page has at most ten lines for a tenant. With detail it has those that may be many, too: the distribution of
+    first tokens, refusals by limit, preemptions by reason and mode.
+    """
 
     def __init__(self) -> None:
         self._table: TenantTable | None = None
         self._row_by_name: dict[TenantId, _Row] = {}
+        self._goals = {"ttft": _Goal(), "tbt": _Goal()}
         self._refused = 0
         self._counts: Counts = _no_counts
         self._fair = FairGauges()
@@ -49,6 +92,8 @@ class TenantMetrics:
         """Other tenants from now on."""
         self._table = table
         self._row_by_name = {name: row for name, row in self._row_by_name.items() if name in table.by_name}
+        for name, row in self._row_by_name.items():
+            row.slo = table.by_name[name].share.slo
 
     def on_step(self, gauges: Gauges) -> None:
         """The engine's books, as of now."""
@@ -66,86 +111,175 @@ class TenantMetrics:
             row.throttled[reason] = row.throttled.get(reason, 0) + 1
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
-        """A sequence got a token."""
+        """A sequence got a token; `gap_s` is None for its first."""
         row = self._row(facts.start.tenant)
         if row is None:
             return
         row.outputs += 1
+        slo = row.slo
         if gap_s is None:
             seconds = now_s - facts.arrival_s
             row.prompts += facts.start.num_prompt
-            row.first_tokens += 1
+            row.first_tokens[bisect_left(_FIRST_TOKEN_S, seconds)] += 1
             row.first_tokens_s += seconds
-            for index, limit_s in enumerate(_FIRST_TOKEN_S):
-                row.below[index] += seconds <= limit_s
+            if slo.ttft_s is not None:
+                self._goals["ttft"].note(seconds, slo.ttft_s)
+        elif slo.tbt_s is not None:
+            self._goals["tbt"].note(gap_s, slo.tbt_s)
 
     def on_finished(self, facts: SequenceFacts, finished: Finished) -> None:
         """A sequence ended."""
         row = self._row(facts.start.tenant)
         if row is not None:
             row.queue_s += finished.queued_s
+            row.swapped += finished.swapped_tokens
+            row.recomputed += finished.recomputed_tokens
 
-    def exposition(self) -> bytes:
+    @property
+    def seen(self) -> tuple[TenantId, ...]:
+        """The tenants that anything was counted of."""
+        return tuple(self._row_by_name)
+
+    def figures(self, name: TenantId) -> TenantFigures:
+        """What was counted of one tenant."""
+        running, waiting = self._counts(name)
+        row = self._row_by_name.get(name)
+        if row is None:
+            return TenantFigures(running, waiting)
+        below = accumulate(row.first_tokens)
+        bounds = zip((*_FIRST_TOKEN_S, math.inf), below, strict=True)
+        return TenantFigures(running, waiting, row.prompts, row.outputs, tuple(bounds))
+
+    def exposition(self, *, has_detail: bool = False) -> bytes:
         """Prometheus text. Safe in another thread than the one that counts."""
-        return "".join(f"{line}\n" for line in self._lines()).encode()
+        pieces: list[str] = []
+        for piece in self._pieces(has_detail=has_detail):
+            pieces.append(piece)
+            time.sleep(0)  # the event loop may have the interpreter between two families
+        return "".join(pieces).encode()
 
     def _row(self, name: TenantId) -> _Row | None:
         row = self._row_by_name.get(name)
-        if row is None and self._table is not None and name in self._table.by_name:
-            row = self._row_by_name[name] = _Row()
+        if row is None and self._table is not None and (tenant := self._table.by_name.get(name)) is not None:
+            row = self._row_by_name[name] = _Row(name, tenant.share.slo)
         return row
 
-    def _lines(self) -> Iterator[str]:
+    def _pieces(self, *, has_detail: bool) -> Iterator[str]:
         table = self._table
-        yield from _head("tiercel_tenants_config_version", "gauge", "Version of the tenants in force.")
-        yield f"tiercel_tenants_config_version {0 if table is None else table.version}"
-        fair = self._fair
-        yield from _head("tiercel_fairness_jain", "gauge", "Jain's index of service by weight in the last minute.")
-        yield f"tiercel_fairness_jain {fair.jain}"
-        yield from _head("tiercel_service_gap_seconds", "gauge", "Largest gap of service by weight in the last minute.")
-        yield f"tiercel_service_gap_seconds {fair.gap_s}"
-        yield from _head("tiercel_tenants_config_errors_total", "counter", "Tenants that were refused as wrong.")
-        yield f"tiercel_tenants_config_errors_total {self._refused}"
+        yield from self._whole(0 if table is None else table.version)
         if table is None:
             return
         rows = [(name, row) for name, row in list(self._row_by_name.items()) if name in table.by_name]
-        counts = [(name, *self._counts(name)) for name, _ in rows]
-        standing = {one.tenant: one for one in fair.tenants}
-        served = [(name, standing[name]) for name, _ in rows if name in standing]
-        families: list[tuple[str, str, str, list[tuple[TenantId, float]]]] = [
-            ("running", "gauge", "Sequences with a first token.", [(name, running) for name, running, _ in counts]),
-            ("waiting", "gauge", "Sequences without a first token.", [(name, waiting) for name, _, waiting in counts]),
-            ("weight", "gauge", "Weight of its share.", [(n, table.by_name[n].share.weight) for n, _ in rows]),
-            ("prompt_tokens_total", "counter", "Prompt tokens of sequences that got a first token.",
-             [(name, row.prompts) for name, row in rows]),
-            ("generation_tokens_total", "counter", "Tokens generated.", [(name, row.outputs) for name, row in rows]),
-            ("queue_seconds_total", "counter", "Time that ended sequences waited for their first slice.",
-             [(name, row.queue_s) for name, row in rows]),
-            ("service_seconds_total", "counter", "Device time charged to it.",
-             [(name, one.service_s) for name, one in served]),
-            ("starvation_age_seconds", "gauge", "How long its oldest waiting sequence has waited.",
-             [(name, one.starving_s) for name, one in served]),
-        ]  # fmt: skip
-        for family, kind, text, samples in families:
-            yield from _head(f"tiercel_tenant_{family}", kind, text)
-            for name, value in samples:
-                yield f'tiercel_tenant_{family}{{tenant="{name}"}} {value}'
-        yield from _head("tiercel_tenant_throttled_total", "counter", "Requests refused, by the limit or goal.")
-        for name, row in rows:
-            for reason, count in sorted(row.throttled.items()):
-                yield f'tiercel_tenant_throttled_total{{reason="{reason}",tenant="{name}"}} {count}'
-        yield from _head("tiercel_tenant_ttft_seconds", "histogram", "Arrival to first token.")
-        for name, row in rows:
-            for limit_s, count in zip(_FIRST_TOKEN_S, row.below, strict=True):
-                yield f'tiercel_tenant_ttft_seconds_bucket{{le="{limit_s}",tenant="{name}"}} {count}'
-            yield f'tiercel_tenant_ttft_seconds_bucket{{le="+Inf",tenant="{name}"}} {row.first_tokens}'
-            yield f'tiercel_tenant_ttft_seconds_sum{{tenant="{name}"}} {row.first_tokens_s}'
-            yield f'tiercel_tenant_ttft_seconds_count{{tenant="{name}"}} {row.first_tokens}'
+        told = {one.tenant: one for one in self._fair.tenants}
+        engine = [(row, told.get(name)) for name, row in rows]
+        yield _family("weight", "gauge", "Weight of its share.", _each(
+            (row, table.by_name[name].share.weight) for name, row in rows))  # fmt: skip
+        yield _family("prompt_tokens_total", "counter", "Prompt tokens of sequences that got a first token.", _each(
+            (row, row.prompts) for _, row in rows))  # fmt: skip
+        yield _family("generation_tokens_total", "counter", "Tokens generated.", _each(
+            (row, row.outputs) for _, row in rows))  # fmt: skip
+        yield _family("queue_seconds_total", "counter", "Time that ended sequences waited for their first slice.",
+            _each((row, row.queue_s) for _, row in rows))  # fmt: skip
+        yield _family("service_seconds_total", "counter", "Device time charged to it by the policy `fair`.", _each(
+            (row, one.service_s) for row, one in engine if one is not None))  # fmt: skip
+        yield _family("starvation_age_seconds", "gauge", "How long its oldest waiting sequence has waited.", _each(
+            (row, 0.0 if one is None else one.starving_s) for row, one in engine))  # fmt: skip
+        yield _family("throttled_total", "counter", "Requests refused for a limit or a goal of its own.", _each(
+            (row, sum(list(row.throttled.values()))) for _, row in rows))  # fmt: skip
+        yield _family("preemptions_total", "counter", "Preemptions of its sequences.", _each(
+            (row, _preemptions(one)) for row, one in engine))  # fmt: skip
+        yield from _first_tokens([row for _, row in rows], has_buckets=has_detail)
+        if has_detail:
+            yield from self._detail(rows, engine)
+
+    def _whole(self, version: int) -> Iterator[str]:
+        """What is not of one tenant."""
+        yield _line("tiercel_tenants_config_version", "gauge", "Version of the tenants in force.", version)
+        yield _line(
+            "tiercel_tenants_config_errors_total", "counter", "Tenants that were refused as wrong.", self._refused
+        )
+        fair = self._fair
+        yield _line(
+            "tiercel_fairness_tenants", "gauge",
+            "Tenants that compete in a band: that have had work waiting together till now, a minute at most.",
+            fair.competing,
+        )  # fmt: skip
+        if fair.jain is not None:
+            yield _line(
+                "tiercel_fairness_jain", "gauge",
+                "Jain's index of service by weight among those that compete, of the worst band; absent without any.",
+                fair.jain,
+            )  # fmt: skip
+        if fair.gap_s is not None:
+            yield _line(
+                "tiercel_service_gap_seconds", "gauge",
+                "Largest gap of service by weight in a band, among those that compete; absent without any.",
+                fair.gap_s,
+            )  # fmt: skip
+        goals = [(name, goal) for name, goal in self._goals.items() if goal.seen]
+        if goals:
+            yield _head("tiercel_slo_total", "counter", "First tokens (ttft) and gaps (tbt) of tenants with that goal.")
+            yield "".join(f'tiercel_slo_total{{goal="{name}"}} {goal.seen}\n' for name, goal in goals)
+            yield _head("tiercel_slo_missed_total", "counter", "Those of tiercel_slo_total that came too late.")
+            yield "".join(f'tiercel_slo_missed_total{{goal="{name}"}} {goal.missed}\n' for name, goal in goals)
+
+    def _detail(
+        self, rows: list[tuple[TenantId, _Row]], engine: list[tuple[_Row, TenantGauges | None]]
+    ) -> Iterator[str]:
+        counts = [(row, *self._counts(name)) for name, row in rows]
+        yield _family("running", "gauge", "Sequences with a first token.", _each(
+            (row, running) for row, running, _ in counts))  # fmt: skip
+        yield _family("waiting", "gauge", "Sequences without a first token.", _each(
+            (row, waiting) for row, _, waiting in counts))  # fmt: skip
+        yield _family("swapped_tokens_total", "counter", "Tokens of ended sequences that came back from a lower tier.",
+            _each((row, row.swapped) for _, row in rows))  # fmt: skip
+        yield _family("recomputed_tokens_total", "counter", "Tokens of ended sequences computed again.", _each(
+            (row, row.recomputed) for _, row in rows))  # fmt: skip
+        yield _family("throttled_by_reason_total", "counter", "Requests refused, by the limit or goal.", (
+            (f'reason="{reason}",{row.label}', count)
+            for _, row in rows for reason, count in sorted(list(row.throttled.items()))
+        ))  # fmt: skip
+        yield _family("preemptions_by_reason_total", "counter", "Preemptions, by who gained and what became of the KV.",
+            ((f'mode="{of.mode}",reason="{of.reason}",{row.label}', of.count)
+             for row, one in engine if one is not None for of in one.preemptions))  # fmt: skip
 
 
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
+def _first_tokens(rows: list[_Row], *, has_buckets: bool) -> Iterator[str]:
+    """Without buckets it is a summary: sum and count alone."""
+    name, kind = "tiercel_tenant_ttft_seconds", "histogram" if has_buckets else "summary"
+    yield _head(name, kind, "Arrival to first token.")
+    if has_buckets:
+        bounds = (*_FIRST_TOKEN_S, "+Inf")
+        yield "".join(
+            f'{name}_bucket{{le="{bound}",{row.label}}} {below}\n'
+            for row in rows
+            for bound, below in zip(bounds, accumulate(row.first_tokens), strict=True)
+        )
+    yield "".join(
+        f"{name}_sum{{{row.label}}} {row.first_tokens_s}\n{name}_count{{{row.label}}} {sum(row.first_tokens)}\n"
+        for row in rows
+    )
+
+
+def _preemptions(told: TenantGauges | None) -> int:
+    return 0 if told is None else sum(one.count for one in told.preemptions)
+
+
+def _each(values: Iterable[tuple[_Row, float]]) -> Iterator[tuple[str, float]]:
+    return ((row.label, value) for row, value in values)
+
+
+def _family(name: str, kind: str, text: str, samples: Iterable[tuple[str, float]]) -> str:
+    lines = "".join(f"tiercel_tenant_{name}{{{labels}}} {value}\n" for labels, value in samples)
+    return _head(f"tiercel_tenant_{name}", kind, text) + lines
+
+
+def _line(name: str, kind: str, text: str, value: float) -> str:
+    return f"{_head(name, kind, text)}{name} {value}\n"
+
+
+def _head(name: str, kind: str, text: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
 def _no_counts(_name: TenantId) -> tuple[int, int]:

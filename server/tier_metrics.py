@@ -1,12 +1,13 @@
 """Numbers of the KV tiers for Prometheus, from the engine's last gauges. vLLM's offload names where they exist."""
 
 from collections.abc import Iterable, Iterator
+from typing import get_args
 
-from msgspec.structs import replace
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tiercel.outcome import DiskState, Gauges, RouteGauges, TierGauges
+from tiercel.plan import PreemptionReason
 from tiercel.tier import Route, Tier
 
 _LABELS = ("model_name", "engine")
@@ -15,9 +16,13 @@ _FILLED = {Route.RESTORE: Tier.HBM, Route.SPILL: Tier.DDR}
 _OFFLOAD = {
     Route.RESTORE: ("kv_offload_load", "From host memory to the device"),
     Route.SPILL: ("kv_offload_store", "From the device to host memory"),
-    Route.PREFETCH: ("kv_offload_tiering_read", "From disk to host memory"),
-    Route.PERSIST: ("kv_offload_tiering_write", "From host memory to disk"),
 }
+_TIERING = {
+    Route.PREFETCH: ("read", "promotion", "From disk to host memory"),
+    Route.PERSIST: ("write", "cascade", "From host memory to disk"),
+}
+_DISK = "1:ssd"
+"""The disk as vLLM labels tiers beyond the primary one: a number and a kind."""
 
 
 class TierMetrics(Collector):
@@ -29,17 +34,17 @@ class TierMetrics(Collector):
 
     def on_step(self, gauges: Gauges) -> None:
         """The engine's books, as of now."""
-        if not gauges.tiers:  # they are told now and then
-            before = self._gauges
-            gauges = replace(gauges, tiers=before.tiers, routes=before.routes)
         self._gauges = gauges
 
     def collect(self) -> Iterator[Metric]:
         """Safe in another thread: one frozen snapshot is told."""
         gauges = self._gauges
+        yield CounterMetricFamily("tiercel_steps", "Steps committed.", gauges.steps)
+        yield CounterMetricFamily("tiercel_nano_batches", "Nano-batches of those steps.", gauges.nano_batches)
         yield from _preemptions(gauges)
         if gauges.tiers:
             yield from _tiers(gauges.tiers)
+            yield from _disk_writes(gauges.tiers)
             yield from self._external(gauges.tiers)
         if gauges.routes:
             yield from _routes(gauges.routes)
@@ -74,10 +79,20 @@ class TierMetrics(Collector):
                 name, text = _OFFLOAD[route.route]
                 yield self._vllm(f"{name}_bytes", f"{text}, bytes.", route.bytes)
                 yield self._vllm(f"{name}_time", f"{text}, seconds.", route.seconds)
+            elif route.route in _TIERING:
+                name, job, text = _TIERING[route.route]
+                yield self._tiering(f"{name}_bytes", f"{text}, bytes.", route.bytes)
+                yield self._tiering(f"{name}_time", f"{text}, seconds.", route.seconds)
+                yield self._tiering(f"{job}_job_failures", f"{text}, transfers that an error ended.", route.failures)
 
     def _vllm(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
         family.add_metric(self._label_values, value)
+        return family
+
+    def _tiering(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:kv_offload_tiering_{name}", text, labels=(*_LABELS, "tier"))
+        family.add_metric((*self._label_values, _DISK), value)
         return family
 
 
@@ -92,7 +107,7 @@ def _preemptions(gauges: Gauges) -> Iterator[Metric]:
         "preemptions_by_reason",
         "Preemptions by who gained: a higher band, a tenant owed service or room, or those that run.",
         "reason",
-        ((reason, float(count)) for reason, count in sorted(gauges.preemptions_by_reason.items())),
+        ((reason, gauges.preemptions_by_reason.get(reason, 0)) for reason in get_args(PreemptionReason)),
     )
     yield CounterMetricFamily(
         "tiercel_swapped_tokens", "Tokens that came back from another tier after a preemption.", gauges.swapped_tokens
@@ -125,6 +140,15 @@ def _tiers(tiers: tuple[TierGauges, ...]) -> Iterator[Metric]:
         sums(tier.missed_tokens for tier in tiers),
     )  # fmt: skip
     yield _counter("kv_evictions", "Blocks evicted.", "tier", sums(tier.evictions for tier in tiers))
+
+
+def _disk_writes(tiers: tuple[TierGauges, ...]) -> Iterator[Metric]:
+    """Where writes a day are limited."""
+    for tier in tiers:
+        if tier.daily_blocks:
+            left, limit = tier.writable_blocks * tier.block_bytes, tier.daily_blocks * tier.block_bytes
+            yield GaugeMetricFamily("tiercel_kv_disk_writable_bytes", "May be written to the SSD now.", left)
+            yield GaugeMetricFamily("tiercel_kv_disk_daily_write_limit_bytes", "May be written in a day.", limit)
 
 
 def _routes(routes: tuple[RouteGauges, ...]) -> Iterator[Metric]:

@@ -49,7 +49,7 @@ class Stub:
     async def _answer(
         self, writer: asyncio.StreamWriter, method: str, path: str, headers: Mapping[str, str], body: dict[str, Any]
     ) -> bool:
-        match path:
+        match path.partition("?")[0]:
             case "/v1/models":
                 _send_json(writer, 200, {"data": [{"id": "stub"}]})
             case "/version":

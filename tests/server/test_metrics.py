@@ -3,15 +3,22 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.client import SequenceFacts, SequenceStart
+from server.mailbox import Mailbox
+from server.metrics import ServerMetrics
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
+from tiercel.ids import SeqId
+from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
+from tiercel.request import SamplingParams
+from tiercel.wire import Ready
 
 TEXT = "/v1/completions"
 REQUIRED = [
     *["num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"],
     *["prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total"],
     *["generation_tokens_total", "cache_config_info", "request_success_total", "prompt_tokens_by_source_total"],
-    *["prompt_tokens_cached_total"],
+    *["prompt_tokens_cached_total", "corrupted_requests_total"],
 ]
 HISTOGRAMS = [
     *["iteration_tokens_total", "request_prompt_tokens", "request_generation_tokens", "request_params_n"],
@@ -142,3 +149,84 @@ def test_metrics_exist_while_the_model_loads(model_folder: Path) -> None:
             assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
 
     asyncio.run(test())
+
+
+READY = Ready(
+    max_model_len=64, vocab_size=100, block_size=16, blocks_total=8, dtype="float32", device="cpu",
+    model_impl="native", weights_bytes=1, kv_bytes=1, load_s=0.1,
+)  # fmt: skip
+
+
+def _ended(**fields: object) -> str:
+    """The page after one sequence that ended so."""
+    metrics = ServerMetrics("tiny")
+    metrics.on_ready(READY)
+    start = SequenceStart(prompt=b"", num_prompt=10, params=SamplingParams(max_tokens=8), n=1)
+    facts = SequenceFacts(start, 0, Mailbox(), 0.0)
+    facts.first_token_s = 1.0
+    told = {"seq": SeqId(1), "reason": FinishReason.STOP, "num_prompt": 10, "num_outputs": 2, "num_cached": 0}
+    metrics.on_finished(facts, Finished(**{**told, **fields}), 2.0)
+    return metrics.exposition().decode()
+
+
+def test_prompt_tokens_are_told_by_the_tier_they_came_from() -> None:
+    page = _ended(num_cached=8, num_cached_ddr=3, num_cached_ssd=1)
+    line = 'vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="{}"}} {}'
+    for source, tokens in {"local_compute": 2.0, "local_cache_hit": 4.0, "external_kv_transfer": 4.0}.items():
+        assert line.format(source, tokens) in page
+
+
+def test_sequences_that_ended_for_bad_logits_are_corrupted_and_others_are_not() -> None:
+    line = 'vllm:corrupted_requests_total{engine="0",model_name="tiny"} '
+    assert f"{line}1.0" in _ended(reason=FinishReason.ERROR, error=BAD_LOGITS)
+    assert f"{line}0.0" in _ended(reason=FinishReason.ERROR, error="something else")
+
+
+def test_a_second_engine_goes_on_where_the_first_one_stopped() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.on_ready(READY)
+    metrics.on_step(Gauges(), Gauges(preemptions=3))
+    metrics.on_ready(READY)
+    metrics.on_step(Gauges(), Gauges(preemptions=1))
+    assert 'vllm:num_preemptions_total{engine="0",model_name="tiny"} 4.0' in metrics.exposition().decode()
+
+
+def test_times_of_birth_are_left_out_and_processes_are_shown() -> None:
+    page = ServerMetrics("tiny").exposition().decode()
+    assert "_created" not in page
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_start_time_seconds"):
+        assert f"\n{name} " in page
+
+
+def test_the_page_says_how_the_engine_does(model_folder: Path) -> None:
+    async def test() -> None:
+        async with running(server_settings(model_folder), Script(load_s=5), wait=False) as server:
+            page = (await server.http.get("/metrics")).text
+            assert 'tiercel_engine_state{state="loading"} 1.0' in page
+            assert 'tiercel_engine_state{state="ready"} 0.0' in page
+            assert "tiercel_engine_silence_seconds 0.0" in page
+            assert "tiercel_queue_limit 1024.0" in page
+
+    asyncio.run(test())
+
+
+def test_the_silence_of_a_hung_engine_grows(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(server.http.post(TEXT, json=text_body()))
+            await until(lambda: server.service.client.silence_s() > 0.05)
+            assert (await _samples(server))["tiercel_engine_silence_seconds"] > 0.05
+            server.engine.die()
+            await asked
+
+    with_server(server_settings(model_folder), test, Script(hang_at_step=0))
+
+
+def test_a_detail_that_does_not_exist_is_named(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.get("/metrics?detail=sequences")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "detail")
+        assert "tiercel_tenant_running" not in (await server.http.get("/metrics?other=1")).text
+        assert (await server.http.get("/metrics?detail=tenants")).status_code == 200
+
+    with_server(server_settings(model_folder), test)

@@ -13,6 +13,9 @@ GAUGES = Gauges(
     preemptions_recompute=1,
     swapped_tokens=640,
     recomputed_tokens=50,
+    steps=10,
+    nano_batches=14,
+    preemptions_by_reason={"band": 3, "growth": 1},
     disk_state=DiskState.READ_ONLY,
     tiers=(
         TierGauges(
@@ -25,7 +28,15 @@ GAUGES = Gauges(
             missed_tokens=480,
         ),
         TierGauges(tier=Tier.DDR, block_bytes=1000, blocks_total=40, blocks_used=8, hit_tokens=320, evictions=2),
-        TierGauges(tier=Tier.SSD, block_bytes=1000, blocks_total=90, blocks_cached=7, hit_tokens=16),
+        TierGauges(
+            tier=Tier.SSD,
+            block_bytes=1000,
+            blocks_total=90,
+            blocks_cached=7,
+            hit_tokens=16,
+            daily_blocks=60,
+            writable_blocks=12,
+        ),
     ),
     routes=(
         RouteGauges(route=Route.SPILL, bytes=64_000, seconds=0.5, copies=8, blocks=64),
@@ -77,6 +88,14 @@ def test_tiers_and_routes_are_told_in_bytes_tokens_and_seconds() -> None:
         ("vllm:kv_offload_load_bytes_total", "0"): 32_000,
         ("vllm:kv_offload_load_time_total", "0"): 0.25,
         ("vllm:kv_offload_tiering_read_bytes_total", "0"): 16_000,
+        ("vllm:kv_offload_tiering_promotion_job_failures_total", "0"): 0,
+        ("tiercel_kv_disk_writable_bytes", ""): 12_000,
+        ("tiercel_kv_disk_daily_write_limit_bytes", ""): 60_000,
+        ("tiercel_preemptions_by_reason_total", "band"): 3,
+        ("tiercel_preemptions_by_reason_total", "debt"): 0,
+        ("tiercel_preemptions_by_reason_total", "growth"): 1,
+        ("tiercel_steps_total", ""): 10,
+        ("tiercel_nano_batches_total", ""): 14,
         ("vllm:kv_offload_cpu_cache_usage_perc", "0"): 0.2,
         ("vllm:external_prefix_cache_queries_total", "0"): 480,
         ("vllm:external_prefix_cache_hits_total", "0"): 336,
@@ -88,6 +107,12 @@ def test_one_arena_alone_has_no_offload_family() -> None:
     found = samples(msgspec.structs.replace(GAUGES, tiers=GAUGES.tiers[:1], routes=(), disk_state=DiskState.NONE))
     assert not [name for name, _ in found if "offload" in name or "external" in name or "disk" in name]
     assert found["tiercel_kv_capacity_bytes", "hbm"] == 10_000
+
+
+def test_without_a_limit_of_writes_there_is_no_budget() -> None:
+    disk = msgspec.structs.replace(GAUGES.tiers[2], daily_blocks=0)
+    found = samples(msgspec.structs.replace(GAUGES, tiers=(*GAUGES.tiers[:2], disk)))
+    assert not [name for name, _ in found if "writable" in name or "daily" in name]
 
 
 def test_before_the_first_step_there_is_nothing_but_zeros() -> None:

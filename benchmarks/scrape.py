@@ -1,0 +1,176 @@
+"""What a scrape of /metrics costs while a thousand tenants are configured and all have been seen.
+
+    python benchmarks/scrape.py                          1,000 tenants, 50 scrapes, about ten seconds
+    python benchmarks/scrape.py --detail                 with ?detail=tenants
+    python benchmarks/scrape.py --tenants 5000 --scrapes 20
+
+The real HTTP process of the tests' harness (uvicorn on loopback, a fake engine) answers a request of every tenant; the
+engine's books then tell of all of them. A client in a process of its own scrapes. One JSON line, times in milliseconds:
+
+    wall      of the HTTP call, as the client sees it
+    cpu       of making the page, in its thread
+    stall     by how much a timer of one millisecond on the event loop was late, the worst of each scrape
+    idle      the same without a scrape, over the same time
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import structlog  # noqa: E402
+from msgspec.structs import replace  # noqa: E402
+
+from server.tenants import Tenant  # noqa: E402
+from tests.server.builders import build_byte_level  # noqa: E402 - the folder of the tests is no installed package
+from tests.server.fake_engine import Script  # noqa: E402
+from tests.server.harness import Running, running, server_settings, text_body, until  # noqa: E402
+from tiercel.outcome import FairGauges, Gauges, PreemptionCount, TenantGauges  # noqa: E402
+from tiercel.wire import Report  # noqa: E402
+
+_AT_ONCE = 16
+_PAUSE_S = 0.05  # between scrapes
+_TICK_S = 0.001
+_CLIENT = """
+import json, sys, time, urllib.request
+for line in sys.stdin:
+    start = time.perf_counter()
+    with urllib.request.urlopen(line.strip()) as answer:
+        size = len(answer.read())
+    print(json.dumps([1e3 * (time.perf_counter() - start), size]), flush=True)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tenants", type=int, default=1000)
+    parser.add_argument("--scrapes", type=int, default=50)
+    parser.add_argument("--detail", action="store_true", help="more than ten lines a tenant")
+    wanted = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        build_byte_level().save(str(folder / "tokenizer.json"))
+        tenants = [{"name": f"tenant-{index}", "key": f"k{index}"} for index in range(wanted.tenants)]
+        (folder / "tenants.yaml").write_text(json.dumps({"tenants": tenants}))
+        figures = asyncio.run(_measure(folder, wanted.scrapes, has_detail=wanted.detail))
+    print(json.dumps({"tenants": wanted.tenants, "scrapes": wanted.scrapes, "detail": wanted.detail, **figures}))
+
+
+async def _measure(folder: Path, scrapes: int, *, has_detail: bool) -> dict[str, object]:
+    settings = replace(server_settings(folder), tenants_config=str(folder / "tenants.yaml"), enable_log_requests=False)
+    async with running(settings, Script()) as server:
+        tenants = server.service.tenants.table.tenants
+        await _see(server, tenants)
+        exposition = server.service.metrics.exposition
+        cpu_ms: list[float] = []
+        for _ in range(10):
+            start_s = time.thread_time()
+            page = exposition(has_detail=has_detail)
+            cpu_ms.append(1e3 * (time.thread_time() - start_s))
+        lines = [line for line in page.decode().splitlines() if 'tenant="' in line]
+        url = f"{server.url}/metrics{'?detail=tenants' if has_detail else ''}\n".encode()
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _CLIENT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert client.stdin is not None
+        assert client.stdout is not None
+        wall_ms: list[float] = []
+        stall_ms: list[float] = []
+        size = 0
+        for number in range(scrapes + 1):
+            with _Ticks() as ticks:
+                client.stdin.write(url)
+                took_ms, size = json.loads(await client.stdout.readline())
+            if number:  # the first one opens a connection and imports
+                wall_ms.append(took_ms)
+                stall_ms.append(ticks.worst_ms)
+            await asyncio.sleep(_PAUSE_S)
+        client.stdin.close()
+        await client.wait()
+        idle_ms: list[float] = []
+        for _ in range(scrapes):
+            with _Ticks() as ticks:
+                await asyncio.sleep(statistics.median(wall_ms) / 1e3)
+            idle_ms.append(ticks.worst_ms)
+    return {
+        "bytes": size,
+        "lines_of_tenants": len(lines),
+        "most_lines_a_tenant": round(len(lines) / len(tenants), 2),
+        "wall": _spread(wall_ms),
+        "cpu": _spread(cpu_ms),
+        "stall": _spread(stall_ms),
+        "idle": _spread(idle_ms),
+    }
+
+
+class _Ticks:
+    """How late a timer of the event loop is."""
+
+    def __init__(self) -> None:
+        self.worst_ms = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> "_Ticks":
+        self._task = asyncio.get_running_loop().create_task(self._tick())
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            due_s = time.perf_counter() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            self.worst_ms = max(self.worst_ms, 1e3 * (time.perf_counter() - due_s))
+
+
+async def _see(server: Running, tenants: tuple[Tenant, ...]) -> None:
+    """A request of every tenant, and what the engine's books would say of them."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(key: str) -> None:
+        async with places:
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await server.http.post("/v1/completions", json=text_body(max_tokens=2), headers=headers)
+            answer.raise_for_status()
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(len(tenants)):
+            group.create_task(ask(f"k{index}"))
+    for tenant in tenants:
+        server.service.metrics.on_throttled(tenant.name, "requests")
+    told = tuple(
+        TenantGauges(
+            tenant=tenant.name,
+            service_s=12.345678,
+            starving_s=1.25,
+            preemptions=(PreemptionCount("debt", "swap", 3), PreemptionCount("growth", "recompute", 1)),
+        )
+        for tenant in tenants
+    )
+    server.engine.send(
+        Report(gauges=Gauges(fair=FairGauges(competing=len(tenants), jain=0.97, gap_s=1.5, tenants=told)))
+    )
+    await until(lambda: server.service.client.gauges.fair is not None)
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {
+        "median": round(statistics.median(ordered), 2),
+        "p95": round(ordered[int(0.95 * (len(ordered) - 1))], 2),
+        "worst": round(ordered[-1], 2),
+    }
+
+
+if __name__ == "__main__":
+    main()

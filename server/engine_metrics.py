@@ -1,0 +1,162 @@
+"""Numbers of the engine for Prometheus, under vLLM's names and with vLLM's buckets."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from server.client import SequenceFacts
+from server.tier_metrics import TierMetrics
+from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
+from tiercel.wire import Ready
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+"""The label `engine`: there is one."""
+
+_REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+_TOKEN_GAP_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_CHOICES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+
+
+def _token_buckets(longest: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 … up to the model's length."""
+    series = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
+    return tuple(count for count in series if count <= longest) or (1,)
+
+
+class EngineMetrics:
+    """The `vllm:` family. Starts when the engine is ready: buckets depend on its context."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str, ready: Ready) -> None:
+        self._registry = registry
+        self._label_values = (model_name, ENGINE)
+        self._tiers = TierMetrics(model_name)
+        registry.register(self._tiers)
+        lengths = _token_buckets(ready.max_model_len)
+        self._running = self._gauge("num_requests_running", "Sequences in the running batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Sequences waiting for their first slice or preempted.")
+        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use; cached-but-free do not count.")
+        by_reason = Gauge(
+            "vllm:num_requests_waiting_by_reason", "Waiting sequences by reason.", (*LABELS, "reason"),
+            registry=registry,
+        )  # fmt: skip
+        self._waiting_for_capacity = by_reason.labels(*self._label_values, "capacity")
+        by_reason.labels(*self._label_values, "deferred").set(0)  # nothing waits for another reason
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of sequences that got a first token.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
+        self._prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
+        self._prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
+        self._preemptions = self._counter("num_preemptions", "Preemptions.")
+        by_source = Counter(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where they came from.", (*LABELS, "source"),
+            registry=registry,
+        )  # fmt: skip
+        self._computed_here = by_source.labels(*self._label_values, "local_compute")
+        self._hit_here = by_source.labels(*self._label_values, "local_cache_hit")
+        self._hit_below = by_source.labels(*self._label_values, "external_kv_transfer")  # from DDR and SSD
+        self._corrupted = self._counter("corrupted_requests", "Sequences that ended for logits that are not finite.")
+        success = Counter(
+            "vllm:request_success", "Sequences by how they ended.", (*LABELS, "finished_reason"), registry=registry
+        )
+        self._ends = {reason: success.labels(*self._label_values, reason.value) for reason in FinishReason}
+        self._first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_S)
+        self._gap = self._histogram("inter_token_latency_seconds", "Between two tokens.", _TOKEN_GAP_S)
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean gap of a sequence.", _TOKEN_GAP_S
+        )
+        self._end_to_end = self._histogram("e2e_request_latency_seconds", "Arrival to end.", _REQUEST_S)
+        self._queued = self._histogram("request_queue_time_seconds", "Arrival to first slice.", _REQUEST_S)
+        self._inference = self._histogram("request_inference_time_seconds", "First slice to end.", _REQUEST_S)
+        self._prefill = self._histogram("request_prefill_time_seconds", "First slice to first token.", _REQUEST_S)
+        self._decode = self._histogram("request_decode_time_seconds", "First to last token.", _REQUEST_S)
+        self._num_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence.", lengths)
+        self._num_outputs = self._histogram("request_generation_tokens", "Tokens generated by a sequence.", lengths)
+        self._max_outputs = self._histogram(
+            "request_max_num_generation_tokens", "Most tokens of any choice of a request.", lengths
+        )
+        self._computed_prompt = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens not found in the cache.", lengths
+        )
+        self._params_n = self._histogram("request_params_n", "Choices asked for.", _CHOICES)
+        self._params_max_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for.", lengths)
+        self._step_tokens = self._histogram("iteration_tokens_total", "Tokens a step.", _STEP_TOKENS)
+        self._num_preemptions = self._histogram("request_num_preemptions", "Preemptions of a sequence.", _PREEMPTIONS)
+        self._set_cache_facts(ready)
+
+    def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
+        """A sequence got a token."""
+        self._generation_tokens.inc()
+        if gap_s is None:
+            self._first_token.observe(now_s - facts.arrival_s)
+            self._prompt_tokens.inc(facts.start.num_prompt)
+        else:
+            self._gap.observe(gap_s)
+
+    def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None:
+        """A sequence ended."""
+        self._ends[finished.reason].inc()
+        self._corrupted.inc(finished.error == BAD_LOGITS)
+        self._end_to_end.observe(now_s - facts.arrival_s)
+        self._queued.observe(finished.queued_s)
+        self._inference.observe(finished.prefill_s + finished.decode_s)
+        self._prefill.observe(finished.prefill_s)
+        self._decode.observe(finished.decode_s)
+        self._num_prompt.observe(facts.start.num_prompt)
+        self._num_outputs.observe(facts.num_outputs)
+        self._max_outputs.observe(facts.num_outputs)
+        self._params_max_tokens.observe(facts.start.params.max_tokens)
+        self._num_preemptions.observe(finished.preemptions)
+        if facts.start.n is not None:
+            self._params_n.observe(facts.start.n)
+        if facts.num_outputs > 1:
+            self._per_token.observe(finished.decode_s / (facts.num_outputs - 1))
+        if facts.first_token_s is not None:
+            computed = facts.start.num_prompt - finished.num_cached
+            self._computed_prompt.observe(computed)
+            self._computed_here.inc(computed)
+            below = finished.num_cached_ddr + finished.num_cached_ssd
+            self._hit_here.inc(finished.num_cached - below)
+            self._hit_below.inc(below)
+            self._cached_tokens.inc(finished.num_cached)
+
+    def on_step(self, before: Gauges, after: Gauges) -> None:
+        """A step was committed. `step_tokens` counts prompt tokens computed and tokens brought."""
+        self._tiers.on_step(after)
+        self._running.set(after.num_running)
+        self._waiting.set(after.num_waiting)
+        self._waiting_for_capacity.set(after.num_waiting)
+        self._kv_usage.set(after.blocks_used / after.blocks_total if after.blocks_total else 0.0)
+        self._prefix_queries.inc(max(after.prefix_queries - before.prefix_queries, 0))
+        self._prefix_hits.inc(max(after.prefix_hits - before.prefix_hits, 0))
+        self._preemptions.inc(max(after.preemptions - before.preemptions, 0))
+        if after.steps != before.steps and after.step_tokens > 0:
+            self._step_tokens.observe(after.step_tokens)
+
+    def _set_cache_facts(self, ready: Ready) -> None:
+        pool_tokens = ready.blocks_total * ready.block_size
+        labels = {
+            "block_size": str(ready.block_size),
+            "num_gpu_blocks": str(ready.blocks_total),
+            "kv_cache_size_tokens": str(pool_tokens),
+            "kv_cache_max_concurrency": f"{pool_tokens / max(ready.max_model_len, 1):.2f}",
+            "cache_dtype": ready.dtype,
+        }
+        facts = Gauge("vllm:cache_config_info", "Facts of the KV cache.", (*LABELS, *labels), registry=self._registry)
+        facts.labels(*self._label_values, *labels.values()).set(1)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"vllm:{name}", text, LABELS, registry=self._registry).labels(*self._label_values)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"vllm:{name}", text, LABELS, registry=self._registry).labels(*self._label_values)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(f"vllm:{name}", text, LABELS, registry=self._registry, buckets=buckets)
+        return histogram.labels(*self._label_values)
