@@ -3,7 +3,7 @@
 import asyncio
 import enum
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from msgspec import Struct
@@ -25,6 +25,7 @@ from tiercel.wire import (
     Quit,
     Ready,
     Report,
+    SetSettings,
     SetTenants,
     Start,
     Submit,
@@ -85,6 +86,7 @@ class SequenceFacts:
         "num_outputs",
         "standing",
         "start",
+        "started_s",
     )
 
     def __init__(self, start: SequenceStart, choice: int, mailbox: Mailbox, arrival_s: float) -> None:
@@ -92,6 +94,7 @@ class SequenceFacts:
         self.choice = choice
         self.mailbox: Mailbox | None = mailbox  # None once the client request has ended
         self.arrival_s = arrival_s
+        self.started_s: float | None = None  # its first slice was launched; known with the first token
         self.first_token_s: float | None = None
         self.last_token_s = arrival_s
         self.num_outputs = 0
@@ -137,6 +140,7 @@ class EngineClient(asyncio.Protocol):
         self._observer = observer
         self._watcher = watcher
         self._tenants: Tenants | None = None
+        self._changed_settings: SetSettings | None = None
         self._reader: FrameReader[FromEngine] = FrameReader(cast(type[FromEngine], FromEngine))
         self._transport: asyncio.Transport | None = None
         self._num_started = 0
@@ -188,6 +192,11 @@ class EngineClient(asyncio.Protocol):
         return self._gauges
 
     @property
+    def facts_by_seq(self) -> Mapping[SeqId, SequenceFacts]:
+        """Every sequence that the engine has not reported finished, in order of arrival."""
+        return self._facts_by_seq
+
+    @property
     def num_open(self) -> int:
         """Sequences whose client still listens."""
         return sum(1 for facts in self._facts_by_seq.values() if facts.mailbox is not None)
@@ -216,6 +225,12 @@ class EngineClient(asyncio.Protocol):
         self._tenants = tenants
         if self.state is EngineState.READY:
             self._send(SetTenants(tenants))
+
+    def set_settings(self, version: int, settings: EngineSettings) -> None:
+        """Tell the engine what has changed since it started: now, or as soon as it serves."""
+        self._changed_settings = SetSettings(version, settings)
+        if self.state is EngineState.READY:
+            self._send(self._changed_settings)
 
     def submit(self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float) -> Ticket:
         """Hand sequences to the engine; their news goes to `mailbox`, choices numbered in this order."""
@@ -301,6 +316,8 @@ class EngineClient(asyncio.Protocol):
                 self._observer.on_ready(message)
                 if self._tenants is not None:
                     self._send(SetTenants(self._tenants))
+                if self._changed_settings is not None:
+                    self._send(self._changed_settings)
                 self._signal_change()
             case Failed():
                 self._failure = message
@@ -318,6 +335,10 @@ class EngineClient(asyncio.Protocol):
                 continue  # a token launched before the engine heard of the abort
             self._note_token(SeqId(seq), facts, now_s)
             facts.mailbox.put_token(facts.choice, token)
+        for first in report.firsts:
+            facts = self._facts_by_seq.get(first.seq)
+            if facts is not None:
+                facts.started_s = first.started_s
         for logprobs in report.logprobs:
             facts = self._facts_by_seq.get(logprobs.seq)
             if facts is not None and facts.mailbox is not None:
@@ -325,8 +346,8 @@ class EngineClient(asyncio.Protocol):
         for finished in report.finished:
             self._note_finished(finished, now_s)
         if report.gauges is not None:
-            before, self._gauges = self._gauges, report.gauges
-            self._observer.on_step(before, report.gauges)
+            before, self._gauges = self._gauges, report.gauges.after(self._gauges)
+            self._observer.on_step(before, self._gauges)
 
     def _note_token(self, seq: SeqId, facts: SequenceFacts, now_s: float) -> None:
         gap_s: float | None = None
@@ -384,7 +405,7 @@ class EngineClient(asyncio.Protocol):
             if facts.mailbox is not None:
                 facts.mailbox.put_gone(gone)
                 facts.mailbox = None
-            self._note_finished(_died(seq, facts), now_s)
+            self._note_finished(_died(seq, facts, now_s), now_s)
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -413,12 +434,17 @@ def _request(seq: SeqId, start: SequenceStart, arrival_s: float) -> Request:
     )
 
 
-def _died(seq: SeqId, facts: SequenceFacts) -> Finished:
+def _died(seq: SeqId, facts: SequenceFacts, now_s: float) -> Finished:
+    started_s = now_s if facts.started_s is None else facts.started_s
+    first_s = now_s if facts.first_token_s is None else facts.first_token_s
     return Finished(
         seq=seq,
         reason=FinishReason.ERROR,
         num_prompt=facts.start.num_prompt,
         num_outputs=facts.num_outputs,
         num_cached=0,
+        queued_s=started_s - facts.arrival_s,
+        prefill_s=first_s - started_s,
+        decode_s=now_s - first_s,
         error="engine died",
     )

@@ -13,6 +13,7 @@ from server.mailbox import Delivery, EngineGone, Mailbox
 from server.params import TextRules
 from server.stop import StopScanner
 from server.vocabulary import Vocabulary
+from tiercel.clock import Clock
 from tiercel.outcome import Finished, FinishReason, TokenLogprobs
 
 _SETTLE_S = 0.25
@@ -174,6 +175,26 @@ class ChoiceText:
         return TokenChoice(piece.decode("utf-8", "replace"), piece, max(logprob, -9999.0))
 
 
+class Texting:
+    """When news of a generation became text, and how long that took."""
+
+    __slots__ = ("busy_s", "count", "first_s", "last_s")
+
+    def __init__(self) -> None:
+        self.first_s = 0.0
+        self.last_s = 0.0
+        self.busy_s = 0.0
+        self.count = 0  # times; one may turn several tokens to text
+
+    def note(self, start_s: float, end_s: float) -> None:
+        """It was busy from then to now."""
+        if self.count == 0:
+            self.first_s = start_s
+        self.last_s = end_s
+        self.busy_s += end_s - start_s
+        self.count += 1
+
+
 class Usage(Struct, frozen=True):
     """Tokens of a client request so far."""
 
@@ -192,12 +213,15 @@ class Generation:
         mailbox: Mailbox,
         choices: Sequence[ChoiceText],
         num_prompt: int,
+        clock: Clock,
     ) -> None:
         self._client = client
+        self._clock = clock
         self._ticket = ticket
         self._choices = tuple(choices)
         self._num_prompt = num_prompt  # tokens of all prompts
         self.mailbox = mailbox
+        self.texting = Texting()
 
     def __enter__(self) -> Self:
         return self
@@ -235,6 +259,7 @@ class Generation:
         news = await self.mailbox.take()
         if isinstance(news, EngineGone):
             raise EngineGoneError(news)
+        start_s = self._clock.now_s()
         deltas: list[ChoiceDelta] = []
         for delivery in news:
             choice = self._choices[delivery.choice]
@@ -243,12 +268,13 @@ class Generation:
                 deltas.append(delta)
             if choice.stopped_by_text:
                 self._client.abort((self._ticket.seqs[delivery.choice],), FinishReason.STOP)
+        self.texting.note(start_s, self._clock.now_s())
         return deltas
 
-    async def settle(self) -> None:
-        """Give the engine a moment to report the sequences that a stop string ended: it knows the cached tokens."""
+    async def settle(self, patience_s: float = _SETTLE_S) -> None:
+        """Give the engine a moment to report the sequences that were ended from here: it knows the cached tokens."""
         try:
-            async with asyncio.timeout(_SETTLE_S):
+            async with asyncio.timeout(patience_s):
                 await self._client.wait_finished(self._ticket.facts)
         except TimeoutError:
             return

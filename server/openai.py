@@ -69,16 +69,18 @@ class OpenAIRoutes:
         fields = read_fields(ChatFields, body)
         head = self._head(fields, "chatcmpl-", with_logprobs=bool(fields.logprobs))
         template = self._service.chat_template()
+        tenant, story = tenant_of(request.scope), story_of(request.scope)
+        story.note_parsed(head.model)
 
         async def prepare() -> _Prepared:
             limits = await self._service.limits()
             plan = chat_plan(fields, self._service.defaults, limits)
-            prompt = await self._service.in_worker(chat_work(fields, template, self._service.codec, limits))
+            with story.tokenising():
+                prompt = await self._service.in_worker(chat_work(fields, template, self._service.codec, limits))
             if not prompt.tokens:
                 raise empty_prompt()
             return self._prepared(plan, [prompt.tokens], limits)
 
-        tenant, story = tenant_of(request.scope), story_of(request.scope)
         with self._service.admission.enter(tenant, fields.n or 1) as entry:
             prepared = await run_watched(prepare(), request.receive)
             generation = self._submit(prepared, fields, tenant, entry, story)
@@ -90,13 +92,16 @@ class OpenAIRoutes:
         fields = read_fields(CompletionFields, body)
         head = self._head(fields, "cmpl-", with_logprobs=fields.logprobs is not None)
         prompts = split_prompts(fields.prompt)
+        tenant, story = tenant_of(request.scope), story_of(request.scope)
+        story.note_parsed(head.model)
 
         async def prepare() -> _Prepared:
             limits = await self._service.limits()
             plan = completion_plan(fields, self._service.defaults, limits)
-            return self._prepared(plan, await self._tokens(prompts, fields, limits), limits)
+            with story.tokenising():
+                tokens = await self._tokens(prompts, fields, limits)
+            return self._prepared(plan, tokens, limits)
 
-        tenant, story = tenant_of(request.scope), story_of(request.scope)
         with self._service.admission.enter(tenant, fields.n or 1, prompts=len(prompts)) as entry:
             prepared = await run_watched(prepare(), request.receive)
             generation = self._submit(prepared, fields, tenant, entry, story)
@@ -113,7 +118,7 @@ class OpenAIRoutes:
 
     async def _read(self, request: Request) -> dict[str, object]:
         story, tenant = story_of(request.scope), tenant_of(request.scope)
-        story.is_generation, story.tenant = True, tenant.name
+        story.tenant = tenant.name
         story.rate_headers = lambda: self._service.admission.rate_headers(tenant)
         body = await self._service.read_object(request)
         refuse_unsupported(body)
@@ -188,8 +193,10 @@ class OpenAIRoutes:
         mailbox = Mailbox(limit_bytes=unread_limit_bytes(len(starts), plan.params.logprobs or 0))
         ticket = self._service.client.submit(starts, mailbox, story.arrival_s)
         num_prompt = sum(len(prompt) for prompt in prepared.prompts)
-        story.generation = Generation(self._service.client, ticket, mailbox, choices, num_prompt)
-        return story.generation
+        clock = self._service.clock
+        generation = Generation(self._service.client, ticket, mailbox, choices, num_prompt, clock)
+        story.note_submitted(generation)
+        return generation
 
     def _choice_text(self, prompt: Sequence[int], plan: SamplingPlan) -> ChoiceText:
         vocabulary = self._service.codec.vocabulary

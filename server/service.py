@@ -12,11 +12,13 @@ from server.admission import Admission
 from server.body import read_object
 from server.chat import ChatTemplate
 from server.client import EngineClient, EngineStartError, EngineState
+from server.configuration import Configuration
 from server.directory import TenantDirectory
 from server.generation_config import SamplingDefaults
 from server.metrics import ServerMetrics
 from server.params import ModelLimits
 from server.tokenizer import TextCodec
+from server.tracing.sink import TraceSink
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.settings import ServerSettings
@@ -29,9 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One model behind one engine. Frozen: what changes lives in `client`, `admission`, `tenants` and `metrics`."""
+    """One model behind one engine. Frozen: what changes lives in `configuration`, `client`, `admission`, `tenants` and
+    `metrics`."""
 
-    settings: ServerSettings
+    configuration: Configuration
     codec: TextCodec
     template: ChatTemplate | None  # None = the model has no chat template
     defaults: SamplingDefaults
@@ -44,6 +47,12 @@ class Service:
     draw_seed: Callable[[], int]  # 63 bits
     wall_s: Callable[[], float]  # seconds since 1970, for `created`
     started_at: int
+    traces: TraceSink | None = None  # None: none are made
+
+    @property
+    def settings(self) -> ServerSettings:
+        """The settings in force."""
+        return self.configuration.server
 
     async def limits(self) -> ModelLimits:
         """What the model can take; waits for the engine to load.

@@ -1,0 +1,29 @@
+"""Where traces go: to the collector that the operator named, or nowhere."""
+
+from typing import Protocol
+
+from server.tracing.trace import Trace
+from tiercel.errors import ConfigError
+
+
+class TraceSink(Protocol):
+    """Takes traces from the event loop; never makes it wait and never fails."""
+
+    def open(self) -> None: ...
+
+    def take(self, trace: Trace) -> None: ...
+
+    def close(self, patience_s: float) -> None: ...
+
+
+def make_traces(endpoint: str | None) -> TraceSink | None:
+    """The way to a collector, not yet open; None without an endpoint. Errors: ConfigError without the extra `otel`."""
+    if endpoint is None:
+        return None
+    try:
+        from server.tracing.export import TraceExport  # lazy: an extra, and 0.2 s of imports
+    except ImportError as exc:
+        raise ConfigError(
+            "config.extra", "--otlp-traces-endpoint needs the extra otel: pip install 'tiercel[otel]'"
+        ) from exc
+    return TraceExport(endpoint)

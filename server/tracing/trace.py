@@ -1,0 +1,149 @@
+"""One request as a trace: a span of the server and one for each stage, made at its end from the times it noted.
+
+Nothing is measured here and no step of the engine is traced: the stages of the engine are its own reports, whose clock
+is the machine's and so the same in both processes. Names of attributes follow OpenTelemetry's conventions for HTTP and
+for generative AI where they have one, else they begin with `tiercel.`. Texts of prompts and answers are no attributes.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from server.client import SequenceFacts
+from server.story import RequestStory, cached_tokens
+from server.tracing.context import TraceContext
+
+MOST_SEQUENCES = 8  # of one request that have spans of their own
+_SERVER_ERROR = 500
+
+Attribute = str | int | float | tuple[str, ...]
+
+
+class Stage(Struct, frozen=True):
+    """A part of a request; a span below that of the server."""
+
+    name: str
+    start_s: float  # on the monotonic clock
+    end_s: float
+    attributes: dict[str, Attribute]
+
+
+class Trace(Struct, frozen=True):
+    """One request, ready to be exported."""
+
+    context: TraceContext
+    name: str
+    start_s: float  # on the monotonic clock
+    end_s: float
+    epoch_s: float  # what to add for the wall clock
+    attributes: dict[str, Attribute]
+    stages: tuple[Stage, ...]
+    error: str | None = None  # what kind of failure of the server it was
+
+
+def trace_of(
+    story: RequestStory, context: TraceContext, *, method: str, route: str, status: int, epoch_s: float
+) -> Trace:
+    """The trace of a request that has ended. `epoch_s` is the wall clock less the monotonic one."""
+    end_s = story.arrival_s + story.duration_s
+    error = str(status) if status >= _SERVER_ERROR else "error" if story.outcome == "error" else None
+    attributes: dict[str, Attribute] = {
+        "http.request.method": method,
+        "http.route": route,
+        "http.response.status_code": status,
+        "tiercel.request_id": story.request_id,
+    }
+    if error is not None:
+        attributes["error.type"] = error
+    if story.tenant is not None:
+        attributes["tiercel.tenant"] = story.tenant
+    if story.outcome is not None:
+        attributes["tiercel.outcome"] = story.outcome
+    attributes.update(_answer(story, route))
+    stages = tuple(_stages(story, end_s))
+    return Trace(context, f"{method} {route}", story.arrival_s, end_s, epoch_s, attributes, stages, error)
+
+
+def _answer(story: RequestStory, route: str) -> Iterator[tuple[str, Attribute]]:
+    """What was asked for and what came of it."""
+    yield "gen_ai.operation.name", "chat" if route.endswith("/chat/completions") else "text_completion"
+    yield "gen_ai.provider.name", "tiercel"
+    if story.model is not None:
+        yield "gen_ai.request.model", story.model
+        yield "gen_ai.response.model", story.model
+    sequences, generation = story.sequences, story.generation
+    if not sequences or generation is None:
+        return
+    params, choices = sequences[0].start.params, sequences[0].start.n
+    yield "gen_ai.request.max_tokens", params.max_tokens
+    yield "gen_ai.request.temperature", params.temperature
+    yield "gen_ai.request.top_p", params.top_p
+    if choices is not None and choices > 1:
+        yield "gen_ai.request.choice.count", choices
+    ends = [facts.finished for facts in sequences if facts.finished is not None]
+    cached, from_ddr, from_ssd = cached_tokens(ends)
+    yield "gen_ai.usage.input_tokens", story.prompt_tokens
+    yield "gen_ai.usage.output_tokens", story.output_tokens
+    yield "gen_ai.usage.cache_read.input_tokens", cached
+    if generation.finish_reasons:
+        yield "gen_ai.response.finish_reasons", tuple(generation.finish_reasons)
+    firsts = [facts.first_token_s for facts in sequences if facts.first_token_s is not None]
+    if firsts:
+        yield "gen_ai.response.time_to_first_chunk", min(firsts) - story.arrival_s
+    yield "tiercel.sequences", len(sequences)
+    counts = {
+        "tiercel.cached_tokens.hbm": cached - from_ddr - from_ssd,
+        "tiercel.cached_tokens.ddr": from_ddr,
+        "tiercel.cached_tokens.ssd": from_ssd,
+        "tiercel.preemptions": sum(end.preemptions for end in ends),
+        "tiercel.swapped_tokens": sum(end.swapped_tokens for end in ends),
+        "tiercel.recomputed_tokens": sum(end.recomputed_tokens for end in ends),
+    }
+    yield from ((name, count) for name, count in counts.items() if count)
+
+
+def _stages(story: RequestStory, end_s: float) -> Iterator[Stage]:
+    if story.parsed_s is not None:
+        yield Stage("parse", story.arrival_s, story.parsed_s, {})
+    if story.tokenising_s is not None:
+        tokenised_s = end_s if story.tokenised_s is None else story.tokenised_s
+        yield Stage("tokenise", story.tokenising_s, tokenised_s, {})
+    sequences = story.sequences
+    for facts in sequences[:MOST_SEQUENCES]:
+        yield from _engine_stages(story, facts, end_s, _choice_attributes(sequences, facts))
+    if story.generation is not None and story.generation.texting.count:
+        texting = story.generation.texting
+        busy: dict[str, Attribute] = {"tiercel.busy_ms": 1000 * texting.busy_s}
+        yield Stage("detokenise", texting.first_s, texting.last_s, busy)
+
+
+def _choice_attributes(sequences: Sequence[SequenceFacts], facts: SequenceFacts) -> dict[str, Attribute]:
+    return {"tiercel.choice": facts.choice} if len(sequences) > 1 else {}
+
+
+def _engine_stages(
+    story: RequestStory, facts: SequenceFacts, end_s: float, choice: dict[str, Attribute]
+) -> Iterator[Stage]:
+    """What the engine did for one sequence. What it has not told ends with the request."""
+    if story.submitted_s is None:
+        return
+    finished, queued_s = facts.finished, story.queued_s(facts)
+    if queued_s is None:
+        yield Stage("queue", story.submitted_s, end_s, choice)
+        return
+    started_s = story.submitted_s + queued_s
+    yield Stage("queue", story.submitted_s, started_s, choice)
+    if finished is None:
+        first_s = end_s if facts.first_token_s is None else facts.first_token_s
+        yield Stage("prefill", started_s, first_s, choice)
+        if facts.first_token_s is not None:
+            yield Stage("decode", first_s, end_s, choice)
+        return
+    first_s = started_s + finished.prefill_s
+    if finished.prefill_s:
+        yield Stage("prefill", started_s, first_s, {**choice, "tiercel.cached_tokens": finished.num_cached})
+    if facts.first_token_s is not None:
+        yield Stage("decode", first_s, first_s + finished.decode_s, choice)
+    for absence in finished.absences:
+        reason = "prefix" if absence.reason is None else absence.reason
+        yield Stage("swap", absence.start_s, absence.end_s, {**choice, "tiercel.reason": reason})

@@ -1,0 +1,439 @@
+"""Traces: the caller's context, spans of the stages under one of the server, and collectors that are away."""
+
+import asyncio
+import dataclasses
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.attributes import error_attributes, http_attributes
+from starlette.datastructures import Headers
+
+from server.client import EngineClient, SequenceFacts, SequenceStart, Ticket
+from server.generation import Generation
+from server.mailbox import Mailbox
+from server.metrics import ServerMetrics
+from server.service import Service
+from server.story import RequestStory
+from server.tracing.context import TraceContext, begin_context, read_context
+from server.tracing.export import TraceExport
+from server.tracing.sink import TraceSink, make_traces
+from server.tracing.trace import MOST_SEQUENCES, Trace, trace_of
+from tests.server.collector import collector
+from tests.server.fake_engine import Script
+from tests.server.harness import Running, chat_body, running, server_settings, text_body, until
+from tiercel.clock import ManualClock
+from tiercel.config import resolve
+from tiercel.errors import ConfigError
+from tiercel.ids import SeqId
+from tiercel.outcome import Absence
+from tiercel.request import SamplingParams
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
+
+
+# ---- the caller's context
+
+
+def _read(*headers: tuple[str, str]) -> TraceContext | None:
+    return read_context(Headers(raw=[(name.encode(), value.encode("latin-1")) for name, value in headers]))
+
+
+def test_the_context_of_the_caller_is_taken_over() -> None:
+    context = _read(("traceparent", SAMPLED), ("tracestate", "congo=t61rcWkgMzE, rojo=00f067aa0ba902b7"))
+    state = (("congo", "t61rcWkgMzE"), ("rojo", "00f067aa0ba902b7"))
+    assert context == TraceContext(TRACE, PARENT, True, state)
+    assert _read(("traceparent", UNSAMPLED)) == TraceContext(TRACE, PARENT, False)
+    assert _read(("traceparent", f" 00-{TRACE}-{PARENT}-03\t")) == TraceContext(TRACE, PARENT, True)
+
+
+def test_a_later_version_is_read_as_far_as_it_is_known() -> None:
+    assert _read(("traceparent", f"cc-{TRACE}-{PARENT}-01-what-comes")) == TraceContext(TRACE, PARENT, True)
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [
+        *("", "-", "00", "garbage", "00-" * 200, "\xff" * 55, f"{TRACE}-{PARENT}"),
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-1",
+        f"00-{TRACE}-{PARENT}-zz",
+        f"00-{TRACE[:-1]}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01-more",
+        f"00-{TRACE}-{PARENT}-01\x00",
+        f"cc-{TRACE}-{PARENT}-01.more",
+    ],
+)
+def test_a_wrong_traceparent_does_not_count(parent: str) -> None:
+    assert _read(("traceparent", parent), ("tracestate", "a=1")) is None
+
+
+def test_two_traceparents_do_not_count() -> None:
+    assert _read(("traceparent", SAMPLED), ("traceparent", SAMPLED)) is None
+    assert _read(("tracestate", "a=1")) is None
+
+
+@pytest.mark.parametrize("state", ["a", "a=", "=1", "A=1", "a=1,a=2", "a=1;b\xe9", "a=\x01", "a=" + "x" * 600])
+def test_a_wrong_tracestate_is_dropped_alone(state: str) -> None:
+    assert _read(("traceparent", SAMPLED), ("tracestate", state)) == TraceContext(TRACE, PARENT, True)
+
+
+@given(st.binary(max_size=80), st.binary(max_size=80), st.sampled_from([b"", SAMPLED.encode()]))
+def test_any_bytes_are_a_context_or_none(parent: bytes, state: bytes, before: bytes) -> None:
+    context = read_context(Headers(raw=[(b"traceparent", before + parent), (b"tracestate", state)]))
+    assert context is None or (len(context.trace_id), len(context.parent_id or "")) == (32, 16)
+
+
+def test_several_tracestates_are_one_list() -> None:
+    context = _read(("traceparent", SAMPLED), ("tracestate", "a=1, ,"), ("tracestate", "b@c=2"))
+    assert context is not None
+    assert context.state == (("a", "1"), ("b@c", "2"))
+
+
+# ---- from a request to a trace
+
+
+class _Kept:
+    """Keeps traces instead of exporting them."""
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+
+    def open(self) -> None: ...
+
+    def take(self, trace: Trace) -> None:
+        self.traces.append(trace)
+
+    def close(self, patience_s: float) -> None: ...
+
+
+def _serve(
+    model_folder: Path, test: Callable[[Running], Awaitable[None]], sink: TraceSink, script: Script | None = None
+) -> None:
+    def traced(service: Service) -> Service:
+        return dataclasses.replace(service, traces=sink)
+
+    async def run() -> None:
+        async with running(server_settings(model_folder), script, changed=traced) as server:
+            await test(server)
+
+    asyncio.run(run())
+
+
+def _trace(
+    model_folder: Path, body: dict[str, object], *, path: str = CHAT, script: Script | None = None, parent: str = ""
+) -> Trace:
+    """Of one request."""
+    sink = _Kept()
+
+    async def test(server: Running) -> None:
+        await server.http.post(path, json=body, headers={"traceparent": parent} if parent else {})
+
+    _serve(model_folder, test, sink, script)
+    (trace,) = sink.traces
+    return trace
+
+
+def test_stages_lie_in_order_within_the_request(model_folder: Path) -> None:
+    trace = _trace(model_folder, chat_body(max_tokens=4), script=Script(step_s=0.005, told={"prefill_s": 0.002}))
+    assert [stage.name for stage in trace.stages] == ["parse", "tokenise", "queue", "prefill", "decode", "detokenise"]
+    parse, tokenise, queue, prefill, decode, texting = trace.stages
+    assert trace.start_s == parse.start_s < parse.end_s <= tokenise.start_s < tokenise.end_s <= queue.start_s
+    assert queue.end_s == prefill.start_s < prefill.end_s == decode.start_s < decode.end_s
+    assert queue.end_s < texting.start_s < texting.end_s <= trace.end_s
+    assert trace.name == f"POST {CHAT}"
+    assert trace.error is None
+
+
+def test_attributes_tell_tokens_by_tier_and_what_preemption_cost(model_folder: Path) -> None:
+    absences = (Absence(1.0, 2.0, None), Absence(3.0, 4.5, "debt"))
+    told = {"num_cached_ddr": 3, "num_cached_ssd": 2, "preemptions": 1, "swapped_tokens": 48, "absences": absences}
+    body = text_body(list(range(8, 20)), max_tokens=2, temperature=0.5, top_p=0.75)
+    trace = _trace(model_folder, body, path=TEXT, script=Script(cached=9, told=told))
+    swaps = [stage for stage in trace.stages if stage.name == "swap"]
+    assert [(stage.start_s, stage.end_s, stage.attributes) for stage in swaps] == [
+        (1.0, 2.0, {"tiercel.reason": "prefix"}),
+        (3.0, 4.5, {"tiercel.reason": "debt"}),
+    ]
+    first_s = trace.attributes.pop("gen_ai.response.time_to_first_chunk")
+    assert isinstance(first_s, float)
+    assert 0 < first_s < trace.end_s - trace.start_s
+    assert len(str(trace.attributes.pop("tiercel.request_id"))) == 32
+    assert trace.attributes == {
+        "http.request.method": "POST",
+        "http.route": TEXT,
+        "http.response.status_code": 200,
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "tiercel",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.request.max_tokens": 2,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 0.75,
+        "gen_ai.usage.input_tokens": 12,
+        "gen_ai.usage.output_tokens": 2,
+        "gen_ai.usage.cache_read.input_tokens": 9,
+        "gen_ai.response.finish_reasons": ("length",),
+        "tiercel.tenant": "default",
+        "tiercel.sequences": 1,
+        "tiercel.cached_tokens.hbm": 4,
+        "tiercel.cached_tokens.ddr": 3,
+        "tiercel.cached_tokens.ssd": 2,
+        "tiercel.preemptions": 1,
+        "tiercel.swapped_tokens": 48,
+    }
+
+
+def test_names_are_those_of_the_conventions(model_folder: Path) -> None:
+    trace = _trace(model_folder, text_body(max_tokens=2, n=2), path=TEXT)
+    modules = (gen_ai_attributes, http_attributes, error_attributes)
+    known = {str(value) for module in modules for name, value in vars(module).items() if name.isupper()}
+    ours = {name for name in trace.attributes if name.startswith("tiercel.")}
+    assert trace.attributes["gen_ai.request.choice.count"] == 2
+    assert set(trace.attributes) - ours <= known
+    assert {"chat", "text_completion"} <= {value.value for value in gen_ai_attributes.GenAiOperationNameValues}
+
+
+def test_several_choices_have_stages_each_and_of_many_the_first_have(model_folder: Path) -> None:
+    two = _trace(model_folder, text_body(max_tokens=2, n=2), path=TEXT)
+    assert [stage.attributes["tiercel.choice"] for stage in two.stages if stage.name == "queue"] == [0, 1]
+    many = _trace(model_folder, text_body([[8, 9]] * 12, max_tokens=1), path=TEXT)
+    assert sum(stage.name == "queue" for stage in many.stages) == MOST_SEQUENCES
+    assert many.attributes["tiercel.sequences"] == 12
+
+
+def test_a_failure_of_the_server_is_an_error_and_one_of_the_client_is_none(model_folder: Path) -> None:
+    failed = _trace(model_folder, text_body([7]), path=TEXT, script=Script(fail_prompt_with=7))
+    assert (failed.error, failed.attributes["error.type"]) == ("500", "500")
+    cut = _trace(model_folder, text_body(max_tokens=50, stream=True), path=TEXT, script=Script(die_at_step=2))
+    assert (cut.error, cut.attributes["http.response.status_code"]) == ("error", 200)
+    wrong = _trace(model_folder, chat_body(tools=[]))
+    assert (wrong.error, wrong.attributes["http.response.status_code"]) == (None, 400)
+    assert wrong.stages == ()
+
+
+def test_a_client_that_leaves_has_a_trace_with_the_last_word_of_the_engine(model_folder: Path) -> None:
+    sink = _Kept()
+
+    async def test(server: Running) -> None:
+        asking = asyncio.create_task(server.http.post(TEXT, json=text_body(max_tokens=200)))
+        await until(lambda: server.engine.steps > 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: bool(sink.traces))
+
+    _serve(model_folder, test, sink, Script(step_s=0.02, told={"preemptions": 2}))
+    (trace,) = sink.traces
+    assert (trace.attributes["tiercel.outcome"], trace.error) == ("client_gone", None)
+    assert trace.attributes["tiercel.preemptions"] == 2
+    assert {"queue", "decode"} <= {stage.name for stage in trace.stages}
+
+
+def _silent_story(clock: ManualClock) -> tuple[RequestStory, SequenceFacts]:
+    """Of a sequence that was submitted at 11 s to an engine that has said nothing of its end."""
+    story = RequestStory("id", clock)
+    start = SequenceStart(prompt=b"", num_prompt=2, params=SamplingParams(), n=1)
+    facts = SequenceFacts(start, 0, Mailbox(), story.arrival_s)
+    client = EngineClient(clock, ServerMetrics("tiny"))
+    clock.advance(1.0)
+    story.note_submitted(Generation(client, Ticket((SeqId(1),), (facts,)), Mailbox(), [], 2, clock))
+    return story, facts
+
+
+def _stages(story: RequestStory) -> list[tuple[str, float, float]]:
+    trace = trace_of(story, begin_context(), method="POST", route=TEXT, status=499, epoch_s=0.0)
+    return [(stage.name, stage.start_s, stage.end_s) for stage in trace.stages]
+
+
+def test_what_the_engine_never_ended_ends_with_the_request() -> None:
+    clock = ManualClock(10.0)
+    story, facts = _silent_story(clock)
+    clock.advance(2.0)
+    story.close()
+    assert _stages(story) == [("queue", 11.0, 13.0)]
+    facts.started_s = 11.5
+    assert _stages(story) == [("queue", 11.0, 11.5), ("prefill", 11.5, 13.0)]
+    facts.first_token_s = 12.0
+    assert _stages(story) == [("queue", 11.0, 11.5), ("prefill", 11.5, 12.0), ("decode", 12.0, 13.0)]
+
+
+# ---- from a trace to a collector
+
+
+@contextmanager
+def _export(endpoint: str, exporter: SpanExporter | None = None, **options: int) -> Iterator[TraceExport]:
+    level = logging.getLogger("opentelemetry").level
+    opener = None if exporter is None else lambda _: exporter
+    export = TraceExport(endpoint, every_s=0.01, open_exporter=opener, **options)
+    export.open()
+    try:
+        yield export
+    finally:
+        export.close(10.0)
+        logging.getLogger("opentelemetry").setLevel(level)
+
+
+def test_a_collector_gets_one_server_span_and_the_stages_below_it(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        headers = {"traceparent": SAMPLED, "tracestate": "congo=t61rcWkgMzE"}
+        assert (await server.http.post(CHAT, json=chat_body(max_tokens=4), headers=headers)).status_code == 200
+
+    with collector() as (url, spans):
+        with _export(url) as export:
+            _serve(model_folder, test, export, Script(step_s=0.005, told={"prefill_s": 0.001}))
+        (server,) = [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
+        stages = [span for span in spans if span is not server]
+        assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)
+        assert server.trace_state == "congo=t61rcWkgMzE"
+        assert {span.name for span in stages} == {"parse", "tokenise", "queue", "prefill", "decode", "detokenise"}
+        assert {span.parent_span_id for span in stages} == {server.span_id}
+        assert {span.trace_id.hex() for span in stages} == {TRACE}
+        assert len({span.span_id for span in spans}) == len(spans) == 7
+        for span in stages:
+            assert server.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
+        assert abs(server.start_time_unix_nano / 1e9 - time.time()) < 60
+        sent = {entry.key: entry.value for entry in server.attributes}
+        assert sent["gen_ai.usage.output_tokens"].int_value == 4
+        assert [value.string_value for value in sent["gen_ai.response.finish_reasons"].array_value.values] == ["length"]
+
+
+@pytest.mark.parametrize(("parent", "spans"), [(SAMPLED, 1), (UNSAMPLED, 0), ("", 1), (f"{UNSAMPLED}9", 1)])
+def test_the_caller_decides_what_is_sampled(parent: str, spans: int) -> None:
+    kept = InMemorySpanExporter()
+    context = read_context(Headers({"traceparent": parent})) or begin_context()
+    with _export("", kept) as export:
+        export.take(Trace(context, "POST /", 1.0, 2.0, 0.0, {}, ()))
+    assert len(kept.get_finished_spans()) == spans
+
+
+def test_the_variables_of_opentelemetry_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    kept = InMemorySpanExporter()
+    with _export("", kept) as export:
+        export.take(Trace(begin_context(), "dropped", 1.0, 2.0, 0.0, {}, ()))
+        export.take(Trace(TraceContext(TRACE, PARENT, True), "kept", 1.0, 2.0, 0.0, {}, ()))
+    (span,) = kept.get_finished_spans()
+    assert (span.name, span.resource.attributes["service.name"]) == ("kept", "mine")
+
+
+def test_a_collector_that_is_away_is_told_once_and_fails_nobody(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for _ in range(4):
+            assert (await server.http.post(TEXT, json=text_body(max_tokens=1))).status_code == 200
+            await asyncio.sleep(0.03)
+
+    with collector(status=400) as (url, _), structlog.testing.capture_logs() as logs, _export(url) as export:
+        _serve(model_folder, test, export)
+    told = [entry for entry in logs if entry["event"].startswith("traces_")]
+    assert [(entry["event"], entry["log_level"]) for entry in told] == [("traces_not_exported", "warning")]
+    assert told[0]["endpoint"] == url
+
+
+def test_nobody_listens_at_all_and_the_end_is_soon(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        assert (await server.http.post(TEXT, json=text_body(max_tokens=1))).status_code == 200
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with _export(f"http://127.0.0.1:{unused.getsockname()[1]}/v1/traces") as export:
+            _serve(model_folder, test, export)
+            export.close(0.1)  # its repetitions would take ten seconds
+            assert "traces" not in {thread.name for thread in threading.enumerate()}
+
+
+class _Waiting(SpanExporter):
+    """Waits for a gate before each export."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.has_begun = threading.Event()
+        self.names: list[str] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.has_begun.set()
+        self.gate.wait(10)
+        self.names += [span.name for span in spans]
+        return SpanExportResult.SUCCESS
+
+
+def test_a_collector_that_hangs_costs_traces_and_nothing_else() -> None:
+    waiting = _Waiting()
+    with structlog.testing.capture_logs() as logs, _export("", waiting, most_waiting=3) as export:
+        export.take(Trace(begin_context(), "first", 1.0, 2.0, 0.0, {}, ()))
+        assert waiting.has_begun.wait(10)
+        for number in range(5):
+            export.take(Trace(begin_context(), f"later {number}", 1.0, 2.0, 0.0, {}, ()))
+        waiting.gate.set()
+    assert waiting.names == ["first", "later 0", "later 1", "later 2"]
+    assert [(entry["event"], entry["lost"]) for entry in logs] == [
+        ("traces_not_exported", 2),
+        ("traces_exported_again", 2),
+    ]
+
+
+def test_requests_go_on_while_a_collector_hangs(model_folder: Path) -> None:
+    gate = threading.Event()
+
+    async def test(server: Running) -> None:
+        for _ in range(5):
+            assert (await server.http.post(TEXT, json=text_body(max_tokens=1))).status_code == 200
+        assert not gate.is_set()
+
+    with collector(gate=gate) as (url, spans), _export(url) as export:
+        _serve(model_folder, test, export)
+        gate.set()
+        export.close(10.0)
+        assert sum(span.kind == Span.SPAN_KIND_SERVER for span in spans) == 5
+
+
+# ---- the flag
+
+
+def test_without_an_endpoint_there_are_no_traces() -> None:
+    assert make_traces(None) is None
+    assert isinstance(make_traces("http://127.0.0.1:4318/v1/traces"), TraceExport)
+
+
+def test_without_the_extra_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "server.tracing.export")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"^--otlp-traces-endpoint needs the extra otel: pip install 'tiercel.otel.'"):
+        make_traces("http://127.0.0.1:4318/v1/traces")
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+        ("https://collector/", "https://collector/v1/traces"),
+        ("http://[::1]:4318/otlp/v1/traces", "http://[::1]:4318/otlp/v1/traces"),
+    ],
+)
+def test_an_endpoint_without_a_path_gets_the_usual_one(given: str, used: str) -> None:
+    assert resolve({"otlp_traces_endpoint": given}).settings.server.otlp_traces_endpoint == used
+
+
+@pytest.mark.parametrize("given", ["", "collector", "grpc://c:4317", "http://", "http://u:p@c", "http://c:99999"])
+def test_a_wrong_endpoint_is_refused_by_name(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint .*: expected an http or https URL"):
+        resolve({"otlp_traces_endpoint": given})
