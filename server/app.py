@@ -13,6 +13,7 @@ from server.openai import OpenAIRoutes
 from server.ops import OpsRoutes
 from server.service import Service
 from server.text_routes import TextRoutes
+from server.ui.routes import UiRoutes
 from tiercel import __version__
 from tiercel.errors import AdmissionError
 
@@ -38,6 +39,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(ops.guarded_router(), dependencies=guarded)
     app.include_router(OpenAIRoutes(service).router(), dependencies=guarded)
     app.include_router(TextRoutes(service).router(), dependencies=guarded)
+    app.include_router(UiRoutes(service).router())
     app.include_router(AdminRoutes(service).router(), dependencies=[Depends(AdminGuard(service.tenants))])
     return app
 
@@ -50,6 +52,8 @@ def _layers(service: Service) -> list[Middleware]:
             Bookkeeping,
             metrics=service.metrics,
             clock=service.clock,
+            wall_s=service.wall_s,
+            traces=service.traces,
             echo_id=settings.enable_request_id_headers,
             log_requests=settings.enable_log_requests,
         ),
@@ -65,5 +69,5 @@ def _layers(service: Service) -> list[Middleware]:
                 allow_credentials=settings.allow_credentials,
             )
         )
-    layers.append(Middleware(BodyLimit, limit_bytes=settings.max_body_bytes))
+    layers.append(Middleware(BodyLimit, limit_bytes=lambda: service.settings.max_body_bytes))
     return layers

@@ -2,11 +2,12 @@
 
 from typing import cast
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.types import Scope
 
 from server.directory import TenantDirectory
-from server.tenants import Tenant
+from server.tenants import Tenant, TenantTable
 from tiercel.errors import AdmissionError
 from tiercel.exposure import is_loopback
 
@@ -56,10 +57,35 @@ class MetricsGuard:
 
     async def __call__(self, request: Request) -> None:
         """Errors: AdmissionError (401)."""
-        table, authorization = self._tenants.table, request.headers.get("authorization")
-        is_operator = table.source == "settings" and table.find(authorization) is not None
-        if not (is_local(request) or is_operator or table.admits_admin(authorization)):
+        if not (is_local(request) or _is_operator(self._tenants.table, request.headers.get("authorization"))):
             raise _wrong_key()
+
+
+class Viewer(Struct, frozen=True):
+    """Who looks at the page."""
+
+    tenant: Tenant | None  # whose requests the key makes; None: an admin key makes none
+    is_operator: bool
+
+
+class PageGuard:
+    """Route dependency of what the page is told: by any key, of its own tenant or of all."""
+
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._tenants = tenants
+
+    async def __call__(self, request: Request) -> None:
+        """Errors: AdmissionError (401)."""
+        table, authorization = self._tenants.table, request.headers.get("authorization")
+        viewer = Viewer(table.find(authorization), _is_operator(table, authorization))
+        if viewer.tenant is None and not viewer.is_operator:
+            raise _wrong_key()
+        request.scope.setdefault("state", {})["viewer"] = viewer
+
+
+def viewer_of(scope: Scope) -> Viewer:
+    """The viewer that `PageGuard` found."""
+    return cast(Viewer, scope["state"]["viewer"])
 
 
 def tenant_of(scope: Scope) -> Tenant:
@@ -72,6 +98,12 @@ def is_local(request: Request) -> bool:
     if request.client is None or not request.client.host:
         return True
     return is_loopback(request.client.host)
+
+
+def _is_operator(table: TenantTable, authorization: str | None) -> bool:
+    """Without a tenants file every key is the operator's, and where no key is needed everybody is."""
+    is_only_tenant = table.source == "settings" and table.find(authorization) is not None
+    return is_only_tenant or table.admits_admin(authorization)
 
 
 def _wrong_key() -> AdmissionError:

@@ -1,0 +1,81 @@
+"""Routes of the page: its files are open, what it is told needs a key."""
+
+from fastapi import APIRouter, Depends
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from server.auth import PageGuard, viewer_of
+from server.service import Service
+from server.ui.painter import Painter
+from server.ui.shelf import read_shelf
+
+_PAGE = "index.html"
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class UiRoutes:
+    """Handlers of /ui."""
+
+    def __init__(self, service: Service) -> None:
+        self._files = read_shelf()
+        self._painter = Painter(service)
+        self._guard = PageGuard(service.tenants)
+
+    def router(self) -> APIRouter:
+        """The routes, with the guard of those that need one."""
+        router = APIRouter(tags=["page"], include_in_schema=False)
+        router.add_api_route("/ui", self.page, methods=["GET", "HEAD"], response_model=None)
+        router.add_api_route("/ui/", self.page_elsewhere, methods=["GET", "HEAD"], response_model=None)
+        router.add_api_route(
+            "/ui/data", self.data, methods=["GET"], response_model=None, dependencies=[Depends(self._guard)]
+        )
+        router.add_api_route("/ui/{name:path}", self.file, methods=["GET", "HEAD"], response_model=None)
+        return router
+
+    async def page(self, request: Request) -> Response:
+        """The page."""
+        return self._send(_PAGE, request)
+
+    async def page_elsewhere(self) -> Response:
+        """Its names of files count from /ui."""
+        return RedirectResponse("../ui", 308, _HEADERS)
+
+    async def file(self, name: str, request: Request) -> Response:
+        """A file of the page. Errors: HTTPException (404)."""
+        return self._send(name, request)
+
+    async def data(self, request: Request) -> Response:
+        """What the viewer may know, now."""
+        body = self._painter.paint(viewer_of(request.scope))
+        return Response(body, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type="application/json")
+
+    def _send(self, name: str, request: Request) -> Response:
+        file = self._files.get(name)
+        if file is None:
+            raise HTTPException(404)
+        headers = {**_HEADERS, "Cache-Control": "no-cache", "ETag": file.etag}
+        if request.headers.get("if-none-match") == file.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.body, headers=headers, media_type=file.media_type)

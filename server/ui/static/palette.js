@@ -1,0 +1,37 @@
+// One colour a tenant, the same everywhere on the page. Eight at a time; whoever is beyond them is grey.
+
+const COLOURS = 8;
+const FORGET_MS = 60_000;
+
+/** Which tenant has which colour. */
+export class Palette {
+  #seen = new Map(); // name -> [index, when it was last asked for]
+
+  /** The number of a tenant's colour, or null when all are taken. */
+  index(name) {
+    const now = performance.now();
+    const known = this.#seen.get(name);
+    if (known) {
+      known[1] = now;
+      return known[0];
+    }
+    const taken = new Set();
+    for (const [other, [index, at]] of this.#seen) {
+      if (now - at > FORGET_MS) this.#seen.delete(other);
+      else taken.add(index);
+    }
+    for (let index = 0; index < COLOURS; index += 1) {
+      if (!taken.has(index)) {
+        this.#seen.set(name, [index, now]);
+        return index;
+      }
+    }
+    return null;
+  }
+
+  /** The class that gives an element this tenant's colour. */
+  className(name) {
+    const index = this.index(name);
+    return index == null ? 'tenant-rest' : `tenant-${index}`;
+  }
+}

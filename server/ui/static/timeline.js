@@ -1,0 +1,82 @@
+// When each token of an answer came: a mark a token, as high as the gap before it.
+
+import { byId, setText } from './dom.js';
+import * as format from './format.js';
+
+const SVG = 'http://www.w3.org/2000/svg';
+const LEAST_HEIGHT = 0.06; // of the picture: a token that came with another one is seen, too
+
+/** One answer's marks and figures. */
+export class Timeline {
+  #svg = byId('timeline');
+  #sentMs = 0;
+  #lastMs = 0;
+  #gaps = [];
+  #marks = [];
+  #firstMs = null;
+
+  /** A question was sent now. */
+  start(nowMs) {
+    this.#svg.replaceChildren();
+    this.#sentMs = this.#lastMs = nowMs;
+    this.#gaps = [];
+    this.#marks = [];
+    this.#firstMs = null;
+    for (const name of ['first', 'tokens', 'gap', 'longest', 'rate', 'cached']) setText(byId(`t-${name}`), format.NOTHING);
+    setText(byId('timeline-text'), 'Waiting for the first token.');
+    setText(byId('axis-end'), '');
+  }
+
+  /** So many tokens have just come. */
+  add(tokens, nowMs) {
+    for (let one = 0; one < tokens; one += 1) {
+      const gap = this.#marks.length ? nowMs - this.#lastMs : 0;
+      if (this.#firstMs == null) this.#firstMs = nowMs - this.#sentMs;
+      else this.#gaps.push(gap);
+      this.#lastMs = nowMs;
+      this.#mark(nowMs - this.#sentMs, gap);
+    }
+    this.#scale();
+    this.#write();
+  }
+
+  /** The answer is there. `usage` as the server sent it. */
+  end(usage, reason) {
+    const cached = usage?.prompt_tokens_details?.cached_tokens;
+    if (usage) setText(byId('t-cached'), cached == null ? format.NOTHING : `${format.whole(cached)} of ${format.whole(usage.prompt_tokens)}`);
+    const words = this.#firstMs == null ? 'No token came.' : `${this.#marks.length} tokens, the first after ${format.seconds(this.#firstMs / 1000)}.`;
+    setText(byId('timeline-text'), reason ? `${words} ${reason}` : words);
+  }
+
+  #mark(atMs, gap) {
+    const line = document.createElementNS(SVG, 'line');
+    line.setAttribute('class', this.#marks.length ? 'mark' : 'mark first');
+    line.setAttribute('x1', atMs.toFixed(1));
+    line.setAttribute('x2', atMs.toFixed(1));
+    line.setAttribute('y1', '0');
+    this.#svg.append(line);
+    this.#marks.push([line, gap]);
+  }
+
+  /** The picture is as wide as the answer is long; heights are parts of the longest gap. */
+  #scale() {
+    const width = Math.max(1, (this.#lastMs - this.#sentMs) * 1.02);
+    const longest = Math.max(1, ...this.#gaps);
+    this.#svg.setAttribute('viewBox', `0 -1 ${width.toFixed(1)} 1`);
+    this.#marks.forEach(([line, gap], place) => {
+      const height = place ? Math.max(LEAST_HEIGHT, gap / longest) : 1;
+      line.setAttribute('y2', (-height).toFixed(3));
+    });
+    setText(byId('axis-end'), format.seconds(width / 1000));
+  }
+
+  #write() {
+    const sorted = [...this.#gaps].sort((one, other) => one - other);
+    setText(byId('t-first'), format.seconds(this.#firstMs / 1000));
+    setText(byId('t-tokens'), format.whole(this.#marks.length));
+    setText(byId('t-gap'), format.seconds(sorted.length ? sorted[Math.floor(sorted.length / 2)] / 1000 : null));
+    setText(byId('t-longest'), format.seconds(sorted.length ? sorted.at(-1) / 1000 : null));
+    const took = this.#lastMs - this.#sentMs - this.#firstMs;
+    setText(byId('t-rate'), format.rate(took > 0 ? (1000 * this.#gaps.length) / took : null));
+  }
+}
