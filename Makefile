@@ -4,12 +4,14 @@
 #   PIP_ARGS   arguments of every pip install                   make setup PIP_ARGS='--extra-index-url URL'
 #   PYTHON     which Python makes .venv, 3.11 or newer          make setup PYTHON=python3.12
 #   ARGS       more flags of `tiercel serve`                    make serve ARGS='--log-format console'
+#   ENGINE     `required`: no Docker engine is a failure        make test-deploy ENGINE=required
 #   TESTS      what pytest runs, and its flags                  make pytest TESTS='tests/cli -k port'
 
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 PYTHON ?=
 ARGS ?=
+ENGINE ?=
 TESTS ?= tests
 WORKERS ?= 2
 
@@ -22,11 +24,17 @@ TEST_READY := $(VENV)/.setup-test
 BROWSER_READY := $(VENV)/.setup-browser
 FAST_TESTS := $(wildcard tests/tiercel tests/cli tests/kvcache tests/scheduler tests/docker tests/test_*.py)
 
+# Installs Chromium where there is none and root may.
+CHROMIUM := for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -q && apt-get install -qy --no-install-recommends chromium; else \
+	  echo "There is no Chromium here. On Debian and Ubuntu: apt install chromium" >&2; exit 1; fi
+
 # pyright asks the network for newer versions of itself otherwise
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long test-fast test-report lint format pytest constraints clean
+.PHONY: help setup serve test test-long test-fast test-report test-ui test-deploy lint format pytest constraints clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -50,20 +58,25 @@ format: $(TEST_READY)  ## let ruff format and repair
 	$(BIN)/ruff format .
 
 pytest: $(TEST_READY)  ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy $(TESTS)
 
 test-long: $(TEST_READY)  ## simulations and preemptions by the thousand: about half an hour
-	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser
+	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser --ignore tests/deploy
 
 test-fast: $(TEST_READY)  ## tests that load no model
 	$(BIN)/python -m pytest -q -x $(FAST_TESTS)
 
 test-report: $(BROWSER_READY)  ## the load-test report in headless Chromium, which is installed where root may
-	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -q && apt-get install -qy --no-install-recommends chromium; else \
-	  echo "There is no Chromium here. On Debian and Ubuntu: apt install chromium" >&2; exit 1; fi
-	$(BIN)/python -m pytest -q -rs tests/browser
+	@$(CHROMIUM)
+	$(BIN)/python -m pytest -q -rs tests/browser/test_report_page.py
+
+test-ui: $(BROWSER_READY)  ## the page at /ui in headless Chromium; leaves screenshots in tests/browser/pictures
+	@$(CHROMIUM)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser/test_ui_*.py
+
+test-deploy: $(TEST_READY)  ## image and compose on a Docker engine of its own; static checks where none can run
+	TORCH='$(TORCH)' PIP_ARGS='$(PIP_ARGS)' ENGINE='$(ENGINE)' \
+	  $(BIN)/python -m pytest -q -rs --timeout 1200 tests/deploy tests/docker
 
 constraints: $(BROWSER_READY)  ## write constraints.txt from what .venv holds; after `make clean test`
 	{ echo '# What CI tested. Written by `make constraints`.'; \

@@ -1,0 +1,131 @@
+"""A Docker engine of the tests' own: in private namespaces, without outside network, gone when the block ends."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from tests.deploy.machine import PRIVATE, CommandError, NoEngineError, run
+
+TINY = "tiercel-deploy/busybox"
+"""An image that every engine of ours has; its one program is /busybox."""
+
+GROUP = "tiercel-deploy"
+START_S = 30.0
+STOP_S = 20.0
+# A /run of its own hides the machine's containerd; without iptables the published ports go through Docker's proxy.
+INIT = """
+mount -t tmpfs tmpfs /run
+ip link set lo up
+exec tini -g -- dockerd --config-file "$1/daemon.json" --host "unix://$1/docker.sock" --data-root "$2" \
+    --exec-root /run/docker --pidfile /run/docker.pid --cgroup-parent "$3" --iptables=false
+"""
+
+
+class Engine:
+    """One running dockerd. Published ports are reached inside `network()`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", folder: Path, plugins: Path) -> None:
+        self._process = process
+        self.log = folder / "dockerd.log"
+        self._environment = {**os.environ, "DOCKER_HOST": f"unix://{folder}/docker.sock", "DOCKER_CONFIG": str(plugins)}
+
+    def docker(
+        self, *words: str | Path, variables: Mapping[str, str] = MappingProxyType({}), patience_s: float = 600.0
+    ) -> str:
+        """Standard output of the client, with more variables in its environment. Errors: CommandError."""
+        return run(["docker", *words], environment={**self._environment, **variables}, patience_s=patience_s)
+
+    def pid(self) -> int:
+        """The first process of the engine's namespaces, as this machine counts."""
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def signal_inside(self, pid: int, number: signal.Signals) -> None:
+        """Signal a process by the id that it has in the engine's namespace, which is what the client tells."""
+        run(["nsenter", f"--target={self.pid()}", "--pid", "kill", f"-{number.name.removeprefix('SIG')}", str(pid)])
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[None]:
+        """The calling thread, and what it starts, is in the engine's network until the block ends."""
+        with open("/proc/thread-self/ns/net") as outside, open(f"/proc/{self.pid()}/ns/net") as inside:
+            _enter(inside.fileno())
+            try:
+                yield
+            finally:
+                _enter(outside.fileno())
+
+    def wait_ready(self) -> None:
+        """Until the engine answers. Errors: NoEngineError with the last lines of its log."""
+        end_s = time.monotonic() + START_S
+        while time.monotonic() < end_s and self._process.poll() is None:
+            with contextlib.suppress(CommandError):
+                self.docker("version", patience_s=10)
+                return
+            time.sleep(0.1)
+        last = " | ".join(self.log.read_text(errors="replace").splitlines()[-3:])
+        raise NoEngineError(f"dockerd does not start: {last}")
+
+    def try_container(self) -> None:
+        """Run the smallest container there is, with the limits that ours have. Errors: CommandError."""
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy2(shutil.which("busybox") or "busybox", Path(folder) / "busybox")
+            archive = Path(folder) / "image.tar"
+            run(["tar", "-C", folder, "-cf", archive, "busybox"])
+            self.docker("import", archive, TINY)
+        limits = ("--memory=64m", "--pids-limit=64", "--cap-drop=ALL", "--read-only")
+        self.docker("run", "--rm", "--init=false", *limits, TINY, "/busybox", "true", patience_s=60)
+
+    def stop(self) -> None:
+        """End the containers, then the engine; everything in its namespaces goes with it."""
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, IndexError):
+            os.kill(self.pid(), signal.SIGTERM)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # unshare takes its child along
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def docker_engine(data: Path, plugins: Path) -> Iterator[Engine]:
+    """An engine with its images in `data` until the block ends. Errors: NoEngineError, CommandError."""
+    with tempfile.TemporaryDirectory(prefix="tiercel-deploy-") as name:
+        folder = Path(name)
+        (folder / "daemon.json").write_text("{}")  # not the machine's
+        init = ["sh", "-euc", INIT, "init", str(folder), str(data), f"/{GROUP}-{os.getpid()}"]
+        with (folder / "dockerd.log").open("wb") as log:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig=KILL", "unshare", *PRIVATE, "--kill-child", *init],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        engine = Engine(process, folder, plugins)
+        try:
+            engine.wait_ready()
+            engine.try_container()
+            yield engine
+        finally:
+            engine.stop()
+            _remove_groups()
+
+
+def _enter(namespace: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns exists from Python 3.12 on
+    if libc.setns(namespace, 0):
+        raise NoEngineError(f"the engine's network cannot be entered: {os.strerror(ctypes.get_errno())}")
+
+
+def _remove_groups() -> None:
+    """Empty control groups that this engine, or one that was killed, left behind; those in use stay."""
+    root = Path("/sys/fs/cgroup")
+    for top in (*root.glob(f"{GROUP}-*"), *root.glob(f"*/{GROUP}-*")):
+        for folder in sorted((path for path in (top, *top.rglob("*")) if path.is_dir()), reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()

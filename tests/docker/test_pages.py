@@ -1,0 +1,49 @@
+"""docker/README.md and docs/deploy.md: the variables, files and services that they name are there."""
+
+import re
+import shlex
+
+import pytest
+
+from tests.docker.reading import BASE, OVERLAYS, ROOT, text
+
+PAGES = ("docker/README.md", "docs/deploy.md")
+COMPOSE = "".join(text(name) for name in (BASE, *OVERLAYS))
+each = pytest.mark.parametrize("page", PAGES)
+
+
+def _page(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def _words(page: str) -> list[list[str]]:
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", _page(page), flags=re.DOTALL | re.MULTILINE))
+    return [shlex.split(line, comments=True) for line in blocks.replace("\\\n", " ").splitlines()]
+
+
+def test_the_variables_of_compose_are_all_told() -> None:
+    read = set(re.findall(r"\$\{([A-Z]\w+)", COMPOSE)) | {"TIERCEL_METRICS_KEY"}
+    told = {name for page in PAGES for name in re.findall(r"^\| `([A-Z]\w+)`", _page(page), re.MULTILINE)}
+    assert told == read | {"BASE", "TORCH", "PIP_ARGS"}
+
+
+@each
+def test_every_path_in_its_commands_exists(page: str) -> None:
+    words = {word for line in _words(page) for word in line}
+    paths = {word for word in words if re.match(r"docker/(?!wheels/)|constraints\.txt", word)}
+    assert "docker/compose.yaml" in paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@each
+def test_every_link_leads_to_a_file(page: str) -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#]+)\)", _page(page))
+    assert links
+    assert not [link for link in links if not ((ROOT / page).parent / link).exists()]
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page in PAGES:
+        for target in re.findall(r"`?make ([a-z-]+)", _page(page)):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
