@@ -89,6 +89,10 @@ class Accounts:
         """Prompt tokens that wait, without the cached ones."""
         return sum(self._backlog_by_band.values())
 
+    def set_fair(self, is_fair: bool) -> None:
+        """Whether the engine shares a band by weight."""
+        self._is_fair = is_fair
+
     def set_table(self, table: TenantTable) -> None:
         """Other tenants from now on."""
         self._table = table

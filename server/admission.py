@@ -97,6 +97,11 @@ class Admission:
         self._started_per_s = 0.0
 
     @property
+    def max_queued(self) -> int:
+        """Most sequences that may wait."""
+        return self._max_queued
+
+    @property
     def is_closed(self) -> bool:
         """True from the first signal on: the server drains."""
         return self._is_closed
@@ -105,6 +110,10 @@ class Admission:
     def num_reserved(self) -> int:
         """Sequences that are admitted and not yet submitted."""
         return self._reserved
+
+    def set_max_queued(self, max_queued: int) -> None:
+        """Another number of places from now on. Who waits beyond it stays."""
+        self._max_queued = max_queued
 
     def close(self) -> None:
         """Refuse everything from now on."""

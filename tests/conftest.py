@@ -1,5 +1,7 @@
 """What all suites share: the long runs are left out unless they are asked for, and what is told at the end."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import settings
 
@@ -8,7 +10,11 @@ settings.load_profile("tiercel")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how often the conformance tests excused a differing token, in how many comparisons."""
+    """Say what was not looked at and why, and how often the conformance tests excused a differing token."""
+    skipped = [report.longrepr for report in terminalreporter.getreports("skipped")]
+    reasons = Counter(str(where[2]).removeprefix("Skipped: ") for where in skipped if isinstance(where, tuple))
+    for reason, count in reasons.items():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
     counts = [
         value
         for report in terminalreporter.getreports("passed")

@@ -5,13 +5,16 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from msgspec.structs import replace
+
 from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
+from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, TokenLogprobs
 from tiercel.request import Request, unpack_tokens
 from tiercel.tenant import Tenants
 from tiercel.wire import (
@@ -23,6 +26,7 @@ from tiercel.wire import (
     Quit,
     Ready,
     Report,
+    SetSettings,
     SetTenants,
     Start,
     Submit,
@@ -45,7 +49,9 @@ class Script:
     fail_prompt_with: int | None = None  # a token in the prompt that makes the engine fail that sequence
     die_at_step: int | None = None
     hang_at_step: int | None = None
+    is_deaf: bool = False  # takes no aborts
     cached: int = 0  # prompt tokens reported as hits
+    told: Mapping[str, object] = field(default_factory=dict)  # more fields of every `Finished`
     vocab_size: int = 1024
     max_model_len: int = 256
     block_size: int = 16
@@ -59,6 +65,8 @@ class Running:
     request: Request
     prompt: list[int]
     outputs: list[int] = field(default_factory=list)
+    started_s: float | None = None  # its first step began
+    first_s: float | None = None  # it got its first token
 
 
 class FakeEngine(asyncio.Protocol):
@@ -69,6 +77,7 @@ class FakeEngine(asyncio.Protocol):
         self.submitted: list[Request] = []
         self.aborted: list[tuple[SeqId, FinishReason]] = []
         self.tenants: list[Tenants] = []
+        self.settings: list[SetSettings] = []
         self.has_quit = False
         self.steps = 0
         self.running: dict[SeqId, Running] = {}
@@ -107,10 +116,14 @@ class FakeEngine(asyncio.Protocol):
                     self.submitted.append(message.request)
                     self.waiting.append(Running(message.request, list(unpack_tokens(message.request.prompt))))
                     self._wake.set()
+                case Abort() if self.script.is_deaf:
+                    pass
                 case Abort():
                     self._abort(message)
                 case SetTenants():
                     self.tenants.append(message.tenants)
+                case SetSettings():
+                    self.settings.append(message)
                 case Quit():
                     self.has_quit = True
                     self.die()
@@ -165,6 +178,7 @@ class FakeEngine(asyncio.Protocol):
             entry = self.waiting.pop(0)
             self.running[entry.request.id] = entry
         seqs, tokens, logprobs, finished = array("Q"), array("I"), list[TokenLogprobs](), list[Finished]()
+        firsts: list[FirstToken] = []
         for seq, entry in list(self.running.items()):
             step_tokens += 1 + (0 if entry.outputs else len(entry.prompt))
             if self.script.fail_prompt_with in entry.prompt:
@@ -172,6 +186,9 @@ class FakeEngine(asyncio.Protocol):
                 finished.append(self._end(entry, FinishReason.ERROR, error="secret detail of the failure"))
                 continue
             token = self._next_token(entry)
+            if entry.first_s is None:
+                entry.started_s = entry.first_s = time.monotonic()
+                firsts.append(FirstToken(seq, entry.started_s))
             entry.outputs.append(token)
             seqs.append(seq)
             tokens.append(token)
@@ -187,6 +204,7 @@ class FakeEngine(asyncio.Protocol):
                 seqs=seqs.tobytes(),
                 tokens=tokens.tobytes(),
                 logprobs=tuple(logprobs),
+                firsts=tuple(firsts),
                 finished=tuple(finished),
                 gauges=self._gauges(step_tokens),
             )
@@ -222,18 +240,22 @@ class FakeEngine(asyncio.Protocol):
     def _end(
         self, entry: Running, reason: FinishReason, *, stop_token: int | None = None, error: str | None = None
     ) -> Finished:
-        return Finished(
+        now_s = time.monotonic()
+        started_s = now_s if entry.started_s is None else entry.started_s
+        first_s = now_s if entry.first_s is None else entry.first_s
+        finished = Finished(
             seq=entry.request.id,
             reason=reason,
             num_prompt=len(entry.prompt),
             num_outputs=len(entry.outputs),
             num_cached=self.script.cached,
-            queued_s=0.001,
-            prefill_s=0.002,
-            decode_s=0.003,
+            queued_s=started_s - entry.request.arrival_s,
+            prefill_s=first_s - started_s,
+            decode_s=now_s - first_s,
             stop_token=stop_token,
             error=error,
         )
+        return replace(finished, **self.script.told)
 
     def _abort(self, message: Abort) -> None:
         finished: list[Finished] = []
@@ -264,6 +286,7 @@ async def _main(fd: int) -> int:
             max_running=int(os.environ.get("FAKE_RUNNING", "64")),
             failure=os.environ.get("FAKE_FAILURE"),
             die_at_step=int(os.environ["FAKE_DIE_AT"]) if "FAKE_DIE_AT" in os.environ else None,
+            hang_at_step=int(os.environ["FAKE_HANG_AT"]) if "FAKE_HANG_AT" in os.environ else None,
         )
     )
     await engine.open(socket.socket(fileno=fd))

@@ -18,6 +18,7 @@ from server.launch import QuietServer, build_service
 from server.listen import bind
 from server.service import Service
 from tests.server.fake_engine import FakeEngine, Script
+from tiercel.config import Resolved
 from tiercel.settings import EngineSettings, ServerSettings
 
 MODEL = "tiny"
@@ -58,9 +59,10 @@ async def running(
     *,
     wait: bool = True,
     changed: Callable[[Service], Service] = lambda service: service,
+    origin: Resolved | None = None,
 ) -> AsyncIterator[Running]:
     """Serve until the block ends."""
-    service = changed(build_service(settings))
+    service = changed(build_service(settings, origin=origin))
     engine = FakeEngine(script or Script())
     ours, theirs = socket.socketpair()
     await engine.open(theirs)

@@ -11,6 +11,7 @@ from server.service import Service
 from server.story import RequestStory
 from server.watch import SlowReaderError
 from tests.server.harness import chat_body, running, server_settings
+from tiercel.clock import ManualClock
 
 WORDS = "private words from a prompt, /secret/path"
 
@@ -56,7 +57,7 @@ def test_a_slow_reader_without_its_first_byte_gets_an_error_in_the_shape_of_open
     async def send(message: Message) -> None:
         sent.append(message)
 
-    story = RequestStory("id", 0.0)
+    story = RequestStory("id", ManualClock())
     scope: Scope = {"type": "http", "state": {"story": story}}
     asyncio.run(Boundary(overflows)(scope, receive, send))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
