@@ -1,4 +1,5 @@
-# From a fresh clone, in any folder: `make serve` serves the embedded model, `make test` runs everything CI runs.
+# From a fresh clone, in any folder: `make serve` serves the embedded model, `make test` proves that it works; CI runs
+# `make test`, `make test-ui` and `make test-deploy`.
 #
 #   TORCH      which torch to install                           make setup TORCH='torch==2.13.0'
 #   PIP_ARGS   arguments of every pip install                   make setup PIP_ARGS='--extra-index-url URL'
@@ -46,7 +47,7 @@ setup: $(READY)  ## create .venv and install tiercel; does nothing when done
 serve: $(READY)  ## serve the embedded model on port 8000
 	@exec $(BIN)/tiercel serve --port 8000 $(ARGS)
 
-test: lint pytest  ## everything that CI runs
+test: lint pytest  ## lint, types and all tests that need no browser and no Docker
 
 lint: $(TEST_READY)  ## ruff and pyright
 	$(BIN)/ruff check .

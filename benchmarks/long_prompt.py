@@ -1,0 +1,119 @@
+"""A long prompt beside eight streams: how long the streams wait between tokens, and the prompt for its first one.
+
+python benchmarks/long_prompt.py MODEL [--tokens 4096] [--streams 8] [--goals 0.12 0.2] [--rounds 3] [SERVE FLAG ...]
+
+Serves MODEL once for each goal between tokens (`--tbt-goal`; 0 = none, whole steps). In each round the streams decode,
+and when all have begun the long prompt comes; gaps count from then to its first token. Run it on a quiet machine.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from start_time import TIERCEL, is_ready
+
+_ANSWER = 4000  # tokens: longer than the prompt takes; the streams are left when it has begun to answer
+
+
+class Stream:
+    """One stream of tokens and when each came."""
+
+    def __init__(self, url: str, prompt: list[int], max_tokens: int) -> None:
+        self.times_s: list[float] = []
+        self.sent_s = time.perf_counter()
+        self._is_left = False
+        body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True, "temperature": 0}
+        self._thread = threading.Thread(target=self._read, args=(f"{url}/v1/completions", body))
+        self._thread.start()
+
+    def _read(self, url: str, body: dict[str, object]) -> None:
+        with httpx.stream("POST", url, json=body, timeout=600) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {") and json.loads(line[6:])["choices"]:
+                    self.times_s.append(time.perf_counter())
+                if self._is_left:
+                    return
+
+    def wait_first(self) -> float:
+        """When its first token came."""
+        while not self.times_s:
+            if not self._thread.is_alive():
+                raise SystemExit("a stream ended without a token")
+            time.sleep(0.005)
+        return self.times_s[0]
+
+    def leave(self) -> None:
+        """Break off."""
+        self._is_left = True
+        self._thread.join()
+
+    def gaps_s(self, since_s: float, until_s: float) -> list[float]:
+        """Between tokens, where the later one came in this time."""
+        return [after - before for before, after in pairwise(self.times_s) if since_s < after <= until_s]
+
+
+def measure(url: str, tokens: int, streams: int, number: int) -> tuple[float, list[float]]:
+    """Seconds to the first token of the prompt, and the gaps of the streams meanwhile."""
+    running = [Stream(url, [10 + number * 100 + at] * 24, _ANSWER) for at in range(streams)]
+    for stream in running:
+        stream.wait_first()
+    time.sleep(1.0)
+    # no two rounds share a block
+    prompt = Stream(url, [3 + (at * 31 + number * 977) % 900 for at in range(tokens)], 1)
+    first_s = prompt.wait_first()
+    gaps_s = [gap for stream in running for gap in stream.gaps_s(prompt.sent_s, first_s)]
+    for stream in (*running, prompt):
+        stream.leave()
+    return first_s - prompt.sent_s, gaps_s
+
+
+def main() -> None:
+    """Print a line for each goal."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--goals", type=float, nargs="+", default=[0.12, 0.2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--port", type=int, default=8961)
+    args, flags = parser.parse_known_args()
+    print(f"{'goal':>7} {'P50 gap':>9} {'P99 gap':>9} {'longest':>9} {'TTFT of the prompt':>20}")
+    for goal_s in args.goals:
+        command = [TIERCEL, "serve", args.model, "--port", str(args.port), "--tbt-goal", f"{goal_s:g}", *flags]
+        command += ["--calibration-seconds", "60"]
+        with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+            try:
+                while not is_ready(args.port):
+                    if server.poll() is not None:
+                        log.seek(0)
+                        raise SystemExit(log.read().decode())
+                    time.sleep(0.1)
+                rounds = range(args.rounds + 1)
+                url = f"http://127.0.0.1:{args.port}"
+                found = [measure(url, args.tokens, args.streams, number) for number in rounds][1:]  # the first warms up
+            finally:
+                server.terminate()
+                server.wait(60)
+        gaps_ms = sorted(1e3 * gap for _, gaps in found for gap in gaps)
+        p50, p99 = (gaps_ms[int(part * (len(gaps_ms) - 1))] for part in (0.5, 0.99))
+        ttft_s = statistics.median(ttft for ttft, _ in found)
+        print(
+            f"{1e3 * goal_s:>4.0f} ms {p50:>6.0f} ms {p99:>6.0f} ms {gaps_ms[-1]:>6.0f} ms {ttft_s:>18.2f} s",
+            flush=True,
+        )
+    print(f"load average {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
