@@ -326,9 +326,6 @@ class EngineClient(asyncio.Protocol):
     def _take_report(self, report: Report) -> None:
         now_s = self._clock.now_s()
         busy_s, self._last_report_s = now_s - self._last_report_s, now_s
-        if self._watcher is not None and self._tokenless and report.gauges is not None:
-            tokens = report.gauges.step_tokens - len(report.tokens) // _TOKEN_BYTES
-            self._watcher.on_prompts(max(tokens, 0), busy_s)
         for seq, token in zip(memoryview(report.seqs).cast("Q"), memoryview(report.tokens).cast("I"), strict=False):
             facts = self._facts_by_seq.get(SeqId(seq))
             if facts is None or facts.mailbox is None:
@@ -346,6 +343,9 @@ class EngineClient(asyncio.Protocol):
         for finished in report.finished:
             self._note_finished(finished, now_s)
         if report.gauges is not None:
+            if self._watcher is not None and self._tokenless:
+                tokens = report.gauges.step_tokens - len(report.tokens) // _TOKEN_BYTES
+                self._watcher.on_prompts(max(tokens, 0), busy_s)
             before, self._gauges = self._gauges, report.gauges.after(self._gauges)
             self._observer.on_step(before, self._gauges)
 

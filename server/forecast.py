@@ -2,6 +2,7 @@
 
 _WINDOW_S = 0.25  # of work with sequences waiting, for one sample of the speed
 _SMOOTHING = 0.3
+_SLOWER = 0.1  # the same for a lower speed: steps that were not full say less than those that were
 _HALF_LIFE_S = 5.0  # of what is known of a tenant that gets no first tokens
 
 
@@ -19,12 +20,17 @@ class Forecast:
         return self._tokens_per_s
 
     def note_step(self, prompt_tokens: int, busy_s: float) -> None:
-        """A step computed so much of prompts, `busy_s` after the one before, while sequences were waiting."""
+        """A step computed so much of prompts, `busy_s` after the one before, and left sequences waiting.
+
+        Steps after which nobody waits are not told: they may have been as small as what had come.
+        """
         self._tokens += prompt_tokens
         self._busy_s += busy_s
         if self._busy_s < _WINDOW_S or not self._tokens:
             return
-        self._tokens_per_s = _follow(self._tokens_per_s, self._tokens / self._busy_s)
+        speed = self._tokens / self._busy_s
+        is_slower = self._tokens_per_s is not None and speed < self._tokens_per_s
+        self._tokens_per_s = _follow(self._tokens_per_s, speed, _SLOWER if is_slower else _SMOOTHING)
         self._tokens = self._busy_s = 0.0
 
     def queue_s(self, tokens: float) -> float | None:
@@ -58,5 +64,5 @@ class Surplus:
         return self._mean_s * 0.5 ** (max(now_s - self._noted_s, 0.0) / _HALF_LIFE_S)
 
 
-def _follow(mean: float | None, sample: float) -> float:
-    return sample if mean is None else mean + _SMOOTHING * (sample - mean)
+def _follow(mean: float | None, sample: float, smoothing: float = _SMOOTHING) -> float:
+    return sample if mean is None else mean + smoothing * (sample - mean)

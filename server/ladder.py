@@ -38,10 +38,14 @@ class Ladder:
         return self._rung
 
     def feed(self, pressure: float) -> Rung:
-        """A reading; returns the rung after it. A low one after a silence as long as calm must last is calm."""
+        """A reading; returns the rung after it.
+
+        A low one after a silence as long as calm must last is calm; two high ones on both sides of it are no pressure.
+        """
         now_s = self._clock.now_s()
-        if now_s - self._read_s >= _CALM_S and self._is_low(pressure):
-            self._rung = Rung.FULL if pressure < _LEAVE_BELOW[0] else Rung(self._rung - 1)
+        if now_s - self._read_s >= _CALM_S:
+            if self._is_low(pressure):
+                self._rung = Rung.FULL if pressure < _LEAVE_BELOW[0] else Rung(self._rung - 1)
             self._high_since_s = self._low_since_s = None
         self._read_s = now_s
         self._high_since_s = self._since(self._high_since_s, now_s, is_true=self._is_high(pressure))

@@ -1,7 +1,6 @@
 """The tenants file, checked field by field. A wrong one is told by file, tenant, field, value and what is allowed."""
 
 import difflib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -171,10 +170,10 @@ class _Fields:
         value = self._take(name)
         if value is _ABSENT:
             return None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or not least <= cast(float, value) <= most:
+        # compared before anything else is asked: an integer may be too long for a float; NaN is in no range
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
             raise self._unfit(name, value, f"a number from {least:g} to {most:g}")
-        return float(cast(float, value))
+        return float(value)
 
     def whole(self, name: str, least: int, most: int) -> int | None:
         value = self._take(name)

@@ -1,20 +1,22 @@
 import asyncio
 import contextlib
 import socket
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from server.client import EngineClient, EngineStartError, EngineState, SequenceStart
+from server.client import EngineClient, EngineStartError, EngineState, SequenceFacts, SequenceStart, Standing
 from server.mailbox import Delivery, EngineGone, Mailbox, unread_limit_bytes
 from server.metrics import ServerMetrics
 from tests.server.fake_engine import FakeEngine, Script
 from tests.server.harness import until
 from tiercel.clock import ManualClock
 from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, TokenLogprobs
+from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
 from tiercel.request import SamplingParams, pack_tokens
 from tiercel.settings import EngineSettings
+from tiercel.wire import Report, encode_frame
 
 
 def _start(max_tokens: int = 3, prompt: tuple[int, ...] = (5, 6)) -> SequenceStart:
@@ -164,6 +166,51 @@ def test_silence_counts_only_with_work_pending() -> None:
         assert client.silence_s() == 7
 
     _with_pair(test, Script(hang_at_step=0))
+
+
+class Listener:
+    """A watcher that keeps what it hears of prompts."""
+
+    def __init__(self) -> None:
+        self.prompts: list[tuple[int, float]] = []
+
+    def on_moved(self, facts: SequenceFacts, before: Standing | None) -> None:
+        pass
+
+    def on_finished(self, facts: SequenceFacts) -> None:
+        pass
+
+    def on_prompts(self, tokens: int, busy_s: float) -> None:
+        self.prompts.append((tokens, busy_s))
+
+
+def test_the_speed_of_prompts_is_told_only_of_steps_that_leave_somebody_waiting() -> None:
+    async def test() -> None:
+        clock, listener = ManualClock(10.0), Listener()
+        client, engine = EngineClient(clock, ServerMetrics("tiny"), listener), FakeEngine(Script(hang_at_step=0))
+        ours, theirs = socket.socketpair()
+        await engine.open(theirs)
+        await client.open(ours, EngineSettings(model="folder"))
+        await client.wait_ready()
+
+        def report(seq: int, step_tokens: int) -> None:
+            clock.advance(0.1)
+            seqs, tokens = array("Q", [seq] if seq else []), array("I", [5] if seq else [])
+            gauges = Gauges(step_tokens=step_tokens)
+            client.data_received(encode_frame(Report(seqs=seqs.tobytes(), tokens=tokens.tobytes(), gauges=gauges)))
+
+        client.submit([_start()], Mailbox(), 10.0)
+        report(1, 20)  # it was alone, and the step as small as it was
+        assert listener.prompts == []
+        client.submit([_start()], Mailbox(), 10.1)
+        report(0, 256)
+        report(1, 257)  # beside a decode
+        assert listener.prompts == [(256, pytest.approx(0.1)), (256, pytest.approx(0.1))]
+        client.close()
+        engine.die()
+        await engine.closed.wait()
+
+    asyncio.run(test())
 
 
 def test_a_drain_gives_up_the_youngest_of_the_queue() -> None:

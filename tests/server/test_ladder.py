@@ -20,6 +20,16 @@ def test_a_moment_of_pressure_changes_nothing() -> None:
         assert _fed(ladder, clock, 0.2, 0.2) is Rung.FULL
 
 
+def test_two_moments_of_pressure_with_silence_between_them_are_no_lasting_one() -> None:
+    clock = ManualClock()
+    ladder = Ladder(clock)
+    ladder.feed(5.0)
+    clock.advance(100)
+    assert ladder.feed(5.0) is Rung.FULL
+    clock.advance(0.6)
+    assert ladder.feed(5.0) is Rung.SHORTENED
+
+
 def test_lasting_pressure_climbs_one_rung_at_a_time_as_far_as_it_is_high() -> None:
     clock = ManualClock()
     ladder = Ladder(clock)

@@ -101,6 +101,7 @@ _ONE = "tenants:\n  - {name: acme, key: one"
         (_ONE + ", weight: 0}", "weight 0: expected a number from 0.01 to 1000"),
         (_ONE + ", weight: true}", "weight true: expected a number from 0.01 to 1000"),
         (_ONE + ", weight: .nan}", "weight .nan: expected a number"),
+        (_ONE + f", weight: 1{400 * '0'}}}", "expected a number from 0.01 to 1000"),
         (_ONE + ", wieght: 2}", "tenants.yaml: tenant acme: wieght: there is no such field; did you mean weight?"),
         (_ONE + ", zzz: 2}", "tenant acme: zzz: there is no such field: expected one of name, key, keys"),
         (_ONE + ", band: 16}", "band 16: expected a whole number from 0 to 15"),
