@@ -59,7 +59,7 @@ def load(url: str, folder: Path, name: str, text: str) -> tuple[float, dict[str,
     with (folder / "log.txt").open("a") as out:
         subprocess.run([*command, "--result-filename", str(result)], check=True, stdout=out, stderr=out)
     found = json.loads(result.read_text())
-    return found["duration"], {one["tenant"]: one for one in found["tenants"]}
+    return found["duration"], {one["name"]: one for one in found["tenants"]}
 
 
 def main() -> None:
