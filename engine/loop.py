@@ -182,7 +182,7 @@ class EngineLoop:
         self._cache.check_integrity()
 
     def _set_tenants(self, tenants: Tenants) -> None:
-        self._book.policy.set_tenants(tenants, self._clock.now_s())
+        self._book.set_tenants(tenants, self._clock.now_s())
         self._cache.set_tenants(tenants)
         log.info("tenants set version=%d tenants=%d", tenants.version, len(tenants.tenants))
 
@@ -194,12 +194,19 @@ class EngineLoop:
     def _submit(self, request: Request) -> None:
         now_s = self._clock.now_s()
         near_tokens = self._cache.peek(request.prompt + request.outputs, request.scope)
-        sequence = self._book.add(request, now_s, near_tokens)
+        quota, block_size = self._cache.quota_blocks(request.tenant), self._cache.block_size
+        # The KV of its last token is never computed.
+        most_tokens = None if quota is None else quota * block_size + 1
+        sequence = self._book.add(request, now_s, near_tokens, most_tokens)
         self._cache.open(request.id, sequence.tokens, request.scope, request.tenant)
-        blocks = -(-(sequence.limit - 1) // self._cache.block_size)
+        blocks = -(-(sequence.limit - 1) // block_size)
         # The HTTP process refuses such requests with a better answer; here they must only never be waited for.
         if blocks > self._cache.blocks:
             self._end(request.id, FinishReason.ERROR, f"needs {blocks} KV blocks, the pool has {self._cache.blocks}")
+        elif most_tokens is not None and sequence.num_tokens >= most_tokens:
+            blocks = -(-sequence.num_tokens // block_size)
+            error = f"the prompt needs {blocks} KV blocks, kv_quota_bytes.hbm of its tenant allows {quota}"
+            self._end(request.id, FinishReason.ERROR, error)
         elif not sequence.num_prompt or sequence.num_tokens >= sequence.limit:
             self._end(request.id, FinishReason.ERROR, "there is nothing to compute")
 

@@ -1,10 +1,9 @@
 """The tiers in numbers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from heapq import nlargest
 
 from kvcache.pool import SlotPool
-from kvcache.table import BlockTable
 from kvcache.tiers import TierBook
 from tiercel.ids import TenantId
 from tiercel.outcome import TenantBlocks, TierGauges
@@ -22,7 +21,7 @@ def tier_gauges(
     fetched_tokens: int,
     block_bytes: int,
 ) -> tuple[TierGauges, ...]:
-    """Every tier that exists. What a tier did not have was looked up in the next one. `held`: see `held_by_tenant`."""
+    """Every tier that exists. What a tier did not have was looked up in the next one. `held`: as `OwnerBook.held`."""
     found_by_tier = {Tier.HBM: hit_tokens, Tier.DDR: loaded_tokens, Tier.SSD: fetched_tokens}
     gauges: list[TierGauges] = []
     for tier, pool in tiers.pools():
@@ -44,17 +43,6 @@ def tier_gauges(
             )
         )
     return tuple(gauges)
-
-
-def held_by_tenant(
-    owner_by_tenant: Mapping[TenantId, int], tables: Iterable[BlockTable]
-) -> dict[TenantId, tuple[int, int]]:
-    """Every tenant's number, and how many blocks its tables hold. Cost: O(tenants + tables)."""
-    held: dict[int, int] = {}
-    for table in tables:
-        if table.slots:
-            held[table.owner] = held.get(table.owner, 0) + len(table.slots)
-    return {tenant: (owner, held.get(owner, 0)) for tenant, owner in owner_by_tenant.items()}
 
 
 def _tenant_blocks(

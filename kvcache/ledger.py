@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from kvcache.holding import Holding, HoldingDraft
 from kvcache.pool import SlotPool
 from kvcache.table import BlockTable
 from kvcache.tiers import TierBook
@@ -59,6 +60,7 @@ class Ledger:
         self._claimed: set[BlockKey] = set()
         self._loading: set[BlockKey] = set()  # by restores that this plan begins
         self._tiers = tiers
+        self._draft_by_holding: dict[Holding, HoldingDraft] = {}  # of tenants with a quota
         self._spillable = tiers.num_spillable
         self._spilled: set[SlotId] = set()
         self._has_prefix_caching = has_prefix_caching
@@ -83,6 +85,21 @@ class Ledger:
         held = 0 if seq in self.released else len(self._table_by_seq[seq].slots)
         found = self.found_by_seq.get(seq)
         return held + (len(found.hits) if found else 0) + self.taken_by_seq.get(seq, 0)
+
+    def quota_left(self, seq: SeqId) -> int | None:
+        """Blocks that the sequence's tenant may still take, less than 0 when it holds too many; None: no quota."""
+        draft = self._holding(seq)
+        return None if draft is None else (self._table_by_seq[seq].holding.most_blocks or 0) - draft.blocks
+
+    def _holding(self, seq: SeqId) -> HoldingDraft | None:
+        """What the sequence's tenant would hold; None when nobody asks, because it has no quota."""
+        holding = self._table_by_seq[seq].holding
+        if holding.most_blocks is None:
+            return None
+        draft = self._draft_by_holding.get(holding)
+        if draft is None:
+            draft = self._draft_by_holding[holding] = HoldingDraft(holding)
+        return draft
 
     def match(self, seq: SeqId, *, may_load: bool = True) -> Found | None:
         """Give a sequence without blocks the longest prefix of its tokens that is cached in reach.
@@ -122,6 +139,8 @@ class Ledger:
     def _find(self, seq: SeqId, hits: list[tuple[int, SlotId]], loads: list[tuple[int, BlockKey]]) -> Found:
         for _, slot in hits:
             self._shift(slot, 1, 0)
+        if (holding := self._holding(seq)) is not None:
+            holding.shift((slot for _, slot in hits), 1)
         self._loading.update(key for _, key in loads)
         found = Found(tuple(hits), tuple(loads), (len(hits) + len(loads)) * self.block_size)
         self.found_by_seq[seq] = found
@@ -142,6 +161,8 @@ class Ledger:
             if missing > self._available:
                 return False
             self._available -= missing
+            if (holding := self._holding(seq)) is not None:
+                holding.blocks += missing
             self.taken_by_seq[seq] = self.taken_by_seq.get(seq, 0) + missing
         return True
 
@@ -163,11 +184,14 @@ class Ledger:
 
         With `spills` its dirty blocks go to a lower tier first: their slots are free when they have landed.
         """
-        found = self.found_by_seq.pop(seq, None)
+        found, taken, holding = self.found_by_seq.pop(seq, None), self.taken_by_seq.pop(seq, 0), self._holding(seq)
         for _, slot in found.hits if found else ():
             self._shift(slot, -1, 0)
+        if holding is not None:
+            holding.shift((slot for _, slot in (found.hits if found else ())), -1)
+            holding.blocks -= taken
         self._loading.difference_update(key for _, key in (found.loads if found else ()))
-        self._available += self.taken_by_seq.pop(seq, 0)
+        self._available += taken
         table = self._table_by_seq[seq]
         if seq not in self.released and table.slots:
             self.released[seq] = spills
@@ -177,6 +201,8 @@ class Ledger:
                 self._spilled.update(slot for _, slot in dirty)
             for slot in table.slots:
                 self._shift(SlotId(slot), -1, table.last_step)
+            if holding is not None:
+                holding.shift(table.slots, -1)
 
     def _shift(self, slot: SlotId, change: int, last_step: int) -> None:
         """Count references, and what they make of a slot: held, coming, or free to take."""

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from kvcache.block import child_key, namespace_key
-from kvcache.gauges import held_by_tenant, tier_gauges
+from kvcache.gauges import tier_gauges
 from kvcache.idle import IdleWork, Scan
 from kvcache.ledger import MOST_HASHES, Found, Ledger
 from kvcache.owner import OwnerBook
@@ -87,11 +87,16 @@ class CacheManager:
         """How much each tenant keeps in which tier, at most and at least."""
         self._owners.set_tenants(tenants, self._rates().block_bytes)
 
+    def quota_blocks(self, tenant: TenantId) -> int | None:
+        """Most blocks of the device tier that the tenant's sequences may hold together; None: no quota."""
+        return self._owners.most_blocks(tenant)
+
     def open(self, seq: SeqId, tokens: "array[int]", scope: bytes, tenant: TenantId = DEFAULT_TENANT) -> None:
         """Know a sequence. `tokens` is its own growing array; `scope` says whose blocks it may share."""
         if seq in self._table_by_seq:
             raise InvariantError("cache.opened_twice", seq=seq)
-        self._table_by_seq[seq] = BlockTable(seq, namespace_key(self._fingerprint, scope), tokens, self._owners[tenant])
+        root, owner = namespace_key(self._fingerprint, scope), self._owners[tenant]
+        self._table_by_seq[seq] = BlockTable(seq, root, tokens, owner, self._owners.holding(tenant))
 
     def close(self, seq: SeqId) -> Reuse:
         """Forget a sequence and drop its references; slots that a launched step touches go through limbo.
@@ -142,9 +147,8 @@ class CacheManager:
         updates = [update for update in self._updates if update.seq not in ledger.released]
         gone = list(self._gone)
         self._updates, self._gone = [], []
-        self._undo += [
-            self._saved(tables[seq]) for seq in {**ledger.found_by_seq, **ledger.taken_by_seq, **ledger.released}
-        ]
+        changed = {**ledger.found_by_seq, **ledger.taken_by_seq, **ledger.released}
+        self._undo += [tables[seq].saved() for seq in changed]
         self._count_hits(ledger)
         transfers: list[Transfer] = []
         for seq, found in ledger.found_by_seq.items():
@@ -165,7 +169,7 @@ class CacheManager:
             if found is not None:
                 transfers += self._fill(table, found, taken)
             else:
-                table.slots.extend(taken)
+                table.extend(taken)
             if len(table.slots) > first:
                 updates.append(TableUpdate(seq, first, tuple(SlotId(slot) for slot in table.slots[first:])))
         for transfer in transfers:
@@ -289,7 +293,7 @@ class CacheManager:
         """Every tier in numbers."""
         found, fetched = self.prefix_hits - self.loaded_tokens, self._tiers.fetched_blocks * self.block_size
         block_bytes = self._rates().block_bytes
-        held = held_by_tenant(self._owners.by_tenant, self._table_by_seq.values())
+        held = self._owners.held()
         return tier_gauges(self._tiers, held, self.prefix_queries, found, self.loaded_tokens, fetched, block_bytes)
 
     def slots(self, seq: SeqId) -> tuple[SlotId, ...]:
@@ -299,6 +303,7 @@ class CacheManager:
     def check_integrity(self) -> None:
         """Every reference is found in exactly that many tables, every book agrees. Errors: InvariantError."""
         self._tiers.check_integrity()
+        self._owners.check_integrity(self._table_by_seq.values())
         refs = array("i", self._pool.transfer_refs)
         for table in self._table_by_seq.values():
             for block, slot in enumerate(table.slots):
@@ -337,12 +342,12 @@ class CacheManager:
 
     def _fill(self, table: BlockTable, found: Found, taken: list[SlotId]) -> list[Transfer]:
         """Put hits and fresh slots into an empty table in order. Returns the transfer that brings the rest."""
-        table.slots.extend([0] * (len(found.hits) + len(found.loads)))
+        slots = [0] * (len(found.hits) + len(found.loads))
         for block, slot in found.hits:
-            table.slots[block] = slot
+            slots[block] = slot
         for (block, _), slot in zip(found.loads, taken, strict=False):
-            table.slots[block] = slot
-        table.slots.extend(taken[len(found.loads) :])
+            slots[block] = slot
+        table.extend(slots + taken[len(found.loads) :])
         if not found.loads:
             table.num_published = table.num_saved = len(found.hits)
             return []
@@ -375,7 +380,7 @@ class CacheManager:
         else:
             for slot in reversed(table.slots[table.num_published :]):
                 pool.drop(SlotId(slot), table.last_step)
-            del table.slots[table.num_published :]
+            table.cut(table.num_published)
         self.loaded_tokens += len(transfer.keys) * self.block_size if is_good else 0
         return table.seq
 
@@ -384,7 +389,7 @@ class CacheManager:
         # The tail goes first: of one chain, the end is the first to be evicted.
         for slot in reversed(table.slots):
             self._pool.drop(SlotId(slot), table.last_step)
-        table.slots = array("i")
+        table.cut(0)
         table.num_published = table.num_saved = 0
         table.restore = None
         table.fetch = Fetch()
@@ -397,7 +402,7 @@ class CacheManager:
             if canonical != slot:
                 self._pool.hold(canonical)
                 self._pool.drop(slot, table.last_step)
-                table.slots[block] = canonical
+                table.replace(block, canonical)
                 self._updates.append(TableUpdate(table.seq, block, (canonical,)))
             else:
                 self._pool.set_owner(slot, table.owner)
@@ -420,26 +425,3 @@ class CacheManager:
     def _clear_journals(self) -> None:
         for _, pool in self._tiers.pools():
             pool.journal.clear()
-
-    @staticmethod
-    def _saved(table: BlockTable) -> Undo:
-        before = (
-            array("i", table.slots),
-            table.num_published,
-            table.num_saved,
-            table.num_kept,
-            table.restore,
-            table.fetch,
-        )
-
-        def restore() -> None:
-            (
-                table.slots,
-                table.num_published,
-                table.num_saved,
-                table.num_kept,
-                table.restore,
-                table.fetch,
-            ) = before
-
-        return restore

@@ -1,10 +1,12 @@
 """The block table of one sequence."""
 
 from array import array
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
 from kvcache.block import child_key
+from kvcache.holding import Holding
 from tiercel.ids import BlockKey, SeqId
 
 
@@ -53,6 +55,7 @@ class BlockTable:
         "_root",
         "fetch",
         "has_given_way",
+        "holding",
         "is_closed",
         "last_step",
         "num_fetched",
@@ -68,7 +71,7 @@ class BlockTable:
         "tokens",
     )
 
-    def __init__(self, seq: SeqId, root: BlockKey, tokens: "array[int]", owner: int = 0) -> None:
+    def __init__(self, seq: SeqId, root: BlockKey, tokens: "array[int]", owner: int, holding: Holding) -> None:
         self.seq = seq
         self.tokens = tokens
         self.slots: array[int] = array("i")
@@ -77,6 +80,7 @@ class BlockTable:
         self.num_saved = 0  # leading blocks that were offered to a lower tier
         self.last_step = 0  # last launched step with a slice of this sequence
         self.owner = owner  # whose blocks these are, for the floors of eviction
+        self.holding = holding  # of all tables of the tenant
         self.restore: Restore | None = None  # flying
         self.fetch = Fetch()  # of this wait
         self.is_closed = False  # its sequence has ended
@@ -86,6 +90,41 @@ class BlockTable:
         self.num_swapped = 0  # blocks that came up after it
         self._root = root
         self._keys: list[BlockKey] = []  # only grows: tokens never change
+
+    # ---- slots
+
+    def extend(self, slots: Iterable[int]) -> None:
+        """Hold these slots behind the others."""
+        first = len(self.slots)
+        self.slots.extend(slots)
+        self.holding.add(self.slots[first:])
+
+    def replace(self, block: int, slot: int) -> None:
+        """Hold another slot with the same bytes."""
+        self.holding.remove((self.slots[block],))
+        self.slots[block] = slot
+        self.holding.add((slot,))
+
+    def cut(self, blocks: int) -> None:
+        """Hold the first `blocks` slots alone."""
+        self.holding.remove(self.slots[blocks:])
+        self.slots = self.slots[:blocks]
+
+    def saved(self) -> Callable[[], None]:
+        """What brings back slots, counts and whatever flies as they are now."""
+        slots = array("i", self.slots)
+        counts = self.num_published, self.num_saved, self.num_kept
+        flying = self.restore, self.fetch
+
+        def restore() -> None:
+            self.cut(0)
+            self.extend(slots)
+            self.num_published, self.num_saved, self.num_kept = counts
+            self.restore, self.fetch = flying
+
+        return restore
+
+    # ---- facts
 
     def reuse(self, block_size: int) -> Reuse:
         """What lower tiers have brought it."""

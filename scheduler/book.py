@@ -15,6 +15,7 @@ from tiercel.outcome import MOST_ABSENCES, Absence, FairGauges, Finished, Finish
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
 from tiercel.request import Request
 from tiercel.settings import PolicyName
+from tiercel.tenant import Tenants
 
 _AWAY = (SequenceState.PREEMPTED, SequenceState.DRAINING)
 
@@ -75,18 +76,37 @@ class SequenceBook:
     def __getitem__(self, seq: SeqId) -> Sequence:
         return self._by_id[seq]
 
-    def add(self, request: Request, now_s: float = 0.0, near_tokens: int = 0) -> Sequence:
-        """A new sequence waits. `near_tokens` of it are cached as of now."""
+    def add(
+        self, request: Request, now_s: float = 0.0, near_tokens: int = 0, most_tokens: int | None = None
+    ) -> Sequence:
+        """A new sequence waits. `near_tokens` of it are cached as of now; it ends at `most_tokens`, if not before."""
         if request.id in self._by_id:
             raise InvariantError("book.added_twice", seq=request.id)
         num_prompt = len(request.prompt) // 4
-        limit = min(num_prompt + request.params.max_tokens, self._max_model_len)
+        longest = self._max_model_len if most_tokens is None else min(most_tokens, self._max_model_len)
+        limit = min(num_prompt + request.params.max_tokens, longest)
         sequence = Sequence(request, self._policy.rank(request, request.band), limit)
         sequence.near_tokens = near_tokens
         sequence.tbt_goal_s = self._policy.slo(request.tenant).tbt_s
         self._by_id[request.id] = self.waiting[request.id] = sequence
         self._policy.wait(sequence, request.arrival_s, now_s)
         return sequence
+
+    def set_tenants(self, tenants: Tenants, now_s: float) -> None:
+        """New weights, goals and first bands, also for those that wait and run. Cost: one look at every sequence.
+
+        Who was in its tenant's first band goes to the new one; who was behind it stays, where the new one allows.
+        """
+        before = {tenant: self._policy.share(tenant) for tenant in {one.account.tenant for one in self._by_id.values()}}
+        self._policy.set_tenants(tenants, now_s)
+        for sequence in self._by_id.values():
+            tenant = sequence.account.tenant
+            old, new = before[tenant], self._policy.share(tenant)
+            if new is None or (old is not None and (old.band, old.slo) == (new.band, new.slo)):
+                continue  # nothing new; or its tenant has left, and it goes on to its end as it is
+            sequence.tbt_goal_s = new.slo.tbt_s
+            is_first = sequence.band == (old.band if old is not None else 0)
+            self.move(sequence.id, new.band if is_first else max(new.band, sequence.band), now_s)
 
     def switch_policy(self, name: PolicyName, now_s: float, *, step_ms: float, patience_s: float) -> None:
         """Another policy from the next step on. Nobody is lost: those that run go on, and waiting times are kept."""
@@ -106,17 +126,18 @@ class SequenceBook:
         return tuple(SequenceGauges(one.id, one.state, one.computed, one.preemptions) for one in sequences)
 
     def move(self, seq: SeqId, band: int, now_s: float = 0.0) -> None:
-        """Another priority band from now on, whatever it is doing."""
+        """Another priority band from now on, whatever it is doing; its goals as they are by now."""
         sequence = self._by_id[seq]
-        holds = sequence in self.running
-        if holds:
-            self.running.remove(sequence)
-            self._policy.release(sequence, now_s)
-        sequence.account = Account(band, sequence.request.tenant)
-        sequence.rank = self._policy.rank(sequence.request, band)
-        if holds:
-            insort(self.running, sequence, key=_rank)
-            self._policy.admit(sequence, now_s)
+        if sequence.band != band:
+            holds = sequence in self.running
+            if holds:
+                self.running.remove(sequence)
+                self._policy.release(sequence, now_s)
+            sequence.account = Account(band, sequence.request.tenant)
+            sequence.rank = self._policy.rank(sequence.request, band)
+            if holds:
+                insort(self.running, sequence, key=_rank)
+                self._policy.admit(sequence, now_s)
         if seq in self._policy.queue:
             self._policy.wait(sequence, self._policy.queue[seq].since_s, now_s)
 
@@ -140,6 +161,7 @@ class SequenceBook:
             if sequence.away_since_s is not None:
                 _come_back(sequence, now_s)
             sequence.scheduled = piece.start + piece.length
+            sequence.near_tokens = 0
             sequence.in_flight += 1
             sequence.pending += piece.samples
             if piece.samples:
@@ -150,14 +172,14 @@ class SequenceBook:
     def _switch(self, plan: Plan, now_s: float) -> None:
         """Who gives way and who comes in."""
         swapped, restores = set(plan.swapped), set(plan.restores)
-        culprit = self._by_id[plan.beneficiary].account if plan.beneficiary is not None else None
-        for seq, reason in zip(plan.victims, plan.reasons, strict=True):
+        for seq, reason, gains, kept in zip(plan.victims, plan.reasons, plan.beneficiaries, plan.kept, strict=True):
             sequence = self._by_id[seq]
             if reason == "debt":
                 self._policy.bar(sequence)
             self.preemptions_by_reason[reason] = self.preemptions_by_reason.get(reason, 0) + 1
             self.tally.add(sequence.request.tenant, reason, is_swap=seq in swapped)
-            sequence.culprit = culprit
+            sequence.culprit = self._by_id[gains].account
+            sequence.near_tokens = kept
             self._preempt(sequence, now_s, reason, is_swap=seq in swapped)
         for seq in plan.admitted:
             sequence = self.waiting.pop(seq)
@@ -352,7 +374,7 @@ class SequenceBook:
 
     def _wait_again(self, sequence: Sequence, now_s: float) -> None:
         sequence.state = SequenceState.PREEMPTED
-        sequence.computed = sequence.scheduled = sequence.near_tokens = 0
+        sequence.computed = sequence.scheduled = 0
         self.waiting[sequence.id] = sequence
         self._policy.wait(sequence, now_s, now_s)
 

@@ -115,14 +115,14 @@ class StepCosts:
         scale = self.scale * (1 + self._alpha * (ratio - 1))
         self.scale = min(self._most_scale, max(1 / self._most_scale, scale))
 
-    def largest_prefill(self, goal_ms: float, decodes: int, context_tokens: int) -> int:
-        """The most prompt tokens a step may hold beside decodes of this context and end within the goal.
+    def largest_prefill(self, goal_ms: float, prompt_context: int, decodes: int, decode_context: int) -> int:
+        """The most prompt tokens, behind so many others, that a step may hold beside decodes and end within the goal.
 
         Cost: one look at every prefill point of the table.
         """
-        goal = goal_ms / (self.scale * self._margin) - self._decode_context_ms(decodes, context_tokens)
+        goal = goal_ms / (self.scale * self._margin) - self._decode_context_ms(decodes, decode_context)
         points = self._axes[0]
-        heights = [self._table_ms(point, decodes, 0) for point in points]
+        heights = [self._table_ms(point, decodes, prompt_context) for point in points]
         if heights[-1] <= goal:
             slope = self._slopes[0]
             return points[-1] + int((goal - heights[-1]) / slope) if slope > 0 else 1 << 30

@@ -1,5 +1,6 @@
 """The plan being drawn; dies with the step."""
 
+from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
@@ -34,6 +35,7 @@ class CacheView(Protocol):
     @property
     def touched_blocks(self) -> int: ...
     def num_blocks(self, seq: SeqId) -> int: ...
+    def quota_left(self, seq: SeqId) -> int | None: ...
     def match(self, seq: SeqId, *, may_load: bool = True) -> Found | None: ...
     def blocks_below(self, seq: SeqId) -> tuple[int, int]: ...
     def reserve(self, seq: SeqId, tokens: int) -> bool: ...
@@ -58,6 +60,9 @@ class Draft:
         self.rows = rows  # sequences that may run at once
         self.now_s = now_s
         self.brake = SwitchBrake()
+        self.most_prompt: Callable[[int], int] | None = None  # tokens by prompt context that keep the goals of decodes
+        self.prompt_tokens = 0  # computed by this step
+        self.prompt_context = 0  # the longest before a slice of a prompt
         self.yield_ms = 0.0  # the longest that anybody wants to wait for the lane; 0: nobody minds
         self.order: tuple[SeqId, ...] = ()  # who waits, as of before
         self.slice_by_seq: dict[SeqId, Slice] = {}
@@ -68,7 +73,8 @@ class Draft:
         self.held: frozenset[Account] = frozenset()  # indebted: they pause while others can use the step
         self.victims: dict[SeqId, bool] = {}  # whether it is swapped
         self.reasons: list[PreemptionReason] = []  # one a victim
-        self.beneficiary: SeqId | None = None
+        self.beneficiaries: list[SeqId] = []  # one a victim
+        self.kept: list[int] = []  # tokens of it that a lower tier will have, one a victim
         self.aged: SeqId | None = None
         self.outstanding = 0  # blocks that the known tokens of those who run still need
         self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
@@ -90,8 +96,22 @@ class Draft:
         samples = start + length == sequence.num_tokens
         self.slice_by_seq[sequence.id] = Slice(sequence.id, start, length, samples)
         self.budget -= length
+        self.prompt_tokens += length
+        self.prompt_context = max(self.prompt_context, start)
+        if self.most_prompt is not None:
+            self.budget = min(self.budget, max(0, self.most_prompt(self.prompt_context) - self.prompt_tokens))
         if length > 1:
             self.cache.claim(sequence.id, start, start + length)
+
+    def prompt_budget(self, start: int) -> int:
+        """Tokens that a prompt may have behind `start` others: within the goals of those that decode.
+
+        The first of a step gets a block at least, or prompts would never get through.
+        """
+        if self.most_prompt is None:
+            return self.budget
+        most = self.most_prompt(max(self.prompt_context, start)) - self.prompt_tokens
+        return min(self.budget, max(most, 0 if self.prompt_tokens else self.cache.block_size))
 
     def decode(self, sequence: Sequence) -> None:
         """The sequence computes the one token that it wants."""
@@ -102,19 +122,23 @@ class Draft:
         """A longer slice instead of the one it has. The budget gives the difference."""
         piece = self.slice_by_seq[sequence.id]
         self.budget += piece.length
+        self.prompt_tokens -= piece.length
         self.add(sequence, piece.start, length)
 
-    def preempt(self, victim: Sequence, reason: PreemptionReason) -> bool:
-        """The victim gives up what it holds. True when blocks of it go down first."""
+    def preempt(self, victim: Sequence, reason: PreemptionReason, beneficiary: Sequence) -> bool:
+        """The victim gives up what it holds for somebody. True when blocks of it go down first."""
         piece = self.slice_by_seq.pop(victim.id, None)
         if piece is not None:
             self.budget += piece.length
+            self.prompt_tokens -= piece.length if piece.length > 1 else 0
         dirty, clean = self.cache.blocks_below(victim.id)
         swaps = self._chooser.swaps(dirty, clean, victim.computed)
         spills = swaps and dirty > 0
         self.cache.release(victim.id, spills=swaps)
         self.victims[victim.id] = swaps
         self.reasons.append(reason)
+        self.beneficiaries.append(beneficiary.id)
+        self.kept.append(self.cache.block_size * (dirty + clean if swaps else 0))
         return spills
 
     def plan(self) -> Plan:
@@ -126,7 +150,8 @@ class Draft:
             admitted=tuple(self.admitted),
             victims=tuple(self.victims),
             reasons=tuple(self.reasons),
-            beneficiary=self.beneficiary,
+            beneficiaries=tuple(self.beneficiaries),
+            kept=tuple(self.kept),
             swapped=tuple(seq for seq, swaps in self.victims.items() if swaps),
             restores=tuple(self.restores),
             aged=self.aged,

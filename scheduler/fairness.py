@@ -99,13 +99,12 @@ class _State:
 class _Band:
     """The accounts of one band, and how often which kind is found."""
 
-    __slots__ = ("contested_s", "counted_to_s", "num_patient", "num_waiting", "overdrawn", "ready", "working")
+    __slots__ = ("contested_s", "counted_to_s", "num_patient", "overdrawn", "ready", "working")
 
     def __init__(self) -> None:
         self.working: dict[Account, _State] = {}  # with any work
         self.ready: dict[Account, _State] = {}  # with dispatchable waiting work
         self.overdrawn: dict[Account, _State] = {}  # with more debt than D
-        self.num_waiting = 0  # accounts
         self.num_patient = 0  # accounts
         self.contested_s = 0.0  # how long somebody's patience has run, whosever it was
         self.counted_to_s = 0.0
@@ -173,7 +172,6 @@ class TenantBook:
         """
         state = self._state(account)
         self._return(state, num_waiting > 0 or state.num_running > 0, now_s)
-        state.band.num_waiting += (num_waiting > 0) - (state.num_waiting > 0)
         state.num_waiting, state.num_ready = num_waiting, num_ready
         if num_ready:
             state.band.ready[account] = state
@@ -353,9 +351,9 @@ class TenantBook:
                 raise InvariantError("fairness.account", account=state.account)
         for number, band in self._bands.items():
             states = [one for one in self._states.values() if one.band is band]
-            waiting, patient = sum(one.num_waiting > 0 for one in states), sum(one.is_patient for one in states)
+            num_patient = sum(one.is_patient for one in states)
             overdrawn = {one.account for one in states if one.is_overdrawn}
-            if (band.num_waiting, band.num_patient, band.overdrawn.keys()) != (waiting, patient, overdrawn):
+            if (band.num_patient, band.overdrawn.keys()) != (num_patient, overdrawn):
                 raise InvariantError("fairness.band", band=number)
 
     # the rules that the bound rests on
@@ -371,8 +369,8 @@ class TenantBook:
         self.num_refills += 1
 
     def _clamp(self, state: _State) -> None:
-        """Using a machine that nobody else waits for is free: no debt grows past D."""
-        if state.band.num_waiting == (state.num_waiting > 0):
+        """Using a machine that nobody else could use is free: no debt grows past D."""
+        if len(state.band.ready) == (state.num_ready > 0):
             state.deficit_ms = max(state.deficit_ms, -state.weight * self.limits.debt_ms)
 
     def _return(self, state: _State, has_work: bool, now_s: float) -> None:

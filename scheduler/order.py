@@ -19,7 +19,7 @@ class Waiting(Struct, frozen=True, gc=False):
     since_s: float  # when it began to wait: its arrival, or when it was preempted
     band: int = 0  # lower goes first
     ttft_goal_s: float = 0.0
-    work_s: float = 0.0  # predicted: uncached tokens and exposed loads
+    work_s: float = 0.0  # predicted: tokens that are left to compute, without loads (docs/decisions/0015)
 
 
 class Order(Protocol):

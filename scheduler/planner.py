@@ -1,5 +1,6 @@
 """The planner: from the book and a cache overlay to the plan of one step."""
 
+import functools
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -16,7 +17,8 @@ from tiercel.ids import SeqId
 from tiercel.plan import Plan
 from tiercel.rates import Rates
 
-_MOST_CANDIDATES = 64  # looked at in one step
+_MOST_CANDIDATES = 64  # looked at in one step, without those that wait for something on its way
+_MOST_DEFERRED = 256  # of those
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class StepLimits:
     max_long_partial_prefills: int = 0  # long prompts under way at once; 0 = no cap
     long_prompt_tokens: int = 2048  # from here on a prompt is long
     tbt_goal_ms: float = 0.0  # between two tokens of those that decode, where the tenant has no goal; 0 = none
-    block_bytes: int = 0  # for quotas
+    block_bytes: int = 0  # of KV
 
 
 class Planner:
@@ -116,10 +118,19 @@ class Planner:
     def _debtors(self, now_s: float) -> frozenset[Account]:
         """Who has had so much more than its share that it pauses while the first of those who wait is served.
 
-        Pausing costs nothing: they keep their blocks, unless the first needs the room.
+        Pausing costs nothing: they keep their blocks, unless the first needs the room. For one that its own quota
+        keeps back nobody pauses: the first is the first behind it.
         """
-        first = next(self._policy.candidates(now_s), None)
-        return frozenset() if first is None else self._policy.debtors(self._book[first].account, now_s)
+        fair = self._policy.fair
+        if fair is None:
+            return frozenset()
+        stalled: set[Account] = set()
+        for seq in self._policy.candidates(now_s, stalled):
+            account = self._book[seq].account
+            if fair.is_ready(account):
+                return self._policy.debtors(account, now_s)
+            stalled.add(account)
+        return frozenset()
 
     def _free(self, draft: Draft, sequences: list[Sequence]) -> list[Sequence]:
         """Those that need not pause."""
@@ -150,22 +161,30 @@ class Planner:
         self._keep_goals(draft, [one for one in decodes if one.id in draft.slice_by_seq])
 
     def _keep_goals(self, draft: Draft, decoding: list[Sequence]) -> None:
-        """Leave so much of the budget that the step ends within the tightest goal of those that decode.
+        """Prompts get so much of the budget that the step ends within the tightest goal of those that decode.
 
-        Source: QoServe (ASPLOS '26), dynamic chunking. A block at least, or prompts would never get through.
+        How much that is falls with the context of the prompt. Source: QoServe (ASPLOS '26), dynamic chunking.
         """
         default_s = self._limits.tbt_goal_ms / 1e3
         tightest = 1e3 * min((goal_s for one in decoding if (goal_s := one.tbt_goal_s or default_s)), default=0.0)
         if tightest:
             draft.yield_ms = tightest
             context = sum(one.scheduled for one in decoding)
-            allowed = self._policy.costs.largest_prefill(tightest, len(decoding), context)
-            draft.budget = min(draft.budget, max(allowed, draft.cache.block_size))
+            largest = self._policy.costs.largest_prefill
+
+            @functools.cache
+            def most_prompt(start: int) -> int:
+                return largest(tightest, start, len(decoding), context)
+
+            draft.most_prompt = most_prompt
 
     # ---- prompts
 
     def _fill(self, draft: Draft, prefills: list[Sequence]) -> None:
-        """Chunks and admissions in the policy's order, until the budget is spent."""
+        """Chunks and admissions in the policy's order, until the budget is spent.
+
+        Who waits for something on its way, or at its tenant's quota, is not first: switching would not help it.
+        """
         num_long = sum(self._is_long(one) for one in prefills)
         first: SeqId | None = None
         capped: list[Sequence] = []
@@ -173,28 +192,37 @@ class Planner:
         draft.aged = self._room.starved or self._policy.starving(draft.now_s)
         in_order = self._policy.candidates(draft.now_s, draft.blocked)
         for seq in chain(() if draft.aged is None else (draft.aged,), in_order):
-            if draft.budget <= 0 or len(draft.looked_at) >= _MOST_CANDIDATES:
+            if draft.budget <= 0 or self._has_seen_enough(draft):
                 break
             sequence = self._book[seq]
             is_held = bool(draft.held) and sequence.account in draft.held
             if is_held or seq in draft.looked_at or seq in draft.victims:
                 continue
             draft.looked_at.add(seq)
-            first = first if first is not None else seq
             allowance = self._allowance(draft, sequence)
             if sequence.state is SequenceState.RUNNING:
                 self._continue(draft, sequence, allowance)
-            elif not self._is_closed(draft) and self._may_come(draft, sequence, num_long):
+            elif sequence.state is SequenceState.RESTORING:
+                draft.deferred.append(seq)  # it has its row and its room: nobody need give way, or wait with it
+            elif allowance > 0 and not self._is_closed(draft) and self._may_come(draft, sequence, num_long):
                 num_long += self._admit(draft, sequence, allowance) and self._is_long(sequence)
+            if first is None and seq not in draft.deferred[-1:] and sequence.request.tenant not in draft.at_quota:
+                first = seq
             if seq in draft.slice_by_seq and draft.slice_by_seq[seq].length >= allowance:
                 capped.append(sequence)
             if self._is_closed(draft):
                 break
         capped += self._continue_others(draft, prefills)
         self._spend_rest(draft, capped)
-        self._hunger.step(first, was_served=first in draft.slice_by_seq or first in draft.restores)
+        is_served = first is None or first in draft.slice_by_seq or first in draft.restores
+        self._hunger.step(was_served=is_served)
         if draft.aged not in draft.admitted and draft.aged not in draft.slice_by_seq:
             draft.aged = None
+
+    def _has_seen_enough(self, draft: Draft) -> bool:
+        """A step looks at so many only. Those deferred hide nobody behind them until they are very many."""
+        num_deferred = len(draft.deferred)
+        return len(draft.looked_at) - num_deferred >= _MOST_CANDIDATES or num_deferred >= _MOST_DEFERRED
 
     def _is_closed(self, draft: Draft) -> bool:
         """Nobody else can be admitted by this step."""
@@ -221,7 +249,8 @@ class Planner:
     def _allowance(self, draft: Draft, sequence: Sequence) -> int:
         """Tokens one sequence may have of this step: its tenant's share of the prompts' budget, a block at least."""
         share = self._policy.prefill_share(sequence.account)
-        return draft.budget if share >= 1 else max(draft.cache.block_size, int(share * draft.budget))
+        budget = draft.prompt_budget(max(sequence.scheduled, sequence.near_tokens))
+        return budget if share >= 1 else min(budget, max(draft.cache.block_size, int(share * budget)))
 
     def _spend_rest(self, draft: Draft, capped: list[Sequence]) -> None:
         """What nobody else wanted goes to those that were held to their share, in order."""
@@ -231,11 +260,14 @@ class Planner:
                 continue
             want = sequence.num_tokens - piece.start
             length = self._chunk(draft, piece.start, want, piece.length + draft.budget)
-            if length > piece.length and draft.cache.reserve(sequence.id, piece.start + length):
+            end = piece.start + length
+            if length <= piece.length or self._room.lacks_quota(draft, sequence, end):
+                continue
+            if draft.cache.reserve(sequence.id, end):
                 draft.extend(sequence, length)
 
     def _continue(self, draft: Draft, sequence: Sequence, budget: int) -> None:
-        if not sequence.want:
+        if not sequence.want or budget <= 0:
             return
         before = draft.cache.num_blocks(sequence.id)
         length = self._chunk(draft, sequence.scheduled, sequence.want, min(budget, draft.budget))
@@ -266,7 +298,7 @@ class Planner:
             draft.deferred.append(sequence.id)  # its prefix is on its way: others need not wait with it
             return False
         missing = -(-sequence.num_tokens // cache.block_size) - found.hit_blocks
-        if self._is_over_quota(draft, sequence, missing):
+        if self._room.may_not_come(draft, sequence, missing):
             cache.release(sequence.id)
             # No room of others would help: nobody need give way, or wait with it.
             draft.blocked.add(sequence.account)
@@ -289,7 +321,7 @@ class Planner:
             draft.restores.append(sequence.id)
         else:
             want = sequence.num_tokens - found.tokens
-            length = self._chunk(draft, found.tokens, want, min(allowance, draft.budget))
+            length = self._chunk(draft, found.tokens, want, max(1, min(allowance, draft.prompt_budget(found.tokens))))
             if not cache.reserve(sequence.id, found.tokens + length):
                 cache.release(sequence.id)
                 return False
@@ -301,21 +333,12 @@ class Planner:
     def _block(self, draft: Draft, sequence: Sequence, needed: int) -> None:
         """It does not fit. Whom the policy lets it gives way for the first such; it comes when the room is there."""
         is_first, draft.has_misfit = not draft.has_misfit, True
-        draft.blocked.add(sequence.account)
+        draft.blocked.add(self._policy.queue.account(sequence.id))
         draft.blocked_band = min(draft.blocked_band, sequence.band)
         if is_first and not draft.admitted:
             self._room.take(draft, sequence, needed)
 
     # ---- limits
-
-    def _is_over_quota(self, draft: Draft, sequence: Sequence, missing: int) -> bool:
-        share = self._policy.share(sequence.request.tenant)
-        if share is None or share.kv_quota.hbm is None or not self._limits.block_bytes:
-            return False
-        tenant = sequence.request.tenant
-        holders = chain(self._book.running, map(self._book.__getitem__, draft.admitted))
-        held = sum(draft.cache.num_blocks(one.id) for one in holders if one.request.tenant == tenant)
-        return held > 0 and (held + missing) * self._limits.block_bytes > share.kv_quota.hbm
 
     def _is_long(self, sequence: Sequence) -> bool:
         return sequence.num_tokens - sequence.scheduled >= self._limits.long_prompt_tokens
@@ -346,7 +369,7 @@ class Planner:
         for other in reversed([one for one in running if one is not suspect]):
             if cache.reserve(suspect.id, start + length):
                 break
-            draft.preempt(other, "growth")
+            draft.preempt(other, "growth", suspect)
         if not cache.reserve(suspect.id, start + length):
             return
         if is_waiting:

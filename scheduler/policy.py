@@ -25,7 +25,8 @@ Holdings = Mapping[Account, float]
 class Policy:
     """The operator's choice of `fair`, `priority` or `fcfs`, over one queue.
 
-    `priority` is `fair` without the gate between tenants, `fcfs` without bands too. Written by the SequenceBook.
+    `priority` is `fair` without the gate between tenants and with arrival as the key, `fcfs` without bands and without
+    aging too. Written by the SequenceBook.
     """
 
     def __init__(self, name: PolicyName, costs: StepCosts, fair: TenantBook | None, aging: AgingShare | None) -> None:
@@ -99,6 +100,7 @@ class Policy:
         """Fairness measured out by another longest step. Deficits stay, as far as the new quantum allows."""
         if self.fair is not None:
             self.fair.set_limits(_limits(step_ms, patience_s), now_s)
+        if self.aging is not None:
             self.aging = AgingShare(step_ms)
 
     def wait(self, sequence: Sequence, since_s: float, now_s: float) -> None:
@@ -230,7 +232,7 @@ class Policy:
             sum(piece.start for piece in decodes),
         )
         charge = Charge(0.0, ())
-        if self.fair is not None:
+        if self.aging is not None:
             shares: dict[Account, float] = {}
             aged_ms = 0.0
             for (account, is_aged), share_ms in self.costs.share_ms(
@@ -239,11 +241,12 @@ class Policy:
             ).items():
                 shares[account] = shares.get(account, 0.0) + share_ms
                 aged_ms += share_ms if is_aged else 0.0
-            charge = self.fair.charge(shares, now_s)
-            if self.aging is not None:
-                self.aging.add(charge.predicted_ms, aged_ms)
+            self.aging.add(predicted_ms, aged_ms)
+            if self.fair is not None:
+                charge = self.fair.charge(shares, now_s)
         for sequence, _ in pieces:
-            self.queue.serve(sequence.id, now_s)
+            if sequence.id in self.queue:  # for the rest of its prompt: less work, and it has waited since now
+                self.queue.place(self._waiting(sequence, now_s), now_s)
         self._charges.append((charge, predicted_ms))
 
     def settle(self, measured_ms: float, now_s: float) -> None:
@@ -286,7 +289,7 @@ class Policy:
 
     def _waiting(self, sequence: Sequence, since_s: float) -> Waiting:
         slo = self.slo(sequence.request.tenant)
-        uncached = sequence.num_tokens - max(sequence.computed, sequence.near_tokens)
+        uncached = sequence.num_tokens - max(sequence.scheduled, sequence.near_tokens)
         return Waiting(
             seq=sequence.id,
             tenant=sequence.request.tenant,
@@ -340,10 +343,9 @@ def open_policy(
 
 
 def _open_fairness(name: PolicyName, step_ms: float, patience_s: float) -> tuple[TenantBook | None, AgingShare | None]:
-    """The books that `fair` keeps and the others do without."""
-    if name != "fair":
-        return None, None
-    return TenantBook(_limits(step_ms, patience_s)), AgingShare(step_ms)
+    """What tenants are owed, which only `fair` keeps, and the share of those who starve where there are bands."""
+    fair = TenantBook(_limits(step_ms, patience_s)) if name == "fair" else None
+    return fair, AgingShare(step_ms) if name != "fcfs" else None
 
 
 def _limits(step_ms: float, patience_s: float) -> FairLimits:

@@ -4,8 +4,6 @@ from collections.abc import Container, Iterator, KeysView
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from msgspec.structs import replace
-
 from scheduler.fairness import Account
 from scheduler.order import Order, Waiting
 from tiercel.errors import InvariantError
@@ -131,6 +129,10 @@ class WaitingQueue:
     def __getitem__(self, seq: SeqId) -> Waiting:
         return self._entries[seq].waiting
 
+    def account(self, seq: SeqId) -> Account:
+        """Under which it waits: `priority` and `fcfs` know no tenants. Errors: KeyError when it does not wait."""
+        return self._entries[seq].line.account
+
     def place_of(self, waiting: Waiting, *, is_spent: bool) -> tuple[float, float, float]:
         """Lower goes first, as drawing would have it."""
         return self._order.account(waiting).band, is_spent, self._order.key(waiting)
@@ -198,12 +200,6 @@ class WaitingQueue:
             if line is not None and line.is_stalled != is_stalled:
                 line.is_stalled = is_stalled
                 self._changed(line, now_s)
-
-    def serve(self, seq: SeqId, now_s: float) -> None:
-        """It has got a slice: if it waits for more, it has waited since now."""
-        entry = self._entries.get(seq)
-        if entry is not None:
-            self.place(replace(entry.waiting, since_s=now_s), now_s)
 
     def refresh(self) -> None:
         """Take over who is eligible now. Call after charges and refills, before drawing."""

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from itertools import chain
 
 from scheduler.book import SequenceBook
 from scheduler.draft import Draft
@@ -31,15 +32,20 @@ class RoomMaker:
     # ---- for who runs
 
     def grow(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
-        """Reserve blocks, preempting those behind it in rank. False: wait for blocks that are coming."""
+        """Reserve blocks, preempting those behind it in rank. False: wait for blocks that are coming.
+
+        Or, where its tenant's quota is full, for an older one of that tenant to end: nobody else waits with it.
+        """
         cache = draft.cache
+        if not self._make_quota(draft, sequence, tokens):
+            return False
         while not cache.reserve(sequence.id, tokens):
             missing = -(-tokens // cache.block_size) - cache.num_blocks(sequence.id)
             victim = self._behind(draft, sequence)
             if cache.available_blocks + cache.coming_blocks >= missing or victim is None:
                 draft.is_short = True
                 return False
-            draft.preempt(victim, "growth")
+            draft.preempt(victim, "growth", sequence)
         return True
 
     def keep_for_growth(self, draft: Draft) -> None:
@@ -49,14 +55,15 @@ class RoomMaker:
             return
         if cache.available_blocks + cache.coming_blocks >= len(draft.slice_by_seq):
             return  # room for everybody, whoever crosses a block boundary next
-        growing = sum(  # needs a block within two steps
-            -(end := piece.start + piece.length) % block_size < 2 and end + 1 < self._book[piece.seq].limit
+        growing = [  # need a block within two steps
+            one
             for piece in draft.slice_by_seq.values()
-        )
-        if cache.available_blocks + cache.coming_blocks < growing:
+            if -(end := piece.start + piece.length) % block_size < 2 and end + 1 < (one := self._book[piece.seq]).limit
+        ]
+        if cache.available_blocks + cache.coming_blocks < len(growing):
             victim = self._behind(draft, self._book.running[0])
             if victim is not None:
-                draft.preempt(victim, "growth")
+                draft.preempt(victim, "growth", min(growing, key=lambda one: one.rank))
 
     def _behind(self, draft: Draft, beneficiary: Sequence) -> Sequence | None:
         """Of those behind it in rank: the lowest band, the tenant furthest ahead of its share, the newest.
@@ -68,6 +75,43 @@ class RoomMaker:
             return None
         return max(behind, key=lambda one: (one.band, self._policy.lead(one.account), one.rank))
 
+    # ---- quotas
+
+    def lacks_quota(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
+        """For so many tokens it needs blocks that its tenant may not hold beside what it holds."""
+        missing = -(-tokens // draft.cache.block_size) - draft.cache.num_blocks(sequence.id)
+        left = draft.cache.quota_left(sequence.id) if missing > 0 else None
+        return left is not None and missing > left
+
+    def may_not_come(self, draft: Draft, sequence: Sequence, missing: int) -> bool:
+        """Its tenant's quota has no room for it, for what the tenant's others still need, and one block each to grow.
+
+        Alone it may come whatever the quota: it was accepted under another one, and waiting would not help it.
+        """
+        cache = draft.cache
+        left = cache.quota_left(sequence.id)
+        if left is None:
+            return False
+        others = self._siblings(draft, sequence)
+        owed = sum(max(0, -(-one.num_tokens // cache.block_size) - cache.num_blocks(one.id)) for one in others)
+        return bool(others) and missing + owed + len(others) > left
+
+    def _make_quota(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
+        """Where it lacks quota, its tenant's newest give way. False: the others of its tenant are older."""
+        while self.lacks_quota(draft, sequence, tokens):
+            others = self._siblings(draft, sequence)
+            behind = [one for one in others if one.rank > sequence.rank and one.id not in draft.admitted]
+            if not behind:
+                return not others  # alone, it was accepted under another quota: waiting would not help it
+            draft.preempt(max(behind, key=lambda one: one.rank), "growth", sequence)
+        return True
+
+    def _siblings(self, draft: Draft, sequence: Sequence) -> list[Sequence]:
+        """The others of its tenant that hold blocks. Cost: one look at those that run."""
+        holders = chain(self._book.running, map(self._book.__getitem__, draft.admitted))
+        tenant = sequence.account.tenant
+        return [one for one in holders if one.account.tenant == tenant and one.id not in (sequence.id, *draft.victims)]
+
     # ---- for who waits
 
     def take(self, draft: Draft, sequence: Sequence, needed: int) -> None:
@@ -77,8 +121,8 @@ class RoomMaker:
             is_enough = draft.victims and blocks.available_blocks + blocks.coming_blocks >= needed
             if is_enough or not draft.brake.may_preempt():
                 break
-            draft.brake.preempt(spills=draft.preempt(victim, reason))
-            draft.beneficiary = self._earmark = sequence.id
+            draft.brake.preempt(spills=draft.preempt(victim, reason, sequence))
+            self._earmark = sequence.id
             self._is_for_aged = sequence.id == draft.aged
             self._earmark_steps = 0
 

@@ -72,7 +72,7 @@ class Sequence:
         self.away_since_s: float | None = None  # no place in a step since, as it was preempted or is restored
         self.away_for: PreemptionReason | None = None  # why; None: its prefix comes up for the first time
         self.absences: tuple[Absence, ...] = ()  # that are over
-        self.near_tokens = 0  # that were cached when it began to wait
+        self.near_tokens = 0  # cached when it began to wait; 0 once it is launched
         self.admitted = 0  # counts up with every admission of anybody
         self.resumed_at = 0  # tokens computed when it was last admitted
         self.is_aged = False  # admitted on the aging share

@@ -73,21 +73,19 @@ class SwitchBrake:
 
 
 class Hunger:
-    """How many steps in a row the first in rank got no slice: from `most_steps` (G) on the brake is void."""
+    """How many steps in a row the first in rank got no slice: from `most_steps` (G) on the brake is void.
+
+    Whoever the first was: where two are first in turn, a count of each would never reach G.
+    """
 
     def __init__(self, most_steps: int = 8) -> None:
         self._most_steps = most_steps
         self._steps = 0
-        self._first: SeqId | None = None
 
     @property
     def is_void(self) -> bool:
         return self._steps >= self._most_steps
 
-    def step(self, first: SeqId | None, *, was_served: bool) -> None:
-        """A step was planned; `first` is the first in rank of all that want a slice."""
-        if was_served or first is None:
-            self._steps = 0
-        else:
-            self._steps = self._steps + 1 if first == self._first else 1
-        self._first = first
+    def step(self, *, was_served: bool) -> None:
+        """A step was planned, with or without a slice for the first in rank of all that want one."""
+        self._steps = 0 if was_served else self._steps + 1

@@ -91,7 +91,7 @@ class TenantBlocks(Struct, frozen=True, gc=False):
     """What one tenant has in one tier."""
 
     tenant: TenantId
-    used: int  # in tables; a block of several tables counts once for each
+    used: int  # in tables; a block of several of its tables counts once
     cached: int  # valid copies that may be evicted
 
 

@@ -51,7 +51,8 @@ class Plan(Struct, frozen=True, gc=False):
     admitted: tuple[SeqId, ...] = ()  # WAITING or PREEMPTED until now; their first slice is in this step
     victims: tuple[SeqId, ...] = ()  # preempted by this plan
     reasons: tuple[PreemptionReason, ...] = ()  # why, one a victim
-    beneficiary: SeqId | None = None  # who waits and gains by it; None: those that run and grow
+    beneficiaries: tuple[SeqId, ...] = ()  # who gains by it, one a victim
+    kept: tuple[int, ...] = ()  # tokens of it that come back from a lower tier, one a victim
     swapped: tuple[SeqId, ...] = ()  # of the victims: what no lower tier holds yet is spilled first
     restores: tuple[SeqId, ...] = ()  # of the admitted: no slice yet, their blocks come up first
     aged: SeqId | None = None  # has a slice or comes in on the share of those who starve

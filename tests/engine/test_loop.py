@@ -20,7 +20,8 @@ from tiercel.clock import ManualClock
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason
 from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.wire import Abort, Report, Submit
+from tiercel.tenant import DEFAULT_TENANT, Slo, Tenants, TenantShare
+from tiercel.wire import Abort, Report, SetTenants, Submit
 
 VOCAB = 11
 END = frozenset({3})
@@ -297,6 +298,17 @@ def test_resumed_outputs_are_not_said_again() -> None:
     bench.run()
     assert bench.client.tokens[77] == whole[5:]
     assert bench.client.finished[77].num_outputs == 12
+
+
+def test_new_tenants_hold_for_what_is_there() -> None:
+    bench = Bench()
+    seq = bench.submit([1, 2, 4], ignore_eos=True)
+    bench.loop.step()
+    bench.loop.take([SetTenants(Tenants(2, (TenantShare(name=DEFAULT_TENANT, band=3, slo=Slo(tbt_s=0.5)),)))])
+    assert bench.book[seq].band == 3
+    assert bench.book[seq].tbt_goal_s == 0.5
+    bench.run()
+    bench.assert_all_right()
 
 
 class LoopWalk(RuleBasedStateMachine):

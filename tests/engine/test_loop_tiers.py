@@ -21,11 +21,12 @@ from scheduler.preemption import SwapChooser
 from scheduler.sequence import SequenceState
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client, random_prompt
 from tiercel.clock import ManualClock
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FinishReason
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.settings import PreemptionMode
+from tiercel.tenant import DEFAULT_TENANT
 from tiercel.tier import Route, Transfer, Verdict
 from tiercel.wire import Abort, Submit
 
@@ -73,11 +74,14 @@ class TierBench:
         )
         self.requests: dict[int, Request] = {}
 
-    def submit(self, prompt: list[int], *, max_tokens: int = 20, scope: bytes = b"", ignore_eos: bool = True) -> SeqId:
+    def submit(
+        self, prompt: list[int], *, max_tokens: int = 20, scope: bytes = b"", ignore_eos: bool = True,
+        tenant: TenantId = DEFAULT_TENANT,
+    ) -> SeqId:  # fmt: skip
         seq = SeqId(len(self.requests) + 1)
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
         self.requests[seq] = Request(
-            id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=self.clock.now_s(), scope=scope
+            id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=self.clock.now_s(), scope=scope, tenant=tenant
         )
         self.loop.take([Submit(self.requests[seq])])
         return seq

@@ -32,6 +32,8 @@ class CountingCache:
     block_size = BLOCK
 
     def __init__(self, blocks: int, hits: Mapping[int, int | None] | None = None) -> None:
+        self.quota_by_tenant: dict[str, int] = {}  # blocks
+        self.tenant_by_seq: dict[int, str] = {}
         self.blocks_by_seq: dict[int, int] = {}
         self.available_blocks = blocks
         self.coming_blocks = self.touched_blocks = 0
@@ -40,6 +42,11 @@ class CountingCache:
 
     def num_blocks(self, seq: SeqId) -> int:
         return self.blocks_by_seq.get(seq, 0)
+
+    def quota_left(self, seq: SeqId) -> int | None:
+        tenant = self.tenant_by_seq[seq]
+        held = sum(blocks for one, blocks in self.blocks_by_seq.items() if self.tenant_by_seq[one] == tenant)
+        return self.quota_by_tenant[tenant] - held if tenant in self.quota_by_tenant else None
 
     def match(self, seq: SeqId, *, may_load: bool = True) -> Hit | None:
         hit = self._hits.get(seq, 0)
@@ -76,11 +83,16 @@ class Room:
         self.book = SequenceBook(policy or open_policy("fcfs"), 1000, (2,))
         self.planner = Planner(self.book, StepLimits(seqs, tokens, threshold, block_bytes=block_bytes))
         self.cache = CountingCache(blocks, hits)
+        self.block_bytes = block_bytes  # 0: no quotas
 
     def submit(
         self, seq: int, prompt: int, max_tokens: int = 50, arrival_s: float | None = None, band: int = 0,
         tenant: str = DEFAULT_TENANT,
     ) -> None:  # fmt: skip
+        self.cache.tenant_by_seq[seq] = tenant
+        share = self.book.policy.share(TenantId(tenant))
+        if self.block_bytes and share is not None and share.kv_quota.hbm is not None:
+            self.cache.quota_by_tenant[tenant] = share.kv_quota.hbm // self.block_bytes
         self.book.add(
             Request(
                 id=SeqId(seq),

@@ -96,20 +96,26 @@ def test_the_factor_is_bounded_and_shrugs_at_one_pause() -> None:
     assert costs.scale == 1 / 8.0
 
 
-@given(seed=st.integers(0, 5), goal_ms=st.floats(0, 500), decodes=st.integers(0, 50), context=st.integers(0, 50_000))
+@given(
+    seed=st.integers(0, 5),
+    goal_ms=st.floats(0, 500),
+    prompt=st.integers(0, 50_000),
+    decodes=st.integers(0, 50),
+    context=st.integers(0, 50_000),
+)
 def test_the_largest_prefill_keeps_the_goal_and_one_token_more_would_not(
-    seed: int, goal_ms: float, decodes: int, context: int
+    seed: int, goal_ms: float, prompt: int, decodes: int, context: int
 ) -> None:
     costs = StepCosts(measured(seed), margin=1.0)
     costs.correct(1.0, 1.7)
-    tokens = costs.largest_prefill(goal_ms, decodes, context)
-    assert tokens == 0 or costs.step_ms(tokens, 0, decodes, context) <= goal_ms + 1e-6
-    assert costs.step_ms(tokens + 1, 0, decodes, context) > goal_ms - 1e-6
+    tokens = costs.largest_prefill(goal_ms, prompt, decodes, context)
+    assert tokens == 0 or costs.step_ms(tokens, prompt, decodes, context) <= goal_ms + 1e-6
+    assert costs.step_ms(tokens + 1, prompt, decodes, context) > goal_ms - 1e-6
 
 
 def test_a_margin_leaves_room_for_predictions_that_come_out_short() -> None:
     costs = StepCosts(linear_times(5.0, 0.1, 0.0, 0.0), margin=1.25)
-    assert costs.largest_prefill(25.0, 1, 0) == 150
+    assert costs.largest_prefill(25.0, 0, 1, 0) == 150
 
 
 def test_shares_add_up_to_the_prediction() -> None:

@@ -265,11 +265,14 @@ def test_going_from_the_queue_to_a_row_is_no_idle_time() -> None:
     assert deficit(book, A) == 40.0
 
 
-def test_a_debt_is_clamped_only_while_nobody_else_waits() -> None:
+def test_a_debt_is_clamped_only_while_nobody_else_could_use_the_machine() -> None:
     book = book_with(A)
     book.charge({A: 500.0}, 0.0)
     assert deficit(book, A) == -20.0
-    book.wait(B, 1, 0, 0.0)  # waits, even if it could not run now
+    book.wait(B, 1, 0, 0.0)  # waits, but for something else: at its quota, that may be for ever
+    book.charge({A: 500.0}, 0.0)
+    assert deficit(book, A) == -20.0
+    book.wait(B, 1, 1, 0.0)
     book.charge({A: 500.0}, 0.0)
     assert deficit(book, A) == -520.0
 

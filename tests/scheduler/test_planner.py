@@ -4,11 +4,13 @@ import pytest
 
 from scheduler.budget import chunk_length
 from scheduler.policy import open_policy
+from scheduler.victim import SwitchBrake
 from tests.scheduler.counting import BLOCK, Room, slices
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.plan import Slice
+from tiercel.settings import PolicyName
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,64 @@ def test_who_waits_for_a_prefix_in_flight_lets_others_pass() -> None:
     room.submit(1, 8)
     room.submit(2, 8)
     assert slices(room.step()) == [(2, 0, 8)]
+
+
+@pytest.mark.parametrize(("policy", "others"), [("fcfs", 100), ("fair", 100), ("fair", 250)])
+def test_however_many_wait_for_a_prefix_in_flight_they_hide_nobody(policy: PolicyName, others: int) -> None:
+    last = others + 1
+    room = Room(hits=dict.fromkeys(range(1, last)), policy=open_policy(policy))
+    for seq in range(1, last):
+        room.submit(seq, 8)
+    room.submit(last, 8, band=int(policy == "fair"))
+    assert room.step().admitted == (last,)
+
+
+def test_a_step_asks_only_so_many_about_their_prefixes() -> None:
+    room = Room(hits=dict.fromkeys(range(1, 1000)))
+    for seq in range(1, 1000):
+        room.submit(seq, 8)
+    assert room.step().deferred == tuple(range(1, 257))
+
+
+@pytest.fixture
+def is_void_by_step(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each step that is planned: whether its brake is void."""
+    seen: list[bool] = []
+
+    def brake(*, is_void: bool) -> SwitchBrake:
+        seen.append(is_void)
+        return SwitchBrake(is_void=is_void)
+
+    monkeypatch.setattr("scheduler.planner.SwitchBrake", brake)
+    return seen
+
+
+def test_the_brake_is_void_when_nobody_who_is_first_is_served_whoever_it_is(is_void_by_step: list[bool]) -> None:
+    room = Room(seqs=1)
+    room.submit(1, 4, arrival_s=0.0)
+    room.step()
+    for seq in range(2, 12):
+        room.submit(seq, 4, arrival_s=20.0 - seq)
+        room.step()
+    assert is_void_by_step == [False] * 9 + [True] * 2
+
+
+def test_the_brake_holds_while_the_first_waits_for_something_on_its_way(is_void_by_step: list[bool]) -> None:
+    room = Room(hits={1: None})
+    room.submit(1, 8)
+    for _ in range(20):
+        room.step()
+    assert not any(is_void_by_step)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_no_other_tenant_passes_on_space_where_tenants_do_not_count(policy: PolicyName) -> None:
+    room = Room(blocks=10, tokens=64, policy=open_policy(policy))
+    room.submit(1, 20, tenant="b")
+    room.step()
+    room.submit(2, 30, tenant="a")
+    room.submit(3, 4, tenant="b")
+    assert room.step().admitted == ((3,) if policy == "fair" else ())
 
 
 def test_nobody_passes_on_space() -> None:

@@ -4,9 +4,10 @@ import pytest
 
 from scheduler.planner import StepLimits
 from scheduler.policy import Policy, open_policy
-from tests.scheduler.counting import BLOCK, Room, slices
+from tests.scheduler.counting import BLOCK, CountingCache, Hit, Room, slices
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan
+from tiercel.settings import PolicyName
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 
 STEP_S = 0.05
@@ -148,6 +149,49 @@ def test_sequences_admitted_in_one_step_count_against_the_quota_together() -> No
     assert step(room).admitted == (1,)
 
 
+@pytest.mark.parametrize("waiting", [1, 100])
+def test_a_debtor_pauses_although_a_tenant_at_its_quota_comes_first(waiting: int) -> None:
+    heavy = TenantShare(name=TenantId("b"), weight=10.0)
+    room = Room(blocks=400, seqs=8, tokens=8, policy=fair(heavy, small()), block_bytes=1)
+    room.submit(1, 7, max_tokens=2, tenant="small")
+    room.book[SeqId(1)].limit = 900  # never ends
+    room.submit(2, 4, max_tokens=900, tenant="a")
+    run(room, 2)
+    for seq in range(10, 10 + waiting):
+        room.submit(seq, 8, arrival_s=0.0, tenant="small")
+    run(room, 20)
+    assert room.planner.order(room.now_s)[0] == 10
+    room.submit(3, 400, arrival_s=room.now_s, tenant="b")
+    plans = run(room, 40)
+    assert any(3 in seqs(plan) and 2 not in seqs(plan) for plan in plans), "the debtor never paused"
+
+
+# restores
+
+
+class Loading(CountingCache):
+    """Two blocks of the third sequence lie in a lower tier."""
+
+    def match(self, seq: SeqId, *, may_load: bool = True) -> Hit | None:
+        return Hit(2 * BLOCK, load_blocks=2) if seq == 3 else Hit(0)
+
+
+def test_nobody_gives_way_for_one_that_is_in_already() -> None:
+    room = Room(seqs=2, policy=open_policy("priority"))
+    room.cache = Loading(100)
+    for seq in (1, 2):
+        room.submit(seq, 4, max_tokens=900, band=1)
+    step(room)
+    room.submit(3, 12, band=0)
+    assert step(room).victims == (2,)
+    assert step(room).restores == (3,)
+    plans = run(room, 40)
+    assert not any(plan.victims for plan in plans)
+    assert [seqs(plan) for plan in plans] == [[1]] * 40
+    room.book.restored(SeqId(3), 2 * BLOCK)
+    assert (3, 2 * BLOCK, 4) in slices(step(room))
+
+
 # room that was freed for somebody
 
 
@@ -166,8 +210,9 @@ def test_freed_room_is_not_kept_from_a_higher_band() -> None:
 # those who starve
 
 
-def test_one_that_starves_is_let_in_though_it_needs_all_the_room() -> None:
-    room = Room(blocks=20, seqs=4, tokens=64, policy=open_policy("fair", step_ms=20.0))
+@pytest.mark.parametrize("policy", ["priority", "fair"])
+def test_one_that_starves_is_let_in_though_it_needs_all_the_room(policy: PolicyName) -> None:
+    room = Room(blocks=20, seqs=4, tokens=64, policy=open_policy(policy, step_ms=20.0))
     numbers = iter(range(10, 10_000))
 
     def flood() -> None:

@@ -1,0 +1,113 @@
+"""What the book makes of what happens to those it holds: other tenants, slices, preemptions."""
+
+from scheduler.fairness import Account
+from scheduler.planner import Planner
+from scheduler.policy import open_policy
+from scheduler.preemption import SwapChooser
+from tests.scheduler.counting import BLOCK, CountingCache, Room
+from tiercel.ids import SeqId, TenantId
+from tiercel.outcome import FinishReason
+from tiercel.rates import Rates
+from tiercel.settings import PreemptionMode
+from tiercel.tenant import Slo, Tenants, TenantShare
+
+A, B = TenantId("a"), TenantId("b")
+
+
+def tenants(band: int, ttft_s: float | None = None, tbt_s: float | None = None) -> Tenants:
+    return Tenants(
+        1, (TenantShare(name=A, band=band, slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s)), TenantShare(name=B, band=1))
+    )
+
+
+# tenants that change
+
+
+def test_new_bands_and_goals_hold_for_those_that_wait_and_run() -> None:
+    room = Room(seqs=2, policy=open_policy("fair"))
+    room.book.set_tenants(tenants(1), 0.0)
+    for seq, tenant in ((1, A), (2, B), (3, A), (4, B)):
+        room.submit(seq, 3, band=1, tenant=tenant)
+    room.step()
+    room.book.set_tenants(tenants(0, ttft_s=0.5, tbt_s=0.02), 0.0)
+    room.book.check_integrity()
+    book, queue = room.book, room.book.policy.queue
+    assert [book[SeqId(seq)].band for seq in (1, 2, 3, 4)] == [0, 1, 0, 1]
+    assert queue[SeqId(3)].ttft_goal_s == 0.5
+    assert queue[SeqId(3)].since_s == 3.0, "its waiting time is kept"
+    assert book[SeqId(1)].tbt_goal_s == 0.02
+    assert room.launch().victims == (2,), "the row goes to the higher band"
+
+
+def test_who_asked_for_a_later_band_stays_there_unless_the_first_one_is_behind_it() -> None:
+    room = Room(policy=open_policy("priority"))
+    room.book.set_tenants(tenants(1), 0.0)
+    room.submit(1, 3, band=4, tenant=A)
+    for first, band in ((0, 4), (6, 6), (2, 2)):
+        room.book.set_tenants(tenants(first), 0.0)
+        assert room.book[SeqId(1)].band == band
+    room.book.set_tenants(Tenants(2, ()), 0.0)
+    assert room.book[SeqId(1)].band == 2, "its tenant has left: it goes on as it is"
+
+
+# what is left to do
+
+
+def test_a_prompt_under_way_is_placed_by_what_is_left_of_it() -> None:
+    room = Room(tokens=16, policy=open_policy("fair"))
+    room.submit(1, 160)
+    queue, costs = room.book.policy.queue, room.book.policy.costs
+    for done in range(16, 160, 16):
+        room.step()
+        assert queue[SeqId(1)].work_s == costs.recompute_ms(160 - done, done) / 1e3
+
+
+class LowerTier(CountingCache):
+    """Every full block has a copy below."""
+
+    def blocks_below(self, seq: SeqId) -> tuple[int, int]:
+        return 0, self.num_blocks(seq) - 1
+
+
+def preempted(mode: PreemptionMode) -> Room:
+    """Sequence 1 has given way for a higher band with 14 tokens computed."""
+    room = Room(seqs=1, policy=open_policy("fair"))
+    room.cache = LowerTier(100)
+    room.planner = Planner(room.book, room.planner.limits, SwapChooser(mode, Rates))
+    room.submit(1, 13, band=1)
+    room.step()
+    room.step()
+    room.submit(2, 13, band=0)
+    assert room.step().victims == (1,)
+    return room
+
+
+def test_a_victim_is_placed_by_what_it_must_compute_again() -> None:
+    costs = open_policy("fair").costs
+    swapped, dropped = preempted("swap"), preempted("recompute")
+    assert swapped.book.policy.queue[SeqId(1)].work_s == costs.recompute_ms(15 - 3 * BLOCK, 3 * BLOCK) / 1e3
+    assert dropped.book.policy.queue[SeqId(1)].work_s == costs.recompute_ms(15, 0) / 1e3
+
+
+def test_what_was_kept_counts_until_it_is_launched_again() -> None:
+    room = preempted("swap")
+    room.book.finish(SeqId(2), FinishReason.ABORT, 0.0)
+    room.cache.release(SeqId(2))
+    room.step()
+    assert room.book[SeqId(1)].near_tokens == 0
+
+
+# who pays
+
+
+def test_what_growth_throws_away_is_paid_by_who_grew() -> None:
+    room = Room(blocks=6, tokens=64, policy=open_policy("fair"))
+    room.submit(1, 7, tenant=A)
+    room.submit(2, 6, tenant=B)
+    plan = room.step()
+    while not plan.victims:
+        plan = room.step()
+    assert plan.victims == (2,)
+    assert plan.reasons == ("growth",)
+    assert plan.beneficiaries == (1,)
+    assert room.book[SeqId(2)].culprit == Account(0, A)
