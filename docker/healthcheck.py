@@ -1,5 +1,11 @@
-"""Ends with 0 when the server of this container would serve a new request now, with 1 and one line otherwise."""
+"""Ends with 0 when the server of this container would serve a new request now, with 1 and one line otherwise.
 
+It asks over plain HTTP at the port of TIERCEL_PORT, else of VLLM_PORT, else 8000. It reads neither flags nor
+tiercel.toml: a server that has its port from there, or that serves TLS (`ssl-certfile`) or a Unix socket (`uds`), needs
+another health check in its place.
+"""
+
+import http.client
 import os
 import sys
 import urllib.error
@@ -10,17 +16,22 @@ _TIMEOUT_S = 4.0
 
 def main() -> int:
     """Ask /ready on loopback, past any proxy that the container may have been given."""
-    port = os.environ.get("TIERCEL_PORT") or "8000"
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(f"http://127.0.0.1:{port}/ready", timeout=_TIMEOUT_S) as reply:
+        with direct.open(f"http://127.0.0.1:{_port()}/ready", timeout=_TIMEOUT_S) as reply:
             print(reply.read().decode())
         return 0
     except urllib.error.HTTPError as exc:
         print(exc.read().decode())
-    except OSError as exc:
-        print(exc)
+    except (OSError, http.client.HTTPException) as exc:
+        print(repr(exc))
     return 1
+
+
+def _port() -> str:
+    """As `tiercel serve` reads it: the link of a Kubernetes service, tcp://10.0.0.1:80, is no port."""
+    words = (os.environ.get(name, "") for name in ("TIERCEL_PORT", "VLLM_PORT"))
+    return next((word for word in words if word and not word.startswith("tcp://")), "8000")
 
 
 if __name__ == "__main__":

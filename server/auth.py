@@ -11,6 +11,9 @@ from server.tenants import Tenant, TenantTable
 from tiercel.errors import AdmissionError
 from tiercel.exposure import is_loopback
 
+_BY_PROXY = ("forwarded", "via", "x-real-ip")
+"""Headers that tell of a proxy, beside those that begin with `x-forwarded-`."""
+
 
 class Guard:
     """Route dependency of what a tenant may use: finds the tenant by its key, and by nothing else."""
@@ -47,7 +50,7 @@ class AdminGuard:
 
 
 class MetricsGuard:
-    """Route dependency of figures of all tenants: open on this machine, else for the operator.
+    """Route dependency of figures of all tenants: open straight from this machine, else for the operator.
 
     Without a tenants file every key is the operator's.
     """
@@ -94,7 +97,12 @@ def tenant_of(scope: Scope) -> Tenant:
 
 
 def is_local(request: Request) -> bool:
-    """True when the peer is this machine: loopback, or a Unix socket."""
+    """True when the request comes straight from this machine: over loopback or a Unix socket, through no proxy.
+
+    A proxy on this machine that adds no header looks like a client of this machine.
+    """
+    if any(name in _BY_PROXY or name.startswith("x-forwarded-") for name in request.headers):
+        return False
     if request.client is None or not request.client.host:
         return True
     return is_loopback(request.client.host)

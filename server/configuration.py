@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import structlog
 
 from server.directory import InThread, TenantDirectory, in_thread
-from tiercel.config import Resolved, field_of
+from tiercel.config import Resolved, words_of
 from tiercel.errors import ConfigError
 from tiercel.live import changed_fields, why_restart
 from tiercel.settings import ServerSettings, Settings
@@ -80,7 +80,7 @@ class Configuration:
         Errors: ConfigError when one of them is wrong or wants a restart; then everything stays as it was.
         """
         async with self._turn:
-            found = await self._read({}, "reload", run)
+            found = await self._find(Resolved.again, {}, "reload", run)
             if tenants.has_file:
                 await tenants.read_again(run)
             return self._set(found, {}, "reload")
@@ -90,25 +90,28 @@ class Configuration:
     ) -> Edition:
         """Take values by the keys of tiercel.toml, until the next reload or restart; None drops an earlier request.
 
-        With `over` only when that version is in force.
+        The settings file is as it was when it was read last. With `over` only when that version is in force.
         Errors: ConfigError naming key, value and what is allowed; then everything stays as it was.
         """
         async with self._turn:
             if over not in (None, self._edition.version):
-                stale = ConfigError(STALE, f"version {self._edition.version} is in force, not {over}")
-                raise self._refuse(stale, "request")
+                raise ConfigError(STALE, f"version {self._edition.version} is in force, not {over}")  # nothing is wrong
             changes = dict(self._edition.changes)
             try:
-                asked = {field_of(key, BODY_NAME): value for key, value in values.items()}
+                asked = words_of(values, "request", BODY_NAME)
             except ConfigError as exc:
                 raise self._refuse(exc, "request") from None
-            for name, value in asked.items():
+            for name, word in asked.items():
                 changes.pop(name, None)
-                if value is not None:
-                    changes[name] = value
-            return self._set(await self._read(changes, "request", run), changes, "request")
+                if word.value is not None:
+                    changes[name] = word.value
+            by_key = {name.replace("_", "-"): value for name, value in changes.items()}
+            found = await self._find(lambda origin: origin.under(by_key), changes, "request", run)
+            return self._set(found, changes, "request")
 
-    async def _read(self, changes: Mapping[str, object], occasion: Occasion, run: InThread) -> Resolved | None:
+    async def _find(
+        self, how: Callable[[Resolved], Resolved], changes: Mapping[str, object], occasion: Occasion, run: InThread
+    ) -> Resolved | None:
         """What the settings would be. Errors: ConfigError."""
         started, before = self._started, self._edition.origin
         if started is None or before is None:
@@ -116,9 +119,8 @@ class Configuration:
                 return None
             unknown = ConfigError("config.origin", "this server does not know where its settings come from")
             raise self._refuse(unknown, occasion)
-        by_key = {name.replace("_", "-"): value for name, value in changes.items()}
         try:
-            found = await run(lambda: started.again(by_key))
+            found = await run(lambda: how(before))
             _check_live(started, before, found)
         except ConfigError as exc:
             raise self._refuse(exc, occasion) from None

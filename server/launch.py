@@ -35,6 +35,7 @@ from server.metrics import ServerMetrics
 from server.notify import Notifier
 from server.reaper import Reaper
 from server.service import Service
+from server.tenant_metrics import oldest_waits
 from server.tenants import TenantTable
 from server.tokenizer import load_text_codec
 from server.tracing.sink import make_traces
@@ -144,7 +145,12 @@ def build_service(
 
     tenants.tell(take)
     admission = Admission(client, metrics, clock, accounts, max_queued=settings.max_num_queued_reqs)
-    metrics.open(client, accounts.counts, lambda: admission.max_queued)
+    metrics.open(
+        client,
+        accounts.counts,
+        lambda: oldest_waits(list(client.facts_by_seq.values()), clock.now_s()),
+        lambda: admission.max_queued,
+    )
     both = Settings(engine=engine or EngineSettings(model=settings.model), server=settings)
     configuration = Configuration(both, origin, metrics.config, time.time)
 
@@ -252,6 +258,7 @@ class Daemon:
             lifespan="off",
             ws="none",
             server_header=False,
+            proxy_headers=False,  # who a peer is, nobody else says: `is_local` goes by it
             root_path=settings.root_path,
             ssl_keyfile=settings.ssl_keyfile,
             ssl_certfile=settings.ssl_certfile,
@@ -291,8 +298,9 @@ class Daemon:
             await self._service.configuration.reload(self._service.tenants)
         except ConfigError as exc:
             status = f"{status}; the last reload was refused: {exc.message}"
-        if self._status:
-            self._notifier.ready(status)
+        finally:
+            if self._status:
+                self._notifier.ready(status)
 
     async def _live(self, url: str, child: EngineChild, serving: "asyncio.Task[None]") -> int:
         """Load, serve, drain. Streams are settled when it returns. Raises what ended the HTTP server, if it failed."""

@@ -5,6 +5,7 @@ stands, the value and what is allowed.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ VLLM_VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes",
 }
 """Variables of vLLM that are honoured, and the fields that they mean."""
+_CONFIDENTIAL = re.compile(r"(?<=://).*(?=@)|(?<=[?#]).+", re.DOTALL)
+"""What must not be shown of a URL: user and password, and a query, where tokens stand."""
 _KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a word"}
 
 
@@ -53,29 +56,41 @@ class Resolved:
     options: Options
     words: Mapping[str, Word]  # by field of `Options`, of those that are not left at their default
     flags: Mapping[str, object]
+    file: Mapping[str, Word]  # all that the settings file said when it was read
 
-    def again(self, changes: Mapping[str, object] | None = None) -> "Resolved":
-        """The same flags and variables, the settings file as it is now, and `changes` on top of all.
+    def again(self) -> "Resolved":
+        """The same flags and variables, and the settings file as it is now. Errors: ConfigError as of `resolve`."""
+        return resolve(self.flags)
 
-        Errors: ConfigError as of `resolve`.
+    def under(self, changes: Mapping[str, object]) -> "Resolved":
+        """The same flags, variables and words of the file, which is not read again, and `changes` on top of all.
+
+        `changes` are keys and values as tiercel.toml has them, that somebody asked for while the server runs; those
+        of before are dropped. Errors: ConfigError as of `resolve`.
         """
-        return resolve(self.flags, changes)
+        return _merge(self.flags, self.file, words_of(changes, "request", BODY_NAME))
 
 
-def resolve(flags: Mapping[str, object], changes: Mapping[str, object] | None = None) -> Resolved:
+def resolve(flags: Mapping[str, object]) -> Resolved:
     """Merge the sources, check every value, then the values against each other.
 
     `flags` holds what the command line gave, by the field names of `Options`; a flag that was not given is absent.
-    `changes` are keys and values as tiercel.toml has them, that somebody asked for while the server runs.
     Errors: ConfigError with one line for the operator.
     """
+    return _merge(flags, None, {})
+
+
+def _merge(flags: Mapping[str, object], file: Mapping[str, Word] | None, changes: Mapping[str, Word]) -> Resolved:
+    """`file` is what the settings file said; None: it is read."""
     warnings: list[str] = []
     words = dict(_variables(warnings))
     words |= {name: Word(value, "flag", flag_name(name)) for name, value in flags.items()}
-    words = dict(_file_words(words.get("config"))) | words | dict(_key_words(changes or {}, "request", BODY_NAME))
+    if file is None:
+        file = _file_words(words.get("config"))
+    words = {**file, **words, **changes}
     options = _check_each(_without_idle_keys(words, warnings))
     check_together(options)
-    return Resolved(_settle(options), tuple(warnings), options, words, flags)
+    return Resolved(_settle(options), tuple(warnings), options, words, flags, file)
 
 
 def _without_idle_keys(words: dict[str, Word], warnings: list[str]) -> dict[str, Word]:
@@ -159,11 +174,11 @@ def _vllm_value(variable: str, value: str) -> object:
             return value
 
 
-def _file_words(chosen: Word | None) -> Iterator[tuple[str, Word]]:
+def _file_words(chosen: Word | None) -> dict[str, Word]:
     """Words of the settings file: the one that was chosen, or tiercel.toml where it exists."""
     path = Path(str(chosen.value) if chosen else DEFAULT_FILE)
     if not chosen and not path.is_file():
-        return
+        return {}
     if path.suffix in (".yaml", ".yml", ".json"):
         raise ConfigError("config.file", f"--config {path}: expected a TOML file with lines such as `port = 8000`")
     try:
@@ -171,23 +186,27 @@ def _file_words(chosen: Word | None) -> Iterator[tuple[str, Word]]:
             content = tomllib.load(file)
     except OSError as exc:
         raise ConfigError("config.file", f"--config {path}: cannot be read: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except RecursionError as exc:
+        raise ConfigError("config.file", f"--config {path}: not a TOML file: nested too deeply") from exc
+    except ValueError as exc:  # of its syntax, of UTF-8, or of a number with thousands of digits
         raise ConfigError("config.file", f"--config {path}: not a TOML file: {exc}") from exc
-    yield from _key_words(content, "file", str(path))
+    return words_of(content, "file", str(path))
 
 
-def _key_words(content: Mapping[str, object], source: Source, name: str) -> Iterator[tuple[str, Word]]:
-    """Words of a document of keys and values."""
+def words_of(content: Mapping[str, object], source: Source, document: str) -> dict[str, Word]:
+    """Words of a document of keys and values, by the fields of `Options` that the keys mean.
+
+    Errors: ConfigError for a key that is no setting, and for two that mean the same one.
+    """
+    words: dict[str, Word] = {}
     for key, value in content.items():
-        yield field_of(key, name), Word(value, source, name, key)
-
-
-def field_of(key: str, document: str) -> str:
-    """The field of `Options` that a key of a document means. Errors: ConfigError when there is none."""
-    field = key.replace("-", "_")
-    if field not in Options.model_fields or field == "config":
-        raise ConfigError("config.key", f"{document}: {_unknown_key(key)}")
-    return field
+        field = key.replace("-", "_")
+        if field not in Options.model_fields or field == "config":
+            raise ConfigError("config.key", f"{document}: {_unknown_key(key)}")
+        if field in words:
+            raise ConfigError("config.key", f"{document}: {words[field].key} and {key} are the same setting")
+        words[field] = Word(value, source, document, key)
+    return words
 
 
 def _unknown_key(key: str) -> str:
@@ -225,7 +244,12 @@ def _wrong_value(name: str, word: Word) -> str:
 
 
 def _show(value: object) -> str:
-    text = " ".join(str(part) for part in cast(list[object], value)) if isinstance(value, list) else str(value)
+    try:
+        text = " ".join(str(part) for part in cast(list[object], value)) if isinstance(value, list) else str(value)
+    except RecursionError:  # a.a.a.a = 1, a thousand times
+        text = "..."
+    if "://" in text:
+        text = _CONFIDENTIAL.sub(MASK, text)
     return text if 0 < len(text) <= 80 and text.isprintable() else f"{text[:80]!r}"
 
 

@@ -62,6 +62,8 @@ def _read_collector(value: object) -> object:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.port == 0:
         raise ValueError(value)
+    if parts.query or parts.fragment:  # a token might stand there, and settings are shown and logged
+        raise ValueError(value)
     return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else value
 
 
@@ -325,7 +327,7 @@ class Options(BaseSettings):
             "Log",
             "Collector of traces, OTLP over HTTP; needs the extra otel.",
             "URL",
-            expects="an http or https URL without a password, such as http://127.0.0.1:4318/v1/traces",
+            expects="an http or https URL without a password or query, such as http://127.0.0.1:4318/v1/traces",
             is_rare=True,
         ),
     ] = None

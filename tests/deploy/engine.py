@@ -48,10 +48,6 @@ class Engine:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return int(children[0])
 
-    def signal_inside(self, pid: int, number: signal.Signals) -> None:
-        """Signal a process by the id that it has in the engine's namespace, which is what the client tells."""
-        run(["nsenter", f"--target={self.pid()}", "--pid", "kill", f"-{number.name.removeprefix('SIG')}", str(pid)])
-
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
         """The calling thread, and what it starts, is in the engine's network until the block ends."""

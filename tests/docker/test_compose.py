@@ -3,22 +3,25 @@
 import json
 import re
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.docker.reading import BASE, DOCKER, OVERLAYS, Tree, compose, merged, seconds, text
+from tests.docker.reading import BASE, DOCKER, DOCKERFILES, OVERLAYS, Tree, compose, last_stage, merged, seconds, text
 from tests.docker.test_dockerfile import PROBE
+from tiercel.config import resolve
+from tiercel.errors import ConfigError
 from tiercel.options import Options
 
 # What the compose specification knows, as far as it can stand here: a key that is misspelt is in no list.
 TOP = {"name", "services", "volumes", "secrets"}
 SERVICE: dict[str, type | tuple[type, ...]] = {
     "build": dict, "cap_drop": list, "command": list, "cpus": str, "depends_on": dict, "deploy": dict,
-    "entrypoint": list, "environment": dict, "healthcheck": dict, "image": str, "logging": dict, "mem_limit": str,
-    "pids_limit": int, "ports": list, "profiles": list, "read_only": bool, "restart": str, "secrets": list,
-    "security_opt": list, "stop_grace_period": str, "stop_signal": str, "tmpfs": list, "ulimits": dict, "user": str,
-    "volumes": list,
+    "entrypoint": list, "environment": dict, "healthcheck": dict, "image": str, "init": bool, "logging": dict,
+    "mem_limit": str, "pids_limit": int, "ports": list, "profiles": list, "read_only": bool, "restart": str,
+    "secrets": list, "security_opt": list, "stop_grace_period": str, "stop_signal": str, "tmpfs": list,
+    "ulimits": dict, "user": str, "volumes": list,
 }  # fmt: skip
 BUILD = {"context", "dockerfile", "args"}
 CHECK = {"test", "interval", "timeout", "start_period", "retries", "disable"}
@@ -26,6 +29,7 @@ CONDITIONS = {"service_started", "service_healthy", "service_completed_successfu
 RESTARTS = {"no", "always", "on-failure", "unless-stopped"}
 UNSAFE = {"privileged", "cap_add", "network_mode", "pid", "ipc", "userns_mode", "devices"}
 
+ENV_NAMES = {f"TIERCEL_{name.upper()}" for name in Options.model_fields}
 FILES = (BASE, *OVERLAYS)
 STACKS = [names for count in range(len(OVERLAYS) + 1) for names in combinations(OVERLAYS, count)]
 each_file = pytest.mark.parametrize("name", FILES)
@@ -136,8 +140,26 @@ def test_the_ssd_tier_lies_on_a_volume_with_a_name() -> None:
     assert volume in compose(BASE)["volumes"]
 
 
-def test_compose_refuses_to_start_when_nobody_thought_of_a_key() -> None:
-    assert re.fullmatch(r"\$\{TIERCEL_API_KEY\?.+\}", _daemon()["environment"]["TIERCEL_API_KEY"])
+def test_no_verb_needs_a_key_but_the_daemon_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`logs` and `down` work in a shell without one, and nobody serves strangers because of that."""
+    monkeypatch.chdir(tmp_path)
+    assert _daemon()["environment"]["TIERCEL_API_KEY"] == "${TIERCEL_API_KEY:-}"
+    monkeypatch.setenv("TIERCEL_API_KEY", "")
+    for name in DOCKERFILES:
+        program, verb, flag, host = json.loads(last_stage(name)["ENTRYPOINT"])
+        assert (program, verb, flag) == ("tiercel", "serve", "--host")
+        with pytest.raises(ConfigError, match="give --api-key or --tenants-config"):
+            resolve({"host": host})
+
+
+def test_a_variable_for_the_host_is_not_one_that_the_daemon_reads_otherwise() -> None:
+    """Who exports a variable for compose may start `tiercel` in the same shell."""
+    assert not [mount for mount in _daemon()["volumes"] for name in ENV_NAMES if f"${{{name}:" in mount]
+
+
+@pytest.mark.parametrize("name", ["tiercel", "loadtest"])
+def test_signals_reach_a_program_that_has_no_handler_yet(name: str) -> None:
+    assert compose(BASE)["services"][name]["init"] is True
 
 
 def test_compose_asks_the_same_question_as_the_image() -> None:
@@ -145,7 +167,10 @@ def test_compose_asks_the_same_question_as_the_image() -> None:
 
 
 def test_the_drain_ends_before_the_grace_period() -> None:
-    assert seconds(_daemon()["stop_grace_period"]) > Options.model_fields["shutdown_timeout"].default + 5
+    least_s = Options.model_fields["shutdown_timeout"].default + 15  # last bytes, the engine's end, the last traces
+    assert seconds(_daemon()["stop_grace_period"]) >= least_s
+    (other,) = re.findall(r"--stop-timeout (\d+)", text("README.md"))
+    assert int(other) >= least_s
 
 
 @each_stack

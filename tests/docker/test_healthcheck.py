@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -26,6 +27,13 @@ class _Reply(http.server.BaseHTTPRequestHandler):
         """Nothing."""
 
 
+class _Babble(_Reply):
+    """No HTTP, as a server that wants TLS."""
+
+    def do_GET(self) -> None:
+        self.wfile.write(b"babble\r\n")
+
+
 class _Loading(_Reply):
     path = ""
 
@@ -34,19 +42,26 @@ class _Loading(_Reply):
         super().do_GET()
 
 
-@pytest.fixture(params=[_Reply, _Loading])
-def answering(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
-    """A port, and the exit code that the probe owes it."""
-    with http.server.HTTPServer(("127.0.0.1", 0), request.param) as server:
+@contextmanager
+def _served(reply: type[_Reply]) -> Iterator[int]:
+    with http.server.HTTPServer(("127.0.0.1", 0), reply) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield server.server_port, 0 if request.param is _Reply else 1
+        yield server.server_port
         server.shutdown()
         thread.join()
 
 
-def _probe(port: int) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "TIERCEL_PORT": str(port), "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+@pytest.fixture(params=[_Reply, _Loading])
+def answering(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    """A port, and the exit code that the probe owes it."""
+    with _served(request.param) as port:
+        yield port, 0 if request.param is _Reply else 1
+
+
+def _probe(port: int, **names: str) -> "subprocess.CompletedProcess[str]":
+    names = names or {"TIERCEL_PORT": str(port)}
+    environment = {**os.environ, **names, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
     return subprocess.run(
         [sys.executable, "-S", str(PROBE)], env=environment, capture_output=True, text=True, check=False, timeout=30
     )
@@ -63,3 +78,16 @@ def test_the_probe_fails_in_one_line_where_nobody_listens() -> None:
     assert ran.returncode == 1
     assert ran.stdout.count("\n") == 1
     assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("own", ["", "tcp://10.0.0.1:80"])
+def test_the_probe_asks_at_the_port_that_the_server_takes(own: str) -> None:
+    with _served(_Reply) as port:
+        assert _probe(port, TIERCEL_PORT=own, VLLM_PORT=str(port)).returncode == 0
+        assert _probe(port, TIERCEL_PORT="1", VLLM_PORT=str(port)).returncode == 1
+
+
+def test_the_probe_fails_in_one_line_where_no_http_is_spoken() -> None:
+    with _served(_Babble) as port:
+        ran = _probe(port)
+    assert (ran.returncode, ran.stdout.count("\n"), ran.stderr) == (1, 1, "")

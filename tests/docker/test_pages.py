@@ -2,10 +2,12 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
-from tests.docker.reading import BASE, OVERLAYS, ROOT, text
+from server.tenant_file import load_tenant_file
+from tests.docker.reading import BASE, OVERLAYS, ROOT, compose, text
 
 PAGES = ("docker/README.md", "docs/deploy.md")
 COMPOSE = "".join(text(name) for name in (BASE, *OVERLAYS))
@@ -40,6 +42,16 @@ def test_every_link_leads_to_a_file(page: str) -> None:
     links = re.findall(r"\]\((?!https?://)([^)#]+)\)", _page(page))
     assert links
     assert not [link for link in links if not ((ROOT / page).parent / link).exists()]
+
+
+def test_the_settings_of_the_page_name_files_that_the_page_writes(tmp_path: Path) -> None:
+    page = _page("docs/deploy.md")
+    files = dict(re.findall(r"^cat > /srv/tiercel/(\S+) <<'\w+'\n(.*?)^[A-Z]+$", page, re.DOTALL | re.MULTILINE))
+    (name,) = re.findall(r'^tenants-config = "/etc/tiercel/(.+)"$', files["tiercel.toml"], re.MULTILINE)
+    (tmp_path / name).write_text(files[name])
+    assert [tenant.share.name for tenant in load_tenant_file(tmp_path / name).tenants] == ["chat", "batch"]
+    (owner,) = re.findall(r"^chown -R (\S+) /srv/tiercel$", page, re.MULTILINE)
+    assert owner == compose(BASE)["services"]["tiercel"]["user"]
 
 
 def test_every_make_target_exists() -> None:

@@ -93,7 +93,12 @@ def test_the_user_is_made_by_sysusers() -> None:
 
 
 def test_a_gpu_needs_devices_and_nothing_else() -> None:
-    assert set(read(FOLDER / "gpu.conf")["Service"]) == {"PrivateDevices", "DevicePolicy", "DeviceAllow"}
+    names = ("nvidia", "nvidiactl", "nvidia-frontend", "nvidia-uvm", "nvidia-caps")  # as of /proc/devices
+    assert read(FOLDER / "gpu.conf")["Service"] == {
+        "PrivateDevices": ["no"],
+        "DevicePolicy": ["closed"],
+        "DeviceAllow": [f"char-{name} rw" for name in names],
+    }
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
