@@ -12,12 +12,18 @@ from prometheus_client.samples import Sample
 from server.client import EngineState, SequenceFacts
 from server.config_metrics import ConfigMetrics
 from server.engine_metrics import ENGINE, LABELS, EngineMetrics
-from server.tenant_metrics import Counts, TenantMetrics
+from server.tenant_metrics import Counts, TenantMetrics, Waits
 from tiercel.ids import TenantId
 from tiercel.outcome import Finished, Gauges
 from tiercel.wire import Ready
 
 _HTTP_S = (0.1, 0.5, 1)
+_POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+_REJECTIONS = (
+    *("queue_full", "deadline", "shutting_down"),
+    *("tenant_requests", "tenant_tokens", "tenant_concurrency", "tenant_queue_share"),
+)
+_STREAM_ERRORS = ("engine_error", "engine_dead", "shutting_down")
 
 
 class EngineHealth(Protocol):
@@ -50,12 +56,18 @@ class ServerMetrics:
         self._stream_errors = Counter(
             "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
         )
+        for handler in _POSTS:  # `increase` sees nothing of a series that is born with its first event
+            self._http_requests.labels("POST", handler, "5xx")
+        for reason in _REJECTIONS:
+            self._rejections.labels(model_name, ENGINE, reason)
+        for reason in _STREAM_ERRORS:
+            self._stream_errors.labels(reason)
         ProcessCollector(registry=registry)
 
-    def open(self, health: EngineHealth, counts: Counts, queue_limit: Callable[[], int]) -> None:
+    def open(self, health: EngineHealth, counts: Counts, waits: Waits, queue_limit: Callable[[], int]) -> None:
         """Where to read at a scrape what is not counted: how the engine does, who runs and waits, the queue's size."""
         self._registry.register(_HealthMetrics(health, queue_limit))
-        self.tenants.open(counts)
+        self.tenants.open(counts, waits)
 
     def watch_engine(self, pid: Callable[[], int]) -> None:
         """Show memory, CPU time and start of the engine process, too."""

@@ -6,7 +6,7 @@ Written as text by hand, because a thousand tenants are ten thousand lines: ten 
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,6 +20,18 @@ _FIRST_TOKEN_S = (0.1, 0.5, 2.0, 10.0)
 
 Counts = Callable[[TenantId], tuple[int, int]]
 """Sequences of a tenant that run and that wait."""
+
+Waits = Callable[[], Mapping[TenantId, float]]
+"""Of each tenant that waits, how long its oldest sequence has been without a first token."""
+
+
+def oldest_waits(books: Iterable[SequenceFacts], now_s: float) -> dict[TenantId, float]:
+    """What `Waits` tells, from what the HTTP process knows. Books are in order of arrival. Cost: O(open sequences)."""
+    waits: dict[TenantId, float] = {}
+    for facts in books:
+        if facts.first_token_s is None and facts.mailbox is not None:
+            waits.setdefault(facts.start.tenant, now_s - facts.arrival_s)
+    return waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +94,13 @@ class TenantMetrics:
         self._goals = {"ttft": _Goal(), "tbt": _Goal()}
         self._refused = 0
         self._counts: Counts = _no_counts
+        self._waits: Waits = dict
         self._fair = FairGauges()
 
-    def open(self, counts: Counts) -> None:
-        """Where to read what runs and waits."""
+    def open(self, counts: Counts, waits: Waits) -> None:
+        """Where to read what runs and waits, and since when."""
         self._counts = counts
+        self._waits = waits
 
     def set_table(self, table: TenantTable) -> None:
         """Other tenants from now on."""
@@ -140,6 +154,14 @@ class TenantMetrics:
         """The tenants that anything was counted of."""
         return tuple(self._row_by_name)
 
+    def waits_s(self) -> dict[TenantId, float]:
+        """How long the oldest waiting sequence of each tenant has waited: one that has never been served, too.
+
+        The policy `fair` knows it best: it leaves out a prompt that is being computed and counts one that gave way.
+        Other policies do not tell: then it is the oldest sequence without a first token.
+        """
+        return {**self._waits(), **{one.tenant: one.starving_s for one in self._fair.tenants}}
+
     def figures(self, name: TenantId) -> TenantFigures:
         """What was counted of one tenant."""
         running, waiting = self._counts(name)
@@ -164,12 +186,21 @@ class TenantMetrics:
             row = self._row_by_name[name] = _Row(name, tenant.share.slo)
         return row
 
+    def _rows(self, table: TenantTable, waits: Iterable[TenantId]) -> Iterator[tuple[TenantId, _Row]]:
+        """Of all that were seen. Who waits with its first request has an empty one: nothing of it is counted yet."""
+        found = dict(self._row_by_name)
+        for name in (*found, *(name for name in waits if name not in found)):
+            tenant = table.by_name.get(name)
+            if tenant is not None:
+                yield name, found.get(name) or _Row(name, tenant.share.slo)
+
     def _pieces(self, *, has_detail: bool) -> Iterator[str]:
         table = self._table
         yield from self._whole(0 if table is None else table.version)
         if table is None:
             return
-        rows = [(name, row) for name, row in list(self._row_by_name.items()) if name in table.by_name]
+        waits = self.waits_s()
+        rows = list(self._rows(table, waits))
         told = {one.tenant: one for one in self._fair.tenants}
         engine = [(row, told.get(name)) for name, row in rows]
         yield _family("weight", "gauge", "Weight of its share.", _each(
@@ -183,7 +214,7 @@ class TenantMetrics:
         yield _family("service_seconds_total", "counter", "Device time charged to it by the policy `fair`.", _each(
             (row, one.service_s) for row, one in engine if one is not None))  # fmt: skip
         yield _family("starvation_age_seconds", "gauge", "How long its oldest waiting sequence has waited.", _each(
-            (row, 0.0 if one is None else one.starving_s) for row, one in engine))  # fmt: skip
+            (row, waits.get(name, 0.0)) for name, row in rows))  # fmt: skip
         yield _family("throttled_total", "counter", "Requests refused for a limit or a goal of its own.", _each(
             (row, sum(list(row.throttled.values()))) for _, row in rows))  # fmt: skip
         yield _family("preemptions_total", "counter", "Preemptions of its sequences.", _each(

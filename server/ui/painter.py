@@ -1,4 +1,4 @@
-"""Draws what the page is told from the books of the HTTP process. Nothing is kept between two looks."""
+"""Draws what the page is told from the books of the HTTP process. Nothing is kept for longer than a moment."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ from server.auth import Viewer
 from server.client import EngineState, SequenceFacts
 from server.metrics import ServerMetrics
 from server.service import Service
-from server.tenant_metrics import TenantFigures, TenantMetrics
-from server.tenants import TenantTable
+from server.tenant_metrics import TenantFigures
 from server.ui import picture
 from tiercel import __version__
 from tiercel.ids import SeqId, TenantId
@@ -32,6 +31,8 @@ _PROMPT, _GENERATION, _CACHED, _ENDED = (
 )
 _NAMES = (_PROMPT, _GENERATION, _CACHED, _ENDED, *(f"{name}_bucket" for name in (_FIRST_TOKEN, _GAP, _QUEUE)))
 
+_Book = tuple[SeqId, SequenceFacts]
+
 
 class Painter:
     """Pictures of one service, as JSON."""
@@ -39,28 +40,29 @@ class Painter:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._bodies: dict[tuple[TenantId | None, bool], bytes] = {}
-        self._drawn_s = 0.0
+        self._moment: _Moment | None = None
 
     def paint(self, viewer: Viewer) -> bytes:
-        """The picture of now, or of a moment ago. Cost: O(open sequences + tenants seen), no I/O."""
-        now_s = self._service.clock.now_s()
-        if now_s - self._drawn_s >= _FRESH_S:
+        """The picture of now, or of a moment ago, without I/O.
+
+        Cost: O(open sequences + tenants seen) once in 0.2 s; beside that a tenant's picture costs what it holds itself.
+        """
+        now_s, moment = self._service.clock.now_s(), self._moment
+        if moment is None or now_s - moment.at_s >= _FRESH_S:
             self._bodies.clear()
-            self._drawn_s = now_s
+            moment = self._moment = _Moment(self._service, now_s)
         name = None if viewer.tenant is None else viewer.tenant.name
         body = self._bodies.get((name, viewer.is_operator))
         if body is None:
-            body = msgspec.json.encode(self._picture(viewer, now_s))
+            body = msgspec.json.encode(self._picture(viewer, moment))
             self._bodies[name, viewer.is_operator] = body
         return body
 
-    def _picture(self, viewer: Viewer, now_s: float) -> picture.Picture:
-        service = self._service
-        gauges = service.client.gauges
-        fair = gauges.fair or FairGauges()
+    def _picture(self, viewer: Viewer, moment: "_Moment") -> picture.Picture:
+        service, gauges = self._service, moment.gauges
         own = None if viewer.is_operator or viewer.tenant is None else viewer.tenant.name
         return picture.Picture(
-            at_s=round(now_s, 4),
+            at_s=round(moment.at_s, 4),
             version=__version__,
             engine=self._engine(),
             viewer=picture.Viewer(
@@ -69,12 +71,12 @@ class Painter:
                 has_chat=service.template is not None,
             ),
             queue=picture.Queue(running=gauges.num_running, waiting=gauges.num_waiting, preempted=gauges.num_preempted),
-            work=_work(service.metrics, gauges) if own is None else _own_work(service.metrics.tenants.figures(own)),
+            work=_work(service.metrics, gauges) if own is None else _own_work(moment.figures(own)),
             tiers=[_tier(tier, own) for tier in gauges.tiers],
             disk_state=gauges.disk_state.value,
             routes=_routes(gauges) if own is None else [],
-            tenants=_tenants(_seats(service.metrics.tenants, service.tenants.table, fair), own, fair),
-            requests=_requests(service.client.facts_by_seq.items(), own, gauges.sequences, now_s),
+            tenants=_tenants(moment, own),
+            requests=_requests(moment, own),
         )
 
     def _engine(self) -> picture.Engine:
@@ -100,6 +102,7 @@ class _Seat:
     share: TenantShare
     figures: TenantFigures
     standing: TenantGauges
+    waits_s: float
 
     @property
     def open(self) -> int:
@@ -117,30 +120,70 @@ class _Seat:
         return self.open, self.figures.generation_tokens
 
 
-def _seats(metrics: TenantMetrics, table: TenantTable, fair: FairGauges) -> list[_Seat]:
+@dataclass(slots=True)
+class _BandSums:
+    """What the seats of one band have together."""
+
+    active_weight: float = 0.0
+    service_s: float = 0.0
+    generation_tokens: int = 0
+
+
+class _Moment:
+    """What all pictures of one moment are drawn from, gathered once, however many look."""
+
+    def __init__(self, service: Service, at_s: float) -> None:
+        self.at_s = at_s
+        self.gauges = service.client.gauges
+        self.fair = self.gauges.fair or FairGauges()
+        self.told_by_seq = {one.seq: one for one in self.gauges.sequences}
+        self.seat_by_name = {seat.share.name: seat for seat in _seats(service, self.fair)}
+        self.sums_by_band: dict[int, _BandSums] = {}
+        for seat in self.seat_by_name.values():
+            sums = self.sums_by_band.setdefault(seat.share.band, _BandSums())
+            sums.active_weight += seat.active_weight
+            sums.service_s += seat.standing.service_s
+            sums.generation_tokens += seat.figures.generation_tokens
+        self._books = [(seq, facts) for seq, facts in service.client.facts_by_seq.items() if facts.mailbox is not None]
+        self._books_by_name: dict[TenantId, list[_Book]] = {}
+        for seq, facts in self._books:
+            self._books_by_name.setdefault(facts.start.tenant, []).append((seq, facts))
+
+    def seats(self, own: TenantId | None) -> list[_Seat]:
+        """Of one tenant, or of all."""
+        if own is None:
+            return list(self.seat_by_name.values())
+        return [self.seat_by_name[own]] if own in self.seat_by_name else []
+
+    def figures(self, own: TenantId) -> TenantFigures:
+        """Of one tenant, which may not have asked for anything."""
+        return self.seat_by_name[own].figures if own in self.seat_by_name else TenantFigures()
+
+    def books(self, own: TenantId | None) -> Sequence[_Book]:
+        """Open requests of one tenant, or of all, in order of arrival."""
+        return self._books if own is None else self._books_by_name.get(own, ())
+
+
+def _seats(service: Service, fair: FairGauges) -> Iterator[_Seat]:
     """Every configured tenant that has asked for anything."""
+    metrics, table = service.metrics.tenants, service.tenants.table
     standing = {one.tenant: one for one in fair.tenants}
-    names = dict.fromkeys((*metrics.seen, *standing))
-    return [
-        _Seat(table.by_name[name].share, metrics.figures(name), standing.get(name) or TenantGauges(tenant=name))
-        for name in names
-        if name in table.by_name
-    ]
+    waits_s = metrics.waits_s()
+    for name in dict.fromkeys((*metrics.seen, *waits_s)):
+        if name in table.by_name:
+            one = standing.get(name) or TenantGauges(tenant=name)
+            yield _Seat(table.by_name[name].share, metrics.figures(name), one, waits_s.get(name, 0.0))
 
 
-def _tenants(seats: Sequence[_Seat], own: TenantId | None, fair: FairGauges) -> picture.Tenants:
-    weight_by_band: dict[int, float] = {}
-    for seat in seats:
-        band = seat.share.band
-        weight_by_band[band] = weight_by_band.get(band, 0.0) + seat.active_weight
-    shown = [seat for seat in seats if own is None or seat.share.name == own]
-    busiest = nlargest(MOST_TENANTS, shown, key=lambda seat: seat.busyness)
-    bands = sorted({seat.share.band for seat in shown})
+def _tenants(moment: _Moment, own: TenantId | None) -> picture.Tenants:
+    seats, fair = moment.seats(own), moment.fair
+    busiest = nlargest(MOST_TENANTS, seats, key=lambda seat: seat.busyness)
+    bands = sorted({seat.share.band for seat in seats})
     is_told = own is None
     return picture.Tenants(
-        rows=[_tenant(seat, weight_by_band[seat.share.band]) for seat in busiest],
-        seen=len(shown),
-        bands=[_band(band, seats, shown) for band in bands],
+        rows=[_tenant(seat, moment.sums_by_band[seat.share.band].active_weight) for seat in busiest],
+        seen=len(seats),
+        bands=[_band(band, moment.sums_by_band[band], own, moment) for band in bands],
         jain=round(fair.jain, 4) if is_told and fair.jain is not None else None,
         gap_s=round(fair.gap_s, 4) if is_told and fair.gap_s is not None else None,
     )
@@ -157,18 +200,15 @@ def _tenant(seat: _Seat, active_weight: float) -> picture.TenantPicture:
         prompt_tokens=figures.prompt_tokens,
         generation_tokens=figures.generation_tokens,
         service_s=round(standing.service_s, 4),
-        starving_s=round(standing.starving_s, 3),
+        starving_s=round(seat.waits_s, 3),
         fair_share=round(seat.active_weight / active_weight, 5) if active_weight else 0.0,
     )
 
 
-def _band(band: int, seats: Iterable[_Seat], shown: Iterable[_Seat]) -> picture.BandPicture:
+def _band(band: int, sums: _BandSums, own: TenantId | None, moment: _Moment) -> picture.BandPicture:
     """Device time of everybody in it, tokens of those that are shown alone."""
-    return picture.BandPicture(
-        band=band,
-        service_s=round(sum(seat.standing.service_s for seat in seats if seat.share.band == band), 4),
-        generation_tokens=sum(seat.figures.generation_tokens for seat in shown if seat.share.band == band),
-    )
+    tokens = sums.generation_tokens if own is None else moment.figures(own).generation_tokens
+    return picture.BandPicture(band=band, service_s=round(sums.service_s, 4), generation_tokens=tokens)
 
 
 def _work(metrics: ServerMetrics, gauges: Gauges) -> picture.Work:
@@ -248,20 +288,13 @@ def _routes(gauges: Gauges) -> list[picture.RoutePicture]:
     ]
 
 
-def _requests(
-    facts_by_seq: Iterable[tuple[SeqId, SequenceFacts]],
-    own: TenantId | None,
-    sequences: Iterable[SequenceGauges],
-    now_s: float,
-) -> picture.Requests:
-    running: list[tuple[SeqId, SequenceFacts]] = []
-    waiting: list[tuple[SeqId, SequenceFacts]] = []
-    for seq, facts in facts_by_seq:
-        if facts.mailbox is not None and (own is None or facts.start.tenant == own):
-            (waiting if facts.first_token_s is None else running).append((seq, facts))
-    told = {one.seq: one for one in sequences}
-    shown: Iterator[tuple[SeqId, SequenceFacts]] = islice((*running, *waiting), MOST_REQUESTS)
-    rows = [_request(seq, facts, told.get(seq), now_s) for seq, facts in shown]
+def _requests(moment: _Moment, own: TenantId | None) -> picture.Requests:
+    running: list[_Book] = []
+    waiting: list[_Book] = []
+    for seq, facts in moment.books(own):
+        (waiting if facts.first_token_s is None else running).append((seq, facts))
+    shown = islice((*running, *waiting), MOST_REQUESTS)
+    rows = [_request(seq, facts, moment.told_by_seq.get(seq), moment.at_s) for seq, facts in shown]
     return picture.Requests(rows=rows, running=len(running), waiting=len(waiting))
 
 

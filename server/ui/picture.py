@@ -65,7 +65,7 @@ class TenantBytes(Struct, frozen=True, kw_only=True):
     """What one tenant has in a tier."""
 
     name: str
-    used: int  # a block in several tables counts once for each
+    used: int  # a block that several of its sequences share counts once
     cached: int
 
 

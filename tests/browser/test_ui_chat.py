@@ -46,10 +46,31 @@ def test_an_answer_can_be_stopped_and_the_engine_hears_of_it(page: "Page", folde
         page.get_by_label("Your message").fill("the quick brown fox")
         page.keyboard.press("Enter")
         page.wait_for_selector(".said.assistant.is-coming:not(:empty)")
+        assert "The first token came after" in page.locator("#timeline-text").inner_text()
         page.get_by_role("button", name="Stop").click()
         page.get_by_text("You stopped it.").wait_for()
         page.wait_for_selector("#requests tr", state="detached")
         assert slow.server.engine.live == 0
+
+
+def test_what_is_cleared_while_it_comes_is_no_part_of_the_next_conversation(page: "Page", folder: Path) -> None:
+    with site(folder, Script(step_s=0.05)) as slow:
+        visit(page, slow)
+        box = page.get_by_label("Your message")
+        legend = page.locator("#timeline-text").inner_text()
+        box.fill("the quick brown fox")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".said.assistant.is-coming:not(:empty)")
+        page.get_by_role("button", name="Clear").click()
+        page.wait_for_selector("#send:enabled")
+        assert page.locator(".said").count() == page.locator("#timeline line").count() == 0
+        assert page.locator("#timeline-text").inner_text() == legend
+        box.fill("jumps")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            page.keyboard.press("Enter")
+        assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "jumps"}]
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("You stopped it.").wait_for()
 
 
 def test_what_tenants_and_models_write_stays_text(page: "Page", open_site: Site, noise: list[str]) -> None:

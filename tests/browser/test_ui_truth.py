@@ -11,7 +11,7 @@ from tests.server.fake_engine import Script
 from tiercel.wire import Report
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 
 def test_it_shows_what_metrics_say(page: "Page", open_site: Site) -> None:
@@ -79,6 +79,23 @@ def test_a_server_that_went_away_is_told(page: "Page", folder: Path) -> None:
     with site(folder, Script()) as going:
         visit(page, going)
     page.get_by_text("No answer from the server").wait_for()
+
+
+def test_a_picture_that_cannot_be_drawn_is_told_as_that_and_forgotten(
+    page: "Page", open_site: Site, noise: list[str]
+) -> None:
+    visit(page, open_site)
+
+    def spoil(route: "Route") -> None:
+        told = route.fetch().json()
+        route.fulfill(json={**told, "tiers": None})
+
+    page.route("**/ui/data", spoil)
+    page.get_by_text("This page cannot draw what the server tells.").wait_for()
+    assert "tiers" in " ".join(noise) or "null" in " ".join(noise), "the console says why"
+    page.unroute("**/ui/data")
+    wait_redraws(page)
+    assert page.locator("#status").inner_text() == "serving"
 
 
 # ---- the real daemon

@@ -1,9 +1,14 @@
 """docs/metrics.md against what /metrics shows: every family, its type, its labels and what it says of itself."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from server.app import create_app
+from tests.observability.page import samples
+from tests.server.harness import Running, server_settings, with_server
 
 DOC = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 _ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)
@@ -40,3 +45,35 @@ def test_nothing_is_exported_twice_and_every_family_says_what_it_is(page: str) -
     assert len(set(types)) == len(types)
     assert all(meaning for _, _, meaning in shown(page).values())
     assert "_created" not in page
+
+
+def test_errors_are_told_before_the_first_one(page: str, model_folder: Path) -> None:
+    """`increase` sees nothing of a series that is born with its first event: whatever may occur begins with 0."""
+
+    async def test(server: Running) -> None:
+        fresh = set(_events((await server.http.get("/metrics")).text))
+        paths: dict[str, object] = create_app(server.service).openapi()["paths"]
+        posts = {path for path, methods in paths.items() if "post" in str(methods)}
+        posts = {path for path in posts if not path.startswith(("/admin", "/ping"))}  # those take no work
+        assert "/v1/completions" in posts
+        assert {("http_requests_total", "5xx", "POST", path) for path in posts} <= fresh
+        assert {("tiercel_stream_errors_total", reason) for reason in ("engine_error", "engine_dead")} <= fresh
+        occurred = {
+            event for event in _events(page) if event[0] != "http_requests_total" or event[1:3] == ("5xx", "POST")
+        }
+        assert {event[1] for event in occurred} >= {"queue_full", "tenant_requests", "engine_error", "5xx"}
+        assert occurred <= fresh
+
+    with_server(server_settings(model_folder), test)
+
+
+def _events(page: str) -> Iterator[tuple[str, ...]]:
+    """What alerts count with `increase` and `rate`, by reason or status."""
+    labels_by_name = {
+        "http_requests_total": ("status", "method", "handler"),
+        "tiercel_stream_errors_total": ("reason",),
+        "vllm:admission_rejections_total": ("reason",),
+    }
+    for name, labels in samples(page):
+        if name in labels_by_name:
+            yield name, *(labels[label] for label in labels_by_name[name])

@@ -18,8 +18,7 @@ FLAGS = (
 )
 # What exists only once something has gone wrong, or two tenants have waited for seconds.
 ON_OCCASION = {
-    *("tiercel_fairness_jain", "tiercel_service_gap_seconds", "tiercel_stream_errors_total"),
-    *("vllm:admission_rejections_total", "tiercel_kv_mean_run_blocks"),
+    *("tiercel_fairness_jain", "tiercel_service_gap_seconds", "tiercel_kv_mean_run_blocks"),
     *("tiercel_tenant_throttled_by_reason_total", "tiercel_tenant_preemptions_by_reason_total"),
 }
 

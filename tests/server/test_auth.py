@@ -1,6 +1,8 @@
 import asyncio
+import signal
 from pathlib import Path
 
+import httpx
 import pytest
 from msgspec.structs import replace
 from starlette.requests import Request
@@ -8,6 +10,7 @@ from starlette.requests import Request
 from server.auth import MetricsGuard, is_local
 from server.directory import TenantDirectory, open_directory
 from tests.server.harness import Running, chat_body, server_settings, with_server
+from tests.server.test_launch import started
 from tiercel.errors import AdmissionError
 from tiercel.settings import ServerSettings
 
@@ -74,8 +77,10 @@ def test_a_path_that_is_spelled_differently_does_not_open_a_route(model_folder: 
     with_server(server_settings(model_folder), test, api_keys=("one",))
 
 
-def _request(host: str | None, key: str | None = None) -> Request:
-    headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+def _request(host: str | None, key: str | None = None, **more: str) -> Request:
+    headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in more.items()]
+    if key is not None:
+        headers.append((b"authorization", f"Bearer {key}".encode()))
     return Request({"type": "http", "headers": headers, "client": None if host is None else (host, 1)})
 
 
@@ -85,6 +90,14 @@ def _request(host: str | None, key: str | None = None) -> Request:
 )
 def test_only_this_machine_is_local(host: str | None, expected: bool) -> None:
     assert is_local(_request(host)) is expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", None])
+@pytest.mark.parametrize("name", ["forwarded", "via", "x_real_ip", "x_forwarded_for", "x_forwarded_proto"])
+def test_what_came_through_a_proxy_is_not_local(host: str | None, name: str) -> None:
+    for value in ("127.0.0.1", ""):
+        assert not is_local(_request(host, **{name: value}))
+    assert is_local(_request(host, user_agent="x", x_request_id="via"))
 
 
 class Counter:
@@ -105,6 +118,21 @@ def test_metrics_from_another_machine_want_a_key() -> None:
     for key in (None, "two"):
         with pytest.raises(AdmissionError):
             asyncio.run(guard(_request("10.0.0.1", key)))
+
+
+def test_nobody_says_that_he_is_local_by_a_header(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real daemon, told in uvicorn's way to believe every proxy: it names the peer, and wants a key of it."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    with started(model_folder, disable_uvicorn_access_log=False, uvicorn_log_level="info", api_keys=["one"]) as server:
+        server.await_url()
+        for peer in ("127.0.0.1", "203.0.113.9"):
+            assert httpx.get(f"{server.url}/metrics", headers={"x-forwarded-for": peer}).status_code == 401
+        assert httpx.get(f"{server.url}/metrics").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        code, err = server.wait()
+    assert code == 0
+    assert err.count("GET /metrics") == 3
+    assert "203.0.113.9" not in err
 
 
 def test_whole_keys_only_are_found() -> None:

@@ -197,6 +197,12 @@ def test_the_new_limits_act(folder: Path, tmp_path: Path) -> None:
         ({"max-num-seqs": True}, 400, "invalid_config", "max-num-seqs = True: expected a whole number"),
         ({"kv-disk-daily-writes": "1G"}, 400, "invalid_config", "--kv-disk-daily-writes needs --kv-disk-path"),
         (
+            {"max_num_seqs": 5, "max-num-seqs": 6},
+            400,
+            "invalid_config",
+            "request body: max_num_seqs and max-num-seqs are the same setting",
+        ),
+        (
             {"port": 9, "log-level": "debug"},
             409,
             "restart_required",
@@ -246,6 +252,7 @@ def test_a_change_can_be_bound_to_a_version(folder: Path, tmp_path: Path) -> Non
         late = await operator.patch({"stall-timeout": 70}, **{"if-match": '"1"'})
         assert (late.status_code, late.json()["error"]["code"]) == (412, "version_mismatch")
         assert operator.settings.stall_timeout_s == 60
+        assert await operator.metric("tiercel_config_errors_total") == 0  # nothing was wrong
         assert (await operator.patch({"stall-timeout": 70}, **{"if-match": "*"})).status_code == 400
 
     operate(folder, tmp_path, test)
@@ -278,6 +285,37 @@ def test_a_reload_reads_the_file_and_drops_what_requests_had_changed(folder: Pat
     operate(folder, tmp_path, test)
 
 
+@pytest.mark.parametrize(
+    "edited", ['max-num-queued-reqs = 55\nscheduling-policy = "fcfs"\n', "block-size = 32\n", "broken = \n", None]
+)
+def test_a_request_leaves_edits_of_the_file_to_the_reload(edited: str | None, folder: Path, tmp_path: Path) -> None:
+    async def test(operator: Operator) -> None:
+        before = (await operator.get())["settings"]
+        if edited is None:
+            operator.file.unlink()
+        else:
+            operator.file.write_text(edited)
+        for values in ({"max-logprobs": 3}, {"max-num-queued-reqs": 7}, {"max-num-queued-reqs": None}):
+            assert (await operator.patch(values)).status_code == 200
+        shown = (await operator.get())["settings"]
+        assert {key for key in before if shown[key] != before[key]} == {"max-logprobs"}
+        assert (shown["max-num-queued-reqs"]["value"], shown["max-num-queued-reqs"]["source"]) == (100, "file")
+
+    operate(folder, tmp_path, test)
+
+
+def test_a_request_is_put_on_top_of_what_the_last_reload_read(folder: Path, tmp_path: Path) -> None:
+    async def test(operator: Operator) -> None:
+        operator.file.write_text("max-num-queued-reqs = 55\n")
+        assert (await operator.reload()).status_code == 200
+        operator.file.write_text("port = 9\n")
+        assert (await operator.reload()).status_code == 409
+        assert (await operator.patch({"max-logprobs": 3})).status_code == 200
+        assert (operator.settings.max_num_queued_reqs, operator.settings.max_logprobs) == (55, 3)
+
+    operate(folder, tmp_path, test)
+
+
 def test_flags_still_win_over_the_file_at_a_reload_and_requests_win_over_flags(folder: Path, tmp_path: Path) -> None:
     async def test(operator: Operator) -> None:
         operator.file.write_text("max-num-queued-reqs = 5\nmax-logprobs = 5\n")
@@ -297,6 +335,9 @@ def test_flags_still_win_over_the_file_at_a_reload_and_requests_win_over_flags(f
         ("max-num-queued-reqs = \n", 400, "not a TOML file"),
         ("max-num-queued-reqs = 3\nport = 9\nblock-size = 32\n", 409, "block-size = 32: needs a restart: memory and"),
         ("max-num-queued-reqs = 3\nport = 9\nblock-size = 32\n", 409, "port = 9: needs a restart: the listener"),
+        (f"allowed-origins = {'[' * 3000}", 400, "not a TOML file: nested too deeply"),
+        (f"port = {'9' * 5000}\n", 400, "not a TOML file: Exceeds the limit"),
+        (f"port.{'.'.join('a' * 3000)} = 1\n", 400, "tiercel.toml: port = ...: expected"),
         (None, 400, "cannot be read: No such file"),
     ],
 )

@@ -122,6 +122,20 @@ def test_the_manager_hears_the_start_reloads_and_the_end(folder: Path, manager: 
 
 
 @pytest.mark.parametrize("manager", ["path"], indirect=True)
+def test_every_reload_ends_however_wrong_the_file_is(folder: Path, manager: Manager) -> None:
+    with started(folder, manager, "") as server:
+        server.await_url()
+        assert manager.hear()["READY"] == "1"
+        (folder / "tiercel.toml").write_text(f"allowed-origins = {'[' * 3000}")
+        server.process.send_signal(signal.SIGHUP)
+        assert manager.hear()["RELOADING"] == "1"
+        assert "the last reload was refused" in manager.hear()["STATUS"]
+        server.process.send_signal(signal.SIGTERM)
+        code, err = server.wait()
+        assert (code, "Traceback" in err) == (0, False)
+
+
+@pytest.mark.parametrize("manager", ["path"], indirect=True)
 def test_the_watchdog_hears_nothing_any_more_when_the_engine_hangs_with_work(folder: Path, manager: Manager) -> None:
     with started(folder, manager, "stall-timeout = 1\n", FAKE_HANG_AT="0") as server:
         server.await_url()

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.client import SequenceFacts, SequenceStart
 from server.mailbox import Mailbox
-from server.tenant_metrics import TenantMetrics
+from server.tenant_metrics import TenantMetrics, oldest_waits
 from server.tenants import Tenant, TenantTable, make_table
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, Finished, FinishReason, Gauges, PreemptionCount, TenantGauges
@@ -64,7 +64,7 @@ def test_a_thousand_tenants_have_ten_lines_each_and_those_not_seen_have_none() -
         metrics.on_finished(_facts(name), _finished())
         for reason in ("requests", "tokens", "concurrency", "queue_share", "deadline"):
             metrics.on_throttled(TenantId(name), reason)
-    metrics.on_step(Gauges(fair=FairGauges(tenants=tuple(_told(name) for name in names))))
+    metrics.on_step(Gauges(fair=FairGauges(tenants=tuple(_told(name) for name in names[:600]))))
     lines = [line for line in metrics.exposition().decode().splitlines() if not line.startswith("#")]
     by_tenant = {name: sum(f'tenant="{name}"' in line for line in lines) for name in ("t0", "t599", "t600", "t999")}
     assert by_tenant == {"t0": 10, "t599": 10, "t600": 0, "t999": 0}
@@ -73,7 +73,7 @@ def test_a_thousand_tenants_have_ten_lines_each_and_those_not_seen_have_none() -
 
 def test_what_a_tenant_got_and_what_it_cost() -> None:
     metrics = _metrics(ANNA)
-    metrics.open(lambda _name: (1, 2))
+    metrics.open(lambda _name: (1, 2), dict)
     facts = _facts()
     metrics.on_token(facts, 10.3, None)
     metrics.on_token(facts, 10.4, 0.1)
@@ -111,6 +111,30 @@ def test_what_a_tenant_got_and_what_it_cost() -> None:
         ("ttft_seconds_count", ""): 1,
     }.items():
         assert detail[f"tiercel_tenant_{name}", label] == value, (name, label)
+
+
+def test_who_has_only_ever_waited_has_its_age_and_no_more_is_made_up() -> None:
+    metrics = _metrics(ANNA, "berta", "idle")
+    metrics.open(lambda _name: (0, 1), lambda: {ANNA: 130.0, TenantId("gone"): 9.0})
+    text = metrics.exposition().decode()
+    assert 'tiercel_tenant_starvation_age_seconds{tenant="anna"} 130.0' in text  # policies but `fair` tell nothing
+    assert 'tiercel_tenant_ttft_seconds_count{tenant="anna"} 0' in text
+    told = tuple(TenantGauges(tenant=TenantId(name), starving_s=age) for name, age in ((ANNA, 0.0), ("berta", 150.0)))
+    metrics.on_step(Gauges(fair=FairGauges(tenants=told)))
+    text = metrics.exposition().decode()
+    assert 'tiercel_tenant_starvation_age_seconds{tenant="anna"} 0.0' in text, "its prompt is being computed"
+    assert 'tiercel_tenant_starvation_age_seconds{tenant="berta"} 150.0' in text
+    assert "idle" not in text
+    assert "gone" not in text
+
+
+def test_a_wait_is_that_of_the_oldest_without_a_token_whose_client_listens() -> None:
+    books = [_facts() for _ in range(4)]
+    for facts, arrival_s in zip(books, (1.0, 2.0, 3.0, 4.0), strict=True):
+        facts.arrival_s = arrival_s
+    books[0].first_token_s = 5.0
+    books[1].mailbox = None
+    assert oldest_waits([*books, _facts("berta")], 12.0) == {ANNA: 9.0, "berta": 2.0}
 
 
 def test_who_leaves_the_table_takes_its_lines_along() -> None:

@@ -433,6 +433,16 @@ def test_an_endpoint_without_a_path_gets_the_usual_one(given: str, used: str) ->
     assert resolve({"otlp_traces_endpoint": given}).settings.server.otlp_traces_endpoint == used
 
 
+@pytest.mark.parametrize(
+    "given",
+    ["http://c/v1/traces?token=SECRET", "http://u:SECRET@c", "http://u:SECRET/x@c", "http://c#SECRET"],
+)
+def test_a_secret_in_an_endpoint_is_refused_and_not_shown(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint http://.*: expected an http") as caught:
+        resolve({"otlp_traces_endpoint": given})
+    assert "SECRET" not in caught.value.message
+
+
 @pytest.mark.parametrize("given", ["", "collector", "grpc://c:4317", "http://", "http://u:p@c", "http://c:99999"])
 def test_a_wrong_endpoint_is_refused_by_name(given: str) -> None:
     with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint .*: expected an http or https URL"):

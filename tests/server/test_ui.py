@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from server.ui.painter import MOST_PARTS, MOST_REQUESTS, MOST_TENANTS
+from server.auth import Viewer
+from server.ui.painter import MOST_PARTS, MOST_REQUESTS, MOST_TENANTS, Painter
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, running, server_settings, text_body, until, with_server
+from tiercel.clock import ManualClock
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import (
     FairGauges,
@@ -220,7 +222,11 @@ def test_shares_count_those_that_want_service_now(model_folder: Path, file: Path
     with_server(server_settings(model_folder), test, SLOW, tenants_config=str(file))
 
 
-def test_requests_are_told_with_what_the_engine_does_and_never_with_their_text(model_folder: Path, file: Path) -> None:
+def test_requests_are_told_with_what_the_engine_does_and_never_with_their_text(
+    model_folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.ui.painter._FRESH_S", 0.0)
+
     async def test(server: Running) -> None:
         stream = {"stream": True, "max_tokens": 200, "ignore_eos": True}
         body = text_body("naïve secret words", **stream)
@@ -268,6 +274,43 @@ def test_it_agrees_with_metrics_and_does_not_count_itself(model_folder: Path) ->
         assert "/ui/data" not in text
 
     with_server(server_settings(model_folder), test)
+
+
+def test_however_many_look_each_tenant_is_counted_once(model_folder: Path, file: Path) -> None:
+    async def test(server: Running) -> None:
+        for key, tokens in (("one", 2), ("two", 5)):
+            assert (await _complete(server, key, max_tokens=tokens)).status_code == 200
+        clock, metrics = ManualClock(), server.service.metrics.tenants
+        counted: list[TenantId] = []
+        of_tenant = metrics.figures
+        metrics.figures = lambda name: (counted.append(name), of_tenant(name))[1]
+        painter = Painter(dataclasses.replace(server.service, clock=clock))
+        tenants = server.service.tenants.table.by_name.values()
+        for viewer in (Viewer(None, is_operator=True), *(Viewer(tenant, is_operator=False) for tenant in tenants)):
+            painter.paint(viewer)
+        assert sorted(counted) == ["acme", "beta"]
+        clock.advance(0.5)
+        painter.paint(Viewer(None, is_operator=True))
+        assert len(counted) == 4, "a moment later it is another picture"
+
+    with_server(server_settings(model_folder), test, tenants_config=str(file))
+
+
+@pytest.mark.parametrize("policy", ["fair", "priority"])
+def test_who_waits_with_its_first_request_is_seen_to_wait(policy: str, model_folder: Path, file: Path) -> None:
+    async def test(server: Running) -> None:
+        async with _open(server, [_bearer("one")], text_body(max_tokens=9)):
+            await until(lambda: server.service.client.num_tokenless == 1)
+            if policy == "fair":
+                told = TenantGauges(tenant=TenantId("acme"), starving_s=150.0)
+                server.engine.send(Report(gauges=Gauges(fair=FairGauges(tenants=(told,)))))
+                await until(lambda: server.service.client.gauges.fair is not None)
+            page = (await server.http.get("/metrics", headers=_bearer("boss"))).text
+            (line,) = re.findall(r'^tiercel_tenant_starvation_age_seconds\{tenant="acme"\} (\S+)$', page, re.MULTILINE)
+            (row,) = (await _look(server, "boss"))["tenants"]["rows"]
+            assert (float(line), row["starving_s"]) == (150.0, 150.0) if policy == "fair" else float(line) > 0
+
+    with_server(server_settings(model_folder), test, Script(step_s=60.0), tenants_config=str(file))
 
 
 def test_its_size_is_bounded_whatever_there_is(model_folder: Path, tmp_path: Path) -> None:

@@ -22,6 +22,18 @@ const feed = new Feed(keys, show, complain);
 let redraws = 0;
 
 function show(picture) {
+  try {
+    draw(picture);
+  } catch (error) {
+    history.clear(); // the next one is drawn without it
+    setStatus('trouble', 'This page cannot draw what the server tells.');
+    throw error;
+  }
+  redraws += 1;
+  document.body.dataset.redraws = String(redraws);
+}
+
+function draw(picture) {
   const before = history.latest;
   if (before && (before.viewer.role !== picture.viewer.role || before.viewer.tenant !== picture.viewer.tenant)) history.clear();
   history.add(picture);
@@ -33,8 +45,6 @@ function show(picture) {
   parts.requests.draw(picture);
   chat.learn(picture);
   showHead(picture);
-  redraws += 1;
-  document.body.dataset.redraws = String(redraws);
 }
 
 function showHead({ engine, viewer, version }) {

@@ -50,6 +50,7 @@ export class Chat {
     this.#stopper?.abort();
     this.#messages = [];
     this.#log.replaceChildren(element('p', 'muted empty', 'Nothing said yet.'));
+    this.#timeline.clear();
   }
 
   async #send() {
@@ -57,22 +58,25 @@ export class Chat {
     const content = box.value.trim();
     if (!content || this.#stopper) return;
     box.value = '';
-    this.#messages.push({ role: 'user', content });
+    const messages = this.#messages;
+    messages.push({ role: 'user', content });
     this.#log.querySelector('.empty')?.remove();
     this.#say('user', content);
     const bubble = this.#say('assistant', '');
     bubble.classList.add('is-coming');
     this.#setBusy(new AbortController());
-    const heard = await this.#listen(bubble);
+    const { heard, usage, reason } = await this.#listen(bubble);
     bubble.classList.remove('is-coming');
     this.#setBusy(null);
-    if (heard) this.#messages.push({ role: 'assistant', content: heard });
-    else this.#messages.pop();
-    this.#messages.splice(0, Math.max(0, this.#messages.length - MOST_TURNS));
+    if (messages !== this.#messages) return; // it was cleared meanwhile: another conversation
+    this.#timeline.end(usage, reason);
+    if (heard) messages.push({ role: 'assistant', content: heard });
+    else messages.pop();
+    messages.splice(0, Math.max(0, messages.length - MOST_TURNS));
     while (this.#log.childElementCount > 2 * MOST_TURNS) this.#log.firstElementChild.remove();
   }
 
-  /** Write the answer as it comes. Returns it. */
+  /** Write the answer as it comes. Returns it, with what the server said of it. */
   async #listen(bubble) {
     let tokens = 0;
     let usage = null;
@@ -91,8 +95,7 @@ export class Chat {
     } catch (error) {
       reason = this.#explain(error, bubble);
     }
-    this.#timeline.end(usage, reason);
-    return bubble.textContent;
+    return { heard: bubble.textContent, usage, reason };
   }
 
   #question() {

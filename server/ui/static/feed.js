@@ -34,7 +34,19 @@ export class Feed {
 
   async #ask(turn) {
     const began = performance.now();
-    let wait = EVERY_MS;
+    const { status, body, trouble } = await this.#fetch();
+    if (turn !== this.#turn) return;
+    try {
+      if (trouble) this.#onTrouble(status, trouble);
+      else this.#onPicture(body);
+    } finally {
+      const left = Math.max(50, (trouble ? AGAIN_MS : EVERY_MS) - (performance.now() - began));
+      if (status !== 401) this.#timer = setTimeout(() => this.#ask(turn), left); // a wrong key gets no better by itself
+    }
+  }
+
+  /** One answer. `trouble` says why there is no picture in it. */
+  async #fetch() {
     try {
       const answer = await fetch('ui/data', {
         headers: this.#keys.headers(),
@@ -42,21 +54,11 @@ export class Feed {
         signal: AbortSignal.timeout(PATIENCE_MS),
       });
       const body = await answer.json();
-      if (turn !== this.#turn) return;
-      if (answer.ok) {
-        this.#onPicture(body);
-      } else {
-        wait = answer.status === 401 ? Infinity : AGAIN_MS;
-        this.#onTrouble(answer.status, body.error?.message ?? `The server answered ${answer.status}.`);
-      }
+      const trouble = answer.ok ? '' : body.error?.message ?? `The server answered ${answer.status}.`;
+      return { status: answer.status, body, trouble };
     } catch (error) {
-      if (turn !== this.#turn) return;
       if (!(error instanceof TypeError || error instanceof DOMException || error instanceof SyntaxError)) throw error;
-      wait = AGAIN_MS;
-      this.#onTrouble(0, 'No answer from the server; asking again.');
+      return { status: 0, trouble: 'No answer from the server; asking again.' };
     }
-    if (wait === Infinity) return; // a wrong key gets no better by itself
-    const left = Math.max(50, wait - (performance.now() - began));
-    this.#timer = setTimeout(() => this.#ask(turn), left);
   }
 }

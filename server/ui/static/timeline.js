@@ -4,6 +4,7 @@ import { byId, setText } from './dom.js';
 import * as format from './format.js';
 
 const SVG = 'http://www.w3.org/2000/svg';
+const LEGEND = 'Each mark is a token; its height is the time since the one before.';
 const LEAST_HEIGHT = 0.06; // of the picture: a token that came with another one is seen, too
 
 /** One answer's marks and figures. */
@@ -15,20 +16,27 @@ export class Timeline {
   #marks = [];
   #firstMs = null;
 
-  /** A question was sent now. */
-  start(nowMs) {
+  /** Nothing was asked yet. */
+  clear() {
     this.#svg.replaceChildren();
-    this.#sentMs = this.#lastMs = nowMs;
     this.#gaps = [];
     this.#marks = [];
     this.#firstMs = null;
     for (const name of ['first', 'tokens', 'gap', 'longest', 'rate', 'cached']) setText(byId(`t-${name}`), format.NOTHING);
-    setText(byId('timeline-text'), 'Waiting for the first token.');
+    setText(byId('timeline-text'), LEGEND);
     setText(byId('axis-end'), '');
+  }
+
+  /** A question was sent now. */
+  start(nowMs) {
+    this.clear();
+    this.#sentMs = this.#lastMs = nowMs;
+    setText(byId('timeline-text'), 'Waiting for the first token.');
   }
 
   /** So many tokens have just come. */
   add(tokens, nowMs) {
+    const isFirst = this.#firstMs == null;
     for (let one = 0; one < tokens; one += 1) {
       const gap = this.#marks.length ? nowMs - this.#lastMs : 0;
       if (this.#firstMs == null) this.#firstMs = nowMs - this.#sentMs;
@@ -36,6 +44,7 @@ export class Timeline {
       this.#lastMs = nowMs;
       this.#mark(nowMs - this.#sentMs, gap);
     }
+    if (isFirst) setText(byId('timeline-text'), `The first token came after ${format.seconds(this.#firstMs / 1000)}.`);
     this.#scale();
     this.#write();
   }
