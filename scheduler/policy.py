@@ -335,8 +335,8 @@ def open_policy(
 ) -> Policy:
     """The policy that the operator chose. `step_ms` is the longest step, by which fairness is measured out.
 
-    A quantum of half a step: a tenant that returns waits for about one step of each that floods. Debts up to sixteen
-    steps: fewer make sequences of ordinary length give way, and throughput with them (docs/decisions/0014).
+    A quantum of half a step: a tenant that returns waits for about one step of each that floods. Debts up to four
+    steps: more are paid by others' waiting and buy no throughput (docs/decisions/0014).
     """
     costs = costs or StepCosts(linear_times())
     return Policy(name, costs, *_open_fairness(name, step_ms, patience_s))
@@ -349,4 +349,4 @@ def _open_fairness(name: PolicyName, step_ms: float, patience_s: float) -> tuple
 
 
 def _limits(step_ms: float, patience_s: float) -> FairLimits:
-    return fair_limits(step_ms, patience_s, quantum_steps=0.5, debt_steps=16.0)
+    return fair_limits(step_ms, patience_s, quantum_steps=0.5, debt_steps=4.0)
