@@ -77,14 +77,7 @@ def attention_s(arena: Arena, context: int) -> float:
     order = list(range(1, arena.blocks + 1))
     random.Random(0).shuffle(order)
     tables = torch.tensor([[order[(row * per_row + at) % len(order)] for at in range(per_row)] for row in range(rows)])
-    state = ForwardState(
-        query_starts=tuple(range(rows + 1)),
-        context_lengths=(context,) * rows,
-        block_tables=tables,
-        positions=torch.full((rows,), context - 1),
-        slot_ids=tables[:, -1].contiguous(),
-        slot_offsets=torch.full((rows,), spec.block_size - 1),
-    )
+    state = ForwardState.of_slices(tables, [context - 1] * rows, [context] * rows, spec.block_size)
     query = torch.randn(rows, 4 * spec.kv_heads, spec.head_dim)
     row = torch.randn(rows, spec.kv_heads, spec.head_dim)
     backend = GroupedAttention()

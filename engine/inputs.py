@@ -86,6 +86,8 @@ class BatchInputs:
             positions=_upload(self.token_positions, device),
             slot_ids=_upload(self.slot_ids, device),
             slot_offsets=_upload(self.slot_offsets, device),
+            device_query_starts=_upload(np.array(self.query_starts, np.int32), device),
+            device_context_lengths=_upload(np.array(self.context_lengths, np.int32), device),
         )
 
 
@@ -148,5 +150,5 @@ def build_inputs(
     )
 
 
-def _upload(values: NDArray[np.int64], device: torch.device) -> Tensor:
+def _upload(values: NDArray[np.integer], device: torch.device) -> Tensor:
     return torch.from_numpy(values).to(device, non_blocking=True)

@@ -198,14 +198,7 @@ def _measure_prefill(
 def _forward(model: Model, kv: Tensor, block_size: int, start: int, tokens: int) -> Tensor:
     """A chunk of one prompt whose blocks are all the sink. Returns logits, so that the device has to be done."""
     end = start + tokens
-    positions = torch.arange(start, end)
-    state = ForwardState(
-        query_starts=(0, tokens),
-        context_lengths=(end,),
-        block_tables=torch.zeros(1, -(-end // block_size), dtype=torch.int64, device=kv.device),
-        positions=positions.to(kv.device),
-        slot_ids=torch.zeros(tokens, dtype=torch.int64, device=kv.device),
-        slot_offsets=(positions % block_size).to(kv.device),
-    )
-    ids = (positions % model.vocab_size).to(kv.device)
+    tables = torch.zeros(1, -(-end // block_size), dtype=torch.int64, device=kv.device)
+    state = ForwardState.of_slices(tables, [start], [end], block_size)
+    ids = state.positions % model.vocab_size
     return model.logits(model.forward(ids, kv, state)[-1:])

@@ -5,6 +5,7 @@ import math
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -193,29 +194,16 @@ def _open_arena(like: Tensor, slots: int) -> Tensor:
 def _forward_of(model: Model, kv: Tensor, slices: Slices, block_size: int) -> Callable[[], Tensor]:
     """A job that runs such a step, its inputs on the host until then. Writes slot 0, reads all over the arena."""
     ends = [start + length for start, length in zip(slices.starts, slices.lengths, strict=True)]
-    query_starts = [0]
-    for length in slices.lengths:
-        query_starts.append(query_starts[-1] + length)
-    pieces = zip(slices.starts, ends, strict=True)
-    positions = torch.cat([torch.arange(start, end) for start, end in pieces])
     blocks = -(-max(ends) // block_size)
     # A stride that is prime to almost every size: neighbours in a table are no neighbours in memory.
     tables = (torch.arange(len(ends) * blocks) * 7919 % kv.shape[0]).view(len(ends), blocks)
-    last_rows = torch.tensor(query_starts[1:]) - 1
+    first = ForwardState.of_slices(tables.to(kv.device), slices.starts, ends, block_size, writes_sink=True)
 
     @torch.inference_mode()
     def forward() -> Tensor:
-        device = kv.device
-        state = ForwardState(
-            query_starts=tuple(query_starts),
-            context_lengths=tuple(ends),
-            block_tables=tables.to(device),
-            positions=positions.to(device),
-            slot_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
-            slot_offsets=(positions % block_size).to(device),
-        )
-        hidden = model.forward((positions % model.vocab_size).to(device), kv, state)
-        return model.logits(hidden[last_rows.to(device)]).max(dim=-1).values
+        state = replace(first)  # a step like the first, yet another one: backends keep what they know of a step
+        hidden = model.forward(state.positions % model.vocab_size, kv, state)
+        return model.logits(hidden[state.device_query_starts[1:].long() - 1]).max(dim=-1).values
 
     return forward
 

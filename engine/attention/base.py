@@ -1,8 +1,11 @@
 """What an attention backend is given and what it promises."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -26,7 +29,8 @@ class ForwardState:
 
     Shapes: query_starts [S + 1] (host), context_lengths [S] (host), block_tables [S, blocks] int64 on the device
             (unused tails are 0, the sink), positions [T] int64, slot_ids [T] int64, slot_offsets [T] int64
-            (token t is written to kv[slot_ids[t], layer, slot_offsets[t]]).
+            (token t is written to kv[slot_ids[t], layer, slot_offsets[t]]); device_query_starts [S + 1] and
+            device_context_lengths [S] int32, the first two once more, for kernels.
     """
 
     query_starts: tuple[int, ...]
@@ -35,6 +39,40 @@ class ForwardState:
     positions: Tensor
     slot_ids: Tensor
     slot_offsets: Tensor
+    device_query_starts: Tensor
+    device_context_lengths: Tensor
+
+    @classmethod
+    def of_slices(
+        cls,
+        tables: Tensor,
+        starts: Sequence[int],
+        ends: Sequence[int],
+        block_size: int,
+        *,
+        writes_sink: bool = False,
+    ) -> "ForwardState":
+        """Slices [start, end) of sequences whose blocks are the rows of `tables`, on the device of `tables`.
+
+        For measuring, probing and testing: a step's own arrays come from `engine.inputs`. `writes_sink`: what the
+        tables hold is read, and nothing but the sink is written.
+        """
+        device = tables.device
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        query_starts = tuple(accumulate(lengths, initial=0))
+        positions = torch.cat([torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]).to(device)
+        rows = torch.repeat_interleave(torch.tensor(lengths)).to(device)
+        slot_ids = torch.zeros_like(positions) if writes_sink else tables[rows, positions // block_size]
+        return cls(
+            query_starts=query_starts,
+            context_lengths=tuple(ends),
+            block_tables=tables,
+            positions=positions,
+            slot_ids=slot_ids,
+            slot_offsets=positions % block_size,
+            device_query_starts=torch.tensor(query_starts, dtype=torch.int32, device=device),
+            device_context_lengths=torch.tensor(list(ends), dtype=torch.int32, device=device),
+        )
 
     @property
     def num_sequences(self) -> int:

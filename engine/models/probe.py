@@ -97,10 +97,4 @@ def _probe_state(starts: Sequence[int], ends: Sequence[int], device: torch.devic
         blocks = -(-length // _BLOCK_SIZE)
         tables[index, :blocks] = torch.arange(slot, slot + blocks, device=device).flip(0)
         slot += blocks
-    positions = [torch.arange(start, end, device=device) for start, end in zip(starts, ends, strict=True)]
-    query_starts = [0]
-    for row in positions:
-        query_starts.append(query_starts[-1] + len(row))
-    slot_ids = [tables[index, row // _BLOCK_SIZE] for index, row in enumerate(positions)]
-    flat = torch.cat(positions)
-    return ForwardState(tuple(query_starts), tuple(ends), tables, flat, torch.cat(slot_ids), flat % _BLOCK_SIZE)
+    return ForwardState.of_slices(tables, starts, ends, _BLOCK_SIZE)

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import Attention, AttentionParams, open_attention
+from engine.attention import Attention, AttentionParams, ForwardState, open_attention
 from engine.attention.grouped import GroupedAttention
 from engine.attention.sdpa import SdpaAttention
-from tests.engine.models.paged_run import make_state
 
 BLOCK = 16
 BACKENDS = [SdpaAttention, GroupedAttention]
@@ -73,7 +72,7 @@ class Scene:
         self.key, self.value = torch.cat(
             [history[:, start:] for (start, _), history in zip(pieces, self.histories, strict=True)], dim=1
         )
-        self.state = make_state(tables, [start for start, _ in pieces], lengths, BLOCK)
+        self.state = ForwardState.of_slices(tables, [start for start, _ in pieces], lengths, BLOCK)
 
     def attend(self, backend: Attention, params: AttentionParams) -> Tensor:
         return backend.attend(self.query, self.key, self.value, self.kv, self.state, params)

@@ -9,17 +9,6 @@ from engine.attention.base import ForwardState
 from engine.models.base import Model
 
 
-def make_state(tables: Tensor, starts: Sequence[int], ends: Sequence[int], block_size: int) -> ForwardState:
-    """Slices [start, end) of sequences whose blocks are rows of `tables`."""
-    positions = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
-    query_starts = [0]
-    for row in positions:
-        query_starts.append(query_starts[-1] + len(row))
-    flat = torch.cat(positions)
-    slots = torch.cat([tables[index, row // block_size] for index, row in enumerate(positions)])
-    return ForwardState(tuple(query_starts), tuple(ends), tables, flat, slots, flat % block_size)
-
-
 class PagedRun:
     """Sequences side by side in one arena whose slots are handed out in random order."""
 
@@ -37,7 +26,7 @@ class PagedRun:
         rows = [sequence for sequence, _, _ in pieces]
         starts = [start for _, start, _ in pieces]
         ends = [start + len(tokens) for _, start, tokens in pieces]
-        state = make_state(self.tables[rows], starts, ends, self._block_size)
+        state = ForwardState.of_slices(self.tables[rows], starts, ends, self._block_size)
         with torch.inference_mode():
             hidden = self._model.forward(torch.cat([tokens for _, _, tokens in pieces]), self.kv, state)
             logits = self._model.logits(hidden)
