@@ -2,17 +2,20 @@
 
 import http.server
 import os
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.docker.reading import DOCKER
 
 PROBE = DOCKER / "healthcheck.py"
+CERTIFICATE = Path(__file__).with_name("loopback.pem")  # with its key: for these tests alone, good until 2126
 
 
 class _Reply(http.server.BaseHTTPRequestHandler):
@@ -43,8 +46,12 @@ class _Loading(_Reply):
 
 
 @contextmanager
-def _served(reply: type[_Reply]) -> Iterator[int]:
+def _served(reply: type[_Reply], certificate: Path | None = None) -> Iterator[int]:
     with http.server.HTTPServer(("127.0.0.1", 0), reply) as server:
+        if certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate)
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server.server_port
@@ -91,3 +98,11 @@ def test_the_probe_fails_in_one_line_where_no_http_is_spoken() -> None:
     with _served(_Babble) as port:
         ran = _probe(port)
     assert (ran.returncode, ran.stdout.count("\n"), ran.stderr) == (1, 1, "")
+
+
+@pytest.mark.parametrize("name", ["TIERCEL_SSL_CERTFILE", "VLLM_SSL_CERTFILE"])
+@pytest.mark.parametrize("reply", [_Reply, _Loading])
+def test_the_probe_speaks_tls_where_the_server_does(name: str, reply: type[_Reply]) -> None:
+    with _served(reply, CERTIFICATE) as port:
+        ran = _probe(port, TIERCEL_PORT=str(port), **{name: str(CERTIFICATE)})
+    assert (ran.returncode, ran.stdout, ran.stderr) == (int(reply is _Loading), "{}\n", "")
