@@ -2,15 +2,21 @@
 
     python benchmarks/observability_cost.py [--pairs 20] [--requests 64] [--tokens 64] [--streams 8] [FLAG ...]
 
-Two daemons live side by side and serve the same streams in turns: on, off, off, on and so on. The one with everything
-on is `tiercel serve --otlp-traces-endpoint`, with a collector on loopback that gets every trace before the CPU time is
-read, and is scraped every 5 s and once an arm at least. Metrics have no switch, so the other one is started from here
-with the methods that count replaced by nothing, and its engine tells no tier, route or tenant. Both write their log
-line a request. Other flags go to both, with `--threads 1` unless they say otherwise: threads that wait for each other
-spin, which is CPU time too. The model is the embedded one unless `--model` names another.
+One daemon serves streams in short turns: on, off, off, on and so on; eight turns are a pair. Two daemons side by side
+would differ by some per cent for no other reason than where their memory lies. A signal to both processes switches.
+On: every request is traced to a collector on loopback, 64 traces an export, and /metrics is scraped after every 5 s of
+it. Off: the methods that count are replaced by nothing, no trace is begun, and the engine tells no tier, route or
+tenant. Both halves of a pair have the same prompts, but each turn a cache of its own (`cache_salt`). The CPU time of a
+turn is read after its last export; what is left of a pair is exported at its end. After each turn it is checked that
+all tokens were counted, or none, and after each pair that the traces of its requests have come and no more. The log
+line a request is written in both.
 
-Prints the difference as a share of the CPU time without: the mean over the pairs with its 95 % interval (bootstrap),
-for both processes together and for each. Exit code 1 when the upper end for both together is over 2 %.
+Other flags go to the daemon, with `--threads 1` unless they say otherwise: threads that wait for each other spin, which
+is CPU time too. Without `--model` the model is the embedded one.
+
+Prints the difference as a share of the CPU time without: mean over the pairs with its 95 % interval (bootstrap) and
+median, for both processes together and for each, and what that is in microseconds a request. Exit code 1 when the
+upper end for both together is over 2 %.
 """
 
 import argparse
@@ -26,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,20 +41,29 @@ import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-TIERCEL = str(Path(sys.executable).with_name("tiercel"))
 MOST_SHARE = 0.02
 SCRAPE_S = 5.0
+TURNS = (True, False, False, True, True, False, False, True)
+"""Of a pair: what drifts evenly cancels out."""
+
+EXPORT_TRACES = 64
+OFF, ON, EXPORT = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN
 WORDS = ("river", "stone", "lamp", "bread", "garden", "winter", "letter", "copper", "window", "market", "silver")
+_AFTERMATH_S = 0.1  # a request is counted, logged and traced after the client has its end
 _COUNTS = ("on_http", "on_rejected", "on_throttled", "on_stream_error", "on_token", "on_finished", "on_step")
 _URL = re.compile(r"tiercel serves \S+ at (http://\S+)")
+_COUNTED = re.compile(r"^vllm:generation_tokens_total\S* (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds of one arm."""
+    """CPU seconds."""
 
     server: float
     engine: float
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(self.server + other.server, self.engine + other.engine)
 
     @property
     def total(self) -> float:
@@ -63,6 +78,8 @@ class Collector:
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # keeps the connection, as collectors do
+
             def do_POST(self) -> None:
                 request = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
                 spans = [
@@ -74,6 +91,7 @@ class Collector:
                 ]
                 collector.traces += len(spans)
                 self.send_response(200)
+                self.send_header("content-length", "0")
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None: ...
@@ -88,11 +106,11 @@ class Collector:
 
 
 class Daemon:
-    """One server and its engine."""
+    """One server and its engine, and where its traces go."""
 
-    def __init__(self, process: "subprocess.Popen[str]", log: Path, collector: Collector | None) -> None:
+    def __init__(self, process: "subprocess.Popen[str]", log: Path, collector: Collector) -> None:
         self.process = process
-        self.collector = collector  # None: nothing is counted and nothing traced
+        self.collector = collector
         self.url = _await_url(process, log)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         self.engine_pid = int(children[0])
@@ -100,6 +118,18 @@ class Daemon:
     def spent(self) -> Spent:
         """Since its start."""
         return Spent(_cpu_s(self.process.pid), _cpu_s(self.engine_pid))
+
+    def switch(self, *, is_on: bool) -> None:
+        """Count and trace from now on, or do not."""
+        for pid in (self.process.pid, self.engine_pid):
+            os.kill(pid, ON if is_on else OFF)
+        time.sleep(0.1)
+
+    async def export(self, traces: int) -> None:
+        """Until the collector has so many."""
+        os.kill(self.process.pid, EXPORT)
+        while self.collector.traces < traces:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def _await_url(process: "subprocess.Popen[str]", log: Path) -> str:
@@ -116,55 +146,107 @@ def _cpu_s(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def daemon(folder: Path, flags: list[str], collector: Collector | None) -> Iterator[Daemon]:
+def daemon(flags: list[str]) -> Iterator[Daemon]:
     """Serve until the block ends."""
-    if collector is None:
-        command = [sys.executable, __file__, "--serve-without", *flags]
-    else:
-        command = [TIERCEL, "serve", *flags, "--otlp-traces-endpoint", collector.url]
-    log = folder / f"{'off' if collector is None else 'on'}.log"
-    with log.open("w") as out:
-        process = subprocess.Popen([*command, "--port", "0"], stdout=out, stderr=out, text=True)
-    try:
-        yield Daemon(process, log, collector)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    collector = Collector()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        command = [sys.executable, __file__, "--serve", *flags, "--port", "0", "--otlp-traces-endpoint", collector.url]
+        with log.open("w") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out, text=True)
+        try:
+            yield Daemon(process, log, collector)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
 
 
-async def arm(server: Daemon, args: argparse.Namespace, seed: int) -> Spent:
-    """Serve the streams of one seed; the CPU time that took, until the last trace is out."""
-    rng = random.Random(seed)
-    prompts = [" ".join(rng.choices(WORDS, k=args.prompt)) for _ in range(args.requests)]
-    sent = 0 if server.collector is None else server.collector.traces
-    gate = asyncio.Semaphore(args.streams)
-    async with httpx.AsyncClient(base_url=server.url, timeout=600) as http:
-        before = server.spent()
-        scraping = asyncio.create_task(_scrape(http)) if server.collector is not None else None
+class Scraper:
+    """Scrapes every few seconds of the time that it is at work."""
 
-        async def ask(prompt: str) -> None:
-            body = {"prompt": prompt, "stream": True, "temperature": 0, "max_tokens": args.tokens, "ignore_eos": True}
-            async with gate, http.stream("POST", "/v1/completions", json=body) as answer:
-                last = b""
-                async for chunk in answer.aiter_bytes():
-                    last = (last + chunk)[-1024:]
-                assert answer.status_code == 200, last
-                assert b'"finish_reason":"length"' in last, last
+    def __init__(self) -> None:
+        self._left_s = SCRAPE_S / 2
 
-        await asyncio.gather(*map(ask, prompts))
-        if scraping is not None:
-            scraping.cancel()
-        await asyncio.sleep(args.settle_s)
-        while server.collector is not None and server.collector.traces < sent + args.requests:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        after = server.spent()
-    return Spent(after.server - before.server, after.engine - before.engine)
+    @contextlib.asynccontextmanager
+    async def scraping(self, http: httpx.AsyncClient) -> AsyncIterator[None]:
+        """While the block runs."""
+        task = asyncio.create_task(self._run(http))
+        start_s = time.monotonic()
+        yield
+        task.cancel()
+        self._left_s -= time.monotonic() - start_s
+
+    async def _run(self, http: httpx.AsyncClient) -> None:
+        while True:
+            await asyncio.sleep(self._left_s)
+            self._left_s += SCRAPE_S
+            (await http.get("/metrics")).raise_for_status()
 
 
-async def _scrape(http: httpx.AsyncClient) -> None:
-    while True:
-        (await http.get("/metrics")).raise_for_status()
-        await asyncio.sleep(SCRAPE_S)
+class Bench:
+    """One daemon, and what was asked of it."""
+
+    def __init__(self, server: Daemon, args: argparse.Namespace) -> None:
+        self._server = server
+        self._args = args
+        self._scraper = Scraper()
+        self._turns = {True: 0, False: 0}
+        self._traced = 0  # requests
+
+    async def pair(self) -> tuple[Spent, Spent]:
+        """With and without."""
+        spent = {True: Spent(0.0, 0.0), False: Spent(0.0, 0.0)}
+        for place, is_on in enumerate(TURNS):
+            spent[is_on] += await self._turn(is_on=is_on, is_last=place == len(TURNS) - 1)
+        assert self._server.collector.traces == self._traced
+        return spent[True], spent[False]
+
+    async def _turn(self, *, is_on: bool, is_last: bool) -> Spent:
+        """Serve some streams; the CPU time that took."""
+        server, args = self._server, self._args
+        self._turns[is_on] += 1
+        rng = random.Random(self._turns[is_on])
+        salt = f"{self._turns[is_on]}-{'on' if is_on else 'off'}"
+        requests = args.requests // TURNS.count(True)
+        server.switch(is_on=is_on)
+        async with httpx.AsyncClient(base_url=server.url, timeout=600) as http:
+            counted = await _counted(http)
+            before = server.spent()
+            async with self._scraper.scraping(http) if is_on else contextlib.nullcontext():
+                gate = asyncio.Semaphore(args.streams)
+                prompts = [" ".join(rng.choices(WORDS, k=args.prompt)) for _ in range(requests)]
+                await asyncio.gather(*(self._ask(http, gate, prompt, salt) for prompt in prompts))
+            await asyncio.sleep(_AFTERMATH_S)
+            if is_on:
+                self._traced += requests
+                if is_last or self._traced - server.collector.traces >= EXPORT_TRACES:
+                    await server.export(self._traced)
+            after = server.spent()
+            counted = await _counted(http) - counted
+        assert counted == (requests * args.tokens if is_on else 0), "not on, or not off"
+        return Spent(after.server - before.server, after.engine - before.engine)
+
+    async def _ask(self, http: httpx.AsyncClient, gate: asyncio.Semaphore, prompt: str, salt: str) -> None:
+        body = {
+            "prompt": prompt,
+            "max_tokens": self._args.tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "cache_salt": salt,
+        }
+        async with gate, http.stream("POST", "/v1/completions", json=body) as answer:
+            last = b""
+            async for chunk in answer.aiter_bytes():
+                last = (last + chunk)[-1024:]
+            assert answer.status_code == 200, last
+            assert b'"finish_reason":"length"' in last, last
+
+
+async def _counted(http: httpx.AsyncClient) -> int:
+    """Tokens that /metrics knows of."""
+    found = _COUNTED.search((await http.get("/metrics")).raise_for_status().text)
+    return 0 if found is None else int(float(found[1]))
 
 
 def interval(shares: list[float]) -> tuple[float, float]:
@@ -179,13 +261,16 @@ def report(pairs: list[tuple[Spent, Spent]], args: argparse.Namespace) -> bool:
     upper = 0.0
     print(f"\nCPU time, {len(pairs)} pairs of {args.requests} streams of {args.tokens} tokens, {args.streams} at once")
     for name in ("total", "server", "engine"):
-        offs = [getattr(off, name) for _, off in pairs]
-        shares = [getattr(on, name) / getattr(off, name) - 1 for on, off in pairs]
+        ons, offs = ([getattr(spent, name) for spent in side] for side in zip(*pairs, strict=True))
+        shares = [on / off - 1 for on, off in zip(ons, offs, strict=True)]
+        extra_us = [1e6 * (on - off) / args.requests for on, off in zip(ons, offs, strict=True)]
         low, high = interval(shares)
         upper = high if name == "total" else upper
         print(
-            f"{name:>8}: without {statistics.fmean(offs):.3f} s an arm; metrics and traces cost"
-            f" {100 * statistics.fmean(shares):+.2f} %  [{100 * low:+.2f}, {100 * high:+.2f}]"
+            f"{name:>8}: without {1e6 * statistics.fmean(offs) / args.requests:6.0f} µs a request, metrics and traces"
+            f" {statistics.fmean(extra_us):+5.0f} (median {statistics.median(extra_us):+5.0f}) µs:"
+            f" {100 * statistics.fmean(shares):+.2f} % [{100 * low:+.2f}, {100 * high:+.2f}],"
+            f" median {100 * statistics.median(shares):+.2f} %"
         )
     is_good = upper <= MOST_SHARE
     print(f"at most {100 * MOST_SHARE:.0f} %: {'yes' if is_good else 'NO'}; load average {os.getloadavg()[0]:.1f}")
@@ -194,63 +279,85 @@ def report(pairs: list[tuple[Spent, Spent]], args: argparse.Namespace) -> bool:
 
 def measure(args: argparse.Namespace, flags: list[str]) -> bool:
     """All pairs; whether they cost no more than they may."""
-    collector = Collector()
     pairs: list[tuple[Spent, Spent]] = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        daemon(Path(folder), flags, collector) as on,
-        daemon(Path(folder), flags, None) as off,
-    ):
-        for server in (on, off):
-            asyncio.run(arm(server, args, seed=-1))
+    with daemon(flags) as server:
+        bench = Bench(server, args)
+        asyncio.run(bench.pair())  # a warm-up
         for number in range(args.pairs):
-            order = (on, off) if number % 2 == 0 else (off, on)
-            spent = {server: asyncio.run(arm(server, args, number)) for server in order}
-            pairs.append((spent[on], spent[off]))
-            share = 100 * (spent[on].total / spent[off].total - 1)
-            print(f"pair {number + 1}: with {spent[on].total:.3f} s, without {spent[off].total:.3f} s, {share:+.2f} %")
+            on, off = asyncio.run(bench.pair())
+            pairs.append((on, off))
+            share = 100 * (on.total / off.total - 1)
+            print(f"pair {number + 1}: with {on.total:.3f} s, without {off.total:.3f} s, {share:+.2f} %", flush=True)
     return report(pairs, args)
 
 
-def serve_without(flags: list[str]) -> int:
-    """`tiercel serve` that counts nothing."""
+def serve(flags: list[str]) -> int:
+    """`tiercel serve` whose counting and tracing a signal switches."""
     from cli.main import main as run_command
-    from server import launch
+    from server import launch, middleware
     from server.metrics import ServerMetrics
+    from server.tracing.export import TraceExport
 
-    for name in _COUNTS:
-        setattr(ServerMetrics, name, lambda *_, **__: None)
-    launch.engine_command = lambda: (sys.executable, __file__, "--engine-without")
+    def nothing(*_: object) -> None: ...
+
+    counting = {name: getattr(ServerMetrics, name) for name in _COUNTS}
+    begin_context = middleware.begin_context
+
+    def switch(is_on: bool) -> None:
+        for name, method in counting.items():
+            setattr(ServerMetrics, name, method if is_on else nothing)
+        middleware.begin_context = begin_context if is_on else nothing  # without a context there is no trace
+
+    def make_traces(endpoint: str | None) -> TraceExport:
+        assert endpoint is not None
+        export = TraceExport(endpoint, every_s=3600.0)  # or it would export while it is off
+        signal.signal(EXPORT, lambda *_: export._wake.set())
+        return export
+
+    _obey(switch)
+    launch.make_traces = make_traces
+    launch.engine_command = lambda: (sys.executable, __file__, "--engine")
     sys.argv = ["tiercel", "serve", *flags]
     run_command()
     return 0
 
 
-def engine_without() -> int:
-    """The engine, telling no more than admission needs."""
+def engine() -> int:
+    """The engine, which tells no more than admission needs while it is off."""
     from engine.loop import EngineLoop
     from engine.process import main as run_engine
 
     tell = EngineLoop.gauges
-    EngineLoop.gauges = lambda loop, step_tokens=0, *, is_full=True: tell(loop, step_tokens, is_full=False)
+
+    def tell_little(loop: EngineLoop, step_tokens: int = 0, *, is_full: bool = True) -> object:
+        return tell(loop, step_tokens, is_full=False)
+
+    def switch(is_on: bool) -> None:
+        EngineLoop.gauges = tell if is_on else tell_little
+
+    _obey(switch)
     return run_engine()
 
 
+def _obey(switch: Callable[[bool], None]) -> None:
+    signal.signal(OFF, lambda *_: switch(False))
+    signal.signal(ON, lambda *_: switch(True))
+
+
 def main() -> None:
-    if sys.argv[1:2] == ["--serve-without"]:
-        sys.exit(serve_without(sys.argv[2:]))
-    if sys.argv[1:2] == ["--engine-without"]:
+    if sys.argv[1:2] == ["--serve"]:
+        sys.exit(serve(sys.argv[2:]))
+    if sys.argv[1:2] == ["--engine"]:
         sys.argv.pop(1)
-        code = engine_without()
+        code = engine()
         sys.stderr.flush()
         os._exit(code)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--requests", type=int, default=64, help="of one arm")
+    parser.add_argument("--requests", type=int, default=64, help="of a pair, with and without each; at least 4")
     parser.add_argument("--tokens", type=int, default=64, help="of one answer")
     parser.add_argument("--prompt", type=int, default=48, help="words of one prompt")
     parser.add_argument("--streams", type=int, default=8, help="at once")
-    parser.add_argument("--settle-s", type=float, default=5.5, help="at the end of each arm, for the last traces")
     args, flags = parser.parse_known_args()
     flags = flags if "--threads" in flags else ["--threads", "1", *flags]
     sys.exit(0 if measure(args, flags) else 1)

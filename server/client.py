@@ -122,7 +122,7 @@ class EngineObserver(Protocol):
 
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None: ...
 
-    def on_step(self, before: Gauges, after: Gauges) -> None: ...
+    def on_step(self, gauges: Gauges) -> None: ...
 
 
 class Ticket(Struct, frozen=True):
@@ -346,8 +346,8 @@ class EngineClient(asyncio.Protocol):
             if self._watcher is not None and self._tokenless:
                 tokens = report.gauges.step_tokens - len(report.tokens) // _TOKEN_BYTES
                 self._watcher.on_prompts(max(tokens, 0), busy_s)
-            before, self._gauges = self._gauges, report.gauges.after(self._gauges)
-            self._observer.on_step(before, self._gauges)
+            self._gauges = report.gauges.after(self._gauges)
+            self._observer.on_step(self._gauges)
 
     def _note_token(self, seq: SeqId, facts: SequenceFacts, now_s: float) -> None:
         gap_s: float | None = None

@@ -1,15 +1,17 @@
-"""Numbers of the engine for Prometheus, under vLLM's names and with vLLM's buckets."""
+"""Numbers of the engine for Prometheus, under vLLM's names and with vLLM's buckets.
 
-from collections.abc import Sequence
+Plain numbers until the scrape: a token costs a call and a tally, and a step keeps the engine's own books as they are.
+"""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from server.client import SequenceFacts
-from server.tier_metrics import TierMetrics
+from server.exposition import Kind, family, histogram, joined, labels
+from server.tally import Tally
 from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
 from tiercel.wire import Ready
 
-LABELS = ("model_name", "engine")
 ENGINE = "0"
 """The label `engine`: there is one."""
 
@@ -30,133 +32,195 @@ def _token_buckets(longest: int) -> tuple[int, ...]:
     return tuple(count for count in series if count <= longest) or (1,)
 
 
+Buckets = tuple[tuple[float, int], ...]
+"""How many within each bound, the last one infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What was counted of all sequences together."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    finished: int = 0
+    first_token: Buckets = ()  # seconds
+    gap: Buckets = ()
+    queue: Buckets = ()
+
+
 class EngineMetrics:
     """The `vllm:` family. Starts when the engine is ready: buckets depend on its context."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, ready: Ready) -> None:
-        self._registry = registry
-        self._label_values = (model_name, ENGINE)
-        self._tiers = TierMetrics(model_name)
-        registry.register(self._tiers)
+    def __init__(self, model_name: str, ready: Ready) -> None:
+        self._model_name = model_name
+        self._labels = self._with()
+        self._ready = ready
+        self._gauges = Gauges()
+        self._looked_up = 0  # tokens, in engines before this one
+        self._found = 0  # of them
+        self._preemptions = 0  # in engines before this one
+        self._prompt_tokens = 0  # of sequences that got a first token
+        self._computed = 0  # prompt tokens of ended sequences, by where they came from
+        self._cached_here = 0
+        self._cached_below = 0  # from DDR and SSD
+        self._corrupted = 0
+        self._ends = dict.fromkeys(FinishReason, 0)
+        self._histograms: list[tuple[str, str, Tally]] = []
         lengths = _token_buckets(ready.max_model_len)
-        self._running = self._gauge("num_requests_running", "Sequences in the running batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Sequences waiting for their first slice or preempted.")
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use; cached-but-free do not count.")
-        by_reason = Gauge(
-            "vllm:num_requests_waiting_by_reason", "Waiting sequences by reason.", (*LABELS, "reason"),
-            registry=registry,
-        )  # fmt: skip
-        self._waiting_for_capacity = by_reason.labels(*self._label_values, "capacity")
-        by_reason.labels(*self._label_values, "deferred").set(0)  # nothing waits for another reason
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of sequences that got a first token.")
-        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
-        self._prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
-        self._prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
-        self._preemptions = self._counter("num_preemptions", "Preemptions.")
-        by_source = Counter(
-            "vllm:prompt_tokens_by_source", "Prompt tokens by where they came from.", (*LABELS, "source"),
-            registry=registry,
-        )  # fmt: skip
-        self._computed_here = by_source.labels(*self._label_values, "local_compute")
-        self._hit_here = by_source.labels(*self._label_values, "local_cache_hit")
-        self._hit_below = by_source.labels(*self._label_values, "external_kv_transfer")  # from DDR and SSD
-        self._corrupted = self._counter("corrupted_requests", "Sequences that ended for logits that are not finite.")
-        success = Counter(
-            "vllm:request_success", "Sequences by how they ended.", (*LABELS, "finished_reason"), registry=registry
-        )
-        self._ends = {reason: success.labels(*self._label_values, reason.value) for reason in FinishReason}
-        self._first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_S)
-        self._gap = self._histogram("inter_token_latency_seconds", "Between two tokens.", _TOKEN_GAP_S)
-        self._per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean gap of a sequence.", _TOKEN_GAP_S
-        )
-        self._end_to_end = self._histogram("e2e_request_latency_seconds", "Arrival to end.", _REQUEST_S)
-        self._queued = self._histogram("request_queue_time_seconds", "Arrival to first slice.", _REQUEST_S)
-        self._inference = self._histogram("request_inference_time_seconds", "First slice to end.", _REQUEST_S)
-        self._prefill = self._histogram("request_prefill_time_seconds", "First slice to first token.", _REQUEST_S)
-        self._decode = self._histogram("request_decode_time_seconds", "First to last token.", _REQUEST_S)
-        self._num_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a sequence.", lengths)
-        self._num_outputs = self._histogram("request_generation_tokens", "Tokens generated by a sequence.", lengths)
-        self._max_outputs = self._histogram(
+        self._first_token = self._tally("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_S)
+        self._gap = self._tally("inter_token_latency_seconds", "Between two tokens.", _TOKEN_GAP_S)
+        self._per_token = self._tally("request_time_per_output_token_seconds", "Mean gap of a sequence.", _TOKEN_GAP_S)
+        self._end_to_end = self._tally("e2e_request_latency_seconds", "Arrival to end.", _REQUEST_S)
+        self._queued = self._tally("request_queue_time_seconds", "Arrival to first slice.", _REQUEST_S)
+        self._inference = self._tally("request_inference_time_seconds", "First slice to end.", _REQUEST_S)
+        self._prefill = self._tally("request_prefill_time_seconds", "First slice to first token.", _REQUEST_S)
+        self._decode = self._tally("request_decode_time_seconds", "First to last token.", _REQUEST_S)
+        self._num_prompt = self._tally("request_prompt_tokens", "Prompt tokens of a sequence.", lengths)
+        self._num_outputs = self._tally("request_generation_tokens", "Tokens generated by a sequence.", lengths)
+        self._max_outputs = self._tally(
             "request_max_num_generation_tokens", "Most tokens of any choice of a request.", lengths
         )
-        self._computed_prompt = self._histogram(
+        self._computed_prompt = self._tally(
             "request_prefill_kv_computed_tokens", "Prompt tokens not found in the cache.", lengths
         )
-        self._params_n = self._histogram("request_params_n", "Choices asked for.", _CHOICES)
-        self._params_max_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for.", lengths)
-        self._step_tokens = self._histogram("iteration_tokens_total", "Tokens a step.", _STEP_TOKENS)
-        self._num_preemptions = self._histogram("request_num_preemptions", "Preemptions of a sequence.", _PREEMPTIONS)
-        self._set_cache_facts(ready)
+        self._params_n = self._tally("request_params_n", "Choices asked for.", _CHOICES)
+        self._params_max_tokens = self._tally("request_params_max_tokens", "max_tokens asked for.", lengths)
+        self._step_tokens = self._tally("iteration_tokens_total", "Tokens a step.", _STEP_TOKENS)
+        self._num_preemptions = self._tally("request_num_preemptions", "Preemptions of a sequence.", _PREEMPTIONS)
+
+    def on_restart(self) -> None:
+        """Another engine counts from zero: what the one before it has told is kept."""
+        gauges, self._gauges = self._gauges, Gauges()
+        self._looked_up += gauges.prefix_queries
+        self._found += gauges.prefix_hits
+        self._preemptions += gauges.preemptions
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
         """A sequence got a token."""
-        self._generation_tokens.inc()
         if gap_s is None:
-            self._first_token.observe(now_s - facts.arrival_s)
-            self._prompt_tokens.inc(facts.start.num_prompt)
+            self._first_token.add(now_s - facts.arrival_s)
+            self._prompt_tokens += facts.start.num_prompt
         else:
-            self._gap.observe(gap_s)
+            self._gap.add(gap_s)
 
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None:
         """A sequence ended."""
-        self._ends[finished.reason].inc()
-        self._corrupted.inc(finished.error == BAD_LOGITS)
-        self._end_to_end.observe(now_s - facts.arrival_s)
-        self._queued.observe(finished.queued_s)
-        self._inference.observe(finished.prefill_s + finished.decode_s)
-        self._prefill.observe(finished.prefill_s)
-        self._decode.observe(finished.decode_s)
-        self._num_prompt.observe(facts.start.num_prompt)
-        self._num_outputs.observe(facts.num_outputs)
-        self._max_outputs.observe(facts.num_outputs)
-        self._params_max_tokens.observe(facts.start.params.max_tokens)
-        self._num_preemptions.observe(finished.preemptions)
+        self._ends[finished.reason] += 1
+        self._corrupted += finished.error == BAD_LOGITS
+        self._end_to_end.add(now_s - facts.arrival_s)
+        self._queued.add(finished.queued_s)
+        self._inference.add(finished.prefill_s + finished.decode_s)
+        self._prefill.add(finished.prefill_s)
+        self._decode.add(finished.decode_s)
+        self._num_prompt.add(facts.start.num_prompt)
+        self._num_outputs.add(facts.num_outputs)
+        self._max_outputs.add(facts.num_outputs)
+        self._params_max_tokens.add(facts.start.params.max_tokens)
+        self._num_preemptions.add(finished.preemptions)
         if facts.start.n is not None:
-            self._params_n.observe(facts.start.n)
+            self._params_n.add(facts.start.n)
         if facts.num_outputs > 1:
-            self._per_token.observe(finished.decode_s / (facts.num_outputs - 1))
+            self._per_token.add(finished.decode_s / (facts.num_outputs - 1))
         if facts.first_token_s is not None:
             computed = facts.start.num_prompt - finished.num_cached
-            self._computed_prompt.observe(computed)
-            self._computed_here.inc(computed)
             below = finished.num_cached_ddr + finished.num_cached_ssd
-            self._hit_here.inc(finished.num_cached - below)
-            self._hit_below.inc(below)
-            self._cached_tokens.inc(finished.num_cached)
+            self._computed_prompt.add(computed)
+            self._computed += computed
+            self._cached_here += finished.num_cached - below
+            self._cached_below += below
 
-    def on_step(self, before: Gauges, after: Gauges) -> None:
+    def on_step(self, gauges: Gauges) -> None:
         """A step was committed. `step_tokens` counts prompt tokens computed and tokens brought."""
-        self._tiers.on_step(after)
-        self._running.set(after.num_running)
-        self._waiting.set(after.num_waiting)
-        self._waiting_for_capacity.set(after.num_waiting)
-        self._kv_usage.set(after.blocks_used / after.blocks_total if after.blocks_total else 0.0)
-        self._prefix_queries.inc(max(after.prefix_queries - before.prefix_queries, 0))
-        self._prefix_hits.inc(max(after.prefix_hits - before.prefix_hits, 0))
-        self._preemptions.inc(max(after.preemptions - before.preemptions, 0))
-        if after.steps != before.steps and after.step_tokens > 0:
-            self._step_tokens.observe(after.step_tokens)
+        if gauges.steps != self._gauges.steps and gauges.step_tokens > 0:
+            self._step_tokens.add(gauges.step_tokens)
+        self._gauges = gauges
 
-    def _set_cache_facts(self, ready: Ready) -> None:
-        pool_tokens = ready.blocks_total * ready.block_size
-        labels = {
-            "block_size": str(ready.block_size),
-            "num_gpu_blocks": str(ready.blocks_total),
-            "kv_cache_size_tokens": str(pool_tokens),
-            "kv_cache_max_concurrency": f"{pool_tokens / max(ready.max_model_len, 1):.2f}",
-            "cache_dtype": ready.dtype,
+    def figures(self) -> EngineFigures:
+        """What was counted."""
+        return EngineFigures(
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._num_tokens,
+            cached_tokens=self._cached_here + self._cached_below,
+            finished=sum(self._ends.values()),
+            first_token=self._first_token.below(),
+            gap=self._gap.below(),
+            queue=self._queued.below(),
+        )
+
+    def exposition(self) -> str:
+        """Prometheus text. Safe in another thread than the one that counts."""
+        tallies = (histogram(f"vllm:{name}", text, ((self._labels, tally),)) for name, text, tally in self._histograms)
+        return joined((*self._levels(), *self._counters(), *tallies))
+
+    @property
+    def _num_tokens(self) -> int:
+        return self._first_token.count + self._gap.count
+
+    def _levels(self) -> Iterator[str]:
+        """What is so now."""
+        gauges = self._gauges
+        usage = gauges.blocks_used / gauges.blocks_total if gauges.blocks_total else 0.0
+        yield self._gauge("num_requests_running", "Sequences in the running batch.", gauges.num_running)
+        yield self._gauge(
+            "num_requests_waiting", "Sequences waiting for their first slice or preempted.", gauges.num_waiting
+        )
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use; cached-but-free do not count.", usage)
+        reasons = {"capacity": gauges.num_waiting, "deferred": 0}  # nothing waits for another reason
+        yield self._by("num_requests_waiting_by_reason", "gauge", "Waiting sequences by reason.", "reason", reasons)
+        yield family("vllm:cache_config_info", "gauge", "Facts of the KV cache.", ((self._facts(), 1),))
+
+    def _counters(self) -> Iterator[str]:
+        """What was counted since the start."""
+        gauges = self._gauges
+        cached = self._cached_here + self._cached_below
+        yield self._counter("prompt_tokens", "Prompt tokens of sequences that got a first token.", self._prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", self._num_tokens)
+        yield self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", cached)
+        yield self._counter(
+            "prefix_cache_queries", "Tokens looked up in the prefix cache.", self._looked_up + gauges.prefix_queries
+        )
+        yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", self._found + gauges.prefix_hits)
+        yield self._counter("num_preemptions", "Preemptions.", self._preemptions + gauges.preemptions)
+        yield self._counter(
+            "corrupted_requests", "Sequences that ended for logits that are not finite.", self._corrupted
+        )
+        sources = {
+            "local_compute": self._computed,
+            "local_cache_hit": self._cached_here,
+            "external_kv_transfer": self._cached_below,
         }
-        facts = Gauge("vllm:cache_config_info", "Facts of the KV cache.", (*LABELS, *labels), registry=self._registry)
-        facts.labels(*self._label_values, *labels.values()).set(1)
+        yield self._by(
+            "prompt_tokens_by_source_total", "counter", "Prompt tokens by where they came from.", "source", sources
+        )
+        ends = {reason.value: count for reason, count in self._ends.items()}
+        yield self._by("request_success_total", "counter", "Sequences by how they ended.", "finished_reason", ends)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"vllm:{name}", text, LABELS, registry=self._registry).labels(*self._label_values)
+    def _facts(self) -> str:
+        ready = self._ready
+        pool_tokens = ready.blocks_total * ready.block_size
+        return self._with(
+            block_size=str(ready.block_size),
+            num_gpu_blocks=str(ready.blocks_total),
+            kv_cache_size_tokens=str(pool_tokens),
+            kv_cache_max_concurrency=f"{pool_tokens / max(ready.max_model_len, 1):.2f}",
+            cache_dtype=ready.dtype,
+        )
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"vllm:{name}", text, LABELS, registry=self._registry).labels(*self._label_values)
+    def _with(self, **more: str) -> str:
+        return labels(model_name=self._model_name, engine=ENGINE, **more)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", text, LABELS, registry=self._registry, buckets=buckets)
-        return histogram.labels(*self._label_values)
+    def _gauge(self, name: str, text: str, value: float) -> str:
+        return family(f"vllm:{name}", "gauge", text, ((self._labels, value),))
+
+    def _counter(self, name: str, text: str, value: int) -> str:
+        return family(f"vllm:{name}_total", "counter", text, ((self._labels, value),))
+
+    def _by(self, name: str, kind: Kind, text: str, label: str, values: Mapping[str, int]) -> str:
+        samples = ((self._with(**{label: of}), value) for of, value in values.items())
+        return family(f"vllm:{name}", kind, text, samples)
+
+    def _tally(self, name: str, text: str, bounds: Sequence[float]) -> Tally:
+        tally = Tally(bounds)
+        self._histograms.append((name, text, tally))
+        return tally

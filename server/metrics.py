@@ -1,18 +1,18 @@
 """What /metrics shows: one registry an app, and the pages that are made of it."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from server.client import EngineState, SequenceFacts
 from server.config_metrics import ConfigMetrics
-from server.engine_metrics import ENGINE, LABELS, EngineMetrics
+from server.engine_metrics import ENGINE, EngineFigures, EngineMetrics
+from server.exposition import joined
 from server.tenant_metrics import Counts, TenantMetrics, Waits
+from server.tier_metrics import TierMetrics
 from tiercel.ids import TenantId
 from tiercel.outcome import Finished, Gauges
 from tiercel.wire import Ready
@@ -41,6 +41,7 @@ class ServerMetrics:
         self._registry = registry = CollectorRegistry()
         self._model_name = model_name
         self._engine: EngineMetrics | None = None
+        self._tiers = TierMetrics(model_name)
         self.tenants = TenantMetrics()
         self.config = ConfigMetrics(self._registry)
         self._http_requests = Counter(
@@ -51,8 +52,9 @@ class ServerMetrics:
             buckets=_HTTP_S, registry=registry,
         )  # fmt: skip
         self._rejections = Counter(
-            "vllm:admission_rejections", "Requests refused before any work.", (*LABELS, "reason"), registry=registry
-        )
+            "vllm:admission_rejections", "Requests refused before any work.", ("model_name", "engine", "reason"),
+            registry=registry,
+        )  # fmt: skip
         self._stream_errors = Counter(
             "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
         )
@@ -97,7 +99,10 @@ class ServerMetrics:
     def on_ready(self, ready: Ready) -> None:
         """The engine serves: its metrics exist from now on."""
         if self._engine is None:
-            self._engine = EngineMetrics(self._registry, self._model_name, ready)
+            self._engine = EngineMetrics(self._model_name, ready)
+            self._registry.register(self._tiers)
+        else:
+            self._engine.on_restart()
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
         """A sequence got a token; `gap_s` is None for its first."""
@@ -111,24 +116,22 @@ class ServerMetrics:
         if self._engine is not None:
             self._engine.on_finished(facts, finished, now_s)
 
-    def on_step(self, before: Gauges, after: Gauges) -> None:
+    def on_step(self, gauges: Gauges) -> None:
         """A step was committed."""
-        self.tenants.on_step(after)
+        self.tenants.on_step(gauges)
+        self._tiers.on_step(gauges)
         if self._engine is not None:
-            self._engine.on_step(before, after)
+            self._engine.on_step(gauges)
 
-    def samples(self, names: Iterable[str]) -> Iterator[Sample]:
-        """The samples of these names, as /metrics has them; none of tenants."""
-        for family in self._registry.restricted_registry(names).collect():
-            yield from family.samples
+    def figures(self) -> EngineFigures:
+        """What was counted of all sequences together."""
+        return EngineFigures() if self._engine is None else self._engine.figures()
 
     def exposition(self, *, has_detail: bool = False) -> bytes:
         """Prometheus text. Safe in another thread than the one that counts. `has_detail`: see `TenantMetrics`."""
-        pieces: list[bytes] = []
-        for family in self._registry.collect():
-            pieces.append(generate_latest(_WithoutBirthdays(family)))
-            time.sleep(0)  # the event loop may have the interpreter between two families
-        return b"".join((*pieces, self.tenants.exposition(has_detail=has_detail)))
+        own = (generate_latest(_WithoutBirthdays(family)).decode() for family in self._registry.collect())
+        engine = "" if self._engine is None else self._engine.exposition()
+        return (joined(own) + engine + self.tenants.exposition(has_detail=has_detail)).encode()
 
 
 class _HealthMetrics(Collector):

@@ -3,14 +3,12 @@
 Written as text by hand, because a thousand tenants are ten thousand lines: ten lines a tenant, and more on demand.
 """
 
-import math
-import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 from server.client import SequenceFacts
+from server.exposition import Kind, family, histogram, joined, labels, single, summary
+from server.tally import Tally
 from server.tenants import TenantTable
 from tiercel.ids import TenantId
 from tiercel.outcome import FairGauges, Finished, Gauges, TenantGauges
@@ -49,18 +47,16 @@ class _Row:
     """The counters of one tenant."""
 
     __slots__ = (
-        *("first_tokens", "first_tokens_s", "label", "outputs", "prompts", "queue_s", "recomputed", "slo"),
-        *("swapped", "throttled"),
+        *("first_tokens", "label", "outputs", "prompts", "queue_s", "recomputed", "slo", "swapped", "throttled"),
     )
 
     def __init__(self, name: TenantId, slo: Slo) -> None:
-        self.label = f'tenant="{name}"'
+        self.label = labels(tenant=name)
         self.slo = slo
         self.prompts = 0  # tokens
         self.outputs = 0  # tokens
         self.queue_s = 0.0
-        self.first_tokens = [0] * (len(_FIRST_TOKEN_S) + 1)  # by bucket, the last one without a bound
-        self.first_tokens_s = 0.0
+        self.first_tokens = Tally(_FIRST_TOKEN_S)
         self.throttled: dict[str, int] = {}
         self.swapped = 0  # tokens of sequences that ended
         self.recomputed = 0  # tokens of sequences that ended
@@ -126,7 +122,8 @@ class TenantMetrics:
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
         """A sequence got a token; `gap_s` is None for its first."""
-        row = self._row(facts.start.tenant)
+        name = facts.start.tenant
+        row = self._row_by_name.get(name) or self._row(name)
         if row is None:
             return
         row.outputs += 1
@@ -134,8 +131,7 @@ class TenantMetrics:
         if gap_s is None:
             seconds = now_s - facts.arrival_s
             row.prompts += facts.start.num_prompt
-            row.first_tokens[bisect_left(_FIRST_TOKEN_S, seconds)] += 1
-            row.first_tokens_s += seconds
+            row.first_tokens.add(seconds)
             if slo.ttft_s is not None:
                 self._goals["ttft"].note(seconds, slo.ttft_s)
         elif slo.tbt_s is not None:
@@ -168,17 +164,11 @@ class TenantMetrics:
         row = self._row_by_name.get(name)
         if row is None:
             return TenantFigures(running, waiting)
-        below = accumulate(row.first_tokens)
-        bounds = zip((*_FIRST_TOKEN_S, math.inf), below, strict=True)
-        return TenantFigures(running, waiting, row.prompts, row.outputs, tuple(bounds))
+        return TenantFigures(running, waiting, row.prompts, row.outputs, row.first_tokens.below())
 
-    def exposition(self, *, has_detail: bool = False) -> bytes:
+    def exposition(self, *, has_detail: bool = False) -> str:
         """Prometheus text. Safe in another thread than the one that counts."""
-        pieces: list[str] = []
-        for piece in self._pieces(has_detail=has_detail):
-            pieces.append(piece)
-            time.sleep(0)  # the event loop may have the interpreter between two families
-        return "".join(pieces).encode()
+        return joined(self._pieces(has_detail=has_detail))
 
     def _row(self, name: TenantId) -> _Row | None:
         row = self._row_by_name.get(name)
@@ -219,40 +209,44 @@ class TenantMetrics:
             (row, sum(list(row.throttled.values()))) for _, row in rows))  # fmt: skip
         yield _family("preemptions_total", "counter", "Preemptions of its sequences.", _each(
             (row, _preemptions(one)) for row, one in engine))  # fmt: skip
-        yield from _first_tokens([row for _, row in rows], has_buckets=has_detail)
+        yield _first_tokens([row for _, row in rows], has_buckets=has_detail)
         if has_detail:
             yield from self._detail(rows, engine)
 
     def _whole(self, version: int) -> Iterator[str]:
         """What is not of one tenant."""
-        yield _line("tiercel_tenants_config_version", "gauge", "Version of the tenants in force.", version)
-        yield _line(
+        yield single("tiercel_tenants_config_version", "gauge", "Version of the tenants in force.", version)
+        yield single(
             "tiercel_tenants_config_errors_total", "counter", "Tenants that were refused as wrong.", self._refused
         )
         fair = self._fair
-        yield _line(
+        yield single(
             "tiercel_fairness_tenants", "gauge",
             "Tenants that compete in a band: that have had work waiting together till now, a minute at most.",
             fair.competing,
         )  # fmt: skip
         if fair.jain is not None:
-            yield _line(
+            yield single(
                 "tiercel_fairness_jain", "gauge",
                 "Jain's index of service by weight among those that compete, of the worst band; absent without any.",
                 fair.jain,
             )  # fmt: skip
         if fair.gap_s is not None:
-            yield _line(
+            yield single(
                 "tiercel_service_gap_seconds", "gauge",
                 "Largest gap of service by weight in a band, among those that compete; absent without any.",
                 fair.gap_s,
             )  # fmt: skip
         goals = [(name, goal) for name, goal in self._goals.items() if goal.seen]
         if goals:
-            yield _head("tiercel_slo_total", "counter", "First tokens (ttft) and gaps (tbt) of tenants with that goal.")
-            yield "".join(f'tiercel_slo_total{{goal="{name}"}} {goal.seen}\n' for name, goal in goals)
-            yield _head("tiercel_slo_missed_total", "counter", "Those of tiercel_slo_total that came too late.")
-            yield "".join(f'tiercel_slo_missed_total{{goal="{name}"}} {goal.missed}\n' for name, goal in goals)
+            yield family(
+                "tiercel_slo_total", "counter", "First tokens (ttft) and gaps (tbt) of tenants with that goal.",
+                ((labels(goal=name), goal.seen) for name, goal in goals),
+            )  # fmt: skip
+            yield family(
+                "tiercel_slo_missed_total", "counter", "Those of tiercel_slo_total that came too late.",
+                ((labels(goal=name), goal.missed) for name, goal in goals),
+            )  # fmt: skip
 
     def _detail(
         self, rows: list[tuple[TenantId, _Row]], engine: list[tuple[_Row, TenantGauges | None]]
@@ -275,21 +269,10 @@ class TenantMetrics:
              for row, one in engine if one is not None for of in one.preemptions))  # fmt: skip
 
 
-def _first_tokens(rows: list[_Row], *, has_buckets: bool) -> Iterator[str]:
-    """Without buckets it is a summary: sum and count alone."""
-    name, kind = "tiercel_tenant_ttft_seconds", "histogram" if has_buckets else "summary"
-    yield _head(name, kind, "Arrival to first token.")
-    if has_buckets:
-        bounds = (*_FIRST_TOKEN_S, "+Inf")
-        yield "".join(
-            f'{name}_bucket{{le="{bound}",{row.label}}} {below}\n'
-            for row in rows
-            for bound, below in zip(bounds, accumulate(row.first_tokens), strict=True)
-        )
-    yield "".join(
-        f"{name}_sum{{{row.label}}} {row.first_tokens_s}\n{name}_count{{{row.label}}} {sum(row.first_tokens)}\n"
-        for row in rows
-    )
+def _first_tokens(rows: list[_Row], *, has_buckets: bool) -> str:
+    write = histogram if has_buckets else summary
+    tallies = ((row.label, row.first_tokens) for row in rows)
+    return write("tiercel_tenant_ttft_seconds", "Arrival to first token.", tallies)
 
 
 def _preemptions(told: TenantGauges | None) -> int:
@@ -300,17 +283,8 @@ def _each(values: Iterable[tuple[_Row, float]]) -> Iterator[tuple[str, float]]:
     return ((row.label, value) for row, value in values)
 
 
-def _family(name: str, kind: str, text: str, samples: Iterable[tuple[str, float]]) -> str:
-    lines = "".join(f"tiercel_tenant_{name}{{{labels}}} {value}\n" for labels, value in samples)
-    return _head(f"tiercel_tenant_{name}", kind, text) + lines
-
-
-def _line(name: str, kind: str, text: str, value: float) -> str:
-    return f"{_head(name, kind, text)}{name} {value}\n"
-
-
-def _head(name: str, kind: str, text: str) -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+def _family(name: str, kind: Kind, text: str, samples: Iterable[tuple[str, float]]) -> str:
+    return family(f"tiercel_tenant_{name}", kind, text, samples)
 
 
 def _no_counts(_name: TenantId) -> tuple[int, int]:

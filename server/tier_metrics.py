@@ -41,6 +41,9 @@ class TierMetrics(Collector):
         gauges = self._gauges
         yield CounterMetricFamily("tiercel_steps", "Steps committed.", gauges.steps)
         yield CounterMetricFamily("tiercel_nano_batches", "Nano-batches of those steps.", gauges.nano_batches)
+        yield CounterMetricFamily(
+            "tiercel_engine_out_of_memory", "Steps that the device had no memory for.", gauges.out_of_memory
+        )
         yield from _preemptions(gauges)
         if gauges.tiers:
             yield from _tiers(gauges.tiers)

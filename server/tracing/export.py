@@ -3,26 +3,15 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    TraceState,
-    set_span_in_context,
-)
+from opentelemetry.sdk.trace import TracerProvider
 
-from server.tracing.context import TraceContext
+from server.tracing.encode import TraceEncoder
 from server.tracing.trace import Trace
 from tiercel import __version__
 
@@ -31,7 +20,18 @@ _BATCH = 64  # traces in one export
 _EVERY_S = 5.0  # between two exports of less
 _TIMEOUT_S = 10.0  # of one export, with its repetitions
 _GIVE_UP_S = 0.5  # for an export that was told to end
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class Sender(Protocol):
+    """Brings encoded traces to a collector."""
+
+    def send(self, body: bytes) -> bool:
+        """Blocks for the time of one export at most. False: they did not get there."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the repetitions of a `send`, in another thread too."""
+        ...
 
 
 class TraceExport:
@@ -43,12 +43,12 @@ class TraceExport:
         *,
         every_s: float = _EVERY_S,
         most_waiting: int = _MOST_WAITING,
-        open_exporter: Callable[[str], SpanExporter] | None = None,
+        open_sender: Callable[[str], Sender] | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._every_s = every_s
         self._most_waiting = most_waiting
-        self._open_exporter = open_exporter or _open_exporter
+        self._open_sender = open_sender or OtlpSender
         self._waiting: deque[Trace] = deque()
         self._wake = threading.Event()
         self._has_ended = False
@@ -57,15 +57,15 @@ class TraceExport:
         self._told_dropped = 0
         self._lost = 0  # traces that did not get out of it
         self._thread: threading.Thread | None = None
-        self._exporter: SpanExporter | None = None
+        self._sender: Sender | None = None
         self._log = structlog.stdlib.get_logger("server.tracing")
 
     def open(self) -> None:
         """Start the thread."""
-        self._exporter = exporter = self._open_exporter(self._endpoint)
+        self._sender = sender = self._open_sender(self._endpoint)
         # It logs every repetition of every batch. Ours is said once: see `_note`.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        self._thread = threading.Thread(target=self._run, args=(exporter,), name="traces", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(sender,), name="traces", daemon=True)
         self._thread.start()
 
     def take(self, trace: Trace) -> None:
@@ -84,32 +84,31 @@ class TraceExport:
         """Export what waits, as far as that goes in so long; a collector that is away is not waited for. Blocks."""
         self._has_ended = True
         self._wake.set()
-        if self._thread is None or self._exporter is None:
+        if self._thread is None or self._sender is None:
             return
         self._thread.join(0.0 if self._is_failing else patience_s)
         if self._thread.is_alive():
-            self._exporter.shutdown()  # ends its repetitions
+            self._sender.shutdown()  # ends its repetitions
             self._thread.join(_GIVE_UP_S)
 
-    def _run(self, exporter: SpanExporter) -> None:
-        provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        spans = SpanMaker(provider)
+    def _run(self, sender: Sender) -> None:
+        encoder = TraceEncoder(TracerProvider(resource=_resource(), shutdown_on_exit=False))
         is_last = False
         while not is_last:
             self._wake.wait(self._every_s)
             self._wake.clear()
             is_last, is_good = self._has_ended, True
             while self._waiting and (is_good or not self._has_ended):
-                is_good = self._export(exporter, spans)
-        exporter.shutdown()
+                is_good = self._export(sender, encoder)
+        sender.shutdown()
 
-    def _export(self, exporter: SpanExporter, spans: "SpanMaker") -> bool:
+    def _export(self, sender: Sender, encoder: TraceEncoder) -> bool:
         """Some of what waits. False: it did not get there, and is lost."""
         traces = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-        batch = [span for trace in traces for span in spans.spans(trace)]
-        if not batch:
+        body = encoder.encode(traces)
+        if not body:
             return True
-        is_good = exporter.export(batch) is SpanExportResult.SUCCESS
+        is_good = sender.send(body)
         self._lost += 0 if is_good else len(traces)
         self._note(is_good=is_good)
         return is_good
@@ -128,72 +127,18 @@ class TraceExport:
         self._is_failing = is_failing
 
 
-class SpanMaker:
-    """Traces to spans of the SDK, as its sampler wants them (`OTEL_TRACES_SAMPLER`)."""
+class OtlpSender(OTLPSpanExporter):
+    """OpenTelemetry's own exporter with its variables, repetitions and certificates, for what is encoded already."""
 
-    def __init__(self, provider: TracerProvider) -> None:
-        self._provider = provider
-        self._scope = InstrumentationScope("tiercel", __version__)
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint=endpoint, timeout=_TIMEOUT_S)
 
-    def spans(self, trace: Trace) -> Iterator[ReadableSpan]:
-        """The span of the server and those of the stages; nothing when the trace is not sampled."""
-        caller = _caller(trace.context)
-        trace_id = int(trace.context.trace_id, 16)
-        parent = None if caller is None else set_span_in_context(NonRecordingSpan(caller))
-        verdict = self._provider.sampler.should_sample(parent, trace_id, trace.name, SpanKind.SERVER)
-        if not verdict.decision.is_sampled():
-            return
-        state = verdict.trace_state or TraceState(trace.context.state)
-        server = self._context(trace_id, state)
-        status = Status(StatusCode.UNSET if trace.error is None else StatusCode.ERROR)
-        yield ReadableSpan(
-            trace.name,
-            context=server,
-            parent=caller,
-            resource=self._provider.resource,
-            attributes=trace.attributes,
-            kind=SpanKind.SERVER,
-            status=status,
-            start_time=_ns(trace.start_s + trace.epoch_s),
-            end_time=_ns(trace.end_s + trace.epoch_s),
-            instrumentation_scope=self._scope,
-        )
-        for stage in trace.stages:
-            yield ReadableSpan(
-                stage.name,
-                context=self._context(trace_id, state),
-                parent=server,
-                resource=self._provider.resource,
-                attributes=stage.attributes,
-                start_time=_ns(stage.start_s + trace.epoch_s),
-                end_time=_ns(max(stage.end_s, stage.start_s) + trace.epoch_s),
-                instrumentation_scope=self._scope,
-            )
-
-    def _context(self, trace_id: int, state: TraceState) -> SpanContext:
-        span_id = self._provider.id_generator.generate_span_id()
-        return SpanContext(trace_id, span_id, is_remote=False, trace_flags=_SAMPLED, trace_state=state)
-
-
-def _caller(context: TraceContext) -> SpanContext | None:
-    if context.parent_id is None:
-        return None
-    flags = TraceFlags(TraceFlags.SAMPLED if context.is_sampled else TraceFlags.DEFAULT)
-    return SpanContext(
-        int(context.trace_id, 16), int(context.parent_id, 16), is_remote=True, trace_flags=flags,
-        trace_state=TraceState(context.state),
-    )  # fmt: skip
-
-
-def _open_exporter(endpoint: str) -> SpanExporter:
-    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S)
+    def send(self, body: bytes) -> bool:
+        """Post it, up to six times within the time of an export. Its client is not public: pyproject.toml bounds it."""
+        return self._client.export(body).success
 
 
 def _resource() -> Resource:
     """`OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` come before ours."""
     ours = Resource.create({SERVICE_NAME: "tiercel", SERVICE_VERSION: __version__})
     return ours.merge(OTELResourceDetector().detect())
-
-
-def _ns(seconds: float) -> int:
-    return int(seconds * 1e9)

@@ -1,6 +1,6 @@
 """Draws what the page is told from the books of the HTTP process. Nothing is kept for longer than a moment."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
@@ -23,13 +23,6 @@ MOST_PARTS = 8  # tenants of one tier
 MOST_REQUESTS = 48
 
 _FRESH_S = 0.2  # several who look at once see the same picture
-_FIRST_TOKEN, _GAP, _QUEUE = (
-    f"vllm:{name}_seconds" for name in ("time_to_first_token", "inter_token_latency", "request_queue_time")
-)
-_PROMPT, _GENERATION, _CACHED, _ENDED = (
-    f"vllm:{name}_total" for name in ("prompt_tokens", "generation_tokens", "prompt_tokens_cached", "request_success")
-)
-_NAMES = (_PROMPT, _GENERATION, _CACHED, _ENDED, *(f"{name}_bucket" for name in (_FIRST_TOKEN, _GAP, _QUEUE)))
 
 _Book = tuple[SeqId, SequenceFacts]
 
@@ -212,25 +205,18 @@ def _band(band: int, sums: _BandSums, own: TenantId | None, moment: _Moment) -> 
 
 
 def _work(metrics: ServerMetrics, gauges: Gauges) -> picture.Work:
-    """From the samples that `/metrics` has."""
-    sums: dict[str, float] = {}
-    buckets: dict[str, list[tuple[float, float]]] = {}
-    for sample in metrics.samples(_NAMES):
-        bound = sample.labels.get("le")
-        if bound is None:
-            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-        else:
-            buckets.setdefault(sample.name.removesuffix("_bucket"), []).append((float(bound), sample.value))
+    """From the numbers that `/metrics` has."""
+    figures = metrics.figures()
     return picture.Work(
-        prompt_tokens=sums.get(_PROMPT, 0.0),
-        generation_tokens=sums.get(_GENERATION, 0.0),
-        cached_tokens=sums.get(_CACHED, 0.0),
-        finished=sums.get(_ENDED, 0.0),
+        prompt_tokens=figures.prompt_tokens,
+        generation_tokens=figures.generation_tokens,
+        cached_tokens=figures.cached_tokens,
+        finished=figures.finished,
         swaps=gauges.preemptions_swap,
         recomputes=gauges.preemptions_recompute,
-        first_token=_histogram(buckets.get(_FIRST_TOKEN, ())),
-        gap=_histogram(buckets.get(_GAP, ())),
-        queue=_histogram(buckets.get(_QUEUE, ())),
+        first_token=_histogram(figures.first_token),
+        gap=_histogram(figures.gap),
+        queue=_histogram(figures.queue),
     )
 
 
@@ -249,10 +235,9 @@ def _own_work(figures: TenantFigures) -> picture.Work:
     )
 
 
-def _histogram(buckets: Iterable[tuple[float, float]]) -> picture.Histogram:
+def _histogram(below: Sequence[tuple[float, int]]) -> picture.Histogram:
     """The last bound is infinite, and goes without saying."""
-    ordered = sorted(buckets)
-    return picture.Histogram(tuple(bound for bound, _ in ordered[:-1]), tuple(count for _, count in ordered))
+    return picture.Histogram(tuple(bound for bound, _ in below[:-1]), tuple(count for _, count in below))
 
 
 def _tier(tier: TierGauges, own: TenantId | None) -> picture.TierPicture:

@@ -138,7 +138,7 @@ def test_our_own_server_fills_the_table() -> None:
         prefix_queries=100,
         prefix_hits=30,
     )
-    metrics.on_step(Gauges(), after)
+    metrics.on_step(after)
     monitor.take(1.0, metrics.exposition().decode())
     figures = monitor.figures()
     assert (figures.running, figures.waiting, figures.kv_usage) == (4, 2, 0.6)

@@ -147,7 +147,7 @@ def test_a_slow_reader_leaves_only_lines_of_json(model_folder: Path) -> None:
             slow.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[-1])))
             slow.sendall(head.encode() + b"\r\n\r\n" + body)
             deadline = time.monotonic() + 60
-            while 'finished_reason="abort",model_name="tiny"} 1.0' not in httpx.get(f"{server.url}/metrics").text:
+            while 'finished_reason="abort",model_name="tiny"} 1\n' not in httpx.get(f"{server.url}/metrics").text:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
         server.process.send_signal(signal.SIGTERM)

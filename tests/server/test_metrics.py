@@ -76,9 +76,9 @@ def test_every_name_that_dashboards_read_exists(model_folder: Path) -> None:
         text = (await server.http.get("/metrics")).text
         assert 'kv_cache_size_tokens="1024"' in text
         assert 'kv_cache_max_concurrency="4.00"' in text
-        assert 'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="tiny"}' in text
-        assert 'vllm:request_prompt_tokens_bucket{engine="0",le="200.0",model_name="tiny"}' in text
-        assert 'vllm:request_prompt_tokens_bucket{engine="0",le="500.0",model_name="tiny"}' not in text
+        assert 'vllm:time_to_first_token_seconds_bucket{le="0.001",engine="0",model_name="tiny"}' in text
+        assert 'vllm:request_prompt_tokens_bucket{le="200.0",engine="0",model_name="tiny"}' in text
+        assert 'vllm:request_prompt_tokens_bucket{le="500.0",engine="0",model_name="tiny"}' not in text
 
     with_server(server_settings(model_folder), test)
 
@@ -122,7 +122,7 @@ def test_refused_admissions_and_broken_streams_are_counted(model_folder: Path) -
         text = (await server.http.get("/metrics")).text
         assert 'vllm:admission_rejections_total{engine="0",model_name="tiny",reason="queue_full"} 1.0' in text
         assert 'tiercel_stream_errors_total{reason="engine_error"} 1.0' in text
-        assert 'vllm:request_success_total{engine="0",finished_reason="error",model_name="tiny"} 1.0' in text
+        assert 'vllm:request_success_total{engine="0",finished_reason="error",model_name="tiny"} 1\n' in text
 
     with_server(server_settings(model_folder), test, Script(fail_prompt_with=7, step_s=0.2), max_num_queued_reqs=1)
 
@@ -135,8 +135,8 @@ def test_waiting_sequences_have_a_reason(model_folder: Path) -> None:
             await until(lambda: server.service.client.gauges.num_waiting == 2)
             text = (await server.http.get("/metrics")).text
         line = 'vllm:num_requests_waiting_by_reason{{engine="0",model_name="tiny",reason="{}"}} {}'
-        assert line.format("capacity", 2.0) in text
-        assert line.format("deferred", 0.0) in text
+        assert line.format("capacity", 2) in text
+        assert line.format("deferred", 0) in text
 
     with_server(server_settings(model_folder), test, Script(step_s=0.1, max_running=1))
 
@@ -172,23 +172,23 @@ def _ended(**fields: object) -> str:
 def test_prompt_tokens_are_told_by_the_tier_they_came_from() -> None:
     page = _ended(num_cached=8, num_cached_ddr=3, num_cached_ssd=1)
     line = 'vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="{}"}} {}'
-    for source, tokens in {"local_compute": 2.0, "local_cache_hit": 4.0, "external_kv_transfer": 4.0}.items():
+    for source, tokens in {"local_compute": 2, "local_cache_hit": 4, "external_kv_transfer": 4}.items():
         assert line.format(source, tokens) in page
 
 
 def test_sequences_that_ended_for_bad_logits_are_corrupted_and_others_are_not() -> None:
     line = 'vllm:corrupted_requests_total{engine="0",model_name="tiny"} '
-    assert f"{line}1.0" in _ended(reason=FinishReason.ERROR, error=BAD_LOGITS)
-    assert f"{line}0.0" in _ended(reason=FinishReason.ERROR, error="something else")
+    assert f"{line}1\n" in _ended(reason=FinishReason.ERROR, error=BAD_LOGITS)
+    assert f"{line}0\n" in _ended(reason=FinishReason.ERROR, error="something else")
 
 
 def test_a_second_engine_goes_on_where_the_first_one_stopped() -> None:
     metrics = ServerMetrics("tiny")
     metrics.on_ready(READY)
-    metrics.on_step(Gauges(), Gauges(preemptions=3))
+    metrics.on_step(Gauges(preemptions=3))
     metrics.on_ready(READY)
-    metrics.on_step(Gauges(), Gauges(preemptions=1))
-    assert 'vllm:num_preemptions_total{engine="0",model_name="tiny"} 4.0' in metrics.exposition().decode()
+    metrics.on_step(Gauges(preemptions=1))
+    assert 'vllm:num_preemptions_total{engine="0",model_name="tiny"} 4\n' in metrics.exposition().decode()
 
 
 def test_times_of_birth_are_left_out_and_processes_are_shown() -> None:

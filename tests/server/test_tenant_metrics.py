@@ -45,7 +45,7 @@ def _told(name: str, **fields: object) -> TenantGauges:
 
 def _samples(metrics: TenantMetrics, *, has_detail: bool = False) -> Found:
     """Values by name and the label that is not the tenant."""
-    text = metrics.exposition(has_detail=has_detail).decode()
+    text = metrics.exposition(has_detail=has_detail)
     return {
         (
             sample.name,
@@ -65,7 +65,7 @@ def test_a_thousand_tenants_have_ten_lines_each_and_those_not_seen_have_none() -
         for reason in ("requests", "tokens", "concurrency", "queue_share", "deadline"):
             metrics.on_throttled(TenantId(name), reason)
     metrics.on_step(Gauges(fair=FairGauges(tenants=tuple(_told(name) for name in names[:600]))))
-    lines = [line for line in metrics.exposition().decode().splitlines() if not line.startswith("#")]
+    lines = [line for line in metrics.exposition().splitlines() if not line.startswith("#")]
     by_tenant = {name: sum(f'tenant="{name}"' in line for line in lines) for name in ("t0", "t599", "t600", "t999")}
     assert by_tenant == {"t0": 10, "t599": 10, "t600": 0, "t999": 0}
     assert sum('tenant="' in line for line in lines) == 6000
@@ -116,12 +116,12 @@ def test_what_a_tenant_got_and_what_it_cost() -> None:
 def test_who_has_only_ever_waited_has_its_age_and_no_more_is_made_up() -> None:
     metrics = _metrics(ANNA, "berta", "idle")
     metrics.open(lambda _name: (0, 1), lambda: {ANNA: 130.0, TenantId("gone"): 9.0})
-    text = metrics.exposition().decode()
+    text = metrics.exposition()
     assert 'tiercel_tenant_starvation_age_seconds{tenant="anna"} 130.0' in text  # policies but `fair` tell nothing
     assert 'tiercel_tenant_ttft_seconds_count{tenant="anna"} 0' in text
     told = tuple(TenantGauges(tenant=TenantId(name), starving_s=age) for name, age in ((ANNA, 0.0), ("berta", 150.0)))
     metrics.on_step(Gauges(fair=FairGauges(tenants=told)))
-    text = metrics.exposition().decode()
+    text = metrics.exposition()
     assert 'tiercel_tenant_starvation_age_seconds{tenant="anna"} 0.0' in text, "its prompt is being computed"
     assert 'tiercel_tenant_starvation_age_seconds{tenant="berta"} 150.0' in text
     assert "idle" not in text
@@ -142,7 +142,7 @@ def test_who_leaves_the_table_takes_its_lines_along() -> None:
     metrics.on_token(_facts(), 11.0, None)
     metrics.set_table(_table("berta"))
     metrics.on_token(_facts(), 11.1, 0.1)
-    assert b"anna" not in metrics.exposition(has_detail=True)
+    assert "anna" not in metrics.exposition(has_detail=True)
 
 
 def test_where_nobody_competes_there_is_no_index_of_fairness() -> None:

@@ -15,6 +15,7 @@ GAUGES = Gauges(
     recomputed_tokens=50,
     steps=10,
     nano_batches=14,
+    out_of_memory=2,
     preemptions_by_reason={"band": 3, "growth": 1},
     disk_state=DiskState.READ_ONLY,
     tiers=(
@@ -96,6 +97,7 @@ def test_tiers_and_routes_are_told_in_bytes_tokens_and_seconds() -> None:
         ("tiercel_preemptions_by_reason_total", "growth"): 1,
         ("tiercel_steps_total", ""): 10,
         ("tiercel_nano_batches_total", ""): 14,
+        ("tiercel_engine_out_of_memory_total", ""): 2,
         ("vllm:kv_offload_cpu_cache_usage_perc", "0"): 0.2,
         ("vllm:external_prefix_cache_queries_total", "0"): 480,
         ("vllm:external_prefix_cache_hits_total", "0"): 336,

@@ -1,4 +1,4 @@
-"""Traces: the caller's context, spans of the stages under one of the server, and collectors that are away."""
+"""Traces: spans of the stages under one of the server, and collectors that are away."""
 
 import asyncio
 import dataclasses
@@ -7,18 +7,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import given
-from hypothesis import strategies as st
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from starlette.datastructures import Headers
@@ -30,9 +26,9 @@ from server.metrics import ServerMetrics
 from server.service import Service
 from server.story import RequestStory
 from server.tracing.context import TraceContext, begin_context, read_context
-from server.tracing.export import TraceExport
+from server.tracing.export import Sender, TraceExport
 from server.tracing.sink import TraceSink, make_traces
-from server.tracing.trace import MOST_SEQUENCES, Trace, trace_of
+from server.tracing.trace import MOST_SEQUENCES, Stage, Trace, trace_of
 from tests.server.collector import collector
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until
@@ -46,67 +42,6 @@ from tiercel.request import SamplingParams
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
-
-
-# ---- the caller's context
-
-
-def _read(*headers: tuple[str, str]) -> TraceContext | None:
-    return read_context(Headers(raw=[(name.encode(), value.encode("latin-1")) for name, value in headers]))
-
-
-def test_the_context_of_the_caller_is_taken_over() -> None:
-    context = _read(("traceparent", SAMPLED), ("tracestate", "congo=t61rcWkgMzE, rojo=00f067aa0ba902b7"))
-    state = (("congo", "t61rcWkgMzE"), ("rojo", "00f067aa0ba902b7"))
-    assert context == TraceContext(TRACE, PARENT, True, state)
-    assert _read(("traceparent", UNSAMPLED)) == TraceContext(TRACE, PARENT, False)
-    assert _read(("traceparent", f" 00-{TRACE}-{PARENT}-03\t")) == TraceContext(TRACE, PARENT, True)
-
-
-def test_a_later_version_is_read_as_far_as_it_is_known() -> None:
-    assert _read(("traceparent", f"cc-{TRACE}-{PARENT}-01-what-comes")) == TraceContext(TRACE, PARENT, True)
-
-
-@pytest.mark.parametrize(
-    "parent",
-    [
-        *("", "-", "00", "garbage", "00-" * 200, "\xff" * 55, f"{TRACE}-{PARENT}"),
-        f"ff-{TRACE}-{PARENT}-01",
-        f"00-{'0' * 32}-{PARENT}-01",
-        f"00-{TRACE}-{'0' * 16}-01",
-        f"00-{TRACE.upper()}-{PARENT}-01",
-        f"00-{TRACE}-{PARENT}-1",
-        f"00-{TRACE}-{PARENT}-zz",
-        f"00-{TRACE[:-1]}-{PARENT}-01",
-        f"00-{TRACE}-{PARENT}-01-more",
-        f"00-{TRACE}-{PARENT}-01\x00",
-        f"cc-{TRACE}-{PARENT}-01.more",
-    ],
-)
-def test_a_wrong_traceparent_does_not_count(parent: str) -> None:
-    assert _read(("traceparent", parent), ("tracestate", "a=1")) is None
-
-
-def test_two_traceparents_do_not_count() -> None:
-    assert _read(("traceparent", SAMPLED), ("traceparent", SAMPLED)) is None
-    assert _read(("tracestate", "a=1")) is None
-
-
-@pytest.mark.parametrize("state", ["a", "a=", "=1", "A=1", "a=1,a=2", "a=1;b\xe9", "a=\x01", "a=" + "x" * 600])
-def test_a_wrong_tracestate_is_dropped_alone(state: str) -> None:
-    assert _read(("traceparent", SAMPLED), ("tracestate", state)) == TraceContext(TRACE, PARENT, True)
-
-
-@given(st.binary(max_size=80), st.binary(max_size=80), st.sampled_from([b"", SAMPLED.encode()]))
-def test_any_bytes_are_a_context_or_none(parent: bytes, state: bytes, before: bytes) -> None:
-    context = read_context(Headers(raw=[(b"traceparent", before + parent), (b"tracestate", state)]))
-    assert context is None or (len(context.trace_id), len(context.parent_id or "")) == (32, 16)
-
-
-def test_several_tracestates_are_one_list() -> None:
-    context = _read(("traceparent", SAMPLED), ("tracestate", "a=1, ,"), ("tracestate", "b@c=2"))
-    assert context is not None
-    assert context.state == (("a", "1"), ("b@c", "2"))
 
 
 # ---- from a request to a trace
@@ -280,16 +215,39 @@ def test_what_the_engine_never_ended_ends_with_the_request() -> None:
 
 
 @contextmanager
-def _export(endpoint: str, exporter: SpanExporter | None = None, **options: int) -> Iterator[TraceExport]:
+def _export(endpoint: str, sender: Sender | None = None, **options: int) -> Iterator[TraceExport]:
     level = logging.getLogger("opentelemetry").level
-    opener = None if exporter is None else lambda _: exporter
-    export = TraceExport(endpoint, every_s=0.01, open_exporter=opener, **options)
+    opener = None if sender is None else lambda _: sender
+    export = TraceExport(endpoint, every_s=0.01, open_sender=opener, **options)
     export.open()
     try:
         yield export
     finally:
         export.close(10.0)
         logging.getLogger("opentelemetry").setLevel(level)
+
+
+class _Sent:
+    """Takes what would go to a collector, as soon as its gate is open."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.gate = threading.Event()
+        self.has_begun = threading.Event()
+        self.batches: list[ResourceSpans] = []
+        if is_open:
+            self.gate.set()
+
+    def send(self, body: bytes) -> bool:
+        self.has_begun.set()
+        self.gate.wait(10)
+        self.batches += ExportTraceServiceRequest.FromString(body).resource_spans
+        return True
+
+    def shutdown(self) -> None: ...
+
+    @property
+    def spans(self) -> list[Span]:
+        return [span for batch in self.batches for scope in batch.scope_spans for span in scope.spans]
 
 
 def test_a_collector_gets_one_server_span_and_the_stages_below_it(model_folder: Path) -> None:
@@ -318,22 +276,50 @@ def test_a_collector_gets_one_server_span_and_the_stages_below_it(model_folder: 
 
 @pytest.mark.parametrize(("parent", "spans"), [(SAMPLED, 1), (UNSAMPLED, 0), ("", 1), (f"{UNSAMPLED}9", 1)])
 def test_the_caller_decides_what_is_sampled(parent: str, spans: int) -> None:
-    kept = InMemorySpanExporter()
+    sent = _Sent()
     context = read_context(Headers({"traceparent": parent})) or begin_context()
-    with _export("", kept) as export:
+    with _export("", sent) as export:
         export.take(Trace(context, "POST /", 1.0, 2.0, 0.0, {}, ()))
-    assert len(kept.get_finished_spans()) == spans
+    assert len(sent.spans) == spans
 
 
 def test_the_variables_of_opentelemetry_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    kept = InMemorySpanExporter()
-    with _export("", kept) as export:
+    sent = _Sent()
+    with _export("", sent) as export:
         export.take(Trace(begin_context(), "dropped", 1.0, 2.0, 0.0, {}, ()))
         export.take(Trace(TraceContext(TRACE, PARENT, True), "kept", 1.0, 2.0, 0.0, {}, ()))
-    (span,) = kept.get_finished_spans()
-    assert (span.name, span.resource.attributes["service.name"]) == ("kept", "mine")
+    (batch,) = sent.batches
+    assert [span.name for span in sent.spans] == ["kept"]
+    assert {entry.key: entry.value.string_value for entry in batch.resource.attributes}["service.name"] == "mine"
+
+
+def test_a_trace_becomes_the_spans_that_the_format_asks_for() -> None:
+    stages = (Stage("queue", 1.25, 1.5, {"tiercel.choice": 1}), Stage("decode", 1.5, 1.5, {}))
+    attributes = {"text": "é", "count": 2**40, "share": 0.5, "reasons": ("stop", "length")}
+    context = TraceContext(TRACE, PARENT, True, (("a", "1"), ("b@c", "2")))
+    sent = _Sent()
+    with _export("", sent) as export:
+        export.take(Trace(context, "POST /", 1.0, 2.0, 1e9, attributes, stages, "500"))
+        export.take(Trace(begin_context(), "own", 1.0, 2.0, 0.0, {}, ()))
+    server, queue, decode, own = sent.spans
+    told = {entry.key: entry.value for entry in server.attributes}
+    assert (told["text"].string_value, told["count"].int_value, told["share"].double_value) == ("é", 2**40, 0.5)
+    assert [part.string_value for part in told["reasons"].array_value.values] == ["stop", "length"]
+    assert (server.trace_id.hex(), server.parent_span_id.hex(), server.trace_state) == (TRACE, PARENT, "a=1,b@c=2")
+    assert (server.kind, server.status.code) == (Span.SPAN_KIND_SERVER, Status.STATUS_CODE_ERROR)
+    assert (server.flags, queue.flags, own.flags) == (0x300, 0x100, 0x100), "the caller is in another process"
+    assert (queue.parent_span_id, queue.trace_id, queue.trace_state) == (server.span_id, server.trace_id, "a=1,b@c=2")
+    assert (queue.start_time_unix_nano, queue.end_time_unix_nano) == (
+        1_000_000_001_250_000_000,
+        1_000_000_001_500_000_000,
+    )
+    assert queue.attributes[0].value.int_value == 1
+    assert decode.start_time_unix_nano == decode.end_time_unix_nano
+    assert (own.parent_span_id, own.trace_state, own.status.code) == (b"", "", Status.STATUS_CODE_UNSET)
+    assert len({span.span_id for span in sent.spans}) == 4
+    assert {len(span.span_id) for span in sent.spans} == {8}
 
 
 def test_a_collector_that_is_away_is_told_once_and_fails_nobody(model_folder: Path) -> None:
@@ -361,30 +347,15 @@ def test_nobody_listens_at_all_and_the_end_is_soon(model_folder: Path) -> None:
             assert "traces" not in {thread.name for thread in threading.enumerate()}
 
 
-class _Waiting(SpanExporter):
-    """Waits for a gate before each export."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.has_begun = threading.Event()
-        self.names: list[str] = []
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.has_begun.set()
-        self.gate.wait(10)
-        self.names += [span.name for span in spans]
-        return SpanExportResult.SUCCESS
-
-
 def test_a_collector_that_hangs_costs_traces_and_nothing_else() -> None:
-    waiting = _Waiting()
-    with structlog.testing.capture_logs() as logs, _export("", waiting, most_waiting=3) as export:
+    sent = _Sent(is_open=False)
+    with structlog.testing.capture_logs() as logs, _export("", sent, most_waiting=3) as export:
         export.take(Trace(begin_context(), "first", 1.0, 2.0, 0.0, {}, ()))
-        assert waiting.has_begun.wait(10)
+        assert sent.has_begun.wait(10)
         for number in range(5):
             export.take(Trace(begin_context(), f"later {number}", 1.0, 2.0, 0.0, {}, ()))
-        waiting.gate.set()
-    assert waiting.names == ["first", "later 0", "later 1", "later 2"]
+        sent.gate.set()
+    assert [span.name for span in sent.spans] == ["first", "later 0", "later 1", "later 2"]
     assert [(entry["event"], entry["lost"]) for entry in logs] == [
         ("traces_not_exported", 2),
         ("traces_exported_again", 2),
