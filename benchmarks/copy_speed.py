@@ -1,13 +1,14 @@
-"""How fast blocks move between the memory tiers, beside a plain memcpy of the same bytes in the same run.
+"""How fast blocks move between the memory tiers, beside one plain copy of the same bytes in the same run.
 
     python benchmarks/copy_speed.py [--blocks 250] [--block-kib 384]
+    python benchmarks/copy_speed.py --device cuda --blocks 1024 --block-kib 2048
 
-Prints restores and spills through the mover (runs of many neighbours, and single scattered blocks), the memcpy, and
-what a memfd costs against anonymous memory: reading, writing, and paged attention.
+Prints restores and spills through the mover (runs of many neighbours, and single scattered blocks), each alone and both
+at once, and the plain copy. On the CPU also what a memfd costs against anonymous memory: reading, writing, and paged
+attention.
 """
 
 import argparse
-import ctypes
 import os
 import random
 import statistics
@@ -15,14 +16,17 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import torch
 
-from device.cpu import CpuDevice
+from device.base import CopyLane
+from device.registry import open_device
 from engine.attention.base import AttentionParams, ForwardState
 from engine.attention.grouped import GroupedAttention
 from kvcache.store.arena import Arena, open_arena
 from kvcache.store.mover import CopyLanes, StoreMover
+from kvcache.store.run import extents_of
 from tiercel.clock import MonotonicClock
 from tiercel.ids import BlockKey, SlotId
 from tiercel.tier import KVSpec, Purpose, Route, Transfer
@@ -48,26 +52,44 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def through_mover(
-    mover: StoreMover, woken: threading.Event, route: Route, sources: list[int], targets: list[int]
-) -> float:
-    keys = tuple(BlockKey(number.to_bytes(32, "big")) for number in sources)
-    transfer = Transfer(1, route, Purpose.RESTORE, keys, tuple(map(SlotId, sources)), tuple(map(SlotId, targets)))
+Way = tuple[Route, list[int], list[int]]
+"""Route, source slots, target slots."""
+
+
+def through_mover(mover: StoreMover, woken: threading.Event, *ways: Way) -> float:
+    """Seconds until all of them have landed."""
+    transfers = [
+        Transfer(
+            number,
+            route,
+            Purpose.RESTORE,
+            tuple(BlockKey(source.to_bytes(32, "big")) for source in sources),
+            tuple(map(SlotId, sources)),
+            tuple(map(SlotId, targets)),
+        )
+        for number, (route, sources, targets) in enumerate(ways)
+    ]
 
     def move() -> None:
-        mover.start([transfer])
-        woken.wait()
+        mover.start(transfers)
+        landed = 0
+        while landed < len(transfers):
+            woken.wait()
+            woken.clear()
+            landed += len(mover.poll())
 
     while mover.num_unsigned:  # signing goes on beside the loop; here it would be measured with the next copy
         time.sleep(0.001)
     woken.clear()
-    took = timed(move)
-    mover.poll()
-    return took
+    return timed(move)
 
 
-def memcpy(source: Arena, target: Arena, size: int) -> float:
-    return timed(lambda: ctypes.memmove(target.kv.data_ptr(), source.kv.data_ptr(), size))
+def plainly(lane: CopyLane, source: Arena, target: Arena, blocks: int, slab_slots: int) -> float:
+    """One copy, or one for each slab of host memory."""
+    step = slab_slots or blocks + 1
+    borders = [1, *range(step, blocks + 1, step), blocks + 1]
+    extents = extents_of(source, target, [(start, start, end - start) for start, end in pairwise(borders)])
+    return timed(lambda: lane.copy(extents).result())
 
 
 def attention_s(arena: Arena, context: int) -> float:
@@ -90,42 +112,9 @@ def attention_s(arena: Arena, context: int) -> float:
     return timed(attend)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=250)
-    parser.add_argument("--block-kib", type=int, default=384)
-    given = parser.parse_args()
-    spec = KVSpec(layers=given.block_kib // 16, kv_heads=2, head_dim=64, block_size=16, dtype="float32")
-    size = given.blocks * spec.block_bytes
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    device = open_arena(spec, given.blocks, CPU)
-    host = open_arena(spec, given.blocks, CPU, os.memfd_create("arena"))
-    for arena in (device, host):
-        arena.kv.normal_()
-    inline = CpuDevice().open_copy_lane()
-    woken = threading.Event()
-    mover = StoreMover(device, host, CopyLanes(inline, inline), None, MonotonicClock(), woken.set)
-    straight = list(range(1, given.blocks + 1))
-    scattered = straight.copy()
-    random.Random(1).shuffle(scattered)
-    print(f"{given.blocks} blocks of {spec.block_bytes // 1024} KiB, {size / 1e6:.0f} MB; median (best), in turns")
-    move = partial(through_mover, mover, woken)
-    for route, ends in ((Route.RESTORE, (host, device)), (Route.SPILL, (device, host))):
-        name = route.name.lower()
-        times = in_turns(
-            {
-                "memcpy": partial(memcpy, *ends, size),
-                f"{name}, neighbours": partial(move, route, straight, straight),
-                f"{name}, scattered": partial(move, route, scattered, straight),
-            }
-        )
-        against = statistics.median(times["memcpy"])
-        for what, seconds in times.items():
-            median = statistics.median(seconds)
-            share = f"{against / median:6.0%} of memcpy" if what != "memcpy" else ""
-            print(f"{what:22} {size / median / 1e9:6.2f} ({size / min(seconds) / 1e9:.2f}) GB/s {share}", flush=True)
-    mover.close()
-    context = min(4096, given.blocks * spec.block_size)
+def compare_arenas(device: Arena, host: Arena) -> None:
+    """What the memfd costs whoever works in it."""
+    context = min(4096, device.blocks * device.spec.block_size)
     arenas = {"anonymous": device, "memfd": host}
     for what, run in {
         "write": lambda arena: timed(lambda: arena.kv.fill_(1.0)),
@@ -138,6 +127,66 @@ def main() -> None:
             for name, seconds in times.items()
         )
         print(f"{what}: {told}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--blocks", type=int, default=250)
+    parser.add_argument("--block-kib", type=int, default=384)
+    given = parser.parse_args()
+    spec = KVSpec(layers=given.block_kib // 16, kv_heads=2, head_dim=64, block_size=16, dtype="float32")
+    size = given.blocks * spec.block_bytes
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    machine = open_device(given.device)
+    device = open_arena(spec, given.blocks, torch.device(machine.name))
+    host = open_arena(spec, given.blocks, CPU, os.memfd_create("arena"))
+    for arena in (device, host):
+        arena.kv.normal_()
+    pinned = machine.pin(host.kv.data_ptr(), host.kv.nbytes, spec.block_bytes)
+    took_s = timed(pinned.wait)
+    if pinned.pinned_bytes:
+        print(f"locked {pinned.pinned_bytes / 1e9:.1f} GB of host memory in {took_s:.2f} s")
+    slab_slots = pinned.slab_bytes // spec.block_bytes
+    lanes = CopyLanes(machine.open_copy_lane(), machine.open_copy_lane(), slab_slots)
+    woken = threading.Event()
+    mover = StoreMover(device, host, lanes, None, MonotonicClock(), woken.set)
+    straight = list(range(1, given.blocks + 1))
+    scattered = straight.copy()
+    random.Random(1).shuffle(scattered)
+    print(f"{given.blocks} blocks of {spec.block_bytes // 1024} KiB, {size / 1e6:.0f} MB; median (best), in turns")
+    move = partial(through_mover, mover, woken)
+    for route, lane, ends in ((Route.RESTORE, lanes.up, (host, device)), (Route.SPILL, lanes.down, (device, host))):
+        name = route.name.lower()
+        times = in_turns(
+            {
+                "plain copy": partial(plainly, lane, *ends, given.blocks, slab_slots),
+                f"{name}, neighbours": partial(move, (route, straight, straight)),
+                f"{name}, scattered": partial(move, (route, scattered, straight)),
+            }
+        )
+        show(times, size, against=statistics.median(times["plain copy"]))
+    half = given.blocks // 2  # each direction works on its own half of both arenas
+    lower, upper = scattered_half(straight[:half]), scattered_half(straight[half : 2 * half])
+    both = partial(move, (Route.RESTORE, lower, straight[:half]), (Route.SPILL, upper, straight[half : 2 * half]))
+    show(in_turns({"both at once, each way": both}), half * spec.block_bytes)
+    mover.close()
+    pinned.close()
+    if given.device == "cpu":
+        compare_arenas(device, host)
+
+
+def scattered_half(slots: list[int]) -> list[int]:
+    """The same slots in another order."""
+    return random.Random(2).sample(slots, len(slots))
+
+
+def show(times: dict[str, list[float]], size: int, against: float | None = None) -> None:
+    """GB/s of so many bytes."""
+    for what, seconds in times.items():
+        median = statistics.median(seconds)
+        share = f"{against / median:6.0%} of plain" if against is not None and what != "plain copy" else ""
+        print(f"{what:22} {size / median / 1e9:6.2f} ({size / min(seconds) / 1e9:.2f}) GB/s {share}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,14 @@
 """What the engine needs from a machine."""
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tiercel.clock import Clock
+
+if TYPE_CHECKING:  # these import torch or numpy, which the simulated device lives without
+    from device.extents import Extents
+    from device.graph import GraphRecorder
+    from device.timer import Timer
 
 T = TypeVar("T", covariant=True)
 R = TypeVar("R")
@@ -15,11 +22,31 @@ class Pending(Protocol[T]):
         ...
 
 
+class Mark(Protocol):
+    """A place in the queue of a lane (a CUDA event)."""
+
+    def is_past(self) -> bool:
+        """Whether everything that was queued before has ended. Never waits. Raises what a lost device answers."""
+        ...
+
+    def wait(self) -> None:
+        """Sleep, with the GIL free, until it is past. Not from a job of the same lane: that would wait for itself."""
+        ...
+
+
 class Lane(Protocol):
     """A queue of jobs that run one after the other, beside the caller (a CUDA stream, a worker thread)."""
 
     def run(self, job: Callable[[], R]) -> Pending[R]:
         """Queue a job. Never waits for it."""
+        ...
+
+    def mark(self) -> Mark:
+        """The end of the queue as of now. Never waits."""
+        ...
+
+    def start_timer(self, clock: Clock) -> "Timer":
+        """Time what a job does from here on; `clock` tells where jobs work themselves. To be called in a job."""
         ...
 
     def is_lost(self, error: Exception) -> bool:
@@ -31,23 +58,79 @@ class Lane(Protocol):
         ...
 
 
+class CopyLane(Protocol):
+    """Copies between the device and host memory, one batch after the other, beside the compute lane.
+
+    One thread drives it. Bytes that a batch reads must be there before it is queued, and nothing else may touch what
+    it writes until it has landed: no lane waits for another.
+    """
+
+    depth: int  # batches to keep queued: 1 where the caller's thread copies
+
+    def copy(self, extents: "Extents") -> Pending[None]:
+        """Queue a batch; its result comes when the bytes are there. Errors: DeviceError, here or with the result."""
+        ...
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether this error of a copy means that none will succeed any more."""
+        ...
+
+    def close(self) -> None:
+        """Let queued copies end and stop."""
+        ...
+
+
+class Pinned(Protocol):
+    """A range of host memory that is being locked in the background."""
+
+    slab_bytes: int  # no copy may reach over a multiple of it, counted from the start of the range; 0: any may
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Locked so far."""
+        ...
+
+    def wait(self) -> None:
+        """Sleep until everything is locked or refused."""
+        ...
+
+    def close(self) -> None:
+        """Unlock. No copy may be under way."""
+        ...
+
+
 class Device(Protocol):
     """One accelerator, or the CPU."""
 
     name: str  # cpu | cuda
 
+    @property
+    def processors(self) -> int:
+        """Streaming multiprocessors of a GPU, cores of a CPU."""
+        ...
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """What a GPU's instructions can do, (9, 0) on Hopper; None for a CPU."""
+        ...
+
     def open_lane(self) -> Lane:
         """A lane for computing."""
         ...
 
-    def open_copy_lane(self) -> Lane:
-        """A lane for copies in one direction, driven by a thread that waits for each job."""
+    def open_copy_lane(self) -> CopyLane:
+        """A lane for copies in one direction."""
         ...
 
-    def pin(self, address: int, size: int) -> None:
-        """Lock host memory, page-aligned, so that copies to and from the device run beside everything else.
+    def open_recorder(self) -> "GraphRecorder | None":
+        """For work that is repeated at one launch; None where launching costs next to nothing."""
+        ...
 
-        Cost: seconds a gigabyte-slab. Errors: DeviceError when the machine refuses.
+    def pin(self, address: int, size: int, block_bytes: int) -> Pinned:
+        """Begin to lock host memory that holds blocks, so that copies to and from the device run beside everything.
+
+        The range starts on a page. Cost: on a thread of its own, which makes every page real. What the machine refuses
+        is logged, and copied the slow way.
         """
         ...
 
@@ -61,4 +144,16 @@ class Device(Protocol):
 
     def total_bytes(self) -> int:
         """Memory that this process could ever take."""
+        ...
+
+    def give_back_cached(self) -> None:
+        """Memory that nothing of ours uses any more is free for everybody. Waits for all that was queued."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Count anew what `peak_bytes` tells."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """The most that was taken at once since `reset_peak`, beyond what was taken then. 0 where nobody counts."""
         ...

@@ -1,48 +1,122 @@
-"""A CUDA GPU as a device: the compute lane is a stream."""
+"""A CUDA GPU as a device: lanes are streams, marks are events."""
 
+import ctypes
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from contextlib import AbstractContextManager, suppress
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from device import memory
-from tiercel.errors import DeviceError
+from device.base import Mark
+from device.cuda_copy import CudaCopyLane, Stream
+from device.cuda_driver import CudaDriver
+from device.graph import CudaGraphRecorder
+from device.pinned import SLAB_BYTES, PinnedMemory
+from device.shortage import is_shortage
+from device.timer import CudaTimer
+from tiercel.clock import Clock
 
 R = TypeVar("R")
 
+_COMPUTE_PRIORITY = -1  # less goes first
+_COPY_PRIORITY = 0
+
+
+class ComputeStream(Stream, Protocol):
+    """A stream that kernels can be queued on."""
+
+    def current(self) -> AbstractContextManager[object]:
+        """Kernels launched by this thread meanwhile go to this stream."""
+        ...
+
+    def start_timer(self) -> CudaTimer: ...
+
 
 class CudaPending(Generic[R]):
-    """A job whose kernels were queued; its value is ready when the event has fired."""
+    """A job whose kernels were queued; its value is ready when the mark is past."""
 
-    def __init__(self, value: R, mark: torch.cuda.Event) -> None:
+    def __init__(self, value: R, mark: Mark) -> None:
         self._value = value
         self._mark = mark
 
     def result(self) -> R:
-        self._mark.synchronize()
+        self._mark.wait()
         return self._value
 
 
-class CudaLane:
-    """A stream. The job runs at once on the caller's thread and only queues kernels."""
+class CudaMark:
+    """An event. Waiting for it blocks instead of spinning, so that the other threads get the core."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def is_past(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CudaStream:
+    """torch's stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
 
+    @property
+    def handle(self) -> int:
+        return self._stream.cuda_stream
+
+    def current(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def mark(self) -> CudaMark:
+        event = torch.cuda.Event(blocking=True)
+        event.record(self._stream)
+        return CudaMark(event)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+    def start_timer(self) -> CudaTimer:
+        start, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+        start.record(self._stream)
+        return CudaTimer(self._stream, start, end)
+
+
+def open_stream(priority: int) -> CudaStream:
+    """A stream of torch's pool; it begins after what this thread has queued so far, arenas of zeros above all."""
+    stream = torch.cuda.Stream(priority=priority)
+    stream.wait_stream(torch.cuda.current_stream())
+    return CudaStream(stream)
+
+
+class CudaLane:
+    """A stream of high priority. The job runs at once on the caller's thread and only queues kernels."""
+
+    def __init__(self, stream: ComputeStream, driver: CudaDriver) -> None:
+        self._stream = stream
+        self._driver = driver
+
     def run(self, job: Callable[[], R]) -> CudaPending[R]:
-        with torch.cuda.stream(self._stream):
-            value = job()
-            # blocking: the waiting thread sleeps instead of spinning, so that the other threads get the core
-            mark = torch.cuda.Event(blocking=True)
-            mark.record(self._stream)
-        return CudaPending(value, mark)
+        with self._stream.current():
+            return CudaPending(job(), self._stream.mark())
+
+    def mark(self) -> Mark:
+        return self._stream.mark()
+
+    def start_timer(self, clock: Clock) -> CudaTimer:
+        return self._stream.start_timer()
 
     def is_lost(self, error: Exception) -> bool:
-        # After an illegal access or a device assert the CUDA context answers everything with the same error.
-        return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
+        """Ask the device: libraries tell the same illegal access in words of their own, and torch has a class of
+        errors for refusals too that harm nothing. A lost context answers everything with its first error."""
+        return not is_shortage(error) and self._driver.is_lost(self._stream.handle)
 
     def close(self) -> None:
-        self._stream.synchronize()
+        with suppress(RuntimeError):  # what a lost device answers: nothing is queued on it any more
+            self._stream.wait()
 
 
 class CudaDevice:
@@ -50,18 +124,42 @@ class CudaDevice:
 
     name = "cuda"
 
+    def __init__(
+        self,
+        driver: CudaDriver,
+        open_stream: Callable[[int], ComputeStream] = open_stream,
+        slab_bytes: int = SLAB_BYTES,
+    ) -> None:
+        self._driver = driver
+        self._open_stream = open_stream
+        self._slab_bytes = slab_bytes
+        self._pinned: list[PinnedMemory] = []
+        self._base_bytes = 0  # taken when peaks were last reset
+
+    @property
+    def processors(self) -> int:
+        return torch.cuda.get_device_properties().multi_processor_count
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return torch.cuda.get_device_capability()
+
     def open_lane(self) -> CudaLane:
-        return CudaLane(torch.cuda.Stream())
+        return CudaLane(self._open_stream(_COMPUTE_PRIORITY), self._driver)
 
-    def open_copy_lane(self) -> CudaLane:
-        return CudaLane(torch.cuda.Stream())
+    def open_copy_lane(self) -> CudaCopyLane:
+        return CudaCopyLane(self._open_stream(_COPY_PRIORITY), self._driver, lambda: self._pinned)
 
-    def pin(self, address: int, size: int) -> None:
-        """Not measured yet. Errors: DeviceError when the driver refuses; copies then go through its own buffers."""
-        runtime = torch.cuda.cudart()
-        status = -1 if runtime is None else int(runtime.cudaHostRegister(address, size, 0))
-        if status != 0:
-            raise DeviceError("cuda.host_register", bytes=size, status=status)
+    def open_recorder(self) -> CudaGraphRecorder:
+        return CudaGraphRecorder(torch.cuda.Stream(priority=_COMPUTE_PRIORITY), torch.cuda.graph_pool_handle())
+
+    def pin(self, address: int, size: int, block_bytes: int) -> PinnedMemory:
+        """Slabs of 1 GiB, or what the device was opened with, cut to whole blocks."""
+        driver = self._driver
+        pinned = PinnedMemory(address, size, block_bytes, driver.register, driver.unregister, self._slab_bytes)
+        self._pinned = [*(other for other in self._pinned if not other.is_closed), pinned]
+        pinned.start()
+        return pinned
 
     def free_bytes(self) -> int:
         return torch.cuda.mem_get_info()[0]
@@ -71,3 +169,22 @@ class CudaDevice:
 
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info()[1]
+
+    def give_back_cached(self) -> None:
+        torch.cuda.synchronize()  # what was queued before it failed may still write
+        torch.cuda.empty_cache()
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        self._base_bytes = torch.cuda.memory_allocated()
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated() - self._base_bytes
+
+
+def open_cuda() -> CudaDevice:
+    """The GPU that torch has chosen. Errors: DeviceError when the driver does not answer."""
+    torch.cuda.init()
+    driver = CudaDriver(ctypes.CDLL("libcuda.so.1"))  # torch has it loaded
+    driver.open(torch.cuda.current_device())
+    return CudaDevice(driver)

@@ -4,19 +4,19 @@ import torch
 
 from device.base import Device
 from device.cpu import CpuDevice
-from device.cuda import CudaDevice
-from tiercel.errors import ConfigError
+from device.cuda import CudaDevice, open_cuda
+from tiercel.errors import ConfigError, DeviceError
 from tiercel.settings import DeviceName
 
 
 def open_device(name: DeviceName, threads: int | None = None) -> Device:
     """The device that the operator chose; `auto` takes a GPU if torch sees one.
 
-    Errors: ConfigError when CUDA is asked for and torch sees none.
+    Errors: ConfigError when CUDA is asked for and torch sees none, or when its driver does not answer.
     """
     match name:
         case "auto":
-            return CudaDevice() if torch.cuda.is_available() else CpuDevice(threads)
+            return _open_cuda() if torch.cuda.is_available() else CpuDevice(threads)
         case "cpu":
             return CpuDevice(threads)
         case "cuda":
@@ -26,4 +26,11 @@ def open_device(name: DeviceName, threads: int | None = None) -> Device:
                     "device.no_cuda",
                     f"--device cuda: torch {torch.__version__} sees no GPU (CUDA of the build: {build})",
                 )
-            return CudaDevice()
+            return _open_cuda()
+
+
+def _open_cuda() -> CudaDevice:
+    try:
+        return open_cuda()
+    except (DeviceError, OSError) as exc:
+        raise ConfigError("device.no_driver", f"--device cuda: the driver does not answer: {exc}") from exc

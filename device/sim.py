@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from tiercel.clock import ManualClock
-from tiercel.errors import DeviceError, InvariantError
+from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome
 from tiercel.plan import Slice, StepPlan
@@ -72,7 +72,9 @@ class SimFlight:
         self._slices = steps
 
     def result(self) -> StepOutcome:
-        """Errors: DeviceError when a poisoned sequence is in the step; InvariantError when a block is wrong."""
+        """Errors: DeviceError when a poisoned sequence is in the step, OutOfDeviceMemoryError when it does not fit;
+        InvariantError when a block is wrong.
+        """
         return self._machine.run(self.plan, self._slices)
 
 
@@ -122,6 +124,10 @@ class SimMachine:
     ) -> None:
         self.poisoned: set[SeqId] = set()  # steps with one of these fail
         self.failing_launches = 0  # so many of the next launches are refused
+        self.memory_tokens: int | None = None  # nano-batches of more tokens run out of memory; None: none does
+        self.hungry: set[SeqId] = set()  # nano-batches with one of these do, however small
+        self.is_short_at_launch = False  # they do when they are launched, as on a stream, not when they run
+        self.num_short = 0
         self.num_failed = 0
         self._sequences = sequences
         self._block_size = block_size
@@ -139,7 +145,7 @@ class SimMachine:
         self._num_writes = 0
 
     def launch(self, plan: StepPlan) -> SimFlight:
-        """Errors: DeviceError as often as `failing_launches` says."""
+        """Errors: DeviceError as often as `failing_launches` says; OutOfDeviceMemoryError."""
         for seq in plan.gone:
             self._tables.pop(seq, None)
             if seq not in self._sequences:
@@ -152,6 +158,8 @@ class SimMachine:
         if self.failing_launches:
             self.failing_launches -= 1
             raise DeviceError("sim.launch")
+        if self.is_short_at_launch:
+            self._take_memory(plan)  # steps that were launched before go on
         self._launched = plan.step
         return SimFlight(self, plan, [self._slice(piece) for batch in plan.nano_batches for piece in batch.slices])
 
@@ -186,11 +194,29 @@ class SimMachine:
             for item in slices:
                 self._write(item, [_GARBAGE] * item.piece.length)
             return StepOutcome((0,) * sum(item.piece.samples for item in slices))
+        try:
+            self._fail(plan, slices)
+        except DeviceError:
+            self._void_until = self._launched
+            raise
+        return StepOutcome(tuple(token for item in slices if (token := self._compute(item)) is not None))
+
+    def _fail(self, plan: StepPlan, slices: list[SimSlice]) -> None:
+        if not self.is_short_at_launch:
+            self._take_memory(plan)
         if self.poisoned.intersection(item.piece.seq for item in slices):
             self.num_failed += 1
-            self._void_until = self._launched
             raise DeviceError("sim.poisoned", step=plan.step)
-        return StepOutcome(tuple(token for item in slices if (token := self._compute(item)) is not None))
+
+    def _take_memory(self, plan: StepPlan) -> None:
+        """Nano-batches run one after the other: the largest counts, without those who have gone."""
+        for batch in plan.nano_batches:
+            left = [piece for piece in batch.slices if piece.seq in self._sequences]
+            tokens = sum(piece.length for piece in left)
+            is_over = self.memory_tokens is not None and tokens > self.memory_tokens
+            if is_over or not self.hungry.isdisjoint(piece.seq for piece in left):
+                self.num_short += 1
+                raise OutOfDeviceMemoryError("sim.memory", step=plan.step, tokens=tokens)
 
     def _slice(self, piece: Slice) -> SimSlice:
         sequence = self._sequences[piece.seq]

@@ -14,9 +14,9 @@ from device.volume import Volume
 from engine.attention.base import ForwardState
 from engine.models.base import Model
 from engine.tiers import Tiers
-from kvcache.store.arena import open_arena
 from kvcache.store.disk import DiskCounts
-from kvcache.store.run import copy_runs
+from kvcache.store.mover import CopyLanes
+from kvcache.store.run import extents_of
 from scheduler.cost import StepCosts
 from tiercel.clock import Clock
 from tiercel.errors import DeviceError
@@ -105,8 +105,8 @@ def measure_rates(tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: C
     Effects: writes the sink of the device arena.
     """
     by_route: dict[Route, float] = {}
-    if tiers.host is not None:
-        by_route |= _measure_copies(tiers.device.kv.device, spec, clock)
+    if tiers.lanes is not None:
+        by_route |= _measure_copies(tiers, tiers.lanes, spec, clock)
     if tiers.volume is not None:
         by_route |= _measure_disk(tiers.volume, spec, clock)
     token_s, context_s = _measure_prefill(model, tiers.device.kv, spec, lane, clock, max_model_len)
@@ -122,25 +122,22 @@ def measure_rates(tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: C
     return rates
 
 
-def _measure_copies(device: torch.device, spec: KVSpec, clock: Clock) -> dict[Route, float]:
-    """One copy each way between two small arenas of their own."""
+def _measure_copies(tiers: Tiers, lanes: CopyLanes, spec: KVSpec, clock: Clock) -> dict[Route, float]:
+    """One copy each way between two small arenas of their own; the first of two finds what is yet to be opened."""
     blocks = max(1, _COPY_BYTES // spec.block_bytes)
-    above, below = open_arena(spec, blocks, device), open_arena(spec, blocks, torch.device("cpu"))
     rates: dict[Route, float] = {}
-    for route, source, target in ((Route.SPILL, above, below), (Route.RESTORE, below, above)):
-        source.kv.fill_(1)  # pages become real
-        target.kv.fill_(0)
-        _synchronise(source.kv, target.kv)
-        start_s = clock.now_s()
-        copy_runs(source, target, [(1, 1, blocks)])
-        _synchronise(source.kv, target.kv)
-        rates[route] = blocks * spec.block_bytes / max(clock.now_s() - start_s, 1e-9)
+    with tiers.trial_arenas(blocks) as (above, below):
+        above.kv.fill_(1)  # pages become real
+        for route, lane, source, target in (
+            (Route.SPILL, lanes.down, above, below),
+            (Route.RESTORE, lanes.up, below, above),
+        ):
+            extents = extents_of(source, target, [(1, 1, blocks)])
+            lane.copy(extents).result()
+            start_s = clock.now_s()
+            lane.copy(extents).result()
+            rates[route] = blocks * spec.block_bytes / max(clock.now_s() - start_s, 1e-9)
     return rates
-
-
-def _synchronise(*tensors: Tensor) -> None:
-    if any(tensor.is_cuda for tensor in tensors):
-        torch.cuda.synchronize()
 
 
 def _measure_disk(volume: Volume, spec: KVSpec, clock: Clock) -> dict[Route, float]:

@@ -5,12 +5,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 
-from device.base import Device
+from device.base import Device, Pinned
 from device.volume import Volume, open_volume
 from engine.calibrate import is_unified
 from kvcache.store.arena import Arena, open_arena
@@ -18,7 +18,6 @@ from kvcache.store.disk import DiskLanes
 from kvcache.store.memory_file import identity_of
 from kvcache.store.mover import CopyLanes, StoreMover
 from tiercel.clock import Clock
-from tiercel.errors import DeviceError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.outcome import DiskState
 from tiercel.settings import EngineSettings
@@ -96,15 +95,21 @@ class Tiers:
         host: Arena | None,
         volume: Volume | None,
         disk: DiskLanes | None,
+        lanes: CopyLanes | None,
         mover: StoreMover,
+        machine: Device,
+        pinned: Pinned | None,
         closing: ExitStack,
     ) -> None:
         self.device = device
         self.host = host  # None: the device arena is the host tier too
+        self.lanes = lanes  # between the two
         self.volume = volume
         self.disk = disk
         self.mover = mover
         self.scan: VolumeScan | None = None  # after `start_scan`
+        self._machine = machine
+        self._pinned = pinned
         self._closing = closing
 
     @property
@@ -136,11 +141,27 @@ class Tiers:
             self.scan = VolumeScan(entries if entries is not None else self.volume.recover(), wake)
             self.scan.start()
 
+    @contextmanager
+    def trial_arenas(self, blocks: int) -> Iterator[tuple[Arena, Arena]]:
+        """Arenas beside the device tier and the host tier, to measure copies with."""
+        above = open_arena(self.device.spec, blocks, self.device.kv.device)
+        below = open_arena(self.device.spec, blocks, torch.device("cpu"))
+        pinned = _pin(self._machine, below)
+        pinned.wait()
+        try:
+            yield above, below
+        finally:
+            pinned.close()
+
     def close(self) -> None:
         """Let writes to the disk end, then give everything up. The arenas' memory goes with the last tensor."""
         if self.scan is not None:
             self.scan.close()
-        self.mover.close()
+        try:
+            self.mover.close()
+        finally:
+            if self._pinned is not None:
+                self._pinned.close()
         if self.disk is not None and not self.disk.close(_CLOSE_S):
             log.warning("kv disk call still under way: the volume stays open until the process ends")
             return
@@ -168,11 +189,14 @@ def open_tiers(
     torch_device, cpu = torch.device(device.name), torch.device("cpu")
     unified = is_unified(settings, device)
     arena = open_arena(spec, capacity.blocks, torch_device, arena_fd if unified else None, fingerprint)
-    host = None
-    if capacity.host_blocks:
-        host = open_arena(spec, capacity.host_blocks, cpu, arena_fd, fingerprint)
-        _pin(device, host)
+    host, lanes, pinned = None, None, None
     with ExitStack() as closing:
+        if capacity.host_blocks:
+            host = open_arena(spec, capacity.host_blocks, cpu, arena_fd, fingerprint)
+            pinned = _pin(device, host)
+            closing.callback(pinned.close)
+            slab_slots = pinned.slab_bytes // spec.block_bytes
+            lanes = CopyLanes(down=device.open_copy_lane(), up=device.open_copy_lane(), slab_slots=slab_slots)
         volume, disk = None, None
         if capacity.disk_blocks:
             folders = tuple(map(Path, settings.kv_disk_paths))
@@ -181,19 +205,10 @@ def open_tiers(
             closing.callback(volume.close)
             disk = DiskLanes(volume, clock, wake)
             disk.start()
-        lanes = CopyLanes(down=device.open_copy_lane(), up=device.open_copy_lane()) if host is not None else None
         mover = StoreMover(arena, host, lanes, disk, clock, wake)
-        return Tiers(arena, host, volume, disk, mover, closing.pop_all())
+        return Tiers(arena, host, volume, disk, lanes, mover, device, pinned, closing.pop_all())
 
 
-def _pin(device: Device, host: Arena) -> None:
-    """Lock the host tier into memory, beside the start: until then copies go through the driver's own buffers."""
-
-    def pin() -> None:
-        try:
-            device.pin(host.kv.data_ptr(), host.kv.nbytes)
-        except DeviceError as exc:
-            log.warning("host tier not pinned: copies will be slower error=%s", exc)
-
-    if device.name != "cpu":
-        threading.Thread(target=pin, name="kv-pin", daemon=True).start()
+def _pin(machine: Device, host: Arena) -> Pinned:
+    """Lock the host tier beside the start; a later engine locks the same memory again."""
+    return machine.pin(host.kv.data_ptr(), host.kv.nbytes, host.spec.block_bytes)

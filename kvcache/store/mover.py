@@ -11,10 +11,10 @@ from typing import Protocol
 
 import xxhash
 
-from device.base import Lane
+from device.base import CopyLane, Pending
 from kvcache.store.arena import Arena
 from kvcache.store.pump import Pump
-from kvcache.store.run import Run, check_slots, copy_runs, cut_runs, merge_runs
+from kvcache.store.run import Run, check_slots, cut_runs, extents_of, merge_runs
 from tiercel.clock import Clock
 from tiercel.errors import DeviceLostError, InvariantError
 from tiercel.ids import BlockKey, SlotId
@@ -23,9 +23,10 @@ from tiercel.tier import Landing, Purpose, Route, Transfer, Verdict
 
 _PRIORITY = {Purpose.RESTORE: 0, Purpose.SPILL: 1, Purpose.PREFETCH: 2, Purpose.BACKGROUND: 3}
 _UNCALLED = 4  # signatures that nobody waits for
-_PIECE_S = 1e-3  # the longest that something urgent waits behind a copy that has begun
-_FIRST_RATE = 4e9  # bytes/s, until the first copy was measured
-_RATE_WEIGHT = 0.2
+_PIECE_S = 1e-3  # of copying: something urgent waits behind as many pieces as the lane keeps queued
+_FIRST_PACE = 1 / 4e9  # s per byte, until the first copy was measured
+_PACE_WEIGHT = 0.2
+_HICCUP = 2.0  # one slow piece does not count for more
 
 
 class DiskResult(Protocol):
@@ -53,10 +54,11 @@ class Disk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CopyLanes:
-    """One lane per direction; their jobs may be queued on a stream."""
+    """One lane per direction."""
 
-    down: Lane  # device to host
-    up: Lane  # host to device
+    down: CopyLane  # device to host
+    up: CopyLane  # host to device
+    slab_slots: int = 0  # of the host arena: no copy may reach over a multiple of it; 0: any may
 
 
 @dataclass(slots=True)
@@ -74,13 +76,24 @@ class _Tally:
 
 
 @dataclass(slots=True)
+class _Piece:
+    """Some runs that were queued on the lane."""
+
+    pending: Pending[None]
+    bytes: int
+    queued_s: float
+
+
+@dataclass(slots=True)
 class _Copy:
     """A transfer between two arenas, on its pump."""
 
     transfer: Transfer
     runs: deque[Run]
     merged: int
+    flying: deque[_Piece] = field(default_factory=deque[_Piece])
     seconds: float = 0.0
+    has_failed: bool = False
 
 
 @dataclass(slots=True)
@@ -97,11 +110,14 @@ class _Check:
 class _Direction:
     """Where copies of one direction run, and how fast they went."""
 
-    lane: Lane
+    lane: CopyLane
     pump: Pump
     source: Arena
     target: Arena
-    rate: float = field(default=_FIRST_RATE)  # bytes/s
+    source_slab: int = 0  # slots
+    target_slab: int = 0
+    pace: float = _FIRST_PACE  # s per byte
+    landed_s: float = 0.0  # when the last piece did
 
 
 class StoreMover:
@@ -132,8 +148,8 @@ class StoreMover:
         self._directions: dict[Route, _Direction] = {}
         if host is not None and lanes is not None:
             self._directions = {
-                Route.SPILL: _Direction(lanes.down, Pump("copy-down"), device, host),
-                Route.RESTORE: _Direction(lanes.up, Pump("copy-up"), host, device),
+                Route.SPILL: _Direction(lanes.down, Pump("copy-down"), device, host, target_slab=lanes.slab_slots),
+                Route.RESTORE: _Direction(lanes.up, Pump("copy-up"), host, device, source_slab=lanes.slab_slots),
             }
         self._signer = Pump("sign")
         self._signing = threading.Lock()
@@ -230,34 +246,57 @@ class StoreMover:
             self.forget(transfer.targets)
         check_slots(direction.source, transfer.sources)
         check_slots(direction.target, transfer.targets)
-        runs = merge_runs(transfer.sources, transfer.targets)
+        runs = merge_runs(transfer.sources, transfer.targets, direction.source_slab, direction.target_slab)
         copy = _Copy(transfer, runs, len(runs))
         direction.pump.push(_PRIORITY[transfer.purpose], partial(self._copy_piece, direction, copy))
 
     def _copy_piece(self, direction: _Direction, copy: _Copy) -> bool:
-        """Copy for about a millisecond, on the pump. True when the transfer has more to copy."""
-        most = max(1, int(direction.rate * _PIECE_S) // self._block_bytes)
-        piece = cut_runs(copy.runs, most)
-        job = partial(copy_runs, direction.source, direction.target, piece)
-        started_s = self._clock.now_s()
+        """Queue a piece, or wait for one, on the pump. True when the transfer has more to copy or to wait for.
+
+        On a lane with some depth a piece is queued while another flies, so that the copy engine never waits for this
+        thread. A spill reads slots whose writers have committed, a restore writes slots that no launched step knows,
+        so a lane need not wait for the compute lane.
+        """
         try:
-            direction.lane.run(job).result()
+            if copy.runs:
+                copy.flying.append(self._queue_piece(direction, copy))
+                if copy.runs and len(copy.flying) < direction.lane.depth:
+                    return True
+            self._end_piece(direction, copy)
         except Exception as exc:  # an I/O thread body: whatever the device throws fails this transfer alone
             if direction.lane.is_lost(exc):
                 self._lost = DeviceLostError("device.copy_lost", f"{type(exc).__name__}: {exc}")
+            copy.has_failed = True
+            copy.runs.clear()
+        if copy.runs or copy.flying:  # of a failed transfer too: until all have ended its slots are being written
+            return True
+        if copy.has_failed:
             self._land(copy.transfer, Verdict.FAILED, copy.seconds, copy.merged)
             return False
-        took_s = self._clock.now_s() - started_s
-        copy.seconds += took_s
-        if took_s > 0:
-            measured = sum(blocks for _, _, blocks in piece) * self._block_bytes / took_s
-            direction.rate += _RATE_WEIGHT * (measured - direction.rate)
-        if copy.runs:
-            return True
         if direction.target is self._ram:
             self._sign_later(copy.transfer)
         self._land(copy.transfer, Verdict.LANDED, copy.seconds, copy.merged)
         return False
+
+    def _queue_piece(self, direction: _Direction, copy: _Copy) -> _Piece:
+        """One call of the lane for all of it."""
+        most = max(1, int(_PIECE_S / direction.pace) // self._block_bytes)
+        runs = cut_runs(copy.runs, most)
+        queued_s = self._clock.now_s()
+        pending = direction.lane.copy(extents_of(direction.source, direction.target, runs))
+        return _Piece(pending, sum(blocks for _, _, blocks in runs) * self._block_bytes, queued_s)
+
+    def _end_piece(self, direction: _Direction, copy: _Copy) -> None:
+        """Wait for the piece that was queued first, and learn from the time since the one before it."""
+        piece = copy.flying.popleft()
+        piece.pending.result()
+        now_s = self._clock.now_s()
+        took_s = now_s - max(piece.queued_s, direction.landed_s)
+        direction.landed_s = now_s
+        copy.seconds += took_s
+        if took_s > 0:  # times are averaged, not speeds: behind a piece that was noticed late one seems to take none
+            pace = min(took_s / piece.bytes, _HICCUP * direction.pace)
+            direction.pace += _PACE_WEIGHT * (pace - direction.pace)
 
     # Checksums
 

@@ -1,9 +1,9 @@
 """Copies between two arenas: neighbours as one, in pieces."""
 
-import ctypes
 from collections import deque
 from collections.abc import Sequence
 
+from device.extents import Extents
 from kvcache.store.arena import Arena
 from tiercel.errors import InvariantError
 from tiercel.ids import SlotId
@@ -12,11 +12,17 @@ Run = tuple[int, int, int]
 """Source slot, target slot, blocks: neighbours on both sides, hence one copy."""
 
 
-def merge_runs(sources: Sequence[SlotId], targets: Sequence[SlotId]) -> deque[Run]:
-    """Copies of as many neighbours as there are, neighbours on both sides."""
+def merge_runs(
+    sources: Sequence[SlotId], targets: Sequence[SlotId], source_slab: int = 0, target_slab: int = 0
+) -> deque[Run]:
+    """Copies of as many neighbours as there are, neighbours on both sides.
+
+    No copy reaches into a slot that is a multiple of its side's slab: memory there is locked apart. 0: it is not.
+    """
     runs: deque[Run] = deque()
     for source, target in sorted(zip(sources, targets, strict=True)):
-        if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (source, target):
+        begins_slab = (source_slab and not source % source_slab) or (target_slab and not target % target_slab)
+        if runs and not begins_slab and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (source, target):
             runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + 1)
         else:
             runs.append((source, target, 1))
@@ -42,15 +48,6 @@ def check_slots(arena: Arena, slots: Sequence[SlotId]) -> None:
         raise InvariantError("mover.slots", lowest=min(slots), highest=max(slots), blocks=arena.blocks)
 
 
-def copy_runs(source: Arena, target: Arena, runs: list[Run]) -> None:
-    """On a lane; the GIL is free meanwhile."""
-    if source.kv.is_cpu and target.kv.is_cpu:
-        # A fifth faster than torch's copy for runs of one block, and it never asks torch's threads for help.
-        size = source.spec.block_bytes
-        from_start, to_start = source.kv.data_ptr(), target.kv.data_ptr()
-        for first, to, blocks in runs:
-            ctypes.memmove(to_start + to * size, from_start + first * size, blocks * size)
-        return
-    for first, to, blocks in runs:
-        # Slices are views: the copy writes the arena and no temporary.
-        target.kv[to : to + blocks].copy_(source.kv[first : first + blocks], non_blocking=True)
+def extents_of(source: Arena, target: Arena, runs: Sequence[Run]) -> Extents:
+    """What a copy lane is told of these runs."""
+    return Extents.of_runs(runs, source.kv.data_ptr(), target.kv.data_ptr(), source.spec.block_bytes)

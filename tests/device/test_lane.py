@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from device.cpu import CpuDevice
+from device.cpu import CpuDevice, InlineLane
 from device.registry import open_device
 from tiercel.errors import ConfigError
 
@@ -39,6 +39,28 @@ def test_the_lane_computes_with_the_threads_it_was_given() -> None:
     lane = CpuDevice(threads=1).open_lane()
     assert lane.run(torch.get_num_threads).result() == 1
     lane.close()
+
+
+def test_a_mark_is_past_when_what_was_queued_before_has_ended() -> None:
+    device = CpuDevice(threads=1)
+    lane, gate = device.open_lane(), threading.Event()
+    assert lane.run(int).result() == 0
+    pending = lane.run(lambda: gate.wait(10))
+    mark = lane.mark()
+    behind = threading.Event()
+    lane.run(lambda: behind.wait(10))
+    assert not mark.is_past()
+    gate.set()
+    mark.wait()
+    assert mark.is_past() and pending.result()
+    assert not lane.mark().is_past()
+    behind.set()
+    lane.close()
+    assert InlineLane().mark().is_past()
+
+
+def test_a_cpu_tells_its_cores_and_no_capability() -> None:
+    assert (CpuDevice(threads=3).processors, CpuDevice(threads=3).capability) == (3, None)
 
 
 def test_a_cuda_device_is_refused_where_torch_sees_none() -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from device.cpu import CpuDevice
+from device.pinned import PinnedMemory
 from engine.calibrate import size_pool
 from engine.tiers import Tiers, VolumeScan, open_tiers
 from engine.wake import Wake
 from kvcache.store.memory_file import kept_memory
 from tiercel.clock import MonotonicClock
+from tiercel.errors import ConfigError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.outcome import DiskState
 from tiercel.settings import EngineSettings
@@ -37,7 +39,7 @@ class Bench:
         self.wake = Wake.open()
         self._next = 0
 
-    def open(self, fingerprint: bytes = b"model", **changes: Any) -> Tiers:
+    def open(self, fingerprint: bytes = b"model", device: CpuDevice | None = None, **changes: Any) -> Tiers:
         settings = EngineSettings(
             model="unused",
             kv_cache_memory_bytes=MIB,
@@ -46,7 +48,7 @@ class Bench:
             kv_disk_bytes=8 * MIB,
             **changes,
         )
-        device = CpuDevice(1)
+        device = device or CpuDevice(1)
         kept = kept_memory(self.fd, SPEC, fingerprint)
         self.capacity: Capacity = size_pool(settings, SPEC, device, 64, 0, kept)
         return open_tiers(
@@ -122,6 +124,43 @@ def test_a_restart_of_the_daemon_finds_what_lies_on_the_disk(bench: Bench) -> No
     assert again.move(tiers, Route.PREFETCH, 3, 8, 2).verdict is Verdict.MISS
     tiers.close()
     os.close(fd)
+
+
+class LockingDevice(CpuDevice):
+    """Keeps what it was asked to lock, slab by slab."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.locked: dict[int, int] = {}
+
+    def pin(self, address: int, size: int, block_bytes: int) -> PinnedMemory:  # type: ignore[override]
+        pinned = PinnedMemory(address, size, block_bytes, self.locked.__setitem__, self.locked.__delitem__, 1 << 18)
+        pinned.start()
+        pinned.wait()
+        return pinned
+
+
+def test_the_host_tier_is_locked_while_it_is_open_and_no_copy_crosses_a_slab(bench: Bench) -> None:
+    machine = LockingDevice()
+    tiers = bench.open(cpu_device_pool=True, device=machine)
+    assert tiers.host is not None and tiers.lanes is not None
+    assert sum(machine.locked.values()) == tiers.host.kv.nbytes
+    assert min(machine.locked) == tiers.host.kv.data_ptr()
+    assert tiers.lanes.slab_slots == (1 << 18) // SPEC.block_bytes == 16
+    before = dict(machine.locked)
+    with tiers.trial_arenas(3) as (_, below):
+        assert machine.locked[below.kv.data_ptr()] == below.kv.nbytes
+    assert machine.locked == before
+    tiers.close()
+    assert machine.locked == {}
+
+
+def test_nothing_stays_locked_when_another_tier_does_not_open(bench: Bench) -> None:
+    bench.folder.write_text("no folder")
+    machine = LockingDevice()
+    with pytest.raises(ConfigError):
+        bench.open(cpu_device_pool=True, device=machine)
+    assert machine.locked == {}
 
 
 def test_another_model_finds_nothing(bench: Bench) -> None:

@@ -2,21 +2,20 @@
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
 
 import torch
 
-from device.cpu import InlineLane
+from device.base import CopyLane, Device
+from device.cpu import Done, InlineLane
+from device.extents import Extents
 from kvcache.store.arena import Arena, open_arena
 from kvcache.store.mover import CopyLanes, StoreMover
 from tiercel.clock import MonotonicClock
 from tiercel.ids import BlockKey, SlotId
 from tiercel.tier import KVSpec, Landing, Purpose, Route, Transfer
 
-R = TypeVar("R")
 CPU = torch.device("cpu")
 SMALL = KVSpec(layers=3, kv_heads=1, head_dim=5, block_size=3, dtype="bfloat16")  # 180 bytes a block
 
@@ -85,26 +84,65 @@ class StubDisk:
 
 
 class GatedLane:
-    """An inline lane that waits before each job, and may fail."""
+    """An inline lane that waits before each copy, and may fail."""
+
+    depth = 1
 
     def __init__(self) -> None:
         self.gate = threading.Semaphore(0)
-        self.jobs = 0
+        self.copies = 0
         self.error: Exception | None = None
         self.is_dead = False
 
-    def run(self, job: Callable[[], R]) -> object:
+    def copy(self, extents: Extents) -> Done[None]:
         self.gate.acquire()
-        self.jobs += 1
+        self.copies += 1
         if self.error is not None:
             raise self.error
-        return InlineLane().run(job)
+        return InlineLane().copy(extents)
 
     def is_lost(self, error: Exception) -> bool:
         return self.is_dead
 
     def close(self) -> None:
         self.gate.release(1000)
+
+
+class LateCopy:
+    """Bytes that arrive when somebody waits for them."""
+
+    def __init__(self, lane: "LateLane", extents: Extents) -> None:
+        self._lane = lane
+        self._extents = extents
+
+    def result(self) -> None:
+        self._lane.ended.append(self)
+        if len(self._lane.ended) in self._lane.fails_at:
+            raise RuntimeError("no")
+        InlineLane().copy(self._extents)
+
+
+class LateLane:
+    """A queue, as a stream is one: what was queued goes on until somebody waits for it."""
+
+    depth = 2
+
+    def __init__(self, *fails_at: int) -> None:
+        self.fails_at = fails_at  # ends with an error, counted from 1
+        self.queued: list[LateCopy] = []
+        self.ended: list[LateCopy] = []
+        self.most_flying = 0
+
+    def copy(self, extents: Extents) -> LateCopy:
+        self.queued.append(LateCopy(self, extents))
+        self.most_flying = max(self.most_flying, len(self.queued) - len(self.ended))
+        return self.queued[-1]
+
+    def is_lost(self, error: Exception) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
 
 
 class MoverBench:
@@ -118,7 +156,9 @@ class MoverBench:
         *,
         fd: int | None = None,
         is_unified: bool = False,
-        lane: GatedLane | None = None,
+        lane: CopyLane | None = None,
+        slab_slots: int = 0,
+        machine: Device | None = None,
     ) -> None:
         self.device = open_arena(spec, device_blocks, CPU, fd if is_unified else None)
         self.host = None if is_unified else open_arena(spec, host_blocks, CPU, fd)
@@ -128,7 +168,12 @@ class MoverBench:
             fill(self.host, 2)
         self.disk = StubDisk()
         self.wakes = 0
-        lanes = CopyLanes(down=lane or InlineLane(), up=lane or InlineLane())  # type: ignore[arg-type]
+        lanes = CopyLanes(lane or InlineLane(), lane or InlineLane(), slab_slots)
+        if machine is not None:
+            pinned = machine.pin(self.ram.kv.data_ptr(), self.ram.kv.nbytes, spec.block_bytes)
+            pinned.wait()
+            slab_slots = pinned.slab_bytes // spec.block_bytes
+            lanes = CopyLanes(machine.open_copy_lane(), machine.open_copy_lane(), slab_slots)
         clock = MonotonicClock()
         self.mover = StoreMover(self.device, self.host, lanes, self.disk, clock, self._wake)
         self._next = 0

@@ -9,13 +9,15 @@ import pytest
 import xxhash
 
 from kvcache.store.run import merge_runs
-from tests.kvcache.store.builders import SMALL, Answer, GatedLane, MoverBench, content, key, slots
+from tests.kvcache.store.builders import SMALL, Answer, GatedLane, LateLane, MoverBench, content, key, slots
 from tiercel.errors import DeviceLostError, InvariantError
 from tiercel.ids import SlotId
 from tiercel.tier import KVSpec, Landing, Purpose, Route, Verdict
 
 ODD = KVSpec(layers=1, kv_heads=1, head_dim=1, block_size=1, dtype="float32")  # 8 bytes a block
 WIDE = KVSpec(layers=5, kv_heads=3, head_dim=64, block_size=16, dtype="float32")  # 120 KiB a block
+
+BIG = KVSpec(layers=4, kv_heads=8, head_dim=128, block_size=16, dtype="float32")  # 512 KiB a block: 7 a piece
 
 
 @pytest.fixture
@@ -87,8 +89,7 @@ def test_neighbours_on_both_sides_become_one_copy() -> None:
 
 def test_what_is_waited_for_overtakes_after_one_piece() -> None:
     lane = GatedLane()
-    big = KVSpec(layers=4, kv_heads=8, head_dim=128, block_size=16, dtype="float32")  # 512 KiB: 8 blocks a piece
-    bench = MoverBench(big, lane=lane)
+    bench = MoverBench(BIG, lane=lane)
     background = bench.begin(Route.SPILL, slots(*range(1, 31)), slots(*range(1, 31)))
     while not bench.mover.bytes_in_flight(Route.SPILL):
         time.sleep(0.001)
@@ -96,7 +97,46 @@ def test_what_is_waited_for_overtakes_after_one_piece() -> None:
     urgent = bench.begin(Route.SPILL, slots(35, 36), slots(50, 51), purpose=Purpose.SPILL)
     lane.gate.release(1000)
     assert [landing.id for landing in bench.landings(2)] == [urgent, background]
-    assert lane.jobs > 3  # cut to pieces
+    assert lane.copies > 3  # cut to pieces
+
+
+def test_no_copy_reaches_from_one_slab_of_host_memory_into_the_next() -> None:
+    neighbours = slots(*range(1, 10))
+    assert list(merge_runs(neighbours, slots(*range(6, 15)), target_slab=5)) == [(1, 6, 4), (5, 10, 5)]
+    assert list(merge_runs(neighbours, neighbours, source_slab=4)) == [(1, 1, 3), (4, 4, 4), (8, 8, 2)]
+    assert list(merge_runs(neighbours, neighbours, 4, 6)) == [(1, 1, 3), (4, 4, 2), (6, 6, 2), (8, 8, 2)]
+    for route in (Route.SPILL, Route.RESTORE):
+        bench = MoverBench(slab_slots=10)
+        assert bench.host is not None
+        source, target = (bench.device, bench.host) if route is Route.SPILL else (bench.host, bench.device)
+        bench.begin(route, slots(*range(1, 41)), slots(*range(1, 41)))
+        assert bench.landings()[0].runs == 5
+        assert all(content(source, slot) == content(target, slot) for slot in range(1, 41))
+
+
+def test_a_lane_of_some_depth_never_waits_for_the_pump() -> None:
+    lane = LateLane()
+    bench = MoverBench(BIG, lane=lane)
+    assert bench.host is not None
+    background = bench.begin(Route.SPILL, slots(*range(1, 31)), slots(*range(1, 31)))
+    urgent = bench.begin(Route.SPILL, slots(35, 36), slots(50, 51), purpose=Purpose.SPILL)
+    assert {landing.id: landing.verdict for landing in bench.landings(2)} == dict.fromkeys(
+        (background, urgent), Verdict.LANDED
+    )
+    assert len(lane.queued) == len(lane.ended) > 3
+    assert lane.most_flying in (2, 3)  # two of a transfer, and what overtook it
+    assert all(content(bench.device, slot) == content(bench.host, slot) for slot in range(1, 31))
+    spill = next(gauges for gauges in bench.mover.gauges() if gauges.route is Route.SPILL)
+    assert spill.seconds > 0
+
+
+def test_a_transfer_that_failed_ends_when_nothing_writes_its_slots_any_more() -> None:
+    for fails_at in (1, 2, 3):
+        lane = LateLane(fails_at)
+        bench = MoverBench(BIG, 30, 30, lane=lane)
+        failed = bench.begin(Route.SPILL, slots(*range(1, 31)), slots(*range(1, 31)))
+        assert [(landing.id, landing.verdict) for landing in bench.landings()] == [(failed, Verdict.FAILED)]
+        assert len(lane.ended) == len(lane.queued) == fails_at + 1
 
 
 def test_equals_go_in_order_of_arrival() -> None:

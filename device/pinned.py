@@ -1,0 +1,135 @@
+"""Host memory that is locked for a device's copy engines, slab by slab, beside everything else.
+
+Pageable memory goes through the driver's own small buffers at a fraction of the speed, and the caller waits. Locking
+takes a while, since every page must become real first; until a slab is locked its copies go that slow way. A copy must
+not reach from one slab into the next: to the driver they are two allocations.
+"""
+
+import ctypes
+import logging
+import math
+import mmap
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device.extents import Addresses
+from tiercel.errors import DeviceError
+
+log = logging.getLogger(__name__)
+
+SLAB_BYTES = 1 << 30
+_POPULATE_BYTES = 64 << 20  # pages made real in one call
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; absent in the mmap module
+
+
+class PinnedMemory:
+    """One range of host memory in slabs that hold whole blocks and begin on a page.
+
+    `register(address, bytes)` locks a slab and raises DeviceError when the driver refuses, `unregister(address)` gives
+    it up. The first refusal ends the locking: what is left stays pageable.
+    """
+
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        block_bytes: int,
+        register: Callable[[int, int], None],
+        unregister: Callable[[int], None],
+        slab_bytes: int = SLAB_BYTES,
+    ) -> None:
+        step = math.lcm(block_bytes, mmap.PAGESIZE)
+        self.address = address
+        self.size = size
+        self.slab_bytes = max(1, slab_bytes // step) * step
+        self._register = register
+        self._unregister = unregister
+        self._is_pinned = np.zeros(-(-size // self.slab_bytes), dtype=np.bool_)
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kv-pin", daemon=True)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Locked so far."""
+        return sum(self._slab(index)[1] for index in np.flatnonzero(self._is_pinned).tolist())
+
+    @property
+    def is_closed(self) -> bool:
+        """Given up, or about to be."""
+        return self._is_closing.is_set()
+
+    def start(self) -> None:
+        """Begin to lock. Cost: on a thread of its own, the time it takes to make every page real."""
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Sleep until everything is locked or refused."""
+        self._thread.join()
+
+    def are_pinned(self, addresses: Addresses) -> NDArray[np.bool_]:
+        """Which of these lie in a locked slab. Addresses of elsewhere do not. Shapes: [n] -> [n]."""
+        if not len(self._is_pinned):
+            return np.zeros(len(addresses), dtype=np.bool_)
+        # Below the range the difference wraps round to a huge number, which is outside as well.
+        offsets = addresses - np.uint64(self.address)
+        slabs = np.minimum(offsets // np.uint64(self.slab_bytes), np.uint64(len(self._is_pinned) - 1))
+        return (offsets < np.uint64(self.size)) & self._is_pinned[slabs.astype(np.intp)]
+
+    def close(self) -> None:
+        """Give every slab up. No copy may be under way."""
+        self._is_closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for index in np.flatnonzero(self._is_pinned).tolist():
+            self._is_pinned[index] = False
+            try:
+                self._unregister(self._slab(index)[0])
+            except DeviceError as exc:  # a lost device refuses it too, and the process ends anyway
+                log.warning("host memory not unlocked slab=%d error=%s", index, exc)
+
+    def _slab(self, index: int) -> tuple[int, int]:
+        """Address and bytes."""
+        start = index * self.slab_bytes
+        return self.address + start, min(self.slab_bytes, self.size - start)
+
+    def _run(self) -> None:
+        started_s = time.monotonic()
+        slabs = len(self._is_pinned)
+        for index in range(slabs):
+            address, size = self._slab(index)
+            if not _populate(address, size, self._is_closing):
+                return
+            try:
+                self._register(address, size)
+            except DeviceError as exc:
+                log.warning(
+                    "host memory not locked from slab %d of %d on: its copies will be slower error=%s",
+                    *(index, slabs, exc),
+                )
+                break
+            self._is_pinned[index] = True
+            log.debug("host memory locked slab=%d of=%d bytes=%d", index, slabs, size)
+        if slabs > 1:  # the one slab has had its line
+            took_s = time.monotonic() - started_s
+            log.info("host memory locked bytes=%d of=%d seconds=%.1f", self.pinned_bytes, self.size, took_s)
+
+
+def _populate(address: int, size: int, is_closing: threading.Event) -> bool:
+    """Make pages real, so that the driver, which holds its locks meanwhile, finds them there. False when closing.
+
+    Effects: none on what the pages hold. A kernel that does not know the call leaves it to the driver.
+    """
+    libc = ctypes.CDLL(None)
+    for start in range(0, size, _POPULATE_BYTES):
+        if is_closing.is_set():
+            return False
+        libc.madvise(
+            ctypes.c_void_p(address + start),
+            ctypes.c_size_t(min(_POPULATE_BYTES, size - start)),
+            ctypes.c_int(_MADV_POPULATE_WRITE),
+        )
+    return True

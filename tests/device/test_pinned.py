@@ -1,0 +1,171 @@
+"""Host memory that is locked slab by slab."""
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from device.cpu import CpuDevice
+from device.pinned import PinnedMemory
+from tests.device.fake_cuda import FakeLibrary
+from tiercel.errors import DeviceError
+
+PAGE = mmap.PAGESIZE
+
+
+class Locks:
+    """What a driver keeps of it."""
+
+    def __init__(self, refuses: int | None = None, gate: threading.Event | None = None) -> None:
+        self.locked: dict[int, int] = {}
+        self.tries = 0
+        self._refuses = refuses
+        self._gate = gate
+
+    def register(self, address: int, size: int) -> None:
+        self.tries += 1
+        if self._gate is not None:
+            self._gate.wait(10)
+        if self.tries == self._refuses:
+            raise DeviceError("cuda.call", status="CUDA_ERROR_OUT_OF_MEMORY")
+        self.locked[address] = size
+
+    def unregister(self, address: int) -> None:
+        del self.locked[address]
+
+
+def memory(pages: int) -> tuple[mmap.mmap, int]:
+    """A memfd that outlives whoever maps it."""
+    fd = os.memfd_create("host")
+    os.ftruncate(fd, pages * PAGE)
+    raw = mmap.mmap(fd, pages * PAGE)
+    os.close(fd)
+    return raw, ctypes.addressof(ctypes.c_char.from_buffer(raw))
+
+
+def test_slabs_hold_whole_blocks_begin_on_pages_and_cover_everything() -> None:
+    raw, address = memory(50)
+    locks = Locks()
+    block = 3 * PAGE // 2
+    pinned = PinnedMemory(address, 33 * block, block, locks.register, locks.unregister, 16 * PAGE)
+    assert pinned.slab_bytes == 15 * PAGE  # 10 blocks
+    pinned.start()
+    pinned.wait()
+    assert locks.locked == {
+        address: 15 * PAGE,
+        address + 15 * PAGE: 15 * PAGE,
+        address + 30 * PAGE: 15 * PAGE,
+        address + 45 * PAGE: 33 * block - 45 * PAGE,
+    }
+    assert pinned.pinned_bytes == 33 * block
+    raw[:1] = b"x"
+    pinned.close()
+    assert locks.locked == {} and pinned.pinned_bytes == 0
+
+
+@pytest.mark.parametrize("block", [1, 180, PAGE + 1, 40 * PAGE])
+def test_a_block_that_is_no_divisor_of_the_slab_makes_another_slab(block: int) -> None:
+    pinned = PinnedMemory(PAGE, 100 * block, block, lambda address, size: None, lambda address: None, 16 * PAGE)
+    assert pinned.slab_bytes % block == 0 == pinned.slab_bytes % PAGE
+
+
+def test_what_the_memory_holds_is_left_alone() -> None:
+    raw, address = memory(8)
+    raw[:] = os.urandom(len(raw))
+    before = bytes(raw)
+    locks = Locks()
+    pinned = PinnedMemory(address, len(raw), PAGE, locks.register, locks.unregister, 2 * PAGE)
+    pinned.start()
+    pinned.wait()
+    pinned.close()
+    assert bytes(raw) == before
+
+
+def test_addresses_are_known_to_lie_in_a_locked_slab() -> None:
+    _, address = memory(8)
+    locks = Locks(refuses=3)
+    pinned = PinnedMemory(address, 8 * PAGE, PAGE, locks.register, locks.unregister, 2 * PAGE)
+    asked = np.array([0, address - 1, *(address + at * PAGE for at in range(9)), (1 << 64) - 1], dtype=np.uint64)
+    assert not pinned.are_pinned(asked).any()
+    pinned.start()
+    pinned.wait()
+    assert pinned.are_pinned(asked).tolist() == [False] * 2 + [True] * 4 + [False] * 6
+    pinned.close()
+    assert not pinned.are_pinned(asked).any()
+
+
+def test_nothing_to_lock_is_nothing_locked() -> None:
+    pinned = PinnedMemory(PAGE, 0, PAGE, lambda address, size: None, lambda address: None)
+    pinned.start()
+    pinned.wait()
+    assert not pinned.are_pinned(np.array([PAGE], dtype=np.uint64)).any()
+    pinned.close()
+
+
+def test_a_refused_slab_is_told_and_the_rest_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    _, address = memory(8)
+    locks = Locks(refuses=3)
+    pinned = PinnedMemory(address, 8 * PAGE, PAGE, locks.register, locks.unregister, 2 * PAGE)
+    pinned.start()
+    pinned.wait()
+    assert locks.tries == 3 and list(locks.locked) == [address, address + 2 * PAGE]
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["DEBUG", "DEBUG", "WARNING", "INFO"]
+    assert "from slab 2 of 4 on" in caplog.text and "OUT_OF_MEMORY" in caplog.text
+    assert f"bytes={4 * PAGE} of={8 * PAGE} seconds=" in caplog.text
+    pinned.close()
+    assert locks.locked == {}
+
+
+def test_closing_waits_for_the_slab_in_hand_and_locks_no_more() -> None:
+    _, address = memory(8)
+    gate = threading.Event()
+    locks = Locks(gate=gate)
+    pinned = PinnedMemory(address, 8 * PAGE, PAGE, locks.register, locks.unregister, 2 * PAGE)
+    pinned.start()
+    while not locks.tries:
+        pass
+    closing = threading.Thread(target=pinned.close)
+    closing.start()
+    while not pinned.is_closed:
+        pass
+    gate.set()
+    closing.join(10)
+    assert locks.tries == 1 and locks.locked == {}
+    pinned.close()  # twice is once
+
+
+def test_a_device_that_refuses_to_unlock_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    _, address = memory(4)
+    library = FakeLibrary()
+    pinned = library.open_device(2 * PAGE).pin(address, 4 * PAGE, PAGE)
+    pinned.wait()
+    assert set(library.registered.values()) == {2 * PAGE}
+    library.registered.clear()  # lost: it answers every call with an error
+    pinned.close()
+    assert caplog.text.count("host memory not unlocked") == 2
+
+
+def test_a_later_range_does_not_hide_an_earlier_one() -> None:
+    (_first, first), (_second, second) = memory(4), memory(4)  # mapped as long as they have names
+    library = FakeLibrary()
+    device = library.open_device(2 * PAGE)
+    tier = device.pin(first, 4 * PAGE, PAGE)
+    trial = device.pin(second, 4 * PAGE, PAGE)
+    tier.wait()
+    trial.wait()
+    assert len(library.registered) == 4
+    trial.close()
+    assert sorted(library.registered) == [first, first + 2 * PAGE]
+
+
+def test_the_cpu_locks_nothing() -> None:
+    pinned = CpuDevice(1).pin(0, 1 << 40, PAGE)
+    pinned.wait()
+    pinned.close()
+    assert (pinned.pinned_bytes, pinned.slab_bytes) == (0, 0)

@@ -1,0 +1,38 @@
+"""Errors that tell of a lack of memory, and those that do not."""
+
+import pytest
+import torch
+
+from device.shortage import is_shortage
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        MemoryError(),
+    ],
+)
+def test_a_lack_of_memory_is_known(error: Exception) -> None:
+    assert is_shortage(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("shape mismatch: out of memory is what this request says"),
+        ValueError("CUDA error: out of memory"),
+    ],
+)
+def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
+    assert not is_shortage(error)
+
+
+def test_the_cpu_says_so_itself() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 58)
+    assert is_shortage(caught.value)
