@@ -22,6 +22,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from device.timer import WallTimer
 from engine.loop import EngineLoop
 from engine.rows import RowBook
 from engine.runner import Flight, Ran, Runner
@@ -66,7 +67,7 @@ class IdleLane:
     def _say(batch: NanoBatch) -> Ran:
         seqs = tuple(piece.seq for piece in batch.slices if piece.samples)
         sampled = Sampled(torch.full((len(seqs),), 7), torch.zeros(len(seqs), dtype=torch.bool))
-        return Ran(SimpleNamespace(seqs=seqs), sampled, 0.0)  # type: ignore[arg-type]
+        return Ran(SimpleNamespace(seqs=seqs), sampled, WallTimer(MonotonicClock(), 0.0))  # type: ignore[arg-type]
 
     def close(self) -> None:
         pass

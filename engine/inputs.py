@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention.base import ForwardState
+from engine.staging import Staging
 from scheduler.sequence import Sequence
 from tiercel.ids import SeqId
 from tiercel.plan import NanoBatch
@@ -22,31 +22,49 @@ class SequenceReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceInputs:
+    """One nano-batch on the device. Shapes: those of `BatchInputs`."""
+
+    tokens: Tensor
+    is_unknown: Tensor
+    token_rows: Tensor
+    sample_at: Tensor
+    rows: Tensor
+    state: ForwardState
+
+
+@dataclass(frozen=True, slots=True)
 class BatchInputs:
     """One nano-batch, ready to run; built on the host without waiting for the step in flight.
 
-    Tokens that the step in flight is still sampling are 0 here; the lane fills `tokens[unknown]` from the last
-    token of `unknown_rows`.
+    Tokens that the step in flight is still sampling are 0 here and marked as unknown; the lane takes the last token of
+    their row instead.
 
-    Shapes: tokens [T] int64; unknown, unknown_rows [U]; sample_at [N] (index into T), rows, positions,
-            output_index [N] of the slices that sample.
+    Shapes: tokens, token_rows, token_positions, slot_ids, slot_offsets [T] int64; is_unknown [T] bool; query_starts
+            [S + 1], context_lengths [S] int32; block_tables [S, blocks] int64; sample_at [N] (index into T), rows,
+            positions, output_index [N] int64 of the slices that sample.
     """
 
     tokens: NDArray[np.int64]
-    unknown: NDArray[np.int64]
-    unknown_rows: NDArray[np.int64]
-    query_starts: tuple[int, ...]
-    context_lengths: tuple[int, ...]
-    block_tables: NDArray[np.int64]
+    is_unknown: NDArray[np.bool_]
+    token_rows: NDArray[np.int64]
     token_positions: NDArray[np.int64]
     slot_ids: NDArray[np.int64]
     slot_offsets: NDArray[np.int64]
+    query_starts: NDArray[np.int32]
+    context_lengths: NDArray[np.int32]
+    block_tables: NDArray[np.int64]
     sample_at: NDArray[np.int64]
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
     output_index: NDArray[np.int64]
     seqs: tuple[SeqId, ...]  # of the slices that sample
     slice_seqs: tuple[SeqId, ...]  # of all slices
+
+    @property
+    def is_decode(self) -> bool:
+        """Every slice is one token and samples: the arrays of the tokens and of the slices that sample are one."""
+        return len(self.tokens) == len(self.slice_seqs) == len(self.sample_at)
 
     def without(self, gone: frozenset[SeqId]) -> "BatchInputs | None":
         """The same without the slices of these sequences; None when none is left."""
@@ -56,19 +74,17 @@ class BatchInputs:
         lengths = np.diff(self.query_starts)
         token_kept = np.repeat(kept, lengths)
         new_at = np.cumsum(token_kept) - 1
-        unknown_kept = token_kept[self.unknown]
         sample_kept = token_kept[self.sample_at]
-        context_lengths = np.array(self.context_lengths)[kept]
         return BatchInputs(
             tokens=self.tokens[token_kept],
-            unknown=new_at[self.unknown[unknown_kept]],
-            unknown_rows=self.unknown_rows[unknown_kept],
-            query_starts=(0, *np.cumsum(lengths[kept]).tolist()),
-            context_lengths=tuple(context_lengths.tolist()),
-            block_tables=self.block_tables[kept],
+            is_unknown=self.is_unknown[token_kept],
+            token_rows=self.token_rows[token_kept],
             token_positions=self.token_positions[token_kept],
             slot_ids=self.slot_ids[token_kept],
             slot_offsets=self.slot_offsets[token_kept],
+            query_starts=_starts(lengths[kept]),
+            context_lengths=self.context_lengths[kept],
+            block_tables=self.block_tables[kept],
             sample_at=new_at[self.sample_at[sample_kept]],
             rows=self.rows[sample_kept],
             positions=self.positions[sample_kept],
@@ -77,18 +93,36 @@ class BatchInputs:
             slice_seqs=tuple(seq for seq in self.slice_seqs if seq not in gone),
         )
 
-    def state(self, device: torch.device) -> ForwardState:
-        """What attention needs, on the device."""
-        return ForwardState(
-            query_starts=self.query_starts,
-            context_lengths=self.context_lengths,
-            block_tables=_upload(self.block_tables, device),
-            positions=_upload(self.token_positions, device),
-            slot_ids=_upload(self.slot_ids, device),
-            slot_offsets=_upload(self.slot_offsets, device),
-            device_query_starts=_upload(np.array(self.query_starts, np.int32), device),
-            device_context_lengths=_upload(np.array(self.context_lengths, np.int32), device),
+    def upload_no_sync(self, staging: Staging) -> DeviceInputs:
+        """What the forward needs, on the device. Cost and effects: see `Staging.upload_no_sync`."""
+        tokens, token_rows, positions, slot_ids, slot_offsets, sample_at, rows, starts, lengths, is_unknown, tables = (
+            staging.upload_no_sync(
+                (
+                    self.tokens,
+                    self.token_rows,
+                    self.token_positions,
+                    self.slot_ids,
+                    self.slot_offsets,
+                    self.sample_at,
+                    self.rows,
+                    self.query_starts,
+                    self.context_lengths,
+                    self.is_unknown,
+                    self.block_tables,
+                )
+            )
         )
+        state = ForwardState(
+            query_starts=tuple(self.query_starts.tolist()),
+            context_lengths=tuple(self.context_lengths.tolist()),
+            block_tables=tables,
+            positions=positions,
+            slot_ids=slot_ids,
+            slot_offsets=slot_offsets,
+            device_query_starts=starts,
+            device_context_lengths=lengths,
+        )
+        return DeviceInputs(tokens, is_unknown, token_rows, sample_at, rows, state)
 
 
 def build_inputs(
@@ -130,17 +164,18 @@ def build_inputs(
 
     sampling = np.array([index for index, piece in enumerate(slices) if piece.samples], np.int64)
     widest = -(-int(ends.max()) // block_size)
-    unknown_at = np.array(unknown, np.int64)
+    is_unknown = np.zeros(num_tokens, np.bool_)
+    is_unknown[query_starts[np.array(unknown, np.int64)]] = True
     return BatchInputs(
         tokens=tokens,
-        unknown=query_starts[unknown_at],
-        unknown_rows=rows[unknown_at],
-        query_starts=(0, *query_ends.tolist()),
-        context_lengths=tuple(ends.tolist()),
-        block_tables=tables[rows, :widest],
+        is_unknown=is_unknown,
+        token_rows=token_rows,
         token_positions=token_positions,
         slot_ids=tables[token_rows, token_positions // block_size],
         slot_offsets=token_positions % block_size,
+        query_starts=_starts(lengths),
+        context_lengths=ends.astype(np.int32),
+        block_tables=tables[rows, :widest],
         sample_at=query_ends[sampling] - 1,
         rows=rows[sampling],
         positions=ends[sampling],
@@ -150,5 +185,8 @@ def build_inputs(
     )
 
 
-def _upload(values: NDArray[np.integer], device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device, non_blocking=True)
+def _starts(lengths: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Where each slice begins in the row of tokens, and where the last one ends. Shapes: lengths [S] -> [S + 1]."""
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return starts

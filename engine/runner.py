@@ -1,18 +1,25 @@
 """The runner: launches sealed steps on the device and hands back flights."""
 
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from device.base import Lane, Pending
+from device.graph import GraphRecorder
+from device.shortage import is_shortage
+from device.timer import Timer
+from engine.graphs import DecodeGraphs, record_graphs
 from engine.inputs import BatchInputs, SequenceReader, build_inputs
 from engine.models.base import Model
 from engine.rows import RowBook
 from engine.sampling import Sampled, Sampler, token_logprobs
+from engine.staging import Staging, open_staging
 from tiercel.clock import Clock, MonotonicClock
-from tiercel.errors import DeviceError, DeviceLostError
+from tiercel.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome, TokenLogprobs
 from tiercel.plan import StepPlan
@@ -37,7 +44,7 @@ class Ran:
 
     batch: BatchInputs  # without the sequences that had gone by then
     sampled: Sampled
-    ms: float | None  # None on a lane that only queues: nothing has ended yet when the next is queued
+    timer: Timer
 
 
 class Flight:
@@ -74,12 +81,15 @@ class Flight:
                 bad_rows: list[int] = one.sampled.bad_rows.nonzero().flatten().tolist()
                 bad += [place_by_seq[seqs[index]] for index in bad_rows]
                 logprobs += token_logprobs(one.sampled, seqs)
-        times = tuple(0.0 if one is None else one.ms for one in ran)
-        return StepOutcome(tuple(tokens), logprobs, tuple(bad), tuple(ms for ms in times if ms is not None))
+        times = tuple(0.0 if one is None else one.timer.ms() for one in ran)
+        return StepOutcome(tuple(tokens), logprobs, tuple(bad), times)
 
 
 def _failure(lane: Lane, error: Exception, step: int) -> DeviceError | DeviceLostError:
     kind = DeviceLostError if lane.is_lost(error) else DeviceError
+    if kind is DeviceError and is_shortage(error):
+        kind = OutOfDeviceMemoryError
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors that filled the device
     return kind("device.step_failed", f"{type(error).__name__}: {error}", step=step)
 
 
@@ -87,7 +97,8 @@ class Runner:
     """Model, arena, sampler and lane behind one call: `launch`.
 
     Sampled tokens stay on the device between steps: `_last_tokens[row]` is the token that the row's sequence said
-    last, so step n + 1 is launched before the host has seen what step n sampled.
+    last, so step n + 1 is launched before the host has seen what step n sampled. Nothing but `Flight.result` waits for
+    the device.
     """
 
     def __init__(
@@ -100,6 +111,7 @@ class Runner:
         sequences: SequenceReader,
         end_tokens: tuple[int, ...],
         clock: Clock | None = None,
+        staging: Staging | None = None,
     ) -> None:
         self._clock = clock or MonotonicClock()
         self._model = model
@@ -111,9 +123,27 @@ class Runner:
         self._end_tokens = end_tokens
         self._block_size = kv.shape[2]
         self._last_tokens = torch.zeros(rows.tables.shape[0], dtype=torch.int64, device=kv.device)
+        self._staging = staging or open_staging(kv.device, lane)
+        self._graphs: DecodeGraphs | None = None
+
+    def record_graphs(
+        self, recorder: GraphRecorder, sizes: Sequence[int], tell: Callable[[int, int], None]
+    ) -> tuple[int, ...]:
+        """Decodes of up to so many rows are replayed from now on, as far as they could be recorded. Waits for it.
+
+        See `engine.graphs.record_graphs`; returns the sizes that there are.
+        """
+
+        @torch.inference_mode()
+        def record() -> DecodeGraphs | None:
+            blocks = self._rows.tables.shape[1]
+            return record_graphs(self._model, self._kv, self._last_tokens, blocks, recorder, sizes, tell)
+
+        self._graphs = self._lane.run(record).result()
+        return () if self._graphs is None else self._graphs.sizes
 
     def launch(self, plan: StepPlan) -> Flight:
-        """Queue one step on the compute lane. Never waits for the device.
+        """Queue one step on the compute lane. Never waits for the device unless that fails.
 
         Errors: DeviceError when the lane cannot take it (a CUDA lane runs out of memory here, not in the flight).
         """
@@ -126,6 +156,8 @@ class Runner:
         try:
             pending = self._lane.run(lambda: self._run(fresh, batches))
         except Exception as exc:  # as in `Flight.result`: the boundary round what request data can break
+            with suppress(RuntimeError):  # what a lost device answers
+                self._lane.mark().wait()  # half of the step may be queued, and its slots are about to go to others
             raise _failure(self._lane, exc, plan.step) from exc
         return Flight(plan, batches, pending, self._lane)
 
@@ -156,20 +188,28 @@ class Runner:
         left = batch.without(gone) if gone else batch
         if left is None:
             return None
-        start_s = self._clock.now_s()
-        sampled = self._forward(left)
-        ms = 1e3 * (self._clock.now_s() - start_s) if self._kv.device.type == "cpu" else None
-        return Ran(left, sampled, ms)
+        timer = self._lane.start_timer(self._clock)
+        logits, rows = self._decode(left) or self._forward(left)
+        sampled = self._sampler.sample_no_sync(logits, left.rows, left.positions, left.output_index)
+        self._last_tokens.index_copy_(0, rows, sampled.tokens)
+        on_host = sampled.to_host_no_sync()
+        timer.stop()
+        return Ran(left, on_host, timer)
 
-    def _forward(self, batch: BatchInputs) -> Sampled:
-        device = self._kv.device
-        tokens = torch.from_numpy(batch.tokens).to(device, non_blocking=True)
-        if len(batch.unknown):
-            rows = torch.from_numpy(batch.unknown_rows).to(device, non_blocking=True)
-            tokens[torch.from_numpy(batch.unknown).to(device, non_blocking=True)] = self._last_tokens[rows]
-        hidden = self._model.forward(tokens, self._kv, batch.state(device))
-        sample_at = torch.from_numpy(batch.sample_at).to(device, non_blocking=True)
-        logits = self._model.logits(hidden[sample_at])
-        sampled = self._sampler.sample_no_sync(logits, batch.rows, batch.positions, batch.output_index)
-        self._last_tokens[torch.from_numpy(batch.rows).to(device, non_blocking=True)] = sampled.tokens
-        return sampled.to_host_no_sync()
+    def _decode(self, batch: BatchInputs) -> tuple[Tensor, Tensor] | None:
+        """Logits and rows of what samples, in one launch; None where there is no graph for it."""
+        size = None if self._graphs is None else self._graphs.size_of(batch)
+        if self._graphs is None or size is None:
+            return None
+        return self._graphs.run_no_sync(batch, size, self._staging)
+
+    def _forward(self, batch: BatchInputs) -> tuple[Tensor, Tensor]:
+        """The same, piece by piece."""
+        on_device = batch.upload_no_sync(self._staging)
+        tokens = on_device.tokens
+        if batch.is_unknown.any():
+            said = self._last_tokens.index_select(0, on_device.token_rows)
+            tokens = torch.where(on_device.is_unknown, said, tokens)
+        hidden = self._model.forward(tokens, self._kv, on_device.state)
+        sampling = hidden if batch.is_decode else hidden.index_select(0, on_device.sample_at)
+        return self._model.logits(sampling), on_device.rows

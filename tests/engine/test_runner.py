@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from device.cpu import CpuDevice
+from device.cpu import CpuDevice, InlineLane
 from engine.attention.base import ForwardState
 from engine.inputs import build_inputs
 from engine.rows import RowBook
@@ -45,20 +45,17 @@ class NextNumber:
         return torch.where(hidden == 14, torch.nan, rows)
 
 
-class FullLane:
+class FullLane(InlineLane):
     """A device that takes nothing."""
 
     def __init__(self, *, is_dead: bool = False) -> None:
         self._is_dead = is_dead
 
-    def run(self, job: Callable[[], R]) -> "torch.futures.Future[R]":
+    def run(self, job: Callable[[], R]) -> "torch.futures.Future[R]":  # type: ignore[override]
         raise MemoryError("full")
 
     def is_lost(self, error: Exception) -> bool:
         return self._is_dead
-
-    def close(self) -> None:
-        pass
 
 
 class Held:
@@ -71,17 +68,11 @@ class Held:
         return self._job()
 
 
-class HeldLane:
+class HeldLane(InlineLane):
     """A device that has yet to begin."""
 
-    def run(self, job: Callable[[], R]) -> Held:
+    def run(self, job: Callable[[], R]) -> Held:  # type: ignore[override]
         return Held(job)
-
-    def is_lost(self, error: Exception) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
 
 class Watched(NextNumber):
@@ -189,6 +180,32 @@ def test_refused_launches_hold_no_row_once_forgotten() -> None:
         bench.runner.forget([SeqId(seq)])
 
 
+class BrokenOffLane(InlineLane):
+    """A device that has taken a part of a job when it refuses the rest; the part ends when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.is_busy = False
+
+    def run(self, job: Callable[[], R]) -> "torch.futures.Future[R]":  # type: ignore[override]
+        self.is_busy = True
+        raise RuntimeError("refused")
+
+    def mark(self) -> "BrokenOffLane":  # type: ignore[override]
+        return self
+
+    def wait(self) -> None:
+        self.is_busy = False
+
+
+def test_what_a_refused_launch_has_queued_has_ended_before_its_slots_go_to_others() -> None:
+    lane = BrokenOffLane()
+    bench = Bench(lane)
+    bench.add(1, [1])
+    with pytest.raises(DeviceError, match="refused"):
+        bench.runner.launch(bench.plan((1, 0, 1), fresh=(1,)))
+    assert not lane.is_busy
+
+
 def test_a_lost_device_is_no_request_s_fault() -> None:
     bench = Bench(FullLane(is_dead=True))
     bench.add(1, [1])
@@ -204,8 +221,8 @@ def test_inputs_say_where_every_token_lies() -> None:
     bench.rows.update(plan.table_updates)
     inputs = build_inputs(plan.nano_batches[0], bench.book, bench.rows.row_by_seq, bench.rows.tables, BLOCK)
     assert inputs.tokens.tolist() == [5, 6, 7, 8, 9]
-    assert inputs.query_starts == (0, 4, 5)
-    assert inputs.context_lengths == (6, 1)
+    assert inputs.query_starts.tolist() == [0, 4, 5]
+    assert inputs.context_lengths.tolist() == [6, 1]
     assert inputs.token_positions.tolist() == [2, 3, 4, 5, 0]
     assert inputs.slot_ids.tolist() == [2, 2, 3, 3, 4]
     assert inputs.slot_offsets.tolist() == [2, 3, 0, 1, 0]

@@ -1,0 +1,203 @@
+"""Graphs without a GPU: a recorder that runs its jobs again, a model that reads nothing but tensors, and benches."""
+
+import random
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from device.base import Device, Lane
+from device.graph import GraphRecorder
+from engine.attention.base import ForwardState
+from engine.graphs import graph_sizes
+from engine.loop import EngineLoop
+from engine.models.base import Model
+from engine.models.config import ConfigFields, parse_decoder
+from engine.models.decoder import Decoder
+from engine.models.ops import Ops
+from engine.models.weights import fill_dummy
+from engine.rows import RowBook
+from engine.runner import Flight, Runner
+from engine.sampling import Sampler
+from engine.staging import HostRing, Staging
+from scheduler.planner import Planner, StepLimits
+from scheduler.sequence import Sequence
+from tests.engine.test_loop import END, MAX_MODEL_LEN, Bench, random_prompt
+from tests.engine.test_nanobatch import RandomSplitter
+from tiercel.errors import OutOfDeviceMemoryError
+from tiercel.ids import SeqId, SlotId
+from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
+from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
+from tiercel.wire import Abort
+
+VOCAB = 11
+
+
+class FakeGraph:
+    """Runs its job again and writes into the memory that all graphs of the recorder share."""
+
+    def __init__(self, job: Callable[[], Tensor], recorder: "FakeRecorder") -> None:
+        self._job = job
+        self._recorder = recorder
+
+    def replay(self) -> Tensor:
+        self._recorder.replays += 1
+        memory = self._recorder.memory
+        memory.fill_(torch.nan)  # what was read of an earlier replay must have been read before
+        found = self._job()
+        output = memory[: found.numel()].view(found.shape)
+        output.copy_(found)
+        return output
+
+
+class FakeRecorder:
+    """Room for so many recordings."""
+
+    def __init__(self, room: int = 1000) -> None:
+        self.memory = torch.zeros(1000)
+        self.recorded: list[tuple[int, ...]] = []  # shapes, in order
+        self.replays = 0
+        self._room = room
+
+    def record(self, job: Callable[[], Tensor]) -> FakeGraph:
+        if len(self.recorded) == self._room:
+            raise OutOfDeviceMemoryError("graph.record_failed", "full")
+        self.recorded.append(tuple(job().shape))
+        return FakeGraph(job, self)
+
+
+class WeighedSum:
+    """Says the sum of all tokens so far, each times its position, modulo the vocabulary: exact in float32.
+
+    What was written comes from the cache by way of the tables, so a wrong token, position, slot, table or length
+    changes what is said. Nothing of it is read on the host.
+    """
+
+    layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 1, VOCAB, 96
+    dtype, impl, weights_bytes, fingerprint, is_capturable = torch.float32, "native", 0, bytes(32), True
+
+    def __init__(self) -> None:
+        self.forwards = 0  # graphs are forwards here, too
+
+    def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
+        """Hidden states of one number."""
+        self.forwards += 1
+        kv[state.slot_ids, 0, state.slot_offsets, 0] = torch.stack((tokens, state.positions), -1).float()
+        order = torch.arange(len(tokens), dtype=torch.int32, device=kv.device)
+        sequence = torch.searchsorted(state.device_query_starts, order, right=True) - 1
+        rows = kv[:, 0, :, 0].index_select(0, state.block_tables.flatten()).view(len(state.block_tables), -1, 2)
+        at = torch.arange(rows.shape[1], device=kv.device)
+        weighed = torch.where(at < state.device_context_lengths[:, None], (rows[..., 0] + 1) * (rows[..., 1] + 1), 0)
+        seen = torch.where(at <= state.positions[:, None], weighed.index_select(0, sequence), 0)
+        return seen.sum(-1, keepdim=True)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """One for the token that is said."""
+        return hidden.new_zeros(len(hidden), VOCAB).scatter_(1, hidden.long() % VOCAB, 1.0)
+
+
+def expected_sums(request: Request, end_tokens: frozenset[int], max_model_len: int) -> list[int]:
+    """What `WeighedSum` says to a request, whatever happens around it."""
+    tokens = list(unpack_tokens(request.prompt))
+    num_prompt = len(tokens)
+    while len(tokens) < min(num_prompt + request.params.max_tokens, max_model_len):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in end_tokens and not request.params.ignore_eos:
+            break
+    return tokens[num_prompt:]
+
+
+def next_token(tokens: Iterable[int]) -> int:
+    """What `WeighedSum` says next."""
+    return sum((token + 1) * (position + 1) for position, token in enumerate(tokens)) % VOCAB
+
+
+class GraphBench(Bench):
+    """The loop on a real runner with the exact model, and graphs of all sizes that there is room for."""
+
+    def __init__(
+        self, recorder: GraphRecorder, device: Device, *, depth: int, seqs: int, tokens: int, blocks: int, splits: bool
+    ) -> None:
+        super().__init__(blocks=blocks, depth=depth, seqs=seqs, tokens=tokens)
+        torch_device = torch.device(device.name)
+        rows = RowBook(seqs + 1, -(-MAX_MODEL_LEN // 4))
+        kv = torch.full((blocks + 1, 1, 4, 1, 2), torch.nan, device=torch_device)
+        kv[0] = 0
+        self.lane = device.open_lane()
+        sampler = Sampler(seqs + 1, VOCAB, torch_device)
+        staging = Staging(torch_device, self.lane, HostRing(is_pinned=device.name == "cuda"))
+        runner = Runner(WeighedSum(), kv, sampler, self.lane, rows, self.book, tuple(END), staging=staging)
+        self.sizes = runner.record_graphs(recorder, graph_sizes(seqs), lambda done, total: None)
+        planner = Planner(self.book, StepLimits(seqs, tokens), splitter=RandomSplitter() if splits else None)
+        self.loop = EngineLoop(self.book, self.cache, planner, runner, self.client, self.clock, depth)
+
+    def expected(self, seq: int) -> list[int]:
+        return expected_sums(self.requests[seq], END, MAX_MODEL_LEN)
+
+    def run_random(self, rng: random.Random) -> None:
+        """Prompts that come, share prefixes, wait for room, end or are cut off; every answer is checked."""
+        shared = [rng.randrange(VOCAB) for _ in range(40)]
+        for _ in range(rng.randrange(5, 25)):
+            prompt = random_prompt(rng, shared)
+            self.submit(prompt, max_tokens=rng.randrange(1, 30), ignore_eos=rng.random() < 0.7)
+            for _ in range(rng.randrange(0, 4)):
+                self.loop.step()
+            if rng.random() < 0.2:
+                self.loop.take([Abort((SeqId(rng.randrange(1, len(self.requests) + 1)),))])
+        self.run()
+        self.lane.close()
+        self.assert_all_right()
+
+
+class StepBench:
+    """A runner whose sequences decode together; sequence n has the row n - 1 and two blocks of its own."""
+
+    def __init__(
+        self, model: Model, sequences: int, recorder: GraphRecorder | None, lane: Lane, device: str = "cpu"
+    ) -> None:
+        torch_device = torch.device(device)
+        shape = (2 * sequences + 1, model.layers, 4, model.kv_heads, 2 * model.head_dim)
+        self.kv = torch.zeros(shape, device=torch_device)
+        rows = RowBook(sequences, 2)
+        self._sequences: dict[SeqId, Sequence] = {}
+        staging = Staging(torch_device, lane, HostRing(is_pinned=device == "cuda"))
+        sampler = Sampler(sequences, model.vocab_size, torch_device)
+        self.runner = Runner(model, self.kv, sampler, lane, rows, self._sequences, (), staging=staging)
+        if device == "cuda":
+            torch.cuda.synchronize()  # zeros are not queued on the lane
+        if recorder is not None:
+            self.runner.record_graphs(recorder, graph_sizes(sequences), lambda done, total: None)
+        self._steps = 0
+
+    def prefill(self, prompts: list[list[int]], params: SamplingParams) -> Flight:
+        """The first step of these."""
+        updates: list[TableUpdate] = []
+        slices: list[Slice] = []
+        for number, prompt in enumerate(prompts, start=1):
+            seq = SeqId(number)
+            request = Request(id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=0.0)
+            self._sequences[seq] = Sequence(request, (0.0,), 8)
+            updates.append(TableUpdate(seq, 0, (SlotId(2 * number), SlotId(2 * number - 1))))
+            slices.append(Slice(seq, 0, len(prompt), True))
+        return self.launch(slices, tuple(updates))
+
+    def decode(self, start_by_number: dict[int, int]) -> Flight:
+        """One token more for sequences with so many computed ones. Their book is told nothing of what they say."""
+        return self.launch([Slice(SeqId(number), start, 1, True) for number, start in start_by_number.items()])
+
+    def launch(self, slices: list[Slice], updates: tuple[TableUpdate, ...] = ()) -> Flight:
+        """A step in one nano-batch."""
+        self._steps += 1
+        return self.runner.launch(StepPlan(self._steps, (NanoBatch(tuple(slices)),), updates))
+
+
+def small_decoder(ops: Ops, device: str) -> Decoder:
+    """A decoder of one layer with random weights."""
+    fields = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
+        "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 16, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+    }  # fmt: skip
+    model = Decoder(parse_decoder(ConfigFields(fields, "config.json")), ops, torch.float32, torch.device(device))
+    fill_dummy(dict(model.targets()), 3)
+    return model

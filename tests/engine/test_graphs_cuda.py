@@ -1,0 +1,100 @@
+"""What only a GPU can show of graphs: that they compute what was recorded, share memory, and that nothing waits."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from device.base import Device
+from device.graph import Graph
+from device.registry import open_device
+from tests.engine.recording import GraphBench, StepBench, WeighedSum, small_decoder
+from tiercel.request import SamplingParams
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+PROMPTS = [[3, 1, 4], [1, 5], [9], [2, 6, 5]]
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return open_device("cuda")
+
+
+def test_a_replay_reads_what_lies_in_its_inputs_now(device: Device) -> None:
+    lane, recorder = device.open_lane(), device.open_recorder()
+    assert recorder is not None
+    numbers = torch.zeros(1000, 256, dtype=torch.bfloat16, device="cuda")
+
+    def double(rows: int) -> Tensor:
+        return (numbers[:rows] * 2).contiguous()
+
+    large, small = lane.run(lambda: [recorder.record(lambda rows=rows: double(rows)) for rows in (1000, 8)]).result()
+    for value in (1.0, 3.0):
+
+        def replay(value: float = value) -> tuple[Tensor, Tensor]:
+            numbers.fill_(value)
+            return large.replay().clone(), small.replay().clone()
+
+        outputs = lane.run(replay).result()
+        assert [tuple(output.shape) for output in outputs] == [(1000, 256), (8, 256)]
+        assert all(bool((output == 2 * value).all()) for output in outputs)
+
+
+def test_smaller_graphs_find_room_in_the_memory_of_the_largest(device: Device) -> None:
+    lane, recorder = device.open_lane(), device.open_recorder()
+    assert recorder is not None
+    source = torch.zeros(1 << 26, dtype=torch.uint8, device="cuda")
+
+    def record(length: int) -> Graph:
+        return lane.run(lambda: recorder.record(lambda: source[:length] + 1)).result()
+
+    graphs = [record(len(source))]
+    device.give_back_cached()
+    before = device.free_bytes()
+    graphs += [record(len(source) // parts) for parts in (2, 4, 8)]
+    device.give_back_cached()
+    assert before - device.free_bytes() < len(source) // 2
+    assert len(graphs) == 4
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_work_says_what_it_should_through_graphs(device: Device, seed: int, depth: int) -> None:
+    rng, recorder = random.Random(seed), device.open_recorder()
+    assert recorder is not None
+    bench = GraphBench(recorder, device, depth=depth, seqs=9, tokens=40, blocks=60, splits=seed % 2 == 1)
+    bench.run_random(rng)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_launch_waits_for_nothing(device: Device, is_recorded: bool) -> None:
+    recorder = device.open_recorder() if is_recorded else None
+    bench = StepBench(WeighedSum(), 4, recorder, device.open_lane(), "cuda")
+    params = SamplingParams(top_k=3, top_p=0.9, seed=1, frequency_penalty=0.5, logprobs=2, max_tokens=5)
+    bench.prefill(PROMPTS, params).result()
+    bench.decode({1: 3, 2: 2, 4: 3}).result()  # kernels and buffers are there now
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flights = [bench.decode({1: 4, 2: 3, 4: 4}), bench.decode({1: 5, 2: 4, 3: 1, 4: 5})]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    outcomes = [flight.result() for flight in flights]
+    assert [len(outcome.tokens) for outcome in outcomes] == [3, 4]
+    assert all(ms > 0 for outcome in outcomes for ms in outcome.nano_batch_ms)
+
+
+def test_our_kernels_say_in_graphs_what_they_say_without(device: Device) -> None:
+    # lazy: there is no Triton beside a torch for the CPU
+    from engine.attention.paged import TritonAttention
+    from engine.models.triton_ops import TritonOps
+
+    model = small_decoder(TritonOps(TritonAttention(device.processors)), "cuda")
+    said: list[list[tuple[int, ...]]] = []
+    for recorder in (device.open_recorder(), None):
+        bench = StepBench(model, 4, recorder, device.open_lane(), "cuda")
+        flights = [bench.prefill(PROMPTS, SamplingParams(temperature=0.0, max_tokens=5))]
+        flights += [bench.decode({1: 3 + at, 2: 2 + at, 4: 3 + at}) for at in range(4)]
+        said.append([flight.result().tokens for flight in flights])
+    assert said[0] == said[1]
