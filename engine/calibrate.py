@@ -46,12 +46,13 @@ def size_pool(
     model_len: int,
     weights_bytes: int,
     kept: KeptMemory = _NOTHING_KEPT,
+    reserved_bytes: int = 0,
 ) -> Capacity:
     """Blocks of every tier, and the context that the device tier can hold.
 
     The device pool is what the operator said, else what is free, and never more than all sequences at full length
     need. On the CPU one arena is both memory tiers: --kv-host-size comes on top. An arena that an earlier engine left
-    keeps its size: its blocks would be lost otherwise.
+    keeps its size: its blocks would be lost otherwise. `reserved_bytes` of what is free are left to steps.
     Errors: ConfigError, with the arithmetic, when not even one block fits or --max-model-len does not.
     """
     wanted_len = settings.max_model_len or model_len
@@ -61,11 +62,12 @@ def size_pool(
         )
     unified = is_unified(settings, device)
     kept_by_device = kept.bytes if device.name == "cpu" else 0  # host memory is not the GPU's
-    available = device.free_bytes() + kept_by_device
+    available = device.free_bytes() + kept_by_device - reserved_bytes
     if unified and kept.blocks:
         blocks = kept.blocks
     else:
-        blocks = _device_blocks(settings, spec, device, available, -(-wanted_len // spec.block_size) + _SLACK)
+        per_sequence = -(-wanted_len // spec.block_size) + _SLACK
+        blocks = _device_blocks(settings, spec, device, available, per_sequence, reserved_bytes)
         if unified and settings.kv_host_bytes:
             blocks += settings.kv_host_bytes // spec.block_bytes
             _check_fits(settings.kv_host_bytes, available - (blocks + 1) * spec.block_bytes + settings.kv_host_bytes)
@@ -86,6 +88,7 @@ def size_pool(
         kv_bytes=taken,
         host_blocks=0 if unified else kept.blocks or _host_blocks(settings, spec, host_free, taken),
         disk_blocks=_disk_blocks(settings, spec),
+        reserved_bytes=reserved_bytes,
     )
 
 
@@ -97,24 +100,29 @@ def show_arithmetic(capacity: Capacity, spec: KVSpec, device: Memory) -> str:
         for name, blocks in (("DDR", capacity.host_blocks), ("SSD", capacity.disk_blocks))
         if blocks
     )
+    steps = f"{show_bytes(capacity.reserved_bytes)} left to steps, " if capacity.reserved_bytes else ""
     return (
-        f"weights {show_bytes(capacity.weights_bytes)}, free now {show_bytes(device.free_bytes())}; "
+        f"weights {show_bytes(capacity.weights_bytes)}, {steps}free now {show_bytes(device.free_bytes())}; "
         f"KV pool {show_bytes(capacity.kv_bytes)} = {capacity.blocks} blocks x {capacity.block_size} tokens x "
         f"{spec.token_bytes} B; {tokens} tokens, {tokens / capacity.max_model_len:.1f} sequences of the full "
         f"{capacity.max_model_len} tokens{beside}"
     )
 
 
-def _device_blocks(settings: EngineSettings, spec: KVSpec, device: Memory, available: int, per_sequence: int) -> int:
-    free = _free_bytes(settings, device, available)
+def _device_blocks(
+    settings: EngineSettings, spec: KVSpec, device: Memory, available: int, per_sequence: int, reserved: int
+) -> int:
+    free = _free_bytes(settings, device, available, reserved)
     blocks = settings.num_gpu_blocks_override or free // spec.block_bytes - 1
     if settings.num_gpu_blocks_override is None and settings.kv_cache_memory_bytes is None:
         blocks = min(blocks, per_sequence * settings.max_num_seqs)
     if blocks < 1 or (settings.num_gpu_blocks_override and (blocks + 1) * spec.block_bytes > available):
         raise ConfigError(
             "kv.no_room",
-            f"no room for KV: {show_bytes(free)} free for it, one block of {spec.block_size} tokens takes "
-            f"{show_bytes(spec.block_bytes)}; give more with --kv-cache-memory-bytes or take a smaller model",
+            f"no room for KV: {show_bytes(max(0, free))} free for it{_beside_steps(reserved)}, one block of "
+            f"{spec.block_size} tokens takes {show_bytes(spec.block_bytes)}; "
+            + ("let steps be smaller with --max-num-batched-tokens and --max-num-seqs, " if reserved else "")
+            + "give more with --kv-cache-memory-bytes or take a smaller model",
         )
     return blocks
 
@@ -161,17 +169,21 @@ def _disk_blocks(settings: EngineSettings, spec: KVSpec) -> int:
     return layout.slots
 
 
-def _free_bytes(settings: EngineSettings, device: Memory, available: int) -> int:
+def _beside_steps(reserved: int) -> str:
+    return f" beside the {show_bytes(reserved)} that the largest steps take" if reserved else ""
+
+
+def _free_bytes(settings: EngineSettings, device: Memory, available: int, reserved: int) -> int:
     """Memory for the pool, after the weights were loaded."""
     if settings.kv_cache_memory_bytes is not None:
         if settings.kv_cache_memory_bytes > available:
             raise ConfigError(
                 "kv.no_memory",
                 f"--kv-cache-memory-bytes {show_bytes(settings.kv_cache_memory_bytes)} is more than the "
-                f"{show_bytes(available)} that are free",
+                f"{show_bytes(max(0, available))} that are free{_beside_steps(reserved)}",
             )
         return settings.kv_cache_memory_bytes
     if device.name == "cpu":
         return min(int(available * min(_CPU_SHARE, settings.gpu_memory_utilization)), _CPU_MOST_BYTES)
     used = device.total_bytes() - device.free_bytes()
-    return int(device.total_bytes() * settings.gpu_memory_utilization) - used
+    return int(device.total_bytes() * settings.gpu_memory_utilization) - used - reserved

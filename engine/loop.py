@@ -4,20 +4,22 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as List
 from itertools import islice
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from engine.relief import NO_MEMORY, Relief
 from kvcache.manager import CacheManager
 from kvcache.table import NO_REUSE
 from scheduler.book import Commit, SequenceBook
 from scheduler.planner import Planner
 from tiercel.clock import Clock
-from tiercel.errors import DeviceError, InvariantError
+from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.outcome import BAD_LOGITS, DiskState, FairGauges, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
-from tiercel.plan import Plan, StepPlan, whole_slices
+from tiercel.plan import NanoBatch, Plan, StepPlan, whole_slices
 from tiercel.request import Request
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
@@ -101,6 +103,7 @@ class EngineLoop:
         depth: int = 1,
         mover: Mover | None = None,
         steering: Steers | None = None,
+        relief: Relief | None = None,
     ) -> None:
         self._book = book
         self._cache = cache
@@ -111,6 +114,7 @@ class EngineLoop:
         self._depth = depth
         self._mover = mover or NoMover()
         self._steering = steering
+        self._relief = relief or Relief(planner)
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._committed = 0  # steps that ended well
@@ -263,13 +267,33 @@ class EngineLoop:
         return bool(plan.nano_batches)
 
     def _refuse(self, plan: Plan, error: DeviceError) -> None:
-        """The step could not be launched: nothing happened, and its sequences run alone from now on."""
-        log.error("launch failed error=%s", error, exc_info=error)
-        seqs = self._book.suspect(plan)
+        """The step could not be launched: nothing happened, and its sequences are suspects."""
+        is_blamed = self._is_blamed(self._launched + 1, plan.nano_batches, error)
+        seqs = [piece.seq for piece in whole_slices(plan.nano_batches)]
+        if is_blamed:
+            self._book.suspect(plan)
         # The runner may have acted on the mail of victims and of those to be restored, too.
         self._refill_rows([*seqs, *plan.victims, *plan.restores])
-        if len(seqs) == 1:
-            self._end(seqs[0], FinishReason.ERROR, "the engine failed on this request")
+        if is_blamed and len(seqs) == 1:
+            self._fail_alone(seqs[0], error)
+
+    def _is_blamed(self, step: int, batches: List[NanoBatch], error: DeviceError) -> bool:
+        """Whether one of its sequences may have broken a step: they run alone from now on.
+
+        Not where memory was short and smaller forwards may help.
+        """
+        if isinstance(error, OutOfDeviceMemoryError):
+            return not self._relief.shrink(step, batches, error)
+        log.error("step failed step=%d error=%s", step, error, exc_info=error)
+        return True
+
+    def _fail_alone(self, seq: SeqId, error: DeviceError) -> None:
+        """It was alone: no other request can have broken the step."""
+        if isinstance(error, OutOfDeviceMemoryError):
+            self._relief.clear()
+            self._end(seq, FinishReason.ERROR, NO_MEMORY)
+        else:
+            self._end(seq, FinishReason.ERROR, "the engine failed on this request")
 
     def _refill_rows(self, seqs: list[SeqId]) -> None:
         """What the runner keeps of these sequences is not what the books say: it gets it anew."""
@@ -290,18 +314,19 @@ class EngineLoop:
         self._committed_s = now_s
         commit = self._book.commit(flight.plan.nano_batches, outcome.tokens, now_s)
         self._cache.commit(flight.plan.step, commit.progress)
+        self._relief.step_ended()
         commit.finished = [self._close(finished) for finished in commit.finished]
         self._committed += 1
         self._nano_batches += len(flight.plan.nano_batches)
         self._report(commit, outcome)
 
     def _void(self, failed: Flight, error: DeviceError) -> None:
-        """The step failed: void it and every step launched behind it; its sequences run alone from now on."""
-        log.error("step failed step=%d error=%s", failed.plan.step, error, exc_info=error)
+        """The step failed: void it and every step launched behind it; its sequences are suspects."""
+        is_blamed = self._is_blamed(failed.plan.step, failed.plan.nano_batches, error)
         now_s = self._clock.now_s()
         self._started_s.clear()
         self._book.settle(0.0, now_s)
-        suspects = self._book.void(failed.plan.nano_batches, now_s, is_suspect=True)
+        suspects = self._book.void(failed.plan.nano_batches, now_s, is_suspect=is_blamed)
         known = set(suspects)
         self._cache.end(failed.plan.step)
         while self._flights:
@@ -313,10 +338,9 @@ class EngineLoop:
             self._book.settle(0.0, now_s)
             known.update(self._book.void(behind.plan.nano_batches, now_s, is_suspect=False))
             self._cache.end(behind.plan.step)
-        if len(suspects) == 1 and len(whole_slices(failed.plan.nano_batches)) == 1:
-            # It was alone: no other request can have broken the step.
+        if is_blamed and len(suspects) == 1 and len(whole_slices(failed.plan.nano_batches)) == 1:
             known.discard(suspects[0])
-            self._end(suspects[0], FinishReason.ERROR, "the engine failed on this request")
+            self._fail_alone(suspects[0], error)
         self._refill_rows(list(known))
 
     def _fail_bad(self, plan: StepPlan, bad: tuple[int, ...]) -> None:
@@ -389,6 +413,7 @@ class EngineLoop:
             recomputed_tokens=self._book.recomputed_tokens,
             steps=self._committed,
             nano_batches=self._nano_batches,
+            out_of_memory=self._relief.num_shortages,
             tiers=self._cache.tier_gauges() if is_full else (),
             routes=self._mover.gauges() if is_full else (),
             disk_state=self.disk_state,

@@ -5,6 +5,7 @@ from math import inf
 from typing import Protocol
 
 from scheduler.fairness import Account
+from scheduler.nanobatch import capped
 from scheduler.preemption import SwapChooser
 from scheduler.sequence import Sequence
 from scheduler.victim import SwitchBrake
@@ -63,6 +64,7 @@ class Draft:
         self.most_prompt: Callable[[int], int] | None = None  # tokens by prompt context that keep the goals of decodes
         self.prompt_tokens = 0  # computed by this step
         self.prompt_context = 0  # the longest before a slice of a prompt
+        self.most_forward_tokens: int | None = None  # of one nano-batch
         self.yield_ms = 0.0  # the longest that anybody wants to wait for the lane; 0: nobody minds
         self.order: tuple[SeqId, ...] = ()  # who waits, as of before
         self.slice_by_seq: dict[SeqId, Slice] = {}
@@ -143,10 +145,9 @@ class Draft:
 
     def plan(self) -> Plan:
         """The frozen value."""
-        slices = tuple(self.slice_by_seq.values())
         come = set(self.admitted)
         return Plan(
-            nano_batches=self._splitter.split(slices, self.yield_ms, self.cache.block_size) if slices else (),
+            nano_batches=self._nano_batches(),
             admitted=tuple(self.admitted),
             victims=tuple(self.victims),
             reasons=tuple(self.reasons),
@@ -159,3 +160,11 @@ class Draft:
             at_quota=tuple(sorted(self.at_quota)),
             next_order=tuple(seq for seq in self.order if seq not in come),
         )
+
+    def _nano_batches(self) -> tuple[NanoBatch, ...]:
+        slices, block_size = tuple(self.slice_by_seq.values()), self.cache.block_size
+        if not slices:
+            return ()
+        batches = self._splitter.split(slices, self.yield_ms, block_size)
+        most = self.most_forward_tokens
+        return batches if most is None else capped(batches, most, block_size)

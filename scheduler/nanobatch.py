@@ -155,6 +155,27 @@ def _prompt_parts(slices: tuple[Slice, ...], parts: int, block_size: int) -> lis
     return [*made, tuple(part)] if part else made
 
 
+def capped(batches: tuple[NanoBatch, ...], most_tokens: int, block_size: int) -> tuple[NanoBatch, ...]:
+    """The same slices in the same order, in nano-batches of at most so many tokens each."""
+    made: list[NanoBatch] = []
+    for batch in batches:
+        part: list[Slice] = []
+        room = most_tokens
+        for piece in batch.slices:
+            start, left = piece.start, piece.length
+            while left:
+                if not room:
+                    made.append(NanoBatch(tuple(part)))
+                    part, room = [], most_tokens
+                length = chunk_length(start, left, room, block_size)
+                is_end = length == left
+                part.append(Slice(piece.seq, start, length, is_end and piece.samples))
+                start, left = start + length, left - length
+                room = room - length if is_end else 0
+        made.append(NanoBatch(tuple(part)))
+    return tuple(made)
+
+
 def splits_of(shape: Shape) -> list[Split]:
     """Every cut that is tried on a shape, the whole step first."""
     prompt_parts = (1, 2, 3, 4, 8) if shape.prefill_tokens else (1,)

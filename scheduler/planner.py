@@ -51,6 +51,7 @@ class Planner:
         self._splitter = splitter or Splitter(book.policy.costs)
         self._room = RoomMaker(book, self._chooser)
         self._hunger = Hunger()
+        self._most_forward_tokens: int | None = None
 
     @property
     def limits(self) -> StepLimits:
@@ -60,6 +61,13 @@ class Planner:
     def set_limits(self, limits: StepLimits) -> None:
         """Other limits from the next step on. What runs beyond a lower one goes on."""
         self._limits = limits
+
+    def cap_forwards(self, tokens: int | None) -> None:
+        """No nano-batch computes more tokens from the next step on; None: as many as the step does.
+
+        Steps shrink as far: but those that decode all get their token, in as many nano-batches as that takes.
+        """
+        self._most_forward_tokens = tokens
 
     def order(self, now_s: float) -> tuple[SeqId, ...]:
         """The first of those that wait, in the order in which they will be admitted. Begins a step.
@@ -77,8 +85,8 @@ class Planner:
         The first in rank always gets a token; it may take blocks from those behind it. Never fails for lack of room.
         `order` is published with the plan, without those that it admits; None: as it is now.
         """
-        limits = self._limits
-        draft = Draft(cache, limits.max_num_batched_tokens, limits.max_num_seqs, now_s, self._chooser, self._splitter)
+        draft = Draft(cache, self._budget(), self._limits.max_num_seqs, now_s, self._chooser, self._splitter)
+        draft.most_forward_tokens = self._most_forward_tokens
         draft.order = self.order(now_s) if order is None else order
         draft.yield_ms = self._limits.tbt_goal_ms
         if self._book.num_suspects:
@@ -100,6 +108,13 @@ class Planner:
             self._decode(draft, decodes, has_prefills=bool(prefills))
             self._continue_others(draft, prefills)
         return draft.plan()
+
+    def _budget(self) -> int:
+        """Tokens of one step."""
+        limits, most = self._limits, self._most_forward_tokens
+        if most is None:
+            return limits.max_num_batched_tokens
+        return min(limits.max_num_batched_tokens, max(most, limits.max_num_seqs, len(self._book.running)))
 
     def _running(self) -> tuple[list[Sequence], list[Sequence]]:
         """Those whose prompt is not through, and those that want the one token of a decode; in rank order."""

@@ -12,6 +12,7 @@ from scheduler.nanobatch import (
     SplitTable,
     Splitter,
     Timed,
+    capped,
     cut,
     read_table,
     shape_of,
@@ -64,6 +65,27 @@ def test_a_cut_loses_nothing_and_keeps_the_order_of_what_is_sampled(seed: int) -
         for batch in batches:
             seqs = [piece.seq for piece in batch.slices]
             assert len(seqs) == len(set(seqs))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_cap_holds_for_every_nano_batch_and_loses_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    slices = random_slices(rng)
+    before = cut(slices, rng.choice(splits_of(shape_of(slices))), BLOCK)
+    most = rng.choice([1, 5, 16, 100, 10**6])
+    batches = capped(before, most, BLOCK)
+    assert all(1 <= sum(piece.length for piece in batch.slices) <= most for batch in batches)
+    assert whole_slices(batches) == whole_slices(before)
+    for batch in batches:
+        assert len({piece.seq for piece in batch.slices}) == len(batch.slices)
+    if most == 10**6:
+        assert batches == before
+
+
+def test_a_capped_prompt_ends_its_parts_where_a_block_ends() -> None:
+    decode = Slice(SeqId(2), 7, 1, True)
+    batches = capped((NanoBatch((decode, prompt(100, start=5))),), 40, BLOCK)
+    assert lengths(batches) == [[1, 27], [32], [32], [9]]
 
 
 def test_prompts_are_cut_where_a_block_ends() -> None:

@@ -38,6 +38,24 @@ def test_a_long_prompt_is_chunked_beside_running_decodes() -> None:
     assert slices(room.step()) == [(1, 5, 1), (2, 8, 8)]
 
 
+def test_capped_forwards_give_every_decode_its_token_and_prompts_what_is_left() -> None:
+    room = Room(tokens=32, seqs=4)
+    for seq in (1, 2, 3):
+        room.submit(seq, 1)
+    room.step()
+    room.submit(4, 30)
+    room.planner.cap_forwards(2)
+    plan = room.step()
+    assert [[piece.seq for piece in batch.slices] for batch in plan.nano_batches] == [[1, 2], [3, 4]]
+    assert slices(plan)[-1] == (4, 0, 1)
+    room.planner.cap_forwards(8)
+    assert slices(room.step())[-1] == (4, 1, 3)  # five tokens are left, to where a block ends three
+    room.planner.cap_forwards(100)
+    assert slices(room.step())[-1] == (4, 4, 26)
+    room.planner.cap_forwards(None)
+    assert len(room.step().nano_batches) == 1
+
+
 def test_the_first_in_rank_gets_a_token_when_decodes_fill_the_budget() -> None:
     room = Room(tokens=3, seqs=4)
     room.submit(1, 40, arrival_s=0.0)
