@@ -1,21 +1,28 @@
-"""`tiercel bench`: the verbs of the load test."""
+"""`tiercel bench`: the verbs of the load test, and those that measure the engine without HTTP."""
 
 from collections.abc import Sequence
 
 import typer
 
 from cli.bench_compare import bench_compare
+from cli.bench_latency import bench_latency_command
 from cli.bench_report import bench_report
 from cli.bench_serve import bench_serve_command, spread
 from cli.bench_sweep import bench_sweep_command
+from cli.bench_throughput import bench_throughput_command
+
+_IDLE_OFFLINE = "--disable-detokenize"  # as they write it who know vLLM's verbs
 
 
-def bench_app(*, is_wanted: bool) -> typer.Typer:
+def bench_app(shown: str, *, is_wanted: bool) -> typer.Typer:
     """The verbs under `bench`; without them where another verb runs, which shall not wait for their flags."""
-    app = typer.Typer(help="Load-test a server; sweep its rate; compare two results.", no_args_is_help=True)
+    text = "Load-test a server; sweep its rate; compare two results; measure the engine without HTTP."
+    app = typer.Typer(help=text, no_args_is_help=True)
     if is_wanted:
         app.command("serve")(bench_serve_command())
         app.command("sweep")(bench_sweep_command())
+        app.command("throughput")(bench_throughput_command(shown))
+        app.command("latency")(bench_latency_command(shown))
     app.command("compare")(bench_compare)
     app.command("report")(bench_report)
     return app
@@ -23,6 +30,9 @@ def bench_app(*, is_wanted: bool) -> typer.Typer:
 
 def bench_words(words: Sequence[str], warnings: list[str]) -> list[str]:
     """The command line as typer reads it. Effects: adds a line to `warnings` for a flag that does nothing."""
-    if words[:1] not in (["serve"], ["sweep"]):
-        return list(words)
-    return [*words[:1], *spread(words[1:], warnings)]
+    if words[:1] in (["serve"], ["sweep"]):
+        return [*words[:1], *spread(words[1:], warnings)]
+    if words[:1] in (["throughput"], ["latency"]) and _IDLE_OFFLINE in words:
+        warnings.append(f"{_IDLE_OFFLINE}: nothing is made into text here")
+        return [word for word in words if word != _IDLE_OFFLINE]
+    return list(words)

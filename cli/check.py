@@ -53,7 +53,8 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
         {
             "device": f"{device.name}, {show_bytes(device.free_bytes())} free",
             "per token": show_bytes(facts.kv.token_bytes),
-            "pool": f"{show_bytes(capacity.kv_bytes)} = {capacity.blocks:,} blocks of {capacity.block_size} tokens",
+            "pool": f"{show_bytes(capacity.kv_bytes)} = {capacity.blocks:,} blocks of {capacity.block_size} tokens"
+            + ("" if device.name == "cpu" else ", less what the start finds that steps take"),
             "room for": f"{tokens:,} tokens, {tokens / capacity.max_model_len:.1f} sequences of the full context",
             "step": f"{step_tokens(engine, device):,} tokens, {engine.max_num_seqs:,} sequences",
         },

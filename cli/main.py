@@ -28,20 +28,22 @@ from cli.top import top
 from tiercel import __version__
 from tiercel.errors import ConfigError, TiercelError
 
-_FLAGGED = ("serve", "check", "calibrate", "show")
+_FLAGGED = ("serve", "check", "calibrate", "show", "throughput", "latency")
+_NESTED = (["config", "show"], ["bench", "throughput"], ["bench", "latency"])  # those of two words
 _SWITCHES = ("--json", "--changed")  # of `config show` itself, beside the flags of `serve`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code of the process."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        return _run(words or ["--help"])
+        return _run(words)
     except ConfigError as exc:
         fail(exc.message)
         return 2
     except typer.TyperException as exc:
-        fail(f"{exc.format_message()} (see tiercel {words[0] if words[0] in _FLAGGED else ''} --help)")
+        verb = _verb(words)
+        fail(f"{exc.format_message()} (see {' '.join(['tiercel', *(verb if verb[-1] in _FLAGGED else []), '--help'])})")
         return exc.exit_code
     except TiercelError as exc:
         fail(str(exc))
@@ -52,21 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     shown = COMMON
-    verb = words[:2] if words[:2] == ["config", "show"] else words[:1]
+    warnings: list[str] = []
+    if words[0] == "bench":
+        words = ["bench", *bench_words(words[1:], warnings)]
+    verb = _verb(words)
     if verb[-1] in _FLAGGED:
-        warnings: list[str] = []
         own = [word for word in words[1:] if word in _SWITCHES and verb[-1] == "show"]
         plain, shown = shown_by([word for word in words[len(verb) :] if word not in own])
         words = [*verb, *own, *translate(plain, warnings)]
-        for line in warnings:
-            warn(line)
-    if words[0] == "bench":
-        warnings = []
-        words = ["bench", *bench_words(words[1:], warnings)]
-        for line in warnings:
-            warn(line)
+    for line in warnings:
+        warn(line)
     outcome = get_command(_app(shown, words[0])).main(args=words, prog_name="tiercel", standalone_mode=False)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _verb(words: list[str]) -> list[str]:
+    """The one or two words that name the verb."""
+    return words[:2] if words[:2] in _NESTED else words[:1]
 
 
 def _app(shown: str, verb: str) -> typer.Typer:
@@ -87,7 +91,7 @@ def _app(shown: str, verb: str) -> typer.Typer:
     app.command()(top)
     app.add_typer(config_app(shown), name="config")
     app.add_typer(tenants_app(), name="tenants")
-    app.add_typer(bench_app(is_wanted=verb == "bench"), name="bench")
+    app.add_typer(bench_app(shown, is_wanted=verb == "bench"), name="bench")
     app.add_typer(kv_app(), name="kv")
     return app
 

@@ -10,6 +10,7 @@ from device.base import Device
 from engine.attention.registry import open_attention
 from engine.models.config import ConfigFields, choose_dtype, read_architecture, read_config, refuse_foreign
 from engine.models.decoder import Decoder
+from engine.models.ops import open_ops
 from engine.models.registry import choose_native
 from engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError
@@ -73,7 +74,7 @@ def read_model_facts(settings: EngineSettings) -> ModelFacts:
     config = choose_native(fields, settings.model_impl)
     if config is None:
         return _transformers_facts(settings, folder, fields, dtype)
-    model = Decoder(config, open_attention(settings.attention_backend, _NOWHERE), dtype, _NOWHERE)
+    model = Decoder(config, open_ops(_NOWHERE, open_attention(settings.attention_backend, _NOWHERE)), dtype, _NOWHERE)
     if settings.load_format != "dummy":
         load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None)
     dtype_name = str(dtype).removeprefix("torch.")

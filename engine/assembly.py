@@ -10,15 +10,18 @@ from device.base import Device, Lane
 from device.registry import open_device
 from engine.attention.registry import open_attention
 from engine.calibrate import show_arithmetic, size_pool, step_tokens
-from engine.loop import EngineLoop
+from engine.footprint import measure_footprint
+from engine.graphs import graph_sizes
+from engine.loop import EngineLoop, StepRunner
 from engine.models.base import Model
 from engine.models.generation import read_end_tokens
 from engine.models.registry import load_model
 from engine.progress import LoadProgress, Outbox
 from engine.rates import RateBook, measure_rates
+from engine.relief import Relief
 from engine.rows import RowBook
 from engine.runner import Runner
-from engine.sampling import Sampler
+from engine.sampling import open_sampler
 from engine.splits_file import SplitsFile
 from engine.steering import Steering, daily_blocks, policy_of, step_limits
 from engine.step_times import facts_of, open_step_times
@@ -100,15 +103,23 @@ def kv_spec(model: Model, block_size: int) -> KVSpec:
 
 
 def open_engine(
-    settings: EngineSettings, mailbox: Outbox, wake: Wake, clock: Clock, arena_fd: int | None = None
+    settings: EngineSettings,
+    mailbox: Outbox,
+    wake: Wake,
+    clock: Clock,
+    arena_fd: int | None = None,
+    wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
 ) -> Engine:
-    """Load the model, size the pools and put the rooms together. Errors: ConfigError."""
+    """Load the model, size the pools and put the rooms together. Errors: ConfigError.
+
+    `wrap` may put something between the loop and its runner, such as a stopwatch.
+    """
     device = open_device(settings.device, settings.threads)
     torch_device = torch.device(device.name)
-    attention = open_attention(settings.attention_backend, torch_device)
+    attention = open_attention(settings.attention_backend, torch_device, device.processors, device.capability)
     with LoadProgress(mailbox) as progress:
         model = load_model(settings, torch_device, attention, progress)
-    return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd)
+    return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, wrap)
 
 
 def assemble(
@@ -119,17 +130,21 @@ def assemble(
     clock: Clock,
     wake: Callable[[], None] = lambda: None,
     arena_fd: int | None = None,
+    wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
 ) -> Engine:
     """Books and machines round a loaded model."""
     spec = kv_spec(model, settings.block_size)
+    place, lane = torch.device(device.name), device.open_lane()
+    max_rows = settings.max_num_seqs + 1  # a suspect is admitted past the limit
+    sampler = open_sampler(max_rows, model.vocab_size, place, model.dtype)
+    reserved_bytes = measure_footprint(settings, model, sampler, spec, device, lane, place).reserved_bytes
     kept = kept_memory(arena_fd, spec, model.fingerprint)
-    capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes, kept)
+    capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes, kept, reserved_bytes)
     log.info("capacity %s", show_arithmetic(capacity, spec, device))
     mailbox.post(Loading("allocating the KV pool"))
     tiers = open_tiers(
         settings, spec, capacity, device, clock, arena_fd, model.fingerprint, wake, lock=arena_fd is None
     )
-    lane = device.open_lane()
     rates = _open_rates(tiers, model, spec, lane, clock, capacity.max_model_len, wake)
     # An id beyond the logits can never be sampled, and must not be banned until min_tokens either.
     end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
@@ -142,14 +157,42 @@ def assemble(
     splits = SplitsFile(settings.cache_folder, facts_of(settings, model, spec, device)).read()
     chooser = SwapChooser(settings.preemption_mode, lambda: rates.rates)
     planner = Planner(book, limits, chooser, Splitter(policy.costs, splits))
-    max_rows = settings.max_num_seqs + 1  # a suspect is admitted past the limit
     rows = RowBook(max_rows, -(-capacity.max_model_len // settings.block_size))
-    sampler = Sampler(max_rows, model.vocab_size, torch.device(device.name))
     runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens)
+    device.give_back_cached()  # and wait: arenas of zeros were not queued on the lane
+    _record_graphs(settings, model, device, runner, mailbox, clock)
     steering = Steering(book, planner, cache, settings, most_tokens)
-    loop = EngineLoop(book, cache, planner, runner, mailbox, clock, settings.async_depth, tiers.mover, steering)
+    loop = EngineLoop(
+        book,
+        cache,
+        planner,
+        wrap(runner),
+        mailbox,
+        clock,
+        settings.async_depth,
+        tiers.mover,
+        steering,
+        Relief(planner, device.give_back_cached),
+    )
     upkeep = Upkeep(tiers, rates, cache.idle, loop, clock, policy.costs if settings.calibration_s else None)
     return Engine(loop, model, cache, tiers, upkeep, lane, device, capacity, clock)
+
+
+def _record_graphs(
+    settings: EngineSettings, model: Model, device: Device, runner: Runner, mailbox: Outbox, clock: Clock
+) -> None:
+    """Let decodes be replayed, where the device and the model can and the operator does not mind."""
+    recorder = device.open_recorder() if model.is_capturable and not settings.enforce_eager else None
+    if recorder is None:
+        return
+    start_s, free_bytes = clock.now_s(), device.free_bytes()
+
+    def tell(done: int, total: int) -> None:
+        mailbox.post(Loading(f"recording CUDA graphs {done} of {total}"))
+
+    sizes = runner.record_graphs(recorder, graph_sizes(settings.max_num_seqs), tell)
+    taken_bytes, taken_s = free_bytes - device.free_bytes(), clock.now_s() - start_s
+    log.info("graphs recorded rows=%s bytes=%d s=%.1f", sizes, taken_bytes, taken_s)
 
 
 def _open_rates(

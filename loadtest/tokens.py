@@ -39,7 +39,11 @@ class FolderCounter:
         self._tokenizer = Tokenizer.from_file(str(file))
 
     def count(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return len(self.encode(text))
+
+    def encode(self, text: str) -> list[int]:
+        """Its token ids."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
 class ServerCounter:

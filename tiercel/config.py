@@ -291,6 +291,7 @@ def _engine(options: Options, folder: str) -> EngineSettings:
         load_format=options.load_format,
         model_impl=options.model_impl,
         attention_backend=options.attention_backend,
+        enforce_eager=options.enforce_eager,
         max_model_len=options.max_model_len,
         block_size=options.block_size,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,

@@ -5,6 +5,7 @@ TiercelError
 ├── AdmissionError    a request is refused; has an HTTP status
 ├── TransferError     bytes did not arrive between two tiers
 ├── DeviceError       the device failed a step
+│   └── OutOfDeviceMemoryError   for lack of memory: a smaller step may succeed
 ├── DeviceLostError   the device fails every step from now on: the engine process must end
 ├── WireError         the peer process sent a frame that cannot be read
 └── InvariantError    our own books disagree; never caught, never expected
@@ -61,6 +62,10 @@ class TransferError(TiercelError):
 
 class DeviceError(TiercelError):
     """The device failed a step."""
+
+
+class OutOfDeviceMemoryError(DeviceError):
+    """The device had no memory for a step."""
 
 
 class DeviceLostError(TiercelError):

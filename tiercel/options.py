@@ -138,7 +138,11 @@ class Options(BaseSettings):
     model_impl: Annotated[ModelImpl, Flag("Model", "Our decoder, or transformers' modelling code.", is_rare=True)] = (
         "auto"
     )
-    attention_backend: Annotated[AttentionName, Flag("Model", "Attention kernels.", is_rare=True)] = "auto"
+    attention_backend: Annotated[
+        AttentionName,
+        Flag("Model", "Attention kernels; triton needs a GPU, fa3 (FlashAttention-3) a Hopper one.", is_rare=True),
+    ] = "auto"
+    enforce_eager: Annotated[bool, Flag("Model", "No CUDA graphs: every kernel is launched.", is_rare=True)] = False
     seed: Annotated[int, Flag("Model", "Seed of dummy weights.", is_rare=True, within=(0, 2**63 - 1))] = 0
     threads: Annotated[int | None, Flag("Model", "CPU threads, if not one a core.", "N", within=(1, 1024))] = None
 

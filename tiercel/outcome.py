@@ -84,7 +84,7 @@ class StepOutcome(Struct, frozen=True):
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     bad: tuple[int, ...] = ()  # sampling slices whose logits were not finite: their requests fail, no other does
-    nano_batch_ms: tuple[float, ...] = ()  # measured, one a nano-batch; 0: all its sequences had gone. () on a GPU
+    nano_batch_ms: tuple[float, ...] = ()  # measured, one a nano-batch; 0: all its sequences had gone
 
 
 class TenantBlocks(Struct, frozen=True, gc=False):
@@ -203,6 +203,7 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     swapped_tokens: int = 0  # that came back from another tier after a preemption, since start
     recomputed_tokens: int = 0  # that were computed once more after a preemption, since start
     nano_batches: int = 0  # committed since start
+    out_of_memory: int = 0  # steps that the device had no memory for, since start
     tiers: tuple[TierGauges, ...] = ()
     routes: tuple[RouteGauges, ...] = ()
     disk_state: DiskState = DiskState.NONE

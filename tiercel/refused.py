@@ -9,7 +9,7 @@ _TOOLS = "tool calls are not parsed yet"
 _GRAMMAR = "structured output is not served yet"
 _MEDIA = "only text models are served"
 _PLUGIN = "foreign code is not loaded into the server"
-_COMPILE = "nothing is compiled or captured"
+_GRAPHS = "CUDA graphs hold all lengths and the batch sizes that come; --enforce-eager switches them off"
 
 REFUSED: Final[dict[str, str]] = {
     "quantization": "quantised checkpoints are not served",
@@ -46,7 +46,9 @@ REFUSED: Final[dict[str, str]] = {
     "max-num-active-seqs": "use --max-num-seqs",
     "nano-batch-size": "nano-batches are chosen by the planner",
     "num-nano-batches": "nano-batches are chosen by the planner",
-    "compilation-config": _COMPILE,
+    "compilation-config": _GRAPHS,
+    "cuda-graph-sizes": _GRAPHS,
+    "cudagraph-capture-sizes": _GRAPHS,
     "collect-detailed-traces": "every stage of a request is traced: --otlp-traces-endpoint",
     "custom-histogram-buckets": "the buckets of the metrics are fixed",
     "skip-tokenizer-init": "a tokenizer is needed",
@@ -97,13 +99,13 @@ HARMLESS: Final[dict[str, Harmless]] = {
     "runner": _asks_for_what_is("auto", "generate", otherwise="only text generation is served"),
     "task": _asks_for_what_is("auto", "generate", otherwise="only text generation is served"),
     "enable-chunked-prefill": _old_switch(),
-    "enforce-eager": _old_switch(),
     "disable-custom-all-reduce": _old_switch(),
     "use-v2-block-manager": _old_switch("it does nothing any more"),
     "disable-frontend-multiprocessing": _old_switch("it does nothing: the engine is a process of its own"),
     "disable-log-stats": _old_switch("it does nothing: numbers are metrics, never log lines"),
     "num-scheduler-steps": Harmless(note="it does nothing any more: one step is launched ahead"),
-    "max-seq-len-to-capture": Harmless(note=f"it does nothing: {_COMPILE}"),
+    "max-seq-len-to-capture": Harmless(note=f"it does nothing: {_GRAPHS}"),
+    "max-cudagraph-capture-size": Harmless(note=f"it does nothing: {_GRAPHS}"),
     "max-log-len": Harmless(note="it does nothing: prompts are never logged"),
     "disable-access-log-for-endpoints": Harmless(note="it does nothing: there is no access log"),
     "show-hidden-metrics-for-version": Harmless(note="it does nothing: no metric is hidden"),

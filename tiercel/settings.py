@@ -13,7 +13,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "native", "transformers"]
 DeviceName = Literal["auto", "cpu", "cuda"]
-AttentionName = Literal["auto", "sdpa", "grouped"]
+AttentionName = Literal["auto", "sdpa", "grouped", "triton", "fa3"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 PolicyName = Literal["fair", "priority", "fcfs"]
 LogFormat = Literal["json", "console"]
@@ -28,6 +28,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     load_format: LoadFormat = "auto"
     model_impl: ModelImpl = "auto"
     attention_backend: AttentionName = "auto"
+    enforce_eager: bool = False  # no CUDA graphs
     max_model_len: int | None = None  # tokens; None = the model's own, cut to what the KV pool holds
     block_size: int = 16  # tokens
     kv_cache_memory_bytes: int | None = None  # None = sized from free memory

@@ -116,3 +116,4 @@ class Capacity(Struct, frozen=True, kw_only=True):
     kv_bytes: int
     host_blocks: int = 0  # of a DDR tier beside the device tier; 0 = none, or the device tier is DDR itself
     disk_blocks: int = 0  # of the SSD tier; 0 = none
+    reserved_bytes: int = 0  # of the device, left for what steps take beside weights and KV

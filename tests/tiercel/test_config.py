@@ -127,6 +127,7 @@ def test_sizes_of_the_tiers() -> None:
 def test_words_of_vllm_for_the_same_thing_are_understood() -> None:
     assert settings(dtype="half").engine.dtype == "float16"
     assert settings(async_scheduling=False).engine.async_depth == 0
+    assert settings(enforce_eager=True).engine.enforce_eager
     assert settings(override_generation_config='{"top_k": 5}').server.override_generation_config == {"top_k": 5.0}
     assert settings(allowed_origins=['["https://a", "https://b"]']).server.allowed_origins == ("https://a", "https://b")
 
