@@ -72,6 +72,7 @@ WEIGHTS_S = 16e9 / 4.3e12  # to read all weights once
 KV_BYTES_PER_S = 4.3e12
 TOKEN_S = 26.8e-6  # to compute a token without context
 CONTEXT_S = (40.7e-6 - 26.8e-6) / 32_768  # more for each token of context
+COPY_BYTES_PER_S = 50e9  # each way between host and device
 HOST_BYTES = 60e9
 DISK_BYTES = 120e9
 MAX_NUM_SEQS = 256
@@ -249,10 +250,17 @@ class Replay:
         rows: Iterator[list[float]],
         frequency: float,
         step_tokens: int = MAX_STEP_TOKENS,
+        copy_bytes_per_s: float = COPY_BYTES_PER_S,
     ) -> None:
         self.build = build
         self.clock = ManualClock()
-        rates = SimRates(block_bytes=BLOCK_TOKENS * TOKEN_BYTES, merges=build.merges, is_async=build.is_async)
+        rates = SimRates(
+            block_bytes=BLOCK_TOKENS * TOKEN_BYTES,
+            spill_bytes_per_s=copy_bytes_per_s,
+            restore_bytes_per_s=copy_bytes_per_s,
+            merges=build.merges,
+            is_async=build.is_async,
+        )
         known = Rates(
             bytes_per_s_by_route={
                 Route.SPILL: rates.spill_bytes_per_s,

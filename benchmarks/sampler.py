@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.sampling import Sampler
+from engine.sampling import Sampler, open_sampler
 from tiercel.request import SamplingParams, pack_tokens
 
 CASES = {
@@ -48,7 +48,7 @@ def median_s(call: Callable[[], object], device: torch.device, budget_s: float =
 
 def filled(params: list[SamplingParams], vocab_size: int, device: torch.device) -> Sampler:
     """A sampler whose rows have a prompt of 100 tokens."""
-    sampler = Sampler(len(params), vocab_size, device)
+    sampler = open_sampler(len(params), vocab_size, device, torch.float32)
     prompt = pack_tokens(token % vocab_size for token in range(100))
     for row, each in enumerate(params):
         sampler.set_row(row, each, prompt, b"", (0,))

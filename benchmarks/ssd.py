@@ -88,8 +88,8 @@ def tiered(
     return len(order) * size / (time.perf_counter() - began_s) / 1e6
 
 
-def compare(folder: Path, block_bytes: int, total: int, threads: int, repeats: int) -> None:
-    """Print the medians of writes and reads of one block size."""
+def compare(folder: Path, block_bytes: int, total: int, threads: int, repeats: int) -> dict[str, float]:
+    """Print the medians of writes and reads of one block size, and return them in MB/s."""
     slots = max(QUEUED, total // block_bytes)
     rng = random.Random(1)
     memory = memoryview(mmap.mmap(-1, QUEUED * block_bytes))
@@ -139,6 +139,7 @@ def compare(folder: Path, block_bytes: int, total: int, threads: int, repeats: i
             f"{block_bytes:>9,} B  {way:<5}  tier {tier:>7,.0f} MB/s ({spread})  "
             f"bare {loop:>7,.0f} MB/s ({loop_spread})  ratio {tier / loop:.2f}"
         )
+    return median
 
 
 def scan(folder: Path, block_bytes: int, total: int) -> None:

@@ -1,9 +1,16 @@
-"""What all suites share: the long runs are left out unless they are asked for, and what is told at the end."""
+"""What all suites share: the long runs are left out unless they are asked for, kernels run in Triton's interpreter where
+there is no GPU, and what is told at the end."""
 
+import os
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    # Before anything imports Triton, whose own functions would be compiled ones: transformers does, now and then.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("tiercel", deadline=None)  # never assert a time: the machine may be busy
 settings.load_profile("tiercel")

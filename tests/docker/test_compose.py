@@ -197,6 +197,7 @@ def test_the_device_is_reserved_for_the_daemon_alone() -> None:
     assert service["build"]["context"] == ".."
     assert service["environment"]["TIERCEL_DEVICE"] == "cuda"
     assert service["environment"]["TIERCEL_API_KEY"]
+    assert service["ulimits"]["memlock"] == -1  # host memory is locked for the copy engines
 
 
 def test_prometheus_and_grafana_find_their_files_where_they_look() -> None:

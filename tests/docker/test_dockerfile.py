@@ -16,6 +16,7 @@ from tests.docker.reading import (
     instructions,
     is_sent,
     last_stage,
+    merged,
     mounts,
     shell_of,
 )
@@ -147,6 +148,24 @@ def test_no_key_is_written_into_the_image(name: str) -> None:
 def test_the_image_for_cuda_is_the_other_one_with_a_device() -> None:
     """Only what must differ does: what is proven of the one image by running it holds for the other."""
     cpu, cuda = (instructions(name) for name in DOCKERFILES)
-    assert [line for line in cpu if line not in cuda] == []
+    assert [line for line in cpu if line not in cuda] == [("ARG", "BASE=python:3.11-slim")]
     added = [rest for line in cuda if line not in cpu for rest in line[1:]]
-    assert added == ["NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TIERCEL_DEVICE=cuda"]
+    assert added == [
+        "BASE=python:3.11",
+        "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TIERCEL_DEVICE=cuda",
+        "TRITON_CACHE_DIR=/var/lib/tiercel/cache/triton",
+    ]
+
+
+def test_kernels_are_compiled_where_there_is_a_compiler_and_loaded_from_where_code_may_be() -> None:
+    """Slim images have no compiler; what a tmpfs with noexec holds cannot be loaded."""
+    (base,) = [rest for word, rest in instructions("Dockerfile.cuda") if word == "ARG" and rest.startswith("BASE=")]
+    assert "slim" not in base
+    assert "alpine" not in base
+    variables = dict(word.split("=", 1) for word in last_stage("Dockerfile.cuda")["ENV"].split())
+    folder = variables["TRITON_CACHE_DIR"]
+    assert folder.startswith(f"{variables['XDG_CACHE_HOME']}/")
+    service = merged("compose.gpu.yaml")["services"]["tiercel"]
+    (volume,) = [mount for mount in service["volumes"] if folder.startswith(mount.split(":")[1])]
+    assert not volume.endswith(":ro")
+    assert not [mount for mount in service["tmpfs"] if folder.startswith(mount.partition(":")[0])]

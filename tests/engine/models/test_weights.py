@@ -17,6 +17,7 @@ from engine.attention.sdpa import SdpaAttention
 from engine.models.base import Model
 from engine.models.config import parse_decoder, read_config
 from engine.models.decoder import Decoder
+from engine.models.ops import TorchOps
 from engine.models.registry import load_model
 from engine.models.weights import fill_dummy
 from tests.conformance.models import make_checkpoint
@@ -309,7 +310,7 @@ def _make_hundred_megabytes(folder: Path) -> Path:
     sizes = {"hidden_size": 512, "head_dim": 64, "num_attention_heads": 8, "intermediate_size": 2048}
     config |= sizes | {"num_hidden_layers": 6, "vocab_size": 4096}
     (folder / "config.json").write_text(json.dumps(config))
-    model = Decoder(parse_decoder(read_config(folder)), SdpaAttention(), torch.float32, CPU)
+    model = Decoder(parse_decoder(read_config(folder)), TorchOps(SdpaAttention()), torch.float32, CPU)
     fill_dummy(dict(model.targets()), seed=0)
     save_file({name: tensor.contiguous() for name, tensor in model.targets()}, folder / "model.safetensors")
     return folder

@@ -1,0 +1,148 @@
+"""Run sections one after the other, each in a process of its own, and write one JSON file and one table.
+
+    python benchmarks/gpu/run.py [--sections NAMES] [--quick] [--out FOLDER] [--peer FOLDER]
+
+Prints as it goes. Both files are written anew after every section, so a run that is cut keeps what it has. Without a
+GPU: one line and exit code 2. Exit code 1 when a section measured nothing.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.gpu.catalog import MOST_S, SECTIONS, Section, choose
+from benchmarks.gpu.figure import Failure, SectionResult, read_result, write_json
+from benchmarks.gpu.report import as_json, as_table
+from benchmarks.gpu.targets import overlap_verdict, values_of
+
+ROOT = Path(__file__).resolve().parents[2]
+EXIT_UNMEASURED, EXIT_NO_GPU = 1, 2
+_PATIENCE = 1.25  # of the budget: a section looks at its clock between two parts
+_GRACE_S = 10.0  # beside it
+_LEAST_S = 8.0  # a section that would get less is left out
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line. Errors: SystemExit with code 2 and a line that names the flag."""
+    about = "\n".join(f"    {section.name:<11}{section.budget_s:>5.0f} s  {section.about}" for section in SECTIONS)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/gpu/run.py",
+        description=__doc__,
+        epilog=f"sections and their budgets:\n{about}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--sections", metavar="NAMES", help="commas between; default: all but `peer`")
+    parser.add_argument("--quick", action="store_true", help="less of everything, in 40 %% of the time")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of the two files")
+    parser.add_argument(
+        "--peer", type=Path, metavar="FOLDER", help="environment or site folder with vLLM; adds section `peer`"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=MOST_S, help="for everything; sections at the end get what is left (0: no end)"
+    )
+    given = parser.parse_args(words)
+    given.out = given.out.resolve()  # sections run in the root of the repository
+    given.peer = given.peer and given.peer.resolve()
+    if given.seconds < 0:
+        parser.error(f"--seconds must be at least 0, not {given.seconds:g}")
+    if given.peer is not None and not given.peer.is_dir():
+        parser.error(f"--peer {given.peer}: no such folder")
+    try:
+        given.chosen = choose(given.sections, has_peer=given.peer is not None)
+    except ValueError as exc:
+        parser.error(str(exc))
+    return given
+
+
+def ask_machine() -> dict[str, object] | None:
+    """Facts of the machine; None, with a line on standard error, when there is no GPU."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.machine"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if ran.returncode != 0:
+        return None
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def run_section(
+    section: Section,
+    budget_s: float,
+    folder: Path,
+    *,
+    is_quick: bool,
+    peer: Path | None,
+    grace_s: float = _GRACE_S,
+) -> SectionResult:
+    """One section to its end, or to the end of its time: then what it has said so far, and a failure."""
+    out = folder / f"{section.name}.json"
+    words = [sys.executable, "-m", "benchmarks.gpu.section", section.name]
+    words += ["--budget-s", str(budget_s), "--out", str(out)]
+    words += ["--quick"] * is_quick + (["--peer", str(peer)] if peer else [])
+    began_s = time.monotonic()
+    process = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
+    patience_s = grace_s + _PATIENCE * budget_s
+    reason = ""
+    try:
+        code = process.wait(patience_s)
+        reason = f"exit code {code}" if code else ""
+    except subprocess.TimeoutExpired:
+        reason = f"ended after {patience_s:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
+        process.wait()
+    try:
+        result = read_result(out)
+    except (OSError, ValueError, KeyError, TypeError):
+        result = SectionResult(section.name)
+    if reason:
+        result.failures.append(Failure(section.name, reason))
+        print(f"  {section.name}: {reason}", flush=True)
+    result.seconds = round(time.monotonic() - began_s, 1)
+    return result
+
+
+def main(words: list[str] | None = None) -> int:
+    """Everything."""
+    given = parse(words)
+    machine = ask_machine()
+    if machine is None:
+        return EXIT_NO_GPU
+    out: Path = given.out
+    out.mkdir(parents=True, exist_ok=True)
+    facts: dict[str, object] = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **machine,
+        "command": shlex.join(sys.argv if words is None else ["run.py", *words]),
+        "is_quick": given.quick,
+    }
+    print(f"{facts['device']}, torch {machine['versions']['torch']}, {facts['commit']}", flush=True)  # type: ignore[index]
+    results: list[SectionResult] = []
+    end_s = time.monotonic() + (given.seconds or float("inf"))
+    with tempfile.TemporaryDirectory(dir=out, prefix="under-way-") as folder:  # a disk is measured, so not in /tmp
+        for section in given.chosen:
+            print(f"{section.name}: {section.about}", flush=True)
+            budget_s = min(section.seconds(is_quick=given.quick), end_s - time.monotonic())
+            if budget_s < _LEAST_S:
+                results.append(SectionResult(section.name, left_out=["all of it: --seconds are over"]))
+                continue
+            results.append(run_section(section, budget_s, Path(folder), is_quick=given.quick, peer=given.peer))
+            write_json(out / "results.json", as_json(facts, results))
+            (out / "results.md").write_text(as_table(facts, results), encoding="utf-8")
+    print(as_table(facts, results))
+    print(overlap_verdict(values_of(figure for result in results for figure in result.figures)))
+    print(f"written: {out / 'results.json'}, {out / 'results.md'}")
+    return EXIT_UNMEASURED if any(not result.figures for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Attention of one layer: decode by bytes read a second, prefill by operations, each backend that is there."""
+
+import torch
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bounds import COPY_BYTES_PER_S, LLAMA_3_8B
+from benchmarks.gpu.kernels import open_fa3, processors
+from benchmarks.gpu.pool import Pool, causal_flop, read_bytes
+from benchmarks.gpu.timing import DEVICE, Timer, median_ms
+from engine.attention.base import Attention, PagedReader
+from engine.attention.paged import TritonAttention
+
+LAYERS = 8
+BLOCK_SIZE = 16
+DECODES = ((256, 1024), (32, 1024), (1, 1024), (32, 4096), (1, 4096), (256, 4096))
+PREFILLS = ((8, 1024), (2, 4096), (4, 2048), (1, 8192))
+CHUNK = (2048, 2048)  # behind so many tokens, so many
+MIXED = (256, 1024)  # decodes beside it
+_SPARE = 4096  # tokens
+
+
+def run(bench: Bench) -> None:
+    """Figures `BACKEND.decode.BATCH_CONTEXT`, `BACKEND.prefill.BATCH_LENGTH`, `BACKEND.chunk`, `BACKEND.mixed`."""
+    most = max(batch * context for batch, context in DECODES)
+    pool = Pool(LLAMA_3_8B, most + _SPARE, LAYERS)
+    copy = bench.earlier("limits.copy")
+    limit = COPY_BYTES_PER_S if copy is None else copy * 1e12
+    backends: dict[str, Attention] = {"triton": TritonAttention(processors(DEVICE))}
+    with bench.part("fa3"):
+        backends |= open_fa3()
+    shapes: list[tuple[str, list[tuple[int, int]]]] = []
+    shapes += [(f"decode.{batch}_{context}", [(context - 1, 1)] * batch) for batch, context in DECODES]
+    shapes += [(f"prefill.{batch}_{length}", [(0, length)] * batch) for batch, length in PREFILLS]
+    shapes += [("chunk", [CHUNK]), ("mixed", [CHUNK, *[(MIXED[1] - 1, 1)] * MIXED[0]])]
+    for name, backend in backends.items():
+        for shape, slices in shapes:
+            if bench.has_time(f"{name} {shape}", 1.0):
+                with bench.part(f"{name} {shape}"):
+                    measure(bench, pool, backend, f"{name}.{shape}", slices, limit)
+
+
+def measure(
+    bench: Bench,
+    pool: Pool,
+    backend: Attention,
+    name: str,
+    slices: list[tuple[int, int]],
+    bytes_per_s: float,
+    timer: Timer = median_ms,
+) -> None:
+    """One step's attention in one layer."""
+    assert isinstance(backend, PagedReader)
+    state = pool.state(slices, BLOCK_SIZE)
+    query, kv, params = pool.queries(state), pool.layer(BLOCK_SIZE), pool.params
+    with torch.inference_mode():
+        ms = timer(lambda: backend.read(query, kv, state, params))
+    if state.is_decode:
+        rate = read_bytes(pool.model, slices) / ms / 1e9
+        bench.record(name, rate, "TB/s", us=1e3 * ms, share=rate * 1e12 / bytes_per_s)
+    else:
+        bench.record(name, causal_flop(pool.model, slices) / ms / 1e9, "TFLOP/s", us=1e3 * ms)

@@ -1,0 +1,79 @@
+"""The engine without HTTP for the sections that measure it: dummy weights, exact lengths, seeded prompts."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.gpu.dummy import LLAMA_3_8B, write_model
+from cli.bench_offline import asked_of, plan_offline
+from engine.offline import Asked, OfflineEngine, Run
+from loadtest.request_list import ListedRequest
+from tiercel.clock import MonotonicClock
+from tiercel.settings import EngineSettings
+
+VOCAB = 100_000  # ids that prompts are drawn from
+UNBOUND = {"tbt_goal": 0, "calibration_seconds": 0}  # steps as large as they may be, as a peer takes them
+
+
+def engine_settings(folder: Path, **flags: object) -> EngineSettings:
+    """As `tiercel bench throughput` would resolve these flags for a model of random weights. Errors: ConfigError."""
+    model = folder / "llama-3-8b"
+    if "model" not in flags:
+        write_model(model, LLAMA_3_8B)
+    given = {"model": str(model), "load_format": "dummy", "device": "cuda", **UNBOUND, **flags}
+    return plan_offline(given).settings
+
+
+def open_engine(settings: EngineSettings) -> OfflineEngine:
+    """Loaded and ready. Errors: ConfigError."""
+    return OfflineEngine.open(settings, MonotonicClock())
+
+
+def draw(engine: OfflineEngine, count: int, prompt: int, output: int, seed: int) -> list[ListedRequest]:
+    """Requests of one length each; the same on every machine."""
+    rng, ids = random.Random(f"{seed}/{count}/{prompt}/{output}"), range(min(VOCAB, engine.facts.vocab_size))
+    return [ListedRequest(prompt_token_ids=rng.choices(ids, k=prompt), output_len=output) for _ in range(count)]
+
+
+def asked(requests: Sequence[ListedRequest]) -> list[Asked]:
+    """Greedy, each to its full length."""
+    return asked_of(requests, 0.0)
+
+
+def step_ends(run: Run) -> list[float]:
+    """When each step of a run had ended, in seconds since the first began."""
+    laps = run.laps
+    ends: list[float] = []
+    at_s = 0.0
+    for parts in zip(laps.plan_s, laps.launch_s, laps.wait_s, laps.commit_s, strict=True):
+        at_s += sum(parts)
+        ends.append(at_s)
+    return ends
+
+
+def full_steps(run: Run) -> list[tuple[float, float]]:
+    """Steps in which every sequence decoded: (seconds, tokens that one of them had said before, on average)."""
+    ends = step_ends(run)
+    first_s = [answer.first_s for answer in run.answers]
+    begin_s, end_s = max(first_s), min(answer.last_s for answer in run.answers)
+    starts = [sum(end <= one for end in ends) for one in first_s]
+    mean_start = sum(starts) / len(starts)
+    return [
+        (end - before, index - mean_start)
+        for index, (before, end) in enumerate(zip([0.0, *ends], ends, strict=False))
+        if before > begin_s and end < end_s
+    ]
+
+
+def step_ms(run: Run) -> float:
+    """The median step in which every sequence decoded. Errors: ValueError when there was none."""
+    steps = full_steps(run)
+    if not steps:
+        raise ValueError("no step in which every sequence decoded")
+    return 1e3 * median(seconds for seconds, _ in steps)
+
+
+def device_s(run: Run) -> float:
+    """Seconds in which the device computed; 0 where nobody timed it."""
+    return sum(run.laps.nano_batch_s)

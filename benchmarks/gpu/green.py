@@ -1,0 +1,76 @@
+"""Streams on disjoint parts of the device: green contexts of the driver.
+
+The driver hands out processors in groups (eight of them on Hopper). Kernels that are queued on such a stream run on
+its processors only; marks and graphs go across as ever.
+"""
+
+from types import TracebackType
+from typing import Any
+
+import torch
+
+_GROUP = 8  # processors
+
+
+class SplitError(RuntimeError):
+    """The driver refused to split the device."""
+
+
+class SplitDevice:
+    """Two streams: one on `processors` of the device or a few more, the other on all the rest."""
+
+    def __init__(self, processors: int) -> None:
+        self.wanted = processors
+        self.first: torch.cuda.Stream
+        self.second: torch.cuda.Stream
+        self.sizes = (0, 0)  # processors that each really got
+        self._contexts: list[Any] = []  # handles of cuda-bindings, which has no types
+        self._streams: list[Any] = []
+
+    def __enter__(self) -> "SplitDevice":
+        """Errors: SplitError; ImportError where cuda-bindings are not installed."""
+        from cuda.bindings import driver  # lazy: a part of the machine that may be missing
+
+        torch.cuda.synchronize()
+        device = _got(driver.cuDeviceGet(torch.cuda.current_device()))
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        whole = _got(driver.cuDeviceGetDevResource(device, kind))
+        groups, _, rest = _got(driver.cuDevSmResourceSplitByCount(1, whole, 0, self.wanted))
+        streams: list[torch.cuda.Stream] = []
+        sizes: list[int] = []
+        for part in (groups[0], rest):
+            wanted = _got(driver.cuDevResourceGenerateDesc([part], 1))
+            flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+            context = _got(driver.cuGreenCtxCreate(wanted, device, flags))
+            self._contexts.append(context)
+            stream = _got(driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0))
+            self._streams.append(stream)
+            streams.append(torch.cuda.ExternalStream(int(stream)))
+            sizes.append(int(part.sm.smCount))
+        self.first, self.second = streams
+        self.sizes = (sizes[0], sizes[1])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from cuda.bindings import driver  # lazy: as above
+
+        torch.cuda.synchronize()
+        for stream in self._streams:
+            driver.cuStreamDestroy(stream)
+        for context in self._contexts:
+            driver.cuGreenCtxDestroy(context)
+
+
+def splits(processors: int) -> list[int]:
+    """Sizes of the smaller part that are worth a look on a device of so many processors."""
+    most = processors // 2
+    return [size for size in range(2 * _GROUP, most + 1, _GROUP)]
+
+
+def _got(answer: tuple[Any, ...]) -> Any:
+    """What a call of the driver returned beside its status."""
+    if int(answer[0]) != 0:
+        raise SplitError(f"the driver says {answer[0]!s}")
+    return answer[1:] if len(answer) > 2 else answer[1]

@@ -1,0 +1,209 @@
+"""Every kernel against float32 arithmetic in plain torch, on random ragged shapes.
+
+Outputs are poisoned, and so is every row of the cache that belongs to nobody. A kernel that writes elsewhere or cannot
+be run counts as an error of 1.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.cases import (
+    CASES,
+    LAYER,
+    Case,
+    Inputs,
+    changed_elsewhere,
+    draw_slices,
+    make_inputs,
+    poisoned,
+    relative_error,
+)
+from engine.attention.base import Attention, PagedReader
+from engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
+from engine.attention.paged import TritonAttention
+from engine.attention.sdpa import SdpaAttention
+from engine.kernels.sampling import draw_no_sync
+from engine.models.config import RopeConfig
+from engine.models.layers import RMSNorm
+from engine.models.ops import Ops, TorchOps
+from engine.models.rope import Rotary
+from engine.models.triton_ops import TritonOps
+from engine.sampling.noise import gumbel_no_sync, noise_keys
+
+MOST_ERROR = 2e-2  # bfloat16
+KINDS = ("decode", "mixed", "prefill")
+_FAILED = 1.0
+_VOCAB = 128_256
+_TIE = 1e-3  # two perturbed logits so close are a tie
+_EPS = 1e-5
+
+
+def run(bench: Bench) -> None:
+    """Figures `attention.BACKEND.CASE.KIND`, `ops.CASE`, `add_norm`, `silu_mul`, `sampling`, and `worst_error`."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    worst = 0.0
+
+    def check(name: str, job: Callable[[], float]) -> None:
+        nonlocal worst
+        error = _FAILED
+        with bench.part(name):
+            error = job()
+            bench.record(name, error, "relative error")
+            if MOST_ERROR < error < math.inf:
+                bench.fail(name, f"relative error {error:.3g}, at most {MOST_ERROR}")
+        worst = max(worst, min(error, 1e9))  # infinite for a NaN, which JSON does not know
+
+    backends: dict[str, Attention] = {"triton": TritonAttention(processors(device))}
+    with bench.part("fa3"):
+        backends |= open_fa3()
+    check("add_norm", lambda: add_norm_error(dtype, device))
+    check("silu_mul", lambda: silu_mul_error(dtype, device))
+    check("sampling", lambda: sampling_error(_VOCAB, 64, device))
+    for case in CASES[:3] if bench.is_quick else CASES:
+        for name, backend in backends.items():
+            if not bench.has_time(f"{name} {case.name}", 3.0) or (name == "fa3" and not fits_fa3(case)):
+                continue
+            for kind in KINDS:
+                check(
+                    f"attention.{name}.{case.name}.{kind}",
+                    lambda backend=backend, case=case, kind=kind: attention_error(backend, case, kind, dtype, device),
+                )
+        if bench.has_time(f"ops {case.name}", 2.0):
+            check(f"ops.{case.name}", lambda case=case: ops_error(case, dtype, device))
+    bench.record("worst_error", worst, "relative error", bound=MOST_ERROR)
+
+
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors; 1 where there is no GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def attention_error(backend: Attention, case: Case, kind: str, dtype: torch.dtype, device: torch.device) -> float:
+    """One step of one layer through a backend: what it returns, and what it does to the cache."""
+    inputs = make_inputs(case, draw_slices(case.longest, case.heads, kind), dtype, device, seed=case.head_dim)
+    wanted, params = inputs.widened(), case.params(device, dtype)
+    before = inputs.arena.clone()
+    with poisoned():
+        out = backend.attend(inputs.query, inputs.key, inputs.value, inputs.arena[:, LAYER], inputs.state, params)
+    check_cache(inputs, before)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = SdpaAttention().attend(
+            wanted.query, wanted.key, wanted.value, wanted.arena[:, LAYER], wanted.state, params
+        )
+    return relative_error(out, expected)
+
+
+def check_cache(inputs: Inputs, before: Tensor) -> None:
+    """Errors: AssertionError when rows of other tokens changed, or values are not what was given."""
+    changed = changed_elsewhere(inputs.arena, before, inputs.state)
+    assert changed == 0, f"{changed} elements of the cache changed that belong to no token of the step"
+    state, width = inputs.state, inputs.arena.shape[-1] // 2
+    written = inputs.arena[state.slot_ids, LAYER, state.slot_offsets]
+    assert torch.equal(written[..., width:], inputs.value), "values in the cache are not those of the step"
+
+
+def ops_error(case: Case, dtype: torch.dtype, device: torch.device) -> float:
+    """Norms of heads, rotation, cache and attention in one, as a layer of Qwen3 asks for it."""
+    inputs = make_inputs(case, draw_slices(case.longest, case.heads, "mixed"), dtype, device, seed=3)
+    params, rope = case.params(device, dtype), RopeConfig("default", 10_000.0)
+    wanted, before = inputs.widened(), inputs.arena.clone()
+    ours: Ops = TritonOps(reader(device))
+    with poisoned():
+        angles = ours.angles(Rotary(rope, case.head_dim, dtype, device), inputs.state.positions)
+        norms = head_norms(case, dtype, device)
+        out = ours.attend(inputs.qkv, norms, angles, inputs.arena[:, LAYER], inputs.state, params)
+    check_cache(inputs, before)
+    plain = TorchOps(SdpaAttention())
+    with sdpa_kernel(SDPBackend.MATH):
+        angles = plain.angles(Rotary(rope, case.head_dim, torch.float32, device), wanted.state.positions)
+        norms = head_norms(case, torch.float32, device)
+        expected = plain.attend(wanted.qkv, norms, angles, wanted.arena[:, LAYER], wanted.state, params)
+    return relative_error(out, expected)
+
+
+def reader(device: torch.device) -> PagedReader:
+    """Our own attention."""
+    return TritonAttention(processors(device))
+
+
+def head_norms(case: Case, dtype: torch.dtype, device: torch.device) -> tuple[RMSNorm, RMSNorm]:
+    """Norms of queries and of keys whose weights are no ones; the same values in every dtype."""
+    found: list[RMSNorm] = []
+    for seed in range(2):
+        norm = RMSNorm(case.head_dim, _EPS, dtype, device)
+        weight = 1 + 0.25 * torch.randn(case.head_dim, generator=torch.Generator().manual_seed(seed))
+        norm.weight[:] = weight.to(torch.bfloat16).to(device)
+        found.append(norm)
+    return found[0], found[1]
+
+
+def add_norm_error(dtype: torch.dtype, device: torch.device, rows: int = 777) -> float:
+    """With and without a residual, at widths of models and an odd one."""
+    worst = 0.0
+    for width in (4096, 1024, 896, 5120):
+        x, residual = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
+        weight = torch.randn(width, device=device, dtype=dtype)
+        for other in (None, residual):
+            wide = x.float() if other is None else x.float() + other.float()
+            expected = weight.float() * wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _EPS)
+            with poisoned():
+                kept = None if other is None else other.clone()
+                normed, total = TritonOps(reader(device)).add_norm(x.clone(), kept, weight, _EPS)
+            worst = max(worst, relative_error(normed, expected), relative_error(total, wide))
+    return worst
+
+
+def silu_mul_error(dtype: torch.dtype, device: torch.device, rows: int = 777) -> float:
+    """At widths of models and an odd one."""
+    worst = 0.0
+    for inner in (14336, 3072, 4864, 1000):
+        gate_up = 2 * torch.randn(rows, 2 * inner, device=device, dtype=dtype)
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        with poisoned():
+            out = TritonOps(reader(device)).silu_mul(gate_up)
+        worst = max(worst, relative_error(out, torch.nn.functional.silu(gate) * up))
+    return worst
+
+
+def sampling_error(vocab: int, rows: int, device: torch.device) -> float:
+    """How far below the best a chosen token's perturbed logit lies, over the best; bad rows must be told.
+
+    Half of the rows draw, the others take the largest.
+    """
+    generator = torch.Generator(device).manual_seed(5)
+    logits = 4 * torch.randn(rows, vocab, generator=generator, device=device)
+    logits[1, vocab // 3] = torch.nan
+    logits[2, vocab - 1] = torch.inf
+    seeds = torch.arange(rows).numpy() * 7919
+    keys = torch.from_numpy(noise_keys(seeds, seeds[::-1].copy())).to(device)
+    temperatures = torch.where(torch.arange(rows) % 2 == 0, 0.0, 0.7).to(device)
+    draws = torch.cat((keys, temperatures.view(torch.int32)[:, None]), dim=1)
+    with poisoned():
+        tokens, bad = draw_no_sync(logits, draws)
+    assert bad.nonzero().flatten().tolist() == [1, 2], f"bad rows: {bad.nonzero().flatten().tolist()}"
+    scores = logits.clone()
+    drawing = (temperatures > 0).nonzero().flatten()
+    scores[drawing] = scores[drawing] / temperatures[drawing, None] + gumbel_no_sync(keys[drawing], vocab)
+    good = (~bad).nonzero().flatten()
+    best = scores[good].amax(dim=-1)
+    behind = (best - scores[good].gather(1, tokens[good, None]).squeeze(1)) / best.abs().clamp_min(1.0)
+    error = float(behind.max())
+    return 0.0 if 0.0 <= error <= _TIE else (math.inf if error != error else error)
+
+
+def open_fa3() -> dict[str, Attention]:
+    """FlashAttention-3 where its package is installed; else nothing. Errors: ConfigError when it does not load."""
+    if not has_fa3():
+        print("  fa3: not installed", flush=True)
+        return {}
+    return {"fa3": Fa3Attention(load_fa3(), processors(torch.device("cuda")))}
+
+
+def fits_fa3(case: Case) -> bool:
+    """What that backend takes."""
+    return not case.has_sinks and case.head_dim % 8 == 0 and case.block_size < 64

@@ -1,0 +1,64 @@
+"""What the device itself does: products at the model's shapes, and a copy."""
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bounds import COPY_BYTES_PER_S, GEMM_FLOP_PER_S, LLAMA_3_8B
+from benchmarks.gpu.timing import BF16, DEVICE, median_ms
+
+ROWS = (1, 8192, 256, 1024, 32, 64, 128, 512, 2048, 4096)  # the telling ones first
+QUICK_ROWS = (1, 64, 512, 4096)
+COPY_BYTES = 1 << 32
+MOST_HEAD_ROWS = 1024  # more never sample at once
+_WEIGHTS = 3  # sets in turn, so that none is found in the cache
+
+
+def run(bench: Bench) -> None:
+    """Figures `copy`, `gemm.ROWS` (all products of a layer and their share), `gemm.ROWS.NAME`."""
+    with bench.part("copy"):
+        copy(bench)
+    for rows in QUICK_ROWS if bench.is_quick else ROWS:
+        if not bench.has_time(f"gemm {rows}", 1.0):
+            continue
+        with bench.part(f"gemm {rows}"):
+            products(bench, rows)
+
+
+def copy(bench: Bench) -> None:
+    """Bytes read and written a second."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    ms = median_ms(lambda: target.copy_(source))
+    rate = 2 * COPY_BYTES / ms / 1e9
+    bench.record("copy", rate, "TB/s", share_of_bound=rate * 1e12 / COPY_BYTES_PER_S)
+
+
+def products(bench: Bench, rows: int) -> None:
+    """Each product of the model with so many rows."""
+    shapes = dict(LLAMA_3_8B.linears)
+    if rows <= MOST_HEAD_ROWS:
+        shapes["head"] = (LLAMA_3_8B.vocab, LLAMA_3_8B.hidden)
+    layer_ms, layer_flop = 0.0, 0
+    for name, (outputs, inputs) in shapes.items():
+        weights = [torch.randn(outputs, inputs, device=DEVICE, dtype=BF16) * 0.02 for _ in range(_WEIGHTS)]
+        x = torch.randn(rows, inputs, device=DEVICE, dtype=BF16)
+        turn = 0
+
+        def job(weights: list[torch.Tensor] = weights, x: torch.Tensor = x) -> torch.Tensor:
+            nonlocal turn
+            turn += 1
+            return F.linear(x, weights[turn % _WEIGHTS])
+
+        ms = median_ms(job, 30)
+        flop, read_bytes = 2 * rows * outputs * inputs, 2 * outputs * inputs
+        bench.record(
+            f"gemm.{rows}.{name}", flop / ms / 1e9, "TFLOP/s", us=1e3 * ms, weights_tb_per_s=read_bytes / ms / 1e9
+        )
+        if name != "head":
+            layer_ms += ms
+            layer_flop += flop
+    bound_ms = 1e3 * max(layer_flop / GEMM_FLOP_PER_S, layer_flop / rows / COPY_BYTES_PER_S)
+    bench.record(
+        f"gemm.{rows}", layer_flop / layer_ms / 1e9, "TFLOP/s", layer_us=1e3 * layer_ms, share=bound_ms / layer_ms
+    )

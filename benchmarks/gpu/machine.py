@@ -1,0 +1,88 @@
+"""The machine that a run was made on, told by a process of its own so that the run itself holds nothing of the device.
+
+python -m benchmarks.gpu.machine    prints one JSON object; exit code 2 when torch sees no GPU
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGES = ("torch", "triton", "numpy", "transformers", "cuda-bindings", "vllm", "flash-attn-3")
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def versions() -> dict[str, str]:
+    """Of what is installed."""
+    found: dict[str, str] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def commit() -> str:
+    """The revision of the code, with a word where files differ from it."""
+    try:
+        head = _words("git", "-C", str(_ROOT), "rev-parse", "HEAD")
+        changed = _words("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return f"{head} and changes" if changed else head
+
+
+def driver() -> dict[str, str]:
+    """What the driver says of the first device."""
+    fields = ("driver_version", "clocks.max.sm", "power.limit", "pcie.link.gen.current", "pcie.link.width.current")
+    try:
+        line = _words("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0")
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(fields, (value.strip() for value in line.split(",")), strict=False))
+
+
+def facts() -> dict[str, object]:
+    """Everything that belongs beside a figure."""
+    import torch  # lazy: the run itself asks for `commit` alone
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name,
+        "processors": properties.multi_processor_count,
+        "device_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "driver": driver(),
+        "versions": versions(),
+        "commit": commit(),
+        "cores": len(os.sched_getaffinity(0)),
+        "host_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+    }
+
+
+def _words(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
+
+def main() -> int:
+    """Print the facts, or one line that says why there are none."""
+    try:
+        import torch  # lazy: what lacks is told in one line
+    except ImportError as exc:
+        print(f"no torch: {exc}", file=sys.stderr)
+        return 2
+    if not torch.cuda.is_available():
+        build = torch.version.cuda or "none: a build for the CPU"
+        print(f"no GPU: torch {torch.__version__} sees none (CUDA of the build: {build})", file=sys.stderr)
+        return 2
+    print(json.dumps(facts()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

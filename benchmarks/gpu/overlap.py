@@ -1,0 +1,167 @@
+"""Whether two parts of a step gain by running beside each other: one layer, before anything of it is built.
+
+Halves: the decode attention of one half-batch beside the products of the other, twice a layer, against the whole batch
+one after the other. Prefill: a chunk of a prompt with its products beside the decodes with theirs, against one mixed
+step. Each on two plain streams, and on disjoint processors (see `green`). What is compared are CUDA graphs of some
+layers, or plain launches where the machine cannot record them.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bounds import LLAMA_3_8B
+from benchmarks.gpu.green import SplitDevice, splits
+from benchmarks.gpu.kernels import processors
+from benchmarks.gpu.pool import Pool
+from benchmarks.gpu.timing import DEVICE, captured, elapsed_ms
+from engine.attention.paged import TritonAttention
+
+CONTEXT = 1280  # tokens of a decode: in the middle of an answer of 512 behind 1,024
+HALVES = ((512, 768), (512, 2048), (256, 256), (512, 1024))  # decodes, tokens of the step
+QUICK_HALVES = ((512, 768),)
+PREFILLS = ((256, 2048), (512, 1024))  # decodes, tokens of the chunk
+BLOCK_SIZE = 16
+SLOTS = 8  # layers of one graph
+LAYERS = 4
+
+Job = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What runs beside each other in a layer: `memory` on the smaller part, `products` on the larger."""
+
+    memory: Job
+    products: Job
+
+
+class Layer:
+    """Weights of one layer and what it computes."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._weights = [
+            torch.randn(outputs, inputs, device=pool.place, dtype=pool.dtype) * 0.02
+            for outputs, inputs in pool.model.linears.values()
+        ]
+
+    def products(self, rows: int) -> Job:
+        """The four products of so many tokens."""
+        inputs: dict[int, Tensor] = {
+            weight.shape[1]: torch.randn(rows, weight.shape[1], device=weight.device, dtype=weight.dtype)
+            for weight in self._weights
+        }
+        return lambda: [F.linear(inputs[weight.shape[1]], weight) for weight in self._weights]
+
+    def attention(self, slices: list[tuple[int, int]], count: int) -> Job:
+        """Of so many sequences, launched for `count` processors."""
+        pool, backend = self._pool, TritonAttention(count)
+        state = pool.state(slices, BLOCK_SIZE)
+        query, kv, params = pool.queries(state), pool.layer(BLOCK_SIZE), pool.params
+        return lambda: backend.read(query, kv, state, params)
+
+
+def run(bench: Bench) -> None:
+    """Figures `halves.DECODES_TOKENS.SPLIT`, `prefill.DECODES_TOKENS.SPLIT`: serial over overlapped; and the best."""
+    count = processors(DEVICE)
+    most = max(decodes for decodes, _ in HALVES + PREFILLS) * CONTEXT
+    layer = Layer(Pool(LLAMA_3_8B, most + 2 * 4096, LAYERS))
+    with torch.inference_mode():
+        for decodes, tokens in QUICK_HALVES if bench.is_quick else HALVES:
+            decode = [(CONTEXT - 1, 1)] * decodes
+            serial = in_turns([layer.products(tokens), layer.attention(decode, count)])
+
+            def halves(size: int, decode: list[tuple[int, int]] = decode, tokens: int = tokens) -> list[Pair]:
+                memory = layer.attention(decode[: len(decode) // 2], size)
+                return [Pair(memory, layer.products(tokens // 2))] * 2
+
+            compare(bench, f"halves.{decodes}_{tokens}", serial, halves, count)
+        for decodes, tokens in PREFILLS[:1] if bench.is_quick else PREFILLS:
+            decode, chunk = [(CONTEXT - 1, 1)] * decodes, [(0, tokens)]
+            together = [
+                layer.products(decodes + tokens), layer.attention(decode, count), layer.attention(chunk, count)
+            ]  # fmt: skip
+
+            def apart(
+                size: int, decode: list[tuple[int, int]] = decode, chunk: list[tuple[int, int]] = chunk
+            ) -> list[Pair]:
+                memory = in_turns([layer.products(len(decode)), layer.attention(decode, size)])
+                work = in_turns([layer.products(chunk[0][1]), layer.attention(chunk, count - size or count)])
+                return [Pair(memory, work)]
+
+            compare(bench, f"prefill.{decodes}_{tokens}", in_turns(together), apart, count)
+    for kind in ("halves", "prefill"):
+        found = [figure for figure in bench.result.figures if figure.name.startswith(f"overlap.{kind}.")]
+        if found:
+            best = max(found, key=lambda figure: figure.value)
+            bench.record(f"{kind}_best", best.value, "x", at=best.name.removeprefix("overlap."))
+
+
+def compare(bench: Bench, name: str, serial: Job, pairs: Callable[[int], list[Pair]], count: int) -> None:
+    """One shape: the serial layer, then every split."""
+    if not bench.has_time(name, 3.0):
+        return
+    with bench.part(name):
+        serial_ms, how = layer_ms(serial)
+        for size in (0, *(splits(count)[1::2] if bench.is_quick else splits(count))):
+            part = f"{name}.{f'{size}_sm' if size else 'streams'}"
+            if not bench.has_time(part, 1.0):
+                continue
+            with bench.part(part):
+                measured(bench, part, serial_ms, how, pairs, size, count)
+
+
+def measured(
+    bench: Bench, part: str, serial_ms: float, how: str, pairs: Callable[[int], list[Pair]], size: int, count: int
+) -> None:
+    """One split. `size` 0: two plain streams."""
+    with SplitDevice(size) if size else nullcontext() as split:
+        if split is None:
+            memory, products, sizes = torch.cuda.Stream(), torch.cuda.Stream(), (count, count)
+        else:
+            memory, products, sizes = split.first, split.second, split.sizes
+        ms, ours = layer_ms(beside(pairs(sizes[0]), memory, products))
+    facts = {"serial_us": 1e3 * serial_ms, "overlapped_us": 1e3 * ms, "launched_as": f"{how}/{ours}"}
+    bench.record(part, serial_ms / ms, "x", memory_sm=sizes[0], products_sm=sizes[1], **facts)
+
+
+def in_turns(jobs: list[Job]) -> Job:
+    """One after the other."""
+    return lambda: [job() for job in jobs]
+
+
+def beside(pairs: list[Pair], memory: torch.cuda.Stream, products: torch.cuda.Stream) -> Job:
+    """The jobs of each pair on the two streams; the next pair begins when both have ended."""
+
+    def job() -> None:
+        current = torch.cuda.current_stream()
+        for pair in pairs:
+            for stream, work in ((memory, pair.memory), (products, pair.products)):
+                stream.wait_stream(current)
+                with torch.cuda.stream(stream):
+                    work()
+            current.wait_stream(memory)
+            current.wait_stream(products)
+
+    return job
+
+
+def layer_ms(job: Job) -> tuple[float, str]:
+    """Milliseconds of one layer, and how it was launched: as a graph, or plainly."""
+
+    def layers() -> None:
+        for _ in range(SLOTS):
+            job()
+
+    try:
+        return elapsed_ms(captured(layers)) / SLOTS, "graph"
+    except RuntimeError as exc:
+        print(f"  no graph: {str(exc).splitlines()[0][:120]}", flush=True)
+        torch.cuda.synchronize()
+        return elapsed_ms(layers) / SLOTS, "plain"

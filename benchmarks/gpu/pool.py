@@ -1,0 +1,81 @@
+"""Device memory full of random KV, seen as an arena of any block size and of either layout."""
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.bounds import ModelShape
+from benchmarks.gpu.timing import BF16, DEVICE
+from engine.attention.base import AttentionParams, ForwardState
+
+_PIECE = 1 << 30  # elements that are filled at a time
+
+
+class Pool:
+    """Room for `tokens` tokens in `layers` layers of a model.
+
+    Block-first: [slots, layers, block_size, kv_heads, 2 * head_dim], one layer a strided view of it, as the arenas
+    have it. Layer-first: [layers, slots, ...].
+    """
+
+    def __init__(
+        self,
+        model: ModelShape,
+        tokens: int,
+        layers: int,
+        place: torch.device = DEVICE,
+        dtype: torch.dtype = BF16,
+    ) -> None:
+        self.model = model
+        self.tokens = tokens
+        self.layers = layers
+        self.place = place
+        self.dtype = dtype
+        width = model.kv_heads * 2 * model.head_dim
+        self._flat = torch.empty(tokens * layers * width, dtype=dtype, device=place)
+        generator = torch.Generator(place).manual_seed(0)
+        for piece in self._flat.split(_PIECE):
+            piece.normal_(generator=generator)
+
+    def layer(self, block_size: int, *, is_block_first: bool = True) -> Tensor:
+        """One layer, the second. Shapes: returns [slots, block_size, kv_heads, 2 * head_dim]."""
+        slots, model = self.tokens // block_size, self.model
+        rest = (block_size, model.kv_heads, 2 * model.head_dim)
+        index = min(1, self.layers - 1)
+        used = self._flat[: slots * self.layers * block_size * rest[1] * rest[2]]
+        if is_block_first:
+            return used.view(slots, self.layers, *rest)[:, index]
+        return used.view(self.layers, slots, *rest)[index]
+
+    def state(self, slices: list[tuple[int, int]], block_size: int, seed: int = 0) -> ForwardState:
+        """Sequences of (tokens before, tokens of the slice) whose blocks lie anywhere; they write the sink."""
+        ends = [start + length for start, length in slices]
+        counts = [-(-end // block_size) for end in ends]
+        slots = torch.randperm(self.tokens // block_size - 1, generator=torch.Generator().manual_seed(seed)) + 1
+        tables = torch.zeros(len(slices), max(counts), dtype=torch.int64)
+        used = 0
+        for row, count in enumerate(counts):
+            tables[row, :count] = slots[used : used + count]
+            used += count
+        starts = [start for start, _ in slices]
+        return ForwardState.of_slices(tables.to(self.place), starts, ends, block_size, writes_sink=True)
+
+    def queries(self, state: ForwardState) -> Tensor:
+        """Shapes: returns [T, heads, head_dim]."""
+        shape = (state.query_starts[-1], self.model.heads, self.model.head_dim)
+        return torch.randn(shape, device=self.place, dtype=self.dtype)
+
+    @property
+    def params(self) -> AttentionParams:
+        """Nothing but the scale."""
+        return AttentionParams(self.model.head_dim**-0.5)
+
+
+def causal_flop(model: ModelShape, slices: list[tuple[int, int]]) -> int:
+    """Of attention: two products of every query with every key it sees."""
+    pairs = sum(length * start + length * (length + 1) // 2 for start, length in slices)
+    return 4 * model.heads * model.head_dim * pairs
+
+
+def read_bytes(model: ModelShape, slices: list[tuple[int, int]]) -> int:
+    """KV of one layer that decodes read."""
+    return sum(start + length for start, length in slices) * model.layer_token_bytes

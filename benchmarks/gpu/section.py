@@ -1,0 +1,36 @@
+"""One section in a process of its own: what it breaks on the device, it breaks alone.
+
+python -m benchmarks.gpu.section NAME --budget-s S --out FILE [--quick] [--peer FOLDER]
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.catalog import SECTIONS
+
+EXIT_NO_GPU = 2
+
+
+def main(words: list[str] | None = None) -> int:
+    """The exit code: 0 when the section ran to its end, whatever failed in it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=[section.name for section in SECTIONS])
+    parser.add_argument("--budget-s", type=float, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--peer", type=Path)
+    given = parser.parse_args(words)
+    bench = Bench(given.name, given.budget_s, given.out, is_quick=given.quick, peer=given.peer)
+    bench.save()
+    with bench.part(given.name):
+        section = next(section for section in SECTIONS if section.name == given.name)
+        importlib.import_module(section.module).run(bench)
+    bench.save()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

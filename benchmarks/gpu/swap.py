@@ -1,0 +1,175 @@
+"""Steps beside copies, and how soon a preempted sequence is back."""
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from statistics import median
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.copies import BLOCK_BYTES, TOTAL_BYTES, Ends, pieces, rate
+from benchmarks.gpu.engine import VOCAB, asked, draw, engine_settings, open_engine, step_ms
+from benchmarks.gpu.traffic import Traffic
+from device.base import Device
+from device.cuda import open_cuda
+from engine.assembly import Engine
+from engine.assembly import open_engine as open_bare
+from engine.offline import Inbox
+from engine.wake import Wake
+from tiercel.clock import Clock, MonotonicClock
+from tiercel.errors import TiercelError
+from tiercel.ids import SeqId
+from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.wire import Submit
+
+STREAMS, PROMPT, OUTPUT = 64, 1024, 160
+TURNS = 3  # of each, alternating
+VICTIM_TOKENS, RIVAL_TOKENS = 4096, 7000
+POOL_BLOCKS = 520  # both do not fit
+VICTIM_SAYS, RIVAL_SAYS = 24, 8  # tokens
+ROUNDS = 6  # the first warms up
+
+
+def run(bench: Bench) -> None:
+    """Figures `step_ratio` and `return_ratio`, and what they are made of."""
+    device = open_cuda()
+    ends = Ends(device, TOTAL_BYTES // 2)
+    try:
+        with bench.part("steps beside copies"):
+            beside_copies(bench, device, ends)
+        if bench.has_time("a preempted sequence", 12.0):
+            with bench.part("a preempted sequence"):
+                preempted(bench, device, ends)
+    finally:
+        ends.close()
+
+
+def beside_copies(bench: Bench, device: Device, ends: Ends) -> None:
+    """The median decoding step of 64 sequences, with both directions busy and idle, in turns."""
+    flags = {"max_num_seqs": STREAMS, "max_num_batched_tokens": 8192, "max_model_len": 2048}
+    flags["num_gpu_blocks_override"] = 2 * STREAMS * (PROMPT + OUTPUT) // 16  # another engine follows
+    traffic = Traffic(device, ends, TOTAL_BYTES // 2)
+    ms: dict[bool, list[float]] = {False: [], True: []}
+    with open_engine(engine_settings(bench.folder, **flags, kv_host_size="0")) as engine:
+        engine.run(asked(draw(engine, STREAMS, 64, 16, seed=99)))
+        for turn in range(1 if bench.is_quick else TURNS):
+            for is_busy in (False, True) if turn % 2 == 0 else (True, False):
+                with traffic if is_busy else nullcontext():
+                    ran = engine.run(asked(draw(engine, STREAMS, PROMPT, OUTPUT, seed=turn)))
+                ms[is_busy].append(step_ms(ran))
+    traffic.close()
+    idle, busy = median(ms[False]), median(ms[True])
+    bench.record("step_ratio", busy / idle, "x", idle_ms=idle, busy_ms=busy, streams=STREAMS, context=PROMPT)
+    for way, gb_per_s in traffic.gb_per_s.items():
+        bench.record(f"{way}_beside_steps", gb_per_s, "GB/s")
+
+
+def preempted(bench: Bench, device: Device, ends: Ends) -> None:
+    """From when its rival has ended to its next token, over the bare copy of its blocks."""
+    size = VICTIM_TOKENS // 16 * BLOCK_BYTES
+    lane = device.open_copy_lane()
+    extents = pieces(ends.hosts[1].data_ptr(), ends.devices[1].data_ptr(), BLOCK_BYTES, ends.hosts[1].nbytes, 2)
+    gb_per_s = rate(lambda: lane.copy(extents).result(), int(extents.sizes.sum()))
+    lane.close()
+    bare_ms = 1e3 * size / (gb_per_s * 1e9)
+    settings = engine_settings(
+        bench.folder,
+        max_num_seqs=8,
+        max_num_batched_tokens=8192,
+        max_model_len=8192,
+        num_gpu_blocks_override=POOL_BLOCKS,
+        kv_host_size="4G",
+        preemption_mode="swap",
+        scheduling_policy="priority",
+        enable_prefix_caching="true",
+    )
+    clock, wake = MonotonicClock(), Wake.open()
+    inbox = Inbox(clock)
+    engine = open_bare(settings, inbox, wake, clock)
+    wait_pinned()
+    try:
+        switch = Switch(engine, inbox, clock)
+        waits_ms = [switch.round(number) for number in range(3 if bench.is_quick else ROUNDS)][1:]
+    finally:
+        engine.close()
+        wake.close()
+    back_ms = median(waits_ms)
+    bench.record(
+        "return_ratio",
+        back_ms / bare_ms,
+        "x",
+        back_ms=back_ms,
+        bare_copy_ms=bare_ms,
+        worst_ms=max(waits_ms),
+        rounds=len(waits_ms),
+        tokens=VICTIM_TOKENS,
+    )
+
+
+def wait_pinned() -> None:
+    """Until the host tier, which is locked beside the start, is locked."""
+    for thread in threading.enumerate():
+        if thread.name == "kv-pin":
+            thread.join()
+
+
+class Switch:
+    """One sequence that gives way to another of a higher band and comes back, again and again."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        inbox: Inbox,
+        clock: Clock,
+        *,
+        victim_tokens: int = VICTIM_TOKENS,
+        rival_tokens: int = RIVAL_TOKENS,
+        vocab: int = VOCAB,
+    ) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._clock = clock
+        self._victim_tokens = victim_tokens
+        self._rival_tokens = rival_tokens
+        self._vocab = vocab
+        self._next = 1
+
+    def round(self, number: int) -> float:
+        """Milliseconds from the rival's last token to the victim's next one. Errors: TiercelError."""
+        before = self._engine.loop.gauges()
+        self._inbox.clear()
+        victim = self._submit(self._victim_tokens, VICTIM_SAYS * 4, 5, seed=2 * number)
+        self._step_until(lambda: len(self._times_s(victim)) >= VICTIM_SAYS)
+        rival = self._submit(self._rival_tokens, RIVAL_SAYS, 0, seed=2 * number + 1)
+        self._step_until(lambda: len(self._times_s(rival)) >= RIVAL_SAYS)
+        freed_s = self._times_s(rival)[-1]
+        self._step_until(lambda: self._inbox.ended >= 2)
+        after = self._engine.loop.gauges()
+        if after.preemptions == before.preemptions or after.swapped_tokens == before.swapped_tokens:
+            raise TiercelError("bench.not_swapped", "the victim was not swapped", round=number)
+        return 1e3 * min(at_s - freed_s for at_s in self._times_s(victim) if at_s > freed_s)
+
+    def _submit(self, prompt: int, output: int, band: int, seed: int) -> SeqId:
+        rng = random.Random(seed)
+        seq, self._next = SeqId(self._next), self._next + 1
+        request = Request(
+            id=seq,
+            prompt=pack_tokens(rng.choices(range(self._vocab), k=prompt)),
+            params=SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True),
+            arrival_s=self._clock.now_s(),
+            band=band,
+        )
+        self._engine.loop.take([Submit(request)])
+        return seq
+
+    def _step_until(self, is_done: Callable[[], bool]) -> None:
+        end_s = self._clock.now_s() + 30.0
+        while not is_done():
+            self._engine.upkeep.tend()
+            self._engine.loop.step()
+            if self._clock.now_s() > end_s:
+                raise TiercelError("bench.stuck", "30 s without what was waited for")
+
+    def _times_s(self, seq: SeqId) -> list[float]:
+        """When each token of a sequence was told."""
+        return [at_s for at_s, report in self._inbox.reports if seq in memoryview(report.seqs).cast("Q")]

@@ -1,0 +1,54 @@
+"""The FastSwitch replay of `benchmarks/fastswitch.py`, in virtual time, with the copies as fast as they were measured.
+
+Loop, planner and cache are the real ones; steps and copies take what the formula of the replay says.
+"""
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from benchmarks import fastswitch
+from benchmarks.gpu.bench import Bench
+
+CONVERSATIONS = 100
+SEED = 2
+PATTERN: fastswitch.Pattern = "markov"
+FREQUENCY = 0.04
+BUILDS = (fastswitch.FULL, fastswitch.NO_REUSE, fastswitch.ALL_OFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One replay in a process of its own."""
+
+    build: fastswitch.Build
+    conversations: int
+    blocks: int
+    copy_bytes_per_s: float
+
+    def run(self) -> fastswitch.Result:
+        """To its end."""
+        trace = fastswitch.conversations(self.conversations, SEED)
+        rows = fastswitch.priorities(PATTERN, len(trace), SEED)
+        speed = self.copy_bytes_per_s
+        return fastswitch.Replay(trace, self.build, self.blocks, rows, FREQUENCY, copy_bytes_per_s=speed).run()
+
+
+def run(bench: Bench, conversations: int = CONVERSATIONS) -> None:
+    """Figures `swapped_share`, `idle_share`, `ttft_gain`, `tbt_gain`; see the targets of the replay."""
+    down, up = (bench.earlier(f"copies.both_{way}_groups") for way in ("down", "up"))
+    is_measured = down is not None and up is not None
+    speed = 1e9 * min(down, up) if down is not None and up is not None else fastswitch.COPY_BYTES_PER_S
+    if bench.is_quick:
+        conversations //= 5
+    blocks = fastswitch.budget_blocks(fastswitch.endless(fastswitch.conversations(conversations, SEED)))
+    jobs = [Job(build, conversations, blocks, speed) for build in BUILDS]
+    with ProcessPoolExecutor(len(jobs)) as pool:
+        full, fresh, off = pool.map(Job.run, jobs)
+    wrong = sum(one.wrong_turns for one in (full, fresh, off))
+    facts = {"gb_per_s": speed / 1e9, "is_measured_speed": is_measured, "is_virtual_time": True}
+    bench.record("swapped_share", full.swapped_bytes / max(1, fresh.swapped_bytes), "", **facts)
+    bench.record("idle_share", full.idle_s / full.wall_s, "", preemptions=full.preemptions, wrong_turns=wrong)
+    bench.record("ttft_gain", off.ttft_p99_s / full.ttft_p99_s, "x")
+    bench.record("tbt_gain", off.tbt_p999_s / full.tbt_p999_s, "x")
+    if wrong:
+        bench.fail("tokens", f"{wrong} turns said something else")

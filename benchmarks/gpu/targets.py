@@ -1,0 +1,98 @@
+"""What a run must show on an H200 with Llama-3-8B shapes, bfloat16 and random weights; met or missed."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.gpu.figure import Figure
+
+Verdict = Literal["met", "missed", "not measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound on one figure: at least or at most.
+
+    `share_of`: another figure and a share of it; where that is the lower bound, it counts.
+    """
+
+    text: str
+    figure: str
+    bound: float
+    unit: str
+    is_most: bool = False
+    share_of: tuple[str, float] | None = None
+
+    def limit(self, values: Mapping[str, float]) -> float:
+        """What must be reached on the machine that was measured."""
+        if self.share_of is None or self.share_of[0] not in values:
+            return self.bound
+        name, share = self.share_of
+        return min(self.bound, share * values[name])
+
+    def verdict(self, values: Mapping[str, float]) -> Verdict:
+        """Whether a run reached it."""
+        value = values.get(self.figure)
+        if value is None:
+            return "not measured"
+        limit = self.limit(values)
+        return "met" if (value <= limit if self.is_most else value >= limit) else "missed"
+
+
+TARGETS = (
+    Target("every kernel against float32: worst relative error", "kernels.worst_error", 2e-2, "", is_most=True),
+    Target("1024 in, 512 out, saturating", "throughput.1024_512.total_tokens_per_s", 25_000, "tokens/s"),
+    Target("512 in, 512 out", "throughput.512_512.total_tokens_per_s", 25_900, "tokens/s"),
+    Target("128 in, 128 out", "throughput.128_128.total_tokens_per_s", 35_400, "tokens/s"),
+    Target("220 in, 190 out", "throughput.220_190.total_tokens_per_s", 33_400, "tokens/s"),
+    Target("1024 in, 512 out, over vLLM in the same run", "peer.1024_512.ratio", 1.1, "x"),
+    Target("decode at batch 1, 1k context: share of the serial bound", "decode.batch_1.share", 0.85, ""),
+    Target("decode at batch 32", "decode.batch_32.share", 0.82, ""),
+    Target("decode at batch 256", "decode.batch_256.share", 0.80, ""),
+    Target("groups of blocks to the host", "copies.down_groups", 40, "GB/s", share_of=("copies.plain_down", 0.85)),
+    Target("groups of blocks to the device", "copies.up_groups", 40, "GB/s", share_of=("copies.plain_up", 0.85)),
+    Target(
+        "to the host while the other way is busy",
+        "copies.both_down_groups",
+        35,
+        "GB/s",
+        share_of=("copies.plain_both_down", 0.85),
+    ),
+    Target(
+        "to the device while the other way is busy",
+        "copies.both_up_groups",
+        35,
+        "GB/s",
+        share_of=("copies.plain_both_up", 0.85),
+    ),
+    Target("step with both copy directions busy, over idle", "swap.step_ratio", 1.03, "x", is_most=True),
+    Target("preempted 4k tokens back and decoding, over the bare copy", "swap.return_ratio", 1.5, "x", is_most=True),
+    Target("swapped bytes of the replay, of those without reuse", "switches.swapped_share", 0.55, "", is_most=True),
+    Target("idle for swapping in the replay", "switches.idle_share", 0.05, "", is_most=True),
+    Target("first token P99 of the replay, all off over full", "switches.ttft_gain", 1.4, "x"),
+    Target("between tokens P99.9 of the replay, all off over full", "switches.tbt_gain", 1.4, "x"),
+    Target("idle for swapping, conversations on the device", "replay.idle_share", 0.05, "", is_most=True),
+    Target("mean copy between HBM and DDR there", "replay.copy_mib", 1.0, "MiB"),
+    Target("time outside the model, 64 streams over HTTP", "streams.outside_share", 0.05, "", is_most=True),
+)
+
+OVERLAP_LEAST = 1.15
+OVERLAP_GATES = ("overlap.halves_best", "overlap.prefill_best")
+
+
+def values_of(figures: Iterable[Figure]) -> dict[str, float]:
+    """Figures by name."""
+    return {figure.name: figure.value for figure in figures}
+
+
+def overlap_verdict(values: Mapping[str, float]) -> str:
+    """One line: whether two halves of a batch beside each other are worth building."""
+    known = {gate: values[gate] for gate in OVERLAP_GATES if gate in values}
+    if not known:
+        return "overlap: not measured"
+    best = max(known, key=lambda gate: known[gate])
+    word = "build it" if known[best] >= OVERLAP_LEAST else "do not build it"
+    told = ", ".join(
+        f"{gate.removeprefix('overlap.').removesuffix('_best')} {value:.2f}x" for gate, value in known.items()
+    )
+    return f"overlap on one layer: {told}; from {OVERLAP_LEAST}x on it pays: {word}"

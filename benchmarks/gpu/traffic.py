@@ -1,0 +1,64 @@
+"""Copies in both directions, over and over, beside whatever else runs."""
+
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from benchmarks.gpu.copies import BLOCK_BYTES, GROUP_BLOCKS, Ends, pieces
+from device.base import Device
+from device.extents import Extents
+
+
+class Traffic:
+    """Two lanes and two threads that keep them busy between `__enter__` and `__exit__`."""
+
+    def __init__(self, device: Device, ends: Ends, total: int) -> None:
+        hosts, devices = ends.hosts, ends.devices
+        down = pieces(devices[0].data_ptr(), hosts[0].data_ptr(), BLOCK_BYTES, total, 1, GROUP_BLOCKS)
+        up = pieces(hosts[1].data_ptr(), devices[1].data_ptr(), BLOCK_BYTES, total, 2, GROUP_BLOCKS)
+        self._jobs = {"down": (device.open_copy_lane(), down), "up": (device.open_copy_lane(), up)}
+        self._is_over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._began_s = 0.0
+        self._bytes = dict.fromkeys(self._jobs, 0)
+        self.gb_per_s = dict.fromkeys(self._jobs, 0.0)  # of each way, once it has ended
+
+    def __enter__(self) -> Self:
+        self._is_over.clear()
+        self._bytes = dict.fromkeys(self._jobs, 0)
+        self._threads = [threading.Thread(target=self._keep, args=(way,), daemon=True) for way in self._jobs]
+        self._began_s = time.perf_counter()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        took_s = time.perf_counter() - self._began_s
+        self.gb_per_s = {way: size / took_s / 1e9 for way, size in self._bytes.items()}
+
+    def close(self) -> None:
+        """Give the lanes up."""
+        for lane, _ in self._jobs.values():
+            lane.close()
+
+    def _keep(self, way: str) -> None:
+        lane, extents = self._jobs[way]
+        for batch in _batches(extents, self._is_over):
+            lane.copy(batch).result()
+            self._bytes[way] += int(batch.sizes.sum())
+
+
+def _batches(extents: Extents, is_over: threading.Event) -> Iterator[Extents]:
+    """The copies in batches of about a millisecond, as the mover cuts them, until it is over."""
+    per_batch, at = 4, 0
+    while not is_over.is_set():
+        chosen = slice(at, at + per_batch)
+        yield Extents(extents.sources[chosen], extents.targets[chosen], extents.sizes[chosen])
+        at = at + per_batch if at + per_batch < len(extents) else 0

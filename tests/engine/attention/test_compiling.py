@@ -1,0 +1,92 @@
+"""The attention kernels compile for a Hopper GPU, and fit it, with the tiles of the table."""
+
+import pytest
+
+from engine.kernels.tiles import DECODE_TILES, PREFILL_TILES
+from tests.engine.kernels.compiling import Job, compile_for_hopper
+
+_SHARED_BYTES = 227 * 1024  # of one program on a Hopper GPU
+_REGISTERS = 65_536  # of a processor
+_GROUP, _BLOCK_SIZE = 4, 16
+
+_STRIDES = (
+    *("query_token_stride", "query_head_stride", "out_token_stride", "out_head_stride", "out_split_stride"),
+    *("slot_stride", "row_stride", "head_stride"),
+)
+_POINTERS = ("query", "kv", "sinks", "out")
+_TYPES = {
+    **dict.fromkeys(_POINTERS, "*bf16"),
+    **dict.fromkeys(("parts", "part_peaks"), "*fp32"),
+    **dict.fromkeys(("query_starts", "context_lengths"), "*i32"),
+    **dict.fromkeys((*_STRIDES, "table_stride", "sequences", "splits", "window"), "i32"),
+    **dict.fromkeys(("scale", "softcap"), "fp32"),
+    "tables": "*i64",
+}
+_ALIGNED = (*_STRIDES, *_POINTERS, "parts", "part_peaks")
+
+
+def constants_of(head_dim: int, has_all: bool) -> dict[str, int | float | bool | str | None]:
+    sizes = {"GROUP": _GROUP, "HEAD_DIM": head_dim, "DIMS": head_dim, "BLOCK_SIZE": _BLOCK_SIZE}
+    features = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), has_all)
+    return sizes | features | {"PRECISION": "tf32"}
+
+
+def prefill_job(head_dim: int, has_all: bool) -> Job:
+    tile = PREFILL_TILES[head_dim, 2]
+    sizes = {"ROWS": tile.rows, "TOKENS": tile.rows // _GROUP, "KEYS": tile.keys, "LEAST_LENGTH": 2}
+    constants = constants_of(head_dim, has_all) | sizes
+    module = "engine.kernels.paged_prefill"
+    return Job(module, "prefill_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED)
+
+
+def decode_job(head_dim: int, has_all: bool, is_split: bool) -> Job:
+    tile = DECODE_TILES[head_dim, 2]
+    sizes = {"ROWS": tile.rows, "KEYS": tile.keys}
+    constants = constants_of(head_dim, has_all) | sizes | {"IS_SPLIT": is_split}
+    types = _TYPES | {"out": "*fp32" if is_split else "*bf16"}
+    return Job("engine.kernels.paged_decode", "decode_kernel", types, constants, tile.warps, tile.stages, _ALIGNED)
+
+
+def merge_job(head_dim: int) -> Job:
+    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "KEYS": 64, "MOST": 64, "HAS_WINDOW": True, "HAS_SINKS": True}
+    return Job("engine.kernels.paged_decode", "merge_kernel", _TYPES, constants, aligned=_ALIGNED)
+
+
+def store_job(head_dim: int) -> Job:
+    names = ("key_token_stride", "key_head_stride", "value_token_stride", "value_head_stride")
+    types = dict.fromkeys(("key", "value", "kv"), "*bf16") | dict.fromkeys(("slot_ids", "slot_offsets"), "*i64")
+    types |= dict.fromkeys((*names, "slot_stride", "row_stride", "head_stride"), "i32")
+    constants = {"KV_HEADS": 8, "HEAD_DIM": head_dim, "HEADS": 8, "DIMS": head_dim}
+    aligned = ("key", "value", "kv", *names, "slot_stride", "row_stride", "head_stride")
+    return Job("engine.kernels.paged_store", "store_kernel", types, constants, aligned=aligned)
+
+
+JOBS = [
+    prefill_job(64, False),
+    prefill_job(128, True),
+    decode_job(64, False, is_split=False),
+    decode_job(128, True, is_split=True),
+    merge_job(128),
+    store_job(128),
+]
+
+
+def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> None:
+    compiled = compile_for_hopper(JOBS)
+    if compiled is None:
+        pytest.skip("this machine has no compiler for CUDA kernels")
+
+    for job, made in zip(JOBS, compiled, strict=True):
+        print(
+            job.kernel,
+            {name: job.constants.get(name) for name in ("HEAD_DIM", "ROWS", "KEYS", "HAS_WINDOW")},
+            f"registers={made.registers} shared={made.shared_bytes} spilled={made.spilled_bytes}",
+        )
+        assert made.spilled_bytes == 0
+        assert made.shared_bytes <= _SHARED_BYTES
+        assert made.registers * 32 * job.num_warps <= _REGISTERS
+        if job.kernel in ("prefill_kernel", "decode_kernel"):
+            assert "cp.async.cg.shared.global" in made.ptx  # keys and values come 16 bytes at a time, ahead of use
+            assert "mma" in made.ptx
+        if job.kernel == "prefill_kernel":
+            assert "wgmma.mma_async" in made.ptx  # the tensor cores of this generation

@@ -1,0 +1,168 @@
+"""FlashAttention-3: what its operator is given and when it is not used. The operator itself only runs on a GPU."""
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from engine.attention.base import AttentionParams, PagedReader
+from engine.attention.fa3 import PACKAGE, Fa3Attention, has_fa3, load_fa3
+from engine.attention.paged import TritonAttention
+from engine.attention.registry import open_attention
+from tests.engine.attention.scene import Scene, open_triton
+from tests.engine.kernels.checking import relative_error
+from tiercel.errors import ConfigError
+
+PROCESSORS, HOPPER = 132, (9, 0)
+RAGGED = [(40, 1), (0, 33), (17, 1), (8, 5)]
+PARAMS = {
+    "plain": AttentionParams(scale=0.25),
+    "window": AttentionParams(scale=0.25, window=20),
+    "window_of_one": AttentionParams(scale=0.25, window=1),
+    "softcap": AttentionParams(scale=0.25, softcap=1.5),
+}
+
+
+@cache
+def load_fake() -> ModuleType:
+    """Once a process: it registers an operator."""
+    path = Path(__file__).parent / "fa3" / f"{PACKAGE}.py"
+    spec = importlib.util.spec_from_file_location(PACKAGE, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The stand-in, importable as the package would be."""
+    if has_fa3():
+        pytest.skip("FlashAttention-3 itself is installed")
+    module = load_fake()
+    monkeypatch.setitem(sys.modules, PACKAGE, module)
+    module.splits_asked.clear()
+    module.tables_seen.clear()
+    return module
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+def test_the_operator_is_given_what_it_takes(fake: ModuleType, params: AttentionParams, dtype: torch.dtype) -> None:
+    scene = Scene(RAGGED, dtype)
+
+    out = scene.attend(Fa3Attention(load_fa3(), PROCESSORS), params)
+
+    assert relative_error(out, scene.expected(params)) < 2e-2
+
+
+def test_it_reads_what_others_wrote_and_can_be_captured(fake: ModuleType) -> None:
+    backend = Fa3Attention(load_fa3(), PROCESSORS)
+
+    assert isinstance(backend, PagedReader)
+    assert backend.is_capturable
+
+
+def test_the_table_is_converted_once_a_pass(fake: ModuleType) -> None:
+    """A second pass over the layers with the same state converts again: a graph must hold its own conversion."""
+    backend, scene = Fa3Attention(load_fa3(), PROCESSORS), Scene([(40, 1), (3, 1)], torch.float16)
+    layers = [scene.kv, scene.kv.clone(), scene.kv.clone()]
+
+    for _ in range(2):
+        for layer in layers:
+            backend.attend(scene.query, scene.key, scene.value, layer, scene.state, PARAMS["plain"])
+
+    first, second = fake.tables_seen[:3], fake.tables_seen[3:]
+    assert all(table is first[0] for table in first)
+    assert all(table is second[0] for table in second)
+    assert first[0] is not second[0]
+
+
+def test_two_nano_batches_may_take_turns(fake: ModuleType) -> None:
+    backend = Fa3Attention(load_fa3(), PROCESSORS)
+    scenes = [Scene([(40, 1), (3, 1)], torch.float16), Scene([(0, 25)], torch.float16, seed=1)]
+    layers = [(scene, kv) for kv in range(2) for scene in scenes]
+    copies = [[scene.kv, scene.kv.clone()] for scene in scenes]
+
+    for scene, layer in layers:
+        kv = copies[scenes.index(scene)][layer]
+        out = backend.attend(scene.query, scene.key, scene.value, kv, scene.state, PARAMS["plain"])
+        assert relative_error(out, scene.expected(PARAMS["plain"])) < 2e-2
+
+    assert len({id(table) for table in fake.tables_seen}) == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "splits"),
+    [
+        ([(900, 1)], 32),  # two key heads: more would be 66
+        ([(9, 1)] * 4, 32),
+        ([(0, 400)], 6),  # 400 tokens of three heads are ten tiles of queries
+        ([(0, 5), (0, 5)], 32),
+        ([(0, 5000)], 1),
+    ],
+)
+def test_splits_are_bounded(fake: ModuleType, pieces: list[tuple[int, int]], splits: int) -> None:
+    scene = Scene(pieces, torch.float16)
+
+    scene.attend(Fa3Attention(load_fa3(), PROCESSORS), PARAMS["plain"])
+
+    assert fake.splits_asked == [splits]
+
+
+@pytest.mark.parametrize(
+    ("scene", "params", "said"),
+    [
+        (Scene(RAGGED, torch.float16), AttentionParams(scale=1.0, sinks=torch.ones(6)), "attention sinks"),
+        (Scene(RAGGED, torch.float32), PARAMS["plain"], "float32"),
+        (Scene(RAGGED, torch.float16, head_dim=20), PARAMS["plain"], "heads of 20"),
+        (Scene(RAGGED, torch.float16, head_dim=264), PARAMS["plain"], "heads of 264"),
+        (Scene(RAGGED, torch.float16, block_size=64), PARAMS["plain"], "--block-size up to 63"),
+    ],
+    ids=["sinks", "float32", "odd_head", "large_head", "large_block"],
+)
+def test_what_it_cannot_do_is_refused_or_left_to_the_spare(
+    fake: ModuleType, scene: Scene, params: AttentionParams, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        scene.attend(Fa3Attention(load_fa3(), PROCESSORS), params)
+    assert "--attention-backend fa3" in str(refused.value)
+
+    out = scene.attend(Fa3Attention(load_fa3(), PROCESSORS, spare=open_triton()), params)
+
+    assert relative_error(out, scene.expected(params)) < 1e-3
+    assert fake.splits_asked == []
+
+
+def test_auto_takes_it_on_a_hopper_gpu_that_has_it(fake: ModuleType) -> None:
+    cuda = torch.device("cuda")
+
+    assert isinstance(open_attention("auto", cuda, PROCESSORS, HOPPER), Fa3Attention)
+    assert isinstance(open_attention("fa3", cuda, PROCESSORS, HOPPER), Fa3Attention)
+    assert not isinstance(open_attention("auto", cuda, PROCESSORS, (10, 0)), Fa3Attention)
+
+
+def test_a_package_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / f"{PACKAGE}.py").write_text("raise ImportError('undefined symbol')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(ConfigError, match="does not load: undefined symbol"):
+        open_attention("fa3", torch.device("cuda"), PROCESSORS, HOPPER)
+    assert isinstance(open_attention("auto", torch.device("cuda"), PROCESSORS, HOPPER), TritonAttention)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+def test_the_real_operator_computes_what_attention_is(params: AttentionParams) -> None:
+    if torch.cuda.get_device_capability()[0] != HOPPER[0] or not has_fa3():
+        pytest.skip("needs a Hopper GPU and the package flash_attn_3")
+    scene = Scene(RAGGED, torch.bfloat16, head_dim=128, device=torch.device("cuda"))
+
+    out = scene.attend(Fa3Attention(load_fa3(), PROCESSORS), params)
+
+    assert relative_error(out.cpu(), scene.expected(params)) < 2e-2

@@ -1,0 +1,175 @@
+"""The paged kernels: shapes, layouts, parts, and what they neither read nor write."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.base import AttentionParams, ForwardState, PagedReader
+from engine.attention.paged import TritonAttention
+from engine.attention.sdpa import SdpaAttention
+from engine.kernels.paged_decode import attend_singles
+from engine.kernels.paged_prefill import attend_slices
+from engine.kernels.paged_store import store_rows
+from engine.kernels.tiles import (
+    DECODE_TILES,
+    MOST_SPLITS,
+    PREFILL_TILES,
+    Tile,
+    choose_splits,
+    choose_tile,
+)
+from tests.engine.attention.scene import KERNEL_DEVICE, Scene, open_triton
+from tests.engine.kernels.checking import relative_error
+
+PLAIN = AttentionParams(scale=0.25)
+RAGGED = [(30, 1), (0, 21), (17, 4)]
+
+
+def error_of(scene: Scene, params: AttentionParams = PLAIN, backend: TritonAttention | None = None) -> float:
+    out = scene.attend(backend or open_triton(), params)
+    return relative_error(out.cpu(), scene.expected(params))
+
+
+def nan_like(query: Tensor) -> Tensor:
+    return torch.full(query.shape, torch.nan, dtype=query.dtype, device=query.device)
+
+
+def test_it_reads_what_others_wrote_and_can_be_captured() -> None:
+    backend = open_triton()
+
+    assert isinstance(backend, PagedReader)
+    assert backend.is_capturable
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 24, 256])
+def test_a_block_may_have_any_number_of_tokens(block_size: int) -> None:
+    scene = Scene(RAGGED, torch.float32, block_size=block_size, device=KERNEL_DEVICE)
+
+    assert error_of(scene, replace(PLAIN, window=13)) < 1e-3
+
+
+@pytest.mark.parametrize(("head_dim", "kv_heads", "group"), [(8, 1, 5), (80, 2, 1), (24, 3, 7), (64, 1, 71)])
+def test_heads_may_have_any_size_and_share_a_key_in_any_number(head_dim: int, kv_heads: int, group: int) -> None:
+    scene = Scene(RAGGED[:2], torch.float32, kv_heads=kv_heads, group=group, head_dim=head_dim, device=KERNEL_DEVICE)
+
+    assert error_of(scene) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_tiles_of_the_table_compute_the_same(head_dim: int, dtype: torch.dtype) -> None:
+    if dtype is torch.bfloat16 and KERNEL_DEVICE.type == "cpu":
+        pytest.skip("needs a GPU: the interpreter's bfloat16 products are wrong")
+    scene = Scene([(190, 1), (70, 41)], dtype, kv_heads=1, group=4, head_dim=head_dim, device=KERNEL_DEVICE)
+
+    assert error_of(scene, backend=TritonAttention(processors=1)) < (2e-2 if dtype is torch.bfloat16 else 1e-3)
+
+
+def test_queries_keys_and_values_may_be_views_of_one_projection() -> None:
+    scene = Scene(RAGGED, torch.float32, device=KERNEL_DEVICE)
+    qkv = torch.cat((scene.query, scene.key, scene.value), dim=1)
+    kv_heads = scene.key.shape[1]
+    scene.query, scene.key, scene.value = qkv.split((scene.heads, kv_heads, kv_heads), dim=1)
+    assert not scene.query.is_contiguous()
+
+    assert error_of(scene) < 1e-3
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7])
+@pytest.mark.parametrize("window", [None, 37])
+def test_a_context_may_be_cut_into_any_number_of_parts(splits: int, window: int | None) -> None:
+    sinks = torch.linspace(-1, 2, 3, device=KERNEL_DEVICE)
+    params = AttentionParams(scale=0.25, window=window, sinks=sinks)
+    scene = Scene([(0, 1), (31, 1), (32, 1), (150, 1)], torch.float32, kv_heads=1, device=KERNEL_DEVICE)
+    store_rows(scene.key, scene.value, scene.kv, scene.state)
+    out = nan_like(scene.query)
+
+    attend_singles(scene.query, scene.kv, scene.state, params, out, splits, Tile(16, 32, 4, 2))
+
+    assert relative_error(out.cpu(), scene.expected(params)) < 1e-3
+
+
+def test_each_kernel_writes_its_own_slices_alone() -> None:
+    scene = Scene(RAGGED, torch.float32, device=KERNEL_DEVICE)
+    store_rows(scene.key, scene.value, scene.kv, scene.state)
+    singles, slices, all_of_them = nan_like(scene.query), nan_like(scene.query), nan_like(scene.query)
+
+    attend_singles(scene.query, scene.kv, scene.state, PLAIN, singles, splits=3)
+    attend_slices(scene.query, scene.kv, scene.state, PLAIN, slices, least_length=2)
+    attend_slices(scene.query, scene.kv, scene.state, PLAIN, all_of_them)
+
+    assert torch.equal(singles.isnan().any(-1).any(-1), torch.arange(len(singles), device=KERNEL_DEVICE) > 0)
+    assert torch.equal(slices.isnan().any(-1).any(-1), torch.arange(len(slices), device=KERNEL_DEVICE) < 1)
+    expected = scene.expected(PLAIN)
+    assert relative_error(torch.where(singles.isnan(), slices, singles).cpu(), expected) < 1e-3
+    assert relative_error(all_of_them.cpu(), expected) < 1e-3
+
+
+def test_blocks_that_a_window_has_left_are_not_read() -> None:
+    params = replace(PLAIN, window=20)
+    scene = Scene([(100, 1), (80, 9)], torch.float32, device=KERNEL_DEVICE)
+    scene.state.block_tables[:, :3] = 0  # as if they had been given back: the sink holds NaN
+
+    assert error_of(scene, params) < 1e-3
+
+
+def test_padded_rows_of_a_graph_leave_the_others_alone() -> None:
+    """Rows of nobody, as a graph pads them: one token each, in the sink, with a context of that token."""
+    scene = Scene([(40, 1), (15, 1)], torch.float32, device=KERNEL_DEVICE)
+    padding = 2
+    state = scene.state
+    wider = torch.zeros(2 + padding, state.block_tables.shape[1] + 3, dtype=torch.int64, device=KERNEL_DEVICE)
+    wider[:2, : state.block_tables.shape[1]] = state.block_tables
+    nothing = torch.zeros(padding, dtype=torch.int64, device=KERNEL_DEVICE)
+    padded = ForwardState(
+        query_starts=tuple(range(5)),
+        context_lengths=(1,) * 4,  # a graph's host side knows no lengths
+        block_tables=wider,
+        positions=torch.cat((state.positions, nothing)),
+        slot_ids=torch.cat((state.slot_ids, nothing)),
+        slot_offsets=torch.cat((state.slot_offsets, nothing)),
+        device_query_starts=torch.arange(5, dtype=torch.int32, device=KERNEL_DEVICE),
+        device_context_lengths=torch.tensor([41, 16, 1, 1], dtype=torch.int32, device=KERNEL_DEVICE),
+    )
+    rows = [torch.cat((rows, rows[:padding])) for rows in (scene.query, scene.key, scene.value)]
+
+    out = open_triton().attend(*rows, scene.kv, padded, PLAIN)
+
+    assert relative_error(out[:2].cpu(), scene.expected(PLAIN)) < 1e-3
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(("sequences", "splits"), [(1, MOST_SPLITS), (8, 16), (32, 4), (128, 1), (256, 1), (4096, 1)])
+def test_few_sequences_are_cut_into_more_parts(sequences: int, splits: int) -> None:
+    assert choose_splits(sequences, kv_heads=8, processors=132) == splits
+
+
+@pytest.mark.parametrize("table", [PREFILL_TILES, DECODE_TILES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128, 256, 512])
+def test_every_head_dim_has_a_tile(table: dict[tuple[int, int], Tile], dtype: torch.dtype, head_dim: int) -> None:
+    tile = choose_tile(table, head_dim, dtype)
+
+    assert tile.rows >= 16
+    assert tile.keys >= 16
+
+
+def test_layers_may_differ_in_everything_but_the_step() -> None:
+    scene, backend = Scene(RAGGED, torch.float32, device=KERNEL_DEVICE), open_triton()
+    sinks = torch.linspace(-1, 2, 6, device=KERNEL_DEVICE)
+
+    for params in (PLAIN, AttentionParams(scale=0.3, window=9, softcap=2.0, sinks=sinks), PLAIN):
+        assert error_of(scene, params, backend) < 1e-3
+
+
+def test_it_continues_what_another_backend_began() -> None:
+    scene = Scene([(0, 40)], torch.float32)
+    whole = scene.attend(SdpaAttention(), PLAIN)
+    tables = scene.state.block_tables.to(KERNEL_DEVICE)
+    kv, query = scene.kv.to(KERNEL_DEVICE), scene.query.to(KERNEL_DEVICE)
+
+    last = open_triton().read(query[37:], kv, ForwardState.of_slices(tables, [37], [40], 16), PLAIN)
+
+    assert relative_error(last.cpu(), whole[37:]) < 1e-3

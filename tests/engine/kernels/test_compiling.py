@@ -1,0 +1,80 @@
+"""Every kernel compiles for a Hopper GPU, in the dtype that it serves there."""
+
+import pytest
+
+from tests.engine.kernels.compiling import Job, compile_for_hopper
+
+_SIZES = {"size": "i32", "eps": "fp32"}
+_HEADS = {
+    **dict.fromkeys(("qkv", "query_weight", "key_weight", "cos", "sin", "query", "kv"), "*bf16"),
+    **dict.fromkeys(("slot_ids", "slot_offsets"), "*i64"),
+    **dict.fromkeys(("group", "half", "row_stride", "head_stride"), "i32"),
+    **dict.fromkeys(("query_eps", "key_eps"), "fp32"),
+    "slot_stride": "i64",
+}
+
+
+def norm_job(has_residual: bool) -> Job:
+    types = dict.fromkeys(("x", "residual", "weight", "normed"), "*bf16") | _SIZES
+    constants = {"HAS_RESIDUAL": has_residual, "BLOCK": 4096}
+    return Job("engine.kernels.norm", "add_norm_kernel", types, constants, num_warps=8)
+
+
+def heads_job(has_norms: bool, group: int) -> Job:
+    constants = {"HAS_NORMS": has_norms, "GROUP": group, "HALF": 64}
+    return Job("engine.kernels.rotary", "place_heads_kernel", _HEADS, constants, num_warps=1)
+
+
+def draw_job(logits: str) -> Job:
+    types = {"logits": logits, "draws": "*i32", "best": "*fp32", "tokens": "*i32", "largest": "*fp32"}
+    sizes = dict.fromkeys(("vocab_size", "row_stride"), "i32")
+    return Job("engine.kernels.sampling", "draw_kernel", types | sizes, {"BLOCK": 4096}, num_warps=8)
+
+
+JOBS = [
+    norm_job(has_residual=False),
+    norm_job(has_residual=True),
+    heads_job(has_norms=False, group=4),
+    heads_job(has_norms=True, group=1),
+    Job(
+        "engine.kernels.rotary",
+        "angles_kernel",
+        {"positions": "*i64", "frequencies": "*fp32", "cos": "*bf16", "sin": "*bf16", "half": "i32", "scale": "fp32"},
+        {"HALF": 64},
+        num_warps=1,
+    ),
+    Job(
+        "engine.kernels.activation",
+        "silu_mul_kernel",
+        {"gate_up": "*bf16", "out": "*bf16", "size": "i32"},
+        {"BLOCK": 1024},
+    ),
+    draw_job("*bf16"),
+    draw_job("*fp32"),
+    Job(
+        "engine.kernels.sampling",
+        "search_kernel",
+        {"probabilities": "*fp32", "wanted_mass": "*fp32", "least": "*i32", "vocab_size": "i32"},
+        {"BLOCK": 2048},
+        num_warps=8,
+    ),
+    Job(
+        "engine.kernels.sampling",
+        "choose_kernel",
+        dict.fromkeys(("best", "largest"), "*fp32")
+        | {"tokens": "*i32", "chosen": "*i64", "bad_rows": "*i1", "blocks": "i32"},
+        {"BLOCKS": 32},
+        num_warps=1,
+    ),
+]
+
+
+def test_the_kernels_compile_and_need_little_shared_memory() -> None:
+    compiled = compile_for_hopper(JOBS)
+    if compiled is None:
+        pytest.skip("this machine has no compiler for CUDA kernels")
+
+    for job, made in zip(JOBS, compiled, strict=True):
+        assert f".entry {job.kernel}" in made.ptx
+        assert ".target sm_90" in made.ptx
+        assert made.shared_bytes <= 1024

@@ -1,0 +1,95 @@
+"""The decoder's ops in kernels against those in plain torch."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.base import AttentionParams, ForwardState, PagedReader
+from engine.attention.block import gather_rows
+from engine.attention.paged import TritonAttention
+from engine.attention.sdpa import SdpaAttention, attend_sequence
+from engine.models.config import parse_decoder, read_config
+from engine.models.decoder import Decoder
+from engine.models.ops import Ops, TorchOps, open_ops
+from engine.models.triton_ops import TritonOps
+from engine.models.weights import fill_dummy
+from tests.conformance.models import Family, make_checkpoint
+from tests.engine.kernels.checking import relative_error
+from tests.engine.models.paged_run import PagedRun
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class SdpaReader:
+    """The reading half of the reference backend."""
+
+    is_capturable = False
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
+    ) -> Tensor:
+        raise NotImplementedError("the kernels have written the keys and values")
+
+    def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
+        out = torch.full_like(query, torch.nan)
+        for index, context in enumerate(state.context_lengths):
+            start, end = state.query_starts[index], state.query_starts[index + 1]
+            keys, values = gather_rows(kv, state.block_tables[index], context)
+            out[start:end] = attend_sequence(query[start:end], keys, values, params)
+        return out
+
+
+def decoder(folder: Path, ops: Ops, dtype: torch.dtype) -> Decoder:
+    model = Decoder(parse_decoder(read_config(folder)), ops, dtype, CPU)
+    fill_dummy(dict(model.targets()), seed=3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("family", "reader", "dtype", "tolerance"),
+    [
+        ("llama2", SdpaReader(), torch.float32, 1e-5),
+        ("yarn", SdpaReader(), torch.float16, 1e-3),
+        ("qwen3", TritonAttention(processors=4), torch.float32, 1e-5),
+    ],
+)
+def test_a_model_computes_the_same_with_kernels(
+    family: Family, reader: SdpaReader | TritonAttention, dtype: torch.dtype, tolerance: float, tmp_path: Path
+) -> None:
+    make_checkpoint(family, tmp_path)
+    plain = PagedRun(decoder(tmp_path, TorchOps(SdpaAttention()), dtype), 2, 12, block_size=4)
+    fused = PagedRun(decoder(tmp_path, TritonOps(reader), dtype), 2, 12, block_size=4)
+    tokens = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(1))
+
+    for starts, ends in (((0, 0), (5, 2)), ((5, 2), (6, 4))):  # prompts; a decode and a chunk
+        pieces = [(row, starts[row], tokens[row, starts[row] : ends[row]]) for row in range(2)]
+        for got, wanted in zip(fused.step(pieces), plain.step(pieces), strict=True):
+            assert relative_error(got, wanted) < tolerance
+    assert relative_error(fused.kv.nan_to_num(), plain.kv.nan_to_num()) < tolerance
+    assert torch.equal(fused.kv.isnan(), plain.kv.isnan())
+
+
+def test_the_cpu_keeps_plain_torch() -> None:
+    assert isinstance(open_ops(CPU, SdpaReader()), TorchOps)
+
+
+def test_a_gpu_has_kernels_where_attention_can_read_what_they_write() -> None:
+    assert isinstance(SdpaReader(), PagedReader)
+    assert isinstance(open_ops(torch.device("cuda"), SdpaReader()), TritonOps)
+
+
+def test_a_gpu_whose_attention_cannot_read_has_plain_torch_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(open_ops(torch.device("cuda"), SdpaAttention()), TorchOps)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "model ops run without kernels attention=SdpaAttention"
+    ]

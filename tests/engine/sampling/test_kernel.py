@@ -1,0 +1,146 @@
+"""The sampler round its kernel: nobody draws anything else than without it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.kernels.sampling import draw_no_sync, search_no_sync
+from engine.sampling import Sampler, open_sampler
+from engine.sampling.filter import least_no_sync
+from engine.sampling.sampler import DrawKernel
+from tests.engine.sampling.rows import END_TOKENS, random_logits, random_params
+from tiercel.request import SamplingParams, pack_tokens
+
+CPU = torch.device("cpu")
+PLAIN = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=4), SamplingParams(seed=-9, logprobs=2)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def filled(params: list[SamplingParams], vocab_size: int, kernel: DrawKernel | None) -> Sampler:
+    """A sampler whose row r has params[r] and has seen the same prompt as any other."""
+    search = least_no_sync if kernel is None else search_no_sync
+    sampler = Sampler(len(params), vocab_size, CPU, kernel, search)
+    for row, each in enumerate(params):
+        sampler.set_row(row, each, pack_tokens([5, 9, 30]), pack_tokens([2, 5]), END_TOKENS)
+    return sampler
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(61, torch.float32), (61, torch.bfloat16), (4100, torch.float32)])
+def test_rows_that_ask_for_anything_draw_what_they_draw_without_it(vocab_size: int, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(vocab_size)
+    params = [*PLAIN * 4, *(random_params(rng, vocab_size, greedy=row % 5 == 0) for row in range(16))]
+    rows = rng.permutation(len(params))
+    plain, fused = filled(params, vocab_size, None), filled(params, vocab_size, draw_no_sync)
+
+    for step in range(2):
+        logits = random_logits(step, len(params), vocab_size).to(dtype)
+        positions, output_index = rng.integers(1, 10**6, len(params)), np.full(len(params), 2 + step)
+        wanted = plain.sample_no_sync(logits.float(), rows, positions, output_index)
+        got = fused.sample_no_sync(logits, rows, positions, output_index)
+
+        assert torch.equal(got.tokens, wanted.tokens)
+        assert torch.equal(got.bad_rows, wanted.bad_rows)
+        assert got.logprobs is not None and wanted.logprobs is not None
+        assert got.logprobs.indices == wanted.logprobs.indices
+        for name in ("sampled", "ranks", "top_tokens", "top_logprobs"):
+            assert torch.equal(getattr(got.logprobs, name), getattr(wanted.logprobs, name))
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 2.5])
+def test_many_seeds_draw_the_same(temperature: float) -> None:
+    params = [SamplingParams(temperature=temperature, seed=seed * 104_729) for seed in range(64)]
+    logits = random_logits(3, 1, 700).repeat(64, 1)
+    asked = (range(64), range(50, 114), [0] * 64)
+
+    wanted = filled(params, 700, None).sample_no_sync(logits, *asked).tokens
+    got = filled(params, 700, draw_no_sync).sample_no_sync(logits, *asked).tokens
+
+    assert torch.equal(got, wanted)
+    assert len(got.unique()) > 2
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_bad_rows_are_flagged_whatever_they_ask(poison: float) -> None:
+    rng = np.random.default_rng(2)
+    params = [*PLAIN, *(random_params(rng, 80) for _ in range(6))]
+    logits = random_logits(1, 9, 80)
+    asked = (range(9), [9] * 9, [2] * 9)
+    clean = filled(params, 80, draw_no_sync).sample_no_sync(logits, *asked)
+    logits[1::2] = poison
+
+    result = filled(params, 80, draw_no_sync).sample_no_sync(logits, *asked)
+
+    assert result.bad_rows.nonzero()[:, 0].tolist() == [1, 3, 5, 7]
+    assert torch.equal(result.tokens[::2], clean.tokens[::2])
+    assert not clean.bad_rows.any()
+
+
+def test_a_step_without_a_row_samples_nothing() -> None:
+    result = filled(PLAIN, 20, draw_no_sync).sample_no_sync(torch.empty(0, 20), [], [], [])
+
+    assert result.tokens.tolist() == []
+
+
+class CountedKernel:
+    """Stands for the kernel: takes the first token, and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, Tensor]] = []
+
+    def __call__(self, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls.append((len(logits), draws))
+        return torch.zeros(len(logits), dtype=torch.int64), torch.zeros(len(logits), dtype=torch.bool)
+
+
+class OperatorLog(TorchDispatchMode):
+    """The names of all operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_plain_rows_are_one_reading_and_one_upload() -> None:
+    kernel = CountedKernel()
+    params = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.5, seed=1)] * 8
+    sampler = filled(params, 50, kernel)
+    logits = random_logits(1, 16, 50)
+
+    with OperatorLog() as log:
+        sampler.sample_no_sync(logits, range(16), [3] * 16, [2] * 16)
+
+    assert [rows for rows, _ in kernel.calls] == [16]
+    assert kernel.calls[0][1].shape == (16, 3)
+    made = {"aten::zeros"}  # by the kernel above
+    assert [name for name in log.names if name not in made | {"aten::detach", "aten::lift_fresh"}] == []
+
+
+def test_only_rows_that_ask_for_more_are_read_again() -> None:
+    kernel = CountedKernel()
+    params = [*PLAIN, SamplingParams(top_k=3), SamplingParams(min_p=0.1), SamplingParams(presence_penalty=1.0)]
+    sampler = filled(params, 50, kernel)
+
+    sampler.sample_no_sync(random_logits(1, 6, 50), range(6), [3] * 6, [2] * 6)
+
+    (first, _), (again, draws) = kernel.calls
+    assert (first, again) == (6, 3)
+    assert draws[:, 2].view(torch.float32).tolist() == [1.0, 1.0, 1.0]  # the scores are divided already
+
+
+def test_the_cpu_keeps_plain_torch() -> None:
+    sampler = open_sampler(2, 30, CPU, torch.float32)
+    sampler.set_row(0, SamplingParams(temperature=0.0), b"", b"", END_TOKENS)
+
+    assert sampler.sample_no_sync(torch.arange(30.0)[None], [0], [1], [0]).tokens.tolist() == [29]

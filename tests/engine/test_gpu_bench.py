@@ -1,0 +1,296 @@
+"""The run over the sections in benchmarks/gpu, where there is no GPU: budgets, targets, files, requests, wheels."""
+
+import json
+import re
+import time
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import section, wheel_needs
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bounds import LLAMA_3_8B, QWEN3_8B, optimal_tokens_per_s, serial_step_s
+from benchmarks.gpu.catalog import MOST_S, QUICK_SHARE, SECTIONS, choose
+from benchmarks.gpu.figure import Failure, Figure, SectionResult, read_result, write_result
+from benchmarks.gpu.green import splits
+from benchmarks.gpu.report import as_json, as_table, show
+from benchmarks.gpu.targets import OVERLAP_GATES, TARGETS, Target, overlap_verdict, values_of
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = ROOT / "benchmarks" / "gpu"
+BY_FIGURE = {target.figure: target for target in TARGETS}
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.at_s = 100.0
+
+    def __call__(self) -> float:
+        return self.at_s
+
+
+# ---- bounds
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "ms"), [(1, 1024, 3.52), (32, 1024, 4.49), (64, 4096, 11.5), (256, 1024, 12.9)]
+)
+def test_the_serial_bound_is_that_of_the_published_rates(batch: int, context: int, ms: float) -> None:
+    assert 1e3 * serial_step_s(LLAMA_3_8B, batch, context) == pytest.approx(ms, rel=0.005)
+
+
+def test_sizes_of_models_and_the_optimum_are_as_known() -> None:
+    assert LLAMA_3_8B.params == pytest.approx(8.03e9, rel=1e-3)
+    assert LLAMA_3_8B.token_bytes == 131_072
+    assert QWEN3_8B.params == pytest.approx(8.19e9, rel=1e-3)
+    assert QWEN3_8B.token_bytes == 147_456
+    assert optimal_tokens_per_s(LLAMA_3_8B) == pytest.approx(49_191, rel=1e-3)
+
+
+# ---- targets
+
+
+@pytest.mark.parametrize("figure", BY_FIGURE)
+def test_every_target_is_met_at_its_bound_missed_beyond_and_open_without_a_figure(figure: str) -> None:
+    target = BY_FIGURE[figure]
+    worse = target.bound * (1.01 if target.is_most else 0.99)
+    assert target.verdict({}) == "not measured"
+    assert target.verdict({figure: target.bound}) == "met"
+    assert target.verdict({figure: worse}) == "missed"
+    assert figure.partition(".")[0] in {one.name for one in SECTIONS}
+
+
+def test_a_slow_link_lowers_the_bound_of_copies_and_a_fast_one_does_not_raise_it() -> None:
+    target = BY_FIGURE["copies.down_groups"]
+    assert target.verdict({"copies.down_groups": 22.0, "copies.plain_down": 25.0}) == "met"
+    assert target.verdict({"copies.down_groups": 21.0, "copies.plain_down": 25.0}) == "missed"
+    assert target.verdict({"copies.down_groups": 40.0, "copies.plain_down": 60.0}) == "met"
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_a_share_that_is_no_number_is_not_met(value: float) -> None:
+    assert BY_FIGURE["decode.batch_1.share"].verdict({"decode.batch_1.share": value}) == "missed"
+
+
+def test_overlap_is_worth_building_from_the_gate_on() -> None:
+    halves, prefill = OVERLAP_GATES
+    assert overlap_verdict({}) == "overlap: not measured"
+    assert overlap_verdict({halves: 1.1, prefill: 1.05}).endswith(": do not build it")
+    assert overlap_verdict({halves: 1.1, prefill: 1.15}).endswith(": build it")
+
+
+# ---- sections and the command line
+
+
+def test_a_whole_run_is_under_eight_minutes() -> None:
+    default = choose(None, has_peer=False)
+    assert sum(one.budget_s for one in default) <= MOST_S < 480
+    assert sum(one.seconds(is_quick=True) for one in default) == pytest.approx(
+        QUICK_SHARE * sum(one.budget_s for one in default)
+    )
+
+
+def test_every_section_is_a_file_with_a_run_and_on_the_page() -> None:
+    page = (GPU / "README.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| (\d+) s \|", page, re.MULTILINE))
+    assert told == {one.name: f"{one.budget_s:.0f}" for one in SECTIONS}
+    for one in SECTIONS:
+        source = (GPU / f"{one.name}.py").read_text(encoding="utf-8")
+        assert re.search(r"^def run\(bench: Bench", source, re.MULTILINE), one.name
+
+
+def test_sections_are_chosen_by_name_in_their_own_order() -> None:
+    assert [one.name for one in choose("decode, kernels", has_peer=False)] == ["kernels", "decode"]
+    assert "peer" in [one.name for one in choose(None, has_peer=True)]
+    assert not {"peer", "replay", "switches"} & {one.name for one in choose(None, has_peer=False)}
+
+
+@pytest.mark.parametrize("names", ["nothing", "", ",", "kernels,nothing", "peer"])
+def test_wrong_sections_are_refused_by_name(names: str) -> None:
+    with pytest.raises(ValueError, match="--sections"):
+        choose(names, has_peer=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sections", "nothing"], "there are kernels, limits"),
+        (["--peer", "/nowhere"], "--peer /nowhere: no such folder"),
+        (["--seconds", "-1"], "--seconds must be at least 0"),
+    ],
+)
+def test_a_wrong_flag_is_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program.parse(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_machine_without_a_gpu_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert program.main(["--out", str(tmp_path / "results")]) == program.EXIT_NO_GPU
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("no GPU: torch ")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_section_past_its_time_is_ended_and_told(tmp_path: Path) -> None:
+    disk = next(one for one in SECTIONS if one.name == "disk")
+    began_s = time.monotonic()
+    result = program.run_section(disk, 0.0, tmp_path, is_quick=True, peer=None, grace_s=0.05)
+    assert result.failures == [Failure("disk", "ended after 0 s")]
+    assert result.seconds <= time.monotonic() - began_s + 0.1
+
+
+def test_a_section_that_breaks_tells_why_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert section.main(["peer", "--budget-s", "5", "--out", str(tmp_path / "peer.json")]) == 0
+    (failure,) = read_result(tmp_path / "peer.json").failures
+    assert failure.part == "peer"
+    assert failure.reason.startswith("AssertionError")
+    assert "peer: FAILED" in capsys.readouterr().out
+
+
+# ---- what a section says
+
+
+def test_figures_are_on_disk_as_they_are_said(tmp_path: Path) -> None:
+    bench = Bench("limits", 10.0, tmp_path / "limits.json")
+    bench.record("copy", 4.25, "TB/s", share=0.99)
+    assert read_result(tmp_path / "limits.json").figures == [Figure("limits.copy", 4.25, "TB/s", {"share": 0.99})]
+    later = Bench("decode", 10.0, tmp_path / "decode.json")
+    assert later.earlier("limits.copy") == 4.25
+    assert later.earlier("limits.gemm.1") is None
+    assert later.earlier("copies.plain_up") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["limits.json"]
+
+
+def test_a_failing_part_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = Bench("limits", 10.0, tmp_path / "limits.json")
+    with bench.part("first"):
+        raise RuntimeError("no such kernel\nand much more")
+    with bench.part("second"):
+        bench.record("second", 1.0, "s")
+    assert bench.result.failures == [Failure("first", "RuntimeError: no such kernel")]
+    assert [figure.name for figure in bench.result.figures] == ["limits.second"]
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_the_budget_has_no_room_for_is_left_out_by_name(tmp_path: Path) -> None:
+    clock = Clock()
+    bench = Bench("limits", 10.0, tmp_path / "limits.json", now_s=clock)
+    assert bench.has_time("first", 9.0)
+    clock.at_s += 5.0
+    assert bench.left_s == 5.0
+    assert not bench.has_time("second", 9.0)
+    clock.at_s += 6.0
+    assert not bench.has_time("third")
+    assert read_result(tmp_path / "limits.json").left_out == ["second", "third"]
+
+
+# ---- report
+
+
+RESULTS = [
+    SectionResult("kernels", [Figure("kernels.worst_error", 0.004, "relative error", {"bound": 0.02})], seconds=41.2),
+    SectionResult("disk", [], [Failure("disk", "OSError: no | room")], ["read"], 3.0),
+]
+FACTS: dict[str, object] = {"date": "2026-11-21", "device": "some GPU", "versions": {"torch": "2.11.0"}}
+
+
+def test_the_json_holds_machine_targets_and_every_figure(tmp_path: Path) -> None:
+    told = json.loads(json.dumps(as_json(FACTS, RESULTS), allow_nan=False))
+    assert told["format"] == 1
+    assert told["device"] == "some GPU"
+    assert [target["figure"] for target in told["targets"]] == [target.figure for target in TARGETS]
+    by_figure = {target["figure"]: target for target in told["targets"]}
+    assert by_figure["kernels.worst_error"]["verdict"] == "met"
+    assert by_figure["kernels.worst_error"]["value"] == 0.004
+    assert by_figure["swap.step_ratio"]["verdict"] == "not measured"
+    assert by_figure["swap.step_ratio"]["value"] is None
+    assert told["sections"][0]["figures"][0]["facts"] == {"bound": 0.02}
+    write_result(tmp_path / "one.json", RESULTS[1])
+    assert read_result(tmp_path / "one.json") == RESULTS[1]
+
+
+def test_the_table_has_a_row_for_every_target_and_tells_what_failed() -> None:
+    table = as_table(FACTS, RESULTS)
+    rows = [line for line in table.splitlines() if line.startswith("| ") and line.count("|") == 5]
+    assert len(rows) == len(TARGETS) + 1
+    assert "| every kernel against float32: worst relative error | at most 0.02 | 0.004 | met |" in rows
+    assert sum(line.endswith("| not measured |") for line in rows) == len(TARGETS) - 1
+    assert "- failed: disk: OSError: no | room" in table
+    assert "- no time for: read" in table
+
+
+def test_numbers_are_shown_with_the_digits_that_count() -> None:
+    assert [show(value) for value in (25_123.4, 0.012346, 1.03, float("inf"))] == ["25,123", "0.01235", "1.03", "inf"]
+
+
+def test_values_are_found_by_the_whole_name() -> None:
+    assert values_of(RESULTS[0].figures) == {"kernels.worst_error": 0.004}
+    assert Target("", "kernels.worst", 1.0, "").verdict(values_of(RESULTS[0].figures)) == "not measured"
+
+
+def test_the_page_of_figures_names_every_target_and_its_command() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    (part,) = re.findall(r"^## GPU\n(.*)", page, re.MULTILINE | re.DOTALL)
+    rows = [line for line in part.splitlines() if line.startswith("| ")]
+    for target in TARGETS:
+        (row,) = [line for line in rows if line.startswith(f"| {target.text} |")]
+        name = target.figure.partition(".")[0]
+        assert f"`{name}`" in row
+    assert "python benchmarks/gpu/run.py" in part
+
+
+# ---- machine parts
+
+
+@pytest.mark.parametrize("processors", [132, 78, 16])
+def test_splits_are_whole_groups_and_leave_the_larger_part(processors: int) -> None:
+    sizes = splits(processors)
+    assert all(size % 8 == 0 and size <= processors // 2 for size in sizes)
+    assert all(before < after for before, after in pairwise(sizes))
+    assert bool(sizes) == (processors >= 32)
+
+
+# ---- wheels
+
+
+def test_every_wheel_that_is_fetched_has_its_version_pinned() -> None:
+    script = (GPU / "wheels.sh").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^names=\(\n(.*?)^\)", script, re.MULTILINE | re.DOTALL)
+    pins = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    names = block.split()
+    assert {"msgspec", "xxhash", "structlog", "pydantic-settings", "fastapi", "uvicorn", "httpx"} <= set(names)
+    assert [name for name in names if name.lower() not in pins] == []
+
+
+def _wheel(folder: Path, name: str, version: str, *wanted: str) -> None:
+    lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {one}" for one in wanted)]
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}-{version}.dist-info/METADATA", "\n".join(["Metadata-Version: 2.1", *lines]) + "\n\n")
+
+
+def test_what_wheels_want_and_nobody_has_is_told(tmp_path: Path) -> None:
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[project]\ndependencies = ["torch>=2.11", "first>=2", "second"]\n')
+    _wheel(tmp_path, "first", "2.0", "third>1 ; python_version >= '3.12'", "old ; python_version < '3.12'")
+    _wheel(tmp_path, "third", "1.0", "more ; extra == 'more'")
+    assert wheel_needs.lacking(tmp_path, project) == [
+        "tiercel wants second: not there",
+        'first wants third>1; python_version >= "3.12": there is 1.0',
+    ]
+    _wheel(tmp_path, "second", "0.1")
+    (tmp_path / "third-1.0-py3-none-any.whl").unlink()
+    _wheel(tmp_path, "third", "1.5")
+    assert wheel_needs.lacking(tmp_path, project) == []

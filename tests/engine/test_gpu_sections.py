@@ -1,0 +1,366 @@
+"""What sections of benchmarks/gpu measure with, where there is no GPU: checks of kernels in Triton's interpreter, the
+engine on the CPU, copies as extents."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import fastswitch
+from benchmarks.gpu import attention, decode, dummy, engine, kernels, layout, overlap, replay, swap, throughput
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bounds import ModelShape
+from benchmarks.gpu.cases import (
+    CASES,
+    LAYER,
+    Case,
+    changed_elsewhere,
+    draw_slices,
+    make_inputs,
+    poisoned,
+    relative_error,
+)
+from benchmarks.gpu.copies import BLOCK_BYTES, GROUP_BLOCKS, Ends, lanes, pieces, rate
+from benchmarks.gpu.pool import Pool
+from benchmarks.gpu.traffic import Traffic
+from device.cpu import CpuDevice
+from engine.assembly import open_engine
+from engine.attention.base import AttentionParams, ForwardState
+from engine.attention.block import write_rows
+from engine.attention.paged import TritonAttention
+from engine.attention.sdpa import SdpaAttention
+from engine.offline import Answer, Inbox, OfflineEngine, Run
+from engine.stopwatch import Laps
+from engine.wake import Wake
+from tiercel.clock import MonotonicClock
+from tiercel.outcome import Gauges
+
+CPU = torch.device("cpu")
+SMALL = Case("small", 4, 2, 16, longest=40)
+in_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+
+
+# ---- checks of kernels
+
+
+@in_interpreter
+@pytest.mark.parametrize("kind", kernels.KINDS)
+def test_our_attention_passes_its_own_check_in_the_interpreter(kind: str) -> None:
+    assert kernels.attention_error(TritonAttention(1), SMALL, kind, torch.float32, CPU) < 1e-3
+
+
+@in_interpreter
+def test_our_ops_pass_their_own_checks_in_the_interpreter() -> None:
+    assert kernels.ops_error(SMALL, torch.float32, CPU) < 1e-3
+    assert kernels.add_norm_error(torch.float32, CPU, rows=2) < 1e-3
+    assert kernels.silu_mul_error(torch.float32, CPU, rows=2) < 1e-3
+    assert kernels.sampling_error(5000, 6, CPU) == 0.0
+
+
+class Wrong:
+    """A backend that makes one mistake."""
+
+    def __init__(self, mistake: str) -> None:
+        self._mistake = mistake
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
+    ) -> Tensor:
+        out = torch.empty_like(query)
+        if self._mistake == "reads beside":
+            write_rows(key, value, kv, state)
+            out[:] = torch.nan_to_num(kv[0, 0, :1, :1]) + kv[-1, 0, :1, :1]
+            return out
+        good = SdpaAttention().attend(query, key, value, kv, state, params)
+        match self._mistake:
+            case "forgets a row":
+                out[1:] = good[1:]
+            case "writes beside":
+                out[:] = good
+                kv[-1, -1] = 0.0
+            case "writes another value":
+                out[:] = good
+                kv[state.slot_ids[0], state.slot_offsets[0]] += 1.0
+            case "is too coarse":
+                out[:] = good * 1.03
+            case _:
+                raise ValueError(self._mistake)
+        return out
+
+
+@pytest.mark.parametrize("mistake", ["forgets a row", "reads beside", "is too coarse"])
+def test_a_wrong_output_shows(mistake: str) -> None:
+    assert not kernels.attention_error(Wrong(mistake), SMALL, "mixed", torch.float32, CPU) <= kernels.MOST_ERROR
+
+
+@pytest.mark.parametrize("mistake", ["writes beside", "writes another value"])
+def test_a_wrong_cache_shows(mistake: str) -> None:
+    with pytest.raises(AssertionError, match="cache"):
+        kernels.attention_error(Wrong(mistake), SMALL, "mixed", torch.float32, CPU)
+
+
+@pytest.mark.parametrize("kind", kernels.KINDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_slices_are_ragged_and_fit_the_case(case: Case, kind: str) -> None:
+    slices = draw_slices(case.longest, case.heads, kind)
+    assert all(start >= 0 and length >= 1 and start + length <= case.longest for start, length in slices)
+    assert len({length for _, length in slices}) > 1 or kind == "decode"
+    assert all(length == 1 for _, length in slices) == (kind == "decode")
+    assert any(length == 1 for _, length in slices) == (kind != "prefill")
+
+
+def test_inputs_are_random_where_tokens_lie_and_poisoned_elsewhere() -> None:
+    slices = [(5, 1), (0, 20), (17, 3)]
+    inputs = make_inputs(SMALL, slices, torch.float32, CPU, seed=1)
+    rows = (~inputs.arena.isnan()).all(dim=-1).all(dim=-1)
+    assert rows[:, LAYER].sum() == sum(start for start, _ in slices)
+    assert not rows[: 1 + SMALL.spare_slots].any()
+    assert not rows[:, 1 - LAYER].any()
+    before = inputs.arena.clone()
+    write_rows(inputs.key, inputs.value, inputs.arena[:, LAYER], inputs.state)
+    assert changed_elsewhere(inputs.arena, before, inputs.state) == 0
+    inputs.arena[0, 0] = 1.0
+    assert changed_elsewhere(inputs.arena, before, inputs.state) == inputs.arena[0, 0].numel()
+
+
+def test_one_case_reaches_beyond_32_bits() -> None:
+    (far,) = [case for case in CASES if case.name == "far"]
+    slot_elements = far.layers * far.block_size * far.kv_heads * 2 * far.head_dim
+    assert far.spare_slots * slot_elements > 2**31  # all that is used lies behind them
+
+
+def test_memory_without_a_value_is_poisoned_for_a_while() -> None:
+    with poisoned():
+        assert torch.empty(1000).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_error_is_that_of_the_worst_row() -> None:
+    wanted = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    got = wanted + torch.tensor([[0.0, 0.0], [0.0, 0.05]])
+    assert relative_error(got, wanted) == pytest.approx(0.1)
+    assert relative_error(torch.full_like(wanted, torch.nan), wanted) == float("inf")
+
+
+# ---- one layer
+
+
+TINY = ModelShape("tiny", 2, 64, 128, 4, 2, 16, 512)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Pool:
+    return Pool(TINY, 320, 2, CPU, torch.float32)
+
+
+def millisecond(job: Callable[[], object]) -> float:
+    """A timer for which every job takes one."""
+    job()
+    return 1.0
+
+
+@in_interpreter
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("is_block_first", [True, False])
+def test_a_layer_of_either_layout_is_read_right(pool: Pool, block_size: int, is_block_first: bool) -> None:
+    state = pool.state([(70, 1), (3, 30)], block_size)
+    query, kv = pool.queries(state), pool.layer(block_size, is_block_first=is_block_first)
+    assert kv.shape == (320 // block_size, block_size, 2, 32)
+    assert kv.is_contiguous() != is_block_first
+    out = TritonAttention(1).read(query, kv, state, pool.params)
+    key = value = torch.zeros(query.shape[0], 2, 16)
+    wanted = SdpaAttention().attend(query, key, value, kv.clone(), state, pool.params)
+    assert relative_error(out, wanted) < 1e-3
+
+
+@in_interpreter
+def test_bytes_and_operations_are_those_of_the_slices(pool: Pool, tmp_path: Path) -> None:
+    bench = Bench("attention", 60.0, tmp_path / "attention.json")
+    backend = TritonAttention(1)
+    attention.measure(bench, pool, backend, "decode", [(9, 1), (19, 1)], 1e12, millisecond)
+    attention.measure(bench, pool, backend, "prefill", [(0, 4), (2, 3)], 1e12, millisecond)
+    decode_figure, prefill_figure = bench.result.figures
+    assert decode_figure.value == pytest.approx(
+        30 * 2 * 2 * 16 * 2 / 1e9
+    )  # bytes of bfloat16 in a millisecond, in TB/s
+    assert prefill_figure.value == pytest.approx((1 + 2 + 3 + 4 + 3 + 4 + 5) * 4 * 4 * 16 / 1e9)
+    rate, us = layout.decode(pool, [(9, 1), (19, 1)], 16, timer=millisecond)
+    assert (rate, us) == (pytest.approx(decode_figure.value), 1000.0)
+    assert layout.prefill(pool, backend, [(0, 4), (2, 3)], millisecond)[0] == pytest.approx(prefill_figure.value)
+
+
+@in_interpreter
+def test_a_layer_of_the_probe_has_the_products_and_the_attention_of_the_model(pool: Pool) -> None:
+    layer = overlap.Layer(pool)
+    products, heads = overlap.in_turns([layer.products(3), layer.attention([(9, 1), (0, 5)], 1)])()
+    assert [tuple(one.shape) for one in products] == [(3, 128), (3, 64), (3, 256), (3, 64)]
+    assert heads.shape == (6, 4, 16)
+
+
+def test_a_budget_that_ends_has_seen_tiles_of_both_kinds() -> None:
+    kinds = [kind for kind, _ in layout.alternate(layout.DECODE_TILES, layout.PREFILL_TILES)]
+    assert kinds[:4] == ["decode", "prefill", "decode", "prefill"]
+    assert len(kinds) == len(layout.DECODE_TILES) + len(layout.PREFILL_TILES)
+
+
+# ---- the engine, on the CPU
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> dict[str, object]:
+    """Flags for a tiny model of random weights."""
+    model = dummy.write_model(tmp_path / "tiny", dummy.TINY)
+    return {"model": str(model), "device": "cpu", "threads": 1, "max_num_seqs": 8, "max_model_len": 320}
+
+
+def open_tiny(folder: Path, flags: dict[str, object]) -> OfflineEngine:
+    return engine.open_engine(engine.engine_settings(folder, **flags, num_gpu_blocks_override=160))
+
+
+def test_throughput_and_decode_say_their_figures(tmp_path: Path, tiny: dict[str, object]) -> None:
+    with open_tiny(tmp_path, tiny) as opened:
+        first = Bench("throughput", 60.0, tmp_path / "throughput.json")
+        mix = throughput.Mix(24, 6, 10)
+        assert throughput.measure(first, opened, mix) > 0
+        second = Bench("decode", 60.0, tmp_path / "decode.json")
+        decode.measure(second, opened, 3, prompt=20, output=12)
+        assert engine.draw(opened, 2, 5, 3, seed=1) == engine.draw(opened, 2, 5, 3, seed=1)
+    said = {figure.name: figure for figure in [*first.result.figures, *second.result.figures]}
+    assert said["throughput.24_6.total_tokens_per_s"].facts["requests"] == 10
+    assert {"throughput.24_6.output_tokens_per_s", "decode.batch_3.share", "decode.batch_3.step_ms"} <= said.keys()
+    assert said["decode.batch_3.share"].value > 0
+    context = said["decode.batch_3.share"].facts["mean_context"]
+    assert isinstance(context, float)
+    assert 20 < context < 32
+    assert len((tmp_path / "requests-24_6.jsonl").read_text().splitlines()) == 10
+
+
+def test_only_steps_in_which_everybody_decodes_count() -> None:
+    laps = Laps()
+    for _ in range(6):  # steps of a second
+        for part, seconds in ((laps.plan_s, 0.1), (laps.launch_s, 0.1), (laps.wait_s, 0.7), (laps.commit_s, 0.1)):
+            part.append(seconds)
+    answers = tuple(Answer(np.array(()), first_s, last_s) for first_s, last_s in ((1.0, 6.0), (2.0, 5.5)))  # type: ignore[arg-type]
+    run = Run(answers, 6.0, laps, Gauges(), Gauges())
+    steps = engine.full_steps(run)
+    assert [round(seconds, 6) for seconds, _ in steps] == [1.0, 1.0]  # those that end at 4 and at 5
+    assert engine.step_ms(run) == pytest.approx(1000)
+    with pytest.raises(ValueError, match="no step"):
+        engine.step_ms(Run(answers[:1], 1.0, Laps(), Gauges(), Gauges()))
+
+
+def test_a_victim_is_swapped_and_comes_back(tmp_path: Path, tiny: dict[str, object]) -> None:
+    settings = engine.engine_settings(
+        tmp_path,
+        **tiny,
+        cpu_device_pool="true",
+        kv_host_size="4M",
+        num_gpu_blocks_override=20,
+        preemption_mode="swap",
+        scheduling_policy="priority",
+        enable_prefix_caching="true",
+    )
+    clock, wake = MonotonicClock(), Wake.open()
+    inbox = Inbox(clock)
+    opened = open_engine(settings, inbox, wake, clock)
+    try:
+        switch = swap.Switch(opened, inbox, clock, victim_tokens=120, rival_tokens=200, vocab=500)
+        assert all(switch.round(number) > 0 for number in range(2))
+    finally:
+        opened.close()
+        wake.close()
+
+
+def test_conversations_change_places_and_all_is_said(tmp_path: Path, tiny: dict[str, object]) -> None:
+    settings = engine.engine_settings(
+        tmp_path,
+        **{**tiny, "max_model_len": 208},
+        cpu_device_pool="true",
+        kv_host_size="8M",
+        num_gpu_blocks_override=14,
+        preemption_mode="swap",
+        scheduling_policy="priority",
+        enable_prefix_caching="true",
+    )
+    trace = [replace(talk, arrival_s=0.0) for talk in fastswitch.conversations(6, seed=0, scale=0.03)]
+    clock, wake = MonotonicClock(), Wake.open()
+    inbox = Inbox(clock)
+    opened = open_engine(settings, inbox, wake, clock)
+    bench = Bench("replay", 60.0, tmp_path / "replay.json")
+    rows = fastswitch.priorities("random", len(trace), 1)
+    played = replay.Replay(opened, inbox, wake, clock, trace, rows, frequency=0.5)
+    try:
+        replay.say(bench, opened, played, 60.0)
+    finally:
+        opened.close()
+        wake.close()
+    assert played.turns == len(played.waits_s) == sum(len(talk.turns) for talk in trace)
+    assert len(played.waits_s) + len(played.gaps_s) == sum(turn.answer_tokens for talk in trace for turn in talk.turns)
+    said = {figure.name: figure for figure in bench.result.figures}
+    assert said.keys() == {"replay.idle_share", "replay.copy_mib", "replay.ttft_p99_s", "replay.tbt_p999_s"}
+    assert said["replay.idle_share"].facts["is_whole"] is True
+    preemptions = said["replay.idle_share"].facts["preemptions"]
+    assert isinstance(preemptions, int)
+    assert preemptions > 0
+
+
+# ---- copies
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_pieces_lie_anywhere_and_touch_nothing_twice(group: int) -> None:
+    total, piece, source, target = 1 << 20, 4096, 1 << 30, 1 << 40
+    extents = pieces(source, target, piece, total, seed=3, group=group)
+    assert set(extents.sizes.tolist()) == {piece * group}
+    for addresses, start in ((extents.sources, source), (extents.targets, target)):
+        places = (addresses - np.uint64(start)) // np.uint64(piece * group)
+        assert len(set(places.tolist())) == len(extents) == total // (piece * group)
+        assert int(addresses.min()) >= start
+        assert int(addresses.max()) + piece * group <= start + total
+    assert extents.sources.tolist() != sorted(extents.sources.tolist())
+
+
+def test_a_rate_leaves_the_first_turn_out() -> None:
+    turns: list[int] = []
+    assert rate(lambda: turns.append(1), 1 << 30) > 0
+    assert len(turns) == 4
+
+
+def _shuffled(size: int) -> Tensor:
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_lanes_move_every_byte_both_ways_and_say_how_fast(tmp_path: Path) -> None:
+    device, total = CpuDevice(1), 1 << 20
+    ends = Ends(device, total, CPU)
+    source = _shuffled(total)
+    ends.devices[0][:], ends.hosts[1][:] = source, source
+    bench = Bench("copies", 60.0, tmp_path / "copies.json")
+    lanes(bench, ends, total, 4, "4_kib", (device.open_copy_lane(), device.open_copy_lane()), 2)
+    for target in (ends.hosts[0], ends.devices[1]):
+        assert not torch.equal(target, source)  # every piece lies elsewhere
+        assert torch.equal(target.view(-1, 8192).sum(1).sort()[0], source.view(-1, 8192).sum(1).sort()[0])
+    assert [figure.name for figure in bench.result.figures] == [
+        "copies.down_4_kib", "copies.up_4_kib", "copies.both_down_4_kib", "copies.both_up_4_kib"
+    ]  # fmt: skip
+    assert all(figure.facts == {"kib": 8, "copies": 128} for figure in bench.result.figures)
+    ends.close()
+
+
+def test_traffic_keeps_both_ways_busy_while_it_lasts() -> None:
+    device, total = CpuDevice(1), BLOCK_BYTES * GROUP_BLOCKS
+    ends = Ends(device, total, CPU)
+    ends.devices[0].fill_(1)
+    ends.hosts[1].fill_(2)
+    traffic = Traffic(device, ends, total)
+    with traffic:
+        while not (ends.hosts[0][-1] == 1 and ends.devices[1][-1] == 2):
+            time.sleep(0.001)
+    traffic.close()
+    assert traffic.gb_per_s.keys() == {"down", "up"}
+    ends.close()
