@@ -1,4 +1,4 @@
-"""What all suites share: the long runs are left out unless they are asked for, kernels run in Triton's interpreter where
+"""What all suites share: long runs are left out unless they are asked for, kernels run in Triton's interpreter where
 there is no GPU, and what is told at the end."""
 
 import os

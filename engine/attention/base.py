@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -97,5 +97,20 @@ class Attention(Protocol):
                  returns [T, heads, head_dim].
         Effects: kv is written at the state's slots before it is read.
         Source:  PagedAttention (arXiv 2309.06180) section 4.
+        """
+        ...
+
+
+@runtime_checkable
+class PagedReader(Protocol):
+    """A backend that also attends over keys and values that a kernel has put into the cache before."""
+
+    is_capturable: bool  # what a decode launches depends on no length: a CUDA graph can hold it
+
+    def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
+        """Attend causally over the cache, which holds the keys and values of this forward already.
+
+        Shapes: query [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], a strided view of one
+                layer; returns [T, heads, head_dim].
         """
         ...

@@ -1,23 +1,91 @@
 """Attention backends by name."""
 
-from typing import assert_never
+import logging
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, assert_never
 
 import torch
 
 from engine.attention.base import Attention
+from engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
 from engine.attention.grouped import GroupedAttention
 from engine.attention.sdpa import SdpaAttention
+from tiercel.errors import ConfigError
 from tiercel.settings import AttentionName
 
+if TYPE_CHECKING:
+    from engine.attention.paged import TritonAttention
 
-def open_attention(name: AttentionName, device: torch.device) -> Attention:
-    """The backend that the operator named; `auto` is the fastest on this device that needs no extra package."""
+log = logging.getLogger(__name__)
+
+_HOPPER = 9  # the major version of the capability that FlashAttention-3 is written for
+
+
+def open_attention(
+    name: AttentionName, device: torch.device, processors: int = 1, capability: tuple[int, int] | None = None
+) -> Attention:
+    """The backend that the operator named; `auto` is the fastest that this device and the installed packages allow.
+
+    `processors` and `capability` are those of `device.base.Device`: the kernels of a GPU cut their work by the first.
+
+    Errors: ConfigError when the device or a missing package forbids the backend.
+    """
+    if device.type == "meta":
+        return SdpaAttention()  # nothing is computed there, and the machine that will compute may be another
     match name:
         case "sdpa":
             return SdpaAttention()
         case "grouped":
             return GroupedAttention()
+        case "triton":
+            return _open_triton(device, processors)
+        case "fa3":
+            return _open_fa3(device, processors, capability)
         case "auto":
-            return GroupedAttention() if device.type == "cpu" else SdpaAttention()
+            return _open_fastest(device, processors, capability)
         case _:
             assert_never(name)
+
+
+def _open_fastest(device: torch.device, processors: int, capability: tuple[int, int] | None) -> Attention:
+    if device.type == "cpu":
+        return GroupedAttention()
+    if device.type != "cuda" or not _has_triton():
+        return SdpaAttention()
+    triton = _open_triton(device, processors)
+    if capability is not None and capability[0] == _HOPPER and has_fa3():
+        try:
+            return Fa3Attention(load_fa3(), processors, spare=triton)
+        except ConfigError as exc:
+            log.warning("attention falls back to triton error=%s", exc)
+    return triton
+
+
+def _open_triton(device: torch.device, processors: int) -> "TritonAttention":
+    if not _has_triton():
+        raise ConfigError(
+            "attention.no_triton", "--attention-backend triton: the package triton is missing; a CUDA torch brings it"
+        )
+    # lazy: there is no Triton beside a torch for the CPU
+    from engine.attention.paged import TritonAttention
+    from engine.kernels.interpreter import is_interpreted
+
+    if device.type != "cuda" and not is_interpreted():
+        raise ConfigError(
+            "attention.triton_needs_gpu",
+            "--attention-backend triton needs a CUDA GPU; on a CPU only Triton's interpreter runs its kernels "
+            "(TRITON_INTERPRET=1), for tests",
+        )
+    return TritonAttention(processors)
+
+
+def _open_fa3(device: torch.device, processors: int, capability: tuple[int, int] | None) -> Fa3Attention:
+    if device.type != "cuda" or capability is None or capability[0] != _HOPPER:
+        raise ConfigError("attention.fa3_needs_hopper", "--attention-backend fa3 needs a Hopper GPU (capability 9.x)")
+    if not has_fa3():
+        raise ConfigError("attention.no_fa3", "--attention-backend fa3: the package flash_attn_3 is not installed")
+    return Fa3Attention(load_fa3(), processors)
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

@@ -19,6 +19,7 @@ class Model(Protocol):
     dtype: torch.dtype
     impl: str  # native | transformers
     weights_bytes: int
+    is_capturable: bool  # a decode launches the same kernels whatever the lengths: a CUDA graph can hold it
     fingerprint: bytes  # 32 bytes: changes when the weights, the config or the dtype do
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
@@ -29,5 +30,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The head. Shapes: hidden [N, hidden] -> [N, vocab_size] float32."""
+        """The head. Shapes: hidden [N, hidden] -> [N, vocab_size] float32; on a GPU it may be the model's dtype."""
         ...

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention.base import Attention, AttentionParams, ForwardState
+from engine.attention.base import AttentionParams, ForwardState
 from engine.models.config import DecoderConfig
-from engine.models.layers import GatedMLP, Linear, RMSNorm, Target, can_pack
-from engine.models.rope import Rotary, rotate
+from engine.models.layers import Linear, RMSNorm, Target, can_pack
+from engine.models.ops import Angles, Ops
+from engine.models.rope import Rotary
 
 _TIED_SHARE = 0.1  # of the weights: a tied head is copied into the packed layout up to this size
 
@@ -17,13 +18,10 @@ _TIED_SHARE = 0.1  # of the weights: a tied head is copied into the packed layou
 class SelfAttention:
     """Projections, norms and rotation around the paged attention of one layer."""
 
-    def __init__(
-        self, config: DecoderConfig, layer: int, attention: Attention, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
-        self._attention = attention
+        self._ops = ops
         self._params = AttentionParams(scale=head_dim**-0.5, window=config.windows[layer])
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         outputs = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         self._qkv = Linear(config.hidden_size, outputs, config.has_qkv_bias, dtype, device)
         self._output = Linear(heads * head_dim, (config.hidden_size,), config.has_output_bias, dtype, device)
@@ -46,28 +44,45 @@ class SelfAttention:
         self._qkv.pack()
         self._output.pack()
 
-    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, state: ForwardState) -> Tensor:
+    def forward(self, hidden: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> Tensor:
         """Shapes: hidden [T, hidden]; kv: one layer of the arena; returns [T, hidden]."""
-        tokens = hidden.shape[0]
-        heads = self._qkv.forward(hidden).view(tokens, self._heads + 2 * self._kv_heads, self._head_dim)
-        query, key, value = heads.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
-        if self._norms is not None:
-            query, key = self._norms[0].forward(query), self._norms[1].forward(key)
-        query, key = rotate(query, *angles), rotate(key, *angles)
-        out = self._attention.attend(query, key, value, kv, state, self._params)
-        return self._output.forward(out.view(tokens, -1))
+        out = self._ops.attend(self._qkv.forward(hidden), self._norms, angles, kv, state, self._params)
+        return self._output.forward(out.view(out.shape[0], -1))
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: DecoderConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+        hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.has_mlp_bias
+        self._ops = ops
+        self._gate_up = Linear(hidden, (inner, inner), has_bias, dtype, device)
+        self._down = Linear(inner, (hidden,), has_bias, dtype, device)
+
+    def targets(self, prefix: str) -> Iterator[Target]:
+        """Where the checkpoint's tensors of this layer go."""
+        yield from self._gate_up.targets(f"{prefix}gate_proj", f"{prefix}up_proj")
+        yield from self._down.targets(f"{prefix}down_proj")
+
+    def pack(self) -> None:
+        """See `Linear.pack`."""
+        self._gate_up.pack()
+        self._down.pack()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shapes: x [T, hidden] -> same."""
+        return self._down.forward(self._ops.silu_mul(self._gate_up.forward(x)))
 
 
 class Layer:
-    """Attention and MLP, each after a norm and beside the residual."""
+    """Attention and MLP, each after a norm. What they add to the residual is added by the norm that comes next."""
 
-    def __init__(
-        self, config: DecoderConfig, layer: int, attention: Attention, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+        self._ops = ops
         self._attention_norm = RMSNorm(config.hidden_size, config.rms_eps, dtype, device)
-        self._attention = SelfAttention(config, layer, attention, dtype, device)
+        self._attention = SelfAttention(config, layer, ops, dtype, device)
         self._mlp_norm = RMSNorm(config.hidden_size, config.rms_eps, dtype, device)
-        self._mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.has_mlp_bias, dtype, device)
+        self._mlp = GatedMLP(config, ops, dtype, device)
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Where the checkpoint's tensors of this layer go."""
@@ -81,10 +96,18 @@ class Layer:
         self._attention.pack()
         self._mlp.pack()
 
-    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, state: ForwardState) -> Tensor:
-        """Shapes: hidden [T, hidden]; kv: one layer of the arena; returns [T, hidden]."""
-        hidden = hidden + self._attention.forward(self._attention_norm.forward(hidden), angles, kv, state)
-        return hidden + self._mlp.forward(self._mlp_norm.forward(hidden))
+    def forward(
+        self, x: Tensor, residual: Tensor | None, angles: Angles, kv: Tensor, state: ForwardState
+    ) -> tuple[Tensor, Tensor]:
+        """What the layer before has still to add, and the residual to add it to; returns the same of this layer.
+
+        Shapes: x and residual [T, hidden], no residual before the first layer; kv: one layer of the arena.
+        """
+        first, second = self._attention_norm, self._mlp_norm
+        normed, residual = self._ops.add_norm(x, residual, first.weight, first.eps)
+        x = self._attention.forward(normed, angles, kv, state)
+        normed, residual = self._ops.add_norm(x, residual, second.weight, second.eps)
+        return self._mlp.forward(normed), residual
 
 
 class Decoder:
@@ -92,14 +115,16 @@ class Decoder:
 
     impl = "native"
 
-    def __init__(self, config: DecoderConfig, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         self.layers, self.kv_heads, self.head_dim = config.layers, config.kv_heads, config.head_dim
         self.vocab_size, self.max_model_len = config.vocab_size, config.max_model_len
         self.dtype = dtype
+        self.is_capturable = ops.is_capturable
         self.fingerprint = bytes(32)
+        self._ops = ops
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self._rotary = Rotary(config.rope, config.head_dim, dtype, device)
-        self._layers = tuple(Layer(config, index, attention, dtype, device) for index in range(config.layers))
+        self._layers = tuple(Layer(config, index, ops, dtype, device) for index in range(config.layers))
         self._norm = RMSNorm(config.hidden_size, config.rms_eps, dtype, device)
         self._is_tied = config.is_tied
         self._head = (
@@ -137,12 +162,13 @@ class Decoder:
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
         """See `Model.forward`."""
-        hidden = F.embedding(tokens, self._embedding)
-        angles = self._rotary.angles(state.positions)
+        angles = self._ops.angles(self._rotary, state.positions)
+        x, residual = F.embedding(tokens, self._embedding), None
         for index, layer in enumerate(self._layers):
-            hidden = layer.forward(hidden, angles, kv[:, index], state)
-        return self._norm.forward(hidden)
+            x, residual = layer.forward(x, residual, angles, kv[:, index], state)
+        return self._ops.add_norm(x, residual, self._norm.weight, self._norm.eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
-        return self._head.forward(hidden).float()
+        logits = self._head.forward(hidden)
+        return logits if logits.is_cuda else logits.float()

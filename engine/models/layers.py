@@ -38,18 +38,26 @@ def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm: the mean square and its root in float32, the weight in the model's dtype.
+
+    Shapes: x [..., size], weight [size]; returns x's shape.
+    """
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
 class RMSNorm:
-    """Root-mean-square norm: the mean square and its root in float32, the weight in the model's dtype."""
+    """The weight of a root-mean-square norm."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
-        self._eps = eps
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [..., size] -> same."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
-        return self.weight * wide.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Linear:
@@ -89,26 +97,3 @@ class Linear:
         if self._packed is not None:
             return _packed_linear(x, self._packed, self.bias)
         return F.linear(x, self.weight, self.bias)
-
-
-class GatedMLP:
-    """down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, hidden: int, inner: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        self._gate_up = Linear(hidden, (inner, inner), has_bias, dtype, device)
-        self._down = Linear(inner, (hidden,), has_bias, dtype, device)
-
-    def targets(self, prefix: str) -> Iterator[Target]:
-        """Where the checkpoint's tensors of this layer go."""
-        yield from self._gate_up.targets(f"{prefix}gate_proj", f"{prefix}up_proj")
-        yield from self._down.targets(f"{prefix}down_proj")
-
-    def pack(self) -> None:
-        """See `Linear.pack`."""
-        self._gate_up.pack()
-        self._down.pack()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shapes: x [T, hidden] -> same."""
-        gate, up = self._gate_up.forward(x).chunk(2, dim=-1)
-        return self._down.forward(F.silu(gate) * up)

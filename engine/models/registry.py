@@ -18,6 +18,7 @@ from engine.models.config import (
     refuse_foreign,
 )
 from engine.models.decoder import Decoder
+from engine.models.ops import open_ops
 from engine.models.weights import ContentDigest, Progress, fill_dummy, load_weights, open_checkpoint
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings, ModelImpl
@@ -42,7 +43,7 @@ def load_model(
 
         seed = settings.seed if is_dummy else None
         return load_transformers(folder, fields, dtype, device, attention, progress, seed)
-    model = Decoder(config, attention, dtype, device)
+    model = Decoder(config, open_ops(device, attention), dtype, device)
     model.fingerprint = _fill(model, config, settings, folder, progress)
     model.pack()
     return model

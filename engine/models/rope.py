@@ -12,18 +12,21 @@ from engine.models.config import RopeConfig
 
 
 class Rotary:
-    """Cosines and sines of positions, computed in float32 as transformers does."""
+    """Cosines and sines of positions, computed in float32 as transformers does.
+
+    Shapes: frequencies [head_dim / 2] float32, radians a position.
+    """
 
     def __init__(self, config: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._frequencies = rope_frequencies(config, head_dim).to(device)
-        self._scale = config.attention_factor
-        self._dtype = dtype
+        self.frequencies = rope_frequencies(config, head_dim).to(device)
+        self.scale = config.attention_factor
+        self.dtype = dtype
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Shapes: positions [T] int64; returns cos and sin, each [T, 1, head_dim], in the model's dtype."""
-        angles = positions[:, None].float() * self._frequencies
+        angles = positions[:, None].float() * self.frequencies
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-        return (angles.cos() * self._scale).to(self._dtype), (angles.sin() * self._scale).to(self._dtype)
+        return (angles.cos() * self.scale).to(self.dtype), (angles.sin() * self.scale).to(self.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

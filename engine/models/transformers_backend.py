@@ -63,6 +63,7 @@ class TransformersModel:
     """A causal language model of transformers; satisfies `Model`. Takes the model's body out of it."""
 
     impl = "transformers"
+    is_capturable = False
 
     def __init__(
         self,

@@ -1,13 +1,15 @@
 """Logits to tokens for rows that each ask something else."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.sampling.filter import limits_no_sync
+from engine.sampling.filter import MassSearch, least_no_sync, limits_no_sync
 from engine.sampling.noise import gumbel_no_sync, noise_keys
 from engine.sampling.penalty import PenaltyCounts
 from engine.sampling.row import NO_IDS, Ask, Column, RowTable
@@ -15,7 +17,11 @@ from engine.sampling.sampled import Logprobs, Sampled
 from engine.sampling.upload import Subset, upload_no_sync
 from tiercel.request import SamplingParams
 
+log = logging.getLogger(__name__)
+
 Ints = Sequence[int] | NDArray[np.integer]  # on the host
+DrawKernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Temperature, noise, the largest and the check of a row in one reading: see `engine.kernels.sampling.draw_no_sync`."""
 
 _CHANGES = np.uint8(0xFF & ~Ask.LOGPROBS)
 _FILTERS = Ask.MIN_P | Ask.TOP_P | Ask.TOP_K
@@ -34,9 +40,19 @@ class Sampler:
     device, and no result of one row (a NaN) reaches another.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        kernel: DrawKernel | None = None,
+        search: MassSearch = least_no_sync,
+    ) -> None:
+        """`kernel`: does at once what is twenty operators in plain torch; `search`: what top_p is found by."""
         self._vocab_size = vocab_size
         self._device = device
+        self._kernel = kernel
+        self._search = search
         self._table = RowTable(max_rows, vocab_size)
         self._counts = PenaltyCounts(max_rows, vocab_size, device)
 
@@ -61,19 +77,27 @@ class Sampler:
         Order, as vLLM has it: logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p, noise.
         Log-probabilities are those of the raw logits.
 
-        Shapes:  logits [N, vocab] float32, unchanged; rows [N], each at most once, in any order; positions [N]:
+        Shapes:  logits [N, vocab] float, unchanged; rows [N], each at most once, in any order; positions [N]:
                  tokens of the sequence before the new one; output_index [N]: output tokens before the new one.
-        Cost:    one pass for every row; about 25 more passes for a row that draws; see benchmarks/sampler.py.
+        Cost:    one pass for every row; about 25 more passes for a row that draws; see benchmarks/sampler.py. With the
+                 kernel one pass for every row, more only for those that ask for more than a temperature.
         Effects: the drawn tokens are counted for the penalties of their rows.
         """
         row_ids = np.asarray(rows, np.int64)
+        token_positions = np.asarray(positions, np.int64)
         asks = self._table.asks_at(row_ids, np.asarray(output_index, np.int64))
-        largest, tokens = logits.max(dim=-1)
-        bad_rows = (largest - largest) != 0  # only finite numbers leave 0; isfinite is five kernels
-        changed = np.flatnonzero(asks & _CHANGES)
+        changes = asks & _CHANGES
+        if self._kernel is None or not len(row_ids):
+            largest, tokens = logits.max(dim=-1)
+            bad_rows = (largest - largest) != 0  # only finite numbers leave 0; isfinite is five kernels
+        else:
+            temperatures = np.where(changes == Ask.DRAW, self._table.floats[row_ids, Column.TEMPERATURE], 0)
+            tokens, bad_rows = self._kernel(logits, self._upload_draws_no_sync(row_ids, token_positions, temperatures))
+            changes[changes == Ask.DRAW] = 0
+        changed = np.flatnonzero(changes)
         if len(changed):
             changed = changed[np.argsort(asks[changed], kind="stable")]  # alike beside alike: fewer partial copies
-            drawn = self._draw_no_sync(logits, changed, row_ids, asks, np.asarray(positions, np.int64))
+            drawn = self._draw_no_sync(logits, changed, row_ids, asks, token_positions)
             tokens.index_copy_(0, upload_no_sync(changed, self._device), drawn)
         penalised = Subset((asks & Ask.PENALTY) != 0, self._device)
         if penalised:
@@ -97,7 +121,7 @@ class Sampler:
         for start, stop in ((0, num_greedy), (num_greedy, len(chosen))):
             for first in range(start, stop, length):
                 ids = chosen[first : min(first + length, stop)]
-                scores = logits.index_select(0, upload_no_sync(ids, self._device))
+                scores = logits.index_select(0, upload_no_sync(ids, self._device)).float()
                 tokens.append(self._draw_chunk_no_sync(scores, row_ids[ids], asks[ids], positions[ids]))
         return torch.cat(tokens)
 
@@ -118,11 +142,23 @@ class Sampler:
         if wanted & Ask.DRAW:
             scores.div_(floats[:, Column.TEMPERATURE, None])
             if wanted & _FILTERS:
-                limits = limits_no_sync(scores, asks, floats, self._table.top_ks[row_ids])
+                limits = limits_no_sync(scores, asks, floats, self._table.top_ks[row_ids], self._search)
                 scores.masked_fill_(scores < limits, -torch.inf)
+        if self._kernel is not None:
+            temperatures = np.full(len(row_ids), 1 if wanted & Ask.DRAW else 0)
+            return self._kernel(scores, self._upload_draws_no_sync(row_ids, positions, temperatures))[0]
+        if wanted & Ask.DRAW:
             keys = upload_no_sync(noise_keys(self._table.seeds[row_ids], positions), self._device)
             scores.add_(gumbel_no_sync(keys, self._vocab_size))
         return scores.max(dim=-1).indices  # the lowest of equal ones, and on the CPU faster than argmax
+
+    def _upload_draws_no_sync(
+        self, row_ids: NDArray[np.int64], positions: NDArray[np.int64], temperatures: NDArray[np.number]
+    ) -> Tensor:
+        """What the kernel draws by: see `DrawKernel`. Shapes: all [M], temperature 0 = greedy; returns [M, 3] int32."""
+        keys = noise_keys(self._table.seeds[row_ids], positions)
+        bits = temperatures.astype(np.float32).view(np.int32)
+        return upload_no_sync(np.concatenate((keys, bits[:, None]), axis=1), self._device)
 
     def _add_bias_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64]) -> None:
         """Add logit_bias. Shapes: scores [M, vocab], changed; row_ids [M]."""
@@ -148,7 +184,7 @@ class Sampler:
         if not some:
             return None
         num_top = np.minimum(self._table.num_logprobs[row_ids[some.host]], self._vocab_size)
-        raw = some.take(logits)
+        raw = some.take(logits).float()
         whole = raw.logsumexp(dim=-1, keepdim=True)
         sampled = raw.gather(1, some.take(tokens)[:, None])
         top = raw.topk(int(num_top.max()), dim=-1)
@@ -160,3 +196,21 @@ class Sampler:
             top_tokens=top.indices,
             top_logprobs=top.values - whole,
         )
+
+
+def open_sampler(max_rows: int, vocab_size: int, device: torch.device, dtype: torch.dtype) -> Sampler:
+    """A sampler, with kernels where there is a GPU to run them: compiled here for logits of this dtype."""
+    if device.type != "cuda":
+        return Sampler(max_rows, vocab_size, device)
+    if find_spec("triton") is None:
+        log.warning("sampler runs without kernels: no triton")
+        return Sampler(max_rows, vocab_size, device)
+    # lazy: there is no Triton beside a torch for the CPU
+    from engine.kernels.sampling import draw_no_sync, search_no_sync
+
+    scores = torch.zeros(1, vocab_size, device=device)
+    greedy = torch.zeros(1, 3, dtype=torch.int32, device=device)
+    draw_no_sync(scores.to(dtype), greedy)  # raw logits
+    draw_no_sync(scores, greedy)  # scores that were changed
+    search_no_sync(scores, scores[:, 0])
+    return Sampler(max_rows, vocab_size, device, draw_no_sync, search_no_sync)

@@ -1,0 +1,184 @@
+"""Attention of ragged slices over the paged cache: the slices of a prefill, and of steps that mix it with decodes."""
+
+# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.attention.base import AttentionParams, ForwardState
+from engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
+from engine.kernels.tiles import PREFILL_TILES, Tile, choose_tile
+
+
+@triton.jit
+def _find_sequence(query_starts, sequences, tile, TOKENS: tl.constexpr):
+    """The sequence of a tile when sequence s owns tiles from query_starts[s] // TOKENS + s on: by halving."""
+    low = 0
+    high = sequences
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(query_starts + middle) // TOKENS + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit(do_not_specialize=["sequences", "table_stride"], do_not_specialize_on_alignment=HOST_ARRAYS)
+def prefill_kernel(
+    query,
+    kv,
+    tables,
+    query_starts,
+    context_lengths,
+    sinks,
+    out,
+    sequences,
+    query_token_stride,
+    query_head_stride,
+    out_token_stride,
+    out_head_stride,
+    table_stride,
+    slot_stride,
+    row_stride,
+    head_stride,
+    window,
+    scale,
+    softcap,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LEAST_LENGTH: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program: TOKENS tokens of one sequence times the GROUP heads of one key head."""
+    # Backwards: the last tiles of a sequence see most keys, and what starts first ends with the others.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    sequence = _find_sequence(query_starts, sequences, tile, TOKENS)
+    query_start = tl.load(query_starts + sequence)
+    length = tl.load(query_starts + sequence + 1) - query_start
+    context = tl.load(context_lengths + sequence)
+    first_token = (tile - query_start // TOKENS - sequence) * TOKENS
+    if (first_token >= length) | (length < LEAST_LENGTH):
+        return
+
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIMS)
+    tokens = first_token + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    is_row = (rows < TOKENS * GROUP) & (tokens < length)
+    mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    at = (query_start + tokens).to(tl.int64)
+    queries = tl.load(
+        query + (at * query_token_stride + heads * query_head_stride)[:, None] + dims[None, :], mask=mask, other=0.0
+    )
+    first_position = context - length + first_token
+    last_position = tl.minimum(first_position + TOKENS, context) - 1
+    positions = first_position + rows // GROUP
+
+    acc = tl.zeros([ROWS, DIMS], dtype=tl.float32)
+    if HAS_SINKS:
+        peak = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2E
+        total = tl.full([ROWS], 1.0, dtype=tl.float32)
+    else:
+        peak = tl.full([ROWS], UNSEEN, dtype=tl.float32)
+        total = tl.zeros([ROWS], dtype=tl.float32)
+
+    table = tables + sequence.to(tl.int64) * table_stride
+    head = kv + kv_head * head_stride
+    lowest = first_seen(first_position, window, HAS_WINDOW)
+    end = last_position + 1
+    # Keys [inner, middle) are seen by every query of the tile; those before by some (a window), those after too.
+    inner = lowest // KEYS * KEYS
+    middle = tl.maximum((first_position + 1) // KEYS * KEYS, inner)
+    if HAS_WINDOW:
+        edge = inner
+        inner = tl.cdiv(first_seen(last_position, window, HAS_WINDOW), KEYS) * KEYS
+        middle = tl.maximum(middle, inner)
+        acc, peak, total = fold(
+            acc, peak, total, queries, positions, head, table, edge, tl.minimum(inner, end), lowest, end,
+            slot_stride, row_stride, window, scale, softcap,
+            HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION,
+        )  # fmt: skip
+    acc, peak, total = fold(
+        acc, peak, total, queries, positions, head, table, inner, middle, lowest, end,
+        slot_stride, row_stride, window, scale, softcap,
+        HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, False, PRECISION,
+    )  # fmt: skip
+    acc, peak, total = fold(
+        acc, peak, total, queries, positions, head, table, middle, end, lowest, end,
+        slot_stride, row_stride, window, scale, softcap,
+        HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION,
+    )  # fmt: skip
+
+    target = out + (at * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]
+    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+
+
+def attend_slices(
+    query: Tensor,
+    kv: Tensor,
+    state: ForwardState,
+    params: AttentionParams,
+    out: Tensor,
+    least_length: int = 1,
+    tile: Tile | None = None,
+) -> None:
+    """Causal attention of every slice of `least_length` tokens and more over its sequence's context.
+
+    Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], any stride of slots.
+    Cost:    one kernel of T / (tokens of a tile) + S tiles for every key head; a tile that has no tokens ends at once.
+    Effects: rows of `out` that belong to shorter slices are not written.
+    """
+    tokens, heads, head_dim = query.shape
+    kv_heads = kv.shape[2]
+    group = heads // kv_heads
+    tile = tile or choose_tile(PREFILL_TILES, head_dim, query.dtype)
+    rows = max(tile.rows, triton.next_power_of_2(group))
+    tile_tokens = rows // group
+    sequences = state.num_sequences
+    prefill_kernel[(tokens // tile_tokens + sequences, kv_heads)](
+        query,
+        kv,
+        state.block_tables,
+        state.device_query_starts,
+        state.device_context_lengths,
+        query if params.sinks is None else params.sinks,
+        out,
+        sequences,
+        query.stride(0),
+        query.stride(1),
+        out.stride(0),
+        out.stride(1),
+        state.block_tables.stride(0),
+        kv.stride(0),
+        kv.stride(1),
+        kv.stride(2),
+        params.window or 0,
+        params.scale,
+        params.softcap or 0.0,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        DIMS=max(16, triton.next_power_of_2(head_dim)),
+        ROWS=rows,
+        TOKENS=tile_tokens,
+        KEYS=tile.keys,
+        BLOCK_SIZE=kv.shape[1],
+        LEAST_LENGTH=least_length,
+        HAS_WINDOW=params.window is not None,
+        HAS_SOFTCAP=params.softcap is not None,
+        HAS_SINKS=params.sinks is not None,
+        PRECISION="ieee" if query.dtype.itemsize == 4 else "tf32",
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )

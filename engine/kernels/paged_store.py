@@ -1,0 +1,71 @@
+"""Writes the keys and values of a step into the cache."""
+
+# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.attention.base import ForwardState
+
+
+@triton.jit(do_not_specialize_on_alignment=("slot_ids", "slot_offsets"))
+def store_kernel(
+    key,
+    value,
+    kv,
+    slot_ids,
+    slot_offsets,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    slot_stride,
+    row_stride,
+    head_stride,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIMS: tl.constexpr,
+):
+    """One program a token: all its heads. HEADS and DIMS are KV_HEADS and HEAD_DIM rounded up to powers of two."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.arange(0, HEADS)[:, None]
+    dims = tl.arange(0, DIMS)[None, :]
+    mask = (heads < KV_HEADS) & (dims < HEAD_DIM)
+    slot = tl.load(slot_ids + token).to(tl.int64)
+    offset = tl.load(slot_offsets + token)
+    row = kv + slot * slot_stride + offset * row_stride + heads * head_stride + dims
+    tl.store(row, tl.load(key + token * key_token_stride + heads * key_head_stride + dims, mask=mask), mask=mask)
+    values = tl.load(value + token * value_token_stride + heads * value_head_stride + dims, mask=mask)
+    tl.store(row + HEAD_DIM, values, mask=mask)
+
+
+def store_rows(key: Tensor, value: Tensor, kv: Tensor, state: ForwardState) -> None:
+    """Write the keys and values of this forward into their slots.
+
+    Shapes:  key, value [T, kv_heads, head_dim], any strides but the last; kv [slots, block_size, kv_heads,
+             2 * head_dim], any stride of slots.
+    Cost:    one kernel; the rows are read and written once.
+    Effects: kv is written; several tokens of padded rows may share the sink, whose content is nobody's.
+    """
+    tokens, kv_heads, head_dim = key.shape
+    store_kernel[(tokens,)](
+        key,
+        value,
+        kv,
+        state.slot_ids,
+        state.slot_offsets,
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        kv.stride(0),
+        kv.stride(1),
+        kv.stride(2),
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        HEADS=triton.next_power_of_2(kv_heads),
+        DIMS=triton.next_power_of_2(head_dim),
+    )

@@ -1,0 +1,45 @@
+"""The ops of a decoder in kernels."""
+
+from torch import Tensor
+
+from engine.attention.base import AttentionParams, ForwardState, PagedReader
+from engine.kernels.activation import silu_mul
+from engine.kernels.norm import add_norm
+from engine.kernels.rotary import place_heads, position_angles
+from engine.models.layers import RMSNorm
+from engine.models.ops import Angles
+from engine.models.rope import Rotary
+
+
+class TritonOps:
+    """One kernel for each of `Ops`, round a backend that reads what they have put into the cache."""
+
+    def __init__(self, reader: PagedReader) -> None:
+        self.is_capturable = reader.is_capturable
+        self._reader = reader
+
+    def angles(self, rotary: Rotary, positions: Tensor) -> Angles:
+        """See `Ops.angles`. Shapes: returns two [T, head_dim / 2]: both halves of a head turn by the same."""
+        return position_angles(positions, rotary.frequencies, rotary.scale, rotary.dtype)
+
+    def add_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `Ops.add_norm`."""
+        return add_norm(x, residual, weight, eps)
+
+    def attend(
+        self,
+        qkv: Tensor,
+        norms: tuple[RMSNorm, RMSNorm] | None,
+        angles: Angles,
+        kv: Tensor,
+        state: ForwardState,
+        params: AttentionParams,
+    ) -> Tensor:
+        """See `Ops.attend`."""
+        pair = None if norms is None else ((norms[0].weight, norms[0].eps), (norms[1].weight, norms[1].eps))
+        query = place_heads(qkv, pair, angles, kv, state)
+        return self._reader.read(query, kv, state, params)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Ops.silu_mul`."""
+        return silu_mul(gate_up)
