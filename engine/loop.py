@@ -19,7 +19,7 @@ from tiercel.clock import Clock
 from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.outcome import BAD_LOGITS, DiskState, FairGauges, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
-from tiercel.plan import NanoBatch, Plan, StepPlan, whole_slices
+from tiercel.plan import NanoBatch, StepPlan, whole_slices
 from tiercel.request import Request
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
@@ -40,6 +40,18 @@ class Flight(Protocol):
     @property
     def plan(self) -> StepPlan: ...
     def result(self) -> StepOutcome: ...
+
+
+class RefusedFlight:
+    """A step that the device did not take as a whole. A part of it may run, so it is a launched step that fails."""
+
+    def __init__(self, plan: StepPlan, error: DeviceError) -> None:
+        self.plan = plan
+        self._error = error
+
+    def result(self) -> StepOutcome:
+        """Errors: what the launch raised."""
+        raise self._error
 
 
 class StepRunner(Protocol):
@@ -251,12 +263,7 @@ class EngineLoop:
             return False
         step = self._cache.seal(plan, ledger, self._launched + 1)
         if plan.nano_batches:
-            try:
-                self._flights.append(self._runner.launch(step))
-            except DeviceError as error:
-                self._cache.undo()
-                self._refuse(plan, error)
-                return False
+            self._flights.append(self._take_off(step))
             self._launched += 1
             self._started_s.append(self._clock.now_s())
         else:
@@ -264,18 +271,17 @@ class EngineLoop:
         self._cache.confirm(step)
         self._mover.start(step.transfers)
         self._book.launch(plan, self._clock.now_s())
+        if plan.nano_batches and isinstance(self._flights[-1], RefusedFlight):
+            # Nothing goes behind it: it would start from tokens and rows that half a step has left.
+            while self._flights:
+                self._commit(self._flights.popleft())
         return bool(plan.nano_batches)
 
-    def _refuse(self, plan: Plan, error: DeviceError) -> None:
-        """The step could not be launched: nothing happened, and its sequences are suspects."""
-        is_blamed = self._is_blamed(self._launched + 1, plan.nano_batches, error)
-        seqs = [piece.seq for piece in whole_slices(plan.nano_batches)]
-        if is_blamed:
-            self._book.suspect(plan)
-        # The runner may have acted on the mail of victims and of those to be restored, too.
-        self._refill_rows([*seqs, *plan.victims, *plan.restores])
-        if is_blamed and len(seqs) == 1:
-            self._fail_alone(seqs[0], error)
+    def _take_off(self, step: StepPlan) -> Flight:
+        try:
+            return self._runner.launch(step)
+        except DeviceError as error:
+            return RefusedFlight(step, error)
 
     def _is_blamed(self, step: int, batches: List[NanoBatch], error: DeviceError) -> bool:
         """Whether one of its sequences may have broken a step: they run alone from now on.

@@ -1,6 +1,7 @@
 """The runner: launches sealed steps on the device and hands back flights."""
 
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -125,6 +126,7 @@ class Runner:
         self._last_tokens = torch.zeros(rows.tables.shape[0], dtype=torch.int64, device=kv.device)
         self._staging = staging or open_staging(kv.device, lane)
         self._graphs: DecodeGraphs | None = None
+        self._unfilled: deque[FreshRow] = deque()  # rows whose steps failed before they were filled come first
 
     def record_graphs(
         self, recorder: GraphRecorder, sizes: Sequence[int], tell: Callable[[int, int], None]
@@ -173,8 +175,11 @@ class Runner:
     @torch.inference_mode()
     def _run(self, fresh: list[FreshRow], batches: tuple[BatchInputs, ...]) -> list[Ran | None]:
         """The step itself, on the lane."""
-        for row in fresh:
+        self._unfilled.extend(fresh)
+        while self._unfilled:
+            row = self._unfilled[0]
             self._sampler.set_row(row.row, row.params, row.prompt, row.outputs, self._end_tokens)
+            self._unfilled.popleft()
         return [self._run_batch(batch) for batch in batches]
 
     def _run_batch(self, batch: BatchInputs) -> Ran | None:

@@ -287,13 +287,6 @@ class SequenceBook:
                 self._policy.wait(sequence, now_s, now_s)
         return known
 
-    def suspect(self, plan: Plan) -> list[SeqId]:
-        """The plan could not be launched: its sequences run alone from now on. Returns them."""
-        seqs = [piece.seq for piece in whole_slices(plan.nano_batches)]
-        for seq in seqs:
-            self._mark_suspect(self._by_id[seq])
-        return seqs
-
     def check_integrity(self) -> None:
         """Lists, states and progress numbers agree. Errors: InvariantError."""
         for sequence in self._by_id.values():
