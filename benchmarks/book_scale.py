@@ -37,8 +37,7 @@ def fill(cache: CacheManager, sequences: int) -> None:
         ledger = cache.ledger()
         if not ledger.reserve(seq, tokens):
             raise SystemExit("the pool is too small")
-        sealed = cache.seal(Plan((NanoBatch((Slice(seq, 0, tokens, False),)),)), ledger, number)
-        cache.confirm(sealed)
+        cache.seal(Plan((NanoBatch((Slice(seq, 0, tokens, False),)),)), ledger, number)
         cache.commit(number, [(seq, tokens)])
         cache.close(seq)
 
@@ -50,7 +49,6 @@ def fill_tiers(cache: CacheManager) -> None:
     for _, pool in lower:
         for slot in range(1, pool.blocks + 1):
             pool.adopt(SlotId(slot), shared.pop() if shared else BlockKey(os.urandom(32)))
-            pool.journal.clear()
 
 
 def main() -> None:

@@ -197,7 +197,6 @@ class PoolCache:
                 self.mark(visits, number)
             score.count(visit, self.visit(visit))
             self.pool.commit(number)
-            self.pool.journal.clear()
         return score
 
     def find(self, block: int) -> SlotId | None:

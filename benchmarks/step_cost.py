@@ -136,7 +136,6 @@ class Load:
         for _, pool in self.cache.tiers.pools() if blocks else ():
             for slot in range(1, pool.blocks + 1):
                 pool.adopt(SlotId(slot), BlockKey(self._rng.bytes(32)))
-            pool.journal.clear()
         planner = Planner(book, StepLimits(sequences, sequences * context))
         rows = RowBook(sequences + 1, -(-longest // BLOCK_SIZE))
         self.mover = IdleMover()

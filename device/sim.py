@@ -5,6 +5,7 @@ checks every row it reads against that number, so a wrong, stale or foreign bloc
 draws depends on them too.
 """
 
+import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -124,6 +125,7 @@ class SimMachine:
     ) -> None:
         self.poisoned: set[SeqId] = set()  # steps with one of these fail
         self.failing_launches = 0  # so many of the next launches are refused
+        self.begun: random.Random | None = None  # draws how much of a refused step runs all the same; None: nothing
         self.memory_tokens: int | None = None  # nano-batches of more tokens run out of memory; None: none does
         self.hungry: set[SeqId] = set()  # nano-batches with one of these do, however small
         self.is_short_at_launch = False  # they do when they are launched, as on a stream, not when they run
@@ -138,6 +140,7 @@ class SimMachine:
         self._void_until = 0
         self._tables: dict[SeqId, list[int]] = {}
         self._sampled: dict[tuple[SeqId, int], int] = {}  # token by sequence and position
+        self._row_positions: dict[SeqId, int] = {}  # of the token that a row holds when all that is queued has run
         self._step_s = step_s
         self._courses: dict[SeqId, _Course] = {}
         self._rows: dict[int, list[int]] = {}  # by slot: the KV of its tokens
@@ -145,9 +148,9 @@ class SimMachine:
         self._num_writes = 0
 
     def launch(self, plan: StepPlan) -> SimFlight:
-        """Errors: DeviceError as often as `failing_launches` says; OutOfDeviceMemoryError."""
+        """Errors: DeviceError as often as `failing_launches` says; OutOfDeviceMemoryError. A part may have run then."""
+        self.forget(plan.gone)
         for seq in plan.gone:
-            self._tables.pop(seq, None)
             if seq not in self._sequences:
                 self._courses.pop(seq, None)
         for update in plan.table_updates:
@@ -155,13 +158,15 @@ class SimMachine:
             if update.first > len(table) or len(self._tables) > self._max_rows:
                 raise InvariantError("sim.table", seq=update.seq, first=update.first, rows=len(self._tables))
             table[update.first : update.first + len(update.slots)] = update.slots
-        if self.failing_launches:
-            self.failing_launches -= 1
-            raise DeviceError("sim.launch")
-        if self.is_short_at_launch:
-            self._take_memory(plan)  # steps that were launched before go on
+        slices = [self._slice(piece) for batch in plan.nano_batches for piece in batch.slices]
+        try:
+            self._refuse(plan)
+        except DeviceError:
+            self._begin(slices)
+            raise
+        self._sample(slices)
         self._launched = plan.step
-        return SimFlight(self, plan, [self._slice(piece) for batch in plan.nano_batches for piece in batch.slices])
+        return SimFlight(self, plan, slices)
 
     def block(self, slot: int) -> tuple[int, ...]:
         """The KV in a slot, row by row; -2 where nothing was ever written."""
@@ -173,9 +178,10 @@ class SimMachine:
         self._stamp(slot)
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
-        """Tables of these sequences come anew."""
+        """Tables and rows of these sequences come anew."""
         for seq in seqs:
             self._tables.pop(seq, None)
+            self._row_positions.pop(seq, None)
 
     def run(self, plan: StepPlan, slices: list[SimSlice]) -> StepOutcome:
         """The step itself, without those whose sequence has gone since the launch, as any nano-batch of it may be."""
@@ -201,6 +207,27 @@ class SimMachine:
             raise
         return StepOutcome(tuple(token for item in slices if (token := self._compute(item)) is not None))
 
+    def _refuse(self, plan: StepPlan) -> None:
+        """Steps that were launched before go on."""
+        if self.failing_launches:
+            self.failing_launches -= 1
+            raise DeviceError("sim.launch")
+        if self.is_short_at_launch:
+            self._take_memory(plan)
+
+    def _begin(self, slices: list[SimSlice]) -> None:
+        """The first slices of a refused step run all the same, and what they write counts for nothing."""
+        ran = slices[: self.begun.randrange(len(slices) + 1)] if self.begun is not None else []
+        for item in ran:
+            self._write(item, [_GARBAGE] * item.piece.length)
+        self._sample(ran)
+
+    def _sample(self, slices: list[SimSlice]) -> None:
+        """A row holds the last token alone."""
+        for item in slices:
+            if item.piece.samples:
+                self._row_positions[item.piece.seq] = item.piece.start + item.piece.length
+
     def _fail(self, plan: StepPlan, slices: list[SimSlice]) -> None:
         if not self.is_short_at_launch:
             self._take_memory(plan)
@@ -221,7 +248,10 @@ class SimMachine:
     def _slice(self, piece: Slice) -> SimSlice:
         sequence = self._sequences[piece.seq]
         scope = int.from_bytes(sequence.request.scope[:4] or b"\0", "little")
-        known = sequence.tokens[: piece.start + piece.length]
+        last = piece.start + piece.length - 1
+        known = sequence.tokens[: last + 1]
+        if len(known) <= last and self._row_positions.get(piece.seq) != last:
+            raise InvariantError("sim.wrong_token", seq=piece.seq, position=last)
         return SimSlice(piece, list(self._tables[piece.seq]), known, scope)
 
     def _stamp(self, slot: int) -> None:

@@ -268,7 +268,6 @@ class EngineLoop:
             self._started_s.append(self._clock.now_s())
         else:
             self._cache.keep_mail(step)
-        self._cache.confirm(step)
         self._mover.start(step.transfers)
         self._book.launch(plan, self._clock.now_s())
         if plan.nano_batches and isinstance(self._flights[-1], RefusedFlight):

@@ -8,7 +8,7 @@ from kvcache.gauges import tier_gauges
 from kvcache.idle import IdleWork, Scan
 from kvcache.ledger import MOST_HASHES, Found, Ledger
 from kvcache.owner import OwnerBook
-from kvcache.pool import SlotPool, Undo
+from kvcache.pool import SlotPool
 from kvcache.table import BlockTable, Fetch, Restore, Reuse
 from kvcache.tiers import TierBook, TierLimits
 from tiercel.errors import InvariantError
@@ -25,8 +25,8 @@ _HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place
 class CacheManager:
     """Block tables of all open sequences over the slots of the device tier, and the tiers below it.
 
-    One step goes `land` -> `expect` -> `ledger` -> (the planner draws on it) -> `seal` -> launch -> `confirm` or
-    `undo` -> `work` -> `commit`.
+    One step goes `land` -> `expect` -> `ledger` -> (the planner draws on it) -> `seal` -> launch -> `work` -> `commit`,
+    or `end` when it failed. Nothing takes a seal back: a part of a step that the device refused may have run.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class CacheManager:
         self._claims_by_step: dict[int, set[BlockKey]] = {}
         self._updates: list[TableUpdate] = []
         self._gone: list[SeqId] = []
-        self._undo: list[Undo] = []
 
     # ---- sequences
 
@@ -111,7 +110,6 @@ class CacheManager:
             self._clear(table)
             self._gone.append(seq)
             self._updates = [update for update in self._updates if update.seq != seq]
-        self._clear_journals()
         return table.reuse(self.block_size)
 
     def resend(self, seq: SeqId) -> None:
@@ -138,20 +136,18 @@ class CacheManager:
     def seal(self, plan: Plan, ledger: Ledger, step: int) -> StepPlan:
         """Apply the overlay of an accepted plan: every slot of every slice is owned afterwards.
 
-        Cost:   O(changed blocks + slices). Keeps an exact undo until `confirm`.
+        From now on the step touches the slots of its sequences, until it has committed or ended.
+        Cost:   O(changed blocks + slices).
         Errors: InvariantError when the books disagree; never for lack of room.
         """
         pool, tables = self._pool, self._table_by_seq
-        mail = self._updates, self._gone
-        self._undo = [lambda: self._restore_mail(*mail)]
         updates = [update for update in self._updates if update.seq not in ledger.released]
-        gone = list(self._gone)
+        gone = self._gone
         self._updates, self._gone = [], []
-        changed = {**ledger.found_by_seq, **ledger.taken_by_seq, **ledger.released}
-        self._undo += [tables[seq].saved() for seq in changed]
-        self._count_hits(ledger)
         transfers: list[Transfer] = []
         for seq, found in ledger.found_by_seq.items():
+            self.prefix_queries += len(tables[seq].tokens)
+            self.prefix_hits += found.tokens
             for _, slot in found.hits:
                 pool.hold(slot)
             self._tiers.settle_keep(tables[seq], tables[seq].num_kept)
@@ -172,33 +168,17 @@ class CacheManager:
                 table.extend(taken)
             if len(table.slots) > first:
                 updates.append(TableUpdate(seq, first, tuple(SlotId(slot) for slot in table.slots[first:])))
-        for transfer in transfers:
-            self._undo.append(lambda flying=transfer: self._tiers.cancel(flying))
         if ledger.claimed:
             self._claims_by_step[step] = ledger.claimed
-            self._undo.append(lambda: self._claims_by_step.pop(step))
+        for batch in plan.nano_batches:
+            for piece in batch.slices:
+                tables[piece.seq].last_step = step
         return StepPlan(step, plan.nano_batches, tuple(updates), tuple(gone), tuple(transfers))
 
     def keep_mail(self, sealed: StepPlan) -> None:
         """The sealed plan launches nothing: what it had to tell the runner goes with the next one."""
         self._updates = list(sealed.table_updates)
         self._gone = list(sealed.gone)
-
-    def confirm(self, sealed: StepPlan) -> None:
-        """The sealed step was launched: it touches the slots of its sequences until it has committed."""
-        tables = self._table_by_seq
-        for batch in sealed.nano_batches:
-            for piece in batch.slices:
-                tables[piece.seq].last_step = sealed.step
-        self._undo.clear()
-        self._clear_journals()
-
-    def undo(self) -> None:
-        """The sealed step could not be launched: every book is as before `seal`."""
-        for _, pool in self._tiers.pools():
-            pool.undo()
-        while self._undo:
-            self._undo.pop()()
 
     def commit(self, step: int, progress: Iterable[tuple[SeqId, int]]) -> None:
         """A launched step ended well. `progress` says how many tokens of each sequence are now computed.
@@ -217,7 +197,6 @@ class CacheManager:
         """A launched step ended, well or not: what only it touched is free again."""
         self._claims_by_step.pop(step, None)
         self._pool.commit(step)
-        self._clear_journals()
 
     # ---- the tiers below
 
@@ -227,12 +206,10 @@ class CacheManager:
             table = self._table_by_seq[seq]
             if not table.fetch.is_done and self._has_prefix_caching:
                 self._tiers.fetch(table, MOST_HASHES)
-        self._clear_journals()
 
     def work(self, likely_victims: Iterable[SeqId], now_s: float, *, is_idle: bool) -> None:
         """Use idle copy time. `is_idle`: nobody waits, so that blocks seen once may go to the disk too."""
         self._idle.work((self._table_by_seq[seq] for seq in likely_victims), now_s, is_idle=is_idle)
-        self._clear_journals()
 
     def outgoing(self) -> list[Transfer]:
         """Background transfers to start now."""
@@ -254,7 +231,6 @@ class CacheManager:
                 seq = self._land_restore(transfer, is_good=landing.verdict is Verdict.LANDED)
                 if seq is not None:
                     restored.append((seq, self._table_by_seq[seq].num_published * self.block_size))
-        self._clear_journals()
         return restored
 
     def attach(self, records: Iterable[tuple[SlotId, BlockKey]], scan: Scan | None = None) -> None:
@@ -318,21 +294,6 @@ class CacheManager:
             wrong = [slot for slot in range(self.blocks + 1) if refs[slot] != self._pool.refs[slot]]
             raise InvariantError("cache.references", slots=wrong[:8])
 
-    def snapshot(self) -> object:
-        """Every book in comparable form, for tests of `undo`."""
-        tables = {
-            seq: (list(table.slots), table.num_published, table.restore and table.restore.covered)
-            for seq, table in self._table_by_seq.items()
-        }
-        return (
-            [pool.snapshot() for _, pool in self._tiers.pools()],
-            tables,
-            list(self._updates),
-            list(self._gone),
-            self._claims_by_step.keys(),
-            len(self._tiers.transfers),
-        )
-
     def _take(self, table: BlockTable, count: int) -> list[SlotId]:
         if not count:
             return []
@@ -357,7 +318,6 @@ class CacheManager:
         loads = frozenset(block for block, _ in found.loads)
         table.restore = Restore(transfer.id, len(found.hits) + len(found.loads), loads)
         self._restoring[transfer.id] = table.seq
-        self._undo.append(lambda: self._restoring.pop(transfer.id))
         return [transfer]
 
     def _land_restore(self, transfer: Transfer, *, is_good: bool) -> SeqId | None:
@@ -408,20 +368,3 @@ class CacheManager:
                 self._pool.set_owner(slot, table.owner)
                 self._idle.note_published(slot)
         table.num_published = full_blocks
-
-    def _count_hits(self, ledger: Ledger) -> None:
-        queries, hits = self.prefix_queries, self.prefix_hits
-        self._undo.append(lambda: self._restore_counts(queries, hits))
-        for seq, found in ledger.found_by_seq.items():
-            self.prefix_queries += len(self._table_by_seq[seq].tokens)
-            self.prefix_hits += found.tokens
-
-    def _restore_counts(self, queries: int, hits: int) -> None:
-        self.prefix_queries, self.prefix_hits = queries, hits
-
-    def _restore_mail(self, updates: list[TableUpdate], gone: list[SeqId]) -> None:
-        self._updates, self._gone = updates, gone
-
-    def _clear_journals(self) -> None:
-        for _, pool in self._tiers.pools():
-            pool.journal.clear()

@@ -27,8 +27,8 @@ class Segments:
     """The unreferenced copies of a tier, a list for each `Keep`, in the order of their last release.
 
     All lists share two arrays, with one sentinel each behind the slots: a slot leaves from the middle in O(1) and no
-    object exists per slot. Because undo runs in exact reverse, a slot returns to its exact place by the neighbour it
-    had. What a slot is kept for and whose it is are known for every slot and count while it is listed.
+    object exists per slot. What a slot is kept for and whose it is are known for every slot and count while it is
+    listed.
     """
 
     def __init__(self, slots: int) -> None:
@@ -68,46 +68,33 @@ class Segments:
 
     def add(self, slot: int) -> None:
         """A copy became unreferenced: it is the last of its segment to go."""
-        self.restore(slot, self._previous[self._slots + self.keeps[slot]])
+        end = self._slots + self.keeps[slot]
+        last = self._previous[end]
+        self._next[last] = self._previous[end] = slot
+        self._previous[slot] = last
+        self._next[slot] = end
+        self.count += 1
+        self.counts[self.keeps[slot]] += 1
+        self._count_by_owner[self.owners[slot]] += 1
 
-    def remove(self, slot: int) -> int:
-        """A copy is referenced again, or evicted. Returns its place, for `restore`."""
+    def remove(self, slot: int) -> None:
+        """A copy is referenced again, or evicted."""
         before, behind = self._previous[slot], self._next[slot]
         self._next[before] = behind
         self._previous[behind] = before
         self.count -= 1
         self.counts[self.keeps[slot]] -= 1
         self._count_by_owner[self.owners[slot]] -= 1
-        return before
 
-    def restore(self, slot: int, place: int) -> None:
-        """Put a slot back to the place that `remove` took it from; its `Keep` and owner are as they were."""
-        behind = self._next[place]
-        self._next[place] = self._previous[behind] = slot
-        self._previous[slot] = place
-        self._next[slot] = behind
-        self.count += 1
-        self.counts[self.keeps[slot]] += 1
-        self._count_by_owner[self.owners[slot]] += 1
-
-    def move(self, slot: int, keep: int) -> int:
-        """Put a listed slot to the recent end of a segment. Returns its place before, for `move_back`."""
-        place = self.remove(slot)
-        self.keeps[slot] = keep
-        self.add(slot)
-        return place
-
-    def move_back(self, slot: int, keep: int, place: int) -> None:
-        """The inverse of `move`: `keep` is what the slot was kept for before."""
+    def move(self, slot: int, keep: int) -> None:
+        """Put a listed slot to the recent end of a segment."""
         self.remove(slot)
         self.keeps[slot] = keep
-        self.restore(slot, place)
+        self.add(slot)
 
-    def reset(self, slot: int) -> tuple[int, int]:
-        """An unlisted slot is nobody's and seen by nobody. Returns what it was kept for and whose it was."""
-        before = self.keeps[slot], self.owners[slot]
+    def reset(self, slot: int) -> None:
+        """An unlisted slot is nobody's and seen by nobody."""
         self.keeps[slot], self.owners[slot] = _ONCE, 0
-        return before
 
     def set_owner(self, slot: int, owner: int, *, is_listed: bool) -> None:
         """Say whose copy it is."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvcache.policy import Keep, Segments
 from kvcache.reference import References
-from kvcache.run import Run, RunSearch
+from kvcache.run import RunSearch
 from kvcache.run import runs as runs
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
@@ -19,7 +19,6 @@ KEY_BYTES = 32
 PROTECTED_SHARE = 0.25
 """Of the cached copies, at most this part is REUSED: the rest is room in which a new copy can prove itself."""
 
-Undo = Callable[[], object]
 Heard = Callable[[BlockKey, SlotId], None]
 
 _BALANCE = 256  # copies that one commit demotes at most
@@ -40,11 +39,7 @@ _ONCE, _REUSED = int(Keep.ONCE), int(Keep.REUSED)
 
 
 class SlotPool:
-    """Struct of arrays over all slots of a tier, and the index from key to slot.
-
-    Whatever a sealed plan may do appends its exact inverse to `journal`. `publish`, `commit` and `balance` belong
-    between plans and are not undone.
-    """
+    """Struct of arrays over all slots of a tier, and the index from key to slot."""
 
     def __init__(self, blocks: int, *, protected_share: float = PROTECTED_SHARE) -> None:
         slots = blocks + 1
@@ -58,12 +53,10 @@ class SlotPool:
         self.transfer_refs = self._references.transfers  # of transfers alone
         self.last_steps = array("q", bytes(8 * slots))  # last launched step that touches the slot, as of its release
         self.slot_by_key: dict[BlockKey, SlotId] = {}
-        self.journal: list[Undo] = []
         self.committed = 0  # last committed step
         self.num_free = blocks
         self.num_limbo = 0
         self.on_evict: Heard | None = None  # a copy goes, keep and owner still tell; must not change this pool
-        self.on_unevict: Heard | None = None  # the eviction was undone
         self.taken_slots = 0
         self.taken_runs = 0
         self.evictions = 0
@@ -142,7 +135,6 @@ class SlotPool:
         missing = count - self.num_free
         if missing > self._segments.count:
             raise InvariantError("pool.exhausted", blocks=self.blocks, wanted=count, missing=missing)
-        cursor = self._runs.cursor
         if missing < 0:
             found = self._runs.take(count, near, headroom)
         else:  # every free slot is needed, and some of the cached
@@ -152,23 +144,22 @@ class SlotPool:
                 self._evict(victims)
                 slots += victims
             found = self._runs.take_these(slots, near)
-        self._references.set_runs(found, 1, by_transfer)
+        self._references.own_runs(found, by_transfer)
         self.num_free -= count
         self.taken_slots += count
         self.taken_runs += len(found) - (near is not None and bool(found) and found[0][0] == near + 1)
-        self.journal.append(lambda: self._untake(found, count, cursor, by_transfer))
         return [SlotId(slot) for first, length in found for slot in range(first, first + length)]
 
     def take_at(self, slot: SlotId, *, by_transfer: bool = False) -> bool:
-        """Own this slot, if it is a free one: it held a copy before we started. Not undone."""
+        """Own this slot, if it is a free one: it held a copy before we started."""
         if not 0 < slot <= self.blocks or self.states[slot] != _FREE:
             return False
-        self._references.set_runs(self._runs.take_these([slot], None), 1, by_transfer)
+        self._references.own_runs(self._runs.take_these([slot], None), by_transfer)
         self.num_free -= 1
         return True
 
     def adopt(self, slot: SlotId, key: BlockKey) -> bool:
-        """A free slot is said to hold this block. False when it is not free or the block is known. Not undone."""
+        """A free slot is said to hold this block. False when it is not free or the block is known."""
         if key in self.slot_by_key or not self.take_at(slot):
             return False
         self.publish(slot, key)
@@ -180,50 +171,42 @@ class SlotPool:
 
         A table's hit makes a copy that was seen once a reused one, unless `is_reuse` is false.
         """
-        state, place = self.states[slot], 0
-        segments = self._segments
+        state, segments = self.states[slot], self._segments
         if state == _CACHED:
-            place = segments.remove(slot)
+            segments.remove(slot)
         elif state == _LIMBO:  # still valid: a keyed block is never written again
             self.num_limbo -= 1
         elif state != _OWNED:
             raise InvariantError("pool.hold_empty", slot=slot, state=SlotState(state).name)
         self.states[slot] = _OWNED
         self._references.change(slot, 1, by_transfer)
-        self.journal.append(lambda: self._unhold(slot, state, place, by_transfer))
         if is_reuse and not by_transfer and segments.keeps[slot] == _ONCE and self._is_keyed[slot]:
             segments.keeps[slot] = _REUSED
-            self.journal.append(lambda: segments.keeps.__setitem__(slot, _ONCE))
 
     def drop(self, slot: SlotId, last_step: int, *, by_transfer: bool = False) -> None:
         """One reference less. The last one frees the slot, caches its copy, or sends it to limbo first."""
         refs, lent = self.refs[slot], self.transfer_refs[slot]
         if (lent if by_transfer else refs - lent) <= 0:
             raise InvariantError("pool.double_free", slot=slot, refs=refs, by_transfers=lent, by_transfer=by_transfer)
-        before = self.last_steps[slot]
-        last_step = self.last_steps[slot] = max(before, last_step)
+        last_step = self.last_steps[slot] = max(self.last_steps[slot], last_step)
         self._references.change(slot, -1, by_transfer)
         if refs > 1:
-            self.journal.append(lambda: self._reown(slot, before, by_transfer))
-        elif last_step > self.committed:
+            return
+        if last_step > self.committed:
             self.states[slot] = _LIMBO
             self._limbo_by_step.setdefault(last_step, []).append(slot)
             self.num_limbo += 1
-            self.journal.append(lambda: self._unlimbo(slot, before, by_transfer))
         elif self._is_keyed[slot]:
             self.states[slot] = _CACHED
             self._segments.add(slot)
-            self.journal.append(lambda: (self._segments.remove(slot), self._reown(slot, before, by_transfer)))
         else:
-            was = self._free(slot)
-            self.journal.append(lambda: (self._unfree(slot, *was), self._reown(slot, before, by_transfer)))
+            self._free(slot)
 
     def give_to_table(self, slot: SlotId) -> None:
         """A transfer's reference becomes a table's: what it restored has landed."""
         if not self.transfer_refs[slot]:
             raise InvariantError("pool.no_transfer", slot=slot)
-        self._references.give(slot, -1)
-        self.journal.append(lambda: self._references.give(slot, 1))
+        self._references.give(slot)
 
     def discard(self, slot: SlotId) -> None:
         """Free a slot whose only reference is the caller's and whose content is worthless: a failed target."""
@@ -249,7 +232,6 @@ class SlotPool:
             raise InvariantError("pool.forget", slot=slot, state=SlotState(self.states[slot]).name)
         del self.slot_by_key[key]
         self._is_keyed[slot] = False
-        self.journal.append(lambda: self.publish(slot, key))
 
     def evict(self, slot: SlotId) -> None:
         """Free a cached copy now."""
@@ -267,38 +249,28 @@ class SlotPool:
 
     def set_keep(self, slot: SlotId, keep: Keep) -> None:
         """Say what a copy is kept for: at the recent end of that segment, now or when it becomes unreferenced."""
-        segments = self._segments
-        before, after = segments.keeps[slot], int(keep)
-        if before == after:
+        segments, state = self._segments, self.states[slot]
+        if segments.keeps[slot] == keep:
             return
-        state = self.states[slot]
         if state == _CACHED:
-            place = segments.move(slot, after)
-            self.journal.append(lambda: segments.move_back(slot, before, place))
+            segments.move(slot, keep)
         elif state in (_FREE, _SINK):
             raise InvariantError("pool.keep_empty", slot=slot)
         else:
-            segments.keeps[slot] = after
-            self.journal.append(lambda: segments.keeps.__setitem__(slot, before))
+            segments.keeps[slot] = keep
 
     def touch(self, slot: SlotId) -> None:
         """A cached copy is the last of its segment to go, as if it were released now."""
         if self.states[slot] == _CACHED:
-            keep = self._segments.keeps[slot]
-            place = self._segments.move(slot, keep)
-            self.journal.append(lambda: self._segments.move_back(slot, keep, place))
+            self._segments.move(slot, self._segments.keeps[slot])
 
     def set_owner(self, slot: SlotId, owner: int) -> None:
         """Say whose copy it is. A slot that becomes free is nobody's (0)."""
-        segments = self._segments
-        before = segments.owners[slot]
-        if before == owner:
+        if self._segments.owners[slot] == owner:
             return
         if self.states[slot] in (_FREE, _SINK):
             raise InvariantError("pool.owner_empty", slot=slot)
-        is_listed = self.states[slot] == _CACHED
-        segments.set_owner(slot, owner, is_listed=is_listed)
-        self.journal.append(lambda: segments.set_owner(slot, before, is_listed=is_listed))
+        self._segments.set_owner(slot, owner, is_listed=self.states[slot] == _CACHED)
 
     # ---- steps
 
@@ -318,56 +290,19 @@ class SlotPool:
         self.balance()
 
     def balance(self, most: int = _BALANCE) -> int:
-        """Keep REUSED at its share: the oldest beyond it count as seen once. Between plans, not undone."""
+        """Keep REUSED at its share: the oldest beyond it count as seen once."""
         return self._segments.demote(self.protected_share, most)
-
-    def undo(self) -> None:
-        """Take back everything since the journal was cleared, newest first."""
-        while self.journal:
-            self.journal.pop()()
 
     # ---- inside
 
-    def _untake(self, found: list[Run], count: int, cursor: int, by_transfer: bool) -> None:
-        self._references.set_runs(found, 0, by_transfer)
-        self._runs.give_back(found, cursor)
-        self.num_free += count
-
-    def _unhold(self, slot: SlotId, state: int, place: int, by_transfer: bool) -> None:
-        self._references.change(slot, -1, by_transfer)
-        self.states[slot] = state
-        if state == _CACHED:
-            self._segments.restore(slot, place)
-        elif state == _LIMBO:
-            self.num_limbo += 1
-
-    def _reown(self, slot: SlotId, last_step: int, by_transfer: bool) -> None:
-        self.states[slot] = _OWNED
-        self._references.change(slot, 1, by_transfer)
-        self.last_steps[slot] = last_step
-
-    def _unlimbo(self, slot: SlotId, last_step: int, by_transfer: bool) -> None:
-        listed = self._limbo_by_step[self.last_steps[slot]]
-        listed.pop()
-        if not listed:
-            del self._limbo_by_step[self.last_steps[slot]]
-        self.num_limbo -= 1
-        self._reown(slot, last_step, by_transfer)
-
-    def _free(self, slot: SlotId) -> tuple[int, int]:
-        """An unreferenced slot is empty and nobody's. Returns what it was kept for and whose it was."""
+    def _free(self, slot: SlotId) -> None:
+        """An unreferenced slot is empty and nobody's."""
         self.states[slot] = _FREE
         self.num_free += 1
-        return self._segments.reset(slot)
-
-    def _unfree(self, slot: SlotId, keep: int, owner: int) -> None:
-        self.num_free -= 1
-        self._segments.keeps[slot] = keep
-        self._segments.owners[slot] = owner
+        self._segments.reset(slot)
 
     def _evict(self, slots: Sequence[int]) -> None:
         segments, heard = self._segments, self.on_evict
-        gone: list[tuple[SlotId, BlockKey, int, int, int]] = []
         for slot in map(SlotId, slots):
             key = self.key(slot)
             if key is None:
@@ -376,21 +311,9 @@ class SlotPool:
                 heard(key, slot)
             del self.slot_by_key[key]
             self._is_keyed[slot] = False
-            place = segments.remove(slot)
-            gone.append((slot, key, place, *segments.reset(slot)))
-            self.states[slot] = _FREE
-        self.num_free += len(gone)
-        self.evictions += len(gone)
-        self.journal.append(lambda: self._unevict(gone))
-
-    def _unevict(self, gone: list[tuple[SlotId, BlockKey, int, int, int]]) -> None:
-        for slot, key, place, keep, owner in reversed(gone):
-            self._unfree(slot, keep, owner)
-            self.publish(slot, key)
-            self.states[slot] = _CACHED
-            self._segments.restore(slot, place)
-            if self.on_unevict is not None:
-                self.on_unevict(key, slot)
+            segments.remove(slot)
+            self._free(slot)
+        self.evictions += len(slots)
 
     # ---- tests
 
@@ -404,7 +327,7 @@ class SlotPool:
         return tuple(sorted(free, key=lambda slot: (slot < self._runs.cursor, slot)))
 
     def snapshot(self) -> object:
-        """Everything that `undo` brings back, in comparable form."""
+        """All of it in comparable form."""
         return (
             bytes(self.states),
             *(counts.tolist() for counts in (self.refs, self.transfer_refs, self.last_steps)),

@@ -25,16 +25,15 @@ class References:
                 self.transfers[slot] = lent
             self.num_lent += 0 < lent == total + change
 
-    def give(self, slot: int, change: int) -> None:
-        """A transfer's reference becomes a table's (-1), or that is undone (1)."""
-        total, lent = self.totals[slot], self.transfers[slot]
-        self.num_lent += (total == lent + change) - (total == lent)
-        self.transfers[slot] = lent + change
+    def give(self, slot: int) -> None:
+        """A transfer's reference becomes a table's."""
+        self.num_lent -= self.totals[slot] == self.transfers[slot]
+        self.transfers[slot] -= 1
 
-    def set_runs(self, found: Iterable[Run], count: int, by_transfer: bool) -> None:
-        """Unreferenced slots get one reference each (1), or lose their only one (0)."""
+    def own_runs(self, found: Iterable[Run], by_transfer: bool) -> None:
+        """Unreferenced slots get one reference each."""
         for first, length in found:
-            self.totals[first : first + length] = array("i", [count]) * length
+            self.totals[first : first + length] = array("i", [1]) * length
             if by_transfer:
-                self.transfers[first : first + length] = array("H", [count]) * length
-                self.num_lent += length if count else -length
+                self.transfers[first : first + length] = array("H", [1]) * length
+                self.num_lent += length

@@ -81,12 +81,6 @@ class RunSearch:
             found.append(self._mark(first, length))
         return found
 
-    def give_back(self, found: list[Run], cursor: int) -> None:
-        """The inverse of taking: `cursor` is what it was before."""
-        for first, length in found:
-            self._states[first : first + length] = bytes(length)
-        self.cursor = cursor
-
     def _length(self, first: int, most: int) -> int:
         """Length of the run that begins at `first`, at most `most`."""
         run = self._states[first : first + most]

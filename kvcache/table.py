@@ -1,7 +1,7 @@
 """The block table of one sequence."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -109,20 +109,6 @@ class BlockTable:
         """Hold the first `blocks` slots alone."""
         self.holding.remove(self.slots[blocks:])
         self.slots = self.slots[:blocks]
-
-    def saved(self) -> Callable[[], None]:
-        """What brings back slots, counts and whatever flies as they are now."""
-        slots = array("i", self.slots)
-        counts = self.num_published, self.num_saved, self.num_kept
-        flying = self.restore, self.fetch
-
-        def restore() -> None:
-            self.cut(0)
-            self.extend(slots)
-            self.num_published, self.num_saved, self.num_kept = counts
-            self.restore, self.fetch = flying
-
-        return restore
 
     # ---- facts
 

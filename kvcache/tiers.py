@@ -38,10 +38,7 @@ class TierLimits(Struct, frozen=True, kw_only=True):
 
 
 class TierBook:
-    """DDR and SSD as the cache manager sees them, and every transfer. One arena may be HBM and DDR in one.
-
-    What happens inside a seal is journaled in the pools; what runs in the background is not.
-    """
+    """DDR and SSD as the cache manager sees them, and every transfer. One arena may be HBM and DDR in one."""
 
     def __init__(
         self,
@@ -373,13 +370,6 @@ class TierBook:
         opened = self.transfers.open(Route.PERSIST, purpose, (key,), (source,), (target,))
         self._started_s[opened.id] = self._now_s
         return opened
-
-    def cancel(self, transfer: Transfer) -> None:
-        """It was never started: the seal that opened it is undone."""
-        self.transfers.close(transfer.id)
-        self._table_by_transfer.pop(transfer.id, None)
-        if self._started_s.pop(transfer.id, None) is not None:
-            self.budget.spend(-1)
 
     @property
     def writable_blocks(self) -> int:

@@ -48,7 +48,7 @@ class TransferBook:
         return transfer
 
     def close(self, transfer_id: int) -> Transfer:
-        """It has landed, failed, returned, or was never started."""
+        """It has landed, failed or returned."""
         transfer = self._flying.pop(transfer_id)
         self._late.discard(transfer_id)
         tier = DESTINATIONS.get(transfer.route)

@@ -253,9 +253,10 @@ class StoreMover:
     def _copy_piece(self, direction: _Direction, copy: _Copy) -> bool:
         """Queue a piece, or wait for one, on the pump. True when the transfer has more to copy or to wait for.
 
-        On a lane with some depth a piece is queued while another flies, so that the copy engine never waits for this
-        thread. A spill reads slots whose writers have committed, a restore writes slots that no launched step knows,
-        so a lane need not wait for the compute lane.
+        On a lane with some depth a piece is queued while another of the same transfer flies, so that within a transfer
+        the copy engine never waits for this thread; between two it does, until the first has been seen to land. A spill
+        reads slots whose writers have committed, a restore writes slots that no launched step knows, so a lane need not
+        wait for the compute lane.
         """
         try:
             if copy.runs:

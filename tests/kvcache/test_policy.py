@@ -1,4 +1,4 @@
-"""Segments alone: order, exact places, the search that spares owners, the protected share."""
+"""Segments alone: order, the search that spares owners, the protected share."""
 
 import random
 
@@ -24,29 +24,29 @@ def test_segments_go_in_order_and_in_each_the_oldest_first() -> None:
     assert segments.victims(0) == []
 
 
-def test_a_removed_slot_returns_to_its_exact_place() -> None:
+def test_a_removed_slot_comes_back_as_the_newest() -> None:
     segments = filled(*[Keep.ONCE] * 5)
-    places = [(slot, segments.remove(slot)) for slot in (3, 2, 5)]
+    for slot in (3, 2, 5):
+        segments.remove(slot)
     assert list(segments) == [1, 4]
-    for slot, place in reversed(places):
-        segments.restore(slot, place)
-    assert list(segments) == [1, 2, 3, 4, 5]
+    segments.add(2)
+    assert list(segments) == [1, 4, 2]
     assert segments.check()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_moves_taken_back_in_reverse_leave_no_trace(seed: int) -> None:
+def test_a_moved_slot_is_the_newest_of_its_segment(seed: int) -> None:
     rng = random.Random(seed)
-    segments = filled(*(rng.choice(list(Keep)) for _ in range(30)))
-    before = segments.snapshot()
-    taken_back: list[tuple[int, int, int]] = []
+    keeps = [rng.choice(list(Keep)) for _ in range(30)]
+    segments = filled(*keeps)
+    order = {keep: [slot for slot, kept in enumerate(keeps, 1) if kept is keep] for keep in Keep}
     for _ in range(50):
-        slot = rng.randrange(1, 31)
-        taken_back.append((slot, segments.keeps[slot], segments.move(slot, rng.choice(list(Keep)))))
+        slot, keep = rng.randrange(1, 31), rng.choice(list(Keep))
+        order[Keep(segments.keeps[slot])].remove(slot)
+        order[keep].append(slot)
+        segments.move(slot, keep)
+        assert {keep: list(segments.order(keep)) for keep in Keep} == order
         assert segments.check()
-    for slot, keep, place in reversed(taken_back):
-        segments.move_back(slot, keep, place)
-    assert segments.snapshot() == before
 
 
 def owned(owners: list[int], floors: dict[int, int]) -> Segments:

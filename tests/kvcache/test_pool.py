@@ -1,4 +1,4 @@
-"""The slots of one tier: exactly one state each, exact undo, runs, floors, segments."""
+"""The slots of one tier: exactly one state each, runs, floors, segments."""
 
 import random
 from collections import Counter
@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvcache.policy import Keep
 from kvcache.pool import SINK, SlotPool, SlotState, runs
@@ -26,7 +26,6 @@ def cached(pool: SlotPool, count: int, first_key: int = 0, owner: int = 0) -> li
         pool.set_owner(slot, owner)
     for slot in reversed(slots):
         pool.drop(slot, 0)
-    pool.journal.clear()
     return slots
 
 
@@ -292,9 +291,7 @@ def test_an_owner_keeps_its_floor_while_anybody_elses_copy_can_go() -> None:
     taken = pool.take_many(8)
     assert set(taken) == {*mine[4:], *theirs}
     assert (pool.num_cached_of(1), pool.num_cached_of(2), pool.num_cached_of(9)) == (4, 0, 0)
-    pool.undo()
-    assert (pool.num_cached_of(1), pool.num_cached_of(2)) == (6, 6)
-    assert set(pool.take_many(10)) == {*theirs, *mine[2:]}  # nobody else's is left
+    assert set(pool.take_many(2)) == set(mine[2:4])  # nobody else's is left
     pool.check_integrity()
 
 
@@ -311,38 +308,31 @@ def test_who_takes_over_a_copy_is_counted() -> None:
     first, _ = cached(pool, 2, owner=3)
     pool.set_owner(first, 700)
     assert (pool.num_cached_of(3), pool.num_cached_of(700), pool.owner(first)) == (1, 1, 700)
-    pool.undo()
-    assert (pool.num_cached_of(3), pool.num_cached_of(700), pool.owner(first)) == (2, 0, 3)
     pool.check_integrity()
 
 
 # ---- evictions are heard
 
 
-def test_another_tier_follows_evictions_and_their_undo() -> None:
+def test_another_tier_follows_evictions() -> None:
     upper, lower = SlotPool(4), SlotPool(4)
     cached(upper, 4)
     for slot in cached(lower, 4):
         lower.set_keep(slot, Keep.SHADOW)
-    lower.journal.clear()
-    undone: list[SlotId] = []
     upper.on_evict = lambda gone, slot: lower.set_keep(lower.slot_by_key[gone], Keep(upper.keep(slot)))
-    upper.on_unevict = lambda gone, slot: undone.append(slot)
-    before = upper.snapshot(), lower.snapshot()
     upper.take_many(3)
     upper.evict_key(key(0))
     assert lower.num_kept(Keep.ONCE) == 4
-    upper.undo()
-    lower.undo()
-    assert (upper.snapshot(), lower.snapshot()) == before
-    assert undone == [1, 2, 3, 4]
+    assert upper.num_cached == 0
+    upper.check_integrity()
+    lower.check_integrity()
 
 
 # ---- walks
 
 
 class Driver:
-    """A pool, who refers to what, and plans that are undone or confirmed."""
+    """A pool, and who refers to what."""
 
     def __init__(self, blocks: int, floors: dict[int, int], share: float) -> None:
         self.pool = SlotPool(blocks, protected_share=share)
@@ -351,17 +341,6 @@ class Driver:
         self.transfers: list[SlotId] = []
         self.step = 0
         self.next_key = 0
-        self.confirm()
-
-    def confirm(self) -> None:
-        self.pool.journal.clear()
-        self.before = self.pool.snapshot(), list(self.tables), list(self.transfers)
-
-    def undo(self) -> None:
-        self.pool.undo()
-        snapshot, self.tables, self.transfers = self.before
-        assert self.pool.snapshot() == snapshot
-        self.confirm()
 
     def of(self, *states: SlotState) -> list[SlotId]:
         return [SlotId(slot) for slot, state in enumerate(self.pool.states) if state in states]
@@ -429,22 +408,17 @@ class Driver:
             assert (self.pool.keep(slot), self.pool.owner(slot)) == (keep, owner)
 
     def publish(self, pick: int, is_new: bool) -> None:
-        """Belongs between plans."""
-        self.confirm()
         unnamed = [slot for slot in self.tables if self.pool.key(slot) is None]
         if unnamed:
             slot = unnamed[pick % len(unnamed)]
             self.next_key += is_new
             canonical = self.pool.publish(slot, key(self.next_key))
             assert self.pool.key(canonical) == key(self.next_key)
-        self.confirm()
 
     def commit(self) -> None:
-        """Belongs between plans."""
         self.step += 1
         self.pool.commit(self.step)
         assert not [slot for slot in self.of(SlotState.LIMBO) if self.pool.last_steps[slot] <= self.step]
-        self.confirm()
 
     def check(self) -> None:
         pool = self.pool
@@ -459,7 +433,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_walk_keeps_the_books_and_undoes_exactly(seed: int) -> None:
+def test_random_walk_keeps_the_books(seed: int) -> None:
     rng = random.Random(seed)
     driver = Driver(rng.choice([1, 4, 11, 60]), rng.choice([{}, {1: 2, 3: 5}]), rng.choice([0.0, 0.25, 0.8]))
     for _ in range(120):
@@ -477,13 +451,9 @@ def test_random_walk_keeps_the_books_and_undoes_exactly(seed: int) -> None:
             else:
                 (driver.evict, driver.give, driver.discard)[move - 6](pick)
         driver.check()
-        if rng.random() < 0.4:
-            driver.undo()
-            driver.check()
         for _ in range(rng.randrange(4)):
             driver.publish(rng.randrange(10**6), rng.random() < 0.8)
         if rng.random() < 0.6:
-            driver.confirm()
             driver.commit()
         driver.check()
     for slot in driver.transfers:
@@ -499,7 +469,7 @@ picks = st.integers(0, 999)
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Any order of moves, plans undone anywhere."""
+    """Any order of moves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -539,13 +509,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        self.driver.confirm()
         self.driver.commit()
-
-    @precondition(lambda self: self.driver.pool.journal)
-    @rule()
-    def undo(self) -> None:
-        self.driver.undo()
 
     @invariant()
     def books_agree(self) -> None:
