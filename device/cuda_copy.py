@@ -1,7 +1,7 @@
 """Copies between a GPU and host memory, on a stream of their own beside the computing."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +9,6 @@ from device.base import Mark
 from device.cuda_driver import CudaDriver, SourceOrder
 from device.extents import Extents
 from device.pinned import PinnedMemory
-from tiercel.errors import DeviceError
 
 
 class Stream(Protocol):
@@ -53,23 +52,25 @@ class CudaCopyLane:
     def copy(self, extents: Extents) -> CudaCopy:
         """Queue the batch. Waits only for memory that is not locked yet: the driver stages that here and now.
 
-        Errors: DeviceError; nothing of the batch is under way any more then.
+        Errors: DeviceError. Whatever is raised, nothing of the batch is under way any more then.
         """
-        try:
+        with ExitStack() as failing:
+            failing.callback(self._drain)
             self._driver.enter()
             for part, order in self._parts(extents):
                 self._queue(part, order)
-            return CudaCopy(self._stream.mark())
-        except DeviceError:
-            with suppress(RuntimeError):  # what a lost device answers
-                self._stream.wait()
-            raise
+            copy = CudaCopy(self._stream.mark())
+            failing.pop_all()
+        return copy
 
     def is_lost(self, error: Exception) -> bool:
         return self._driver.is_lost(self._stream.handle)
 
     def close(self) -> None:
-        with suppress(RuntimeError):
+        self._drain()
+
+    def _drain(self) -> None:
+        with suppress(RuntimeError):  # what a lost device answers
             self._stream.wait()
 
     def _parts(self, extents: Extents) -> Iterator[tuple[Extents, SourceOrder | None]]:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _OK = 0
 _NOT_READY = 600
 _NOT_SUPPORTED = 801
-_CAPTURING = range(900, 910)  # what a stream answers while a graph is recorded
+_CAPTURING = range(900, 909)  # what a stream answers while a graph is recorded
 _NO_INDEX = ctypes.c_size_t(-1).value  # a batch failed, but not at one of its copies
 _PREFER_OVERLAP = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 

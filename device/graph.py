@@ -43,9 +43,11 @@ class GraphRecorder(Protocol):
 class CudaGraph:
     """A CUDA graph and what it writes."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor, begun: list[torch.cuda.CUDAGraph]) -> None:
+        """`begun`: all graphs of the recorder, kept as long as this one."""
         self._graph = graph
         self._output = output
+        self._begun = begun
 
     def replay(self) -> Tensor:
         self._graph.replay()
@@ -63,23 +65,31 @@ class CudaGraphRecorder:
     def __init__(self, stream: torch.cuda.Stream, pool: Any) -> None:  # Any: torch tells no public type of a pool
         self._stream = stream
         self._pool = pool
+        # With a graph torch also frees the cuBLAS workspace of the stream, to which the graphs that were recorded
+        # before still write (pytorch issue 193402): so one that failed is not let go while any of them lives.
+        self._begun: list[torch.cuda.CUDAGraph] = []
 
     def record(self, job: Callable[[], Tensor]) -> CudaGraph:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(self._stream):
-                for _ in range(_WARM_UPS):
-                    job()
-            # thread_local: the threads that copy and pin may go on with what a capture forbids.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-                output = job()
+            return self._record(job)
         except RuntimeError as exc:
             kind = OutOfDeviceMemoryError if is_from_shortage(exc) else DeviceError
             raise kind("graph.record_failed", f"{type(exc).__name__}: {exc}") from exc
-        torch.cuda.current_stream().wait_stream(self._stream)
-        graph.replay()  # the first launch brings the graph to the device
-        return CudaGraph(graph, _borrow(output))
+
+    def _record(self, job: Callable[[], Tensor]) -> CudaGraph:
+        graph = torch.cuda.CUDAGraph()
+        self._begun.append(graph)
+        lane = torch.cuda.current_stream()
+        self._stream.wait_stream(lane)
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UPS):
+                job()
+        # thread_local: the threads that copy and pin may go on with what a capture forbids.
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            output = job()
+        lane.wait_stream(self._stream)
+        graph.replay()  # the first launch brings the graph to the device, and may find no room there
+        return CudaGraph(graph, _borrow(output), self._begun)
 
 
 def is_from_shortage(error: BaseException) -> bool:

@@ -29,6 +29,8 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; absent in the mmap module
 class PinnedMemory:
     """One range of host memory in slabs that hold whole blocks and begin on a page.
 
+    The range begins on a page, and whole pages are mapped to its end: the last slab is locked up to there.
+
     `register(address, bytes)` locks a slab and raises DeviceError when the driver refuses, `unregister(address)` gives
     it up. The first refusal ends the locking: what is left stays pageable.
     """
@@ -54,8 +56,8 @@ class PinnedMemory:
 
     @property
     def pinned_bytes(self) -> int:
-        """Locked so far."""
-        return sum(self._slab(index)[1] for index in np.flatnonzero(self._is_pinned).tolist())
+        """Of the range, locked so far."""
+        return min(self.size, sum(self._slab(index)[1] for index in np.flatnonzero(self._is_pinned).tolist()))
 
     @property
     def is_closed(self) -> bool:
@@ -92,9 +94,10 @@ class PinnedMemory:
                 log.warning("host memory not unlocked slab=%d error=%s", index, exc)
 
     def _slab(self, index: int) -> tuple[int, int]:
-        """Address and bytes."""
+        """Address and bytes, of whole pages."""
         start = index * self.slab_bytes
-        return self.address + start, min(self.slab_bytes, self.size - start)
+        pages = -(-(self.size - start) // mmap.PAGESIZE)
+        return self.address + start, min(self.slab_bytes, pages * mmap.PAGESIZE)
 
     def _run(self) -> None:
         started_s = time.monotonic()

@@ -11,7 +11,7 @@ from device.registry import open_device
 from engine.attention.registry import open_attention
 from engine.calibrate import show_arithmetic, size_pool, step_tokens
 from engine.footprint import measure_footprint
-from engine.graphs import graph_sizes
+from engine.graphs import graph_sizes, wants_graphs
 from engine.loop import EngineLoop, StepRunner
 from engine.models.base import Model
 from engine.models.generation import read_end_tokens
@@ -182,7 +182,7 @@ def _record_graphs(
     settings: EngineSettings, model: Model, device: Device, runner: Runner, mailbox: Outbox, clock: Clock
 ) -> None:
     """Let decodes be replayed, where the device and the model can and the operator does not mind."""
-    recorder = device.open_recorder() if model.is_capturable and not settings.enforce_eager else None
+    recorder = device.open_recorder() if wants_graphs(settings, model) else None
     if recorder is None:
         return
     start_s, free_bytes = clock.now_s(), device.free_bytes()

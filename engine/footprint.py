@@ -10,7 +10,7 @@ from device.base import Device, Lane
 from device.shortage import is_shortage
 from engine.attention.base import ForwardState
 from engine.calibrate import step_tokens
-from engine.graphs import graph_sizes
+from engine.graphs import StaticInputs, graph_sizes, wants_graphs
 from engine.models.base import Model
 from engine.sampling import Sampler
 from kvcache.store.arena import open_arena
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _MARGIN_SHARE = 0.1  # of a step: the allocator rounds up, and what is free lies in pieces
 _MARGIN_BYTES = 128 * MIB  # kernels and workspaces that are first loaded while serving
 _GRAPH_BYTES = 16 * MIB  # an allowance for what the driver keeps of one CUDA graph, beside the memory that all share
+_WORKSPACE_BYTES = 32 * MIB  # what torch lends cuBLAS for the stream that records, on Hopper; an allowance elsewhere
 _MOST_WISHES = SamplingParams(
     temperature=1.0,
     top_p=0.9,
@@ -81,7 +82,8 @@ def measure_footprint(
     """Run the largest steps once and read how much memory each took at most.
 
     Two are largest: as many sequences as may run at once, all with every sampling wish, and one prompt at the end of
-    the longest context. CUDA graphs keep what a decode of their largest size takes, and a little each.
+    the longest context. CUDA graphs keep what a decode of their largest size takes, what they
+    read, a workspace, and a little each.
     Cost:    three forwards; nothing on the CPU, where nobody counts memory and pages are real only once written.
     Effects: KV goes to the sink of an arena made for the purpose. The sampler's rows are filled, and what it keeps for
              penalties is allocated now: it need not be found later.
@@ -93,7 +95,7 @@ def measure_footprint(
     longest = min(settings.max_model_len or model.max_model_len, model.max_model_len)
     seqs = settings.max_num_seqs
     chunk = min(tokens, longest)
-    sizes = graph_sizes(seqs) if model.is_capturable and not settings.enforce_eager else ()
+    sizes = graph_sizes(seqs) if wants_graphs(settings, model) else ()
     free = device.free_bytes()
     trial = _Trial(model, sampler, open_arena(spec, 0, place).kv, device, lane)
     try:
@@ -113,16 +115,24 @@ def measure_footprint(
     finally:
         del trial
         device.give_back_cached()
-    found = Footprint(max(crowd, prompt), decode + len(sizes) * _GRAPH_BYTES)
+    graphs = decode + _graph_bytes(sizes, -(-longest // spec.block_size)) if sizes else 0
+    found = Footprint(max(crowd, prompt), graphs)
     log.info(
-        "footprint crowd_bytes=%d prompt_bytes=%d decode_bytes=%d graphs=%d reserved_bytes=%d",
+        "footprint crowd_bytes=%d prompt_bytes=%d decode_bytes=%d graphs=%d graph_bytes=%d reserved_bytes=%d",
         crowd,
         prompt,
         decode,
         len(sizes),
+        found.graph_bytes,
         found.reserved_bytes,
     )
     return found
+
+
+def _graph_bytes(sizes: tuple[int, ...], max_blocks: int) -> int:
+    """What graphs of so many rows take beside what their decodes compute in."""
+    inputs = StaticInputs.open(sizes[-1], max_blocks, torch.device("meta"))
+    return inputs.nbytes + _WORKSPACE_BYTES + len(sizes) * _GRAPH_BYTES
 
 
 class _Trial:

@@ -3,7 +3,7 @@
 A forward is hundreds of small launches, and where few rows decode the host needs longer for them than the device. A
 graph is one launch, but of fixed shapes at fixed addresses: so there is one for each of several numbers of rows, all of
 them read the same static inputs, and a batch runs in the smallest that it fits into. The rows behind it are padding:
-one token at position 0 of a sequence whose every block is the sink.
+one token at position 0 that is written to the sink.
 
 What orders memory: a lane is one queue. The copy that overwrites the static inputs is queued behind the replay that
 reads them, be that of the nano-batch or of the step before, however many steps are launched ahead. The logits of a
@@ -28,6 +28,7 @@ from engine.inputs import BatchInputs
 from engine.models.base import Model
 from engine.staging import Staging, packed_bytes, unpack
 from tiercel.errors import DeviceError
+from tiercel.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,11 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
     return (*sizes[: bisect_left(sizes, end)], end)
 
 
+def wants_graphs(settings: EngineSettings, model: Model) -> bool:
+    """Whether decodes are to be recorded, where the device can."""
+    return model.is_capturable and not settings.enforce_eager
+
+
 @dataclass(frozen=True, slots=True)
 class StaticInputs:
     """What the graphs read: one of m rows reads the first m of each.
@@ -59,7 +65,9 @@ class StaticInputs:
     Shapes: columns [5, rows] int64: tokens, rows of the runner, positions, slot ids, slot offsets; lengths [rows]
             int32; is_unknown [rows] bool; these three, and room for tables, lie in buffer [bytes] uint8. starts
             [rows + 1] int32, never written; tables [rows, blocks] int64, of the longest context. Columns of it beyond
-            those that a batch needs hold what other batches left there: valid slots, which no length reaches.
+            those that a batch needs, and rows of padding, hold what other batches left there: valid slots. No length
+            reaches such a column. A row of padding reads one token of such a slot, of anybody, even no number at all,
+            and nobody looks at what comes of it: the rows of a decode do not meet before its logits are cut to size.
     """
 
     buffer: Tensor
@@ -81,10 +89,15 @@ class StaticInputs:
         tables = torch.zeros(rows, max_blocks, dtype=torch.int64, device=device)
         return cls(buffer, columns, lengths, is_unknown, starts, tables)
 
+    @property
+    def nbytes(self) -> int:
+        """What they take on the device; on the device `meta` what they would take."""
+        return self.buffer.nbytes + self.starts.nbytes + self.tables.nbytes
+
     def fill_no_sync(self, batch: BatchInputs, size: int, staging: Staging) -> None:
         """Queue a decode for the graph of `size` rows.
 
-        Cost: one copy to the device, one on it that gives the tables their stride, and one kernel for padding.
+        Cost: one copy to the device, and one on it that gives the tables their stride.
         """
         count, blocks = batch.block_tables.shape
         columns, lengths, is_unknown = _padding(self.columns.shape[1])
@@ -94,8 +107,6 @@ class StaticInputs:
         # The tables alone change their size: they lie last, and the others keep their places.
         *_, tables = staging.upload_no_sync((columns, lengths, is_unknown, batch.block_tables), self.buffer)
         self.tables[:count, :blocks] = tables
-        if count < size:
-            self.tables[count:size].zero_()
 
     def tokens(self, size: int, last_tokens: Tensor) -> Tensor:
         """Those that the host knows, and the last ones of their rows where it does not."""

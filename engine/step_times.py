@@ -13,7 +13,9 @@ from torch import Tensor
 
 from device.base import Device, Lane
 from engine.attention.base import ForwardState
+from engine.attention.registry import open_attention
 from engine.calibrate import step_tokens
+from engine.graphs import wants_graphs
 from engine.models.base import Model
 from engine.step_grid import FAR_CONTEXT, GridLimits, Shape, Slices, StepGrid
 from engine.times_file import TimesFile
@@ -209,8 +211,11 @@ def _forward_of(model: Model, kv: Tensor, slices: Slices, block_size: int) -> Ca
 
 
 def facts_of(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> tuple[str, ...]:
-    """What times depend on besides the limits: model, layout, machine, libraries, kernels."""
+    """What times depend on besides the limits: model, layout, machine, libraries, kernels and how they are launched."""
     is_cuda = device.name == "cuda"
+    attention = open_attention(
+        settings.attention_backend, torch.device(device.name), device.processors, device.capability
+    )
     return (
         model.fingerprint.hex(),
         model.impl,
@@ -220,7 +225,8 @@ def facts_of(settings: EngineSettings, model: Model, spec: KVSpec, device: Devic
         str(settings.threads or len(os.sched_getaffinity(0))),
         *thread_facts(),
         torch.backends.cpu.get_cpu_capability(),
-        settings.attention_backend,
+        type(attention).__name__,  # what `auto` takes depends on what is installed
+        "graphs" if wants_graphs(settings, model) else "kernels",
         torch.__version__,
         __version__,
     )

@@ -17,6 +17,7 @@ from tiercel.errors import ConfigError
 PACKAGE = "flash_attn_interface"  # of the wheel flash_attn_3; importing it registers the operator
 
 _MOST_SPLITS = 32
+_MOST_SEQUENCES = 992  # for which the operator finds out on the device how many parts each context needs
 _SCRATCH_BYTES = 128 * 1024 * 1024  # of the parts of a split step
 _TILE_ROWS = 128  # of the kernel: tokens times the heads of a group
 _MOST_HEAD_DIM = 256
@@ -97,7 +98,7 @@ class Fa3Attention:
             window_size_left=-1 if params.window is None else params.window - 1,
             window_size_right=0,
             softcap=params.softcap or 0.0,
-            num_splits=self._choose_splits(query, kv.shape[2], layout.longest),
+            num_splits=self._choose_splits(query, kv.shape[2], state.num_sequences, layout.longest),
         )[0]
 
     def _layout(self, kv: Tensor, state: ForwardState) -> Layout:
@@ -117,12 +118,15 @@ class Fa3Attention:
         self._layouts = deque((*others, layout), maxlen=2)
         return layout
 
-    def _choose_splits(self, query: Tensor, kv_heads: int, longest: int) -> int:
-        """At most so many parts of each context; the operator takes fewer where they are short.
+    def _choose_splits(self, query: Tensor, kv_heads: int, sequences: int, longest: int) -> int:
+        """At most so many parts of each context; the operator takes fewer where they are short. Of a crowd it would
+        cut every context into just so many, and one is enough there.
 
         As its own heuristic, it supposes that one sequence alone has to keep the processors busy; beyond that it
         bounds the scratch, T * heads * head_dim floats a part.
         """
+        if sequences > _MOST_SEQUENCES:
+            return 1
         group = query.shape[1] // kv_heads
         wanted = self._processors // (kv_heads * -(-longest * group // _TILE_ROWS))
         room = _SCRATCH_BYTES // (4 * query.numel())

@@ -28,6 +28,7 @@ class TritonAttention:
         self._decode_tile = decode_tile
         self._state: ForwardState | None = None  # the step that was seen last, and whether it decodes too
         self._has_singles = False
+        self._kinds: set[tuple[object, ...]] = set()  # of layers whose decode is compiled
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
@@ -39,12 +40,24 @@ class TritonAttention:
     def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
         """See `PagedReader.read`."""
         out = query.new_empty(query.shape)
+        self._compile_decode(query, kv, state, params, out)
         if self._mixes_singles(state):
             splits = choose_splits(state.num_sequences, kv.shape[2], self._processors)
             attend_singles(query, kv, state, params, out, splits, self._decode_tile)
         if not state.is_decode:
             attend_slices(query, kv, state, params, out, 2, self._prefill_tile)
         return out
+
+    def _compile_decode(
+        self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams, out: Tensor
+    ) -> None:
+        """At the first sight of a kind of layer run its decode with one part and with two: that is all there is to
+        compile, and no later step waits for a compiler. Longer slices are left at once, single ones computed twice."""
+        kind = (query.shape[1:], params.window, params.softcap is None, params.sinks is None)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            for splits in (1, 2):
+                attend_singles(query, kv, state, params, out, splits, self._decode_tile)
 
     def _mixes_singles(self, state: ForwardState) -> bool:
         """Whether any slice has one token; found by the first layer, kept for the others."""

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from engine.attention.base import AttentionParams, ForwardState
 from engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
-from engine.kernels.tiles import DECODE_TILES, Tile, choose_tile
+from engine.kernels.tiles import DECODE_TILES, MOST_SPLITS, Tile, choose_tile
+
+_MERGED_AT_ONCE = 8  # parts
 
 
 @triton.jit
@@ -35,7 +37,6 @@ def decode_kernel(
     query_head_stride,
     out_token_stride,
     out_head_stride,
-    out_split_stride,
     table_stride,
     slot_stride,
     row_stride,
@@ -57,8 +58,9 @@ def decode_kernel(
 ):
     """One program: one part of one sequence's context for the GROUP heads of one key head.
 
-    With IS_SPLIT `out` holds the parts by sequence, and `part_peaks` the logarithm of each part's weight; else there
-    is one part, and it is the result.
+    With IS_SPLIT `out` holds the parts [S, heads, splits, head_dim], and `part_peaks` [S, heads, splits] the logarithm
+    of each part's weight; else there is one part, and it is the result. Nothing that the number of parts changes is an
+    argument, so there are these two compilations of it and no more.
     """
     kv_head = tl.program_id(0)  # the fastest: neighbours in memory are read at the same time
     split = tl.program_id(1)
@@ -97,12 +99,13 @@ def decode_kernel(
         slot_stride, row_stride, window, scale, softcap,
         HEAD_DIM, DIMS, KEYS, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, True, PRECISION,
     )  # fmt: skip
-    row = sequence if IS_SPLIT else query_start
-    target = out + row.to(tl.int64) * out_token_stride + split * out_split_stride + (heads * out_head_stride)[:, None]
-    tl.store(target + dims[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
     if IS_SPLIT:
-        at = (sequence * tl.num_programs(0) * GROUP + heads) * splits + split
+        at = (sequence.to(tl.int64) * tl.num_programs(0) * GROUP + heads) * splits + split
         tl.store(part_peaks + at, peak + tl.log2(total), mask=is_row)
+        target = out + at * HEAD_DIM
+    else:
+        target = out + query_start.to(tl.int64) * out_token_stride + heads * out_head_stride
+    tl.store(target[:, None] + dims[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=HOST_ARRAYS)
@@ -121,10 +124,14 @@ def merge_kernel(
     DIMS: tl.constexpr,
     KEYS: tl.constexpr,
     MOST: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """One program: the parts of one head of one sequence. MOST is `splits` rounded up to a power of two."""
+    """One program: the parts of one head of one sequence, AT_ONCE of them at a time.
+
+    MOST, a power of two, bounds `splits` whatever the number of sequences is: one compilation merges them all.
+    """
     head = tl.program_id(0)
     sequence = tl.program_id(1)
     query_start = tl.load(query_starts + sequence)
@@ -134,25 +141,28 @@ def merge_kernel(
     first_tile, end_tile, part_tiles = _tiles_in_sight(context, window, splits, KEYS, HAS_WINDOW)
     part = tl.arange(0, MOST)
     dims = tl.arange(0, DIMS)
-    is_part = part < tl.cdiv(end_tile - first_tile, part_tiles)  # the others were never written
+    written = tl.cdiv(end_tile - first_tile, part_tiles)  # the others were never written
     at = (sequence * tl.num_programs(0) + head).to(tl.int64) * splits
-    peaks = tl.load(part_peaks + at + part, mask=is_part, other=UNSEEN)
+    peaks = tl.load(part_peaks + at + part, mask=part < written, other=UNSEEN)
     peak = tl.max(peaks, 0)
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2E
         peak = tl.maximum(peak, sink)
-    weights = tl.exp2(peaks - peak)
-    total = tl.sum(weights, 0)
+    total = tl.sum(tl.exp2(peaks - peak), 0)
     if HAS_SINKS:
         total += tl.exp2(sink - peak)
-    values = tl.load(
-        parts + (at + part)[:, None] * HEAD_DIM + dims[None, :],
-        mask=is_part[:, None] & (dims < HEAD_DIM)[None, :],
-        other=0.0,
-    )
-    merged = tl.sum(values * weights[:, None], 0) / total
+    merged = tl.zeros([DIMS], dtype=tl.float32)
+    for first in range(0, written, AT_ONCE):
+        some = first + tl.arange(0, AT_ONCE)
+        weights = tl.exp2(tl.load(part_peaks + at + some, mask=some < written, other=UNSEEN) - peak)
+        values = tl.load(
+            parts + (at + some)[:, None] * HEAD_DIM + dims[None, :],
+            mask=(some < written)[:, None] & (dims < HEAD_DIM)[None, :],
+            other=0.0,
+        )
+        merged += tl.sum(values * weights[:, None], 0)
     target = out + query_start.to(tl.int64) * out_token_stride + head * out_head_stride
-    tl.store(target + dims, merged.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    tl.store(target + dims, (merged / total).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 def attend_singles(
@@ -164,7 +174,8 @@ def attend_singles(
     splits: int,
     tile: Tile | None = None,
 ) -> None:
-    """Attention of every slice of one token over its sequence's context, cut into at most `splits` parts.
+    """Attention of every slice of one token over its sequence's context, cut into at most `splits` parts, and no
+    more than MOST_SPLITS.
 
     Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], any stride of slots.
     Cost:    one kernel that reads every key in sight once; with more than one part a second, small one, and a scratch
@@ -174,13 +185,12 @@ def attend_singles(
     """
     _, heads, head_dim = query.shape
     kv_heads, sequences = kv.shape[2], state.num_sequences
+    splits = min(splits, MOST_SPLITS)
     tile = tile or choose_tile(DECODE_TILES, head_dim, query.dtype)
     parts = peaks = out
-    strides = (out.stride(0), out.stride(1), 0)
     if splits > 1:
         parts = torch.empty(sequences, heads, splits, head_dim, dtype=torch.float32, device=query.device)
         peaks = torch.empty(sequences, heads, splits, dtype=torch.float32, device=query.device)
-        strides = (parts.stride(0), parts.stride(1), parts.stride(2))
     sinks = query if params.sinks is None else params.sinks
     dims = max(16, triton.next_power_of_2(head_dim))
     decode_kernel[(kv_heads, splits, sequences)](
@@ -194,7 +204,8 @@ def attend_singles(
         peaks,
         query.stride(0),
         query.stride(1),
-        *strides,
+        out.stride(0),
+        out.stride(1),
         state.block_tables.stride(0),
         kv.stride(0),
         kv.stride(1),
@@ -231,7 +242,8 @@ def attend_singles(
             HEAD_DIM=head_dim,
             DIMS=dims,
             KEYS=tile.keys,
-            MOST=triton.next_power_of_2(splits),
+            MOST=MOST_SPLITS,
+            AT_ONCE=_MERGED_AT_ONCE,
             HAS_WINDOW=params.window is not None,
             HAS_SINKS=params.sinks is not None,
             num_warps=4,

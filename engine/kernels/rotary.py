@@ -14,7 +14,7 @@ Norm = tuple[Tensor, float]
 """The weight [head_dim] of a root-mean-square norm and its epsilon."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("positions",))
 def angles_kernel(positions, frequencies, cos, sin, half, scale, HALF: tl.constexpr):  # one program a token
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, HALF)
@@ -49,7 +49,7 @@ def _turn(first, second, cos, sin):
     return turned_first.to(dtype), turned_second.to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("slot_ids", "slot_offsets"))
 def place_heads_kernel(
     qkv,
     query_weight,

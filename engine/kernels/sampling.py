@@ -93,7 +93,8 @@ def draw_no_sync(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     return chosen, bad_rows
 
 
-@triton.jit
+# The masses of a single row are a column of what asks for them, and lie at any float: one compilation serves all.
+@triton.jit(do_not_specialize_on_alignment=("wanted_mass",))
 def search_kernel(probabilities, wanted_mass, least, vocab_size, BLOCK: tl.constexpr):  # one program a row
     row = tl.program_id(0).to(tl.int64)
     mass = tl.load(wanted_mass + row)

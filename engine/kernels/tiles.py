@@ -38,7 +38,7 @@ DECODE_TILES = {
 }
 _LEAST = Tile(rows=16, keys=16, warps=4, stages=1)
 
-MOST_SPLITS = 64
+MOST_SPLITS = 64  # a power of two
 _PROGRAMS_PER_PROCESSOR = 8  # two at a time, four times over: the longest sequence then ends near the others
 
 

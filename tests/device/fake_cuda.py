@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
@@ -13,9 +14,15 @@ from device.timer import CudaTimer
 
 CONTEXT = 0xC0
 NOT_FOUND = 500
+INVALID_CONTEXT = 201
 ILLEGAL_ADDRESS = 700
 NOT_SUPPORTED = 801
-_NAMES = {1: b"CUDA_ERROR_INVALID_VALUE", 2: b"CUDA_ERROR_OUT_OF_MEMORY", 700: b"CUDA_ERROR_ILLEGAL_ADDRESS"}
+_NAMES = {
+    1: b"CUDA_ERROR_INVALID_VALUE",
+    2: b"CUDA_ERROR_OUT_OF_MEMORY",
+    INVALID_CONTEXT: b"CUDA_ERROR_INVALID_CONTEXT",
+    ILLEGAL_ADDRESS: b"CUDA_ERROR_ILLEGAL_ADDRESS",
+}
 
 
 class FakeMark:
@@ -76,6 +83,7 @@ class FakeStream:
 class FakeLibrary:
     """The functions of libcuda that the driver uses, callable from C; what each was asked for is kept.
 
+    A context is a thread's own: who copies or locks on a thread that has entered none is refused.
     `version` is the newest signature of the batch copy that it has: 12, 13 or 0 for none.
     """
 
@@ -89,7 +97,7 @@ class FakeLibrary:
         self.failing_index: int | None = None
         self.single_status = 0
         self.stream_status = 0
-        self.entered = 0
+        self._of_thread = threading.local()
         self._batch_12 = ctypes.CFUNCTYPE(
             c_int, *[POINTER(c_size_t)] * 3, c_size_t, POINTER(CopyAttributes), POINTER(c_size_t), c_size_t,
             POINTER(c_size_t), c_uint64,
@@ -129,8 +137,11 @@ class FakeLibrary:
 
     def _enter(self, context: int) -> int:
         assert context == CONTEXT
-        self.entered += 1
+        self._of_thread.has_context = True
         return 0
+
+    def _has_context(self) -> bool:
+        return getattr(self._of_thread, "has_context", False)
 
     def _name(self, status: int, text: Any) -> int:
         if status not in _NAMES:
@@ -147,7 +158,9 @@ class FakeLibrary:
         return 0
 
     def _register(self, address: int, size: int, flags: int) -> int:
-        assert self.entered and flags == 0
+        assert flags == 0
+        if not self._has_context():
+            return INVALID_CONTEXT
         if len(self.registered) >= self.refuses_after:
             return 2
         assert all(address >= at + held or address + size <= at for at, held in self.registered.items())
@@ -155,12 +168,16 @@ class FakeLibrary:
         return 0
 
     def _unregister(self, address: int) -> int:
+        if not self._has_context():
+            return INVALID_CONTEXT
         return 0 if self.registered.pop(address, None) else 1
 
     def _is_locked(self, address: int, size: int) -> bool:
         return any(at <= address and address + size <= at + held for at, held in self.registered.items())
 
     def _copy(self, target: int, source: int, size: int, stream: int) -> int:
+        if not self._has_context():
+            return INVALID_CONTEXT
         if self.single_status:
             return self.single_status
         self._check_border(source, size)
@@ -179,6 +196,8 @@ class FakeLibrary:
         num_attributes: int, failed: Any, stream: int,
     ) -> int:  # fmt: skip
         assert num_attributes == 1 and firsts[0] == 0 and stream in self.streams
+        if not self._has_context():
+            return INVALID_CONTEXT
         copies = [(targets[at], sources[at], sizes[at]) for at in range(count)]
         assert all(self._is_locked(source, size) or self._is_locked(target, size) for target, source, size in copies)
         if self.batch_status:

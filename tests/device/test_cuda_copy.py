@@ -5,20 +5,24 @@ import mmap
 import os
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any  # of ctypes' pointers
 
 import numpy as np
 import pytest
 import torch
 
 from device.cpu import InlineLane
-from device.cuda import CudaDevice
+from device.cuda import CudaDevice, open_stream
 from device.cuda_copy import CudaCopyLane
 from device.cuda_driver import CopyAttributes, CudaDriver, SourceOrder
 from device.extents import Extents
 from device.pinned import PinnedMemory
 from tests.device.fake_cuda import ILLEGAL_ADDRESS, NOT_SUPPORTED, FakeLibrary
+from tests.kvcache.store.builders import MoverBench, slots
 from tiercel.errors import DeviceError
+from tiercel.tier import Route, Verdict
 
 BLOCK = 2 * mmap.PAGESIZE
 BLOCKS = 40
@@ -177,6 +181,77 @@ def test_when_a_copy_is_refused_none_is_under_way_any_more(bench: Bench) -> None
     assert not stream.queue
 
 
+def test_whatever_ends_a_copy_none_is_under_way_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    (stream,) = bench.library.streams.values()
+    monkeypatch.setattr(stream, "mark", refuse)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        bench.lane.copy(bench.extents([(1, 2, 1)], up=True))
+    assert not stream.queue
+    assert bench.above[2 * BLOCK : 3 * BLOCK] == bench.below[BLOCK : 2 * BLOCK]
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_any_thread_may_copy_and_unlock(bench: Bench, is_pinned: bool) -> None:
+    """The context is entered on each thread, be it the first that speaks to the driver there."""
+    pinned = bench.pin() if is_pinned else None
+    with ThreadPoolExecutor(1) as fresh:
+        fresh.submit(lambda: bench.lane.copy(bench.extents([(1, 2, 1)], up=True)).result()).result()
+    assert bench.above[2 * BLOCK : 3 * BLOCK] == bench.below[BLOCK : 2 * BLOCK]
+    if pinned is not None:
+        with ThreadPoolExecutor(1) as fresh:
+            fresh.submit(pinned.close).result()
+    assert bench.library.registered == {}
+
+
+def test_the_mover_keeps_one_batch_queued_behind_the_one_that_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcache.store.mover._PIECE_S", 0.0)  # a block is a piece
+    waiting: list[int] = []
+
+    class Library(FakeLibrary):
+        def _copy_batch(self, *given: Any, **more: Any) -> int:
+            status = super()._copy_batch(*given, **more)
+            waiting.extend(len(stream.queue) for stream in self.streams.values() if stream.queue)
+            return status
+
+    bench = MoverBench(machine=Library().open_device(1 << 20))
+    bench.begin(Route.SPILL, slots(1, 3, 5, 7, 9), slots(2, 4, 6, 8, 10))
+    assert bench.landings()[0].verdict is Verdict.LANDED
+    bench.mover.close()
+    assert waiting == [1, 2, 2, 2, 2]
+
+
+def test_waiting_for_a_stream_blocks_and_a_stream_begins_behind_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch itself needs a GPU for either; what is asked of it does not."""
+    asked: list[object] = []
+
+    class Event:
+        def __init__(self, **given: bool) -> None:
+            asked.append(given)
+
+        def record(self, stream: object) -> None:
+            asked.append(stream)
+
+    class Queue:
+        def __init__(self, priority: int) -> None:
+            asked.append(priority)
+
+        def wait_stream(self, other: object) -> None:
+            asked.append(other)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", Queue)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "current")
+    stream = open_stream(-1)
+    assert asked == [-1, "current"]
+    stream.mark()
+    assert asked[2] == {"blocking": True} and isinstance(asked[3], Queue)
+    stream.start_timer()
+    assert asked[4:6] == [{"enable_timing": True, "blocking": True}] * 2
+
+
 def test_where_batches_are_not_supported_it_is_found_out_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.pin()
     bench.library.batch_status = NOT_SUPPORTED
@@ -213,11 +288,12 @@ def test_the_attributes_are_laid_out_as_the_driver_reads_them() -> None:
 def test_a_lost_device_says_so_itself_whatever_the_error_was_called(bench: Bench) -> None:
     compute = bench.device.open_lane()
     odd = RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
-    for status in (0, 600, 900):  # idle, busy, recording a graph
+    for status in (0, 600, 900, 908):  # idle, busy, recording a graph
         bench.library.stream_status = status
         assert not compute.is_lost(odd) and not bench.lane.is_lost(odd)
-    bench.library.stream_status = ILLEGAL_ADDRESS
-    assert compute.is_lost(odd) and bench.lane.is_lost(odd)
+    for status in (ILLEGAL_ADDRESS, 909):  # 909: a timeout, the first number behind those of recording
+        bench.library.stream_status = status
+        assert compute.is_lost(odd) and bench.lane.is_lost(odd)
     assert not compute.is_lost(torch.OutOfMemoryError("CUDA out of memory"))
 
 

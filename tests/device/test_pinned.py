@@ -8,11 +8,14 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from device.cpu import CpuDevice
 from device.pinned import PinnedMemory
+from kvcache.store.arena import open_arena
 from tests.device.fake_cuda import FakeLibrary
 from tiercel.errors import DeviceError
+from tiercel.tier import KVSpec
 
 PAGE = mmap.PAGESIZE
 
@@ -59,12 +62,56 @@ def test_slabs_hold_whole_blocks_begin_on_pages_and_cover_everything() -> None:
         address: 15 * PAGE,
         address + 15 * PAGE: 15 * PAGE,
         address + 30 * PAGE: 15 * PAGE,
-        address + 45 * PAGE: 33 * block - 45 * PAGE,
+        address + 45 * PAGE: 5 * PAGE,  # the last block ends within a page, which is mapped whole
     }
     assert pinned.pinned_bytes == 33 * block
     raw[:1] = b"x"
     pinned.close()
     assert locks.locked == {} and pinned.pinned_bytes == 0
+
+
+def test_every_page_of_a_slab_is_real_before_it_is_locked() -> None:
+    """Else the driver makes them real, and holds its locks meanwhile. Not so before Linux 5.14."""
+    fd = os.memfd_create("host")
+    os.ftruncate(fd, 7 * PAGE)
+    raw = mmap.mmap(fd, 7 * PAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(raw))
+    if ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), ctypes.c_int(23)):
+        pytest.skip("this kernel cannot be asked to make pages real")
+    real: list[int] = []
+    pinned = PinnedMemory(
+        *(address, 6 * PAGE + 1, 1),
+        register=lambda address, size: real.append(os.fstat(fd).st_blocks * 512 // PAGE),
+        unregister=lambda address: None,
+        slab_bytes=2 * PAGE,
+    )
+    pinned.start()
+    pinned.wait()
+    pinned.close()
+    os.close(fd)
+    assert real == [2, 4, 6, 7]
+
+
+@pytest.mark.parametrize("blocks", [2, 64])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_an_arena_is_mapped_to_the_end_of_its_last_page(blocks: int, is_kept: bool) -> None:
+    """What is locked to there can be read and written to there: in the memfd of a kept arena, and in one of nobody."""
+    spec = KVSpec(layers=3, kv_heads=1, head_dim=64, block_size=4, dtype="float16")  # 3 KiB a block
+    fd = os.memfd_create("host") if is_kept else None
+    arena = open_arena(spec, blocks, torch.device("cpu"), fd)
+    assert arena.kv.nbytes % PAGE
+    locks = Locks()
+    pinned = PinnedMemory(arena.kv.data_ptr(), arena.kv.nbytes, spec.block_bytes, locks.register, locks.unregister)
+    pinned.start()
+    pinned.wait()
+    ((address, size),) = locks.locked.items()
+    assert address % PAGE == size % PAGE == 0
+    assert pinned.pinned_bytes == arena.kv.nbytes < size
+    ctypes.memset(address + arena.kv.nbytes, 1, size - arena.kv.nbytes)
+    assert not arena.kv.any()
+    pinned.close()
+    if fd is not None:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("block", [1, 180, PAGE + 1, 40 * PAGE])

@@ -10,6 +10,7 @@ from device.cpu import CpuDevice, Done, InlineLane
 from engine.attention.base import ForwardState
 from engine.calibrate import show_arithmetic, size_pool
 from engine.footprint import Footprint, measure_footprint
+from engine.graphs import StaticInputs
 from engine.sampling import Sampled, Sampler
 from tests.engine.test_calibrate import Machine
 from tiercel.errors import ConfigError
@@ -103,8 +104,11 @@ def test_the_largest_steps_are_run_on_the_sink_and_drawn_from() -> None:
     assert decode == [(0, 1)] * 6
     assert model.heads == sampler.sampled == [6, 1, 6]
     assert found.step_bytes == 800 * MIB
-    assert found.graph_bytes == 100 * MIB + 4 * 16 * MIB  # for 1, 2, 4 and 6 rows
-    assert found.reserved_bytes == 800 * MIB + 164 * MIB + 80 * MIB + 128 * MIB
+    inputs = StaticInputs.open(6, 63, HERE)  # 63 blocks of 16 tokens hold the longest context
+    inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in (inputs.buffer, inputs.starts, inputs.tables))
+    assert inputs_bytes > 2 * 6 * 63 * 8  # tables, and room for them on their way
+    assert found.graph_bytes == 100 * MIB + inputs_bytes + 32 * MIB + 4 * 16 * MIB  # for 1, 2, 4 and 6 rows
+    assert found.reserved_bytes == 800 * MIB + found.graph_bytes + 80 * MIB + 128 * MIB
     # What a step left cached is no part of the next one, nor of what the pool finds in use.
     assert device.calls == ["give back", "reset", "peak"] * 3 + ["give back"]
 

@@ -26,6 +26,7 @@ from tests.engine.recording import (
 )
 from tiercel.clock import MonotonicClock
 from tiercel.ids import SeqId
+from tiercel.outcome import StepOutcome
 from tiercel.plan import Slice
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.settings import EngineSettings
@@ -147,6 +148,23 @@ def test_our_kernels_say_in_graphs_what_they_say_without() -> None:
         flights += [bench.decode({1: 3 + at, 2: 2 + at, 4: 3 + at}) for at in range(2)]
         said.append([flight.result().tokens for flight in flights])
     assert said[0] == said[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+def test_padding_may_read_what_is_no_number_and_nobody_hears_of_it() -> None:
+    from engine.attention.paged import TritonAttention  # lazy: the interpreter must have been chosen
+
+    model = small_decoder(TorchOps(TritonAttention(4)), "cpu")
+    outcomes: list[StepOutcome] = []
+    for recorder in (FakeRecorder(), None):
+        bench = StepBench(model, 4, recorder, InlineLane())
+        bench.prefill(PROMPTS, GREEDY)
+        bench.decode({1: 3, 2: 2, 3: 1, 4: 3})
+        bench.kv[[0, 7, 8]] = torch.nan  # the sink, and the blocks of the fourth, whose row will be padding
+        outcomes.append(bench.decode({1: 4, 2: 3, 3: 2}).result())
+        assert recorder is None or recorder.replays == 2
+    assert outcomes[0].tokens == outcomes[1].tokens
+    assert outcomes[0].bad == outcomes[1].bad == ()
 
 
 # ---- nothing waits

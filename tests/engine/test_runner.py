@@ -18,7 +18,7 @@ from engine.runner import Runner
 from engine.sampling import Sampler
 from scheduler.book import SequenceBook
 from scheduler.policy import open_policy
-from tiercel.errors import DeviceError, DeviceLostError, InvariantError
+from tiercel.errors import DeviceError, DeviceLostError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId, SlotId
 from tiercel.outcome import FinishReason
 from tiercel.plan import NanoBatch, Plan, Slice, StepPlan, TableUpdate
@@ -178,6 +178,29 @@ def test_refused_launches_hold_no_row_once_forgotten() -> None:
         with pytest.raises(DeviceError, match="MemoryError: full"):
             bench.runner.launch(bench.plan((seq, 0, 1), fresh=(seq,)))
         bench.runner.forget([SeqId(seq)])
+
+
+def test_a_row_whose_step_failed_before_it_was_filled_is_filled_by_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(InlineLane())
+    bench.add(1, [3, 4])
+    bench.add(2, [5, 6], logit_bias=((2, 100.0),))
+    set_row, asked = Sampler.set_row, []
+
+    def fill(sampler: Sampler, row: int, *wishes: object) -> None:
+        asked.append(row)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        set_row(sampler, row, *wishes)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Sampler, "set_row", fill)
+    plan = bench.plan((1, 0, 2), fresh=(1, 2))
+    with pytest.raises(OutOfDeviceMemoryError):
+        bench.runner.launch(plan)
+    bench.runner.forget([SeqId(1)])
+    assert bench.runner.launch(plan).result().tokens == (5,)
+    assert bench.runner.launch(bench.plan((2, 0, 2))).result().tokens == (2,)  # what its bias asks for
 
 
 class BrokenOffLane(InlineLane):

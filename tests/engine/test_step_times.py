@@ -16,7 +16,7 @@ from torch import Tensor
 from device.cpu import CpuDevice, InlineLane
 from engine.attention.base import ForwardState
 from engine.step_grid import GridLimits, Shape, StepGrid
-from engine.step_times import measure_step_times, open_step_times
+from engine.step_times import facts_of, measure_step_times, open_step_times
 from engine.times_file import TimesFile
 from scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.clock import ManualClock
@@ -38,7 +38,7 @@ class TimedModel:
     """A forward takes as long as the formula says, by a clock that is moved; never more than a budget in sum."""
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 4, 50, 4096
-    dtype, impl, weights_bytes, fingerprint = torch.float32, "native", 0, bytes(32)
+    dtype, impl, weights_bytes, fingerprint, is_capturable = torch.float32, "native", 0, bytes(32), False
 
     def __init__(
         self, clock: ManualClock, formula: Callable[[int, int, int, int], float] = linear_ms, noise: float = 0.0
@@ -247,6 +247,18 @@ def test_free_memory_does_not_decide_which_file_it_is(tmp_path: Path) -> None:
     model, changed = TimedModel(clock), replace(settings, threads=1, attention_backend="sdpa")
     open_step_times(changed, model, kv, SPEC, device, InlineLane(), clock, capacity)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_times_are_those_of_the_attention_that_runs_and_of_how_decodes_are_launched() -> None:
+    def facts(is_capturable: bool = False, **changes: object) -> tuple[str, ...]:
+        model = TimedModel(ManualClock())
+        model.is_capturable = is_capturable
+        return facts_of(EngineSettings(model="unused", **changes), model, SPEC, CpuDevice(1))  # type: ignore[arg-type]
+
+    assert facts() == facts(attention_backend="grouped")  # what `auto` takes here
+    assert facts() != facts(attention_backend="sdpa")
+    assert facts(True) != facts(True, enforce_eager=True)
+    assert facts() == facts(enforce_eager=True)  # there are no graphs anyway
 
 
 def test_another_machine_has_another_file(tmp_path: Path) -> None:

@@ -155,6 +155,22 @@ def test_the_host_tier_is_locked_while_it_is_open_and_no_copy_crosses_a_slab(ben
     assert machine.locked == {}
 
 
+def test_the_host_tier_stays_locked_until_no_copy_is_under_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = LockingDevice()
+    tiers = bench.open(cpu_device_pool=True, device=machine)
+    close, locked = tiers.mover.close, []
+
+    def close_mover() -> None:
+        close()
+        locked.append(len(machine.locked))
+
+    monkeypatch.setattr(tiers.mover, "close", close_mover)
+    every_slab = len(machine.locked)
+    tiers.close()
+    assert locked == [every_slab] != [0]
+    assert machine.locked == {}
+
+
 def test_nothing_stays_locked_when_another_tier_does_not_open(bench: Bench) -> None:
     bench.folder.write_text("no folder")
     machine = LockingDevice()

@@ -1,16 +1,21 @@
-"""The attention kernels compile for a Hopper GPU, and fit it, with the tiles of the table."""
+"""The attention kernels compile for a Hopper GPU, and fit it, with the tiles of the table; and they do so once."""
+
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 
-from engine.kernels.tiles import DECODE_TILES, PREFILL_TILES
-from tests.engine.kernels.compiling import Job, compile_for_hopper
+from engine.kernels.tiles import DECODE_TILES, MOST_SPLITS, PREFILL_TILES
+from tests.engine.kernels.compiling import ROOT, Job, compile_for_hopper
 
 _SHARED_BYTES = 227 * 1024  # of one program on a Hopper GPU
 _REGISTERS = 65_536  # of a processor
 _GROUP, _BLOCK_SIZE = 4, 16
 
 _STRIDES = (
-    *("query_token_stride", "query_head_stride", "out_token_stride", "out_head_stride", "out_split_stride"),
+    *("query_token_stride", "query_head_stride", "out_token_stride", "out_head_stride"),
     *("slot_stride", "row_stride", "head_stride"),
 )
 _POINTERS = ("query", "kv", "sinks", "out")
@@ -48,7 +53,8 @@ def decode_job(head_dim: int, has_all: bool, is_split: bool) -> Job:
 
 
 def merge_job(head_dim: int) -> Job:
-    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "KEYS": 64, "MOST": 64, "HAS_WINDOW": True, "HAS_SINKS": True}
+    sizes = {"HEAD_DIM": head_dim, "DIMS": head_dim, "KEYS": 64, "MOST": MOST_SPLITS, "AT_ONCE": 8}
+    constants = sizes | {"HAS_WINDOW": True, "HAS_SINKS": True}
     return Job("engine.kernels.paged_decode", "merge_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 
@@ -67,6 +73,7 @@ JOBS = [
     decode_job(64, False, is_split=False),
     decode_job(128, True, is_split=True),
     merge_job(128),
+    merge_job(512),
     store_job(128),
 ]
 
@@ -90,3 +97,21 @@ def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> N
             assert "mma" in made.ptx
         if job.kernel == "prefill_kernel":
             assert "wgmma.mma_async" in made.ptx  # the tensor cores of this generation
+
+
+def test_no_step_of_serving_waits_for_a_compiler() -> None:
+    """The keys of 300 numbers of sequences: the prefill, the merge, and the decode with one part and with several."""
+    shapes = [(8, 4, 128, "bfloat16"), (2, 7, 64, "bfloat16"), (4, 8, 72, "float16"), (3, 1, 20, "float32")]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, ROOT / "tests/engine/attention/specialising.py"],
+        input=json.dumps(shapes),
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for (*_, dtype), found in zip(shapes, json.loads(ran.stdout), strict=True):
+        assert found["first"] == found["all"] == {"decode_kernel": 2, "merge_kernel": 1, "prefill_kernel": 1}
+        assert found["precisions"] == ["ieee" if dtype == "float32" else "tf32"]

@@ -105,6 +105,8 @@ def test_two_nano_batches_may_take_turns(fake: ModuleType) -> None:
         ([(0, 400)], 6),  # 400 tokens of three heads are ten tiles of queries
         ([(0, 5), (0, 5)], 32),
         ([(0, 5000)], 1),
+        ([(2, 1)] * 992, 32),
+        ([(2, 1)] * 993, 1),  # more sequences than the operator finds their parts for
     ],
 )
 def test_splits_are_bounded(fake: ModuleType, pieces: list[tuple[int, int]], splits: int) -> None:

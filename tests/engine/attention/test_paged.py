@@ -1,5 +1,6 @@
 """The paged kernels: shapes, layouts, parts, and what they neither read nor write."""
 
+import mmap
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 from engine.attention.base import AttentionParams, ForwardState, PagedReader
 from engine.attention.paged import TritonAttention
 from engine.attention.sdpa import SdpaAttention
-from engine.kernels.paged_decode import attend_singles
+from engine.kernels.paged_decode import attend_singles, merge_kernel
 from engine.kernels.paged_prefill import attend_slices
 from engine.kernels.paged_store import store_rows
 from engine.kernels.tiles import (
@@ -25,6 +26,7 @@ from tests.engine.kernels.checking import relative_error
 
 PLAIN = AttentionParams(scale=0.25)
 RAGGED = [(30, 1), (0, 21), (17, 4)]
+MAP_NORESERVE = 0x4000  # of Linux; the mmap module may lack it
 
 
 def error_of(scene: Scene, params: AttentionParams = PLAIN, backend: TritonAttention | None = None) -> float:
@@ -89,6 +91,31 @@ def test_a_context_may_be_cut_into_any_number_of_parts(splits: int, window: int 
     attend_singles(scene.query, scene.kv, scene.state, params, out, splits, Tile(16, 32, 4, 2))
 
     assert relative_error(out.cpu(), scene.expected(params)) < 1e-3
+
+
+@pytest.mark.skipif(KERNEL_DEVICE.type != "cpu", reason="of 16 GiB of parts only those that are touched become real")
+def test_parts_lie_further_apart_than_32_bits_can_count() -> None:
+    head_dim, splits = 512, 1 << 22  # the second sequence's parts begin after 2^31 numbers
+    half = head_dim * splits
+    pages = mmap.mmap(-1, 8 * half + 4 * head_dim, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    parts = torch.frombuffer(pages, dtype=torch.float32)[half:]  # what wraps round reads a zero before it
+    parts[half : half + head_dim] = 1
+    out = torch.full((2, 1, head_dim), torch.nan)
+
+    merge_kernel[(1, 2)](
+        *(parts, torch.zeros(splits + 1), torch.arange(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32), parts),
+        *(out, head_dim, head_dim, splits, 0),
+        HEAD_DIM=head_dim,
+        DIMS=head_dim,
+        KEYS=16,
+        MOST=64,
+        AT_ONCE=8,
+        HAS_WINDOW=False,
+        HAS_SINKS=False,
+    )
+
+    assert out[0].eq(0).all()
+    assert out[1].eq(1).all()
 
 
 def test_each_kernel_writes_its_own_slices_alone() -> None:

@@ -12,6 +12,7 @@ from engine.kernels.sampling import draw_no_sync, search_no_sync
 from engine.sampling import Sampler, open_sampler
 from engine.sampling.filter import least_no_sync
 from engine.sampling.sampler import DrawKernel
+from engine.sampling.upload import Subset
 from tests.engine.sampling.rows import END_TOKENS, random_logits, random_params
 from tiercel.request import SamplingParams, pack_tokens
 
@@ -52,6 +53,32 @@ def test_rows_that_ask_for_anything_draw_what_they_draw_without_it(vocab_size: i
         assert got.logprobs.indices == wanted.logprobs.indices
         for name in ("sampled", "ranks", "top_tokens", "top_logprobs"):
             assert torch.equal(getattr(got.logprobs, name), getattr(wanted.logprobs, name))
+
+
+def test_what_no_row_asks_for_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads: list[tuple[int, ...]] = []
+
+    def upload(array: np.ndarray, device: torch.device) -> Tensor:
+        uploads.append(array.shape)
+        return torch.from_numpy(array)
+
+    for module in ("upload", "sampler", "filter"):
+        monkeypatch.setattr(f"engine.sampling.{module}.upload_no_sync", upload)
+    sampler = filled([SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=4)], 61, draw_no_sync)
+    sampler.sample_no_sync(random_logits(1, 2, 61), [0, 1], [4, 4], [1, 1])
+    assert uploads == [(2, 3)]  # keys and temperatures for the kernel
+    uploads.clear()
+    sampler = filled([SamplingParams(seed=3, top_p=0.9), SamplingParams(seed=4, top_p=0.8)], 61, draw_no_sync)
+    sampler.sample_no_sync(random_logits(1, 2, 61), [0, 1], [4, 4], [1, 1])
+    assert uploads and all(0 not in shape for shape in uploads)
+
+
+def test_a_subset_of_none_takes_none() -> None:
+    values = torch.arange(3.0)
+    none, all_three = Subset(np.zeros(3, np.bool_), CPU), Subset(np.ones(3, np.bool_), CPU)
+    assert not none and none.take(values).shape == (0,)
+    assert none.put(values.clone(), values[:0]).tolist() == values.tolist()
+    assert all_three and all_three.take(values) is values
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 2.5])
