@@ -6,6 +6,9 @@ Plain numbers until the scrape: a token costs a call and a tally, and a step kee
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from server.client import SequenceFacts
 from server.exposition import Kind, family, histogram, joined, labels
 from server.tally import Tally
@@ -49,17 +52,35 @@ class EngineFigures:
     queue: Buckets = ()
 
 
+class _Told(Struct, frozen=True, gc=False):
+    """What engines told. One value: a scrape in another thread sees a restart as a whole or not at all."""
+
+    ready: Ready
+    gauges: Gauges = Gauges()
+    looked_up_before: int = 0  # tokens, in engines before this one
+    found_before: int = 0  # of them
+    preemptions_before: int = 0
+
+    @property
+    def looked_up(self) -> int:
+        return self.looked_up_before + self.gauges.prefix_queries
+
+    @property
+    def found(self) -> int:
+        return self.found_before + self.gauges.prefix_hits
+
+    @property
+    def preemptions(self) -> int:
+        return self.preemptions_before + self.gauges.preemptions
+
+
 class EngineMetrics:
     """The `vllm:` family. Starts when the engine is ready: buckets depend on its context."""
 
     def __init__(self, model_name: str, ready: Ready) -> None:
         self._model_name = model_name
         self._labels = self._with()
-        self._ready = ready
-        self._gauges = Gauges()
-        self._looked_up = 0  # tokens, in engines before this one
-        self._found = 0  # of them
-        self._preemptions = 0  # in engines before this one
+        self._told = _Told(ready)
         self._prompt_tokens = 0  # of sequences that got a first token
         self._computed = 0  # prompt tokens of ended sequences, by where they came from
         self._cached_here = 0
@@ -89,12 +110,10 @@ class EngineMetrics:
         self._step_tokens = self._tally("iteration_tokens_total", "Tokens a step.", _STEP_TOKENS)
         self._num_preemptions = self._tally("request_num_preemptions", "Preemptions of a sequence.", _PREEMPTIONS)
 
-    def on_restart(self) -> None:
-        """Another engine counts from zero: what the one before it has told is kept."""
-        gauges, self._gauges = self._gauges, Gauges()
-        self._looked_up += gauges.prefix_queries
-        self._found += gauges.prefix_hits
-        self._preemptions += gauges.preemptions
+    def on_restart(self, ready: Ready) -> None:
+        """Another engine counts from zero: what those before it have told is kept, and so are the buckets."""
+        told = self._told
+        self._told = _Told(ready, Gauges(), told.looked_up, told.found, told.preemptions)
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
         """A sequence got a token."""
@@ -132,9 +151,10 @@ class EngineMetrics:
 
     def on_step(self, gauges: Gauges) -> None:
         """A step was committed. `step_tokens` counts prompt tokens computed and tokens brought."""
-        if gauges.steps != self._gauges.steps and gauges.step_tokens > 0:
+        told = self._told
+        if gauges.steps != told.gauges.steps and gauges.step_tokens > 0:
             self._step_tokens.add(gauges.step_tokens)
-        self._gauges = gauges
+        self._told = replace(told, gauges=gauges)
 
     def figures(self) -> EngineFigures:
         """What was counted."""
@@ -151,15 +171,16 @@ class EngineMetrics:
     def exposition(self) -> str:
         """Prometheus text. Safe in another thread than the one that counts."""
         tallies = (histogram(f"vllm:{name}", text, ((self._labels, tally),)) for name, text, tally in self._histograms)
-        return joined((*self._levels(), *self._counters(), *tallies))
+        told = self._told
+        return joined((*self._levels(told), *self._counters(told), *tallies))
 
     @property
     def _num_tokens(self) -> int:
         return self._first_token.count + self._gap.count
 
-    def _levels(self) -> Iterator[str]:
+    def _levels(self, told: _Told) -> Iterator[str]:
         """What is so now."""
-        gauges = self._gauges
+        gauges = told.gauges
         usage = gauges.blocks_used / gauges.blocks_total if gauges.blocks_total else 0.0
         yield self._gauge("num_requests_running", "Sequences in the running batch.", gauges.num_running)
         yield self._gauge(
@@ -168,20 +189,17 @@ class EngineMetrics:
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use; cached-but-free do not count.", usage)
         reasons = {"capacity": gauges.num_waiting, "deferred": 0}  # nothing waits for another reason
         yield self._by("num_requests_waiting_by_reason", "gauge", "Waiting sequences by reason.", "reason", reasons)
-        yield family("vllm:cache_config_info", "gauge", "Facts of the KV cache.", ((self._facts(), 1),))
+        yield family("vllm:cache_config_info", "gauge", "Facts of the KV cache.", ((self._facts(told.ready), 1),))
 
-    def _counters(self) -> Iterator[str]:
+    def _counters(self, told: _Told) -> Iterator[str]:
         """What was counted since the start."""
-        gauges = self._gauges
         cached = self._cached_here + self._cached_below
         yield self._counter("prompt_tokens", "Prompt tokens of sequences that got a first token.", self._prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", self._num_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", cached)
-        yield self._counter(
-            "prefix_cache_queries", "Tokens looked up in the prefix cache.", self._looked_up + gauges.prefix_queries
-        )
-        yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", self._found + gauges.prefix_hits)
-        yield self._counter("num_preemptions", "Preemptions.", self._preemptions + gauges.preemptions)
+        yield self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", told.looked_up)
+        yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", told.found)
+        yield self._counter("num_preemptions", "Preemptions.", told.preemptions)
         yield self._counter(
             "corrupted_requests", "Sequences that ended for logits that are not finite.", self._corrupted
         )
@@ -196,8 +214,7 @@ class EngineMetrics:
         ends = {reason.value: count for reason, count in self._ends.items()}
         yield self._by("request_success_total", "counter", "Sequences by how they ended.", "finished_reason", ends)
 
-    def _facts(self) -> str:
-        ready = self._ready
+    def _facts(self, ready: Ready) -> str:
         pool_tokens = ready.blocks_total * ready.block_size
         return self._with(
             block_size=str(ready.block_size),

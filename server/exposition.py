@@ -5,7 +5,10 @@ Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 
 import time
 from collections.abc import Iterable
+from functools import cache
 from typing import Literal
+
+from prometheus_client.utils import floatToGoString  # pyright: ignore[reportUnknownVariableType] - half typed
 
 from server.tally import Tally
 
@@ -54,9 +57,15 @@ def joined(pieces: Iterable[str]) -> str:
     return "".join(written)
 
 
+@cache
+def _bound(value: float) -> str:
+    """As Go and prometheus_client write it, 1e+06 for a million. There are few of them."""
+    return floatToGoString(value)
+
+
 def _buckets(name: str, of: str, tally: Tally) -> str:
     below = tally.below()
-    lines = "".join(f'{name}_bucket{{le="{bound}",{of}}} {count}\n' for bound, count in below[:-1])
+    lines = "".join(f'{name}_bucket{{le="{_bound(bound)}",{of}}} {count}\n' for bound, count in below[:-1])
     count = below[-1][1]
     return f'{lines}{name}_bucket{{le="+Inf",{of}}} {count}\n{_sums(name, of, tally.sum, count)}'
 

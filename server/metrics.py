@@ -102,7 +102,7 @@ class ServerMetrics:
             self._engine = EngineMetrics(self._model_name, ready)
             self._registry.register(self._tiers)
         else:
-            self._engine.on_restart()
+            self._engine.on_restart(ready)
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
         """A sequence got a token; `gap_s` is None for its first."""

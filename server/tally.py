@@ -9,7 +9,8 @@ from itertools import accumulate
 class Tally:
     """How many values lay below each bound, in plain numbers: no lock and no object a value.
 
-    One thread adds, others may read. A reader sees every bucket as it was at one moment; `sum` may be a value ahead.
+    One thread adds, others may read. A reader sees every bucket as it was at one moment; `sum` may be a value ahead or
+    behind.
     """
 
     __slots__ = ("_bounds", "_counts", "sum")

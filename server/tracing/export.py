@@ -56,6 +56,7 @@ class TraceExport:
         self._dropped = 0  # traces that did not get into the queue; written by `take` only
         self._told_dropped = 0
         self._lost = 0  # traces that did not get out of it
+        self._has_told_unwritable = False
         self._thread: threading.Thread | None = None
         self._sender: Sender | None = None
         self._log = structlog.stdlib.get_logger("server.tracing")
@@ -103,15 +104,26 @@ class TraceExport:
         sender.shutdown()
 
     def _export(self, sender: Sender, encoder: TraceEncoder) -> bool:
-        """Some of what waits. False: it did not get there, and is lost."""
+        """Some of what waits. False: it did not get there, and is lost. What cannot be written is lost alone."""
         traces = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-        body = encoder.encode(traces)
+        try:
+            body = encoder.encode(traces)
+        except (ValueError, TypeError, OverflowError) as exc:  # an attribute or a time that the format has no room for
+            self._lost += len(traces)
+            self._note_unwritable(exc)
+            return True
         if not body:
             return True
         is_good = sender.send(body)
         self._lost += 0 if is_good else len(traces)
         self._note(is_good=is_good)
         return is_good
+
+    def _note_unwritable(self, error: Exception) -> None:
+        """One line for the first: the collector has no part in it."""
+        if not self._has_told_unwritable:
+            self._log.warning("traces_not_encoded", error=str(error), lost=self._lost + self._dropped)
+        self._has_told_unwritable = True
 
     def _note(self, *, is_good: bool) -> None:
         """One line when the collector cannot be reached or cannot keep up, one when it is back."""
@@ -134,8 +146,12 @@ class OtlpSender(OTLPSpanExporter):
         super().__init__(endpoint=endpoint, timeout=_TIMEOUT_S)
 
     def send(self, body: bytes) -> bool:
-        """Post it, up to six times within the time of an export. Its client is not public: pyproject.toml bounds it."""
-        return self._client.export(body).success
+        """Post it, up to six times within the time of an export; nothing once shut down.
+
+        The exporter's client and its `_shutdown`, which the client does not ask, are not public: pyproject.toml bounds
+        the version.
+        """
+        return not self._shutdown and self._client.export(body).success
 
 
 def _resource() -> Resource:

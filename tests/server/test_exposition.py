@@ -1,6 +1,7 @@
 """Text by hand says what prometheus_client would have said."""
 
 import random
+import re
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,6 +34,17 @@ def test_a_tally_is_the_histogram_of_prometheus() -> None:
     text = histogram("waits_seconds", "Waits.", ((labels(who='a"b\\c\nd'), tally),))
     assert _read(text) == _read(generate_latest(registry).decode())
     assert tally.count == tally.below()[-1][1] == 506
+
+
+def test_bounds_are_written_as_prometheus_client_writes_them() -> None:
+    bounds = (0.001, 1, 200, 1_000_000, 2_500_000, 50_000_000)
+    registry = CollectorRegistry()
+    Histogram("waits_seconds", "Waits.", buckets=bounds, registry=registry)
+    written = [re.findall(r'le="([^"]+)"', text) for text in (
+        generate_latest(registry).decode(), histogram("waits_seconds", "Waits.", ((labels(who="a"), Tally(bounds)),)),
+    )]  # fmt: skip
+    assert written[0] == written[1]
+    assert "1e+06" in written[1]
 
 
 def test_a_summary_has_sum_and_count_alone() -> None:

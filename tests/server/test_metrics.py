@@ -1,9 +1,18 @@
 import asyncio
+import sys
+from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
+from types import FrameType
 
+import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from server import engine_metrics
 from server.client import SequenceFacts, SequenceStart
+from server.engine_metrics import EngineMetrics
+from server.exposition import Kind, family
 from server.mailbox import Mailbox
 from server.metrics import ServerMetrics
 from tests.server.fake_engine import Script
@@ -34,8 +43,8 @@ async def _samples(server: Running) -> dict[str, float]:
     """Sum of every series by name."""
     text = (await server.http.get("/metrics")).text
     sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
+    for told in text_string_to_metric_families(text):
+        for sample in told.samples:
             sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     return sums
 
@@ -174,6 +183,20 @@ def test_prompt_tokens_are_told_by_the_tier_they_came_from() -> None:
     line = 'vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="{}"}} {}'
     for source, tokens in {"local_compute": 2, "local_cache_hit": 4, "external_kv_transfer": 4}.items():
         assert line.format(source, tokens) in page
+    assert 'vllm:prompt_tokens_cached_total{engine="0",model_name="tiny"} 8\n' in page, "all tiers together"
+
+
+def _after_a_step() -> EngineMetrics:
+    metrics = EngineMetrics("tiny", READY)
+    metrics.on_step(Gauges(steps=1, step_tokens=1, prefix_queries=100, prefix_hits=50, preemptions=3))
+    return metrics
+
+
+def _kept(page: str) -> list[int]:
+    """Tokens looked up and found, and preemptions: what outlives an engine."""
+    names = ("prefix_cache_queries", "prefix_cache_hits", "num_preemptions")
+    lines = dict(line.rsplit(" ", 1) for line in page.splitlines())
+    return [int(lines[f'vllm:{name}_total{{engine="0",model_name="tiny"}}']) for name in names]
 
 
 def test_sequences_that_ended_for_bad_logits_are_corrupted_and_others_are_not() -> None:
@@ -183,12 +206,64 @@ def test_sequences_that_ended_for_bad_logits_are_corrupted_and_others_are_not() 
 
 
 def test_a_second_engine_goes_on_where_the_first_one_stopped() -> None:
+    metrics = _after_a_step()
+    for _ in range(2):
+        metrics.on_restart(READY)
+        metrics.on_step(Gauges(prefix_queries=10, prefix_hits=5, preemptions=1))
+    assert _kept(metrics.exposition()) == [120, 60, 5]
+
+
+def test_another_engine_shows_its_own_cache() -> None:
     metrics = ServerMetrics("tiny")
     metrics.on_ready(READY)
-    metrics.on_step(Gauges(preemptions=3))
-    metrics.on_ready(READY)
-    metrics.on_step(Gauges(preemptions=1))
-    assert 'vllm:num_preemptions_total{engine="0",model_name="tiny"} 4\n' in metrics.exposition().decode()
+    metrics.on_ready(msgspec.structs.replace(READY, blocks_total=5, dtype="bfloat16"))
+    page = metrics.exposition().decode()
+    assert 'num_gpu_blocks="5"' in page
+    assert 'cache_dtype="bfloat16"' in page
+    assert 'cache_dtype="float32"' not in page
+
+
+def test_a_scrape_at_any_moment_of_a_restart_sees_no_counter_go_back() -> None:
+    metrics, seen = _after_a_step(), list[list[int]]()
+
+    def scrape(frame: FrameType, event: str, arg: object) -> object:
+        if frame.f_code is EngineMetrics.on_restart.__code__:
+            seen.append(_kept(metrics.exposition()))
+            return scrape
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(scrape)
+    try:
+        metrics.on_restart(READY)
+    finally:
+        sys.settrace(before)
+    assert len(seen) > 2, "at its lines"
+    assert [numbers for numbers in seen if numbers != [100, 50, 3]] == []
+
+
+@pytest.mark.parametrize("after", range(12))
+def test_a_restart_at_any_moment_of_a_scrape_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    metrics = _after_a_step()
+
+    def interrupted(name: str, kind: Kind, text: str, samples: Iterable[tuple[str, float]]) -> str:
+        if next(numbers) == after:
+            metrics.on_restart(READY)
+        return family(name, kind, text, samples)
+
+    numbers = count()
+    monkeypatch.setattr(engine_metrics, "family", interrupted)
+    assert _kept(metrics.exposition()) == [100, 50, 3]
+    assert next(numbers) > after, "within the scrape"
+
+
+def test_a_step_that_is_told_twice_is_observed_once() -> None:
+    metrics = EngineMetrics("tiny", READY)
+    for steps in (1, 1, 2, 2):
+        metrics.on_step(Gauges(steps=steps, step_tokens=8))
+    page = metrics.exposition()
+    assert 'vllm:iteration_tokens_total_sum{engine="0",model_name="tiny"} 16.0\n' in page
+    assert 'vllm:iteration_tokens_total_count{engine="0",model_name="tiny"} 2\n' in page
 
 
 def test_times_of_birth_are_left_out_and_processes_are_shown() -> None:

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from server.metrics import ServerMetrics
 from server.service import Service
 from server.story import RequestStory
 from server.tracing.context import TraceContext, begin_context, read_context
-from server.tracing.export import Sender, TraceExport
+from server.tracing.export import OtlpSender, Sender, TraceExport
 from server.tracing.sink import TraceSink, make_traces
 from server.tracing.trace import MOST_SEQUENCES, Stage, Trace, trace_of
 from tests.server.collector import collector
@@ -215,10 +215,14 @@ def test_what_the_engine_never_ended_ends_with_the_request() -> None:
 
 
 @contextmanager
-def _export(endpoint: str, sender: Sender | None = None, **options: int) -> Iterator[TraceExport]:
+def _export(
+    endpoint: str, sender: Sender | None = None, waiting: Sequence[Trace] = (), **options: int
+) -> Iterator[TraceExport]:
     level = logging.getLogger("opentelemetry").level
     opener = None if sender is None else lambda _: sender
     export = TraceExport(endpoint, every_s=0.01, open_sender=opener, **options)
+    for trace in waiting:
+        export.take(trace)
     export.open()
     try:
         yield export
@@ -360,6 +364,29 @@ def test_a_collector_that_hangs_costs_traces_and_nothing_else() -> None:
         ("traces_not_exported", 2),
         ("traces_exported_again", 2),
     ]
+
+
+def test_a_sender_that_is_shut_down_posts_nothing() -> None:
+    with collector() as (url, spans):
+        sender, request = OtlpSender(url), ExportTraceServiceRequest()
+        batch = request.resource_spans.add()
+        batch.resource.attributes.add(key="service.name").value.string_value = "tiercel"
+        batch.scope_spans.add().spans.add(name="late")
+        assert sender.send(request.SerializeToString())
+        sender.shutdown()
+        assert not sender.send(request.SerializeToString())
+        assert len(spans) == 1
+
+
+@pytest.mark.parametrize("end_s", [2.0, float("inf")])
+def test_a_batch_that_cannot_be_written_is_lost_alone_and_told_once(end_s: float) -> None:
+    wrong = Trace(begin_context(), "wrong", 1.0, end_s, 0.0, {"gen_ai.request.model": "\ud800"}, ())
+    right = Trace(begin_context(), "right", 1.0, 2.0, 0.0, {}, ())
+    sent = _Sent()
+    with structlog.testing.capture_logs() as logs, _export("", sent, [*[wrong] * 128, right]):  # two batches of wrong
+        pass
+    assert [span.name for span in sent.spans] == ["right"]
+    assert [(entry["event"], entry["lost"]) for entry in logs] == [("traces_not_encoded", 64)]
 
 
 def test_requests_go_on_while_a_collector_hangs(model_folder: Path) -> None:
