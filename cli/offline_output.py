@@ -1,10 +1,8 @@
 """What the offline verbs tell of their runs: text for people, JSON for programs and for peers to be held against."""
 
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +10,9 @@ from cli.bench_offline import OfflinePlan
 from cli.bench_serve import command_line
 from cli.console import print_tables
 from loadtest.figures import percentile
-from loadtest.machine import machine_facts
+from loadtest.machine import machine_facts, versions
 from loadtest.request_list import ListedRequest, digest
 from loadtest.wording import show_ms, show_percent
-from tiercel import __version__
 from tiercel.errors import TiercelError
 from tiercel.units import show_bytes
 
@@ -143,7 +140,7 @@ def _shared(
         "counters": {
             name: sum(getattr(run.after, name) - getattr(run.before, name) for run in runs) for name in _COUNTERS
         },
-        "versions": _versions(),
+        "versions": versions(_PACKAGES),
         "machine": {**machine_facts(), **_accelerator(facts.device)},
         "command": command_line(),
     }
@@ -218,13 +215,3 @@ def _accelerator(device: str) -> dict[str, str]:
 
     found = torch.cuda.get_device_properties(0)
     return {"gpu": f"{found.name}, {show_bytes(found.total_memory)}", "cuda": torch.version.cuda or "none"}
-
-
-def _versions() -> dict[str, str]:
-    found = {"tiercel": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -2,13 +2,14 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tiercel import __version__
 from tiercel.units import show_bytes
 
-_PACKAGES = ("httpx", "msgspec", "tokenizers")
+_CLIENT = ("httpx", "msgspec", "tokenizers")
 
 
 def cores() -> int:
@@ -25,10 +26,10 @@ def machine_facts() -> dict[str, str]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Of this client."""
+def versions(packages: Sequence[str] = _CLIENT) -> dict[str, str]:
+    """Ours, Python's and those of the packages that are there; without a word those of this client."""
     found = {"tiercel": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
