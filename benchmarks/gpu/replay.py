@@ -11,13 +11,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from benchmarks import fastswitch
+from benchmarks.gpu.bare import Bare, open_bare
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engine import engine_settings
-from benchmarks.gpu.swap import wait_pinned
-from engine.assembly import Engine, open_engine
-from engine.offline import Inbox
-from engine.wake import Wake
-from tiercel.clock import Clock, MonotonicClock
+from engine.assembly import Engine
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import RouteGauges
@@ -38,18 +35,15 @@ class Replay:
 
     def __init__(
         self,
-        engine: Engine,
-        inbox: Inbox,
-        wake: Wake,
-        clock: Clock,
+        bare: Bare,
         trace: Sequence[fastswitch.Conversation],
         rows: Iterator[list[float]],
         frequency: float = FREQUENCY,
     ) -> None:
-        self._engine = engine
-        self._inbox = inbox
-        self._wake = wake
-        self._clock = clock
+        self._engine = bare.engine
+        self._inbox = bare.inbox
+        self._wake = bare.wake
+        self._clock = bare.clock
         self._trace = trace
         self._rows = rows
         self._frequency = frequency
@@ -162,16 +156,9 @@ def run(bench: Bench) -> None:
         scheduling_policy="priority",
         enable_prefix_caching="true",
     )
-    clock, wake = MonotonicClock(), Wake.open()
-    inbox = Inbox(clock)
-    engine = open_engine(settings, inbox, wake, clock)
-    wait_pinned()
-    try:
+    with open_bare(settings) as bare:
         rows = fastswitch.priorities(PATTERN, len(trace), SEED)
-        say(bench, engine, Replay(engine, inbox, wake, clock, trace, rows), bench.left_s)
-    finally:
-        engine.close()
-        wake.close()
+        say(bench, bare.engine, Replay(bare, trace, rows), bench.left_s)
 
 
 def say(bench: Bench, engine: Engine, replay: Replay, most_s: float) -> None:

@@ -1,22 +1,17 @@
 """Steps beside copies, and how soon a preempted sequence is back."""
 
 import random
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from statistics import median
 
+from benchmarks.gpu.bare import Bare, open_bare
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.copies import BLOCK_BYTES, TOTAL_BYTES, Ends, pieces, rate
 from benchmarks.gpu.engine import VOCAB, asked, draw, engine_settings, open_engine, step_ms
 from benchmarks.gpu.traffic import Traffic
 from device.base import Device
 from device.cuda import open_cuda
-from engine.assembly import Engine
-from engine.assembly import open_engine as open_bare
-from engine.offline import Inbox
-from engine.wake import Wake
-from tiercel.clock import Clock, MonotonicClock
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId
 from tiercel.request import Request, SamplingParams, pack_tokens
@@ -83,16 +78,9 @@ def preempted(bench: Bench, device: Device, ends: Ends) -> None:
         scheduling_policy="priority",
         enable_prefix_caching="true",
     )
-    clock, wake = MonotonicClock(), Wake.open()
-    inbox = Inbox(clock)
-    engine = open_bare(settings, inbox, wake, clock)
-    wait_pinned()
-    try:
-        switch = Switch(engine, inbox, clock)
+    with open_bare(settings) as bare:
+        switch = Switch(bare)
         waits_ms = [switch.round(number) for number in range(3 if bench.is_quick else ROUNDS)][1:]
-    finally:
-        engine.close()
-        wake.close()
     back_ms = median(waits_ms)
     bench.record(
         "return_ratio",
@@ -106,29 +94,20 @@ def preempted(bench: Bench, device: Device, ends: Ends) -> None:
     )
 
 
-def wait_pinned() -> None:
-    """Until the host tier, which is locked beside the start, is locked."""
-    for thread in threading.enumerate():
-        if thread.name == "kv-pin":
-            thread.join()
-
-
 class Switch:
     """One sequence that gives way to another of a higher band and comes back, again and again."""
 
     def __init__(
         self,
-        engine: Engine,
-        inbox: Inbox,
-        clock: Clock,
+        bare: Bare,
         *,
         victim_tokens: int = VICTIM_TOKENS,
         rival_tokens: int = RIVAL_TOKENS,
         vocab: int = VOCAB,
     ) -> None:
-        self._engine = engine
-        self._inbox = inbox
-        self._clock = clock
+        self._engine = bare.engine
+        self._inbox = bare.inbox
+        self._clock = bare.clock
         self._victim_tokens = victim_tokens
         self._rival_tokens = rival_tokens
         self._vocab = vocab

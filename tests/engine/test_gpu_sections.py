@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks import fastswitch
 from benchmarks.gpu import attention, decode, dummy, engine, kernels, layout, overlap, replay, swap, throughput
+from benchmarks.gpu.bare import open_bare
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.bounds import ModelShape
 from benchmarks.gpu.cases import (
@@ -29,15 +30,12 @@ from benchmarks.gpu.copies import BLOCK_BYTES, GROUP_BLOCKS, Ends, lanes, pieces
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.traffic import Traffic
 from device.cpu import CpuDevice
-from engine.assembly import open_engine
 from engine.attention.base import AttentionParams, ForwardState
 from engine.attention.block import write_rows
 from engine.attention.paged import TritonAttention
 from engine.attention.sdpa import SdpaAttention
-from engine.offline import Answer, Inbox, OfflineEngine, Run
+from engine.offline import Answer, OfflineEngine, Run
 from engine.stopwatch import Laps
-from engine.wake import Wake
-from tiercel.clock import MonotonicClock
 from tiercel.outcome import Gauges
 
 CPU = torch.device("cpu")
@@ -265,15 +263,9 @@ def test_a_victim_is_swapped_and_comes_back(tmp_path: Path, tiny: dict[str, obje
         scheduling_policy="priority",
         enable_prefix_caching="true",
     )
-    clock, wake = MonotonicClock(), Wake.open()
-    inbox = Inbox(clock)
-    opened = open_engine(settings, inbox, wake, clock)
-    try:
-        switch = swap.Switch(opened, inbox, clock, victim_tokens=120, rival_tokens=200, vocab=500)
+    with open_bare(settings) as bare:
+        switch = swap.Switch(bare, victim_tokens=120, rival_tokens=200, vocab=500)
         assert all(switch.round(number) > 0 for number in range(2))
-    finally:
-        opened.close()
-        wake.close()
 
 
 def test_conversations_change_places_and_all_is_said(tmp_path: Path, tiny: dict[str, object]) -> None:
@@ -288,17 +280,11 @@ def test_conversations_change_places_and_all_is_said(tmp_path: Path, tiny: dict[
         enable_prefix_caching="true",
     )
     trace = [replace(talk, arrival_s=0.0) for talk in fastswitch.conversations(6, seed=0, scale=0.03)]
-    clock, wake = MonotonicClock(), Wake.open()
-    inbox = Inbox(clock)
-    opened = open_engine(settings, inbox, wake, clock)
     bench = Bench("replay", 60.0, tmp_path / "replay.json")
     rows = fastswitch.priorities("random", len(trace), 1)
-    played = replay.Replay(opened, inbox, wake, clock, trace, rows, frequency=0.5)
-    try:
-        replay.say(bench, opened, played, 60.0)
-    finally:
-        opened.close()
-        wake.close()
+    with open_bare(settings) as bare:
+        played = replay.Replay(bare, trace, rows, frequency=0.5)
+        replay.say(bench, bare.engine, played, 60.0)
     assert played.turns == len(played.waits_s) == sum(len(talk.turns) for talk in trace)
     assert len(played.waits_s) + len(played.gaps_s) == sum(turn.answer_tokens for talk in trace for turn in talk.turns)
     said = {figure.name: figure for figure in bench.result.figures}
