@@ -130,7 +130,11 @@ class CpuDevice:
     def open_lane(self) -> CpuLane:
         threads = self.threads
         # The number of threads is kept per thread: the lane's own must be told.
-        return CpuLane(ThreadPoolExecutor(1, "compute", initializer=lambda: torch.set_num_threads(threads)))
+        executor = ThreadPoolExecutor(1, "compute", initializer=lambda: torch.set_num_threads(threads))
+        # An executor starts its thread with the first job. A Ctrl-C while it does so leaves a thread that nobody waits
+        # for: it would still compute when the process ends, which aborts it. This job has nothing to compute.
+        executor.submit(lambda: None).result()
+        return CpuLane(executor)
 
     def open_copy_lane(self) -> InlineLane:
         return InlineLane()

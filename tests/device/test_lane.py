@@ -41,6 +41,16 @@ def test_the_lane_computes_with_the_threads_it_was_given() -> None:
     lane.close()
 
 
+def test_the_lane_has_its_thread_before_its_first_job() -> None:
+    """A Ctrl-C while the first job starts it would leave it computing behind everybody's back."""
+    before = set(threading.enumerate())
+    lane = CpuDevice(threads=1).open_lane()
+    (worker,) = set(threading.enumerate()) - before
+    assert lane.run(threading.current_thread).result() is worker
+    lane.close()
+    assert not worker.is_alive()
+
+
 def test_a_mark_is_past_when_what_was_queued_before_has_ended() -> None:
     device = CpuDevice(threads=1)
     lane, gate = device.open_lane(), threading.Event()
