@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from device.base import Device, Lane
 from device.registry import open_device
 from engine.attention.registry import open_attention
 from engine.calibrate import show_arithmetic, size_pool, step_tokens
 from engine.footprint import measure_footprint
-from engine.graphs import graph_sizes, wants_graphs
+from engine.graphs import DecodeGraphs, graph_sizes, record_graphs, wants_graphs
 from engine.loop import EngineLoop, StepRunner
 from engine.models.base import Model
 from engine.models.generation import read_end_tokens
@@ -148,7 +149,10 @@ def assemble(
     rates = _open_rates(tiers, model, spec, lane, clock, capacity.max_model_len, wake)
     # An id beyond the logits can never be sampled, and must not be banned until min_tokens either.
     end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
-    times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity)
+    max_blocks = -(-capacity.max_model_len // settings.block_size)
+    device.give_back_cached()  # and wait: arenas of zeros were not queued on the lane
+    graphs = _record_graphs(settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock)
+    times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity, graphs)
     most_tokens = step_tokens(settings, device)
     policy = policy_of(settings, StepCosts(times), most_tokens)
     book = SequenceBook(policy, capacity.max_model_len, end_tokens)
@@ -157,10 +161,9 @@ def assemble(
     splits = SplitsFile(settings.cache_folder, facts_of(settings, model, spec, device)).read()
     chooser = SwapChooser(settings.preemption_mode, lambda: rates.rates)
     planner = Planner(book, limits, chooser, Splitter(policy.costs, splits))
-    rows = RowBook(max_rows, -(-capacity.max_model_len // settings.block_size))
-    runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens)
-    device.give_back_cached()  # and wait: arenas of zeros were not queued on the lane
-    _record_graphs(settings, model, device, runner, mailbox, clock)
+    rows = RowBook(max_rows, max_blocks)
+    runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens, graphs=graphs)
+    device.give_back_cached()
     steering = Steering(book, planner, cache, settings, most_tokens)
     loop = EngineLoop(
         book,
@@ -179,20 +182,31 @@ def assemble(
 
 
 def _record_graphs(
-    settings: EngineSettings, model: Model, device: Device, runner: Runner, mailbox: Outbox, clock: Clock
-) -> None:
+    settings: EngineSettings,
+    model: Model,
+    kv: Tensor,
+    max_rows: int,
+    max_blocks: int,
+    device: Device,
+    lane: Lane,
+    mailbox: Outbox,
+    clock: Clock,
+) -> DecodeGraphs | None:
     """Let decodes be replayed, where the device and the model can and the operator does not mind."""
     recorder = device.open_recorder() if wants_graphs(settings, model) else None
     if recorder is None:
-        return
+        return None
     start_s, free_bytes = clock.now_s(), device.free_bytes()
 
     def tell(done: int, total: int) -> None:
         mailbox.post(Loading(f"recording CUDA graphs {done} of {total}"))
 
-    sizes = runner.record_graphs(recorder, graph_sizes(settings.max_num_seqs), tell)
+    sizes = graph_sizes(settings.max_num_seqs)
+    graphs = record_graphs(model, kv, max_rows, max_blocks, lane, recorder, sizes, tell)
     taken_bytes, taken_s = free_bytes - device.free_bytes(), clock.now_s() - start_s
-    log.info("graphs recorded rows=%s bytes=%d s=%.1f", sizes, taken_bytes, taken_s)
+    recorded = () if graphs is None else graphs.sizes
+    log.info("graphs recorded rows=%s bytes=%d s=%.1f", recorded, taken_bytes, taken_s)
+    return graphs
 
 
 def _open_rates(

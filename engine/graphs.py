@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from device.base import Lane
 from device.graph import Graph, GraphRecorder
 from device.shortage import is_shortage
 from engine.attention.base import ForwardState
@@ -131,7 +132,10 @@ class DecodeGraphs:
     """The recorded sizes. A batch whose own size was not recorded is not for them: a far larger one would be slower
     than launching it piece by piece."""
 
-    def __init__(self, inputs: StaticInputs, sizes: Sequence[int], graph_by_size: Mapping[int, Graph]) -> None:
+    def __init__(
+        self, inputs: StaticInputs, last_tokens: Tensor, sizes: Sequence[int], graph_by_size: Mapping[int, Graph]
+    ) -> None:
+        self.last_tokens = last_tokens  # what they read: [rows of the runner] int64, who samples writes it
         self._inputs = inputs
         self._sizes = sizes
         self._graph_by_size = graph_by_size
@@ -162,23 +166,42 @@ class DecodeGraphs:
 def record_graphs(
     model: Model,
     kv: Tensor,
-    last_tokens: Tensor,
+    max_rows: int,
+    max_blocks: int,
+    lane: Lane,
+    recorder: GraphRecorder,
+    sizes: Sequence[int],
+    tell: Callable[[int, int], None],
+) -> DecodeGraphs | None:
+    """Record a decode, from the tokens to the logits, for each of the sizes, in a job of the lane, and wait for it.
+
+    The largest comes first: the others find room in its memory. `tell` is told how many of how many are done. A
+    recording that fails is logged and is the last one; what was recorded before stays. None without room for inputs.
+
+    Shapes:  kv: see `Model.forward`; max_rows: of the runner; max_blocks: of the longest context.
+    Cost:    four forwards a size, one of them without computing.
+    Effects: the sink is written.
+    """
+
+    @torch.inference_mode()
+    def record() -> DecodeGraphs | None:
+        return _record(model, kv, max_rows, max_blocks, recorder, sizes, tell)
+
+    return lane.run(record).result()
+
+
+def _record(
+    model: Model,
+    kv: Tensor,
+    max_rows: int,
     max_blocks: int,
     recorder: GraphRecorder,
     sizes: Sequence[int],
     tell: Callable[[int, int], None],
 ) -> DecodeGraphs | None:
-    """Record a decode, from the tokens to the logits, for each of the sizes; to be called in a job of the lane.
-
-    The largest comes first: the others find room in its memory. `tell` is told how many of how many are done. A
-    recording that fails is logged and is the last one; what was recorded before stays. None without room for inputs.
-
-    Shapes:  kv: see `Model.forward`; last_tokens [rows of the runner] int64; max_blocks: of the longest context.
-    Cost:    four forwards a size, one of them without computing.
-    Effects: the sink is written.
-    """
     try:
         inputs = StaticInputs.open(max(sizes), max_blocks, kv.device)
+        last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=kv.device)
     except (RuntimeError, MemoryError) as exc:
         if not is_shortage(exc):
             raise
@@ -192,7 +215,7 @@ def record_graphs(
         except DeviceError as exc:
             log.warning("graph not recorded rows=%d, nor smaller ones: these launch every kernel error=%s", size, exc)
             break
-    return DecodeGraphs(inputs, sorted(sizes), graph_by_size)
+    return DecodeGraphs(inputs, last_tokens, sorted(sizes), graph_by_size)
 
 
 def _decode(model: Model, kv: Tensor, last_tokens: Tensor, inputs: StaticInputs, size: int) -> Callable[[], Tensor]:

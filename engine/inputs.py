@@ -66,6 +66,29 @@ class BatchInputs:
         """Every slice is one token and samples: the arrays of the tokens and of the slices that sample are one."""
         return len(self.tokens) == len(self.slice_seqs) == len(self.sample_at)
 
+    @classmethod
+    def of_decodes(cls, starts: NDArray[np.int64], block_tables: NDArray[np.int64]) -> "BatchInputs":
+        """Decodes of nobody, to be measured: they write to the sink. Shapes: starts [S]; block_tables [S, blocks]."""
+        count = len(starts)
+        at, zeros = np.arange(count), np.zeros(count, np.int64)
+        return cls(
+            tokens=zeros,
+            is_unknown=np.zeros(count, np.bool_),
+            token_rows=at,
+            token_positions=starts,
+            slot_ids=zeros,
+            slot_offsets=zeros,
+            query_starts=_starts(np.ones(count, np.int64)),
+            context_lengths=(starts + 1).astype(np.int32),
+            block_tables=block_tables,
+            sample_at=at,
+            rows=at,
+            positions=starts + 1,
+            output_index=zeros,
+            seqs=tuple(map(SeqId, range(count))),
+            slice_seqs=tuple(map(SeqId, range(count))),
+        )
+
     def without(self, gone: frozenset[SeqId]) -> "BatchInputs | None":
         """The same without the slices of these sequences; None when none is left."""
         kept = np.array([seq not in gone for seq in self.slice_seqs])

@@ -2,7 +2,7 @@
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from device.base import Lane, Pending
-from device.graph import GraphRecorder
 from device.shortage import is_shortage
 from device.timer import Timer
-from engine.graphs import DecodeGraphs, record_graphs
+from engine.graphs import DecodeGraphs
 from engine.inputs import BatchInputs, SequenceReader, build_inputs
 from engine.models.base import Model
 from engine.rows import RowBook
@@ -113,7 +112,9 @@ class Runner:
         end_tokens: tuple[int, ...],
         clock: Clock | None = None,
         staging: Staging | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """`graphs`: recorded on the same model, arena, rows and lane."""
         self._clock = clock or MonotonicClock()
         self._model = model
         self._kv = kv
@@ -123,26 +124,13 @@ class Runner:
         self._sequences = sequences
         self._end_tokens = end_tokens
         self._block_size = kv.shape[2]
-        self._last_tokens = torch.zeros(rows.tables.shape[0], dtype=torch.int64, device=kv.device)
+        if graphs is None:
+            self._last_tokens = torch.zeros(rows.tables.shape[0], dtype=torch.int64, device=kv.device)
+        else:
+            self._last_tokens = graphs.last_tokens
         self._staging = staging or open_staging(kv.device, lane)
-        self._graphs: DecodeGraphs | None = None
+        self._graphs = graphs
         self._unfilled: deque[FreshRow] = deque()  # rows whose steps failed before they were filled come first
-
-    def record_graphs(
-        self, recorder: GraphRecorder, sizes: Sequence[int], tell: Callable[[int, int], None]
-    ) -> tuple[int, ...]:
-        """Decodes of up to so many rows are replayed from now on, as far as they could be recorded. Waits for it.
-
-        See `engine.graphs.record_graphs`; returns the sizes that there are.
-        """
-
-        @torch.inference_mode()
-        def record() -> DecodeGraphs | None:
-            blocks = self._rows.tables.shape[1]
-            return record_graphs(self._model, self._kv, self._last_tokens, blocks, recorder, sizes, tell)
-
-        self._graphs = self._lane.run(record).result()
-        return () if self._graphs is None else self._graphs.sizes
 
     def launch(self, plan: StepPlan) -> Flight:
         """Queue one step on the compute lane. Never waits for the device unless that fails.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,10 @@ from device.base import Device, Lane
 from engine.attention.base import ForwardState
 from engine.attention.registry import open_attention
 from engine.calibrate import step_tokens
-from engine.graphs import wants_graphs
+from engine.graphs import DecodeGraphs, wants_graphs
+from engine.inputs import BatchInputs
 from engine.models.base import Model
+from engine.staging import open_staging
 from engine.step_grid import FAR_CONTEXT, GridLimits, Shape, Slices, StepGrid
 from engine.times_file import TimesFile
 from scheduler.cost import StepTimes, linear_times
@@ -45,11 +48,16 @@ def open_step_times(
     lane: Lane,
     clock: Clock,
     capacity: Capacity,
+    graphs: DecodeGraphs | None = None,
 ) -> StepTimes:
-    """The table for the limits of this engine: from the cache folder, and what the budget adds to it."""
+    """The table for the limits of this engine: from the cache folder, and what the budget adds to it.
+
+    `graphs`: what decodes run in, recorded on `kv`.
+    """
     limits = limits_of(settings, model, device, capacity)
     file = TimesFile(settings.cache_folder, (*facts_of(settings, model, spec, device), repr(limits)))
-    return measure_step_times(model, kv, spec, lane, clock, limits, settings.calibration_s, file)
+    trial = Trial(model, kv, spec, lane, clock, graphs)
+    return measure_step_times(trial, clock, limits, settings.calibration_s, file)
 
 
 def limits_of(settings: EngineSettings, model: Model, device: Device, capacity: Capacity) -> GridLimits:
@@ -70,22 +78,12 @@ def _rounded(count: int) -> int:
     return 1 << (count.bit_length() - 1)
 
 
-def measure_step_times(
-    model: Model,
-    kv: Tensor,
-    spec: KVSpec,
-    lane: Lane,
-    clock: Clock,
-    limits: GridLimits,
-    budget_s: float,
-    file: TimesFile,
-) -> StepTimes:
+def measure_step_times(trial: "Trial", clock: Clock, limits: GridLimits, budget_s: float, file: TimesFile) -> StepTimes:
     """Milliseconds of whole steps, without sampling, on a grid that the limits give.
 
     Cost:    `budget_s` at most, but for a last forward that turns out slower than the smaller ones promised. With a
              budget of 0 nothing is measured nor read, and the table is the linear default.
-    Effects: none on `kv`, of which only the layout counts: blocks are read from an arena made for the purpose, as
-             one block read again and again would come from the processor's cache. `file` is written.
+    Effects: those of the trial's forwards. `file` is written.
     Errors:  DeviceError when the device fails.
     On CUDA the same code waits for the lane's event; not measured yet.
     """
@@ -95,7 +93,6 @@ def measure_step_times(
     start_s = clock.now_s()
     grid = StepGrid(limits)
     known = file.read(grid)
-    trial = Trial(model, kv, spec, lane, clock)
     measured = _measure_missing(grid, known, trial, start_s + _KEPT * budget_s, _SHARE * budget_s, clock)
     times = grid.table(known | measured)
     if measured:
@@ -116,11 +113,19 @@ def measure_step_times(
 
 
 class Trial:
-    """Forwards of steps that nobody asked for."""
+    """Forwards of steps that nobody asked for.
 
-    def __init__(self, model: Model, kv: Tensor, spec: KVSpec, lane: Lane, clock: Clock) -> None:
+    Of the arena only the layout counts, blocks are read from one made for the purpose: one block read again and again
+    would come from the processor's cache. What runs in a graph reads all over the arena itself and writes to its sink.
+    """
+
+    def __init__(
+        self, model: Model, kv: Tensor, spec: KVSpec, lane: Lane, clock: Clock, graphs: DecodeGraphs | None = None
+    ) -> None:
         self._model = model
         self._like = kv
+        self._graphs = graphs
+        self._staging = open_staging(kv.device, lane)
         self._block_size = spec.block_size
         self._slots = max(1, min(_ARENA_BYTES // spec.block_bytes, kv.shape[0]))
         self._arena: Tensor | None = None
@@ -148,14 +153,48 @@ class Trial:
         return 1e3 * fastest_s
 
     def _run(self, slices: Slices) -> float:
-        assert self._arena is not None
-        forward = _forward_of(self._model, self._arena, slices, self._block_size)
+        forward = self._replay_of(slices) or self._forward_of(slices)
         start_s = self._clock.now_s()
         try:
             self._lane.run(forward).result()
         except RuntimeError as exc:
             raise DeviceError("device.measure_failed", f"{type(exc).__name__}: {exc}") from exc
         return self._clock.now_s() - start_s
+
+    def _replay_of(self, slices: Slices) -> Callable[[], Tensor] | None:
+        """A job that runs such a step in its graph; None where it has none."""
+        graphs, block_size = self._graphs, self._block_size
+        if graphs is None or any(length > 1 for length in slices.lengths):
+            return None
+        starts = np.array(slices.starts, np.int64)
+        tables = _scattered(len(starts), -(-int(starts.max() + 1) // block_size), self._like.shape[0])
+        batch = BatchInputs.of_decodes(starts, tables.numpy())
+        size = graphs.size_of(batch)
+        if size is None:
+            return None
+
+        @torch.inference_mode()
+        def replay() -> Tensor:
+            logits, _ = graphs.run_no_sync(batch, size, self._staging)
+            return logits.max(dim=-1).values
+
+        return replay
+
+    def _forward_of(self, slices: Slices) -> Callable[[], Tensor]:
+        """A job that runs such a step, its inputs on the host until then. Writes slot 0, reads all over the arena."""
+        model, kv, block_size = self._model, self._arena, self._block_size
+        assert kv is not None
+        ends = [start + length for start, length in zip(slices.starts, slices.lengths, strict=True)]
+        tables = _scattered(len(ends), -(-max(ends) // block_size), kv.shape[0])
+        first = ForwardState.of_slices(tables.to(kv.device), slices.starts, ends, block_size, writes_sink=True)
+
+        @torch.inference_mode()
+        def forward() -> Tensor:
+            state = replace(first)  # a step like the first, yet another one: backends keep what they know of a step
+            hidden = model.forward(state.positions % model.vocab_size, kv, state)
+            return model.logits(hidden[state.device_query_starts[1:].long() - 1]).max(dim=-1).values
+
+        return forward
 
 
 def _measure_missing(
@@ -193,21 +232,10 @@ def _open_arena(like: Tensor, slots: int) -> Tensor:
         return like[:1]
 
 
-def _forward_of(model: Model, kv: Tensor, slices: Slices, block_size: int) -> Callable[[], Tensor]:
-    """A job that runs such a step, its inputs on the host until then. Writes slot 0, reads all over the arena."""
-    ends = [start + length for start, length in zip(slices.starts, slices.lengths, strict=True)]
-    blocks = -(-max(ends) // block_size)
-    # A stride that is prime to almost every size: neighbours in a table are no neighbours in memory.
-    tables = (torch.arange(len(ends) * blocks) * 7919 % kv.shape[0]).view(len(ends), blocks)
-    first = ForwardState.of_slices(tables.to(kv.device), slices.starts, ends, block_size, writes_sink=True)
-
-    @torch.inference_mode()
-    def forward() -> Tensor:
-        state = replace(first)  # a step like the first, yet another one: backends keep what they know of a step
-        hidden = model.forward(state.positions % model.vocab_size, kv, state)
-        return model.logits(hidden[state.device_query_starts[1:].long() - 1]).max(dim=-1).values
-
-    return forward
+def _scattered(rows: int, blocks: int, slots: int) -> Tensor:
+    """Block tables in which neighbours are no neighbours in memory. Shapes: [rows, blocks] int64."""
+    # A stride that is prime to almost every number of slots.
+    return (torch.arange(rows * blocks) * 7919 % slots).view(rows, blocks)
 
 
 def facts_of(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> tuple[str, ...]:

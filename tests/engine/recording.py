@@ -9,7 +9,7 @@ from torch import Tensor
 from device.base import Device, Lane
 from device.graph import GraphRecorder
 from engine.attention.base import ForwardState
-from engine.graphs import graph_sizes
+from engine.graphs import DecodeGraphs, graph_sizes, record_graphs
 from engine.loop import EngineLoop
 from engine.models.base import Model
 from engine.models.config import ConfigFields, parse_decoder
@@ -126,8 +126,11 @@ class GraphBench(Bench):
         self.lane = device.open_lane()
         sampler = Sampler(seqs + 1, VOCAB, torch_device)
         staging = Staging(torch_device, self.lane, HostRing(is_pinned=device.name == "cuda"))
-        runner = Runner(WeighedSum(), kv, sampler, self.lane, rows, self.book, tuple(END), staging=staging)
-        self.sizes = runner.record_graphs(recorder, graph_sizes(seqs), lambda done, total: None)
+        graphs = record(WeighedSum(), kv, rows, self.lane, recorder, graph_sizes(seqs))
+        self.sizes = graphs.sizes
+        runner = Runner(
+            WeighedSum(), kv, sampler, self.lane, rows, self.book, tuple(END), staging=staging, graphs=graphs
+        )
         planner = Planner(self.book, StepLimits(seqs, tokens), splitter=RandomSplitter() if splits else None)
         self.loop = EngineLoop(self.book, self.cache, planner, runner, self.client, self.clock, depth)
 
@@ -153,7 +156,13 @@ class StepBench:
     """A runner whose sequences decode together; sequence n has the row n - 1 and two blocks of its own."""
 
     def __init__(
-        self, model: Model, sequences: int, recorder: GraphRecorder | None, lane: Lane, device: str = "cpu"
+        self,
+        model: Model,
+        sequences: int,
+        recorder: GraphRecorder | None,
+        lane: Lane,
+        device: str = "cpu",
+        sizes: tuple[int, ...] | None = None,
     ) -> None:
         torch_device = torch.device(device)
         shape = (2 * sequences + 1, model.layers, 4, model.kv_heads, 2 * model.head_dim)
@@ -162,11 +171,12 @@ class StepBench:
         self._sequences: dict[SeqId, Sequence] = {}
         staging = Staging(torch_device, lane, HostRing(is_pinned=device == "cuda"))
         sampler = Sampler(sequences, model.vocab_size, torch_device)
-        self.runner = Runner(model, self.kv, sampler, lane, rows, self._sequences, (), staging=staging)
         if device == "cuda":
             torch.cuda.synchronize()  # zeros are not queued on the lane
+        graphs = None
         if recorder is not None:
-            self.runner.record_graphs(recorder, graph_sizes(sequences), lambda done, total: None)
+            graphs = record(model, self.kv, rows, lane, recorder, sizes or graph_sizes(sequences))
+        self.runner = Runner(model, self.kv, sampler, lane, rows, self._sequences, (), staging=staging, graphs=graphs)
         self._steps = 0
 
     def prefill(self, prompts: list[list[int]], params: SamplingParams) -> Flight:
@@ -189,6 +199,15 @@ class StepBench:
         """A step in one nano-batch."""
         self._steps += 1
         return self.runner.launch(StepPlan(self._steps, (NanoBatch(tuple(slices)),), updates))
+
+
+def record(
+    model: Model, kv: Tensor, rows: RowBook, lane: Lane, recorder: GraphRecorder, sizes: tuple[int, ...]
+) -> DecodeGraphs:
+    """Graphs for a runner with these rows."""
+    graphs = record_graphs(model, kv, *rows.tables.shape, lane, recorder, sizes, lambda done, total: None)
+    assert graphs is not None
+    return graphs
 
 
 def small_decoder(ops: Ops, device: str) -> Decoder:

@@ -109,8 +109,8 @@ def test_a_size_that_was_not_recorded_is_launched_kernel_by_kernel() -> None:
 
 def test_more_rows_than_the_largest_graph_has_are_launched_kernel_by_kernel() -> None:
     recorder = FakeRecorder()
-    bench = StepBench(WeighedSum(), 4, None, InlineLane())
-    assert bench.runner.record_graphs(recorder, (1, 2), lambda done, total: None) == (1, 2)
+    bench = StepBench(WeighedSum(), 4, recorder, InlineLane(), sizes=(1, 2))
+    assert [size for size, _ in recorder.recorded] == [2, 1]
     said = bench.prefill(PROMPTS, GREEDY).result().tokens
     outcome = bench.decode({1: 3, 2: 2, 4: 3}).result()
     assert outcome.tokens == tuple(next_token([*PROMPTS[at], said[at]]) for at in (0, 1, 3))
@@ -118,9 +118,8 @@ def test_more_rows_than_the_largest_graph_has_are_launched_kernel_by_kernel() ->
 
 
 def test_without_room_for_their_inputs_there_are_no_graphs() -> None:
-    kv, last_tokens = torch.zeros(1, 1, 4, 1, 2), torch.zeros(4, dtype=torch.int64)
-    recorder = FakeRecorder()
-    found = record_graphs(WeighedSum(), kv, last_tokens, 1 << 44, recorder, (1, 2), lambda done, total: None)
+    kv, recorder = torch.zeros(1, 1, 4, 1, 2), FakeRecorder()
+    found = record_graphs(WeighedSum(), kv, 4, 1 << 44, InlineLane(), recorder, (1, 2), tell=lambda done, total: None)
     assert found is None
     assert not recorder.recorded
 

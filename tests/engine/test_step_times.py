@@ -15,8 +15,9 @@ from torch import Tensor
 
 from device.cpu import CpuDevice, InlineLane
 from engine.attention.base import ForwardState
+from engine.graphs import graph_sizes, record_graphs
 from engine.step_grid import GridLimits, Shape, StepGrid
-from engine.step_times import facts_of, measure_step_times, open_step_times
+from engine.step_times import Trial, facts_of, measure_step_times, open_step_times
 from engine.times_file import TimesFile
 from scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.clock import ManualClock
@@ -75,7 +76,8 @@ def measure(
     clock = used.clock
     started_s = clock.now_s()
     kv = torch.zeros(8, 1, 16, 1, 8)
-    times = measure_step_times(used, kv, SPEC, InlineLane(), clock, limits, budget_s, file)
+    trial = Trial(used, kv, SPEC, InlineLane(), clock)
+    times = measure_step_times(trial, clock, limits, budget_s, file)
     return times, used, clock.now_s() - started_s
 
 
@@ -247,6 +249,46 @@ def test_free_memory_does_not_decide_which_file_it_is(tmp_path: Path) -> None:
     model, changed = TimedModel(clock), replace(settings, threads=1, attention_backend="sdpa")
     open_step_times(changed, model, kv, SPEC, device, InlineLane(), clock, capacity)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+class PricedGraph:
+    """A graph that computes nothing and takes its time."""
+
+    def __init__(self, clock: ManualClock, rows: int) -> None:
+        self._clock = clock
+        self._rows = rows
+
+    def replay(self) -> Tensor:
+        self._clock.advance((1 + 0.01 * self._rows) / 1e3)
+        return torch.zeros(self._rows, 1)
+
+
+class PricedRecorder:
+    """Records such graphs."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def record(self, job: Callable[[], Tensor]) -> PricedGraph:
+        return PricedGraph(self._clock, len(job()))
+
+
+def test_decodes_that_run_in_graphs_are_measured_in_them() -> None:
+    model = TimedModel(ManualClock())
+    kv = torch.zeros(40, 1, 16, 1, 8)
+    largest = 16  # rows of the largest graph; up to 64 may decode
+    recorder = PricedRecorder(model.clock)
+    sizes = graph_sizes(largest)
+    graphs = record_graphs(model, kv, 65, 256, InlineLane(), recorder, sizes, lambda done, total: None)
+    trial = Trial(model, kv, SPEC, InlineLane(), model.clock, graphs)
+    times = measure_step_times(trial, model.clock, LIMITS, 1e6, NOWHERE)
+    assert {1, 4, 16, 64} <= set(times.decodes)
+    for decodes in (1, 4, 16):
+        for context in (0, 1024, 4096):
+            in_graph = at(times, Shape(0, decodes, context))
+            assert in_graph == pytest.approx(1 + 0.01 * decodes, rel=1e-3) or context > decodes * 4095
+    assert at(times, Shape(0, 64, 0)) == pytest.approx(expected_ms(Shape(0, 64, 0)), rel=1e-3)
+    assert at(times, Shape(256, 16, 0)) == pytest.approx(expected_ms(Shape(256, 16, 0)), rel=1e-3)
 
 
 def test_times_are_those_of_the_attention_that_runs_and_of_how_decodes_are_launched() -> None:
