@@ -202,12 +202,6 @@ class SlotPool:
         else:
             self._free(slot)
 
-    def give_to_table(self, slot: SlotId) -> None:
-        """A transfer's reference becomes a table's: what it restored has landed."""
-        if not self.transfer_refs[slot]:
-            raise InvariantError("pool.no_transfer", slot=slot)
-        self._references.give(slot)
-
     def discard(self, slot: SlotId) -> None:
         """Free a slot whose only reference is the caller's and whose content is worthless: a failed target."""
         if self.states[slot] != _OWNED or self.refs[slot] != 1 or self._is_keyed[slot]:

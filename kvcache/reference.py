@@ -25,11 +25,6 @@ class References:
                 self.transfers[slot] = lent
             self.num_lent += 0 < lent == total + change
 
-    def give(self, slot: int) -> None:
-        """A transfer's reference becomes a table's."""
-        self.num_lent -= self.totals[slot] == self.transfers[slot]
-        self.transfers[slot] -= 1
-
     def own_runs(self, found: Iterable[Run], by_transfer: bool) -> None:
         """Unreferenced slots get one reference each."""
         for first, length in found:

@@ -1,8 +1,7 @@
 """Calls to the SSD tier, made by threads that the loop never waits for.
 
 Two kinds of threads serve two queues: one kind takes loads first, the other stores first, and each takes from the
-other queue when its own is empty, so that neither starves. Checks of memory have a thread of their own: they must not
-wait behind a disk that hangs.
+other queue when its own is empty, so that neither starves.
 
 A read has a deadline. When it passes the result is abandoned, never the buffer: a call that is under way keeps it until
 it returns, and says so then.
@@ -16,8 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
-
-import xxhash
 
 from tiercel.clock import Clock
 from tiercel.errors import InvariantError
@@ -51,7 +48,7 @@ class DiskVerdict(enum.Enum):
     """How a call ended, or that it is late."""
 
     OK = "ok"
-    MISS = "miss"  # a read that found another block, or none, or spoilt bytes; a check that failed
+    MISS = "miss"  # a read that found another block, or none, or spoilt bytes
     FAILED = "failed"  # the disk's error, or the tier is off or read-only
     LATE = "late"  # a read past its deadline: there will be no bytes, and RETURNED follows
     RETURNED = "returned"  # the buffer of a late read is free again
@@ -87,7 +84,6 @@ class _Kind(enum.Enum):
     READ = enum.auto()
     WRITE = enum.auto()
     SYNC = enum.auto()
-    VERIFY = enum.auto()
 
 
 class _State(enum.Enum):
@@ -107,7 +103,7 @@ class _Call:
         self.kind = kind
         self.ticket = ticket
         self.slot = slot
-        self.key = key  # the digest, of a VERIFY
+        self.key = key
         self.buffer = buffer
         self.asked_s = now_s
         self.began_s = now_s
@@ -141,7 +137,7 @@ class DiskLanes:
 
     def __init__(
         self,
-        volume: Volume | None,
+        volume: Volume,
         clock: Clock,
         wake: Callable[[], None],
         *,
@@ -149,10 +145,7 @@ class DiskLanes:
         store_threads: int = 2,
         deadline_s: float = 0.25,
     ) -> None:
-        """Without a volume only `verify` works.
-
-        `wake` is called, from any thread, when a result comes and none was waiting: `poll` takes all there are.
-        """
+        """`wake` is called, from any thread, when a result comes and none was waiting: `poll` takes all there are."""
         self.deadline_s = deadline_s
         self._volume = volume
         self._clock = clock
@@ -160,12 +153,10 @@ class DiskLanes:
         self._load_threads = load_threads
         self._store_threads = store_threads
         self._lock = threading.Lock()
-        self._io_wanted = threading.Condition(self._lock)
-        self._check_wanted = threading.Condition(self._lock)
+        self._wanted = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)  # a call; `close` waits for it
         self._loads: deque[_Call] = deque()
         self._stores: deque[_Call] = deque()
-        self._checks: deque[_Call] = deque()
         self._deadlines: deque[_Call] = deque()  # reads, oldest first; those that are done leave from the front
         self._calling: dict[_Call, bool] = {}  # by a load-first thread?
         self._results: list[DiskResult] = []
@@ -173,7 +164,7 @@ class DiskLanes:
         self._done = {_Kind.READ: _Sum(), _Kind.WRITE: _Sum()}
         self._misses = self._late = self._failed = 0
         self._bytes_in_flight = 0
-        self._off_reason = "" if volume is not None else "no volume"
+        self._off_reason = ""
         self._is_read_only = False
         self._is_closing = False
         self._threads: list[threading.Thread] = []
@@ -182,10 +173,8 @@ class DiskLanes:
 
     def start(self) -> None:
         """Start the threads."""
-        kinds = [("kv-verify", (self._checks,))]
-        if self._volume is not None:
-            kinds += [("kv-load", (self._loads, self._stores))] * self._load_threads
-            kinds += [("kv-store", (self._stores, self._loads))] * self._store_threads
+        kinds = [("kv-load", (self._loads, self._stores))] * self._load_threads
+        kinds += [("kv-store", (self._stores, self._loads))] * self._store_threads
         for name, queues in kinds:
             # A daemon: a call that never returns must not keep the process from ending.
             thread = threading.Thread(target=self._work, args=queues, name=name, daemon=True)
@@ -203,10 +192,6 @@ class DiskLanes:
     def sync(self, ticket: int) -> None:
         """Make durable what was reported as written before this was asked. When it fails the tier is off."""
         self._ask(_Call(_Kind.SYNC, ticket, 0, b"", None, self._clock.now_s()), self._stores)
-
-    def verify(self, ticket: int, digest: bytes, payload: memoryview) -> None:
-        """Whether these bytes have this xxh3-128 digest: OK or MISS. Needs no volume, nor that it is on."""
-        self._ask(_Call(_Kind.VERIFY, ticket, 0, digest, payload, self._clock.now_s()), self._checks)
 
     def poll(self) -> list[DiskResult]:
         """What happened since the last call. Cost: a microsecond when nothing did."""
@@ -232,18 +217,16 @@ class DiskLanes:
         with self._lock:
             self._is_closing = True
             self._drop(self._loads)
-            self._io_wanted.notify_all()
-            self._check_wanted.notify_all()
+            self._wanted.notify_all()
             is_quiet = self._ended.wait_for(self._is_quiet, timeout=patience_s) if self._threads else True
             self._drop(self._stores)
-            self._drop(self._checks)
         if is_quiet:
             for thread in self._threads:
                 thread.join()
         return is_quiet
 
     def _is_quiet(self) -> bool:
-        return not (self._stores or self._checks or self._calling)
+        return not (self._stores or self._calling)
 
     # Facts
 
@@ -289,13 +272,11 @@ class DiskLanes:
                 queue.append(call)
                 if call.kind is _Kind.READ:
                     self._deadlines.append(call)
-                (self._check_wanted if queue is self._checks else self._io_wanted).notify()
+                self._wanted.notify()
                 return
         self._wake()
 
     def _takes(self, call: _Call) -> bool:
-        if call.kind is _Kind.VERIFY:
-            return not self._is_closing
         return not (self._is_closing or self._off_reason or (call.kind is _Kind.WRITE and self._is_read_only))
 
     def _finish(self, call: _Call, verdict: DiskVerdict, now_s: float, digest: bytes = b"") -> None:
@@ -338,11 +319,7 @@ class DiskLanes:
 
     def _look_for_stuck(self, now_s: float) -> None:
         limit_s = _STUCK_DEADLINES * self.deadline_s
-        stuck = [
-            by_load_thread
-            for call, by_load_thread in self._calling.items()
-            if call.kind is not _Kind.VERIFY and now_s - call.began_s > limit_s
-        ]
+        stuck = [by_load_thread for call, by_load_thread in self._calling.items() if now_s - call.began_s > limit_s]
         if len(stuck) >= _MOST_STUCK or sum(stuck) == self._load_threads > 0:
             self._switch_off(f"{len(stuck)} calls hang for more than {limit_s:g} s")
 
@@ -376,9 +353,8 @@ class DiskLanes:
     # The threads
 
     def _work(self, *queues: deque[_Call]) -> None:
-        wanted = self._check_wanted if queues[0] is self._checks else self._io_wanted
         with self._lock:
-            call = self._take(queues, wanted)
+            call = self._take(queues)
         while call is not None:
             verdict, digest, error = DiskVerdict.FAILED, b"", None
             try:
@@ -400,12 +376,12 @@ class DiskLanes:
                 self._wake()
             if call is None:
                 with self._lock:
-                    call = self._take(queues, wanted)
+                    call = self._take(queues)
 
-    def _take(self, queues: tuple[deque[_Call], ...], wanted: threading.Condition) -> _Call | None:
+    def _take(self, queues: tuple[deque[_Call], ...]) -> _Call | None:
         """Wait for the next call; None when there will be no more."""
         while (call := self._next(queues)) is None and not self._is_closing:
-            wanted.wait()
+            self._wanted.wait()
         return call
 
     def _next(self, queues: tuple[deque[_Call], ...]) -> _Call | None:
@@ -422,11 +398,6 @@ class DiskLanes:
     def _carry_out(self, call: _Call) -> tuple[DiskVerdict, bytes]:
         """Errors: OSError, and whatever a volume that is wrong raises."""
         volume, buffer = self._volume, call.buffer
-        if call.kind is _Kind.VERIFY and buffer is not None:
-            is_good = xxhash.xxh3_128_digest(buffer) == call.key  # the GIL is free meanwhile
-            return (DiskVerdict.OK if is_good else DiskVerdict.MISS), b""
-        if volume is None:
-            raise InvariantError("disk.no_volume", ticket=call.ticket)
         match call.kind:
             case _Kind.READ if buffer is not None:
                 return (DiskVerdict.OK if volume.read(call.slot, call.key, buffer) else DiskVerdict.MISS), b""

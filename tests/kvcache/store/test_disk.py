@@ -86,7 +86,7 @@ def volume() -> MemoryVolume:
 def open_lanes(volume: MemoryVolume, clock: ManualClock) -> Iterator[Open]:
     opened: list[DiskLanes] = []
 
-    def opener(over: Volume | None = volume, **options: int) -> DiskLanes:
+    def opener(over: Volume = volume, **options: int) -> DiskLanes:
         lanes = DiskLanes(over, clock, lambda: None, **options)
         lanes.start()
         opened.append(lanes)
@@ -177,17 +177,6 @@ def test_any_order_of_calls_gives_what_a_dict_would(tmp_path: Path, seed: int, c
         assert dict(real.recover()) == {slot: key_of(number) for slot, number in model.items()}
 
 
-def test_memory_is_checked_without_a_volume(open_lanes: Open) -> None:
-    lanes = open_lanes(None)
-    lanes.verify(1, xxhash.xxh3_128_digest(block_of(1)), block_of(1))
-    lanes.verify(2, xxhash.xxh3_128_digest(block_of(1)), block_of(2))
-    assert verdicts(collect(lanes, 2)) == [(1, OK), (2, MISS)]
-    lanes.read(3, 0, key_of(0), room())
-    lanes.write(4, 0, key_of(0), block_of(0))
-    assert verdicts(lanes.poll()) == [(3, FAILED), (4, FAILED)]
-    assert lanes.is_off
-
-
 def test_a_late_read_is_reported_once_and_gives_its_buffer_back_when_it_returns(
     volume: MemoryVolume, clock: ManualClock, open_lanes: Open
 ) -> None:
@@ -273,8 +262,6 @@ def test_stuck_load_threads_switch_the_tier_off_and_checks_go_on(
     assert lanes.is_off
     assert "hang" in lanes.off_reason
     assert "tier off" in caplog.text
-    lanes.verify(20, xxhash.xxh3_128_digest(block_of(1)), block_of(1))
-    assert verdicts(collect(lanes, 1)) == [(20, OK)]
     lanes.read(21, 0, key_of(0), room())
     assert verdicts(lanes.poll()) == [(21, FAILED)]
     volume.is_open.set()
@@ -419,7 +406,7 @@ def test_the_caller_is_woken_for_every_result(volume: MemoryVolume, clock: Manua
     lanes.write(1, 0, key_of(0), block_of(0))
     assert woken.acquire(timeout=10)
     assert verdicts(lanes.poll()) == [(1, OK)]
-    lanes.verify(2, b"", block_of(0))
+    lanes.read(2, 1, key_of(1), room())
     assert woken.acquire(timeout=10)
     assert verdicts(lanes.poll()) == [(2, MISS)]
     assert lanes.close(5.0)
