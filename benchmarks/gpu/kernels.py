@@ -27,12 +27,13 @@ from engine.attention.base import Attention, PagedReader
 from engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
 from engine.attention.paged import TritonAttention
 from engine.attention.sdpa import SdpaAttention
-from engine.kernels.sampling import draw_no_sync
+from engine.kernels.sampling import draw_no_sync, search_no_sync
 from engine.models.config import RopeConfig
 from engine.models.layers import RMSNorm
 from engine.models.ops import Ops, TorchOps
 from engine.models.rope import Rotary
 from engine.models.triton_ops import TritonOps
+from engine.sampling.filter import least_no_sync
 from engine.sampling.noise import gumbel_no_sync, noise_keys
 
 MOST_ERROR = 2e-2  # bfloat16
@@ -44,7 +45,7 @@ _EPS = 1e-5
 
 
 def run(bench: Bench) -> None:
-    """Figures `attention.BACKEND.CASE.KIND`, `ops.CASE`, `add_norm`, `silu_mul`, `sampling`, and `worst_error`."""
+    """Figures `attention.BACKEND.CASE.KIND`, `ops.CASE`, `add_norm`, `silu_mul`, `sampling`, `top_p`, `worst_error`."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     worst = 0.0
 
@@ -64,6 +65,7 @@ def run(bench: Bench) -> None:
     check("add_norm", lambda: add_norm_error(dtype, device))
     check("silu_mul", lambda: silu_mul_error(dtype, device))
     check("sampling", lambda: sampling_error(_VOCAB, 64, device))
+    check("top_p", lambda: search_error(_VOCAB, 64, device))
     for case in CASES[:3] if bench.is_quick else CASES:
         for name, backend in backends.items():
             if not bench.has_time(f"{name} {case.name}", 3.0) or (name == "fa3" and not fits_fa3(case)):
@@ -194,6 +196,18 @@ def sampling_error(vocab: int, rows: int, device: torch.device) -> float:
     behind = (best - scores[good].gather(1, tokens[good, None]).squeeze(1)) / best.abs().clamp_min(1.0)
     error = float(behind.max())
     return 0.0 if 0.0 <= error <= _TIE else (math.inf if error != error else error)
+
+
+def search_error(vocab: int, rows: int, device: torch.device) -> float:
+    """How far the least probability that is kept lies from that of plain torch, over it; a mass beyond 1 keeps all."""
+    generator = torch.Generator(device).manual_seed(6)
+    spreads = torch.linspace(0.1, 6.0, rows, device=device)[:, None]
+    probabilities = (spreads * torch.randn(rows, vocab, generator=generator, device=device)).softmax(dim=-1)
+    mass = torch.tensor([0.05, 0.5, 0.9, 0.99, 1.5], device=device).repeat(rows)[:rows]
+    with poisoned():
+        found = search_no_sync(probabilities, mass).view(torch.float32)
+    expected = least_no_sync(probabilities, mass).view(torch.float32)
+    return float(((found - expected).abs() / expected.clamp_min(1e-30)).max())
 
 
 def open_fa3() -> dict[str, Attention]:

@@ -58,6 +58,7 @@ def test_our_ops_pass_their_own_checks_in_the_interpreter() -> None:
     assert kernels.add_norm_error(torch.float32, CPU, rows=2) < 1e-3
     assert kernels.silu_mul_error(torch.float32, CPU, rows=2) < 1e-3
     assert kernels.sampling_error(5000, 6, CPU) == 0.0
+    assert kernels.search_error(5000, 10, CPU) < 1e-3
 
 
 class Wrong:
