@@ -219,9 +219,10 @@ def _record(
 
 
 def _decode(model: Model, kv: Tensor, last_tokens: Tensor, inputs: StaticInputs, size: int) -> Callable[[], Tensor]:
-    state = inputs.state(size)
-
     def decode() -> Tensor:
+        # A state for each run: a backend keeps by its state what it found out about a step, and what it kept of a run
+        # that warms up would be missing in the recording, and be of other lengths at the replay.
+        state = inputs.state(size)
         return model.logits(model.forward(inputs.tokens(size, last_tokens), kv, state))
 
     return decode

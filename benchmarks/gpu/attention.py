@@ -1,5 +1,7 @@
 """Attention of one layer: decode by bytes read a second, prefill by operations, each backend that is there."""
 
+from collections.abc import Sequence
+
 import torch
 
 from benchmarks.gpu.bench import Bench
@@ -9,6 +11,8 @@ from benchmarks.gpu.pool import Pool, causal_flop, read_bytes
 from benchmarks.gpu.timing import DEVICE, Timer, median_ms
 from engine.attention.base import Attention, PagedReader
 from engine.attention.paged import TritonAttention
+from engine.kernels.paged_cut import cut_contexts
+from engine.kernels.tiles import DECODE_TILES, choose_cuts, choose_tile
 
 LAYERS = 8
 BLOCK_SIZE = 16
@@ -16,11 +20,17 @@ DECODES = ((256, 1024), (32, 1024), (1, 1024), (32, 4096), (1, 4096), (256, 4096
 PREFILLS = ((8, 1024), (2, 4096), (4, 2048), (1, 8192))
 CHUNK = (2048, 2048)  # behind so many tokens, so many
 MIXED = (256, 1024)  # decodes beside it
+SHARES = (0.25, 0.5, 1.0, 1.5, 2.0)  # of the cuts that a decode makes
+UNEVEN = (*[1024] * 95, 131_072)  # contexts of one decode
+FEW = (16_384,) * 4
 _SPARE = 4096  # tokens
 
 
 def run(bench: Bench) -> None:
-    """Figures `BACKEND.decode.BATCH_CONTEXT`, `BACKEND.prefill.BATCH_LENGTH`, `BACKEND.chunk`, `BACKEND.mixed`."""
+    """Figures `BACKEND.decode.BATCH_CONTEXT`, `BACKEND.decode.uneven` and, of as many contexts with the same total,
+    `BACKEND.decode.even`, `BACKEND.prefill.BATCH_LENGTH`, `BACKEND.chunk`, `BACKEND.mixed`; `triton.cut.BATCH`, and by
+    how often all contexts together are cut, `cuts_CUTS.uneven` and `cuts_CUTS.few`.
+    """
     most = max(batch * context for batch, context in DECODES)
     pool = Pool(LLAMA_3_8B, most + _SPARE, LAYERS)
     copy = bench.earlier("limits.copy")
@@ -30,6 +40,7 @@ def run(bench: Bench) -> None:
         backends |= open_fa3()
     shapes: list[tuple[str, list[tuple[int, int]]]] = []
     shapes += [(f"decode.{batch}_{context}", [(context - 1, 1)] * batch) for batch, context in DECODES]
+    shapes[1:1] = [("decode.uneven", singles(UNEVEN)), ("decode.even", singles(level(UNEVEN)))]
     shapes += [(f"prefill.{batch}_{length}", [(0, length)] * batch) for batch, length in PREFILLS]
     shapes += [("chunk", [CHUNK]), ("mixed", [CHUNK, *[(MIXED[1] - 1, 1)] * MIXED[0]])]
     for name, backend in backends.items():
@@ -37,6 +48,27 @@ def run(bench: Bench) -> None:
             if bench.has_time(f"{name} {shape}", 1.0):
                 with bench.part(f"{name} {shape}"):
                     measure(bench, pool, backend, f"{name}.{shape}", slices, limit)
+    with bench.part("triton cut"):
+        for slices in (singles(UNEVEN), singles((1024,) * 512)):
+            measure_cut(bench, pool, slices)
+    for share in SHARES:
+        count = round(share * processors(DEVICE))
+        name = f"cuts_{choose_cuts(pool.model.kv_heads, count)}"
+        for kind, contexts in (("uneven", UNEVEN), ("few", FEW)):
+            if bench.has_time(f"{name} {kind}", 1.0):
+                with bench.part(f"{name} {kind}"):
+                    measure(bench, pool, TritonAttention(count), f"{name}.{kind}", singles(contexts), limit)
+
+
+def singles(contexts: Sequence[int]) -> list[tuple[int, int]]:
+    """The slices of a decode."""
+    return [(context - 1, 1) for context in contexts]
+
+
+def level(contexts: Sequence[int]) -> list[int]:
+    """As many contexts, of the same total, that differ by one token at most."""
+    least, more = divmod(sum(contexts), len(contexts))
+    return [least + (index < more) for index in range(len(contexts))]
 
 
 def measure(
@@ -48,7 +80,7 @@ def measure(
     bytes_per_s: float,
     timer: Timer = median_ms,
 ) -> None:
-    """One step's attention in one layer."""
+    """One step's attention in one layer; ours cuts the contexts in the first one, and that is not this one."""
     assert isinstance(backend, PagedReader)
     state = pool.state(slices, BLOCK_SIZE)
     query, kv, params = pool.queries(state), pool.layer(BLOCK_SIZE), pool.params
@@ -59,3 +91,12 @@ def measure(
         bench.record(name, rate, "TB/s", us=1e3 * ms, share=rate * 1e12 / bytes_per_s)
     else:
         bench.record(name, causal_flop(pool.model, slices) / ms / 1e9, "TFLOP/s", us=1e3 * ms)
+
+
+def measure_cut(bench: Bench, pool: Pool, slices: list[tuple[int, int]], timer: Timer = median_ms) -> None:
+    """What our decode spends once a step, for all layers, on where it cuts the contexts."""
+    state, model = pool.state(slices, BLOCK_SIZE), pool.model
+    tile = choose_tile(DECODE_TILES, model.head_dim, pool.dtype)
+    cuts = choose_cuts(model.kv_heads, processors(pool.place))
+    ms = timer(lambda: cut_contexts(state, None, cuts, tile))
+    bench.record(f"triton.cut.{len(slices)}", 1e3 * ms, "us", cuts=cuts)

@@ -5,18 +5,22 @@ from itertools import pairwise
 from torch import Tensor
 
 from engine.attention.base import AttentionParams, ForwardState
+from engine.kernels.paged_cut import Cut, cut_contexts
 from engine.kernels.paged_decode import attend_singles
 from engine.kernels.paged_prefill import attend_slices
 from engine.kernels.paged_store import store_rows
-from engine.kernels.tiles import Tile, choose_splits
+from engine.kernels.tiles import DECODE_TILES, Tile, choose_cuts, choose_tile
 
 
 class TritonAttention:
     """Slices of one token through the decode kernel, longer ones through the prefill kernel.
 
     A step that mixes them launches both. A query of one token fills a few rows of the tile that a prompt needs, and
-    one program would walk its whole context alone; the decode kernel packs it into the smallest tile and cuts the
-    context into parts. Each kernel leaves the other's slices at once.
+    one program would walk its whole context alone; the decode kernel packs it into the smallest tile, and all contexts
+    of the step are cut into parts of one size. Each kernel leaves the other's slices at once.
+
+    What is found out about a step is kept by its state, and by that alone: whatever changes the lengths on the device,
+    or records a graph, comes with another state.
     """
 
     is_capturable = True
@@ -26,8 +30,9 @@ class TritonAttention:
         self._processors = processors
         self._prefill_tile = prefill_tile
         self._decode_tile = decode_tile
-        self._state: ForwardState | None = None  # the step that was seen last, and whether it decodes too
+        self._state: ForwardState | None = None  # the step that was seen last, whether it decodes too, and its cuts
         self._has_singles = False
+        self._cut_by_kind: dict[tuple[int | None, int, Tile], Cut] = {}  # window, cuts, tile
         self._kinds: set[tuple[object, ...]] = set()  # of layers whose decode is compiled
 
     def attend(
@@ -40,29 +45,28 @@ class TritonAttention:
     def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
         """See `PagedReader.read`."""
         out = query.new_empty(query.shape)
-        self._compile_decode(query, kv, state, params, out)
-        if self._mixes_singles(state):
-            splits = choose_splits(state.num_sequences, kv.shape[2], self._processors)
-            attend_singles(query, kv, state, params, out, splits, self._decode_tile)
+        # At the first sight of a kind of layer its decode is run in any case, as no later step may wait for a
+        # compiler: there is one of each kernel whatever the step, and longer slices are left at once.
+        kind = (query.shape[1:], params.window, params.softcap is None, params.sinks is None)
+        if self._mixes_singles(state) or kind not in self._kinds:
+            self._kinds.add(kind)
+            attend_singles(query, kv, state, params, out, self._cut(query, kv.shape[2], state, params.window))
         if not state.is_decode:
             attend_slices(query, kv, state, params, out, 2, self._prefill_tile)
         return out
 
-    def _compile_decode(
-        self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams, out: Tensor
-    ) -> None:
-        """At the first sight of a kind of layer run its decode with one part and with two: that is all there is to
-        compile, and no later step waits for a compiler. Longer slices are left at once, single ones computed twice."""
-        kind = (query.shape[1:], params.window, params.softcap is None, params.sinks is None)
-        if kind not in self._kinds:
-            self._kinds.add(kind)
-            for splits in (1, 2):
-                attend_singles(query, kv, state, params, out, splits, self._decode_tile)
-
     def _mixes_singles(self, state: ForwardState) -> bool:
         """Whether any slice has one token; found by the first layer, kept for the others."""
         if self._state is not state:
-            starts = state.query_starts
             self._state = state
-            self._has_singles = any(end - start == 1 for start, end in pairwise(starts))
+            self._has_singles = any(end - start == 1 for start, end in pairwise(state.query_starts))
+            self._cut_by_kind = {}
         return self._has_singles
+
+    def _cut(self, query: Tensor, kv_heads: int, state: ForwardState, window: int | None) -> Cut:
+        """Of the step that was seen last; made by the first layer of a window, kept for the others."""
+        tile = self._decode_tile or choose_tile(DECODE_TILES, query.shape[2], query.dtype)
+        kind = (window, choose_cuts(kv_heads, self._processors), tile)
+        if kind not in self._cut_by_kind:
+            self._cut_by_kind[kind] = cut_contexts(state, *kind)
+        return self._cut_by_kind[kind]

@@ -193,6 +193,22 @@ def test_bytes_and_operations_are_those_of_the_slices(pool: Pool, tmp_path: Path
     assert layout.prefill(pool, backend, [(0, 4), (2, 3)], millisecond)[0] == pytest.approx(prefill_figure.value)
 
 
+def test_even_contexts_are_as_many_as_uneven_ones_and_have_their_total() -> None:
+    even = attention.level(attention.UNEVEN)
+    assert len(even) == len(attention.UNEVEN) == 96
+    assert sum(even) == sum(attention.UNEVEN) == 95 * 1024 + 128 * 1024
+    assert max(even) - min(even) <= 1
+    assert attention.singles([3, 1]) == [(2, 1), (0, 1)]
+
+
+@in_interpreter
+def test_what_cutting_takes_is_told(pool: Pool, tmp_path: Path) -> None:
+    bench = Bench("attention", 60.0, tmp_path / "attention.json")
+    attention.measure_cut(bench, pool, attention.singles([30, 9]), millisecond)
+    (figure,) = bench.result.figures
+    assert (figure.name, figure.value, figure.facts) == ("attention.triton.cut.2", 1000.0, {"cuts": 4})
+
+
 @in_interpreter
 def test_a_layer_of_the_probe_has_the_products_and_the_attention_of_the_model(pool: Pool) -> None:
     layer = overlap.Layer(pool)

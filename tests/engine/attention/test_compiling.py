@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engine.kernels.tiles import DECODE_TILES, MOST_SPLITS, PREFILL_TILES
+from engine.kernels.tiles import DECODE_TILES, MOST_CUTS, PREFILL_TILES
 from tests.engine.kernels.compiling import ROOT, Job, compile_for_hopper
 
 _SHARED_BYTES = 227 * 1024  # of one program on a Hopper GPU
@@ -19,15 +19,16 @@ _STRIDES = (
     *("slot_stride", "row_stride", "head_stride"),
 )
 _POINTERS = ("query", "kv", "sinks", "out")
+_CUT = ("parts", "part_starts", "divided")
 _TYPES = {
     **dict.fromkeys(_POINTERS, "*bf16"),
-    **dict.fromkeys(("parts", "part_peaks"), "*fp32"),
-    **dict.fromkeys(("query_starts", "context_lengths"), "*i32"),
-    **dict.fromkeys((*_STRIDES, "table_stride", "sequences", "splits", "window"), "i32"),
+    **dict.fromkeys(("part_values", "part_peaks"), "*fp32"),
+    **dict.fromkeys(("query_starts", "context_lengths", *_CUT), "*i32"),
+    **dict.fromkeys((*_STRIDES, "table_stride", "sequences", "cuts", "window"), "i32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
     "tables": "*i64",
 }
-_ALIGNED = (*_STRIDES, *_POINTERS, "parts", "part_peaks")
+_ALIGNED = (*_STRIDES, *_POINTERS, *_CUT, "part_values", "part_peaks")
 
 
 def constants_of(head_dim: int, has_all: bool) -> dict[str, int | float | bool | str | None]:
@@ -44,17 +45,19 @@ def prefill_job(head_dim: int, has_all: bool) -> Job:
     return Job(module, "prefill_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED)
 
 
-def decode_job(head_dim: int, has_all: bool, is_split: bool) -> Job:
+def cut_job(has_window: bool) -> Job:
+    constants = {"KEYS": 64, "AT_ONCE": 512, "HAS_WINDOW": has_window}
+    return Job("engine.kernels.paged_cut", "cut_kernel", _TYPES, constants, aligned=_ALIGNED)
+
+
+def decode_job(head_dim: int, has_all: bool) -> Job:
     tile = DECODE_TILES[head_dim, 2]
-    sizes = {"ROWS": tile.rows, "KEYS": tile.keys}
-    constants = constants_of(head_dim, has_all) | sizes | {"IS_SPLIT": is_split}
-    types = _TYPES | {"out": "*fp32" if is_split else "*bf16"}
-    return Job("engine.kernels.paged_decode", "decode_kernel", types, constants, tile.warps, tile.stages, _ALIGNED)
+    constants = constants_of(head_dim, has_all) | {"ROWS": tile.rows, "KEYS": tile.keys}
+    return Job("engine.kernels.paged_decode", "decode_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED)
 
 
 def merge_job(head_dim: int) -> Job:
-    sizes = {"HEAD_DIM": head_dim, "DIMS": head_dim, "KEYS": 64, "MOST": MOST_SPLITS, "AT_ONCE": 8}
-    constants = sizes | {"HAS_WINDOW": True, "HAS_SINKS": True}
+    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "MOST": MOST_CUTS, "AT_ONCE": 4096 // head_dim}
     return Job("engine.kernels.paged_decode", "merge_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 
@@ -70,8 +73,9 @@ def store_job(head_dim: int) -> Job:
 JOBS = [
     prefill_job(64, False),
     prefill_job(128, True),
-    decode_job(64, False, is_split=False),
-    decode_job(128, True, is_split=True),
+    cut_job(has_window=False),
+    cut_job(has_window=True),
+    *(decode_job(head_dim, has_all) for head_dim in (64, 128, 256) for has_all in (False, True)),
     merge_job(128),
     merge_job(512),
     store_job(128),
@@ -100,7 +104,7 @@ def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> N
 
 
 def test_no_step_of_serving_waits_for_a_compiler() -> None:
-    """The keys of 300 numbers of sequences: the prefill, the merge, and the decode with one part and with several."""
+    """The keys of 300 numbers of sequences: the prefill, and of the decode the cut, the parts, the merge."""
     shapes = [(8, 4, 128, "bfloat16"), (2, 7, 64, "bfloat16"), (4, 8, 72, "float16"), (3, 1, 20, "float32")]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ran = subprocess.run(
@@ -113,5 +117,6 @@ def test_no_step_of_serving_waits_for_a_compiler() -> None:
     )
     assert ran.returncode == 0, ran.stderr
     for (*_, dtype), found in zip(shapes, json.loads(ran.stdout), strict=True):
-        assert found["first"] == found["all"] == {"decode_kernel": 2, "merge_kernel": 1, "prefill_kernel": 1}
+        kernels = ("cut_kernel", "decode_kernel", "merge_kernel", "prefill_kernel")
+        assert found["first"] == found["all"] == dict.fromkeys(kernels, 1)
         assert found["precisions"] == ["ieee" if dtype == "float32" else "tf32"]

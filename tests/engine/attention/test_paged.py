@@ -1,6 +1,7 @@
 """The paged kernels: shapes, layouts, parts, and what they neither read nor write."""
 
 import mmap
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,15 +11,16 @@ from torch import Tensor
 from engine.attention.base import AttentionParams, ForwardState, PagedReader
 from engine.attention.paged import TritonAttention
 from engine.attention.sdpa import SdpaAttention
+from engine.kernels.paged_cut import cut_contexts
 from engine.kernels.paged_decode import attend_singles, merge_kernel
 from engine.kernels.paged_prefill import attend_slices
 from engine.kernels.paged_store import store_rows
 from engine.kernels.tiles import (
     DECODE_TILES,
-    MOST_SPLITS,
+    MOST_CUTS,
     PREFILL_TILES,
     Tile,
-    choose_splits,
+    choose_cuts,
     choose_tile,
 )
 from tests.engine.attention.scene import KERNEL_DEVICE, Scene, open_triton
@@ -79,42 +81,104 @@ def test_queries_keys_and_values_may_be_views_of_one_projection() -> None:
     assert error_of(scene) < 1e-3
 
 
-@pytest.mark.parametrize("splits", [1, 2, 7])
-@pytest.mark.parametrize("window", [None, 37])
-def test_a_context_may_be_cut_into_any_number_of_parts(splits: int, window: int | None) -> None:
-    sinks = torch.linspace(-1, 2, 3, device=KERNEL_DEVICE)
-    params = AttentionParams(scale=0.25, window=window, sinks=sinks)
-    scene = Scene([(0, 1), (31, 1), (32, 1), (150, 1)], torch.float32, kv_heads=1, device=KERNEL_DEVICE)
+SMALL = Tile(16, 32, 4, 2)
+UNEVEN = [(0, 1), (31, 1), (400, 1), (32, 1), (62, 1), (63, 1), (5, 1)]  # short ones, tile edges, and a long one
+SINKS = torch.linspace(-1, 2, 6, device=KERNEL_DEVICE)
+CUT = {  # contexts, most cuts: fewer than there are tiles, as many, more
+    "uneven_1": (UNEVEN, 1),
+    "uneven_2": (UNEVEN, 2),
+    "uneven_7": (UNEVEN, 7),
+    "uneven_22": (UNEVEN, 22),
+    "uneven_60": (UNEVEN, 60),
+    "one_1": ([(300, 1)], 1),
+    "one_3": ([(300, 1)], 3),
+    "one_64": ([(300, 1)], 64),
+    "first_token_8": ([(0, 1)], 8),
+    "longest_first_5": ([(511, 1), (2, 1), (31, 1)], 5),
+    "longest_last_5": ([(2, 1), (31, 1), (511, 1)], 5),
+    "mixed_6": ([(0, 9), (300, 1), (40, 3), (0, 1), (63, 1), (7, 2), (130, 1), (1, 30)], 6),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", CUT)
+def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
+    pieces, cuts = CUT[name]
+    scene = Scene(pieces, dtype, device=KERNEL_DEVICE)
+    store_rows(scene.key, scene.value, scene.kv, scene.state)
+    for params in (
+        PLAIN,
+        AttentionParams(scale=0.3, softcap=2.0, sinks=SINKS),
+        AttentionParams(scale=0.3, window=37, softcap=2.0, sinks=SINKS),
+        AttentionParams(scale=0.25, window=128),
+    ):
+        out = nan_like(scene.query)
+
+        attend_singles(
+            scene.query, scene.kv, scene.state, params, out, cut_contexts(scene.state, params.window, cuts, SMALL)
+        )
+
+        is_single = torch.tensor([length == 1 for _, length in pieces for _ in range(length)])
+        assert torch.equal(out.isnan().any(-1).any(-1).cpu(), ~is_single)
+        assert relative_error(out.cpu()[is_single], scene.expected(params)[is_single]) < 1e-3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_steps_are_what_attention_is_wherever_they_are_cut(seed: int) -> None:
+    draw = random.Random(seed)
+    kv_heads, group = draw.choice([(1, 1), (2, 3), (4, 1), (1, 6), (1, 17)])
+    pieces = [
+        (draw.choice([0, 31, 32, draw.randrange(60), draw.randrange(600)]), draw.choice([1, 1, 1, 5]))
+        for _ in range(draw.randrange(2, 9))
+    ]
+    dtype = draw.choice([torch.float32, torch.float16])
+    sinks = torch.linspace(-2, 3, kv_heads * group, device=KERNEL_DEVICE).to(dtype)
+    params = AttentionParams(
+        scale=0.2,
+        window=draw.choice([None, draw.randrange(1, 300)]),
+        softcap=draw.choice([None, 3.0]),
+        sinks=draw.choice([None, sinks]),
+    )
+    scene = Scene([*pieces, (40, 1)], dtype, seed, kv_heads, group, device=KERNEL_DEVICE)
     store_rows(scene.key, scene.value, scene.kv, scene.state)
     out = nan_like(scene.query)
 
-    attend_singles(scene.query, scene.kv, scene.state, params, out, splits, Tile(16, 32, 4, 2))
+    cut = cut_contexts(scene.state, params.window, draw.randrange(1, 40), SMALL, draw.choice([2, 4, 512]))
+    attend_singles(scene.query, scene.kv, scene.state, params, out, cut)
 
-    assert relative_error(out.cpu(), scene.expected(params)) < 1e-3
+    is_single = ~out.isnan().any(-1).any(-1).cpu()
+    assert is_single.sum() == 1 + sum(length == 1 for _, length in pieces)
+    assert relative_error(out.cpu()[is_single], scene.expected(params)[is_single]) < 1e-3
+
+
+def test_a_crowd_of_short_contexts_may_have_a_long_one_in_it() -> None:
+    crowd = [(index % 7, 1) for index in range(530)]  # more than are cut at once
+    crowd[520] = (700, 1)
+    scene = Scene(crowd, torch.float32, kv_heads=1, group=2, head_dim=16, device=KERNEL_DEVICE)
+
+    assert error_of(scene, backend=TritonAttention(1, decode_tile=SMALL)) < 1e-3
 
 
 @pytest.mark.skipif(KERNEL_DEVICE.type != "cpu", reason="of 16 GiB of parts only those that are touched become real")
 def test_parts_lie_further_apart_than_32_bits_can_count() -> None:
-    head_dim, splits = 512, 1 << 22  # the second sequence's parts begin after 2^31 numbers
-    half = head_dim * splits
-    pages = mmap.mmap(-1, 8 * half + 4 * head_dim, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    parts = torch.frombuffer(pages, dtype=torch.float32)[half:]  # what wraps round reads a zero before it
-    parts[half : half + head_dim] = 1
+    head_dim, first = 512, 1 << 22  # the part that begins after 2^31 numbers
+    half = head_dim * first
+    pages = mmap.mmap(-1, 8 * half + 8 * head_dim, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    values = torch.frombuffer(pages, dtype=torch.float32)[half:]  # what wraps round reads a zero before it
+    values[half : half + 2 * head_dim] = 1
     out = torch.full((2, 1, head_dim), torch.nan)
 
     merge_kernel[(1, 2)](
-        *(parts, torch.zeros(splits + 1), torch.arange(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32), parts),
-        *(out, head_dim, head_dim, splits, 0),
+        *(values, torch.zeros(first + 2), torch.tensor([1, -1], dtype=torch.int32)),
+        *(torch.tensor([0, first, first + 2], dtype=torch.int32), torch.arange(3, dtype=torch.int32)),
+        *(out, head_dim, head_dim),
         HEAD_DIM=head_dim,
         DIMS=head_dim,
-        KEYS=16,
         MOST=64,
         AT_ONCE=8,
-        HAS_WINDOW=False,
-        HAS_SINKS=False,
     )
 
-    assert out[0].eq(0).all()
+    assert out[0].isnan().all()
     assert out[1].eq(1).all()
 
 
@@ -123,7 +187,7 @@ def test_each_kernel_writes_its_own_slices_alone() -> None:
     store_rows(scene.key, scene.value, scene.kv, scene.state)
     singles, slices, all_of_them = nan_like(scene.query), nan_like(scene.query), nan_like(scene.query)
 
-    attend_singles(scene.query, scene.kv, scene.state, PLAIN, singles, splits=3)
+    attend_singles(scene.query, scene.kv, scene.state, PLAIN, singles, cut_contexts(scene.state, None, 3, SMALL))
     attend_slices(scene.query, scene.kv, scene.state, PLAIN, slices, least_length=2)
     attend_slices(scene.query, scene.kv, scene.state, PLAIN, all_of_them)
 
@@ -168,9 +232,9 @@ def test_padded_rows_of_a_graph_leave_the_others_alone() -> None:
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize(("sequences", "splits"), [(1, MOST_SPLITS), (8, 16), (32, 4), (128, 1), (256, 1), (4096, 1)])
-def test_few_sequences_are_cut_into_more_parts(sequences: int, splits: int) -> None:
-    assert choose_splits(sequences, kv_heads=8, processors=132) == splits
+@pytest.mark.parametrize(("kv_heads", "cuts"), [(8, 132), (4, MOST_CUTS), (1, MOST_CUTS), (32, 33), (5000, 1)])
+def test_few_heads_are_cut_into_more_parts(kv_heads: int, cuts: int) -> None:
+    assert choose_cuts(kv_heads, processors=132) == cuts
 
 
 @pytest.mark.parametrize("table", [PREFILL_TILES, DECODE_TILES])

@@ -1,0 +1,135 @@
+"""Where the contexts of a decode are cut: into parts of one size over all sequences, found on the device."""
+
+# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.attention.base import ForwardState
+from engine.kernels.paged_rows import HOST_ARRAYS, first_seen
+from engine.kernels.tiles import Tile
+
+_CUT_AT_ONCE = 512  # sequences, a power of two: as many as the largest graph decodes
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The parts of a step's contexts, for layers of one window.
+
+    S sequences have at most S + cuts parts; the rows behind the last one are nobody's. No part is longer than a
+    `cuts`th of all that is in sight, rounded up to tiles, so no sequence has more than `cuts` of them.
+
+    Shapes: parts [3, S + cuts] int32: the sequence of each part, or -1, its first tile, and the tile behind its last
+            one; part_starts [S + 1] int32: the first part of each sequence, and how many parts there are; divided
+            [min(S, cuts)] int32: the sequences that have several parts, behind them -1.
+    """
+
+    parts: Tensor
+    part_starts: Tensor
+    divided: Tensor
+    tile: Tile  # whose keys the tiles have
+
+
+@triton.jit
+def _tiles_in_sight(
+    query_starts,
+    context_lengths,
+    sequence,
+    sequences,
+    window,
+    KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """The first tile that a slice of one token sees and how many it sees; none for longer slices."""
+    is_one = sequence < sequences
+    start = tl.load(query_starts + sequence, mask=is_one, other=0)
+    end = tl.load(query_starts + sequence + 1, mask=is_one, other=0)
+    context = tl.load(context_lengths + sequence, mask=end - start == 1, other=0)
+    first = first_seen(context - 1, window, HAS_WINDOW) // KEYS
+    return first, tl.cdiv(context, KEYS) - first
+
+
+@triton.jit(do_not_specialize=["sequences", "cuts"], do_not_specialize_on_alignment=HOST_ARRAYS)
+def cut_kernel(
+    query_starts,
+    context_lengths,
+    parts,
+    part_starts,
+    divided,
+    sequences,
+    cuts,
+    window,
+    KEYS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """The only program: counts the tiles in sight, then hands them out, AT_ONCE sequences at a time."""
+    total = 0
+    for start in range(0, sequences, AT_ONCE):
+        sequence = start + tl.arange(0, AT_ONCE)
+        _, tiles = _tiles_in_sight(query_starts, context_lengths, sequence, sequences, window, KEYS, HAS_WINDOW)
+        total += tl.sum(tiles, 0)
+    part_tiles = tl.maximum(tl.cdiv(total, cuts), 1)
+
+    room = sequences + cuts
+    given = 0
+    several = 0
+    for start in range(0, sequences, AT_ONCE):
+        sequence = start + tl.arange(0, AT_ONCE)
+        first, tiles = _tiles_in_sight(query_starts, context_lengths, sequence, sequences, window, KEYS, HAS_WINDOW)
+        counts = tl.cdiv(tiles, part_tiles)
+        starts = given + tl.cumsum(counts, 0) - counts
+        tl.store(part_starts + sequence, starts, mask=sequence < sequences)
+        is_divided = (counts > 1).to(tl.int32)
+        tl.store(divided + several + tl.cumsum(is_divided, 0) - 1, sequence, mask=counts > 1)
+        for turn in range(tl.max(counts, 0)):
+            part = parts + starts + turn
+            begin = turn * part_tiles
+            has_part = turn < counts
+            tl.store(part, sequence, mask=has_part)
+            tl.store(part + room, first + begin, mask=has_part)
+            tl.store(part + 2 * room, first + tl.minimum(begin + part_tiles, tiles), mask=has_part)
+        given += tl.sum(counts, 0)
+        several += tl.sum(is_divided, 0)
+    tl.store(part_starts + sequences, given)
+    for start in range(given, room, AT_ONCE):
+        part = start + tl.arange(0, AT_ONCE)
+        tl.store(parts + part, -1, mask=part < room)
+    for start in range(several, tl.minimum(sequences, cuts), AT_ONCE):
+        at = start + tl.arange(0, AT_ONCE)
+        tl.store(divided + at, -1, mask=at < tl.minimum(sequences, cuts))
+
+
+def cut_contexts(state: ForwardState, window: int | None, cuts: int, tile: Tile, at_once: int = _CUT_AT_ONCE) -> Cut:
+    """Cut the contexts of all slices of one token; longer slices have no part.
+
+    `cuts`: at least 1, from shapes only, as a CUDA graph holds the launches that follow from it. One sequence is cut
+    into so many parts at most; among others it gets the more of them the longer it is.
+
+    Cost:   one program that reads the lengths twice and writes the parts; once a step for all layers of one window.
+    Source: LeanAttention (arXiv 2405.10480), with the sizes on the device.
+    """
+    sequences, device = state.num_sequences, state.device_context_lengths.device
+    parts = torch.empty(3, sequences + cuts, dtype=torch.int32, device=device)
+    part_starts = torch.empty(sequences + 1, dtype=torch.int32, device=device)
+    divided = torch.empty(min(sequences, cuts), dtype=torch.int32, device=device)
+    cut_kernel[(1,)](
+        state.device_query_starts,
+        state.device_context_lengths,
+        parts,
+        part_starts,
+        divided,
+        sequences,
+        cuts,
+        window or 0,
+        KEYS=tile.keys,
+        AT_ONCE=at_once,
+        HAS_WINDOW=window is not None,
+        num_warps=4,
+    )
+    return Cut(parts, part_starts, divided, tile)

@@ -1,0 +1,179 @@
+"""Where the contexts of a decode are cut, and for how long that holds."""
+
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+from device.cpu import InlineLane
+from engine.attention.base import AttentionParams, ForwardState
+from engine.attention.paged import TritonAttention
+from engine.graphs import record_graphs
+from engine.inputs import BatchInputs
+from engine.kernels.paged_cut import cut_contexts
+from engine.kernels.tiles import Tile
+from engine.staging import HostRing, Staging
+from tests.engine.attention.scene import CPU, KERNEL_DEVICE, Scene
+from tests.engine.kernels.checking import relative_error
+from tests.engine.recording import FakeRecorder
+from tiercel.ids import SeqId
+
+KEYS = 16
+TILE = Tile(rows=16, keys=KEYS, warps=4, stages=2)
+in_interpreter = pytest.mark.skipif(KERNEL_DEVICE != CPU, reason="the interpreter is for machines without a GPU")
+
+
+def state_of(pieces: list[tuple[int, int]]) -> ForwardState:
+    """A step of (tokens before, tokens of the slice), of which only the lengths count."""
+    tables = torch.zeros(len(pieces), 1, dtype=torch.int64, device=KERNEL_DEVICE)
+    ends = [start + length for start, length in pieces]
+    return ForwardState.of_slices(tables, [start for start, _ in pieces], ends, 16, writes_sink=True)
+
+
+def in_sight(start: int, length: int, window: int | None) -> set[int]:
+    """The tiles that a slice of one token sees, key by key."""
+    if length > 1:
+        return set()
+    return {key // KEYS for key in range(0 if window is None else max(0, start + 1 - window), start + 1)}
+
+
+def check_cut(pieces: list[tuple[int, int]], window: int | None, cuts: int, at_once: int) -> list[int]:
+    """Everything that is promised of a cut. Returns how many tiles each part has."""
+    cut = cut_contexts(state_of(pieces), window, cuts, TILE, at_once)
+    sight = [in_sight(start, length, window) for start, length in pieces]
+    bound = max(1, math.ceil(sum(map(len, sight)) / cuts))
+    sequences, firsts, ends = cut.parts.tolist()
+    starts, divided = cut.part_starts.tolist(), cut.divided.tolist()
+    given = starts[-1]
+    assert starts[0] == 0
+    assert given <= len(sequences) == len(pieces) + cuts
+    assert sequences[given:] == [-1] * (len(sequences) - given)
+    for sequence, tiles in enumerate(sight):
+        parts = range(starts[sequence], starts[sequence + 1])
+        assert all(sequences[part] == sequence for part in parts)
+        assert [tile for part in parts for tile in range(firsts[part], ends[part])] == sorted(tiles)
+        assert all(0 < ends[part] - firsts[part] <= bound for part in parts)
+        assert len(parts) == math.ceil(len(tiles) / bound) <= cuts
+    several = [sequence for sequence in range(len(pieces)) if starts[sequence + 1] - starts[sequence] > 1]
+    assert divided == several + [-1] * (min(len(pieces), cuts) - len(several))
+    return [ends[part] - firsts[part] for part in range(given)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_tile_in_sight_lies_in_one_part_and_no_part_is_too_long(seed: int) -> None:
+    draw = random.Random(seed)
+    count = draw.choice([1, 2, draw.randrange(3, 40), draw.randrange(3, 40)])
+    longest = draw.choice([1, KEYS, 100, 5000])
+    contexts = [draw.choice([0, KEYS - 1, KEYS, draw.randrange(longest)]) for _ in range(count)]
+    pieces = [(context, draw.choice([1, 1, 1, 1, 7])) for context in contexts]
+    cuts = draw.choice([1, 2, 3, draw.randrange(1, 50), 256])
+
+    check_cut(pieces, draw.choice([None, None, 1, KEYS, draw.randrange(1, 900)]), cuts, draw.choice([2, 8, 32, 512]))
+
+
+def test_a_long_context_among_short_ones_is_walked_by_many_programs() -> None:
+    pieces = [(1023, 1)] * 95 + [(131_071, 1)]
+
+    lengths = check_cut(pieces, None, cuts=132, at_once=512)
+
+    total = (95 * 1024 + 131_072) // KEYS
+    assert sum(lengths) == total
+    assert max(lengths) <= math.ceil(total / 132)
+    assert sum(length == max(lengths) for length in lengths) > 70
+
+
+def test_a_crowd_of_like_contexts_is_left_whole() -> None:
+    assert check_cut([(1023, 1)] * 600, None, cuts=132, at_once=512) == [64] * 600
+
+
+def test_a_step_without_single_tokens_has_no_parts() -> None:
+    assert check_cut([(0, 40), (7, 2)], None, cuts=5, at_once=512) == []
+
+
+# ---- what holds for a step holds no longer
+
+
+@in_interpreter
+def test_a_step_is_cut_once_for_all_layers_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: Counter[str] = Counter()
+    run = InterpretedFunction.run
+
+    def count(kernel: InterpretedFunction, *args: object, **given: object) -> object:
+        launches[kernel.fn.__name__] += 1
+        return run(kernel, *args, **given)
+
+    monkeypatch.setattr(InterpretedFunction, "run", count)
+    backend = TritonAttention(1, decode_tile=TILE)
+    layers = [AttentionParams(scale=0.25, window=window) for window in (None, 20, None, 20, None)]
+    for seed in range(2):
+        scene = Scene([(40, 1), (3, 1)], torch.float32, seed)
+        for params in layers:
+            assert relative_error(scene.attend(backend, params), scene.expected(params)) < 1e-3
+    assert launches["cut_kernel"] == 2 * 2
+    assert launches["decode_kernel"] == 2 * len(layers)
+
+
+class AttentionAlone:
+    """A model whose tokens are rows of a scene, and whose logits are what attention makes of them."""
+
+    layers, kv_heads, head_dim, max_model_len = 1, 2, 32, 1000
+    dtype, impl, weights_bytes, fingerprint, is_capturable = torch.float32, "native", 0, bytes(32), True
+
+    def __init__(self, scene: Scene) -> None:
+        self.vocab_size = scene.query[0].numel()
+        self._scene = scene
+        self._attention = TritonAttention(1, decode_tile=TILE)
+
+    def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
+        rows = (self._scene.query[tokens], self._scene.key[tokens], self._scene.value[tokens])
+        return self._attention.attend(*rows, kv, state, AttentionParams(scale=0.25)).flatten(1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+@in_interpreter
+@torch.inference_mode()
+def test_a_graph_cuts_anew_at_every_replay() -> None:
+    scene = Scene([(0, 1), (5, 1), (230, 1), (90, 1)], torch.float32)
+    model, recorder = AttentionAlone(scene), FakeRecorder()
+    blocks = scene.state.block_tables.shape[1]
+    graphs = record_graphs(model, scene.kv, 4, blocks, InlineLane(), recorder, (2,), lambda done, total: None)
+    assert graphs is not None
+    staging = Staging(CPU, InlineLane(), HostRing(is_pinned=False))
+    expected = scene.expected(AttentionParams(scale=0.25))
+    for rows in ([0, 1], [2, 3], [1, 2], [3, 0]):
+        batch = decode_of(scene, rows)
+        assert graphs.size_of(batch) == 2
+
+        out, _ = graphs.run_no_sync(batch, 2, staging)
+
+        assert relative_error(out.view(2, -1, 32), expected[rows]) < 1e-3
+
+
+def decode_of(scene: Scene, rows: list[int]) -> BatchInputs:
+    """One step of these sequences."""
+    state, count, at = scene.state, len(rows), np.array(rows)
+    lengths = np.array(state.context_lengths, np.int32)[at]
+    return BatchInputs(
+        tokens=at,
+        is_unknown=np.zeros(count, np.bool_),
+        token_rows=at,
+        token_positions=lengths.astype(np.int64) - 1,
+        slot_ids=state.slot_ids.numpy()[at],
+        slot_offsets=state.slot_offsets.numpy()[at],
+        query_starts=np.arange(count + 1, dtype=np.int32),
+        context_lengths=lengths,
+        block_tables=state.block_tables.numpy()[at],
+        sample_at=np.arange(count),
+        rows=at,
+        positions=lengths.astype(np.int64),
+        output_index=np.zeros(count, np.int64),
+        seqs=tuple(SeqId(row) for row in rows),
+        slice_seqs=tuple(SeqId(row) for row in rows),
+    )
