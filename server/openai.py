@@ -73,7 +73,7 @@ class OpenAIRoutes:
         story.note_parsed(head.model)
 
         async def prepare() -> _Prepared:
-            limits = await self._service.limits()
+            limits = await self._service.limits(tenant)
             plan = chat_plan(fields, self._service.defaults, limits)
             with story.tokenising():
                 prompt = await self._service.in_worker(chat_work(fields, template, self._service.codec, limits))
@@ -96,7 +96,7 @@ class OpenAIRoutes:
         story.note_parsed(head.model)
 
         async def prepare() -> _Prepared:
-            limits = await self._service.limits()
+            limits = await self._service.limits(tenant)
             plan = completion_plan(fields, self._service.defaults, limits)
             with story.tokenising():
                 tokens = await self._tokens(prompts, fields, limits)

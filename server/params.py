@@ -27,6 +27,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     vocab_size: int
     pool_tokens: int  # KV pool of the device tier
     max_logprobs: int
+    quota_tokens: int | None = None  # the tenant's share of it; None: no quota
 
     @property
     def longest(self) -> int:
@@ -34,13 +35,14 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
         return min(self.max_model_len, self.pool_tokens)
 
     @staticmethod
-    def of(ready: Ready, max_logprobs: int) -> "ModelLimits":
-        """Limits as the engine reported them."""
+    def of(ready: Ready, max_logprobs: int, quota_bytes: int | None = None) -> "ModelLimits":
+        """Limits as the engine reported them, and the tenant's quota of the device tier, in whole blocks."""
         return ModelLimits(
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
             pool_tokens=ready.blocks_total * ready.block_size,
             max_logprobs=max_logprobs,
+            quota_tokens=None if quota_bytes is None else quota_bytes // ready.block_bytes * ready.block_size,
         )
 
 
@@ -211,11 +213,20 @@ def _token_ids(tokens: list[int], field: str, limits: ModelLimits) -> tuple[int,
 def check_length(num_prompt: int, max_tokens: int | None, field: str, limits: ModelLimits) -> None:
     """Refuse what can never run.
 
-    Errors: AdmissionError (400): over the model's context, or over the whole KV pool.
+    Errors: AdmissionError (400): over the model's context, over the whole KV pool, or a prompt over the tenant's quota.
+            An answer that reaches the quota ends there, as others of the tenant may hold of it, too.
     """
     longest = limits.longest
     if num_prompt >= longest:
         raise too_long(num_prompt, limits)
+    if limits.quota_tokens is not None and num_prompt > limits.quota_tokens:
+        raise AdmissionError(
+            400,
+            f"Your prompt contains {num_prompt} input tokens, and kv_quota_bytes.hbm of your tenant has room for"
+            f" {limits.quota_tokens}. Please reduce the length of the input prompt.",
+            code="context_length_exceeded",
+            param="input_tokens",
+        )
     total = num_prompt + (max_tokens or 1)
     if total > longest:
         raise AdmissionError(

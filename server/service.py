@@ -17,6 +17,7 @@ from server.directory import TenantDirectory
 from server.generation_config import SamplingDefaults
 from server.metrics import ServerMetrics
 from server.params import ModelLimits
+from server.tenants import ANYBODY, Tenant
 from server.tokenizer import TextCodec
 from server.tracing.sink import TraceSink
 from tiercel.clock import Clock
@@ -54,8 +55,8 @@ class Service:
         """The settings in force."""
         return self.configuration.server
 
-    async def limits(self) -> ModelLimits:
-        """What the model can take; waits for the engine to load.
+    async def limits(self, tenant: Tenant = ANYBODY) -> ModelLimits:
+        """What the model can take, and of whom; waits for the engine to load.
 
         Errors: AdmissionError (503) when the engine cannot serve.
         """
@@ -65,7 +66,7 @@ class Service:
             raise self._unserved() from exc
         if self.client.state is not EngineState.READY:
             raise self._unserved()
-        return ModelLimits.of(ready, self.settings.max_logprobs)
+        return ModelLimits.of(ready, self.settings.max_logprobs, tenant.share.kv_quota.hbm)
 
     def _unserved(self) -> AdmissionError:
         return AdmissionError(503, "The engine has stopped.", code="engine_dead", kind="server_error", retry_after_s=5)

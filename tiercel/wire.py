@@ -85,6 +85,11 @@ class Ready(Struct, frozen=True, tag="ready", kw_only=True):
     kv_bytes: int
     load_s: float
 
+    @property
+    def block_bytes(self) -> int:
+        """One block of all layers. The device tier has one more than it counts: the sink."""
+        return self.kv_bytes // (self.blocks_total + 1)
+
 
 class Failed(Struct, frozen=True, tag="failed"):
     """The engine cannot start. `message` is the line for the operator; the engine exits with code 2 after it."""

@@ -156,7 +156,7 @@ class FakeEngine(asyncio.Protocol):
                 device="cpu",
                 model_impl="native",
                 weights_bytes=1,
-                kv_bytes=1,
+                kv_bytes=1024 * (script.blocks_total + 1),
                 load_s=script.load_s,
             )
         )

@@ -92,6 +92,28 @@ def test_scopes_are_the_same_after_a_restart(model_folder: Path, file: Path) -> 
     assert not set(with_server(settings, test, tenants_config=str(file))) & set(first)
 
 
+def test_a_prompt_over_the_quota_of_its_tenant_is_refused_by_its_name(model_folder: Path, tmp_path: Path) -> None:
+    """Whole blocks count, of 16 tokens and 1024 bytes; the answer may go on to the quota whatever it asked for."""
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: [{name: a, key: a, kv_quota_bytes: {hbm: 3071}}, {name: b, key: b}]")
+
+    async def test(server: Running) -> None:
+        refused = await _ask(server, "a", prompt=[5] * 33, max_tokens=1)
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert error["message"].startswith(
+            "Your prompt contains 33 input tokens, and kv_quota_bytes.hbm of your tenant"
+        )
+        assert "room for 32." in error["message"]
+        assert (error["param"], error["code"]) == ("input_tokens", "context_length_exceeded")
+        assert not server.engine.submitted
+        await _idle(server)
+        for key, length in (("a", 32), ("b", 33)):
+            assert (await _ask(server, key, prompt=[5] * length, max_tokens=2)).status_code == 200
+
+    with_server(server_settings(model_folder), test, tenants_config=str(file))
+
+
 @pytest.mark.parametrize(("priority", "band"), [(None, 2), (0, 2), (-9, 2), (2, 2), (5, 5), (99999, 15)])
 def test_a_priority_is_clamped_to_the_band_of_the_tenant(
     priority: int | None, band: int, model_folder: Path, file: Path
