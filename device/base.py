@@ -81,7 +81,7 @@ class CopyLane(Protocol):
 
 
 class Pinned(Protocol):
-    """A range of host memory that is being locked in the background."""
+    """A range of host memory that is locked in the background, once that was begun."""
 
     slab_bytes: int  # no copy may reach over a multiple of it, counted from the start of the range; 0: any may
 
@@ -90,8 +90,12 @@ class Pinned(Protocol):
         """Locked so far."""
         ...
 
+    def start(self) -> None:
+        """Begin to lock. Cost: on a thread of its own, which makes every page real."""
+        ...
+
     def wait(self) -> None:
-        """Sleep until everything is locked or refused."""
+        """Begin if nobody has, and sleep until everything is locked or refused."""
         ...
 
     def close(self) -> None:
@@ -127,10 +131,9 @@ class Device(Protocol):
         ...
 
     def pin(self, address: int, size: int, block_bytes: int) -> Pinned:
-        """Begin to lock host memory that holds blocks, so that copies to and from the device run beside everything.
+        """Host memory that holds blocks, to be locked, so that copies to and from the device run beside everything.
 
-        The range starts on a page. Cost: on a thread of its own, which makes every page real. What the machine refuses
-        is logged, and copied the slow way.
+        The range starts on a page. What the machine refuses is logged, and copied the slow way.
         """
         ...
 

@@ -104,6 +104,9 @@ class Unpinned:
     slab_bytes = 0
     pinned_bytes = 0
 
+    def start(self) -> None:
+        pass
+
     def wait(self) -> None:
         pass
 

@@ -158,7 +158,6 @@ class CudaDevice:
         driver = self._driver
         pinned = PinnedMemory(address, size, block_bytes, driver.register, driver.unregister, self._slab_bytes)
         self._pinned = [*(other for other in self._pinned if not other.is_closed), pinned]
-        pinned.start()
         return pinned
 
     def free_bytes(self) -> int:

@@ -20,10 +20,12 @@ _NOT_READY = 600
 _NOT_SUPPORTED = 801
 _CAPTURING = range(900, 909)  # what a stream answers while a graph is recorded
 _NO_INDEX = ctypes.c_size_t(-1).value  # a batch failed, but not at one of its copies
+_CAN_USE_HOST_POINTER = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _PREFER_OVERLAP = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {  # Any: ctypes' type objects
     "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuCtxSetCurrent": (c_void_p,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
@@ -78,7 +80,12 @@ class CudaDriver:
         device = c_int()
         self._call("cuDeviceGet", byref(device), ordinal)
         self._call("cuDevicePrimaryCtxRetain", byref(self._context), device)
-        self._find_batch()
+        shares_addresses = c_int()
+        self._call("cuDeviceGetAttribute", byref(shares_addresses), _CAN_USE_HOST_POINTER, device)
+        if shares_addresses.value:
+            self._find_batch()
+        else:  # a batch would be taken, and fault later (sglang issue 40232)
+            log.info("locked memory has other addresses on this device: blocks are copied one by one")
 
     @property
     def has_batch(self) -> bool:

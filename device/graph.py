@@ -1,6 +1,8 @@
 """Work that a device records once and then repeats at one launch: CUDA graphs."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -73,6 +75,7 @@ class CudaGraphRecorder:
         try:
             return self._record(job)
         except RuntimeError as exc:
+            self._end_allocations()
             kind = OutOfDeviceMemoryError if is_from_shortage(exc) else DeviceError
             raise kind("graph.record_failed", f"{type(exc).__name__}: {exc}") from exc
 
@@ -85,11 +88,30 @@ class CudaGraphRecorder:
             for _ in range(_WARM_UPS):
                 job()
         # thread_local: the threads that copy and pin may go on with what a capture forbids.
-        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+        with _no_collection(), torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             output = job()
         lane.wait_stream(self._stream)
         graph.replay()  # the first launch brings the graph to the device, and may find no room there
         return CudaGraph(graph, _borrow(output), self._begun)
+
+    def _end_allocations(self) -> None:
+        """A recording that the driver broke off leaves the allocator filling the pool for a graph that is no more, and
+        from then on it gives nothing back to the device (torch before pull request 180395)."""
+        with suppress(RuntimeError):  # what it says where the recording was ended as it should be
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector might meet a graph that nobody keeps, and what then is called breaks a recording off (torch
+    pull request 161037)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def is_from_shortage(error: BaseException) -> bool:

@@ -52,6 +52,7 @@ class PinnedMemory:
         self._unregister = unregister
         self._is_pinned = np.zeros(-(-size // self.slab_bytes), dtype=np.bool_)
         self._is_closing = threading.Event()
+        self._has_begun = False
         self._thread = threading.Thread(target=self._run, name="kv-pin", daemon=True)
 
     @property
@@ -66,10 +67,13 @@ class PinnedMemory:
 
     def start(self) -> None:
         """Begin to lock. Cost: on a thread of its own, the time it takes to make every page real."""
-        self._thread.start()
+        if not self._has_begun:
+            self._has_begun = True
+            self._thread.start()
 
     def wait(self) -> None:
-        """Sleep until everything is locked or refused."""
+        """Begin if nobody has, and sleep until everything is locked or refused."""
+        self.start()
         self._thread.join()
 
     def are_pinned(self, addresses: Addresses) -> NDArray[np.bool_]:

@@ -135,6 +135,11 @@ class Tiers:
         if self.ram.is_kept and self.ram.journal is not None:
             yield from self.ram.journal.records()
 
+    def start_locking(self) -> None:
+        """Begin to lock the host tier for the copy engines; until it is, its copies are slow."""
+        if self._pinned is not None:
+            self._pinned.start()
+
     def start_scan(self, wake: Callable[[], None], entries: Iterable[tuple[int, bytes]] | None = None) -> None:
         """Begin to read what the volume holds, or the `entries` of its `recover`."""
         if self.volume is not None:
@@ -210,5 +215,5 @@ def open_tiers(
 
 
 def _pin(machine: Device, host: Arena) -> Pinned:
-    """Lock the host tier beside the start; a later engine locks the same memory again."""
+    """To be locked; a later engine locks the same memory again."""
     return machine.pin(host.kv.data_ptr(), host.kv.nbytes, host.spec.block_bytes)

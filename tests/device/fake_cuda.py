@@ -93,6 +93,7 @@ class FakeLibrary:
         self.batches: list[tuple[int, int]] = []  # source order, copies
         self.singles: list[int] = []  # bytes of each copy that came alone
         self.refuses_after = 1 << 60  # slabs
+        self.shares_addresses = True
         self.batch_status = 0
         self.failing_index: int | None = None
         self.single_status = 0
@@ -107,6 +108,7 @@ class FakeLibrary:
         )(self._copy_batch_13)
         self._batches = {12: {12_080: self._batch_12}, 13: {13_000: self._batch_13}, 0: {}}[version]
         self.cuDeviceGet = _call(self._device, POINTER(c_int), c_int)
+        self.cuDeviceGetAttribute = _call(self._attribute, POINTER(c_int), c_int, c_int)
         self.cuDevicePrimaryCtxRetain = _call(self._context, POINTER(c_void_p), c_int)
         self.cuCtxSetCurrent = _call(self._enter, c_void_p)
         self.cuGetErrorName = _call(self._name, c_int, POINTER(c_char_p))
@@ -128,6 +130,11 @@ class FakeLibrary:
 
     def _device(self, device: Any, ordinal: int) -> int:
         device[0] = 7 + ordinal
+        return 0
+
+    def _attribute(self, value: Any, attribute: int, device: int) -> int:
+        assert (attribute, device) == (91, 7)
+        value[0] = self.shares_addresses
         return 0
 
     def _context(self, context: Any, device: int) -> int:

@@ -272,6 +272,17 @@ def test_an_old_driver_is_named_at_the_start(caplog: pytest.LogCaptureFixture) -
     assert "no batch copies (CUDA 12.8)" in caplog.text
 
 
+def test_where_the_device_sees_locked_memory_elsewhere_nothing_is_batched(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.library.shares_addresses = False
+    driver = CudaDriver(bench.library)
+    caplog.set_level("INFO")
+    driver.open(0)
+    assert not driver.has_batch
+    assert "blocks are copied one by one" in caplog.text
+
+
 def test_a_driver_without_a_call_that_is_needed_is_refused() -> None:
     library = FakeLibrary()
     del library.cuGetProcAddress_v2

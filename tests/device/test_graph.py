@@ -39,6 +39,8 @@ class FakeCuda:
         self.steps: list[str] = []
         self.fails_at = ""
         self.graphs = 0  # that live
+        self.collects: list[bool] = []  # whether Python's collector might have run in a job
+        self.ended: list[tuple[int, object]] = []
 
     def step(self, name: str) -> None:
         self.steps.append(name)
@@ -47,7 +49,13 @@ class FakeCuda:
 
     def job(self) -> Tensor:
         self.step(f"job on {self.running.name}")
+        self.collects.append(gc.isenabled())
         return torch.zeros(3)
+
+    def end_allocations(self, device: int, pool: object) -> None:
+        """Of a pool that nobody fills: torch says so."""
+        self.ended.append((device, pool))
+        raise RuntimeError("not currently recording to the pool")
 
     def current_stream(self) -> "FakeStream":
         return self.running
@@ -93,6 +101,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
             fake.step("replay")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocations)
     for name in ("current_stream", "stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
     monkeypatch.setattr(graph, "_borrow", lambda tensor: tensor)  # only memory of a GPU can be borrowed
@@ -112,6 +122,8 @@ def test_a_recording_is_warmed_up_behind_the_lane_and_brought_to_the_device_befo
     assert cuda.steps == RECORDING
     assert recorded.replay().shape == (3,)
     assert cuda.steps == [*RECORDING, "replay"]
+    assert cuda.collects == [True, True, False]  # it would break the recording off
+    assert cuda.ended == []
 
 
 @pytest.mark.parametrize("step", sorted(set(RECORDING)))
@@ -124,6 +136,8 @@ def test_whatever_fails_costs_that_recording_alone(cuda: FakeCuda, step: str) ->
     cuda.fails_at = ""
     assert cuda.running is cuda.lane
     assert first.replay().shape == (3,)
+    assert cuda.ended == [(5, (0, 1))]  # the allocator no longer fills the pool for it
+    assert gc.isenabled()
 
 
 def test_what_is_no_shortage_is_told_as_what_it_is(cuda: FakeCuda) -> None:

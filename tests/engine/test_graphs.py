@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from device.cpu import CpuDevice, Done, InlineLane
+from device.pinned import PinnedMemory
 from engine.assembly import assemble
 from engine.graphs import MOST_ROWS, graph_sizes, record_graphs
 from engine.models.ops import TorchOps
@@ -236,6 +237,27 @@ class RecordingDevice(CpuDevice):
 
     def open_recorder(self) -> FakeRecorder:  # type: ignore[override]
         return self.recorder
+
+
+def test_nothing_is_locked_beside_a_recording(tmp_path: Path) -> None:
+    """The driver may refuse either for the other."""
+    device, done, ranges = RecordingDevice(), list[str](), list[PinnedMemory]()
+    record = device.recorder.record
+    device.recorder.record = lambda job: (done.append("recorded"), record(job))[1]  # type: ignore[method-assign]
+
+    def pin(address: int, size: int, block_bytes: int) -> PinnedMemory:
+        ranges.append(PinnedMemory(address, size, block_bytes, lambda *slab: done.append("locked"), lambda slab: None))
+        return ranges[-1]
+
+    device.pin = pin  # type: ignore[method-assign]
+    settings = EngineSettings(
+        model=str(tmp_path), block_size=4, max_num_seqs=2, num_gpu_blocks_override=60, cpu_device_pool=True,
+        kv_host_bytes=1 << 16,
+    )  # fmt: skip
+    engine = assemble(settings, WeighedSum(), device, Outbox(), MonotonicClock())  # type: ignore[arg-type]
+    ranges[0].wait()  # the host tier's; the others were locked and given up to measure copies
+    engine.close()
+    assert done[-3:] == ["recorded", "recorded", "locked"]
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,14 @@ def test_a_restart_of_the_daemon_finds_what_lies_on_the_disk(bench: Bench) -> No
     os.close(fd)
 
 
+class LockNow(PinnedMemory):
+    """Waits for what it began."""
+
+    def start(self) -> None:
+        super().start()
+        self._thread.join()
+
+
 class LockingDevice(CpuDevice):
     """Keeps what it was asked to lock, slab by slab."""
 
@@ -134,16 +142,15 @@ class LockingDevice(CpuDevice):
         self.locked: dict[int, int] = {}
 
     def pin(self, address: int, size: int, block_bytes: int) -> PinnedMemory:  # type: ignore[override]
-        pinned = PinnedMemory(address, size, block_bytes, self.locked.__setitem__, self.locked.__delitem__, 1 << 18)
-        pinned.start()
-        pinned.wait()
-        return pinned
+        return LockNow(address, size, block_bytes, self.locked.__setitem__, self.locked.__delitem__, 1 << 18)
 
 
 def test_the_host_tier_is_locked_while_it_is_open_and_no_copy_crosses_a_slab(bench: Bench) -> None:
     machine = LockingDevice()
     tiers = bench.open(cpu_device_pool=True, device=machine)
     assert tiers.host is not None and tiers.lanes is not None
+    assert machine.locked == {}
+    tiers.start_locking()
     assert sum(machine.locked.values()) == tiers.host.kv.nbytes
     assert min(machine.locked) == tiers.host.kv.data_ptr()
     assert tiers.lanes.slab_slots == (1 << 18) // SPEC.block_bytes == 16
@@ -165,6 +172,7 @@ def test_the_host_tier_stays_locked_until_no_copy_is_under_way(bench: Bench, mon
         locked.append(len(machine.locked))
 
     monkeypatch.setattr(tiers.mover, "close", close_mover)
+    tiers.start_locking()
     every_slab = len(machine.locked)
     tiers.close()
     assert locked == [every_slab] != [0]
