@@ -25,10 +25,13 @@ from benchmarks.gpu.report import as_json, as_table
 from benchmarks.gpu.targets import overlap_verdict, values_of
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).resolve().parent / "results"
 EXIT_UNMEASURED, EXIT_NO_GPU = 1, 2
 _PATIENCE = 1.25  # of the budget: a section looks at its clock between two parts
 _GRACE_S = 10.0  # beside it
 _LEAST_S = 8.0  # a section that would get less is left out
+_START_S = 120.0  # until the device has answered, whatever it loads for that
+_END_S = 20.0  # until a process that was killed is gone: what hangs in the driver may never be
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -42,7 +45,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--sections", metavar="NAMES", help="commas between; default: all but `peer`")
     parser.add_argument("--quick", action="store_true", help="less of everything, in 40 %% of the time")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of the two files")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the two files")
     parser.add_argument(
         "--peer", type=Path, metavar="FOLDER", help="environment or site folder with vLLM; adds section `peer`"
     )
@@ -65,9 +68,12 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def ask_machine() -> dict[str, object] | None:
     """Facts of the machine; None, with a line on standard error, when there is no GPU."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.machine"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-    )
+    words = [sys.executable, "-m", "benchmarks.gpu.machine"]
+    try:
+        ran = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=_START_S)
+    except subprocess.TimeoutExpired:
+        print(f"no GPU: it did not answer in {_START_S:.0f} s", file=sys.stderr)
+        return None
     if ran.returncode != 0:
         return None
     return json.loads(ran.stdout.splitlines()[-1])
@@ -97,9 +103,9 @@ def run_section(
     except subprocess.TimeoutExpired:
         reason = f"ended after {patience_s:.0f} s"
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
-        process.wait()
+        end_session(process.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
     try:
         result = read_result(out)
     except (OSError, ValueError, KeyError, TypeError):
@@ -109,6 +115,19 @@ def run_section(
         print(f"  {section.name}: {reason}", flush=True)
     result.seconds = round(time.monotonic() - began_s, 1)
     return result
+
+
+def end_session(leader: int) -> None:
+    """Kill a process and whatever it started, in process groups of their own, too."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if os.getsid(int(folder.name)) == leader:
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def _leave(number: int, _: object) -> None:
+    """What is told to end ends its section, too: that has a session of its own."""
+    raise SystemExit(128 + number)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -122,20 +141,21 @@ def main(words: list[str] | None = None) -> int:
     facts: dict[str, object] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **machine,
-        "command": shlex.join(sys.argv if words is None else ["run.py", *words]),
+        "command": shlex.join(["run.py", *(sys.argv[1:] if words is None else words)]),
         "is_quick": given.quick,
     }
     print(f"{facts['device']}, torch {machine['versions']['torch']}, {facts['commit']}", flush=True)  # type: ignore[index]
     results: list[SectionResult] = []
     end_s = time.monotonic() + (given.seconds or float("inf"))
-    with tempfile.TemporaryDirectory(dir=out, prefix="under-way-") as folder:  # a disk is measured, so not in /tmp
+    RESULTS.mkdir(exist_ok=True)  # not `out`: of a run that is cut, nothing but the two files lies there
+    with tempfile.TemporaryDirectory(dir=RESULTS, prefix="under-way-") as folder:  # a disk is measured, so not in /tmp
         for section in given.chosen:
             print(f"{section.name}: {section.about}", flush=True)
             budget_s = min(section.seconds(is_quick=given.quick), end_s - time.monotonic())
             if budget_s < _LEAST_S:
                 results.append(SectionResult(section.name, left_out=["all of it: --seconds are over"]))
-                continue
-            results.append(run_section(section, budget_s, Path(folder), is_quick=given.quick, peer=given.peer))
+            else:
+                results.append(run_section(section, budget_s, Path(folder), is_quick=given.quick, peer=given.peer))
             write_json(out / "results.json", as_json(facts, results))
             (out / "results.md").write_text(as_table(facts, results), encoding="utf-8")
     print(as_table(facts, results))
@@ -145,4 +165,5 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _leave)
     sys.exit(main())

@@ -37,6 +37,7 @@ class Case:
 
 CASES = (
     Case("llama-3-8b", 32, 8, 128),
+    Case("far", 32, 8, 128, longest=600, layers=32, spare_slots=2200),  # beyond 2**31 elements
     Case("qwen3-0.6b", 16, 8, 128),
     Case("qwen2-0.5b", 14, 2, 64),
     Case("blocks-128", 32, 8, 128, block_size=128),
@@ -44,7 +45,6 @@ CASES = (
     Case("sinks", 64, 8, 64, window=128, has_sinks=True),
     Case("softcap", 8, 1, 256, softcap=50.0),
     Case("one-to-one", 12, 12, 96, block_size=48),
-    Case("far", 32, 8, 128, longest=600, layers=32, spare_slots=2200),  # beyond 2**31 elements
 )
 
 

@@ -27,16 +27,16 @@ class Section:
 
 
 SECTIONS = (
-    Section("kernels", "every kernel against float32 on random ragged shapes", 50),
+    Section("kernels", "every kernel against float32 on random ragged shapes", 60),
     Section("limits", "products at the model's shapes, a device copy", 20),
     Section("copies", "between host and device by size of the piece, one way and both", 30),
     Section("attention", "decode and prefill: bytes/s, FLOP/s, share of the limit", 30),
     Section("throughput", "the engine without HTTP, saturated, four mixes of lengths", 120),
     Section("decode", "the engine at batch 1, 32, 256 against the serial bound", 45),
-    Section("swap", "steps beside copies, and a preempted sequence back", 35),
+    Section("swap", "steps beside copies, and a preempted sequence back", 45),
+    Section("streams", "64 streams over HTTP: time outside the model", 45),
     Section("overlap", "half-batches beside each other, prefill beside decode, on disjoint processors", 35),
     Section("layout", "block-first against layer-first, block sizes, tiles", 30),
-    Section("streams", "64 streams over HTTP: time outside the model", 45),
     Section("disk", "the SSD tier through its own threads", 15),
     Section("replay", "context switches under changing priorities, on the device", 90, is_extra=True),
     Section("switches", "context switches, simulated, at the measured speed of copies; no GPU", 240, is_extra=True),

@@ -4,7 +4,7 @@ from statistics import median
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.bounds import LLAMA_3_8B, serial_step_s
-from benchmarks.gpu.engine import asked, device_s, draw, engine_settings, full_steps, open_engine
+from benchmarks.gpu.engine import asked, draw, engine_settings, full_steps, open_engine
 from engine.offline import OfflineEngine
 
 BATCHES = (1, 32, 256)
@@ -38,7 +38,7 @@ def measure(bench: Bench, engine: OfflineEngine, batch: int, prompt: int = PROMP
         "ms",
         bound_ms=1e3 * serial_step_s(LLAMA_3_8B, batch, context),
         host_ms=median(host_ms),
-        device_ms=1e3 * device_s(ran) / max(1, len(ran.laps.nano_batch_s)),
+        device_ms=1e3 * median(ran.laps.nano_batch_s or [0.0]),
     )
     gemm, copy = bench.earlier("limits.gemm.4096"), bench.earlier("limits.copy")
     if gemm is not None and copy is not None:

@@ -40,10 +40,11 @@ class SplitDevice:
         sizes: list[int] = []
         for part in (groups[0], rest):
             wanted = _got(driver.cuDevResourceGenerateDesc([part], 1))
-            flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+            flags = int(driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
             context = _got(driver.cuGreenCtxCreate(wanted, device, flags))
             self._contexts.append(context)
-            stream = _got(driver.cuGreenCtxStreamCreate(context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0))
+            is_apart = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+            stream = _got(driver.cuGreenCtxStreamCreate(context, is_apart, 0))
             self._streams.append(stream)
             streams.append(torch.cuda.ExternalStream(int(stream)))
             sizes.append(int(part.sm.smCount))

@@ -21,6 +21,7 @@ from benchmarks.gpu.kernels import processors
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.timing import DEVICE, captured, elapsed_ms
 from engine.attention.paged import TritonAttention
+from tiercel.errors import DeviceError
 
 CONTEXT = 1280  # tokens of a decode: in the middle of an answer of 512 behind 1,024
 HALVES = ((512, 768), (512, 2048), (256, 256), (512, 1024))  # decodes, tokens of the step
@@ -161,7 +162,7 @@ def layer_ms(job: Job) -> tuple[float, str]:
 
     try:
         return elapsed_ms(captured(layers)) / SLOTS, "graph"
-    except RuntimeError as exc:
+    except DeviceError as exc:
         print(f"  no graph: {str(exc).splitlines()[0][:120]}", flush=True)
         torch.cuda.synchronize()
         return elapsed_ms(layers) / SLOTS, "plain"

@@ -86,12 +86,18 @@ def values_of(figures: Iterable[Figure]) -> dict[str, float]:
 
 
 def overlap_verdict(values: Mapping[str, float]) -> str:
-    """One line: whether two halves of a batch beside each other are worth building."""
+    """One line: whether two halves of a batch beside each other are worth building.
+
+    Plain streams hardly overlap, so they alone do not speak against it.
+    """
     known = {gate: values[gate] for gate in OVERLAP_GATES if gate in values}
     if not known:
         return "overlap: not measured"
     best = max(known, key=lambda gate: known[gate])
-    word = "build it" if known[best] >= OVERLAP_LEAST else "do not build it"
+    has_splits = any(name.startswith("overlap.") and name.endswith("_sm") for name in values)
+    word = "do not build it" if has_splits else "undecided, as processors were never split"
+    if known[best] >= OVERLAP_LEAST:
+        word = "build it"
     told = ", ".join(
         f"{gate.removeprefix('overlap.').removesuffix('_best')} {value:.2f}x" for gate, value in known.items()
     )

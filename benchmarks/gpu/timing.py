@@ -1,9 +1,12 @@
 """Time on the device."""
 
 from collections.abc import Callable
+from statistics import median
 
 import torch
-from triton.testing import do_bench
+from torch import Tensor
+
+from device.graph import CudaGraphRecorder
 
 DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -11,10 +14,28 @@ BF16 = torch.bfloat16
 Timer = Callable[[Callable[[], object]], float]
 """Milliseconds of a job."""
 
+_FLUSH_BYTES = 1 << 31  # half a millisecond of reading: a job of several kernels is queued meanwhile
+_LEAST_TURNS, _MOST_TURNS = 10, 100
+
 
 def median_ms(job: Callable[[], object], rep_ms: int = 60) -> float:
-    """Of many runs of a job that only queues kernels; the cache of the device is emptied before each."""
-    return float(do_bench(job, warmup=max(10, rep_ms // 3), rep=rep_ms, return_mode="median"))
+    """Of many runs of a job that only queues kernels.
+
+    Before each one the device reads until its cache holds nothing of the job's, and no unwritten lines either. The host
+    queues the job meanwhile, so that what it takes for that is not in the time, however small the kernels are.
+    """
+    flush = torch.ones(_FLUSH_BYTES // 4, device=DEVICE)
+    turns = min(_MOST_TURNS, max(_LEAST_TURNS, int(rep_ms / max(1e-3, elapsed_ms(job, 1)))))
+    marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    for _ in range(turns + turns // 4):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.amax()
+        begin.record()
+        job()
+        end.record()
+        marks.append((begin, end))
+    torch.cuda.synchronize()
+    return median(begin.elapsed_time(end) for begin, end in marks[turns // 4 :])
 
 
 def elapsed_ms(job: Callable[[], object], turns: int = 3) -> float:
@@ -33,14 +54,12 @@ def elapsed_ms(job: Callable[[], object], turns: int = 3) -> float:
 
 
 def captured(job: Callable[[], object]) -> Callable[[], object]:
-    """The job as a CUDA graph: nothing of what is timed is then the host's. Errors: RuntimeError when it cannot be."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    """The job as a CUDA graph: nothing of what is timed is then the host's. Errors: DeviceError when it cannot be."""
+    done = torch.zeros(1, device=DEVICE)
+
+    def recorded() -> Tensor:
         job()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        job()
-    return graph.replay
+        return done
+
+    with torch.cuda.stream(torch.cuda.Stream()):  # a recording that fails leaves its own stream the current one
+        return CudaGraphRecorder(torch.cuda.Stream(), torch.cuda.graph_pool_handle()).record(recorded).replay

@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import time
 import zipfile
 from itertools import pairwise
@@ -80,8 +83,16 @@ def test_a_share_that_is_no_number_is_not_met(value: float) -> None:
 def test_overlap_is_worth_building_from_the_gate_on() -> None:
     halves, prefill = OVERLAP_GATES
     assert overlap_verdict({}) == "overlap: not measured"
-    assert overlap_verdict({halves: 1.1, prefill: 1.05}).endswith(": do not build it")
-    assert overlap_verdict({halves: 1.1, prefill: 1.15}).endswith(": build it")
+    split = {"overlap.halves.512_768.32_sm": 1.1}
+    assert overlap_verdict(split | {halves: 1.1, prefill: 1.05}).endswith(": do not build it")
+    assert overlap_verdict(split | {halves: 1.1, prefill: 1.15}).endswith(": build it")
+
+
+def test_plain_streams_alone_do_not_speak_against_overlap() -> None:
+    halves, _ = OVERLAP_GATES
+    streams = {"overlap.halves.512_768.streams": 1.02}
+    assert "undecided" in overlap_verdict(streams | {halves: 1.02})
+    assert overlap_verdict(streams | {halves: 1.2}).endswith(": build it")
 
 
 # ---- sections and the command line
@@ -147,6 +158,25 @@ def test_a_section_past_its_time_is_ended_and_told(tmp_path: Path) -> None:
     result = program.run_section(disk, 0.0, tmp_path, is_quick=True, peer=None, grace_s=0.05)
     assert result.failures == [Failure("disk", "ended after 0 s")]
     assert result.seconds <= time.monotonic() - began_s + 0.1
+
+
+def test_whatever_a_section_started_ends_with_it() -> None:
+    start = "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], process_group=0).pid, flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{start}; sys.stdin.read()"],
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as leader:
+        assert leader.stdout is not None
+        child = Path("/proc") / leader.stdout.readline().strip() / "stat"
+        program.end_session(leader.pid)
+        assert leader.wait(5) == -signal.SIGKILL
+        end_s = time.monotonic() + 5
+        while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
 
 
 def test_a_section_that_breaks_tells_why_and_the_run_goes_on(
