@@ -11,8 +11,8 @@ from benchmarks.gpu.pool import Pool, causal_flop, read_bytes
 from benchmarks.gpu.timing import DEVICE, Timer, median_ms
 from engine.attention.base import Attention, PagedReader
 from engine.attention.paged import TritonAttention
-from engine.kernels.paged_cut import cut_contexts
-from engine.kernels.tiles import DECODE_TILES, choose_cuts, choose_tile
+from engine.kernels.paged_partition import partition_contexts
+from engine.kernels.tiles import DECODE_TILES, choose_shares, choose_tile
 
 LAYERS = 8
 BLOCK_SIZE = 16
@@ -20,7 +20,7 @@ DECODES = ((256, 1024), (32, 1024), (1, 1024), (32, 4096), (1, 4096), (256, 4096
 PREFILLS = ((8, 1024), (2, 4096), (4, 2048), (1, 8192))
 CHUNK = (2048, 2048)  # behind so many tokens, so many
 MIXED = (256, 1024)  # decodes beside it
-SHARES = (0.25, 0.5, 1.0, 1.5, 2.0)  # of the cuts that a decode makes
+FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0)  # of the shares that a decode has
 UNEVEN = (*[1024] * 95, 131_072)  # contexts of one decode
 FEW = (16_384,) * 4
 _SPARE = 4096  # tokens
@@ -28,8 +28,8 @@ _SPARE = 4096  # tokens
 
 def run(bench: Bench) -> None:
     """Figures `BACKEND.decode.BATCH_CONTEXT`, `BACKEND.decode.uneven` and, of as many contexts with the same total,
-    `BACKEND.decode.even`, `BACKEND.prefill.BATCH_LENGTH`, `BACKEND.chunk`, `BACKEND.mixed`; `triton.cut.BATCH`, and by
-    how often all contexts together are cut, `cuts_CUTS.uneven` and `cuts_CUTS.few`.
+    `BACKEND.decode.even`, `BACKEND.prefill.BATCH_LENGTH`, `BACKEND.chunk`, `BACKEND.mixed`; `triton.partition.BATCH`,
+    and by how many shares all contexts together have, `shares_SHARES.uneven` and `shares_SHARES.few`.
     """
     most = max(batch * context for batch, context in DECODES)
     pool = Pool(LLAMA_3_8B, most + _SPARE, LAYERS)
@@ -48,12 +48,12 @@ def run(bench: Bench) -> None:
             if bench.has_time(f"{name} {shape}", 1.0):
                 with bench.part(f"{name} {shape}"):
                     measure(bench, pool, backend, f"{name}.{shape}", slices, limit)
-    with bench.part("triton cut"):
+    with bench.part("triton partition"):
         for slices in (singles(UNEVEN), singles((1024,) * 512)):
-            measure_cut(bench, pool, slices)
-    for share in SHARES:
+            measure_partition(bench, pool, slices)
+    for share in FACTORS:
         count = round(share * processors(DEVICE))
-        name = f"cuts_{choose_cuts(pool.model.kv_heads, count)}"
+        name = f"shares_{choose_shares(pool.model.kv_heads, count)}"
         for kind, contexts in (("uneven", UNEVEN), ("few", FEW)):
             if bench.has_time(f"{name} {kind}", 1.0):
                 with bench.part(f"{name} {kind}"):
@@ -93,10 +93,10 @@ def measure(
         bench.record(name, causal_flop(pool.model, slices) / ms / 1e9, "TFLOP/s", us=1e3 * ms)
 
 
-def measure_cut(bench: Bench, pool: Pool, slices: list[tuple[int, int]], timer: Timer = median_ms) -> None:
+def measure_partition(bench: Bench, pool: Pool, slices: list[tuple[int, int]], timer: Timer = median_ms) -> None:
     """What our decode spends once a step, for all layers, on where it cuts the contexts."""
     state, model = pool.state(slices, BLOCK_SIZE), pool.model
     tile = choose_tile(DECODE_TILES, model.head_dim, pool.dtype)
-    cuts = choose_cuts(model.kv_heads, processors(pool.place))
-    ms = timer(lambda: cut_contexts(state, None, cuts, tile))
-    bench.record(f"triton.cut.{len(slices)}", 1e3 * ms, "us", cuts=cuts)
+    shares = choose_shares(model.kv_heads, processors(pool.place))
+    ms = timer(lambda: partition_contexts(state, None, shares, tile))
+    bench.record(f"triton.partition.{len(slices)}", 1e3 * ms, "us", shares=shares)

@@ -49,7 +49,6 @@ class Layout:
     """
 
     state: ForwardState
-    first_layer: int  # address of the layer that made it
     table: Tensor
     longest: int  # tokens of the longest slice
 
@@ -84,7 +83,7 @@ class Fa3Attention:
                 raise ConfigError("attention.fa3_unable", f"--attention-backend fa3 has no {obstacle}: use triton")
             return self._spare.read(query, kv, state, params)
         head_dim = query.shape[2]
-        layout = self._layout(kv, state)
+        layout = self._layout(state)
         return self._forward(
             query,
             kv[..., :head_dim],
@@ -101,22 +100,16 @@ class Fa3Attention:
             num_splits=self._choose_splits(query, kv.shape[2], state.num_sequences, layout.longest),
         )[0]
 
-    def _layout(self, kv: Tensor, state: ForwardState) -> Layout:
-        """The layout of this pass over the layers.
-
-        A layer that comes again with the same state begins a new pass: what is recorded into a graph after a run to
-        warm up must hold its own conversion, for its table changes at every replay.
-        """
+    def _layout(self, state: ForwardState) -> Layout:
+        """What is kept of this step; whoever records a graph comes with a state of its own."""
         for layout in self._layouts:
-            if layout.state is state and layout.first_layer != kv.data_ptr():
+            if layout.state is state:
                 return layout
         starts = state.query_starts
         longest = max(end - start for start, end in pairwise(starts))
         table = state.block_tables.to(torch.int32)
-        others = [layout for layout in self._layouts if layout.state is not state]
-        layout = Layout(state, kv.data_ptr(), table, longest)
-        self._layouts = deque((*others, layout), maxlen=2)
-        return layout
+        self._layouts.append(Layout(state, table, longest))
+        return self._layouts[-1]
 
     def _choose_splits(self, query: Tensor, kv_heads: int, sequences: int, longest: int) -> int:
         """At most so many parts of each context; the operator takes fewer where they are short. Of a crowd it would

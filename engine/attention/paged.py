@@ -5,11 +5,11 @@ from itertools import pairwise
 from torch import Tensor
 
 from engine.attention.base import AttentionParams, ForwardState
-from engine.kernels.paged_cut import Cut, cut_contexts
 from engine.kernels.paged_decode import attend_singles
+from engine.kernels.paged_partition import Partition, partition_contexts
 from engine.kernels.paged_prefill import attend_slices
 from engine.kernels.paged_store import store_rows
-from engine.kernels.tiles import DECODE_TILES, Tile, choose_cuts, choose_tile
+from engine.kernels.tiles import DECODE_TILES, Tile, choose_shares, choose_tile
 
 
 class TritonAttention:
@@ -30,9 +30,9 @@ class TritonAttention:
         self._processors = processors
         self._prefill_tile = prefill_tile
         self._decode_tile = decode_tile
-        self._state: ForwardState | None = None  # the step that was seen last, whether it decodes too, and its cuts
+        self._state: ForwardState | None = None  # the step that was seen last, whether it decodes too, and its shares
         self._has_singles = False
-        self._cut_by_kind: dict[tuple[int | None, int, Tile], Cut] = {}  # window, cuts, tile
+        self._partition_by_kind: dict[tuple[int | None, int, Tile], Partition] = {}  # window, shares, tile
         self._kinds: set[tuple[object, ...]] = set()  # of layers whose decode is compiled
 
     def attend(
@@ -50,7 +50,7 @@ class TritonAttention:
         kind = (query.shape[1:], params.window, params.softcap is None, params.sinks is None)
         if self._mixes_singles(state) or kind not in self._kinds:
             self._kinds.add(kind)
-            attend_singles(query, kv, state, params, out, self._cut(query, kv.shape[2], state, params.window))
+            attend_singles(query, kv, state, params, out, self._partition(query, kv.shape[2], state, params.window))
         if not state.is_decode:
             attend_slices(query, kv, state, params, out, 2, self._prefill_tile)
         return out
@@ -60,13 +60,13 @@ class TritonAttention:
         if self._state is not state:
             self._state = state
             self._has_singles = any(end - start == 1 for start, end in pairwise(state.query_starts))
-            self._cut_by_kind = {}
+            self._partition_by_kind = {}
         return self._has_singles
 
-    def _cut(self, query: Tensor, kv_heads: int, state: ForwardState, window: int | None) -> Cut:
+    def _partition(self, query: Tensor, kv_heads: int, state: ForwardState, window: int | None) -> Partition:
         """Of the step that was seen last; made by the first layer of a window, kept for the others."""
         tile = self._decode_tile or choose_tile(DECODE_TILES, query.shape[2], query.dtype)
-        kind = (window, choose_cuts(kv_heads, self._processors), tile)
-        if kind not in self._cut_by_kind:
-            self._cut_by_kind[kind] = cut_contexts(state, *kind)
-        return self._cut_by_kind[kind]
+        kind = (window, choose_shares(kv_heads, self._processors), tile)
+        if kind not in self._partition_by_kind:
+            self._partition_by_kind[kind] = partition_contexts(state, *kind)
+        return self._partition_by_kind[kind]

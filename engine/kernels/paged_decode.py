@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.attention.base import AttentionParams, ForwardState
-from engine.kernels.paged_cut import Cut
+from engine.kernels.paged_partition import Partition
 from engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
-from engine.kernels.tiles import MOST_CUTS
+from engine.kernels.tiles import MOST_SHARES
 
 _MERGED_AT_ONCE = 4096  # numbers of the parts: 32 for each thread
 
@@ -160,19 +160,19 @@ def attend_singles(
     state: ForwardState,
     params: AttentionParams,
     out: Tensor,
-    cut: Cut,
+    partition: Partition,
 ) -> None:
-    """Attention of every slice of one token over its sequence's context, in the parts of `cut`, which is that of this
-    step and window, with no more cuts than MOST_CUTS.
+    """Attention of every slice of one token over its sequence's context, in the parts of `partition`, which is that of
+    this step and window, with no more shares than MOST_SHARES.
 
     Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], any stride of slots.
     Cost:    one kernel that reads every key in sight once; a second, small one that merges what was divided; a scratch
-             of (S + cuts) * heads * (head_dim + 1) floats.
+             of (S + shares) * heads * (head_dim + 1) floats.
     Effects: rows of `out` that belong to longer slices are not written. The launches depend on shapes only.
     Source:  FlashDecoding; the merge by log-sum-exp as in FlashAttention-2 (arXiv 2307.08691).
     """
     _, heads, head_dim = query.shape
-    kv_heads, room, tile = kv.shape[2], cut.parts.shape[1], cut.tile
+    kv_heads, room, tile = kv.shape[2], partition.parts.shape[1], partition.tile
     part_values = torch.empty(room, heads, head_dim, dtype=torch.float32, device=query.device)
     part_peaks = torch.empty(room, heads, dtype=torch.float32, device=query.device)
     dims = max(16, triton.next_power_of_2(head_dim))
@@ -183,8 +183,8 @@ def attend_singles(
         state.device_query_starts,
         state.device_context_lengths,
         query if params.sinks is None else params.sinks,
-        cut.parts,
-        cut.part_starts,
+        partition.parts,
+        partition.part_starts,
         out,
         part_values,
         part_peaks,
@@ -212,18 +212,18 @@ def attend_singles(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    merge_kernel[(heads, len(cut.divided))](
+    merge_kernel[(heads, len(partition.divided))](
         part_values,
         part_peaks,
-        cut.divided,
-        cut.part_starts,
+        partition.divided,
+        partition.part_starts,
         state.device_query_starts,
         out,
         out.stride(0),
         out.stride(1),
         HEAD_DIM=head_dim,
         DIMS=dims,
-        MOST=MOST_CUTS,
+        MOST=MOST_SHARES,
         AT_ONCE=max(1, _MERGED_AT_ONCE // dims),
         num_warps=4,
     )

@@ -38,7 +38,7 @@ DECODE_TILES = {
 }
 _LEAST = Tile(rows=16, keys=16, warps=4, stages=1)
 
-MOST_CUTS = 256  # a power of two: of the parts of one sequence as many are merged
+MOST_SHARES = 256  # a power of two: of the parts of one sequence as many are merged
 _PROGRAMS_PER_PROCESSOR = 8  # two at a time, four times over: the last parts then end near each other
 
 
@@ -48,10 +48,10 @@ def choose_tile(table: dict[tuple[int, int], Tile], head_dim: int, dtype: torch.
     return table[sizes[0], dtype.itemsize] if sizes else _LEAST
 
 
-def choose_cuts(kv_heads: int, processors: int) -> int:
+def choose_shares(kv_heads: int, processors: int) -> int:
     """Into how many parts a decode cuts all its contexts together, beyond one for each sequence: so many that all
     processors have work until the end.
 
     It depends on shapes only, never on the lengths of contexts: a CUDA graph holds the launch.
     """
-    return max(1, min(MOST_CUTS, round(_PROGRAMS_PER_PROCESSOR * processors / kv_heads)))
+    return max(1, min(MOST_SHARES, round(_PROGRAMS_PER_PROCESSOR * processors / kv_heads)))

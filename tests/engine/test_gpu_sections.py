@@ -205,9 +205,9 @@ def test_even_contexts_are_as_many_as_uneven_ones_and_have_their_total() -> None
 @in_interpreter
 def test_what_cutting_takes_is_told(pool: Pool, tmp_path: Path) -> None:
     bench = Bench("attention", 60.0, tmp_path / "attention.json")
-    attention.measure_cut(bench, pool, attention.singles([30, 9]), millisecond)
+    attention.measure_partition(bench, pool, attention.singles([30, 9]), millisecond)
     (figure,) = bench.result.figures
-    assert (figure.name, figure.value, figure.facts) == ("attention.triton.cut.2", 1000.0, {"cuts": 4})
+    assert (figure.name, figure.value, figure.facts) == ("attention.triton.partition.2", 1000.0, {"shares": 4})
 
 
 @in_interpreter

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engine.kernels.tiles import DECODE_TILES, MOST_CUTS, PREFILL_TILES
+from engine.kernels.tiles import DECODE_TILES, MOST_SHARES, PREFILL_TILES
 from tests.engine.kernels.compiling import ROOT, Job, compile_for_hopper
 
 _SHARED_BYTES = 227 * 1024  # of one program on a Hopper GPU
@@ -19,16 +19,16 @@ _STRIDES = (
     *("slot_stride", "row_stride", "head_stride"),
 )
 _POINTERS = ("query", "kv", "sinks", "out")
-_CUT = ("parts", "part_starts", "divided")
+_PARTITION = ("parts", "part_starts", "divided")
 _TYPES = {
     **dict.fromkeys(_POINTERS, "*bf16"),
     **dict.fromkeys(("part_values", "part_peaks"), "*fp32"),
-    **dict.fromkeys(("query_starts", "context_lengths", *_CUT), "*i32"),
-    **dict.fromkeys((*_STRIDES, "table_stride", "sequences", "cuts", "window"), "i32"),
+    **dict.fromkeys(("query_starts", "context_lengths", *_PARTITION), "*i32"),
+    **dict.fromkeys((*_STRIDES, "table_stride", "sequences", "shares", "window"), "i32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
     "tables": "*i64",
 }
-_ALIGNED = (*_STRIDES, *_POINTERS, *_CUT, "part_values", "part_peaks")
+_ALIGNED = (*_STRIDES, *_POINTERS, *_PARTITION, "part_values", "part_peaks")
 
 
 def constants_of(head_dim: int, has_all: bool) -> dict[str, int | float | bool | str | None]:
@@ -45,9 +45,9 @@ def prefill_job(head_dim: int, has_all: bool) -> Job:
     return Job(module, "prefill_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED)
 
 
-def cut_job(has_window: bool) -> Job:
+def partition_job(has_window: bool) -> Job:
     constants = {"KEYS": 64, "AT_ONCE": 512, "HAS_WINDOW": has_window}
-    return Job("engine.kernels.paged_cut", "cut_kernel", _TYPES, constants, aligned=_ALIGNED)
+    return Job("engine.kernels.paged_partition", "partition_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 
 def decode_job(head_dim: int, has_all: bool) -> Job:
@@ -57,7 +57,7 @@ def decode_job(head_dim: int, has_all: bool) -> Job:
 
 
 def merge_job(head_dim: int) -> Job:
-    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "MOST": MOST_CUTS, "AT_ONCE": 4096 // head_dim}
+    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "MOST": MOST_SHARES, "AT_ONCE": 4096 // head_dim}
     return Job("engine.kernels.paged_decode", "merge_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 
@@ -73,8 +73,8 @@ def store_job(head_dim: int) -> Job:
 JOBS = [
     prefill_job(64, False),
     prefill_job(128, True),
-    cut_job(has_window=False),
-    cut_job(has_window=True),
+    partition_job(has_window=False),
+    partition_job(has_window=True),
     *(decode_job(head_dim, has_all) for head_dim in (64, 128, 256) for has_all in (False, True)),
     merge_job(128),
     merge_job(512),
@@ -104,7 +104,7 @@ def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> N
 
 
 def test_no_step_of_serving_waits_for_a_compiler() -> None:
-    """The keys of 300 numbers of sequences: the prefill, and of the decode the cut, the parts, the merge."""
+    """The keys of 300 numbers of sequences: the prefill, and of the decode the partition, the parts, the merge."""
     shapes = [(8, 4, 128, "bfloat16"), (2, 7, 64, "bfloat16"), (4, 8, 72, "float16"), (3, 1, 20, "float32")]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ran = subprocess.run(
@@ -117,6 +117,6 @@ def test_no_step_of_serving_waits_for_a_compiler() -> None:
     )
     assert ran.returncode == 0, ran.stderr
     for (*_, dtype), found in zip(shapes, json.loads(ran.stdout), strict=True):
-        kernels = ("cut_kernel", "decode_kernel", "merge_kernel", "prefill_kernel")
+        kernels = ("partition_kernel", "decode_kernel", "merge_kernel", "prefill_kernel")
         assert found["first"] == found["all"] == dict.fromkeys(kernels, 1)
         assert found["precisions"] == ["ieee" if dtype == "float32" else "tf32"]

@@ -11,16 +11,16 @@ from torch import Tensor
 from engine.attention.base import AttentionParams, ForwardState, PagedReader
 from engine.attention.paged import TritonAttention
 from engine.attention.sdpa import SdpaAttention
-from engine.kernels.paged_cut import cut_contexts
 from engine.kernels.paged_decode import attend_singles, merge_kernel
+from engine.kernels.paged_partition import partition_contexts
 from engine.kernels.paged_prefill import attend_slices
 from engine.kernels.paged_store import store_rows
 from engine.kernels.tiles import (
     DECODE_TILES,
-    MOST_CUTS,
+    MOST_SHARES,
     PREFILL_TILES,
     Tile,
-    choose_cuts,
+    choose_shares,
     choose_tile,
 )
 from tests.engine.attention.scene import KERNEL_DEVICE, Scene, open_triton
@@ -84,7 +84,7 @@ def test_queries_keys_and_values_may_be_views_of_one_projection() -> None:
 SMALL = Tile(16, 32, 4, 2)
 UNEVEN = [(0, 1), (31, 1), (400, 1), (32, 1), (62, 1), (63, 1), (5, 1)]  # short ones, tile edges, and a long one
 SINKS = torch.linspace(-1, 2, 6, device=KERNEL_DEVICE)
-CUT = {  # contexts, most cuts: fewer than there are tiles, as many, more
+PARTITIONS = {  # contexts, most shares: fewer than there are tiles, as many, more
     "uneven_1": (UNEVEN, 1),
     "uneven_2": (UNEVEN, 2),
     "uneven_7": (UNEVEN, 7),
@@ -101,9 +101,9 @@ CUT = {  # contexts, most cuts: fewer than there are tiles, as many, more
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", PARTITIONS)
 def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
-    pieces, cuts = CUT[name]
+    pieces, shares = PARTITIONS[name]
     scene = Scene(pieces, dtype, device=KERNEL_DEVICE)
     store_rows(scene.key, scene.value, scene.kv, scene.state)
     for params in (
@@ -115,7 +115,12 @@ def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
         out = nan_like(scene.query)
 
         attend_singles(
-            scene.query, scene.kv, scene.state, params, out, cut_contexts(scene.state, params.window, cuts, SMALL)
+            scene.query,
+            scene.kv,
+            scene.state,
+            params,
+            out,
+            partition_contexts(scene.state, params.window, shares, SMALL),
         )
 
         is_single = torch.tensor([length == 1 for _, length in pieces for _ in range(length)])
@@ -143,8 +148,8 @@ def test_random_steps_are_what_attention_is_wherever_they_are_cut(seed: int) -> 
     store_rows(scene.key, scene.value, scene.kv, scene.state)
     out = nan_like(scene.query)
 
-    cut = cut_contexts(scene.state, params.window, draw.randrange(1, 40), SMALL, draw.choice([2, 4, 512]))
-    attend_singles(scene.query, scene.kv, scene.state, params, out, cut)
+    partition = partition_contexts(scene.state, params.window, draw.randrange(1, 40), SMALL, draw.choice([2, 4, 512]))
+    attend_singles(scene.query, scene.kv, scene.state, params, out, partition)
 
     is_single = ~out.isnan().any(-1).any(-1).cpu()
     assert is_single.sum() == 1 + sum(length == 1 for _, length in pieces)
@@ -187,7 +192,7 @@ def test_each_kernel_writes_its_own_slices_alone() -> None:
     store_rows(scene.key, scene.value, scene.kv, scene.state)
     singles, slices, all_of_them = nan_like(scene.query), nan_like(scene.query), nan_like(scene.query)
 
-    attend_singles(scene.query, scene.kv, scene.state, PLAIN, singles, cut_contexts(scene.state, None, 3, SMALL))
+    attend_singles(scene.query, scene.kv, scene.state, PLAIN, singles, partition_contexts(scene.state, None, 3, SMALL))
     attend_slices(scene.query, scene.kv, scene.state, PLAIN, slices, least_length=2)
     attend_slices(scene.query, scene.kv, scene.state, PLAIN, all_of_them)
 
@@ -232,9 +237,9 @@ def test_padded_rows_of_a_graph_leave_the_others_alone() -> None:
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize(("kv_heads", "cuts"), [(8, 132), (4, MOST_CUTS), (1, MOST_CUTS), (32, 33), (5000, 1)])
-def test_few_heads_are_cut_into_more_parts(kv_heads: int, cuts: int) -> None:
-    assert choose_cuts(kv_heads, processors=132) == cuts
+@pytest.mark.parametrize(("kv_heads", "shares"), [(8, 132), (4, MOST_SHARES), (1, MOST_SHARES), (32, 33), (5000, 1)])
+def test_few_heads_are_cut_into_more_parts(kv_heads: int, shares: int) -> None:
+    assert choose_shares(kv_heads, processors=132) == shares
 
 
 @pytest.mark.parametrize("table", [PREFILL_TILES, DECODE_TILES])

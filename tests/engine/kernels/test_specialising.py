@@ -105,6 +105,6 @@ def test_layers_need_one_compilation_whatever_the_step(launches: Launches, head_
         ops.add_norm(torch.zeros(tokens, 96), torch.zeros(tokens, 96), torch.ones(96), 1e-5)
         ops.silu_mul(torch.zeros(tokens, 192))
     launches.assert_one_each(
-        "angles_kernel", "place_heads_kernel", "store_kernel", "cut_kernel", "decode_kernel", "merge_kernel",
+        "angles_kernel", "place_heads_kernel", "store_kernel", "partition_kernel", "decode_kernel", "merge_kernel",
         "prefill_kernel", "add_norm_kernel", "silu_mul_kernel",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from engine.attention.base import AttentionParams, ForwardState
 from engine.attention.paged import TritonAttention
 from engine.graphs import record_graphs
 from engine.inputs import BatchInputs
-from engine.kernels.paged_cut import cut_contexts
+from engine.kernels.paged_partition import partition_contexts
 from engine.kernels.tiles import Tile
 from engine.staging import HostRing, Staging
 from tests.engine.attention.scene import CPU, KERNEL_DEVICE, Scene
@@ -42,25 +42,25 @@ def in_sight(start: int, length: int, window: int | None) -> set[int]:
     return {key // KEYS for key in range(0 if window is None else max(0, start + 1 - window), start + 1)}
 
 
-def check_cut(pieces: list[tuple[int, int]], window: int | None, cuts: int, at_once: int) -> list[int]:
-    """Everything that is promised of a cut. Returns how many tiles each part has."""
-    cut = cut_contexts(state_of(pieces), window, cuts, TILE, at_once)
+def check_partition(pieces: list[tuple[int, int]], window: int | None, shares: int, at_once: int) -> list[int]:
+    """Everything that is promised of a partition. Returns how many tiles each part has."""
+    partition = partition_contexts(state_of(pieces), window, shares, TILE, at_once)
     sight = [in_sight(start, length, window) for start, length in pieces]
-    bound = max(1, math.ceil(sum(map(len, sight)) / cuts))
-    sequences, firsts, ends = cut.parts.tolist()
-    starts, divided = cut.part_starts.tolist(), cut.divided.tolist()
+    bound = max(1, math.ceil(sum(map(len, sight)) / shares))
+    sequences, firsts, ends = partition.parts.tolist()
+    starts, divided = partition.part_starts.tolist(), partition.divided.tolist()
     given = starts[-1]
     assert starts[0] == 0
-    assert given <= len(sequences) == len(pieces) + cuts
+    assert given <= len(sequences) == len(pieces) + shares
     assert sequences[given:] == [-1] * (len(sequences) - given)
     for sequence, tiles in enumerate(sight):
         parts = range(starts[sequence], starts[sequence + 1])
         assert all(sequences[part] == sequence for part in parts)
         assert [tile for part in parts for tile in range(firsts[part], ends[part])] == sorted(tiles)
         assert all(0 < ends[part] - firsts[part] <= bound for part in parts)
-        assert len(parts) == math.ceil(len(tiles) / bound) <= cuts
+        assert len(parts) == math.ceil(len(tiles) / bound) <= shares
     several = [sequence for sequence in range(len(pieces)) if starts[sequence + 1] - starts[sequence] > 1]
-    assert divided == several + [-1] * (min(len(pieces), cuts) - len(several))
+    assert divided == several + [-1] * (min(len(pieces), shares) - len(several))
     return [ends[part] - firsts[part] for part in range(given)]
 
 
@@ -71,15 +71,17 @@ def test_every_tile_in_sight_lies_in_one_part_and_no_part_is_too_long(seed: int)
     longest = draw.choice([1, KEYS, 100, 5000])
     contexts = [draw.choice([0, KEYS - 1, KEYS, draw.randrange(longest)]) for _ in range(count)]
     pieces = [(context, draw.choice([1, 1, 1, 1, 7])) for context in contexts]
-    cuts = draw.choice([1, 2, 3, draw.randrange(1, 50), 256])
+    shares = draw.choice([1, 2, 3, draw.randrange(1, 50), 256])
 
-    check_cut(pieces, draw.choice([None, None, 1, KEYS, draw.randrange(1, 900)]), cuts, draw.choice([2, 8, 32, 512]))
+    check_partition(
+        pieces, draw.choice([None, None, 1, KEYS, draw.randrange(1, 900)]), shares, draw.choice([2, 8, 32, 512])
+    )
 
 
 def test_a_long_context_among_short_ones_is_walked_by_many_programs() -> None:
     pieces = [(1023, 1)] * 95 + [(131_071, 1)]
 
-    lengths = check_cut(pieces, None, cuts=132, at_once=512)
+    lengths = check_partition(pieces, None, shares=132, at_once=512)
 
     total = (95 * 1024 + 131_072) // KEYS
     assert sum(lengths) == total
@@ -88,11 +90,11 @@ def test_a_long_context_among_short_ones_is_walked_by_many_programs() -> None:
 
 
 def test_a_crowd_of_like_contexts_is_left_whole() -> None:
-    assert check_cut([(1023, 1)] * 600, None, cuts=132, at_once=512) == [64] * 600
+    assert check_partition([(1023, 1)] * 600, None, shares=132, at_once=512) == [64] * 600
 
 
 def test_a_step_without_single_tokens_has_no_parts() -> None:
-    assert check_cut([(0, 40), (7, 2)], None, cuts=5, at_once=512) == []
+    assert check_partition([(0, 40), (7, 2)], None, shares=5, at_once=512) == []
 
 
 # ---- what holds for a step holds no longer
@@ -114,7 +116,7 @@ def test_a_step_is_cut_once_for_all_layers_of_a_window(monkeypatch: pytest.Monke
         scene = Scene([(40, 1), (3, 1)], torch.float32, seed)
         for params in layers:
             assert relative_error(scene.attend(backend, params), scene.expected(params)) < 1e-3
-    assert launches["cut_kernel"] == 2 * 2
+    assert launches["partition_kernel"] == 2 * 2
     assert launches["decode_kernel"] == 2 * len(layers)
 
 

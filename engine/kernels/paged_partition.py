@@ -14,19 +14,19 @@ from engine.attention.base import ForwardState
 from engine.kernels.paged_rows import HOST_ARRAYS, first_seen
 from engine.kernels.tiles import Tile
 
-_CUT_AT_ONCE = 512  # sequences, a power of two: as many as the largest graph decodes
+_AT_ONCE = 512  # sequences, a power of two: as many as the largest graph decodes
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Partition:
     """The parts of a step's contexts, for layers of one window.
 
-    S sequences have at most S + cuts parts; the rows behind the last one are nobody's. No part is longer than a
-    `cuts`th of all that is in sight, rounded up to tiles, so no sequence has more than `cuts` of them.
+    S sequences have at most S + shares parts; the rows behind the last one are nobody's. No part is longer than a
+    `shares`th of all that is in sight, rounded up to tiles, so no sequence has more than `shares` of them.
 
-    Shapes: parts [3, S + cuts] int32: the sequence of each part, or -1, its first tile, and the tile behind its last
+    Shapes: parts [3, S + shares] int32: the sequence of each part, or -1, its first tile, and the tile behind its last
             one; part_starts [S + 1] int32: the first part of each sequence, and how many parts there are; divided
-            [min(S, cuts)] int32: the sequences that have several parts, behind them -1.
+            [min(S, shares)] int32: the sequences that have several parts, behind them -1.
     """
 
     parts: Tensor
@@ -54,15 +54,15 @@ def _tiles_in_sight(
     return first, tl.cdiv(context, KEYS) - first
 
 
-@triton.jit(do_not_specialize=["sequences", "cuts"], do_not_specialize_on_alignment=HOST_ARRAYS)
-def cut_kernel(
+@triton.jit(do_not_specialize=["sequences", "shares"], do_not_specialize_on_alignment=HOST_ARRAYS)
+def partition_kernel(
     query_starts,
     context_lengths,
     parts,
     part_starts,
     divided,
     sequences,
-    cuts,
+    shares,
     window,
     KEYS: tl.constexpr,
     AT_ONCE: tl.constexpr,
@@ -74,9 +74,9 @@ def cut_kernel(
         sequence = start + tl.arange(0, AT_ONCE)
         _, tiles = _tiles_in_sight(query_starts, context_lengths, sequence, sequences, window, KEYS, HAS_WINDOW)
         total += tl.sum(tiles, 0)
-    part_tiles = tl.maximum(tl.cdiv(total, cuts), 1)
+    part_tiles = tl.maximum(tl.cdiv(total, shares), 1)
 
-    room = sequences + cuts
+    room = sequences + shares
     given = 0
     several = 0
     for start in range(0, sequences, AT_ONCE):
@@ -100,36 +100,38 @@ def cut_kernel(
     for start in range(given, room, AT_ONCE):
         part = start + tl.arange(0, AT_ONCE)
         tl.store(parts + part, -1, mask=part < room)
-    for start in range(several, tl.minimum(sequences, cuts), AT_ONCE):
+    for start in range(several, tl.minimum(sequences, shares), AT_ONCE):
         at = start + tl.arange(0, AT_ONCE)
-        tl.store(divided + at, -1, mask=at < tl.minimum(sequences, cuts))
+        tl.store(divided + at, -1, mask=at < tl.minimum(sequences, shares))
 
 
-def cut_contexts(state: ForwardState, window: int | None, cuts: int, tile: Tile, at_once: int = _CUT_AT_ONCE) -> Cut:
+def partition_contexts(
+    state: ForwardState, window: int | None, shares: int, tile: Tile, at_once: int = _AT_ONCE
+) -> Partition:
     """Cut the contexts of all slices of one token; longer slices have no part.
 
-    `cuts`: at least 1, from shapes only, as a CUDA graph holds the launches that follow from it. One sequence is cut
+    `shares`: at least 1, from shapes only, as a CUDA graph holds the launches that follow from it. One sequence is cut
     into so many parts at most; among others it gets the more of them the longer it is.
 
     Cost:   one program that reads the lengths twice and writes the parts; once a step for all layers of one window.
     Source: LeanAttention (arXiv 2405.10480), with the sizes on the device.
     """
     sequences, device = state.num_sequences, state.device_context_lengths.device
-    parts = torch.empty(3, sequences + cuts, dtype=torch.int32, device=device)
+    parts = torch.empty(3, sequences + shares, dtype=torch.int32, device=device)
     part_starts = torch.empty(sequences + 1, dtype=torch.int32, device=device)
-    divided = torch.empty(min(sequences, cuts), dtype=torch.int32, device=device)
-    cut_kernel[(1,)](
+    divided = torch.empty(min(sequences, shares), dtype=torch.int32, device=device)
+    partition_kernel[(1,)](
         state.device_query_starts,
         state.device_context_lengths,
         parts,
         part_starts,
         divided,
         sequences,
-        cuts,
+        shares,
         window or 0,
         KEYS=tile.keys,
         AT_ONCE=at_once,
         HAS_WINDOW=window is not None,
         num_warps=4,
     )
-    return Cut(parts, part_starts, divided, tile)
+    return Partition(parts, part_starts, divided, tile)
