@@ -83,12 +83,16 @@ def run_section(
     section: Section,
     budget_s: float,
     folder: Path,
+    results: list[SectionResult],
     *,
     is_quick: bool,
     peer: Path | None,
     grace_s: float = _GRACE_S,
-) -> SectionResult:
-    """One section to its end, or to the end of its time: then what it has said so far, and a failure."""
+) -> None:
+    """One section to its end, or to the end of its time or of the run: then what it has said so far, and a failure.
+
+    Effects: one more of `results`, even when it raises.
+    """
     out = folder / f"{section.name}.json"
     words = [sys.executable, "-m", "benchmarks.gpu.section", section.name]
     words += ["--budget-s", str(budget_s), "--out", str(out)]
@@ -96,7 +100,7 @@ def run_section(
     began_s = time.monotonic()
     process = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
     patience_s = grace_s + _PATIENCE * budget_s
-    reason = ""
+    reason = "the run was ended"
     try:
         code = process.wait(patience_s)
         reason = f"exit code {code}" if code else ""
@@ -106,15 +110,14 @@ def run_section(
         end_session(process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-    try:
-        result = read_result(out)
-    except (OSError, ValueError, KeyError, TypeError):
         result = SectionResult(section.name)
-    if reason:
-        result.failures.append(Failure(section.name, reason))
-        print(f"  {section.name}: {reason}", flush=True)
-    result.seconds = round(time.monotonic() - began_s, 1)
-    return result
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            result = read_result(out)
+        if reason:
+            result.failures.append(Failure(section.name, reason))
+            print(f"  {section.name}: {reason}", flush=True)
+        result.seconds = round(time.monotonic() - began_s, 1)
+        results.append(result)
 
 
 def end_session(leader: int) -> None:
@@ -136,6 +139,7 @@ def main(words: list[str] | None = None) -> int:
     machine = ask_machine()
     if machine is None:
         return EXIT_NO_GPU
+    signal.signal(signal.SIGTERM, _leave)
     out: Path = given.out
     out.mkdir(parents=True, exist_ok=True)
     facts: dict[str, object] = {
@@ -152,12 +156,14 @@ def main(words: list[str] | None = None) -> int:
         for section in given.chosen:
             print(f"{section.name}: {section.about}", flush=True)
             budget_s = min(section.seconds(is_quick=given.quick), end_s - time.monotonic())
-            if budget_s < _LEAST_S:
-                results.append(SectionResult(section.name, left_out=["all of it: --seconds are over"]))
-            else:
-                results.append(run_section(section, budget_s, Path(folder), is_quick=given.quick, peer=given.peer))
-            write_json(out / "results.json", as_json(facts, results))
-            (out / "results.md").write_text(as_table(facts, results), encoding="utf-8")
+            try:
+                if budget_s < _LEAST_S:
+                    results.append(SectionResult(section.name, left_out=["all of it: --seconds are over"]))
+                else:
+                    run_section(section, budget_s, Path(folder), results, is_quick=given.quick, peer=given.peer)
+            finally:
+                write_json(out / "results.json", as_json(facts, results))
+                (out / "results.md").write_text(as_table(facts, results), encoding="utf-8")
     print(as_table(facts, results))
     print(overlap_verdict(values_of(figure for result in results for figure in result.figures)))
     print(f"written: {out / 'results.json'}, {out / 'results.md'}")
@@ -165,5 +171,4 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _leave)
     sys.exit(main())

@@ -61,5 +61,6 @@ def captured(job: Callable[[], object]) -> Callable[[], object]:
         job()
         return done
 
+    torch.cuda.synchronize()  # what the job reads is there, whatever stream it was queued on
     with torch.cuda.stream(torch.cuda.Stream()):  # a recording that fails leaves its own stream the current one
         return CudaGraphRecorder(torch.cuda.Stream(), torch.cuda.graph_pool_handle()).record(recorded).replay

@@ -1,5 +1,6 @@
 """The run over the sections in benchmarks/gpu, where there is no GPU: budgets, targets, files, requests, wheels."""
 
+import contextlib
 import json
 import re
 import signal
@@ -155,7 +156,9 @@ def test_a_machine_without_a_gpu_is_refused_in_one_line(
 def test_a_section_past_its_time_is_ended_and_told(tmp_path: Path) -> None:
     disk = next(one for one in SECTIONS if one.name == "disk")
     began_s = time.monotonic()
-    result = program.run_section(disk, 0.0, tmp_path, is_quick=True, peer=None, grace_s=0.05)
+    results: list[SectionResult] = []
+    program.run_section(disk, 0.0, tmp_path, results, is_quick=True, peer=None, grace_s=0.05)
+    (result,) = results
     assert result.failures == [Failure("disk", "ended after 0 s")]
     assert result.seconds <= time.monotonic() - began_s + 0.1
 
@@ -174,9 +177,30 @@ def test_whatever_a_section_started_ends_with_it() -> None:
         program.end_session(leader.pid)
         assert leader.wait(5) == -signal.SIGKILL
         end_s = time.monotonic() + 5
-        while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # whoever has reaped it
+            while child.read_text().rpartition(")")[2].split()[0] != "Z":
+                assert time.monotonic() < end_s
+                time.sleep(0.01)
+
+
+def test_a_run_that_is_told_to_end_keeps_what_its_section_has_said(tmp_path: Path) -> None:
+    said = "from pathlib import Path; from benchmarks.gpu.bench import Bench; import sys, time; "
+    said += "Bench('disk', 60, Path(sys.argv[sys.argv.index('--out') + 1])).record('done', 1.0, 'x'); "
+    said += "print('said', flush=True); time.sleep(60)"
+    run = "import subprocess, sys; from benchmarks.gpu import __main__ as program; popen = subprocess.Popen; "
+    run += "program.ask_machine = lambda: {'device': 'none', 'versions': {'torch': '0'}, 'commit': '0'}; "
+    run += f"start = lambda words, **rest: popen([sys.executable, '-c', {said!r}, *words[3:]], **rest); "
+    run += "program.subprocess.Popen = start; program.main(sys.argv[1:])"
+    words = [sys.executable, "-c", run, "--sections", "disk", "--out", str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=program.ROOT) as process:
+        assert process.stdout is not None
+        assert any(line == "said\n" for line in process.stdout)
+        process.terminate()
+        process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM
+    (found,) = json.loads((tmp_path / "results.json").read_text())["sections"]
+    assert [figure["name"] for figure in found["figures"]] == ["disk.done"]
+    assert [failure["reason"] for failure in found["failures"]] == ["the run was ended"]
 
 
 def test_a_section_that_breaks_tells_why_and_the_run_goes_on(
