@@ -87,7 +87,7 @@ class CudaGraphRecorder:
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 job()
-        # thread_local: the threads that copy and pin may go on with what a capture forbids.
+        # thread_local: the threads that copy may go on with what a capture forbids.
         with _no_collection(), torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             output = job()
         lane.wait_stream(self._stream)

@@ -152,8 +152,9 @@ def assemble(
     max_blocks = -(-capacity.max_model_len // settings.block_size)
     device.give_back_cached()  # and wait: arenas of zeros were not queued on the lane
     graphs = _record_graphs(settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock)
-    tiers.start_locking()  # not beside a recording: the driver may refuse the one for the other
     times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity, graphs)
+    # Not beside a recording, as the driver may refuse either for the other, nor beside what is measured.
+    tiers.start_locking()
     most_tokens = step_tokens(settings, device)
     policy = policy_of(settings, StepCosts(times), most_tokens)
     book = SequenceBook(policy, capacity.max_model_len, end_tokens)

@@ -95,8 +95,8 @@ class StaticInputs:
         """What they take on the device; on the device `meta` what they would take."""
         return self.buffer.nbytes + self.starts.nbytes + self.tables.nbytes
 
-    def fill_no_sync(self, batch: BatchInputs, size: int, staging: Staging) -> None:
-        """Queue a decode for the graph of `size` rows.
+    def fill_no_sync(self, batch: BatchInputs, staging: Staging) -> None:
+        """Queue a decode's inputs, for a graph of as many rows or more.
 
         Cost: one copy to the device, and one on it that gives the tables their stride.
         """
@@ -157,7 +157,7 @@ class DecodeGraphs:
 
         Shapes: returns logits [n, vocab] and the rows that they belong to [n] int64; both hold until the next call.
         """
-        self._inputs.fill_no_sync(batch, size, staging)
+        self._inputs.fill_no_sync(batch, staging)
         logits = self._graph_by_size[size].replay()
         count = len(batch.tokens)
         return logits[:count], self._inputs.columns[_ROWS, :count]

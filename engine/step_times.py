@@ -55,7 +55,8 @@ def open_step_times(
     `graphs`: what decodes run in, recorded on `kv`.
     """
     limits = limits_of(settings, model, device, capacity)
-    file = TimesFile(settings.cache_folder, (*facts_of(settings, model, spec, device), repr(limits)))
+    recorded = () if graphs is None else graphs.sizes
+    file = TimesFile(settings.cache_folder, (*facts_of(settings, model, spec, device), repr(limits), repr(recorded)))
     trial = Trial(model, kv, spec, lane, clock, graphs)
     return measure_step_times(trial, clock, limits, settings.calibration_s, file)
 

@@ -214,7 +214,7 @@ def check_length(num_prompt: int, max_tokens: int | None, field: str, limits: Mo
     """Refuse what can never run.
 
     Errors: AdmissionError (400): over the model's context, over the whole KV pool, or a prompt over the tenant's quota.
-            An answer that reaches the quota ends there, as others of the tenant may hold of it, too.
+            An answer that reaches the quota ends there.
     """
     longest = limits.longest
     if num_prompt >= longest:

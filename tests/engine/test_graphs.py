@@ -1,6 +1,7 @@
 """Decodes in graphs: which size a batch runs in, and that it says what it says when every kernel is launched."""
 
 import random
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -255,7 +256,10 @@ def test_nothing_is_locked_beside_a_recording(tmp_path: Path) -> None:
         kv_host_bytes=1 << 16,
     )  # fmt: skip
     engine = assemble(settings, WeighedSum(), device, Outbox(), MonotonicClock())  # type: ignore[arg-type]
-    ranges[0].wait()  # the host tier's; the others were locked and given up to measure copies
+    end_s = time.monotonic() + 10
+    while not ranges[0].pinned_bytes:  # the host tier's; the others were locked and given up to measure copies
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
     engine.close()
     assert done[-3:] == ["recorded", "recorded", "locked"]
 
@@ -267,8 +271,9 @@ def test_graphs_are_recorded_at_the_start_unless_they_cannot_be_or_nobody_wants_
     tmp_path: Path, enforce_eager: bool, is_capturable: bool, sizes: tuple[int, ...]
 ) -> None:
     settings = EngineSettings(
-        model=str(tmp_path), block_size=4, max_num_seqs=6, num_gpu_blocks_override=60, enforce_eager=enforce_eager
-    )
+        model=str(tmp_path), block_size=4, max_num_seqs=6, num_gpu_blocks_override=60, enforce_eager=enforce_eager,
+        calibration_s=0.2, cache_folder=str(tmp_path / "cache"),
+    )  # fmt: skip
     model, device, outbox = WeighedSum(), RecordingDevice(), Outbox()
     model.is_capturable = is_capturable
     engine = assemble(settings, model, device, outbox, MonotonicClock())  # type: ignore[arg-type]
@@ -276,6 +281,8 @@ def test_graphs_are_recorded_at_the_start_unless_they_cannot_be_or_nobody_wants_
     wanted = [f"recording CUDA graphs {done} of {len(sizes)}" for done in range(len(sizes))]
     assert [stage for stage in told if "graphs" in stage] == wanted
     assert [size for size, _ in reversed(device.recorder.recorded)] == list(sizes)
+    assert (device.recorder.replays > 0) == bool(sizes)  # step times are those of what is served
+    device.recorder.replays = 0
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
     request = Request(id=SeqId(1), prompt=pack_tokens([3, 1, 4]), params=params, arrival_s=0.0)
     engine.loop.take([Submit(request)])

@@ -251,33 +251,53 @@ def test_free_memory_does_not_decide_which_file_it_is(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-class PricedGraph:
-    """A graph that computes nothing and takes its time."""
+class PricedModel(TimedModel):
+    """In a graph a forward takes a time of its own, by what the device is told: rows, and lengths of contexts."""
 
-    def __init__(self, clock: ManualClock, rows: int) -> None:
-        self._clock = clock
-        self._rows = rows
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.is_replayed = False
+
+    def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
+        if not self.is_replayed:
+            return super().forward(tokens, kv, state)
+        lengths = state.device_context_lengths
+        assert not state.slot_ids.any() and int(state.block_tables.max()) < kv.shape[0]
+        assert torch.equal(lengths, state.positions.to(lengths.dtype) + 1)
+        self.clock.advance((1 + 0.01 * len(tokens) + 1e-4 * int((lengths - 1).sum())) / 1e3)
+        return torch.zeros(len(tokens), 1)
+
+
+class PricedGraph:
+    """A graph that runs its job anew."""
+
+    def __init__(self, model: PricedModel, job: Callable[[], Tensor]) -> None:
+        self._model = model
+        self._job = job
 
     def replay(self) -> Tensor:
-        self._clock.advance((1 + 0.01 * self._rows) / 1e3)
-        return torch.zeros(self._rows, 1)
+        self._model.is_replayed = True
+        try:
+            return self._job()
+        finally:
+            self._model.is_replayed = False
 
 
 class PricedRecorder:
     """Records such graphs."""
 
-    def __init__(self, clock: ManualClock) -> None:
-        self._clock = clock
+    def __init__(self, model: PricedModel) -> None:
+        self._model = model
 
     def record(self, job: Callable[[], Tensor]) -> PricedGraph:
-        return PricedGraph(self._clock, len(job()))
+        return PricedGraph(self._model, job)
 
 
 def test_decodes_that_run_in_graphs_are_measured_in_them() -> None:
-    model = TimedModel(ManualClock())
+    model = PricedModel(ManualClock())
     kv = torch.zeros(40, 1, 16, 1, 8)
     largest = 16  # rows of the largest graph; up to 64 may decode
-    recorder = PricedRecorder(model.clock)
+    recorder = PricedRecorder(model)
     sizes = graph_sizes(largest)
     graphs = record_graphs(model, kv, 65, 256, InlineLane(), recorder, sizes, lambda done, total: None)
     trial = Trial(model, kv, SPEC, InlineLane(), model.clock, graphs)
@@ -285,10 +305,24 @@ def test_decodes_that_run_in_graphs_are_measured_in_them() -> None:
     assert {1, 4, 16, 64} <= set(times.decodes)
     for decodes in (1, 4, 16):
         for context in (0, 1024, 4096):
-            in_graph = at(times, Shape(0, decodes, context))
-            assert in_graph == pytest.approx(1 + 0.01 * decodes, rel=1e-3) or context > decodes * 4095
+            if context <= decodes * 4095:
+                in_graph = 1 + 0.01 * decodes + 1e-4 * context
+                assert at(times, Shape(0, decodes, context)) == pytest.approx(in_graph, rel=1e-3)
     assert at(times, Shape(0, 64, 0)) == pytest.approx(expected_ms(Shape(0, 64, 0)), rel=1e-3)
     assert at(times, Shape(256, 16, 0)) == pytest.approx(expected_ms(Shape(256, 16, 0)), rel=1e-3)
+
+
+def test_times_of_a_start_without_its_graphs_are_not_those_of_one_with_them(tmp_path: Path) -> None:
+    """A recording may be refused once, and not the next time."""
+    settings = EngineSettings(model="unused", calibration_s=1.0, cache_folder=str(tmp_path), max_num_seqs=8)
+    kv, device, model = torch.zeros(40, 1, 16, 1, 8), CpuDevice(1), PricedModel(ManualClock())
+    capacity = Capacity(blocks=39, block_size=16, max_model_len=600, weights_bytes=0, kv_bytes=0)
+    graphs = record_graphs(
+        model, kv, 9, 38, InlineLane(), PricedRecorder(model), graph_sizes(8), lambda done, total: None
+    )
+    for found in (None, graphs, None, graphs):
+        times = open_step_times(settings, model, kv, SPEC, device, InlineLane(), model.clock, capacity, found)
+        assert (at(times, Shape(0, 1, 0)) < 1.5) == (found is not None)
 
 
 def test_times_are_those_of_the_attention_that_runs_and_of_how_decodes_are_launched() -> None:

@@ -106,6 +106,8 @@ def test_a_prompt_over_the_quota_of_its_tenant_is_refused_by_its_name(model_fold
         )
         assert "room for 32." in error["message"]
         assert (error["param"], error["code"]) == ("input_tokens", "context_length_exceeded")
+        chat = await _ask(server, "a", CHAT, messages=[{"role": "user", "content": "long " * 40}], max_tokens=1)
+        assert (chat.status_code, "kv_quota_bytes.hbm" in chat.json()["error"]["message"]) == (400, True)
         assert not server.engine.submitted
         await _idle(server)
         for key, length in (("a", 32), ("b", 33)):

@@ -243,7 +243,7 @@ def test_writes_have_no_deadline(volume: MemoryVolume, clock: ManualClock, open_
     assert verdicts(collect(lanes, 1)) == [(1, OK)]
 
 
-def test_stuck_load_threads_switch_the_tier_off_and_checks_go_on(
+def test_stuck_load_threads_switch_the_tier_off(
     volume: MemoryVolume, clock: ManualClock, open_lanes: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     lanes = open_lanes()
