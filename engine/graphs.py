@@ -185,37 +185,27 @@ def record_graphs(
 
     @torch.inference_mode()
     def record() -> DecodeGraphs | None:
-        return _record(model, kv, max_rows, max_blocks, recorder, sizes, tell)
+        try:
+            inputs = StaticInputs.open(max(sizes), max_blocks, kv.device)
+            last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=kv.device)
+        except (RuntimeError, MemoryError) as exc:
+            if not is_shortage(exc):
+                raise
+            log.warning("no graph recorded: steps launch every kernel error=%s", exc)
+            return None
+        graph_by_size: dict[int, Graph] = {}
+        for size in sorted(sizes, reverse=True):
+            tell(len(graph_by_size), len(sizes))
+            try:
+                graph_by_size[size] = recorder.record(_decode(model, kv, last_tokens, inputs, size))
+            except DeviceError as exc:
+                log.warning(
+                    "graph not recorded rows=%d, nor smaller ones: these launch every kernel error=%s", size, exc
+                )
+                break
+        return DecodeGraphs(inputs, last_tokens, sorted(sizes), graph_by_size)
 
     return lane.run(record).result()
-
-
-def _record(
-    model: Model,
-    kv: Tensor,
-    max_rows: int,
-    max_blocks: int,
-    recorder: GraphRecorder,
-    sizes: Sequence[int],
-    tell: Callable[[int, int], None],
-) -> DecodeGraphs | None:
-    try:
-        inputs = StaticInputs.open(max(sizes), max_blocks, kv.device)
-        last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=kv.device)
-    except (RuntimeError, MemoryError) as exc:
-        if not is_shortage(exc):
-            raise
-        log.warning("no graph recorded: steps launch every kernel error=%s", exc)
-        return None
-    graph_by_size: dict[int, Graph] = {}
-    for size in sorted(sizes, reverse=True):
-        tell(len(graph_by_size), len(sizes))
-        try:
-            graph_by_size[size] = recorder.record(_decode(model, kv, last_tokens, inputs, size))
-        except DeviceError as exc:
-            log.warning("graph not recorded rows=%d, nor smaller ones: these launch every kernel error=%s", size, exc)
-            break
-    return DecodeGraphs(inputs, last_tokens, sorted(sizes), graph_by_size)
 
 
 def _decode(model: Model, kv: Tensor, last_tokens: Tensor, inputs: StaticInputs, size: int) -> Callable[[], Tensor]:
