@@ -57,7 +57,7 @@ class Ledger:
         self._available = pool.num_free + pool.num_cached
         self._coming = max(0, pool.num_coming - tiers.stuck_blocks)
         self._in_flight = in_flight
-        self._claimed: set[BlockKey] = set()
+        self._claims_by_seq: dict[SeqId, set[BlockKey]] = {}
         self._loading: set[BlockKey] = set()  # by restores that this plan begins
         self._tiers = tiers
         self._draft_by_holding: dict[Holding, HoldingDraft] = {}  # of tenants with a quota
@@ -134,7 +134,8 @@ class Ledger:
         return self._find(seq, hits, loads)
 
     def _is_in_flight(self, key: BlockKey) -> bool:
-        return key in self._in_flight or key in self._claimed or key in self._loading
+        is_claimed = any(key in claims for claims in self._claims_by_seq.values())
+        return is_claimed or key in self._in_flight or key in self._loading
 
     def _find(self, seq: SeqId, hits: list[tuple[int, SlotId]], loads: list[tuple[int, BlockKey]]) -> Found:
         for _, slot in hits:
@@ -170,20 +171,21 @@ class Ledger:
         """A planned slice computes tokens [start, end), all known: others wait for its full blocks' commit."""
         if self._has_prefix_caching:
             table = self._table_by_seq[seq]
-            self._claimed.update(
+            self._claims_by_seq[seq] = {
                 table.key(block, self.block_size) for block in range(start // self.block_size, end // self.block_size)
-            )
+            }
 
     @property
     def claimed(self) -> set[BlockKey]:
         """Keys of blocks that this plan fills."""
-        return self._claimed
+        return set[BlockKey]().union(*self._claims_by_seq.values())
 
     def release(self, seq: SeqId, *, spills: bool = False) -> None:
         """Give up everything the sequence holds and would hold (preemption, or an admission that came to nothing).
 
         With `spills` its dirty blocks go to a lower tier first: their slots are free when they have landed.
         """
+        self._claims_by_seq.pop(seq, None)  # what it was to compute, nobody need wait for
         found, taken, holding = self.found_by_seq.pop(seq, None), self.taken_by_seq.pop(seq, 0), self._holding(seq)
         for _, slot in found.hits if found else ():
             self._shift(slot, -1, 0)

@@ -168,8 +168,8 @@ class CacheManager:
                 table.extend(taken)
             if len(table.slots) > first:
                 updates.append(TableUpdate(seq, first, tuple(SlotId(slot) for slot in table.slots[first:])))
-        if ledger.claimed:
-            self._claims_by_step[step] = ledger.claimed
+        if claims := ledger.claimed:
+            self._claims_by_step[step] = claims
         for batch in plan.nano_batches:
             for piece in batch.slices:
                 tables[piece.seq].last_step = step

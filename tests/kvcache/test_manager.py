@@ -276,3 +276,18 @@ def test_random_walk_keeps_promises(seed: int) -> None:
         walk.commit()
     walk.driver.cache.check_integrity()
     assert walk.driver.cache.blocks_used == 0
+
+
+def test_claims_die_with_the_slice() -> None:
+    """A sequence that is preempted in the plan that gave it a slice computes nothing that anybody could wait for."""
+    driver = Driver()
+    for seq in (1, 2):
+        driver.open(seq, list(range(12)))
+    ledger = driver.cache.ledger()
+    assert hit(ledger, 1) == 0
+    assert ledger.reserve(SeqId(1), 12)
+    ledger.claim(SeqId(1), 0, 12)
+    assert ledger.match(SeqId(2)) is None, "it waits for the first"
+    ledger.release(SeqId(1))
+    assert not ledger.claimed
+    assert hit(ledger, 2) == 0
