@@ -50,6 +50,7 @@ def _totals(found: Figures) -> dict[str, str]:
         "virtual time": f"{found.virtual_s:,.1f} s, {found.steps:,} steps, busy {show_percent(found.busy)}",
         "requests": f"{found.finished:,} of {found.requests:,} finished",
         "tokens per second": f"{found.tokens_per_s:,.0f}, of them said {found.output_tokens_per_s:,.0f}",
+        "useful tokens per second": f"{found.useful_tokens_per_s:,.0f}",
         "prefix hits": show_percent(found.hit_rate),
         "Jain index": f"{found.jain:.4f}",
         "longest wait": f"{found.starved_s:.2f} s",

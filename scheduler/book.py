@@ -172,10 +172,10 @@ class SequenceBook:
     def _switch(self, plan: Plan, now_s: float) -> None:
         """Who gives way and who comes in."""
         swapped, restores = set(plan.swapped), set(plan.restores)
-        for seq, reason, gains, kept in zip(plan.victims, plan.reasons, plan.beneficiaries, plan.kept, strict=True):
+        victims = zip(plan.victims, plan.reasons, plan.beneficiaries, plan.kept, plan.prices_ms, strict=True)
+        for seq, reason, gains, kept, price_ms in victims:
             sequence = self._by_id[seq]
-            if reason == "debt":
-                self._policy.bar(sequence)
+            self._policy.preempt(sequence, reason, price_ms)
             self.preemptions_by_reason[reason] = self.preemptions_by_reason.get(reason, 0) + 1
             self.tally.add(sequence.request.tenant, reason, is_swap=seq in swapped)
             sequence.culprit = self._by_id[gains].account
@@ -233,7 +233,7 @@ class SequenceBook:
                 self._policy.release(sequence, now_s)
             case SequenceState.DRAINING | SequenceState.DONE:
                 pass
-        self._policy.leave(sequence, now_s)
+        self._policy.end(sequence, now_s)
         self._clear_suspect(sequence)
         self.num_preempted -= sequence.state in (SequenceState.PREEMPTED, SequenceState.DRAINING)
         sequence.state = SequenceState.DONE

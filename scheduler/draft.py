@@ -77,6 +77,7 @@ class Draft:
         self.reasons: list[PreemptionReason] = []  # one a victim
         self.beneficiaries: list[SeqId] = []  # one a victim
         self.kept: list[int] = []  # tokens of it that a lower tier will have, one a victim
+        self.prices_ms: list[float] = []  # what the preemption costs, one a victim
         self.aged: SeqId | None = None
         self.outstanding = 0  # blocks that the known tokens of those who run still need
         self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
@@ -127,8 +128,8 @@ class Draft:
         self.prompt_tokens -= piece.length
         self.add(sequence, piece.start, length)
 
-    def preempt(self, victim: Sequence, reason: PreemptionReason, beneficiary: Sequence) -> bool:
-        """The victim gives up what it holds for somebody. True when blocks of it go down first."""
+    def preempt(self, victim: Sequence, reason: PreemptionReason, beneficiary: Sequence, price_ms: float = 0.0) -> bool:
+        """Preempt a sequence on behalf of another. Return True when some of its blocks are spilled first."""
         piece = self.slice_by_seq.pop(victim.id, None)
         if piece is not None:
             self.budget += piece.length
@@ -140,6 +141,7 @@ class Draft:
         self.victims[victim.id] = swaps
         self.reasons.append(reason)
         self.beneficiaries.append(beneficiary.id)
+        self.prices_ms.append(price_ms)
         self.kept.append(self.cache.block_size * (dirty + clean if swaps else 0))
         return spills
 
@@ -153,6 +155,7 @@ class Draft:
             reasons=tuple(self.reasons),
             beneficiaries=tuple(self.beneficiaries),
             kept=tuple(self.kept),
+            prices_ms=tuple(self.prices_ms),
             swapped=tuple(seq for seq, swaps in self.victims.items() if swaps),
             restores=tuple(self.restores),
             aged=self.aged,

@@ -1,10 +1,11 @@
 """What every tenant is owed: the deficits behind the fairness gate. Time is a parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from scheduler.switching import WORTH
 from tiercel.errors import InvariantError
 from tiercel.ids import TenantId
 
@@ -22,24 +23,37 @@ class Account(NamedTuple):
 class FairLimits(Struct, frozen=True, kw_only=True):
     """How far service may drift from the weights.
 
-    Two accounts of one band that both have dispatchable work differ by at most
-    2 * (quantum_ms + debt_ms + (step_ms + 1e3 * patience_s) / least weight) of service per weight.
+    Two accounts i and j of one band that both have dispatchable work differ by at most `bound_ms` of service per
+    weight: the sum, over both, of quantum_ms + debt_ms + (step_ms + 1e3 * patience_s + worth * price_ms) / weight.
+    `price_ms` is what preempting a sequence of the account costs. A sequence whose price exceeds what the
+    `SwitchBudget` leaves is not preempted: until it ends, its account may be served more than that.
     """
 
     step_ms: float  # U: the most that one step charges
     quantum_ms: float  # Q: a refill gives an account this times its weight, and it never holds more
     debt_ms: float  # D: a debt beyond this times the weight may be preempted
     patience_s: float = 0.5  # tau: how long an eligible account waits before others are preempted for it
+    worth: float = WORTH  # a debt beyond D is preempted when it is so many times the price
+
+    def bound_ms(self, weights: Iterable[float], price_ms: float = 0.0) -> float:
+        """The most by which two accounts with these weights may differ in service per weight."""
+        return sum(self.lead_ms(weight, price_ms) for weight in weights)
+
+    def lead_ms(self, weight: float, price_ms: float = 0.0) -> float:
+        """The most by which one account may be ahead of another in service per weight."""
+        contested_ms = self.step_ms + 1e3 * self.patience_s + self.worth * price_ms
+        return self.quantum_ms + self.debt_ms + contested_ms / weight
 
 
 def fair_limits(
-    step_ms: float, patience_s: float = 0.5, *, quantum_steps: float = 4.0, debt_steps: float = 2.0
+    step_ms: float, patience_s: float = 0.5, *, quantum_steps: float = 0.5, debt_steps: float = 4.0
 ) -> FairLimits:
-    """The limits for a machine whose longest step charges `step_ms`: Q = 4 U, D = Q / 2.
+    """The limits for a machine whose longest step charges `step_ms`: Q = U / 2, D = 4 U.
 
     A tenant that comes back waits up to two quanta of each tenant that floods, so a small quantum isolates better; a
     large one leaves more of the order to deadlines. Sequences that run make debts and others pay them back by
-    themselves: a D below what they owe on the way makes them pause, or give way, all the time.
+    themselves: a D below what they owe on the way makes them pause, or give way, all the time; a larger D buys no
+    throughput and is paid by others' waiting (docs/decisions/0014).
     """
     return FairLimits(
         step_ms=step_ms, quantum_ms=quantum_steps * step_ms, debt_ms=debt_steps * step_ms, patience_s=patience_s
@@ -70,7 +84,7 @@ class _State:
     __slots__ = (
         "account", "band", "contested_from_s", "deficit_ms", "entry_patience_s", "idle_from_s", "is_barred",
         "is_eligible", "is_overdrawn", "is_patient", "num_ready", "num_running", "num_waiting", "patience_s",
-        "patient_from_s", "weight",
+        "patient_from_s", "settled_ms", "weight",
     )  # fmt: skip
 
     def __init__(self, account: Account, band: "_Band", weight: float) -> None:
@@ -85,6 +99,7 @@ class _State:
         self.is_patient = False  # eligible and dispatchable: its patience runs
         self.is_overdrawn = False  # debt beyond D
         self.is_barred = False  # preempted for debt
+        self.settled_ms = 0.0  # of this debt: what preemptions for it have settled
         self.patience_s = 0.0  # run so far, without the stretch from patient_from_s on
         self.patient_from_s = 0.0
         self.entry_patience_s = 0.0  # what its patience read when a sequence of it last came in
@@ -139,6 +154,7 @@ class TenantBook:
         self._turned: set[Account] = set()
         self._idle: list[_State] = []  # without work or debt when they were listed
         self.served_ms: dict[TenantId, float] = {}  # charged since start
+        self.largest_price_ms: dict[Account, float] = {}  # of preempting one of its sequences for debt, as asked so far
         self.num_refills = 0
         self.set_shares(weights or {}, 1.0, 0.0)
 
@@ -217,9 +233,14 @@ class TenantBook:
         for account, share_ms in charge.shares:
             self._pay(account, share_ms * surplus, now_s)
 
-    def bar(self, victim: Account) -> None:
-        """A sequence of the account was preempted for debt: none is admitted while an eligible account waits."""
-        self._state(victim).is_barred = True
+    def bar(self, victim: Account, price_ms: float = 0.0) -> None:
+        """A sequence of the account was preempted for debt: none is admitted while an eligible account waits.
+
+        The debt that made the preemption worth its price justifies no other one.
+        """
+        state = self._state(victim)
+        state.is_barred = True
+        state.settled_ms += self.limits.worth * price_ms
 
     # what follows
 
@@ -264,16 +285,22 @@ class TenantBook:
             return 0.0
         return state.patience_s + (now_s - state.patient_from_s if state.is_patient else 0.0)
 
-    def may_take_for_debt(self, beneficiary: Account, victim: Account, now_s: float) -> bool:
+    def may_take_for_debt(self, beneficiary: Account, victim: Account, now_s: float, *, price_ms: float = 0.0) -> bool:
         """Within one band an eligible, dispatchable account may preempt an overdrawn one after its patience.
 
         Or after the debtor has been overdrawn for as long while anybody at all waited: a row of impatient
-        newcomers, none of whom stays, must not shield it.
+        newcomers, none of whom stays, must not shield it. In either case only when the debt beyond D is `worth`
+        times the price of the preemption, so that switching costs a small part of what it settles.
         """
         first, second = self._states.get(beneficiary), self._states.get(victim)
         if first is None or second is None or first.band is not second.band:
             return False
         if not first.is_patient or not second.is_overdrawn:
+            return False
+        if price_ms > self.largest_price_ms.get(victim, 0.0):
+            self.largest_price_ms[victim] = price_ms
+        beyond_ms = -second.deficit_ms - second.weight * self.limits.debt_ms
+        if price_ms > 0 and beyond_ms < second.settled_ms + self.limits.worth * price_ms:
             return False
         is_out = self.patience_s(beneficiary, now_s) >= self.limits.patience_s
         return is_out or self._is_overdue(second, now_s)
@@ -293,18 +320,22 @@ class TenantBook:
         return self.patience_s(account, now_s) - state.entry_patience_s >= self.limits.patience_s
 
     def may_take_for_share(
-        self, beneficiary: Account, victim: Account, *, would_hold: float, victim_holds: float, now_s: float
-    ) -> bool:
+        self, beneficiary: Account, victim: Account, *, would_hold: float, victim_holds: float, now_s: float,
+        price_ms: float = 0.0,
+    ) -> bool:  # fmt: skip
         """Within one band an eligible account that stays under its share of HBM may take from one over its own.
 
         When it has been shut out for as long as its patience: while room comes free by itself, switching only costs.
+        And for `worth` times the price: so much was computed meanwhile, and the price is a small part of it.
         Both holdings are parts of HBM: `would_hold` with what it asks for, `victim_holds` as it is.
         """
         first, second = self._states.get(beneficiary), self._states.get(victim)
         if first is None or second is None or first is second or first.band is not second.band:
             return False
+        waited_ms = 1e3 * (self.patience_s(beneficiary, now_s) - first.entry_patience_s)
         return (
             self.is_shut_out(beneficiary, now_s)
+            and waited_ms >= self.limits.worth * price_ms
             and would_hold <= self.share(beneficiary)
             and victim_holds > self.share(victim)
         )
@@ -410,6 +441,7 @@ class TenantBook:
             self._turned.add(state.account)
             if is_eligible:
                 state.is_barred = False
+                state.settled_ms = 0.0
         is_patient = is_eligible and state.num_ready > 0
         if is_patient != state.is_patient:
             state.is_patient = is_patient

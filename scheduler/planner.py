@@ -19,6 +19,7 @@ from tiercel.rates import Rates
 
 _MOST_CANDIDATES = 64  # looked at in one step, without those that wait for something on its way
 _MOST_DEFERRED = 256  # of those
+_MOST_LONG = 1024  # long prompts passed over in one step because too many are under way: about 2 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Planner:
         if draft.held and draft.is_empty:  # nobody can use the step but those who were to pause for it
             draft.held = frozenset()
             self._decode(draft, decodes, has_prefills=bool(prefills))
-            self._continue_others(draft, prefills)
+            self._spend_rest(draft, self._continue_others(draft, prefills))
         return draft.plan()
 
     def _budget(self) -> int:
@@ -134,7 +135,8 @@ class Planner:
         """Who has had so much more than its share that it pauses while the first of those who wait is served.
 
         Pausing costs nothing: they keep their blocks, unless the first needs the room. For one that its own quota
-        keeps back nobody pauses: the first is the first behind it.
+        keeps back nobody pauses: the first is the first behind it. Nor for one that needs room which is too dear to
+        take by now: the sooner the debtors end, or their debt is worth the price, the sooner it is admitted.
         """
         fair = self._policy.fair
         if fair is None:
@@ -143,6 +145,8 @@ class Planner:
         for seq in self._policy.candidates(now_s, stalled):
             account = self._book[seq].account
             if fair.is_ready(account):
+                if self._room.is_too_dear and seq in self._book.waiting:
+                    return frozenset()
                 return self._policy.debtors(account, now_s)
             stalled.add(account)
         return frozenset()
@@ -201,6 +205,7 @@ class Planner:
         Who waits for something on its way, or at its tenant's quota, is not first: switching would not help it.
         """
         num_long = sum(self._is_long(one) for one in prefills)
+        num_passed = 0
         first: SeqId | None = None
         capped: list[Sequence] = []
         self._room.tend()
@@ -213,17 +218,20 @@ class Planner:
             is_held = bool(draft.held) and sequence.account in draft.held
             if is_held or seq in draft.looked_at or seq in draft.victims:
                 continue
+            if num_passed < _MOST_LONG and self._is_too_long(sequence, num_long):
+                num_passed += 1  # and hides nobody behind it
+                continue
             draft.looked_at.add(seq)
             allowance = self._allowance(draft, sequence)
             if sequence.state is SequenceState.RUNNING:
                 self._continue(draft, sequence, allowance)
             elif sequence.state is SequenceState.RESTORING:
                 draft.deferred.append(seq)  # it has its row and its room: nobody need give way, or wait with it
-            elif allowance > 0 and not self._is_closed(draft) and self._may_come(draft, sequence, num_long):
+            elif allowance > 0 and not self._is_closed(draft) and self._may_come(draft, sequence):
                 num_long += self._admit(draft, sequence, allowance) and self._is_long(sequence)
             if first is None and seq not in draft.deferred[-1:] and sequence.request.tenant not in draft.at_quota:
                 first = seq
-            if seq in draft.slice_by_seq and draft.slice_by_seq[seq].length >= allowance:
+            if self._has_part(draft, sequence):
                 capped.append(sequence)
             if self._is_closed(draft):
                 break
@@ -246,7 +254,7 @@ class Planner:
     def _continue_others(self, draft: Draft, prefills: list[Sequence]) -> list[Sequence]:
         """The prompts under way that the search for candidates did not reach: who holds blocks must get on.
 
-        Returns those that were held to their tenant's share.
+        Returns those that got a part of what they want.
         """
         left = [one for one in prefills if one.id not in draft.looked_at]
         capped: list[Sequence] = []
@@ -257,9 +265,15 @@ class Planner:
                 continue
             allowance = self._allowance(draft, sequence)
             self._continue(draft, sequence, allowance)
-            if sequence.id in draft.slice_by_seq and draft.slice_by_seq[sequence.id].length >= allowance:
+            if self._has_part(draft, sequence):
                 capped.append(sequence)
         return capped
+
+    @staticmethod
+    def _has_part(draft: Draft, sequence: Sequence) -> bool:
+        """The step computes a part of what the sequence wants."""
+        piece = draft.slice_by_seq.get(sequence.id)
+        return piece is not None and piece.start + piece.length < sequence.num_tokens
 
     def _allowance(self, draft: Draft, sequence: Sequence) -> int:
         """Tokens one sequence may have of this step: its tenant's share of the prompts' budget, a block at least."""
@@ -268,7 +282,7 @@ class Planner:
         return budget if share >= 1 else min(budget, max(draft.cache.block_size, int(share * budget)))
 
     def _spend_rest(self, draft: Draft, capped: list[Sequence]) -> None:
-        """What nobody else wanted goes to those that were held to their share, in order."""
+        """What nobody else wanted goes to the prompts that got a part of what they want, in order."""
         for sequence in capped:
             piece = draft.slice_by_seq.get(sequence.id)
             if draft.budget <= 0 or piece is None:
@@ -290,15 +304,12 @@ class Planner:
             draft.add(sequence, sequence.scheduled, length)
             draft.outstanding -= draft.cache.num_blocks(sequence.id) - before
 
-    def _may_come(self, draft: Draft, sequence: Sequence, num_long: int) -> bool:
+    def _may_come(self, draft: Draft, sequence: Sequence) -> bool:
         """Nobody passes on space those of the same account, of a higher band, or for whom space was freed."""
         account = sequence.account
         if self._room.is_kept_from(draft, sequence):
             return False
-        if account in draft.blocked or account.band > draft.blocked_band:
-            return False
-        limit = self._limits.max_long_partial_prefills
-        return not (limit and num_long >= limit and self._is_long(sequence))
+        return account not in draft.blocked and account.band <= draft.blocked_band
 
     def _admit(self, draft: Draft, sequence: Sequence, allowance: int) -> bool:
         """Its first slice, or the way up of its blocks. False: it waits, and whoever may gives way for it."""
@@ -354,6 +365,12 @@ class Planner:
             self._room.take(draft, sequence, needed)
 
     # ---- limits
+
+    def _is_too_long(self, sequence: Sequence, num_long: int) -> bool:
+        """A long prompt that waits while as many are under way as the operator allows."""
+        limit = self._limits.max_long_partial_prefills
+        is_waiting = sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)
+        return bool(limit) and num_long >= limit and is_waiting and self._is_long(sequence)
 
     def _is_long(self, sequence: Sequence) -> bool:
         return sequence.num_tokens - sequence.scheduled >= self._limits.long_prompt_tokens

@@ -5,11 +5,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from scheduler.aging import AgingShare
 from scheduler.cost import Piece, StepCosts, linear_times
-from scheduler.fairness import Account, Charge, FairLimits, TenantBook, fair_limits
+from scheduler.fairness import Account, Charge, TenantBook, fair_limits
 from scheduler.order import Waiting, open_order
 from scheduler.queue import OpenGate, WaitingQueue
 from scheduler.sequence import Sequence
 from scheduler.standing import ServiceWindow, by_band, gap_ms, jain
+from scheduler.switching import SwitchBudget
 from scheduler.tally import PreemptionTally
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, TenantGauges
@@ -34,6 +35,7 @@ class Policy:
         self.costs = costs
         self.fair = fair
         self.aging = aging
+        self.switching = SwitchBudget()
         self.queue = WaitingQueue(open_order(name), fair or OpenGate())
         self._served_ms: dict[TenantId, float] = fair.served_ms if fair is not None else {}
         self._share_by_tenant: dict[TenantId, TenantShare] = {}
@@ -99,7 +101,7 @@ class Policy:
     def set_pace(self, step_ms: float, patience_s: float, now_s: float) -> None:
         """Fairness measured out by another longest step. Deficits stay, as far as the new quantum allows."""
         if self.fair is not None:
-            self.fair.set_limits(_limits(step_ms, patience_s), now_s)
+            self.fair.set_limits(fair_limits(step_ms, patience_s), now_s)
         if self.aging is not None:
             self.aging = AgingShare(step_ms)
 
@@ -131,10 +133,17 @@ class Policy:
         """It has ended, or does not wait while its last step is under way."""
         self._forget(sequence.id, now_s)
 
-    def bar(self, sequence: Sequence) -> None:
-        """It was preempted for debt: its account stays out while an eligible one waits."""
-        if self.fair is not None:
-            self.fair.bar(sequence.account)
+    def end(self, sequence: Sequence, now_s: float) -> None:
+        """The sequence has ended."""
+        self.switching.forget(sequence.id)
+        self._forget(sequence.id, now_s)
+
+    def preempt(self, sequence: Sequence, reason: PreemptionReason, price_ms: float) -> None:
+        """The sequence is preempted at this price. For debt, its account stays out while an eligible one waits."""
+        if reason in ("debt", "share"):
+            self.switching.spend(sequence.id, price_ms)
+        if reason == "debt" and self.fair is not None:
+            self.fair.bar(sequence.account, price_ms)
 
     def defer(self, seqs: Iterable[SeqId], at_quota: tuple[TenantId, ...], now_s: float) -> None:
         """Not dispatchable in the step just planned: nobody waits on them.
@@ -173,24 +182,26 @@ class Policy:
         return self.queue.oldest(now_s, self.aging.starve_s)
 
     def reason(
-        self, holder: Account, first: Account, now_s: float, holdings: Callable[[], Holdings], *, is_aged: bool
-    ) -> PreemptionReason | None:
+        self, holder: Account, first: Account, now_s: float, holdings: Callable[[], Holdings], *, is_aged: bool,
+        price_ms: float = 0.0,
+    ) -> PreemptionReason | None:  # fmt: skip
         """Why a sequence of one account may be preempted for one that waits; None: it may not.
 
-        `is_aged`: it runs on the share of those who starve. `holdings` is asked only where it matters.
+        `is_aged`: it runs on the share of those who starve. `holdings` is asked only where it matters. `price_ms`:
+        what preempting it costs; a debt or a share must be worth that, a higher band always is.
         """
         if holder.band > first.band:
             is_protected = is_aged and self.aging is not None and not self.aging.is_spent
             return None if is_protected else "band"
         if self.fair is None:
             return None
-        if self.fair.may_take_for_debt(first, holder, now_s):
+        if self.fair.may_take_for_debt(first, holder, now_s, price_ms=price_ms):
             return "debt"
         if self.fair.is_shut_out(first, now_s):
             held = holdings()
             would_hold, victim_holds = held.get(first, 0.0), held.get(holder, 0.0)
             if self.fair.may_take_for_share(
-                first, holder, would_hold=would_hold, victim_holds=victim_holds, now_s=now_s
+                first, holder, would_hold=would_hold, victim_holds=victim_holds, now_s=now_s, price_ms=price_ms
             ):
                 return "share"
         return None
@@ -234,14 +245,20 @@ class Policy:
         charge = Charge(0.0, ())
         if self.aging is not None:
             shares: dict[Account, float] = {}
-            aged_ms = 0.0
-            for (account, is_aged), share_ms in self.costs.share_ms(
-                Piece((self._payer(sequence, piece), sequence.is_aged), piece.length, piece.start, piece.length == 1)
+            aged_ms = repeated_ms = 0.0
+            for (account, is_aged, is_repeated), share_ms in self.costs.share_ms(
+                Piece(self._payment(sequence, piece), piece.length, piece.start, piece.length == 1)
                 for sequence, piece in pieces
             ).items():
                 shares[account] = shares.get(account, 0.0) + share_ms
                 aged_ms += share_ms if is_aged else 0.0
+                repeated_ms += share_ms if is_repeated else 0.0
             self.aging.add(predicted_ms, aged_ms)
+            self.switching.launch(predicted_ms - repeated_ms)
+            if self.switching.owes:
+                for sequence, piece in pieces:
+                    if piece.start + piece.length >= sequence.redo_until:
+                        self.switching.make_up(sequence.id)
             if self.fair is not None:
                 charge = self.fair.charge(shares, now_s)
         for sequence, _ in pieces:
@@ -282,6 +299,7 @@ class Policy:
     def check_integrity(self) -> None:
         """Errors: InvariantError."""
         self.queue.check_integrity()
+        self.switching.check_integrity()
         if self.fair is not None:
             self.fair.check_integrity()
 
@@ -300,12 +318,16 @@ class Policy:
             work_s=self.costs.recompute_ms(uncached, sequence.num_tokens - uncached) / 1e3,
         )
 
-    def _payer(self, sequence: Sequence, piece: Slice) -> Account:
-        """What a preemption threw away is computed again at the cost of whoever caused it."""
+    def _payment(self, sequence: Sequence, piece: Slice) -> tuple[Account, bool, bool]:
+        """Who pays for a slice; whether it runs on the aging share; whether its tokens were computed before.
+
+        What a preemption threw away is computed again at the cost of the account that gained by it.
+        """
         account = sequence.account
-        if self.fair is None or piece.start >= sequence.redo_until:
-            return account
-        return self.fair.payer(account, sequence.culprit)
+        is_repeated = piece.start < sequence.redo_until
+        if is_repeated and self.fair is not None:
+            account = self.fair.payer(account, sequence.culprit)
+        return account, sequence.is_aged, is_repeated
 
     def _run(self, account: Account, change: int, now_s: float) -> None:
         count = self._running[account] = self._running.get(account, 0) + change
@@ -333,20 +355,12 @@ _BATCH_GOAL_S = 60.0  # nobody watches: behind everything that came in the last 
 def open_policy(
     name: PolicyName, costs: StepCosts | None = None, *, step_ms: float = 100.0, patience_s: float = 2.0
 ) -> Policy:
-    """The policy that the operator chose. `step_ms` is the longest step, by which fairness is measured out.
-
-    A quantum of half a step: a tenant that returns waits for about one step of each that floods. Debts up to four
-    steps: more are paid by others' waiting and buy no throughput (docs/decisions/0014).
-    """
+    """The policy that the operator chose. `step_ms` is the longest step, by which fairness is measured out."""
     costs = costs or StepCosts(linear_times())
     return Policy(name, costs, *_open_fairness(name, step_ms, patience_s))
 
 
 def _open_fairness(name: PolicyName, step_ms: float, patience_s: float) -> tuple[TenantBook | None, AgingShare | None]:
     """What tenants are owed, which only `fair` keeps, and the share of those who starve where there are bands."""
-    fair = TenantBook(_limits(step_ms, patience_s)) if name == "fair" else None
+    fair = TenantBook(fair_limits(step_ms, patience_s)) if name == "fair" else None
     return fair, AgingShare(step_ms) if name != "fcfs" else None
-
-
-def _limits(step_ms: float, patience_s: float) -> FairLimits:
-    return fair_limits(step_ms, patience_s, quantum_steps=0.5, debt_steps=4.0)

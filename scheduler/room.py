@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from scheduler.book import SequenceBook
 from scheduler.draft import Draft
@@ -18,6 +19,15 @@ _LEAST_SINCE_RESUME = 16  # tokens before somebody who came back may be sent awa
 _EARMARK_STEPS = 64  # for so long nobody takes what was freed for somebody else
 
 
+class _Victim(NamedTuple):
+    """A running sequence that may be preempted."""
+
+    sequence: Sequence
+    reason: PreemptionReason
+    price_ms: float
+    is_worth: bool  # what the preemption settles is worth its price
+
+
 class RoomMaker:
     """Preempts on a draft. Remembers for whom the last room was freed until it has come in."""
 
@@ -28,6 +38,7 @@ class RoomMaker:
         self._earmark: SeqId | None = None
         self._is_for_aged = False  # the earmarked comes in on the aging share
         self._earmark_steps = 0
+        self.is_too_dear = False  # to preempt what the last step needed room for
 
     # ---- for who runs
 
@@ -115,19 +126,20 @@ class RoomMaker:
     # ---- for who waits
 
     def take(self, draft: Draft, sequence: Sequence, needed: int) -> None:
-        """Preempt for one that waits for `needed` blocks and a row, whom the policy lets it. It comes in later."""
-        blocks = draft.cache
-        for victim, reason in self._victims(draft, sequence, needed):
-            is_enough = draft.victims and blocks.available_blocks + blocks.coming_blocks >= needed
+        """Preempt on behalf of a waiting sequence that needs `needed` blocks and a row. It is admitted later."""
+        cache = draft.cache
+        for victim, reason, price_ms, _ in self._chosen(draft, sequence, needed):
+            is_enough = draft.victims and cache.available_blocks + cache.coming_blocks >= needed
             if is_enough or not draft.brake.may_preempt():
                 break
-            draft.brake.preempt(spills=draft.preempt(victim, reason, sequence))
+            draft.brake.preempt(spills=draft.preempt(victim, reason, sequence, price_ms))
             self._earmark = sequence.id
             self._is_for_aged = sequence.id == draft.aged
             self._earmark_steps = 0
 
     def tend(self) -> None:
         """Freed room is for whom it was freed, until it has come in, has gone, or has not managed for long."""
+        self.is_too_dear = False
         self._earmark_steps += 1
         if self._earmark not in self._book.waiting or self._earmark_steps > _EARMARK_STEPS:
             self._earmark = None
@@ -165,24 +177,73 @@ class RoomMaker:
             for account, blocks in blocks_by_account.items()
         }
 
-    def _victims(self, draft: Draft, beneficiary: Sequence, needed: int) -> Iterator[tuple[Sequence, PreemptionReason]]:
-        """Who may be preempted for it and why, first to last. Cost: one look at those that run, one at each account."""
+    def _chosen(self, draft: Draft, beneficiary: Sequence, needed: int) -> list[_Victim]:
+        """The sequences to preempt, first to last: those of lower bands, then as many as suffice and are affordable.
+
+        Preemptions for debt or for a share that would not free enough together, or whose prices exceed the budget,
+        are not begun: their work would be lost for nothing.
+        """
+        cache, left_ms = draft.cache, self._policy.switching.left_ms
+        missing = missing_at_any_price = max(1, needed - cache.available_blocks - cache.coming_blocks)
+        chosen: list[_Victim] = []
+        num_free = 0  # of the victims of lower bands
+        for victim in self._victims(draft, beneficiary, needed):
+            if missing <= 0:
+                break
+            blocks = 1 + cache.num_blocks(victim.sequence.id)  # with the one that is kept for its growth
+            missing_at_any_price -= blocks
+            if victim.reason != "band":
+                if not victim.is_worth or victim.price_ms > left_ms:
+                    continue
+                left_ms -= victim.price_ms
+            else:
+                num_free += 1
+            chosen.append(victim)
+            missing -= blocks
+        self.is_too_dear = missing > 0 >= missing_at_any_price
+        return chosen if missing <= 0 else chosen[:num_free]
+
+    def _victims(self, draft: Draft, beneficiary: Sequence, needed: int) -> Iterator[_Victim]:
+        """Running sequences that may be preempted on its behalf, first to last. Cost: one look at each that runs."""
         policy, first = self._policy, beneficiary.account
         starves = beneficiary.id == draft.aged
         holdings = functools.cache(lambda: self._holdings(draft, first, needed))
 
         @functools.cache
-        def reason_for(account: Account, is_aged: bool) -> PreemptionReason | None:
+        def reason_for(account: Account, is_aged: bool, price_ms: float = 0.0) -> PreemptionReason | None:
             if starves and not is_aged:
                 return "share"  # that of those who starve
-            return policy.reason(account, first, draft.now_s, holdings, is_aged=is_aged)
+            return policy.reason(account, first, draft.now_s, holdings, is_aged=is_aged, price_ms=price_ms)
 
         least = 0 if draft.brake.is_void else _LEAST_SINCE_RESUME
-        holders = [self._holder(one) for one in self._book.running if reason_for(one.account, one.is_aged) is not None]
+        holders = [
+            self._holder(one)
+            for one in self._book.running
+            if one.id != draft.aged and reason_for(one.account, one.is_aged) is not None
+        ]
+        price_by_account: dict[Account, float] = {}  # of all that were taken so far: one debt pays for them together
         for seq in victims(holders, policy.lead, lambda seq: self._gain(draft, seq, needed), least):
-            reason = reason_for((victim := self._book[seq]).account, victim.is_aged)
-            if reason is not None and seq not in draft.victims:
-                yield victim, reason
+            victim = self._book[seq]
+            account, reason = victim.account, reason_for(victim.account, victim.is_aged)
+            is_before = starves and victim.band == beneficiary.band and victim.rank < beneficiary.rank
+            if reason is None or is_before or seq in draft.victims:
+                continue
+            price_ms = self._price_ms(draft, victim)
+            together_ms = price_by_account.get(account, 0.0) + price_ms
+            worth = reason_for(account, victim.is_aged, together_ms)
+            if worth is not None:
+                price_by_account[account] = together_ms
+            yield _Victim(victim, worth or reason, price_ms, is_worth=worth is not None)
+
+    def _price_ms(self, draft: Draft, victim: Sequence) -> float:
+        """Predicted device time that preempting a sequence costs: moving its blocks, and computing the rest again."""
+        cache, recompute_ms = draft.cache, self._policy.costs.recompute_ms
+        below = cache.blocks_below(victim.id)
+        if not self._chooser.swaps(*below, victim.computed):
+            return recompute_ms(victim.computed)
+        kept = min(victim.computed, sum(below) * cache.block_size)
+        swap_s = self._chooser.cost(*below, victim.computed).swap_s
+        return 1e3 * swap_s + recompute_ms(victim.computed - kept, kept)
 
     def _gain(self, draft: Draft, seq: SeqId, needed: int) -> float:
         """Of the blocks that are wanted, those that it would free, for each second that its way out and back takes."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from scheduler.cost import linear_times
 from scheduler.fairness import Account
-from simulation.gap import GapMeter, bound_ms
+from simulation.gap import GapMeter
 from simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
 from simulation.workload import Ask, Part, Sources
 from tiercel.ids import SeqId, TenantId
@@ -122,8 +122,8 @@ def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> f
         meter.look()
         if number % 500 == 0:
             simulation.loop.check_integrity()
-    least = min(share.weight for share in shares)
-    return meter.largest_ms / bound_ms(simulation.policy.fair.limits, least)
+    gap_ms, bound_ms = meter.widest
+    return gap_ms / bound_ms
 
 
 def widest_gaps(seeds: range, steps: int, show: Callable[[int, float], None] = lambda *_: None) -> float:

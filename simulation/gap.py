@@ -3,21 +3,15 @@
 from collections.abc import Iterable
 from itertools import combinations
 
-from scheduler.fairness import Account, FairLimits, TenantBook
+from scheduler.fairness import Account, TenantBook
 from tiercel.ids import TenantId
-
-
-def bound_ms(limits: FairLimits, least_weight: float) -> float:
-    """The most by which two accounts of one band may differ in service by weight while both could be served.
-
-    Source: rule 6 of the design; 2 * (Q + D + (U + tau) / w_min).
-    """
-    slack_ms = (limits.step_ms + 1e3 * limits.patience_s) / least_weight
-    return 2 * (limits.quantum_ms + limits.debt_ms + slack_ms)
 
 
 class GapMeter:
     """The largest |dS_i/w_i - dS_j/w_j| of each pair over any time in which both had dispatchable work all the while.
+
+    Each pair is compared with the bound of `FairLimits` for its weights and for the largest price of a preemption that
+    the book was asked about.
 
     Cost: pairs of those that could be served, each look.
     """
@@ -55,6 +49,18 @@ class GapMeter:
     def largest_ms(self) -> float:
         """Of all pairs."""
         return max(self._largest.values(), default=0.0)
+
+    @property
+    def widest(self) -> tuple[float, float]:
+        """The largest gap and its bound, milliseconds per weight, of the pair that came nearest to its bound."""
+        found = ((gap_ms, self._bound_ms(pair)) for pair, gap_ms in self._largest.items())
+        return max(found, key=lambda one: one[0] / one[1], default=(0.0, 1.0))
+
+    def _bound_ms(self, pair: tuple[Account, Account]) -> float:
+        fair = self._fair
+        return sum(
+            fair.limits.lead_ms(fair.weight(account), fair.largest_price_ms.get(account, 0.0)) for account in pair
+        )
 
     def by_tenant(self) -> dict[TenantId, float]:
         """The largest of each tenant, milliseconds; 0 of one that never could be served beside another."""

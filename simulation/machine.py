@@ -36,6 +36,7 @@ class CostMachine:
     ) -> None:  # fmt: skip
         self.busy_s = 0.0
         self.steps = 0
+        self.tokens = 0  # computed
         self.served_ms: dict[TenantId, float] = {}  # told apart only where there is an `owner`
         self._costs = StepCosts(times)
         self._clock = clock
@@ -50,6 +51,7 @@ class CostMachine:
         for batch in plan.nano_batches:
             for piece in batch.slices:
                 samples += piece.samples
+                self.tokens += piece.length
                 if piece.length > 1:
                     prefill += piece.length
                     prefill_context += piece.start

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from simulation.gap import bound_ms
 from simulation.histogram import Histogram, percentile
 from simulation.simulator import Replay
 from simulation.tally import TenantTally, preemption_table
@@ -57,7 +56,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     requests: int
     finished: int
     output_tokens_per_s: float
-    tokens_per_s: float  # computed prompts and outputs
+    tokens_per_s: float  # prompts and outputs of finished requests
+    useful_tokens_per_s: float  # computed, less those that had been computed before a preemption
     hit_rate: float  # of the prompt tokens of finished requests
     jain: float  # of service by weight, among those that waited all the while, averaged over time
     gap_s: float | None
@@ -81,8 +81,6 @@ def figures(replay: Replay) -> Figures:
     waits = _longest_waits(timeline)
     gaps = meter.by_tenant() if meter is not None else {}
     total_ms, weights = sum(served.values()), sum(tally.share.weight for tally in tallies)
-    fair = simulation.policy.fair
-    least = min((tally.share.weight for tally in tallies), default=1.0)
     queue, ttft, tbt = (
         _all([tally.queue_s for tally in tallies]),
         _all([tally.ttft_s for tally in tallies]),
@@ -104,10 +102,11 @@ def figures(replay: Replay) -> Figures:
         finished=sum(tally.finished for tally in tallies),
         output_tokens_per_s=simulation.tally.tokens / now_s,
         tokens_per_s=(prompt_tokens - cached_tokens + simulation.tally.tokens) / now_s,
+        useful_tokens_per_s=max(0, simulation.machine.tokens - simulation.book.recomputed_tokens) / now_s,
         hit_rate=cached_tokens / max(prompt_tokens, 1),
         jain=_jain(timeline, {tally.share.name: tally.share.weight for tally in tallies}),
-        gap_s=meter.largest_ms / 1e3 if meter is not None else None,
-        gap_bound_s=bound_ms(fair.limits, least) / 1e3 if fair is not None else None,
+        gap_s=meter.widest[0] / 1e3 if meter is not None else None,
+        gap_bound_s=meter.widest[1] / 1e3 if meter is not None else None,
         gap_tenants=len(gaps),
         starved_s=max((max(tally.starved_s, waits.get(tally.share.name, 0.0)) for tally in tallies), default=0.0),
         queue_s=_spread(queue),

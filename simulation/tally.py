@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvcache.ledger import Ledger
 from scheduler.book import SequenceBook
@@ -108,6 +108,7 @@ class WatchedPlanner(Planner):
         self._tally = tally
         self._sequences = book
         self._lost: set[SeqId] = set()  # preempted, and not computed since
+        self.listener: Callable[[Plan], None] = lambda _: None  # called with every plan
 
     def plan(self, cache: CacheView, now_s: float = 0.0, order: tuple[SeqId, ...] | None = None) -> Plan:
         """Plan a step and write down its switches."""
@@ -122,6 +123,7 @@ class WatchedPlanner(Planner):
                 self._tally_of(seq).swapped_tokens += tokens
         if self._lost:
             self._note_redone(plan)
+        self.listener(plan)
         return plan
 
     def _note_admitted(self, plan: Plan, now_s: float) -> None:

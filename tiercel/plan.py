@@ -53,6 +53,7 @@ class Plan(Struct, frozen=True, gc=False):
     reasons: tuple[PreemptionReason, ...] = ()  # why, one a victim
     beneficiaries: tuple[SeqId, ...] = ()  # who gains by it, one a victim
     kept: tuple[int, ...] = ()  # tokens of it that come back from a lower tier, one a victim
+    prices_ms: tuple[float, ...] = ()  # predicted device time that each preemption costs, one a victim
     swapped: tuple[SeqId, ...] = ()  # of the victims: what no lower tier holds yet is spilled first
     restores: tuple[SeqId, ...] = ()  # of the admitted: no slice yet, their blocks come up first
     aged: SeqId | None = None  # has a slice or comes in on the share of those who starve

@@ -2,6 +2,7 @@
 
 The machine plans as the engine does, with the real queue and the real tenant book: decodes first, then what waits in
 policy order under one token budget, with preemption for debt; one step is charged before the one before it is settled.
+A preemption costs nothing here, so that the bound is tight; `simulation/adversary.py` has the prices.
 """
 
 import random
@@ -19,6 +20,8 @@ from tiercel.ids import SeqId, TenantId
 BASE_MS, PREFILL_MS, DECODE_MS = 2.0, 0.2, 1.0
 LEAST_TOKENS = 4
 
+_MOOD_S = 4.0  # mean time until a schemer changes its mind
+
 
 @dataclass
 class Job:
@@ -35,8 +38,6 @@ class Job:
     since_resume: int = 0
     deferred_to_s: float = 0.0
     abort_s: float = float("inf")
-    redo_to: int = 0  # tokens that were computed before a preemption threw them away
-    culprit: Account | None = None
     is_aged: bool = False
 
     @property
@@ -179,8 +180,6 @@ class Machine:
             victim = self.jobs[seq]
             if victim.account.band == first.account.band:
                 self.book.bar(victim.account)
-            victim.redo_to, victim.culprit = victim.computed, first.account
-            victim.computed = 0
             victim.is_aged = False
             self.preemptions += 1
             if seq in self.queue:
@@ -207,7 +206,7 @@ class Machine:
 
     def _waiting(self, job: Job) -> Waiting:
         goal_s = 0.2 if job.account.band == 0 else 5.0
-        work_s = 1e-3 * PREFILL_MS * (job.prompt + job.redo_to)
+        work_s = 1e-3 * PREFILL_MS * job.prompt
         return Waiting(job.seq, job.account.tenant, job.arrival_s, self.now_s, job.account.band, goal_s, work_s)
 
     def _run(self, pieces: list[tuple[Job, int, bool]]) -> None:
@@ -215,9 +214,7 @@ class Machine:
         aged_ms = 0.0
         for job, length, is_decode in pieces:
             cost_ms = BASE_MS / len(pieces) + (DECODE_MS if is_decode else length * PREFILL_MS)
-            redone = job.computed < job.redo_to
-            payer = self.book.payer(job.account, job.culprit) if redone else job.account
-            shares[payer] = shares.get(payer, 0.0) + cost_ms
+            shares[job.account] = shares.get(job.account, 0.0) + cost_ms
             aged_ms += cost_ms if job.is_aged else 0.0
         step_ms = sum(shares.values())
         noise = self.rng.uniform(0.8, 1.1)
@@ -240,14 +237,15 @@ class Machine:
 
 
 class GapMeter:
-    """The largest |dS_i/w_i - dS_j/w_j| over any interval in which both had dispatchable work all the time."""
+    """The largest |dS_i/w_i - dS_j/w_j| over any interval in which both had dispatchable work all the time.
+
+    `widest` is the largest part of its bound that any pair has reached.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._ranges: dict[tuple[TenantId, TenantId], tuple[float, float]] = {}
-        self.largest_ms = 0.0
-        limits, least = machine.limits, min(machine.weights.values())
-        self.bound_ms = 2 * (limits.quantum_ms + limits.debt_ms + (limits.step_ms + 1e3 * limits.patience_s) / least)
+        self.largest_ms = self.widest = 0.0
 
     def look(self) -> None:
         ready = self._machine.ready()
@@ -262,6 +260,8 @@ class GapMeter:
             low, high = min(low, gap), max(high, gap)
             self._ranges[pair] = (low, high)
             self.largest_ms = max(self.largest_ms, high - low)
+            bound_ms = self._machine.limits.bound_ms(weights[name] for name in pair)
+            self.widest = max(self.widest, (high - low) / bound_ms)
 
 
 class Schemer:
@@ -276,13 +276,13 @@ class Schemer:
         self._rng = rng
         self._moods = moods
         self._mood = first or rng.choice(moods)
-        self._until_s = first_s or rng.expovariate(1 / 8)
+        self._until_s = first_s or rng.expovariate(1 / _MOOD_S)
 
     def act(self, machine: Machine) -> None:
         rng, mine = self._rng, machine.waiting(self.tenant)
         if machine.now_s >= self._until_s:
             self._mood = rng.choice(self._moods)
-            self._until_s = machine.now_s + rng.expovariate(1 / 8)
+            self._until_s = machine.now_s + rng.expovariate(1 / _MOOD_S)
         match self._mood:
             case "flood":  # always something small that waits
                 for _ in range(mine, 3):
@@ -315,7 +315,7 @@ class Schemer:
 
 
 def widest_gap(seed: int, steps: int, open_book: Callable[[FairLimits, dict[TenantId, float]], TenantBook]) -> float:
-    """The largest gap that a seed's schemers reached, as a part of the bound: above 1 the bound is broken."""
+    """The largest gap that the schemers of a seed reached, as a part of its bound: above 1 the bound is broken."""
     rng = random.Random(seed)
     names = [f"t{number}" for number in range(rng.randint(2, 5))]
     machine = Machine(
@@ -327,7 +327,7 @@ def widest_gap(seed: int, steps: int, open_book: Callable[[FairLimits, dict[Tena
         starve_s=rng.choice([1.0, 30.0]),
         patience_s=rng.choice([0.1, 1.0]),
     )
-    always = ("flood", "hog", "giant")  # the first two always have something that waits
+    always = ("hog", "giant", "settle")  # the first two nearly always have something that waits
     alone_s = rng.choice([0.0, 10.0])  # the first has the machine to itself, then company comes
     schemers: list[Schemer] = []
     for number, name in enumerate(names):
@@ -343,4 +343,4 @@ def widest_gap(seed: int, steps: int, open_book: Callable[[FairLimits, dict[Tena
         if number % 500 == 0:
             machine.book.check_integrity()
             machine.queue.check_integrity()
-    return meter.largest_ms / meter.bound_ms
+    return meter.widest

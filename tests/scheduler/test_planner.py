@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler.budget import chunk_length
+from scheduler.planner import StepLimits
 from scheduler.policy import open_policy
 from scheduler.victim import SwitchBrake
 from tests.scheduler.counting import BLOCK, Room, slices
@@ -97,6 +98,18 @@ def test_however_many_wait_for_a_prefix_in_flight_they_hide_nobody(policy: Polic
         room.submit(seq, 8)
     room.submit(last, 8, band=int(policy == "fair"))
     assert room.step().admitted == (last,)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair", "priority"])
+@pytest.mark.parametrize("longs", [63, 70, 900])
+def test_the_limit_on_long_prompts_hides_no_short_one_behind_them(policy: PolicyName, longs: int) -> None:
+    room = Room(blocks=40_000, policy=open_policy(policy))
+    room.planner.set_limits(StepLimits(8, 96, max_long_partial_prefills=1, long_prompt_tokens=100))
+    for seq in range(1, longs + 1):
+        room.submit(seq, 250)
+    room.step()
+    room.submit(5000, 8, arrival_s=5000.0)
+    assert any(5000 in room.step().admitted for _ in range(4))
 
 
 def test_a_step_asks_only_so_many_about_their_prefixes() -> None:

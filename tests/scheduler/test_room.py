@@ -4,6 +4,7 @@ import pytest
 
 from scheduler.planner import StepLimits
 from scheduler.policy import Policy, open_policy
+from scheduler.switching import WORTH
 from tests.scheduler.counting import BLOCK, CountingCache, Hit, Room, slices
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan
@@ -73,9 +74,45 @@ def test_a_debtor_gives_way_where_the_creditor_needs_its_room() -> None:
     room.submit(1, 4, max_tokens=900, tenant="a")
     run(room, 20)
     room.submit(2, 40, arrival_s=room.now_s, tenant="b")
-    plans = run(room, 12)
-    assert any(plan.victims == (1,) and plan.reasons == ("debt",) for plan in plans)
-    assert any(2 in plan.admitted for plan in plans)
+    assert room.book.policy.fair is not None
+    served = room.book.policy.fair.served_ms
+    before_ms = served[TenantId("a")]
+    plans: list[Plan] = []
+    while not (plans and plans[-1].victims) and len(plans) < 80:
+        plans.append(step(room))
+    served_ms = served[TenantId("a")] - before_ms
+    plans += run(room, 20)
+    taken = next(number for number, plan in enumerate(plans) if plan.victims)
+    assert (plans[taken].victims, plans[taken].reasons) == ((1,), ("debt",))
+    assert any(2 in plan.admitted for plan in plans[taken:])
+    (price_ms,) = plans[taken].prices_ms
+    assert served_ms >= WORTH * price_ms, "it was preempted before its debt was worth what it lost"
+
+
+def test_nobody_is_preempted_for_debt_when_that_would_not_make_enough_room() -> None:
+    room = Room(blocks=60, seqs=4, tokens=16, policy=fair(TenantShare(name=TenantId("c"), weight=9.0)))
+    room.submit(1, 40, max_tokens=150, tenant="a")
+    room.submit(3, 40, max_tokens=150, tenant="c")  # never in debt, and holds what the other needs
+    run(room, 20)
+    room.submit(2, 200, arrival_s=room.now_s, tenant="b")
+    plans = run(room, 60)
+    assert all(3 in seqs(plan) for plan in plans)
+    assert not any(plan.victims for plan in plans)
+
+
+def test_who_has_the_aging_share_of_a_step_is_not_preempted_in_it() -> None:
+    """A prompt of a later band that starves gets its slice; an urgent request finds no room in the same step."""
+    room = Room(blocks=12, seqs=4, tokens=8, policy=open_policy("fair", step_ms=2.0, patience_s=1.0))
+    room.submit(9, 5, max_tokens=12)
+    run(room, 16)  # the aging share has something to give
+    room.submit(1, 40, max_tokens=4, band=1, tenant="low")
+    run(room, 2)
+    room.now_s += 31.0
+    room.submit(2, 30, max_tokens=4, arrival_s=room.now_s, tenant="high")
+    plan = step(room)
+    assert plan.aged == 1
+    assert 1 in seqs(plan)
+    assert not plan.victims
 
 
 def test_a_debtors_long_prompt_keeps_nobody_from_beginning_one() -> None:

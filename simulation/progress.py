@@ -1,0 +1,147 @@
+"""How much work gets done: random mixes of tenants and lengths, played under several policies on one small engine."""
+
+import random
+from collections.abc import Sequence as List
+from itertools import accumulate
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scheduler.cost import Piece, StepCosts, linear_times
+from simulation.simulator import SimSettings, Simulation
+from simulation.workload import Ask, Part, Sources
+from tiercel.errors import InvariantError
+from tiercel.ids import SeqId, TenantId
+from tiercel.plan import Plan, Slice, whole_slices
+from tiercel.settings import PolicyName
+from tiercel.tenant import TenantShare
+
+WINDOW_STEPS = 1000
+
+_TIMES = linear_times(base_ms=2.0, prefill_ms=0.2, decode_ms=0.5, context_ms=0.0005)
+_PATIENCE_STEPS = 16  # as `engine.steering` has it
+_MOST_STEPS = 60_000  # in which every request must have ended
+
+
+class Mix(Struct, frozen=True, kw_only=True):
+    """An engine and what its tenants ask for. Every sequence fits the pool."""
+
+    settings: SimSettings
+    tenants: tuple[TenantShare, ...]
+    asks: tuple[Ask, ...]  # by time
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """What a policy made of a mix."""
+
+    useful_tokens: int  # computed in the first steps, less those that had been computed before
+    ended: int  # requests, in the end
+    steps: int  # to the last end
+    worst_window: float  # work repeated for debt or share over useful work, of any `WINDOW_STEPS` steps; at most this
+    preemptions: int
+
+
+def draw_mix(seed: int, steps: int) -> Mix:
+    """Draw a mix with more work than so many steps hold: one priority band, no tier below the device."""
+    rng = random.Random(seed)  # noqa: S311 - a simulation
+    batch = rng.choice([16, 32, 64])
+    blocks = rng.choice([64, 256, 512])
+    settings = SimSettings(
+        times=_TIMES,
+        blocks=blocks,
+        max_num_seqs=rng.choice([4, 8, 16]),
+        max_num_batched_tokens=batch,
+        max_model_len=blocks * 16,
+        tbt_goal_ms=rng.choice([0.0, 0.0, 20.0]),
+        async_depth=rng.choice([0, 1]),
+        seed=seed,
+    )
+    settings = replace(settings, patience_s=min(2.0, max(0.1, _PATIENCE_STEPS * settings.longest_step_ms / 1e3)))
+    tenants = tuple(
+        TenantShare(name=TenantId(f"t{number}"), weight=rng.choice([0.5, 1.0, 1.0, 2.0, 4.0]))
+        for number in range(rng.randint(2, 6))
+    )
+    most = settings.max_model_len
+    prompts = {tenant.name: int(most * 2 ** rng.uniform(-6.0, -0.1)) for tenant in tenants}  # the mean of each
+    outputs = {tenant.name: int(2 ** rng.uniform(0.0, 7.0)) for tenant in tenants}
+    burst = rng.random() < 0.5  # everything at once, or spread over the time that the steps take
+    span_s = 0.0 if burst else 1e-3 * steps * settings.longest_step_ms * rng.uniform(0.2, 0.8)
+    sources = Sources()
+    asks: list[Ask] = []
+    left = int(1.1 * steps * batch)
+    while left > 0:
+        name = rng.choice(tenants).name
+        prompt = max(1, min(most - 2, int(prompts[name] * rng.uniform(0.5, 1.5))))
+        output = max(1, min(most - prompt, int(outputs[name] * rng.uniform(0.5, 1.5))))
+        asks.append(Ask(rng.uniform(0.0, span_s), name, (Part(sources.new(), prompt),), output))
+        left -= prompt + output
+    asks.sort(key=lambda ask: ask.at_s)
+    return Mix(settings=settings, tenants=tenants, asks=tuple(asks))
+
+
+def play(mix: Mix, policy: PolicyName, steps: int) -> Progress:
+    """Play a mix to its end. Errors: InvariantError when it does not end."""
+    simulation = Simulation(replace(mix.settings, policy=policy), mix.tenants)
+    watch = _Watch(simulation)
+    simulation.planner.listener = watch.note
+    waiting = list(reversed(mix.asks))
+    useful_tokens = 0
+    while waiting or not simulation.loop.is_idle:
+        while waiting and waiting[-1].at_s <= simulation.now_s:
+            simulation.submit(waiting.pop())
+        until_s = waiting[-1].at_s if waiting else float("inf")
+        if not simulation.step(until_s) and waiting:
+            simulation.pass_time(until_s)
+        if simulation.machine.steps <= steps:
+            useful_tokens = simulation.machine.tokens - simulation.book.recomputed_tokens
+        if simulation.machine.steps > _MOST_STEPS:
+            raise InvariantError("progress.endless", policy=policy, left=len(simulation.book))
+    return Progress(
+        useful_tokens=useful_tokens,
+        ended=sum(tally.finished for tally in simulation.tally.by_tenant.values()),
+        steps=simulation.machine.steps,
+        worst_window=_worst_window(watch.useful_ms, watch.repeated_ms),
+        preemptions=simulation.book.num_preemptions,
+    )
+
+
+class _Watch:
+    """The work of every step, and what of it was done before a preemption for debt or for a share."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.useful_ms: list[float] = []  # by step
+        self.repeated_ms: list[float] = []  # by step
+        self._book = simulation.book
+        self._costs = StepCosts(simulation.settings.times)
+        self._taken: set[SeqId] = set()
+
+    def note(self, plan: Plan) -> None:
+        """A plan was drawn, and is about to be launched."""
+        if plan.nano_batches:
+            pieces = [
+                Piece(self._kind(piece), piece.length, piece.start, piece.length == 1)
+                for piece in whole_slices(plan.nano_batches)
+            ]
+            ms_by_kind = self._costs.share_ms(pieces)
+            self.useful_ms.append(ms_by_kind.get("useful", 0.0))
+            self.repeated_ms.append(ms_by_kind.get("taken", 0.0))
+        for seq, reason in zip(plan.victims, plan.reasons, strict=True):
+            if reason in ("debt", "share"):
+                self._taken.add(seq)
+
+    def _kind(self, piece: Slice) -> Literal["useful", "taken", "repeated"]:
+        if piece.start >= self._book[piece.seq].redo_until:
+            return "useful"
+        return "taken" if piece.seq in self._taken else "repeated"
+
+
+def _worst_window(useful_ms: List[float], repeated_ms: List[float]) -> float:
+    """The largest part of the useful work of a window of steps that its repeated work comes to."""
+    useful, repeated = [0.0, *accumulate(useful_ms)], [0.0, *accumulate(repeated_ms)]
+    width = min(WINDOW_STEPS, len(useful_ms))
+    parts = (
+        (repeated[end] - repeated[end - width]) / max(1e-9, useful[end] - useful[end - width])
+        for end in range(width, len(useful))
+    )
+    return max(parts, default=0.0)

@@ -1,0 +1,75 @@
+"""What preemptions may cost: a budget over the last steps."""
+
+import random
+
+import pytest
+
+from scheduler.switching import SwitchBudget
+from tiercel.ids import SeqId
+
+A, B = SeqId(1), SeqId(2)
+
+
+def worked(steps: int = 10) -> SwitchBudget:
+    budget = SwitchBudget(share=0.1, steps=10)
+    for _ in range(steps):
+        budget.launch(100.0)
+    return budget
+
+
+def test_nothing_is_affordable_before_any_work_was_done() -> None:
+    assert SwitchBudget().left_ms == 0.0
+
+
+def test_a_tenth_of_the_last_steps_is_affordable() -> None:
+    assert worked(5).left_ms == pytest.approx(50.0)
+    assert worked(500).left_ms == pytest.approx(100.0)
+
+
+def test_a_price_is_owed_until_it_is_made_up_for_and_counts_for_a_window_more() -> None:
+    budget = worked()
+    budget.spend(A, 60.0)
+    for _ in range(50):
+        budget.launch(100.0)
+    assert budget.left_ms == pytest.approx(40.0), "the victim still waits"
+    budget.make_up(A)
+    assert not budget.owes
+    for _ in range(9):
+        budget.launch(100.0)
+        assert budget.left_ms == pytest.approx(40.0)
+    budget.launch(100.0)
+    assert budget.left_ms == pytest.approx(100.0)
+    assert budget.repeated_ms == 60.0
+
+
+def test_a_sequence_that_ends_owes_nothing() -> None:
+    budget = worked()
+    budget.spend(A, 60.0)
+    budget.spend(A, 30.0)
+    budget.spend(B, 5.0)
+    assert budget.owed_by(A) == 90.0
+    budget.forget(A)
+    budget.forget(A)
+    assert budget.left_ms == pytest.approx(95.0)
+    budget.make_up(A)
+    assert budget.repeated_ms == 0.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, random.SystemRandom().randrange(1 << 31)])
+def test_what_is_repeated_in_any_window_stays_within_the_share(seed: int) -> None:
+    """Whoever preempts whenever it can, and makes up for it as late as it likes, repeats a tenth at most."""
+    rng = random.Random(seed)
+    budget, owed, repeated_at = SwitchBudget(share=0.1, steps=50), [], []
+    for step in range(3000):
+        budget.launch(10.0)
+        price_ms = rng.choice([1.0, 5.0, 20.0])
+        if price_ms <= budget.left_ms and rng.random() < 0.5:
+            budget.spend(SeqId(step), price_ms)
+            owed.append((SeqId(step), price_ms))
+        while owed and rng.random() < 0.2:
+            seq, price_ms = owed.pop(rng.randrange(len(owed)))
+            budget.make_up(seq)
+            repeated_at.append((step, price_ms))
+        budget.check_integrity()
+        window_ms = sum(price_ms for at, price_ms in repeated_at if at > step - 50)
+        assert window_ms <= 0.1 * 50 * 10.0 + 1e-9, f"seed {seed}"

@@ -1,0 +1,56 @@
+"""Fairness is paid for with a small part of the work, however hostile the mix; and every request ends."""
+
+import random
+
+import pytest
+
+from scheduler.switching import LOSS_SHARE
+from simulation.progress import draw_mix, play
+from simulation.simulator import SimSettings, Simulation
+from simulation.workload import Ask, Part, Sources
+from tiercel.ids import TenantId
+from tiercel.settings import PolicyName
+from tiercel.tenant import TenantShare
+
+STEPS = 2000
+FRESH = [random.SystemRandom().randrange(1_000_000, 1 << 31) for _ in range(2)]
+
+
+def check_progress(seed: int) -> None:
+    mix = draw_mix(seed, STEPS)
+    first_come = play(mix, "fcfs", STEPS)
+    assert first_come.ended == len(mix.asks)
+    policies: tuple[PolicyName, ...] = ("fair", "priority")
+    for policy in policies:
+        found = play(mix, policy, STEPS)
+        told = f"seed {seed}, {policy}: {found}, first come first served: {first_come}"
+        assert found.ended == len(mix.asks), told
+        assert found.useful_tokens >= 0.85 * first_come.useful_tokens, told
+        assert found.worst_window <= LOSS_SHARE, told
+
+
+@pytest.mark.parametrize("seed", [*range(8), *FRESH])
+def test_no_mix_of_tenants_and_lengths_stops_the_work(seed: int) -> None:
+    check_progress(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [*range(8, 188), *(random.SystemRandom().randrange(1 << 31) for _ in range(20))])
+def test_no_mix_of_two_hundred_stops_the_work(seed: int) -> None:
+    check_progress(seed)
+
+
+@pytest.mark.parametrize("policy", ["fair", "priority"])
+def test_prompts_that_fill_the_pool_one_by_one_all_end(policy: PolicyName) -> None:
+    """Four tenants, each with a prompt of fifty steps that needs the whole pool: more than debt and patience allow."""
+    settings = SimSettings(
+        policy=policy, blocks=103, block_size=4, max_num_batched_tokens=8, max_num_seqs=8, max_model_len=420,
+        patience_s=0.1,
+    )  # fmt: skip
+    tenants = [TenantShare(name=TenantId(f"t{number}")) for number in range(4)]
+    simulation, sources = Simulation(settings, tenants), Sources()
+    for tenant in tenants:
+        simulation.submit(Ask(0.0, tenant.name, (Part(sources.new(), 400),), 4))
+    while simulation.step():
+        assert simulation.machine.steps < 4 * 50 * 1.2
+    assert all(tally.finished == 1 for tally in simulation.tally.by_tenant.values())
