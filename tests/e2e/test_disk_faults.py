@@ -16,8 +16,8 @@ WRITES, READS = "pwrite64,pwritev,pwritev2", "pread64,preadv,preadv2"
 def tracer(inject: str) -> tuple[str, ...]:
     """The daemon and its engine with a system call that goes wrong."""
     calls = inject.split(":", 1)[0]
-    flags = ("-DDD", "-f", "-qq", "-o", os.devnull)
-    return (find_program("strace"), *flags, "-e", f"trace={calls}", "-e", f"inject={inject}")
+    options = ("-DDD", "-f", "-qq", "-o", os.devnull)
+    return (find_program("strace"), *options, "-e", f"trace={calls}", "-e", f"inject={inject}")
 
 
 def flags(folder: Path) -> tuple[str, ...]:
