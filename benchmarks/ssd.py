@@ -147,7 +147,7 @@ def payloads(slots: int, block_bytes: int) -> tuple[list[memoryview], list[bytes
 def compare_stripes(folders: tuple[Path, Path], block_bytes: int, total: int, threads: int, repeats: int) -> list[str]:
     """Print what a volume over both folders gains over one in the first. Return the promises that it breaks."""
     devices = {device_of(folder) for folder in folders}
-    slots = max(QUEUED, total // block_bytes)
+    slots = max(QUEUED, total // block_bytes) // 2 * 2  # as many in each folder
     buffers, keys = payloads(slots, block_bytes)
     rng = random.Random(2)
     figures: dict[tuple[str, str], list[float]] = {}
