@@ -7,6 +7,7 @@
 #   ARGS       more flags of `tiercel serve`                    make serve ARGS='--log-format console'
 #   BROWSER    `required`: no Chromium is a failure             make test-ui BROWSER=required
 #   ENGINE     `required`: no Docker engine is a failure        make test-deploy ENGINE=required
+#   TOOLS      `required`: no strace or promtool is a failure   make test TOOLS=required
 #   TESTS      what pytest runs, and its flags                  make pytest TESTS='tests/cli -k port'
 
 TORCH ?= torch==2.13.0
@@ -14,6 +15,7 @@ PIP_ARGS ?=
 PYTHON ?=
 ARGS ?=
 ENGINE ?=
+TOOLS ?=
 TESTS ?= tests
 WORKERS ?= 2
 
@@ -60,8 +62,9 @@ format: $(TEST_READY)  ## let ruff format and repair
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-pytest: $(TEST_READY)  ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy $(TESTS)
+pytest: $(TEST_READY)  ## all tests; strace and promtool, which some need, are installed where they can be
+	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
+	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy $(TESTS)
 
 test-long: $(TEST_READY)  ## simulations and preemptions by the thousand: about half an hour
 	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser --ignore tests/deploy
@@ -71,11 +74,11 @@ test-fast: $(TEST_READY)  ## tests that load no model
 
 test-report: $(BROWSER_READY)  ## the load-test report in headless Chromium, which is installed where root may
 	@$(CHROMIUM)
-	$(BIN)/python -m pytest -q -rs tests/browser/test_report_page.py
+	BROWSER='$(BROWSER)' $(BIN)/python -m pytest -q -rs tests/browser/test_report_page.py
 
 test-ui: $(BROWSER_READY)  ## the page at /ui in headless Chromium; leaves screenshots in tests/browser/pictures
 	@$(CHROMIUM)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser/test_ui_*.py
+	BROWSER='$(BROWSER)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser/test_ui_*.py
 
 test-deploy: $(TEST_READY)  ## image and compose on a Docker engine of its own; static checks where none can run
 	TORCH='$(TORCH)' PIP_ARGS='$(PIP_ARGS)' ENGINE='$(ENGINE)' \

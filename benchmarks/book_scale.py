@@ -4,7 +4,7 @@
 
 Fills a pool with keyed blocks of ended sequences, so that every slot is cached, keyed and listed for eviction. With
 `--tiers` so many blocks lie in three tiers together: a sixteenth in HBM, a quarter in DDR, the rest on the SSD, and
-all that HBM holds in DDR too.
+all that HBM holds in DDR too. Exit code 1 above `--most-bytes` (300) a block.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import gc
 import os
 import resource
 import statistics
+import sys
 import time
 from array import array
 
@@ -51,10 +52,11 @@ def fill_tiers(cache: CacheManager) -> None:
             pool.adopt(SlotId(slot), shared.pop() if shared else BlockKey(os.urandom(32)))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--tiers", action="store_true")
+    parser.add_argument("--most-bytes", type=float, default=300.0, help="of memory, a block")
     args = parser.parse_args()
     before = resident_bytes()
     started_s = time.perf_counter()
@@ -72,9 +74,11 @@ def main() -> None:
         collections_ms.append(1e3 * (time.perf_counter() - at_s))
     cached = sum(pool.num_cached for _, pool in cache.tiers.pools())
     print(f"{args.blocks} blocks, {cached} cached, filled in {filled_s:.1f} s")
-    print(f"{(resident_bytes() - before) / args.blocks:.0f} bytes a block (peak resident)")
+    block_bytes = (resident_bytes() - before) / args.blocks
+    print(f"{block_bytes:.0f} bytes a block (peak resident)")
     print(f"full collection: median {statistics.median(collections_ms):.1f} ms")
+    return int(block_bytes > args.most_bytes)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

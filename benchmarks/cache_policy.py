@@ -11,8 +11,11 @@ same bytes, so a share of blocks is a share of bytes. A prompt hits the longest 
     ours     the pool's segments: seen once, reused
     gdsf     clock + uses * cost to compute again, leaves of the prefix tree only (local to this file)
     plan     ours, where the next W requests are known and what they need is WANTED, as the engine marks it
-    belady W clairvoyant for the next W requests, LRU beyond them
-    belady   clairvoyant
+    look W   a heuristic that knows the next W requests: evicts what none of them needs, least recent first. No bound
+    belady   the whole future known: the most hits that any policy can have (tests/kvcache/test_belady.py)
+
+Exit code 1 if in any row `plan` has less than 80 % of Belady's hits or fewer than LRU, if GDSF is more than one point
+better than `ours`, or if anything beats Belady. `--window 0`, which publishes nothing, shows that the check can fail.
 
 A trace has a line a request: tenant, blocks of the prompt, and the chain of blocks (prompt, then answer) as runs
 first+length of block numbers. A block is 128 tokens. `--generate` writes the traces again from their seed.
@@ -22,6 +25,7 @@ import argparse
 import heapq
 import math
 import random
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +41,8 @@ BLOCK_TOKENS = 128
 SEED = 3
 WANTED_SHARE = 0.5  # of the cache, at most, for what waits
 NEVER = 1 << 30
+LEAST_OF_BELADY = 0.8  # of the hits, by ours with the plan, in every row
+MOST_GAIN_OF_GDSF = 0.01  # of what is asked: it would be built if it gained more
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +291,8 @@ class HeapCache:
         return hits
 
 
-class Belady(HeapCache):
-    """Clairvoyant for the next `window` requests: what none of them needs goes first, the least recent of it."""
+class Lookahead(HeapCache):
+    """A heuristic that knows the next `window` requests: blocks that none of them needs go first, by recency."""
 
     def __init__(self, blocks: int, window: int) -> None:
         super().__init__(blocks)
@@ -308,14 +314,30 @@ class Belady(HeapCache):
         return score
 
 
+class Belady(HeapCache):
+    """Evicts the block whose next hit is furthest in the whole future, among equals the deepest: the most hits."""
+
+    def replay(self, visits: list[Visit]) -> Score:
+        score = Score()
+        for visit, following in zip(visits, next_uses(visits), strict=True):
+            score.count(visit, self.fit(visit))
+            for depth, (block, after) in enumerate(zip(visit.chain, following, strict=True)):
+                self.put(block, (-after, -depth))
+        return score
+
+
 def next_uses(visits: list[Visit]) -> list[list[int]]:
-    """For every block of every request: the next request whose prompt has it."""
+    """Return for every block of every request the next request whose prompt has it.
+
+    NEVER stands for none, and for a block that an answer brings into the cache anyway before a prompt asks for it.
+    """
     following: list[list[int]] = []
     after: dict[int, int] = {}
     for number in range(len(visits) - 1, -1, -1):
         visit = visits[number]
         following.append([after.get(block, NEVER) for block in visit.chain])
         after.update(dict.fromkeys(visit.chain[: visit.prompt], number))
+        after.update(dict.fromkeys(visit.chain[visit.prompt :], NEVER))
     return following[::-1]
 
 
@@ -362,27 +384,37 @@ class Gdsf(HeapCache):
 # ---- report
 
 
-def compare(name: str, window: int, wanted: float) -> None:
-    """Print one trace's table."""
+def compare(name: str, window: int, wanted: float) -> list[str]:
+    """Print one trace's table. Return the promises that its rows break."""
+    broken: list[str] = []
     visits = read(name)
     distinct = len({block for visit in visits for block in visit.chain})
     largest = max(len(visit.chain) for visit in visits)
     endless = PoolCache(distinct + largest).replay(visits).rate
     print(f"\n{name}: {len(visits)} requests, {distinct} blocks, an endless cache hits {endless:.1%}")
-    print("  cache    lru   ours   gdsf   plan  belady W  belady | plan/belady W  plan/belady | saved: ours  gdsf")
+    print("  cache    lru   ours   gdsf   plan  look W  belady | plan/look W  plan/belady | saved: ours  gdsf")
     for share in CACHE_SHARES:
         blocks = max(int(share * distinct), largest + 1)
         lru = PoolCache(blocks, has_segments=False).replay(visits)
         ours = PoolCache(blocks).replay(visits)
         gdsf = Gdsf(blocks).replay(visits)
         plan = PoolCache(blocks, window=window, wanted=wanted).replay(visits)
-        near = Belady(blocks, window).replay(visits)
-        full = Belady(blocks, len(visits)).replay(visits)
+        near = Lookahead(blocks, window).replay(visits)
+        full = Belady(blocks).replay(visits)
         print(
-            f"{blocks:7d} {lru.rate:6.1%} {ours.rate:6.1%} {gdsf.rate:6.1%} {plan.rate:6.1%} {near.rate:9.1%}"
-            f" {full.rate:7.1%} | {plan.rate / near.rate:13.1%} {plan.rate / full.rate:12.1%}"
+            f"{blocks:7d} {lru.rate:6.1%} {ours.rate:6.1%} {gdsf.rate:6.1%} {plan.rate:6.1%} {near.rate:7.1%}"
+            f" {full.rate:7.1%} | {plan.rate / near.rate:11.1%} {plan.rate / full.rate:12.1%}"
             f" | {ours.saved / ours.cost:11.1%} {gdsf.saved / gdsf.cost:5.1%}"
         )
+        gains = gdsf.rate - ours.rate, gdsf.saved / gdsf.cost - ours.saved / ours.cost
+        checks = {
+            f"the plan has less than {LEAST_OF_BELADY:.0%} of Belady's hits": plan.rate < LEAST_OF_BELADY * full.rate,
+            "the plan has fewer hits than LRU": plan.hits < lru.hits,
+            "GDSF is more than a point better than the segments": max(gains) > MOST_GAIN_OF_GDSF,
+            "a policy has more hits than Belady": max(lru.hits, ours.hits, gdsf.hits, plan.hits, near.hits) > full.hits,
+        }
+        broken += [f"{name}, {blocks} blocks: {text}" for text, is_broken in checks.items() if is_broken]
+    return broken
 
 
 def sweep(name: str, shares: list[float]) -> None:
@@ -398,7 +430,7 @@ def sweep(name: str, shares: list[float]) -> None:
         print(f"{blocks:7d} " + "".join(f"{rate:7.1%}" for rate in rates))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--window", type=int, default=32, help="requests that are known ahead")
@@ -410,13 +442,17 @@ def main() -> None:
         TRACES.mkdir(exist_ok=True)
         for name in args.trace:
             (TRACES / f"{name}.txt").write_text(generate(name), encoding="utf-8")
-        return
+        return 0
+    broken: list[str] = []
     for name in args.trace:
         if args.shares:
             sweep(name, [float(share) for share in args.shares.split(",")])
         else:
-            compare(name, args.window, args.wanted)
+            broken += compare(name, args.window, args.wanted)
+    for text in broken:
+        print(f"BROKEN: {text}")
+    return int(bool(broken))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,6 +6,9 @@
 A stub server in processes of its own (one port, shared) streams ready-made chunks of 200 bytes at the given rate; the
 client is that of `tiercel bench serve`, whole: plan, client processes, stamps, records, figures. Prints one JSON line.
 Client and stub want a core each and more for several client processes; the line says which of the two was at its limit.
+
+Exit code 1 if a request failed or, with a rate, if the client was saturated or its event loop was late by more than
+10 ms at 99 %.
 """
 
 import argparse
@@ -16,12 +19,14 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 from loadtest.assignment import Progress
 from loadtest.bench import run_bench
 from loadtest.settings import BenchSettings
 from tiercel.clock import MonotonicClock
 
+MOST_LAG_MS = 10.0
 _EVENT = json.dumps({"id": "cmpl-" + "0" * 100, "choices": [{"index": 0, "text": " word", "finish_reason": None}]})
 _TEXT = f"data: {_EVENT}\n\n".encode()
 _CHUNK = f"{len(_TEXT):x}\r\n".encode() + _TEXT + b"\r\n"
@@ -91,7 +96,7 @@ class Silent:
         """Not of interest."""
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, object]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
     """One run."""
     streams = arguments.streams
     gap_s = streams / arguments.chunks_per_s if arguments.chunks_per_s else 0.0
@@ -137,7 +142,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunks-per-s", type=float, default=0, help="of all streams together; 0: no limit")
     parser.add_argument("--streams", type=int, default=200)
@@ -150,9 +155,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.stub:
         asyncio.run(serve(arguments.stub, arguments.gap))
-    else:
-        print(json.dumps(measure(arguments)))
+        return 0
+    figures = measure(arguments)
+    print(json.dumps(figures))
+    is_slow = bool(arguments.chunks_per_s) and (bool(figures["saturated"]) or figures["lag_p99_ms"] > MOST_LAG_MS)
+    return int(bool(figures["failed"]) or is_slow)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,12 +6,15 @@
 Prints restores and spills through the mover (runs of many neighbours, and single scattered blocks), each alone and both
 at once, and the plain copy. On the CPU also what a memfd costs against anonymous memory: reading, writing, and paged
 attention.
+
+Exit code 1 if a restore or a spill through the mover reaches less than `--least-share` (0.7) of the plain copy.
 """
 
 import argparse
 import os
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -129,12 +132,14 @@ def compare_arenas(device: Arena, host: Arena) -> None:
         print(f"{what}: {told}", flush=True)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--blocks", type=int, default=250)
     parser.add_argument("--block-kib", type=int, default=384)
+    parser.add_argument("--least-share", type=float, default=0.7, help="of the plain copy's speed")
     given = parser.parse_args()
+    slow: list[str] = []
     spec = KVSpec(layers=given.block_kib // 16, kv_heads=2, head_dim=64, block_size=16, dtype="float32")
     size = given.blocks * spec.block_bytes
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -165,7 +170,9 @@ def main() -> None:
                 f"{name}, scattered": partial(move, (route, scattered, straight)),
             }
         )
-        show(times, size, against=statistics.median(times["plain copy"]))
+        plain_s = statistics.median(times["plain copy"])
+        show(times, size, against=plain_s)
+        slow += [what for what, seconds in times.items() if plain_s < given.least_share * statistics.median(seconds)]
     half = given.blocks // 2  # each direction works on its own half of both arenas
     lower, upper = scattered_half(straight[:half]), scattered_half(straight[half : 2 * half])
     both = partial(move, (Route.RESTORE, lower, straight[:half]), (Route.SPILL, upper, straight[half : 2 * half]))
@@ -174,6 +181,9 @@ def main() -> None:
     pinned.close()
     if given.device == "cpu":
         compare_arenas(device, host)
+    for what in slow:
+        print(f"BROKEN: {what}: less than {given.least_share:.0%} of the plain copy")
+    return int(bool(slow))
 
 
 def scattered_half(slots: list[int]) -> list[int]:
@@ -190,4 +200,4 @@ def show(times: dict[str, list[float]], size: int, against: float | None = None)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,66 +3,78 @@
     python benchmarks/fairness.py [--seeds 20] [--steps 5000] [--only bound,weights,...]
 
 Every line is a promise, its target, and what was measured. Virtual time: no figure depends on the machine.
+Exit code 1 if a target is missed.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 
 from simulation.adversary import widest_gap
 from simulation.scenario import mixed, overload, returning, saturating, shared_prefixes, waits
 
+Verdict = tuple[str, bool]
+"""What was measured beside its target, and whether the target is reached."""
 
-def bound(seeds: int, steps: int) -> str:
+
+def bound(seeds: int, steps: int) -> Verdict:
     parts = [widest_gap(seed, steps) for seed in range(seeds)]
-    return f"largest gap {max(parts):.2f} of the bound ({seeds} seeds x {steps} steps, target <= 1)"
+    return f"largest gap {max(parts):.2f} of the bound ({seeds} seeds x {steps} steps, target <= 1)", max(parts) <= 1
 
 
-def weights() -> str:
+def weights() -> Verdict:
     shares = saturating((1.0, 3.0), seconds=90.0, window_s=60.0)
     low, high = 4 * min(shares.parts), 4 * max(shares.parts)
-    return f"{low:.3f} to {high:.3f} of its share in any 60 s (target 0.95 to 1.05), {shares.preemptions} preemptions"
+    text = f"{low:.3f} to {high:.3f} of its share in any 60 s (target 0.95 to 1.05), {shares.preemptions} preemptions"
+    return text, low >= 0.95 and high <= 1.05
 
 
-def back() -> str:
+def back() -> Verdict:
     parts = returning().parts
-    return f"{100 * min(parts):.1f} to {100 * max(parts):.1f} % (target 50 +- 3)"
+    is_kept = min(parts) >= 0.47 and max(parts) <= 0.53
+    return f"{100 * min(parts):.1f} to {100 * max(parts):.1f} % (target 50 +- 3)", is_kept
 
 
-def prefixes() -> str:
+def prefixes() -> Verdict:
     fair, yardstick = shared_prefixes(seconds=30.0), shared_prefixes(seconds=30.0, is_yardstick=True)
     part = fair.hit_rate / yardstick.hit_rate
-    return f"{100 * part:.1f} % of longest-prefix-match's hits, {100 * yardstick.hit_rate:.1f} % (target >= 95)"
+    text = f"{100 * part:.1f} % of longest-prefix-match's hits, {100 * yardstick.hit_rate:.1f} % (target >= 95)"
+    return text, part >= 0.95
 
 
-def throughput() -> str:
+def throughput() -> Verdict:
     fair, first_come = mixed("fair"), mixed("fcfs")
     part = first_come.virtual_s / fair.virtual_s
-    return (
+    text = (
         f"{100 * part:.1f} % of fcfs on the same trace (target >= 98), Jain {fair.jain:.3f}, {first_come.jain:.3f},"
         f" preemptions {fair.preemptions}"
     )
+    return text, part >= 0.98
 
 
-def goals() -> str:
+def goals() -> Verdict:
     found = overload()
-    kept = ", ".join(f"{one.name} {100 * one.ttft_kept:.1f} %" for one in found.tenants if one.ttft_kept is not None)
+    parts = {one.name: one.ttft_kept for one in found.tenants if one.ttft_kept is not None}
+    kept = ", ".join(f"{name} {100 * part:.1f} %" for name, part in parts.items())
     batch = found.tenants[-1]
-    return f"{kept} within the TTFT goal (target >= 95); batch finished {batch.finished} of {batch.requests}"
+    text = f"{kept} within the TTFT goal (target >= 95); batch finished {batch.finished} of {batch.requests}"
+    return text, bool(parts) and min(parts.values()) >= 0.95
 
 
-def starvation() -> str:
+def starvation() -> Verdict:
     last = waits(seconds=80.0).tenants[1]
-    return f"longest wait behind a higher band without end {last.starved_s:.1f} s, finished {last.finished} of 1"
+    text = f"longest wait behind a higher band without end {last.starved_s:.1f} s, finished {last.finished} of 1"
+    return text, last.finished == 1
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
-    promises: dict[str, Callable[[], str]] = {
+    promises: dict[str, Callable[[], Verdict]] = {
         "bound": lambda: bound(args.seeds, args.steps),
         "weights": weights,
         "back": back,
@@ -71,10 +83,15 @@ def main() -> None:
         "goals": goals,
         "starvation": starvation,
     }
+    missed = 0
     for name in args.only.split(",") if args.only else promises:
         began_s = time.process_time()
-        print(f"{name:<12} {promises[name]()}  [{time.process_time() - began_s:.0f} s of processor time]", flush=True)
+        text, is_kept = promises[name]()
+        spent_s = time.process_time() - began_s
+        print(f"{name:<12} {text}  [{spent_s:.0f} s of processor time]{'' if is_kept else '  MISSED'}", flush=True)
+        missed += not is_kept
+    return int(missed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,6 +5,8 @@ python benchmarks/isolation.py MODEL [--policies fair fcfs] [--seconds 60] [--ou
 Starts `tiercel serve MODEL` once for each policy with two tenants of equal weight, and lets `tiercel bench serve` load
 it: the chat alone, then both together. Prints the P95 of the time to first token alone, together, and their ratio.
 Run it on a quiet machine: client and server share its cores.
+
+Exit code 1 if `fair` is measured and its ratio is above `--most-ratio` (3).
 """
 
 import argparse
@@ -75,24 +77,30 @@ def measure(
     return json.loads(result.read_text())
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--policies", nargs="+", default=["fair", "fcfs"])
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--port", type=int, default=8931)
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--most-ratio", type=float, default=3.0, help="P95 together over alone, of the policy fair")
     args, flags = parser.parse_known_args()
     folder = args.out or Path(tempfile.mkdtemp(prefix="isolation-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{'policy':>10} {'alone ms':>10} {'together ms':>12} {'ratio':>7}   (P95 of TTFT)")
+    is_broken = False
     for policy in args.policies:
         result = measure(args.model, policy, folder, args.seconds, args.port, flags)
         chat = next(one for one in result["isolation"] if one["tenant"] == "chat")
         alone, together = chat["alone"]["p95_ttft_ms"], chat["together"]["p95_ttft_ms"]
         print(f"{policy:>10} {alone:>10.0f} {together:>12.0f} {together / alone:>7.2f}")
+        is_broken |= policy == "fair" and together > args.most_ratio * alone
     print(f"results in {folder}")
+    if is_broken:
+        print(f"BROKEN: under fair the P95 is more than {args.most_ratio:g} times its value alone")
+    return int(is_broken)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

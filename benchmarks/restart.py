@@ -6,6 +6,9 @@ Without --model a Qwen2 of the 0.5 B class with random weights is served. The pr
 ended with SIGTERM as soon as the answer is there, started again on the same folder, and asked the same, twice: the
 second time the blocks are in memory. In bfloat16 a random model's answer may differ between chunks of 256 and of 16
 tokens; between the disk and memory it may not.
+
+Exit code 1 if fewer than 95 % of the prompt's tokens come from the SSD after the restart, if the first token comes less
+than `--least-ratio` (5) times sooner than cold, or if the answer differs from that out of memory.
 """
 
 import argparse
@@ -90,13 +93,14 @@ def ask(url: str, log: Path, prompt: list[int]) -> tuple[float, str, int]:
     return json.loads(done[-1])["ttft_ms"] / 1e3, answer["choices"][0]["text"], cached
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--flags", default="", help="more flags of `tiercel serve`")
     parser.add_argument("--folder", type=Path, help="where the SSD tier lies; default: the temporary folder")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--least-ratio", type=float, default=5.0, help="of the cold first token to the warm one")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
@@ -125,7 +129,16 @@ def main() -> None:
     print(f"cached {cached} tokens, drain {drain_s:.1f} s, same answer as from memory: {said == again}")
     if args.json:
         args.json.write_text(json.dumps(result))
+    checks = {
+        f"{cached} of {args.tokens} tokens came from a cache": cached < 0.95 * args.tokens,
+        f"less than {args.least_ratio:g} times sooner than cold": cold_s < args.least_ratio * warm_s,
+        "the answer differs from the one out of memory": said != again,
+    }
+    broken = [text for text, is_broken in checks.items() if is_broken]
+    for text in broken:
+        print(f"BROKEN: {text}")
+    return int(bool(broken))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

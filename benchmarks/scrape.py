@@ -11,6 +11,9 @@ engine's books then tell of all of them. A client in a process of its own scrape
     cpu       of making the page, in its thread
     stall     by how much a timer of one millisecond on the event loop was late, the worst of each scrape
     idle      the same without a scrape, over the same time
+
+Exit code 1 if, without --detail, there are more than ten lines a tenant, or if a scrape stalls the event loop by more
+than `--most-stall-ms` (10) at 95 %.
 """
 
 import argparse
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -35,6 +39,7 @@ from tests.server.harness import Running, running, server_settings, text_body, u
 from tiercel.outcome import FairGauges, Gauges, PreemptionCount, TenantGauges  # noqa: E402
 from tiercel.wire import Report  # noqa: E402
 
+MOST_LINES = 10
 _AT_ONCE = 16
 _PAUSE_S = 0.05  # between scrapes
 _TICK_S = 0.001
@@ -48,11 +53,12 @@ for line in sys.stdin:
 """
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tenants", type=int, default=1000)
     parser.add_argument("--scrapes", type=int, default=50)
     parser.add_argument("--detail", action="store_true", help="more than ten lines a tenant")
+    parser.add_argument("--most-stall-ms", type=float, default=10.0)
     wanted = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with tempfile.TemporaryDirectory() as name:
@@ -62,9 +68,11 @@ def main() -> None:
         (folder / "tenants.yaml").write_text(json.dumps({"tenants": tenants}))
         figures = asyncio.run(_measure(folder, wanted.scrapes, has_detail=wanted.detail))
     print(json.dumps({"tenants": wanted.tenants, "scrapes": wanted.scrapes, "detail": wanted.detail, **figures}))
+    has_many = not wanted.detail and figures["most_lines_a_tenant"] > MOST_LINES
+    return int(has_many or figures["stall"]["p95"] > wanted.most_stall_ms)
 
 
-async def _measure(folder: Path, scrapes: int, *, has_detail: bool) -> dict[str, object]:
+async def _measure(folder: Path, scrapes: int, *, has_detail: bool) -> dict[str, Any]:  # Any: JSON
     settings = replace(server_settings(folder), tenants_config=str(folder / "tenants.yaml"), enable_log_requests=False)
     async with running(settings, Script()) as server:
         tenants = server.service.tenants.table.tenants
@@ -173,4 +181,4 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

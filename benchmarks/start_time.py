@@ -1,6 +1,8 @@
 """From the command to `/ready`: how long `tiercel serve` takes to serve.
 
-python benchmarks/start_time.py [--runs 5] [MODEL] [FLAG ...]
+python benchmarks/start_time.py [--runs 5] [--most-seconds 3] [MODEL] [FLAG ...]
+
+Exit code 1 if the first HTTP answer takes more than a second in the median, or `/ready` more than `--most-seconds`.
 """
 
 import argparse
@@ -44,17 +46,24 @@ def measure(port: int, flags: list[str]) -> tuple[float, float]:
     raise SystemExit(f"tiercel left with exit code {process.returncode}")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--port", type=int, default=8917)
+    parser.add_argument("--most-seconds", type=float, default=3.0, help="median time to /ready that is accepted")
     args, flags = parser.parse_known_args()
     version = re.sub(r"\s+", " ", subprocess.run([TIERCEL, "--version"], capture_output=True, text=True).stdout)
     runs = [measure(args.port, flags) for _ in range(args.runs + 1)][1:]  # the first one warms the page cache
-    for name, values in (("first answer", [run[0] for run in runs]), ("/ready", [run[1] for run in runs])):
+    is_late = False
+    limits = ("first answer", 1.0), ("/ready", args.most_seconds)
+    for (name, most_s), values in zip(limits, zip(*runs, strict=True), strict=True):
+        is_late |= statistics.median(values) > most_s
         print(f"{name:>12}: median {statistics.median(values):.2f} s  (min {min(values):.2f}, max {max(values):.2f})")
     print(f"{version.strip()}, {args.runs} runs, {' '.join(flags) or 'embedded model'}")
+    if is_late:
+        print(f"BROKEN: the first answer took more than 1 s, or /ready more than {args.most_seconds:g} s")
+    return int(is_late)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,7 +3,8 @@
     python benchmarks/step_cost.py [--sequences 256] [--steps 400] [--context 512] [--blocks 1000000]
 
 Measures mail, plan, seal, building inputs, launch, commit and post of every step, in CPU time of the loop's thread,
-and prints the median and the 99th percentile.
+and prints the median and the 99th percentile. Exit code 1 if they are above 1 and 2 ms, with `--blocks` above 3 and
+6 ms; `--most-ms` and `--most-p99-ms` set other limits.
 
 `--blocks`: three tiers hold so many blocks together, all of them indexed and every tier full; a sequence ends and
 another one comes every second step, half of them with a prompt that was heard before, and copies between tiers land
@@ -13,6 +14,7 @@ at once.
 import argparse
 import gc
 import statistics
+import sys
 import time
 from array import array
 from collections import Counter
@@ -161,12 +163,14 @@ class Load:
         self.loop.take([Abort((SeqId(self._next - sequences),))])
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--blocks", type=int, default=0, help="in all tiers together; 0 = one tier")
+    parser.add_argument("--most-ms", type=float, default=0, help="CPU time of a step in the median; 0 = 1, or 3 ms")
+    parser.add_argument("--most-p99-ms", type=float, default=0, help="and at 99 %%; 0 = 2, or 6 ms")
     args = parser.parse_args()
     load = Load(args.sequences, args.context, args.steps, args.blocks)
     loop = load.loop
@@ -198,7 +202,9 @@ def main() -> None:
         print(f"{pool.blocks} blocks, {len(pool.slot_by_key)} indexed, {pool.evictions} evicted")
     if args.blocks:
         print(f"blocks moved: {dict(load.mover.blocks)}, prefix hits {gauges.prefix_hits} tokens")
+    limits = (args.most_ms or (3.0 if args.blocks else 1.0), args.most_p99_ms or (6.0 if args.blocks else 2.0))
+    return int(statistics.median(cpu) > limits[0] or cpu[int(0.99 * len(cpu))] > limits[1])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,12 +6,15 @@ Measures as `tiercel serve` does at its start, `--starts` times over the same ca
 then runs random steps and prints predicted and measured milliseconds; the last column is the error that is left when
 one factor corrects them all, which is what the engine learns while it runs. Other work on the machine shows in all of
 it: the load average is printed too.
+
+Exit code 1 if the median error of the table as it was measured, without that factor, is above `--most-error` (0.1).
 """
 
 import argparse
 import os
 import random
 import statistics
+import sys
 import tempfile
 
 import torch
@@ -50,7 +53,7 @@ def draw(grid: StepGrid, rng: random.Random) -> Shape:
             return shape
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=str(MODEL_DIR))
     parser.add_argument("--seconds", type=float, default=1.5)
@@ -58,6 +61,7 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=20)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--most-error", type=float, default=0.1, help="median error that is accepted")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         settings = EngineSettings(
@@ -98,10 +102,14 @@ def main() -> None:
     errors = sorted(abs(predicted / measured - 1) for _, predicted, measured in rows)
     scaled = sorted(abs(factor * predicted / measured - 1) for _, predicted, measured in rows)
     for name, values in (("as measured", errors), (f"times {factor:.2f}", scaled)):
-        print(f"error {name}: median {statistics.median(values):.0%}, largest {values[-1]:.0%}")
+        print(f"error {name}: median {statistics.median(values):.1%}, largest {values[-1]:.0%}")
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, {args.model}")
     lane.close()
+    error = statistics.median(errors)
+    if error > args.most_error:
+        print(f"BROKEN: the median error is {error:.1%}, more than {args.most_error:.0%}")
+    return int(error > args.most_error)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -71,10 +71,12 @@ def plan(
     heads: Annotated[int | None, _option("Query heads.", "NUMBER")] = None,
     kv_heads: Annotated[int | None, _option("Key-value heads.", "NUMBER")] = None,
     head_dim: Annotated[int | None, _option("Size of a head.", "NUMBER")] = None,
-    attention_width: Annotated[int | None, _option("Instead of heads * size.", "NUMBER")] = None,
+    attention_width: Annotated[int | None, _option("Of the prefill; else heads * size.", "NUMBER")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> int:
-    """Size a device for long contexts and mixed loads, by formula.
+    """Size a device for long contexts and mixed loads.
+
+    A paper's formulas, our arithmetic, nothing measured: see docs/plan.md.
 
     --ctx: concurrency, prefill, decode, context switch, session throughput.
     --workload: the request rate that fills the device.
@@ -106,10 +108,11 @@ def plan(
         _check_bucket(f"{workload}: buckets[{index}]", bucket, shape, profile, limit, reserve_bytes)
     figures = context_figures(shape, profile, session, reserve_bytes) if session else None
     loads = workload_loads(shape, profile, buckets, sequences, reserve_bytes)
+    is_width_given = attention_width is not None
     if as_json:
-        print(json.dumps(_document(shape, profile, session, figures, loads, reserve_bytes), indent=2))
+        print(json.dumps(_document(shape, is_width_given, profile, session, figures, loads, reserve_bytes), indent=2))
     else:
-        _print(shape, profile, session, figures, loads)
+        _print(shape, is_width_given, profile, session, figures, loads)
     return 0
 
 
@@ -146,15 +149,21 @@ def _check_bucket(
 
 def _document(
     shape: ModelShape,
+    is_width_given: bool,
     profile: DeviceProfile,
     session: Session | None,
     figures: ContextFigures | None,
     loads: Sequence[BucketLoad],
     reserve_bytes: int,
 ) -> dict[str, object]:
-    """Everything for --json: what was asked, and what came out."""
+    """Return the document of --json: the model, the device and the session as they were given, and every figure."""
     document: dict[str, object] = {
-        "model": {**asdict(shape), "weights_bytes": shape.weights_bytes, "kv_token_bytes": shape.kv_token_bytes},
+        "model": {
+            **asdict(shape),
+            "is_attention_width_given": is_width_given,
+            "weights_bytes": shape.weights_bytes,
+            "kv_token_bytes": shape.kv_token_bytes,
+        },
         "device": asdict(profile),
         "reserve_bytes": reserve_bytes,
     }
@@ -177,15 +186,18 @@ def _document(
 
 def _print(
     shape: ModelShape,
+    is_width_given: bool,
     profile: DeviceProfile,
     session: Session | None,
     figures: ContextFigures | None,
     loads: Sequence[BucketLoad],
 ) -> None:
+    width_source = "from --attention-width instead of heads * head size" if is_width_given else "heads * head size"
     tables = {
         "Model": {
             "weights": f"{show_bytes(shape.weights_bytes)}, {_show_count(shape.parameters)} parameters",
             "KV per token": show_bytes(shape.kv_token_bytes),
+            "attention width": f"{shape.attention_width:,}, {width_source}",
         },
         "Device": {
             "name": profile.name,

@@ -47,16 +47,20 @@ def saturating(weights: tuple[float, float], *, seconds: float, window_s: float,
     return _parts(_play(SMALL, order([first, second], asks), seconds), window_s, 2.0, seconds)
 
 
-def returning(*, seconds: float = 60.0, away_s: float = 30.0, seed: int = 0) -> Shares:
-    """One tenant floods all the time; the other comes back after a while. Windows begin when it has come."""
+def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: float = 30.0, seed: int = 0) -> Shares:
+    """One tenant asks for twice what the machine can do; the other comes back after a while, with as much.
+
+    Windows begin when it has come: under first come first served it gets nothing in them, behind the other's backlog.
+    """
     rng = random.Random(seed)  # noqa: S311 - a simulation
     flood, guest = _share("first"), _share("second")
     sources = Sources()
-    times = [0.04 * number for number in range(int(seconds / 0.04))]
+    times = [0.01 * number for number in range(int(seconds / 0.01))]
     lengths = Lengths(input_len=200, output_len=60, sigma=0.5)
     asks = draw_asks(guest, [at_s for at_s in times if at_s >= away_s], lengths, rng, sources)
     asks += draw_asks(flood, times, lengths, rng, sources)
-    return _parts(_play(SMALL, order([guest, flood], asks), seconds), (seconds - away_s) / 3, away_s, seconds)
+    settings = replace(SMALL, policy=policy)
+    return _parts(_play(settings, order([guest, flood], asks), seconds), (seconds - away_s) / 3, away_s, seconds)
 
 
 def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: int = 0) -> Figures:

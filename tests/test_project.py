@@ -104,6 +104,16 @@ def test_the_readme_links_to_files_that_exist() -> None:
     assert not [link for link in links if not (ROOT / link).exists()]
 
 
+def test_ci_accepts_no_missing_program() -> None:
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    makes = [line.removeprefix("exec ") for line in lines if re.match(r"(exec )?make ", line)]
+    assert makes == [
+        "make test TOOLS=required",
+        "make test-ui BROWSER=required",
+        "make test-deploy ENGINE=required",
+    ]
+
+
 def test_every_target_says_what_it_does_and_none_needs_a_certain_folder() -> None:
     shown = subprocess.run(
         ["make", "--no-print-directory", "-C", str(ROOT), "help"], cwd="/", capture_output=True, text=True, check=True

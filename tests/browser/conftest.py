@@ -1,6 +1,7 @@
 """Headless Chromium. Where it or Playwright is missing these tests are skipped; `make test-ui` installs both."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,8 @@ def browser() -> "Iterator[Browser]":
     api = pytest.importorskip("playwright.sync_api", reason="make test-ui installs playwright")
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
+        if os.environ.get("BROWSER") == "required":
+            pytest.fail("there is no Chromium, and BROWSER=required", pytrace=False)
         pytest.skip("make test-ui installs chromium")
     with api.sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=path, args=list(_QUIET))

@@ -75,6 +75,8 @@ def install_programs() -> None:
         raise NoEngineError(f"missing, and there is no apt to install them: {', '.join(packages)}")
     run(["apt-get", "update", "-qq"], environment=APT)
     run(["apt-get", "install", "-qq", "--yes", "--no-install-recommends", *packages], environment=APT)
+    if shutil.which("docker") is None:  # from Debian 13 on docker.io comes without the client
+        run(["apt-get", "install", "-qq", "--yes", "--no-install-recommends", "docker-cli"], environment=APT)
 
 
 def debian_mirror() -> str | None:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from device.volume_format import (
     unpack_record,
 )
 from device.volume_journal import Journal, read_journal
+from tests.programs import end_unavailable, find_program
 
 BLOCK = 12_288
 CAPACITY = 1 << 20
@@ -243,16 +243,14 @@ with open_volume((pathlib.Path(sys.argv[1]),), int(sys.argv[2]), block, b"model 
 
 @pytest.mark.parametrize("fault", _FAULTS)
 def test_faults_of_an_unmodified_process_lose_no_more_than_their_block(tmp_path: Path, fault: str) -> None:
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace is not installed")
+    strace = find_program("strace")
     inject, expected = _FAULTS[fault]
     folder = tmp_path / "kv"
     program = [sys.executable, "-c", _FAULTY, str(folder), str(CAPACITY), str(BLOCK)]
     command = [strace, "-f", "-qq", "-o", os.devnull, "-e", f"trace={inject.split(':')[0]}", "-e", f"inject={inject}"]
     ran = subprocess.run([*command, *program], capture_output=True, text=True, check=False)
     if "PTRACE" in ran.stderr or "ptrace" in ran.stderr:
-        pytest.skip("strace may not trace here")
+        end_unavailable("strace may not trace here")
     assert ran.stdout.split()[:1] == [expected], ran
     failed_at = int(ran.stdout.split()[1])
     with make(folder) as volume:

@@ -1,7 +1,6 @@
 """Faults of the disk under the whole daemon, injected with strace: every answer is right, no request fails."""
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -9,17 +8,16 @@ import pytest
 
 from tests.e2e.daemon import Daemon, daemon
 from tests.e2e.prompts import ONE_THREAD, PROMPTS, text
+from tests.programs import find_program
 
 WRITES, READS = "pwrite64,pwritev,pwritev2", "pread64,preadv,preadv2"
 
 
 def tracer(inject: str) -> tuple[str, ...]:
     """The daemon and its engine with a system call that goes wrong."""
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace is not installed")
     calls = inject.split(":", 1)[0]
-    return (strace, "-DDD", "-f", "-qq", "-o", os.devnull, "-e", f"trace={calls}", "-e", f"inject={inject}")
+    options = ("-DDD", "-f", "-qq", "-o", os.devnull)
+    return (find_program("strace"), *options, "-e", f"trace={calls}", "-e", f"inject={inject}")
 
 
 def flags(folder: Path) -> tuple[str, ...]:

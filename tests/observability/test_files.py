@@ -1,8 +1,7 @@
-"""The files of docker/observability: read by promtool where it is installed, and by our own eyes in any case."""
+"""The files of docker/observability: read by promtool where there is one, and by our own parser in any case."""
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,33 +9,25 @@ import pytest
 import yaml
 
 from tests.observability.test_expressions import BOARDS, FOLDER, RULES, Tree, board_expressions, panels, rules
+from tests.programs import find_program
 
 ROOT = FOLDER.parent.parent
 RUNBOOK = ROOT / "docs" / "runbook.md"
 DATASOURCE = {"type": "prometheus", "uid": "tiercel-prometheus"}
-PROMTOOL = shutil.which("promtool")
-with_promtool = pytest.mark.skipif(
-    PROMTOOL is None,
-    reason="promtool is not installed (Debian and Ubuntu: apt install prometheus): the rules were read by our own"
-    " parser alone, and their unit tests (tests/observability/rules_test.yml) were not run",
-)
 _PANELS = {"stat", "timeseries", "bargauge", "heatmap", "table"}
 _DURATION = re.compile(r"\d+[smhd]")
 
 
 def _promtool(*arguments: str | Path) -> str:
-    assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run([find_program("promtool"), *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@with_promtool
 def test_promtool_takes_the_rules() -> None:
     assert "SUCCESS" in _promtool("check", "rules", *RULES)
 
 
-@with_promtool
 def test_promtool_takes_the_configuration(tmp_path: Path) -> None:
     text = (FOLDER / "prometheus.yml").read_text(encoding="utf-8")
     (tmp_path / "key").write_text("k")
@@ -47,23 +38,20 @@ def test_promtool_takes_the_configuration(tmp_path: Path) -> None:
     _promtool("check", "config", tmp_path / "prometheus.yml")
 
 
-@with_promtool
 def test_promtool_finds_the_alerts_firing_when_they_should() -> None:
     _promtool("test", "rules", Path(__file__).parent / "rules_test.yml")
 
 
-@with_promtool
 def test_promtool_takes_every_expression_of_the_boards(tmp_path: Path) -> None:
     told = [{"record": f"board:{number}", "expr": text} for number, (_, text) in enumerate(board_expressions())]
     (tmp_path / "boards.yml").write_text(yaml.safe_dump({"groups": [{"name": "boards", "rules": told}]}))
     _promtool("check", "rules", "--lint=none", tmp_path / "boards.yml")
 
 
-@with_promtool
 def test_promtool_takes_the_page(page: str) -> None:
     """Names that are vLLM's are not what promtool's linter likes; what it cannot parse is an error all the same."""
-    assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, "check", "metrics"], input=page, capture_output=True, text=True, check=False)
+    command = [find_program("promtool"), "check", "metrics"]
+    done = subprocess.run(command, input=page, capture_output=True, text=True, check=False)
     assert "error while linting" not in done.stderr
     assert not [line for line in done.stderr.splitlines() if line.startswith("tiercel_") and "counter" in line]
 

@@ -56,6 +56,12 @@ def test_a_tenant_that_returns_gets_half_and_no_more() -> None:
     assert all(0.47 <= part <= 0.53 for part in shares.parts)
 
 
+def test_a_tenant_that_returns_gets_nothing_for_long_where_the_first_to_come_is_served_first() -> None:
+    shares = returning("fcfs", seconds=30.0, away_s=15.0)
+    assert shares.parts
+    assert max(shares.parts) < 0.25
+
+
 def test_prefix_hits_are_those_of_longest_prefix_match() -> None:
     fair, yardstick = shared_prefixes(seconds=8.0), shared_prefixes(seconds=8.0, is_yardstick=True)
     assert yardstick.hit_rate > 0.5

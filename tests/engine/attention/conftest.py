@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.engine.kernels.bfloat16 import rounded_bfloat16 as rounded_bfloat16
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+ROUNDING = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+"""How far a result that was rounded twice to a dtype may be from the exact one, as a relative error."""
+
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:
     """The norm of what is wrong over the norm of what is right; not a number where anything is not one."""

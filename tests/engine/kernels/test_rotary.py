@@ -49,7 +49,7 @@ def place_by_torch(
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (6, 2, 20), (5, 1, 128), (3, 3, 16)])
 @pytest.mark.parametrize("has_norms", [False, True])
 def test_heads_are_placed_as_torch_does(
@@ -75,7 +75,7 @@ def test_heads_are_placed_as_torch_does(
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["default", "yarn"])
 def test_angles_are_those_of_torch(kind: Literal["default", "yarn"], dtype: torch.dtype) -> None:
     rotary = rotary_of(20, dtype, kind)

@@ -1,0 +1,43 @@
+"""A program that is missing: told apart from one that is there, and a failure where CI asks for it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(("wish", "code", "end"), [("", 0, "skipped"), ("required", 1, "failed")])
+@pytest.mark.parametrize("target", ["promtool", "strace"])
+def test_a_missing_program_is_a_skip_for_people_and_a_failure_for_ci(
+    tmp_path: Path, target: str, wish: str, code: int, end: str
+) -> None:
+    probe = tmp_path / "test_probe.py"
+    probe.write_text(
+        "from pathlib import Path\nfrom tests import programs\n"
+        f"programs.BIN = Path({str(tmp_path)!r})\n"
+        f"def test_it():\n    programs.find_program({target!r})\n"
+    )
+    environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "TOOLS": wish}
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(probe)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == code, ran.stdout
+    assert f"there is no {target} (Debian and Ubuntu: apt install" in ran.stdout
+    assert f"1 {end}" in ran.stdout
+
+
+def test_what_cannot_be_installed_is_said_and_ends_ci(tmp_path: Path) -> None:
+    code = "import pathlib, sys; from tests import programs; programs.BIN = pathlib.Path(); sys.exit(programs.main())"
+    for wish, expected in (("", 0), ("required", 1)):
+        ran = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "TOOLS": wish},
+        )  # fmt: skip
+        assert ran.returncode == expected
+        assert "strace and promtool cannot run here: " in ran.stderr
+        assert "apt install strace prometheus" in ran.stderr
