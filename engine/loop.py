@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from engine.lookahead import Lookahead
 from engine.relief import NO_MEMORY, Relief
 from kvcache.manager import CacheManager
 from kvcache.table import NO_REUSE
@@ -101,7 +102,8 @@ class Post(Protocol):
 class EngineLoop:
     """One step: mail, landings, plan, seal, launch, start transfers, commit the step before, post.
 
-    `depth` steps are launched ahead of the commit: 1 overlaps planning with computing, 0 is synchronous.
+    `depth` steps are launched ahead of the commit: 1 overlaps planning with computing, 0 is synchronous. Where steps
+    are to yield (`StepLimits.yield_ms`), nothing is planned while a long one runs.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class EngineLoop:
         self._mover = mover or NoMover()
         self._steering = steering
         self._relief = relief or Relief(planner)
+        self._lookahead = Lookahead()
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._committed = 0  # steps that ended well
@@ -178,9 +181,18 @@ class EngineLoop:
                     log.warning("second start frame ignored")
 
     def step(self) -> bool:
-        """Plan and launch one step ahead, then commit the oldest. False when there was nothing to do."""
+        """Plan and launch one step ahead, then commit the oldest. False when there was nothing to do.
+
+        While a long step runs nothing is planned: this call only commits it, and mail is read before the next plan.
+        """
+        if self._must_wait():
+            self._commit(self._flights.popleft())
+            return True
+        began_s = self._clock.now_s()
         self._land()
         is_launched = self._launch()
+        if is_launched:
+            self._lookahead.launched(self._clock.now_s() - began_s)
         self._do_chores()
         is_committed = False
         if self._flights and (len(self._flights) > self._depth or not is_launched):
@@ -191,6 +203,12 @@ class EngineLoop:
         elif not is_launched:
             self._tell_of_chores()
         return is_launched or is_committed
+
+    def _must_wait(self) -> bool:
+        """Whether a step is in flight that the next plan is not to be drawn before the end of."""
+        if not self._flights or not self._planner.limits.yield_ms:
+            return False
+        return self._lookahead.is_long(self._book.policy.launched_ms)
 
     def check_integrity(self) -> None:
         """Every book agrees with itself and with the others. Errors: InvariantError."""
