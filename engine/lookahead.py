@@ -2,7 +2,7 @@
 
 _LEAST_MS = 10.0  # nobody notices waiting for another step that is shorter
 _HOST_TIMES = 20.0  # a step of so many times the cost of planning loses at most 1/20 when nothing overlaps
-_WEIGHT = 0.1  # of the newest measurement
+_RISE, _FALL = 0.05, 0.5  # weight of the newest measurement: other work on the machine only ever adds
 
 
 class Lookahead:
@@ -16,10 +16,16 @@ class Lookahead:
     def __init__(self) -> None:
         self._host_ms = 0.0  # of planning and launching one step, smoothed
 
-    def launched(self, host_s: float) -> None:
-        """Note the time that planning and launching a step took."""
-        ms = 1e3 * host_s
-        self._host_ms += _WEIGHT * (ms - self._host_ms) if self._host_ms else ms
+    def launched(self, host_s: float, *, is_alone: bool) -> None:
+        """Note the time that planning and launching a step took. `is_alone`: no step ran beside it.
+
+        Beside one that runs it takes longer, because both want the cores: that says at most what it costs alone.
+        """
+        ms, known_ms = 1e3 * host_s, self._host_ms
+        if not known_ms or ms < known_ms:
+            self._host_ms += (ms - known_ms) * (_FALL if known_ms else 1.0)
+        elif is_alone:
+            self._host_ms += (ms - known_ms) * _RISE
 
     def is_long(self, step_ms: float) -> bool:
         """Return True if a step of this predicted time is to end before the next one is planned."""

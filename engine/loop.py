@@ -188,11 +188,11 @@ class EngineLoop:
         if self._must_wait():
             self._commit(self._flights.popleft())
             return True
-        began_s = self._clock.now_s()
+        began_s, is_alone = self._clock.now_s(), not self._flights
         self._land()
         is_launched = self._launch()
         if is_launched:
-            self._lookahead.launched(self._clock.now_s() - began_s)
+            self._lookahead.launched(self._clock.now_s() - began_s, is_alone=is_alone)
         self._do_chores()
         is_committed = False
         if self._flights and (len(self._flights) > self._depth or not is_launched):

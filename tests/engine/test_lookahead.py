@@ -60,7 +60,11 @@ def test_random_work_of_long_and_short_steps_ends_with_the_tokens_it_should_have
 def test_a_step_is_long_by_what_planning_costs_and_never_below_ten_milliseconds() -> None:
     lookahead = Lookahead()
     assert [lookahead.is_long(ms) for ms in (9.9, 10.0)] == [False, True]
-    lookahead.launched(0.002)
+    lookahead.launched(0.002, is_alone=True)
     assert [lookahead.is_long(ms) for ms in (39.0, 41.0)] == [False, True]
-    lookahead.launched(0.012)  # one slow plan is no new rule
-    assert [lookahead.is_long(ms) for ms in (59.0, 61.0)] == [False, True]
+    lookahead.launched(0.050, is_alone=False)  # both wanted the cores
+    assert [lookahead.is_long(ms) for ms in (39.0, 41.0)] == [False, True]
+    lookahead.launched(0.012, is_alone=True)  # one slow plan is no new rule
+    assert [lookahead.is_long(ms) for ms in (49.0, 51.0)] == [False, True]
+    lookahead.launched(0.0005, is_alone=False)
+    assert [lookahead.is_long(ms) for ms in (29.0, 31.0)] == [False, True]
