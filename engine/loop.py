@@ -183,32 +183,32 @@ class EngineLoop:
     def step(self) -> bool:
         """Plan and launch one step ahead, then commit the oldest. False when there was nothing to do.
 
-        While a long step runs nothing is planned: this call only commits it, and mail is read before the next plan.
+        A long step is waited for and committed at once: the next one is planned from the mail that has come until then.
         """
-        if self._must_wait():
-            self._commit(self._flights.popleft())
-            return True
         began_s, is_alone = self._clock.now_s(), not self._flights
         self._land()
         is_launched = self._launch()
         if is_launched:
             self._lookahead.launched(self._clock.now_s() - began_s, is_alone=is_alone)
+        depth = 0 if is_launched and self._is_long() else self._depth
         self._do_chores()
         is_committed = False
-        if self._flights and (len(self._flights) > self._depth or not is_launched):
+        while self._flights and (len(self._flights) > depth or not is_launched):
             self._commit(self._flights.popleft())
             is_committed = True
-        elif self._finished:
+            if not is_launched:
+                break
+        if is_committed:
+            return True
+        if self._finished:
             self._report(Commit(), StepOutcome(()))
         elif not is_launched:
             self._tell_of_chores()
-        return is_launched or is_committed
+        return is_launched
 
-    def _must_wait(self) -> bool:
-        """Whether a step is in flight that the next plan is not to be drawn before the end of."""
-        if not self._flights or not self._planner.limits.yield_ms:
-            return False
-        return self._lookahead.is_long(self._book.policy.launched_ms)
+    def _is_long(self) -> bool:
+        """Whether the step launched last is to end before another one is planned."""
+        return bool(self._planner.limits.yield_ms) and self._lookahead.is_long(self._book.policy.launched_ms)
 
     def check_integrity(self) -> None:
         """Every book agrees with itself and with the others. Errors: InvariantError."""
