@@ -87,7 +87,7 @@ def converse(url: str, load: Load, number: int, stream: int) -> None:
     rng = random.Random(1000 * number + stream)
     prompt = context_of(load, stream)
     for _ in range(load.turns):
-        prompt = [*prompt, *(rng.randrange(10, 2000) for _ in range(rng.randrange(32, 400)))]
+        prompt = [*prompt, *(rng.randrange(10, 1500) for _ in range(rng.randrange(32, 400)))]
         body = {"prompt": prompt, "max_tokens": load.answer, "ignore_eos": True, "temperature": 0}
         httpx.post(f"{url}/v1/completions", json=body, timeout=600).raise_for_status()
 
@@ -95,7 +95,7 @@ def converse(url: str, load: Load, number: int, stream: int) -> None:
 def context_of(load: Load, stream: int) -> list[int]:
     """The context of a stream, the same in every pair."""
     rng = random.Random(stream)
-    return [rng.randrange(10, 2000) for _ in range(load.context)]
+    return [rng.randrange(10, 1500) for _ in range(load.context)]
 
 
 def run(url: str, load: Load, number: int) -> float:
