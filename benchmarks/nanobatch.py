@@ -1,7 +1,7 @@
 """Nano-batches on this machine: the automatic search, and how far its choices are from the best cut.
 
 python benchmarks/nanobatch.py [MODEL] [--random] [--table FILE] [--tokens 1024] [--seconds 300] [--check-seconds 300]
-                               [--yield-ms 0] [--shapes 20] [--threads 1] [--seed 0]
+                               [--shapes 20] [--threads 1] [--seed 0]
 
 Searches as `tiercel calibrate` does, or reads the FILE of an earlier run, then times what the gate chooses against the
 whole step and against the best of all cuts, on the shapes of the grid and on random others. --random takes a random
@@ -26,7 +26,6 @@ from engine.assembly import kv_spec
 from engine.attention.registry import open_attention
 from engine.models.registry import load_model
 from engine.split_search import Point, SplitBench, search
-from scheduler.cost import StepCosts, linear_times
 from scheduler.nanobatch import Split, SplitRow, SplitTable, Splitter, cut, read_table, shape_of, splits_of, write_table
 from tiercel.settings import EngineSettings
 
@@ -52,14 +51,14 @@ RANDOM_MODEL = {
 }
 
 
-def check(bench: SplitBench, splitter: Splitter, points: list[Point], yield_ms: float, seconds: float) -> None:
+def check(bench: SplitBench, splitter: Splitter, points: list[Point], seconds: float) -> None:
     """What the gate chooses, against the whole step and the best cut, found and timed in different turns."""
     losses: list[float] = []
     behind: list[float] = []
     noise: list[float] = []
     for point in points:
         slices = bench.open(*point)
-        chosen = splitter.choose(slices, yield_ms, BLOCK_SIZE)
+        chosen = splitter.choose(slices)
         splits = splits_of(shape_of(slices))
         rows = bench.ratios(slices, [*splits, chosen], 21, seconds / len(points))
         finding, timing = rows[::2], rows[1::2]
@@ -117,7 +116,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--check-seconds", type=float, default=300.0)
     parser.add_argument("--shapes", type=int, default=20)
-    parser.add_argument("--yield-ms", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -142,13 +140,11 @@ def main() -> None:
         table = SplitTable(identity=identity, rows=search(bench, points, args.seconds, tell))
         if args.table:
             args.table.write_bytes(write_table(table))
-    splitter = Splitter(StepCosts(linear_times()), table)
+    splitter = Splitter(table)
     print("shapes of the grid")
-    check(bench, splitter, points, args.yield_ms, args.check_seconds)
+    check(bench, splitter, points, args.check_seconds)
     print("random shapes")
-    check(
-        bench, splitter, draw(bench, points, args.shapes, random.Random(args.seed)), args.yield_ms, args.check_seconds
-    )
+    check(bench, splitter, draw(bench, points, args.shapes, random.Random(args.seed)), args.check_seconds)
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, {identity}")
     lane.close()
 

@@ -156,17 +156,18 @@ def assemble(
     # Not beside a recording, as the driver may refuse either for the other, nor beside what is measured.
     tiers.start_locking()
     most_tokens = step_tokens(settings, device)
-    policy = policy_of(settings, StepCosts(times), most_tokens)
+    yields = device.name == "cpu"
+    policy = policy_of(settings, StepCosts(times), most_tokens, yields=yields)
     book = SequenceBook(policy, capacity.max_model_len, end_tokens)
     cache = _open_cache(settings, model, spec, capacity, tiers, rates)
-    limits = step_limits(settings, most_tokens, spec.block_bytes)
+    limits = step_limits(settings, most_tokens, spec.block_bytes, yields=yields)
     splits = SplitsFile(settings.cache_folder, facts_of(settings, model, spec, device)).read()
     chooser = SwapChooser(settings.preemption_mode, lambda: rates.rates)
-    planner = Planner(book, limits, chooser, Splitter(policy.costs, splits))
+    planner = Planner(book, limits, chooser, Splitter(splits))
     rows = RowBook(max_rows, max_blocks)
     runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens, graphs=graphs)
     device.give_back_cached()
-    steering = Steering(book, planner, cache, settings, most_tokens)
+    steering = Steering(book, planner, cache, settings, most_tokens, yields=yields)
     loop = EngineLoop(
         book,
         cache,

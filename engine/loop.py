@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from engine.lookahead import Lookahead
 from engine.relief import NO_MEMORY, Relief
 from kvcache.manager import CacheManager
 from kvcache.table import NO_REUSE
@@ -101,7 +102,8 @@ class Post(Protocol):
 class EngineLoop:
     """One step: mail, landings, plan, seal, launch, start transfers, commit the step before, post.
 
-    `depth` steps are launched ahead of the commit: 1 overlaps planning with computing, 0 is synchronous.
+    `depth` steps are launched ahead of the commit: 1 overlaps planning with computing, 0 is synchronous. Where steps
+    are to yield (`StepLimits.yield_ms`), nothing is planned while a long one runs.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class EngineLoop:
         self._mover = mover or NoMover()
         self._steering = steering
         self._relief = relief or Relief(planner)
+        self._lookahead = Lookahead()
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._committed = 0  # steps that ended well
@@ -178,19 +181,34 @@ class EngineLoop:
                     log.warning("second start frame ignored")
 
     def step(self) -> bool:
-        """Plan and launch one step ahead, then commit the oldest. False when there was nothing to do."""
+        """Plan and launch one step ahead, then commit the oldest. False when there was nothing to do.
+
+        A long step is waited for and committed at once: the next one is planned from the mail that has come until then.
+        """
+        began_s, is_alone = self._clock.now_s(), not self._flights
         self._land()
         is_launched = self._launch()
+        if is_launched:
+            self._lookahead.launched(self._clock.now_s() - began_s, is_alone=is_alone)
+        depth = 0 if is_launched and self._is_long() else self._depth
         self._do_chores()
         is_committed = False
-        if self._flights and (len(self._flights) > self._depth or not is_launched):
+        while self._flights and (len(self._flights) > depth or not is_launched):
             self._commit(self._flights.popleft())
             is_committed = True
-        elif self._finished:
+            if not is_launched:
+                break
+        if is_committed:
+            return True
+        if self._finished:
             self._report(Commit(), StepOutcome(()))
         elif not is_launched:
             self._tell_of_chores()
-        return is_launched or is_committed
+        return is_launched
+
+    def _is_long(self) -> bool:
+        """Whether the step launched last is to end before another one is planned."""
+        return bool(self._planner.limits.yield_ms) and self._lookahead.is_long(self._book.policy.launched_ms)
 
     def check_integrity(self) -> None:
         """Every book agrees with itself and with the others. Errors: InvariantError."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvcache.manager import CacheManager
 from scheduler.book import SequenceBook
 from scheduler.cost import StepCosts
-from scheduler.planner import Planner, StepLimits
+from scheduler.planner import YIELD_LOSS, Planner, StepLimits
 from scheduler.policy import Policy, open_policy
 from tiercel.log import set_log_level
 from tiercel.settings import EngineSettings
@@ -24,28 +24,35 @@ class Pace(NamedTuple):
     patience_s: float
 
 
-def pace_of(settings: EngineSettings, costs: StepCosts, most_tokens: int) -> Pace:
-    """The longest step: what prompts may fill beside the goal."""
+def pace_of(settings: EngineSettings, costs: StepCosts, most_tokens: int, *, yields: bool = False) -> Pace:
+    """Return the longest step that prompts may fill, and the patience that follows from it.
+
+    `yields`: steps without decodes end within the goal, too, or hold the fewest tokens that do not waste time.
+    """
     step_ms = costs.predict_ms(most_tokens, settings.max_num_seqs, 0)
     if settings.tbt_goal_s:
-        step_ms = min(step_ms, max(1e3 * settings.tbt_goal_s, costs.predict_ms(settings.block_size, 1, 0)))
+        least = costs.predict_ms(settings.block_size, 1, 0)
+        if yields:
+            least = max(least, costs.predict_ms(costs.least_prefill(most_tokens, 0, YIELD_LOSS), 0, 0))
+        step_ms = min(step_ms, max(1e3 * settings.tbt_goal_s, least))
     return Pace(step_ms, min(2.0, max(0.1, _PATIENCE_STEPS * step_ms / 1e3)))
 
 
-def policy_of(settings: EngineSettings, costs: StepCosts, most_tokens: int) -> Policy:
+def policy_of(settings: EngineSettings, costs: StepCosts, most_tokens: int, *, yields: bool = False) -> Policy:
     """The policy that the operator chose."""
-    pace = pace_of(settings, costs, most_tokens)
+    pace = pace_of(settings, costs, most_tokens, yields=yields)
     return open_policy(settings.scheduling_policy, costs, step_ms=pace.step_ms, patience_s=pace.patience_s)
 
 
-def step_limits(settings: EngineSettings, most_tokens: int, block_bytes: int) -> StepLimits:
-    """What one step may hold."""
+def step_limits(settings: EngineSettings, most_tokens: int, block_bytes: int, *, yields: bool = False) -> StepLimits:
+    """Return what one step may hold. `yields`: one without decodes ends within the goal, too."""
     return StepLimits(
         settings.max_num_seqs,
         most_tokens,
         settings.long_prefill_token_threshold,
         settings.max_long_partial_prefills,
         tbt_goal_ms=1e3 * settings.tbt_goal_s,
+        yield_ms=1e3 * settings.tbt_goal_s if yields else 0.0,
         block_bytes=block_bytes,
     )
 
@@ -63,14 +70,16 @@ class Steering:
     """
 
     def __init__(
-        self, book: SequenceBook, planner: Planner, cache: CacheManager, settings: EngineSettings, most_tokens: int
-    ) -> None:
+        self, book: SequenceBook, planner: Planner, cache: CacheManager, settings: EngineSettings, most_tokens: int,
+        *, yields: bool = False,
+    ) -> None:  # fmt: skip
         self._book = book
         self._planner = planner
         self._cache = cache
         self._settings = settings
         self._most_seqs = settings.max_num_seqs
         self._most_tokens = most_tokens
+        self._yields = yields
 
     def steer(self, settings: EngineSettings, now_s: float) -> None:
         """Other settings from the next step on. Call between two steps."""
@@ -78,11 +87,11 @@ class Steering:
         limits = self._planner.limits
         self._planner.set_limits(
             replace(
-                step_limits(settings, self._most_tokens, limits.block_bytes),
+                step_limits(settings, self._most_tokens, limits.block_bytes, yields=self._yields),
                 max_num_seqs=min(settings.max_num_seqs, self._most_seqs),
             )
         )
-        step_ms, patience_s = pace_of(settings, self._book.policy.costs, self._most_tokens)
+        step_ms, patience_s = pace_of(settings, self._book.policy.costs, self._most_tokens, yields=self._yields)
         if settings.scheduling_policy != before.scheduling_policy:
             self._book.switch_policy(settings.scheduling_policy, now_s, step_ms=step_ms, patience_s=patience_s)
         elif (settings.tbt_goal_s, settings.max_num_seqs) != (before.tbt_goal_s, before.max_num_seqs):

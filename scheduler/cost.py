@@ -1,5 +1,6 @@
 """Predicted device milliseconds: a table of step times, and a factor that follows what was measured."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from itertools import pairwise
@@ -133,6 +134,21 @@ class StepCosts:
             return 0
         rise = (goal - heights[index]) / (heights[index + 1] - heights[index])
         return points[index] + int(rise * (points[index + 1] - points[index]))
+
+    def least_prefill(self, most_tokens: int, prompt_context: int, loss: float) -> int:
+        """Return the fewest prompt tokens that a step may hold without being much dearer per token than a full one.
+
+        A step of so many tokens takes per token at most `1 + loss` times what a step of `most_tokens` takes behind the
+        same context. Cost: one look at every prefill point of the table.
+        """
+        points = [point for point in self._axes[0] if point < most_tokens] + [most_tokens]
+        heights = [self._table_ms(point, 0, prompt_context) for point in points]
+        rate = (1 + loss) * heights[-1] / most_tokens
+        for (low, low_ms), (high, high_ms) in pairwise(zip(points, heights, strict=True)):
+            over_ms, under_ms = low_ms - rate * low, rate * high - high_ms
+            if under_ms >= 0:
+                return low + math.ceil((high - low) * over_ms / (over_ms + under_ms))
+        return most_tokens
 
     def recompute_ms(self, tokens: int, start: int = 0) -> float:
         """Computing `tokens` anew behind `start` cached ones, in steps of the table's largest prefill.

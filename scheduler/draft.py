@@ -47,7 +47,7 @@ class CacheView(Protocol):
 class StepSplitter(Protocol):
     """How a step is cut into nano-batches. `Splitter` is one."""
 
-    def split(self, slices: tuple[Slice, ...], yield_ms: float, block_size: int) -> tuple[NanoBatch, ...]: ...
+    def split(self, slices: tuple[Slice, ...], block_size: int) -> tuple[NanoBatch, ...]: ...
 
 
 class Draft:
@@ -65,7 +65,6 @@ class Draft:
         self.prompt_tokens = 0  # computed by this step
         self.prompt_context = 0  # the longest before a slice of a prompt
         self.most_forward_tokens: int | None = None  # of one nano-batch
-        self.yield_ms = 0.0  # the longest that anybody wants to wait for the lane; 0: nobody minds
         self.order: tuple[SeqId, ...] = ()  # who waits, as of before
         self.slice_by_seq: dict[SeqId, Slice] = {}
         self.admitted: list[SeqId] = []
@@ -168,6 +167,6 @@ class Draft:
         slices, block_size = tuple(self.slice_by_seq.values()), self.cache.block_size
         if not slices:
             return ()
-        batches = self._splitter.split(slices, self.yield_ms, block_size)
+        batches = self._splitter.split(slices, block_size)
         most = self.most_forward_tokens
         return batches if most is None else capped(batches, most, block_size)

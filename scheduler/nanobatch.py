@@ -1,14 +1,14 @@
 """Nano-batches: how the slices of a step are cut into forwards, and whether cutting pays.
 
-A nano-batch is the unit of yield, cancellation, accounting and overlap. On one lane every forward reads all weights
-anew, so a step stays whole unless cutting it was measured to be free, or to win.
+A nano-batch is one forward. On one lane every forward reads all weights anew, so a step is one nano-batch unless a cut
+was measured to win on this machine (`tiercel calibrate`) or device memory is short.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import product
 from math import log2
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,11 +20,9 @@ from tiercel.plan import NanoBatch, Slice
 _MOST_PARTS = 16
 _MOST_ROWS = 4096
 _MOST_TABLE_BYTES = 1 << 20
-_LEAST_TOKENS = 64  # a smaller step is over before anybody could use the pause
+_LEAST_TOKENS = 64  # of a step that is worth a look at the table
 _LEAST_PART = 16  # tokens of a part of the prompts
-_LOSS = 1.01  # of the whole step's time, at most, for a step that can be left sooner: half of what is allowed
-_GAIN = 0.97  # a cut that only saves time must save so much
-_NEAR = 1.03  # of the best, at most, for one that can be left sooner
+_GAIN = 0.97  # of the whole step's time, at most, for a step that is cut
 _REACH = 2.0  # beyond its ends the table speaks for shapes of so many times the size
 
 
@@ -190,49 +188,26 @@ def splits_of(shape: Shape) -> list[Split]:
 # ---- choosing
 
 
-class SplitCosts(Protocol):
-    """Predicted milliseconds of one forward. `StepCosts` is one."""
-
-    def step_ms(self, prefill_tokens: int, prefill_context: int, decodes: int, decode_context: int) -> float: ...
-
-
 class Splitter:
-    """The gate: how one step is cut. Only what was measured counts, between measured shapes their ratios by nearness.
+    """Decides how a step is cut, by a table of measured ratios; between measured shapes by those of the nearest ones.
 
-    Whole unless (a) it would take longer than the yield target and a cut costs at most 1 % more: then the fewest
-    nano-batches that each end within the target, or, where none do, the cut whose longest ends first; or (b) a cut
-    wins 3 %. Without a table every step is whole.
+    A step stays whole unless a cut was measured to save 3 %. Without a table every step is whole. A cut lets nobody in
+    sooner, as a step commits as a whole: how long a step may be is the planner's to say.
     """
 
-    def __init__(self, costs: SplitCosts, table: SplitTable | None = None) -> None:
-        self._costs = costs
+    def __init__(self, table: SplitTable | None = None) -> None:
         self._lookup = None if table is None else _Lookup(table)
 
-    def split(self, slices: tuple[Slice, ...], yield_ms: float, block_size: int) -> tuple[NanoBatch, ...]:
-        """The nano-batches of a step; `yield_ms` 0: nobody needs the lane in the middle of it."""
-        return cut(slices, self.choose(slices, yield_ms, block_size), block_size)
+    def split(self, slices: tuple[Slice, ...], block_size: int) -> tuple[NanoBatch, ...]:
+        """Return the nano-batches of a step."""
+        return cut(slices, self.choose(slices), block_size)
 
-    def choose(self, slices: tuple[Slice, ...], yield_ms: float, block_size: int) -> Split:
-        """How the step is to be cut."""
+    def choose(self, slices: tuple[Slice, ...]) -> Split:
+        """Return how the step is to be cut."""
         if self._lookup is None or sum(piece.length for piece in slices) < _LEAST_TOKENS:
             return WHOLE
-        shape = shape_of(slices)
-        found = self._lookup.cuts(shape)
-        best = min(found, key=lambda timed: timed.ratio, default=Timed(WHOLE, 1.0))
-        if best.ratio > _GAIN:
-            best = Timed(WHOLE, 1.0)
-        if not 0 < yield_ms < self._costs.step_ms(*shape):
-            return best.split
-        allowed = [timed.split for timed in (best, *found) if timed.ratio <= min(_LOSS, best.ratio * _NEAR)]
-        return min(allowed, key=lambda split: self._waits(slices, split, yield_ms, block_size), default=WHOLE)
-
-    def _waits(self, slices: tuple[Slice, ...], split: Split, yield_ms: float, block_size: int) -> tuple[float, int]:
-        """What is too long about a cut, then how many nano-batches it makes."""
-        parts_ms = self._parts_ms(slices, split, block_size)
-        return max(max(parts_ms), yield_ms), len(parts_ms)
-
-    def _parts_ms(self, slices: tuple[Slice, ...], split: Split, block_size: int) -> list[float]:
-        return [self._costs.step_ms(*shape_of(part.slices)) for part in cut(slices, split, block_size)]
+        best = min(self._lookup.cuts(shape_of(slices)), key=lambda timed: timed.ratio, default=Timed(WHOLE, 1.0))
+        return best.split if best.ratio <= _GAIN else WHOLE
 
 
 class _Lookup:

@@ -20,6 +20,7 @@ from tiercel.rates import Rates
 _MOST_CANDIDATES = 64  # looked at in one step, without those that wait for something on its way
 _MOST_DEFERRED = 256  # of those
 _MOST_LONG = 1024  # long prompts passed over in one step because too many are under way: about 2 ms
+YIELD_LOSS = 0.03  # of the throughput of prompts, at most, is given up so that a step ends sooner
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class StepLimits:
     max_long_partial_prefills: int = 0  # long prompts under way at once; 0 = no cap
     long_prompt_tokens: int = 2048  # from here on a prompt is long
     tbt_goal_ms: float = 0.0  # between two tokens of those that decode, where the tenant has no goal; 0 = none
+    yield_ms: float = 0.0  # after which a step without decodes is to end; 0: it holds as many tokens as it may
     block_bytes: int = 0  # of KV
 
 
@@ -49,7 +51,7 @@ class Planner:
         self._policy = book.policy
         self._limits = limits
         self._chooser = chooser or SwapChooser("auto", Rates)
-        self._splitter = splitter or Splitter(book.policy.costs)
+        self._splitter = splitter or Splitter()
         self._room = RoomMaker(book, self._chooser)
         self._hunger = Hunger()
         self._most_forward_tokens: int | None = None
@@ -89,7 +91,6 @@ class Planner:
         draft = Draft(cache, self._budget(), self._limits.max_num_seqs, now_s, self._chooser, self._splitter)
         draft.most_forward_tokens = self._most_forward_tokens
         draft.order = self.order(now_s) if order is None else order
-        draft.yield_ms = self._limits.tbt_goal_ms
         if self._book.num_suspects:
             self._run_suspect(draft)
             return draft.plan()
@@ -180,14 +181,16 @@ class Planner:
         self._keep_goals(draft, [one for one in decodes if one.id in draft.slice_by_seq])
 
     def _keep_goals(self, draft: Draft, decoding: list[Sequence]) -> None:
-        """Prompts get so much of the budget that the step ends within the tightest goal of those that decode.
+        """Limit the prompt tokens of the step so that it ends within the tightest goal of the sequences that decode.
 
-        How much that is falls with the context of the prompt. Source: QoServe (ASPLOS '26), dynamic chunking.
+        A step without decodes ends after `yield_ms`. The number of tokens falls as the context of the prompt grows.
+        Source: QoServe (ASPLOS '26), dynamic chunking.
         """
         default_s = self._limits.tbt_goal_ms / 1e3
         tightest = 1e3 * min((goal_s for one in decoding if (goal_s := one.tbt_goal_s or default_s)), default=0.0)
-        if tightest:
-            draft.yield_ms = tightest
+        if not decoding and self._limits.yield_ms:
+            draft.most_prompt = functools.cache(functools.partial(self._until_yield, draft.cache.block_size))
+        elif tightest:
             context = sum(one.scheduled for one in decoding)
             largest = self._policy.costs.largest_prefill
 
@@ -196,6 +199,16 @@ class Planner:
                 return largest(tightest, start, len(decoding), context)
 
             draft.most_prompt = most_prompt
+
+    def _until_yield(self, block_size: int, start: int) -> int:
+        """Return the prompt tokens, behind `start` others, of a step without decodes that ends within `yield_ms`.
+
+        Where so few tokens would waste time the step is longer: per token it costs at most `YIELD_LOSS` more than a
+        full one.
+        """
+        limits, costs = self._limits, self._policy.costs
+        least = costs.least_prefill(limits.max_num_batched_tokens, start, YIELD_LOSS)
+        return max(costs.largest_prefill(limits.yield_ms, start, 0, 0), -(-least // block_size) * block_size)
 
     # ---- prompts
 

@@ -232,6 +232,11 @@ class Policy:
         """How far a tenant is ahead of its share."""
         return self.fair.lead(account) if self.fair is not None else 0.0
 
+    @property
+    def launched_ms(self) -> float:
+        """Predicted milliseconds of the step launched last; 0 when none is in flight."""
+        return self._charges[-1][1] if self._charges else 0.0
+
     def launch(self, pieces: list[tuple[Sequence, Slice]], now_s: float) -> None:
         """A step is launched: charge it."""
         prompts = [piece for _, piece in pieces if piece.length > 1]

@@ -50,6 +50,9 @@ class SimSettings(Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     max_long_partial_prefills: int = 0
     tbt_goal_ms: float = 0.0
+    yields: bool = (
+        False  # as on a CPU: a step without decodes ends within the goal, too, and none is launched behind it
+    )
     async_depth: int = 1
     preemption_mode: PreemptionMode = "auto"
     has_prefix_caching: bool = True
@@ -107,6 +110,7 @@ class Simulation:
             settings.long_prefill_token_threshold,
             settings.max_long_partial_prefills,
             tbt_goal_ms=settings.tbt_goal_ms,
+            yield_ms=settings.tbt_goal_ms if settings.yields else 0.0,
             block_bytes=settings.rates.block_bytes,
         )
         chooser = SwapChooser(settings.preemption_mode, lambda: rates)

@@ -236,7 +236,14 @@ class Options(BaseSettings):
     ] = 4
     tbt_goal: Annotated[
         float,
-        Flag("Scheduler", "Goal between two tokens; 0: none.", "SECONDS", is_rare=True, within=(0, 600), is_live=True),
+        Flag(
+            "Scheduler",
+            "Goal between two tokens, and on a CPU for every step; 0: none.",
+            "SECONDS",
+            is_rare=True,
+            within=(0, 600),
+            is_live=True,
+        ),
     ] = 0.2
     calibration_seconds: Annotated[
         float,

@@ -37,7 +37,7 @@ class RandomSplitter:
         self._rng = random.Random(seed)
         self.most = 0
 
-    def split(self, slices: tuple[Slice, ...], yield_ms: float, block_size: int) -> tuple[NanoBatch, ...]:
+    def split(self, slices: tuple[Slice, ...], block_size: int) -> tuple[NanoBatch, ...]:
         if self._rng.random() < 0.3:
             batches = _single_tokens(slices)
         else:

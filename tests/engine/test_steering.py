@@ -207,3 +207,19 @@ def test_the_log_level_changes_only_when_it_is_another() -> None:
     assert logging.getLogger().level == logging.ERROR
     bench.set(replaced("fair", log_level="debug"))
     assert logging.getLogger().level == logging.DEBUG
+
+
+def test_the_longest_step_is_the_one_that_prompts_alone_may_fill() -> None:
+    """The pace and the planner cut by the same rule, behind no context."""
+    costs = StepCosts(linear_times(base_ms=30.0, prefill_ms=4.0))
+    settings = replaced("fair", tbt_goal_s=0.2)
+    whole, cut = (pace_of(settings, costs, 2048, yields=yields).step_ms for yields in (False, True))
+    assert whole == pytest.approx(200.0)  # beside decodes; a prompt alone takes as many tokens as it may
+    simulation = Simulation(
+        SimSettings(times=linear_times(base_ms=30.0, prefill_ms=4.0, context_ms=0.0), tbt_goal_ms=200.0, yields=True),
+        (LIGHT,),
+    )
+    simulation.submit(Ask(0.0, LIGHT.name, (Part(1, 4096),), 1))
+    simulation.step()
+    assert 1e3 * simulation.machine.busy_s == pytest.approx(cut, rel=0.1)
+    assert cut == pytest.approx(30 + 4 * 225, rel=0.1)

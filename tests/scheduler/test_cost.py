@@ -118,6 +118,22 @@ def test_a_margin_leaves_room_for_predictions_that_come_out_short() -> None:
     assert costs.largest_prefill(25.0, 0, 1, 0) == 150
 
 
+@given(seed=st.integers(0, 5), most=st.integers(1, 2000), context=st.integers(0, 50_000), loss=st.floats(0, 0.5))
+def test_the_fewest_tokens_cost_little_more_each_than_those_of_a_full_step(
+    seed: int, most: int, context: int, loss: float
+) -> None:
+    costs = StepCosts(measured(seed))
+    least = costs.least_prefill(most, context, loss)
+    assert 1 <= least <= most
+    assert costs.step_ms(least, context, 0, 0) / least <= (1 + loss) * costs.step_ms(most, context, 0, 0) / most + 1e-9
+
+
+def test_the_fewest_tokens_are_those_over_which_what_any_step_costs_is_spread() -> None:
+    costs = StepCosts(linear_times(base_ms=8.0, prefill_ms=1.0))
+    assert costs.least_prefill(2048, 0, 0.0) == 2048
+    assert costs.least_prefill(2048, 0, 0.05) == 148  # (8 + 148) / 148 = 1.05 * (8 + 2048) / 2048
+
+
 def test_shares_add_up_to_the_prediction() -> None:
     costs = StepCosts(measured(3))
     rng = random.Random(0)

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from scheduler.cost import StepCosts, linear_times
 from scheduler.nanobatch import (
     WHOLE,
     Split,
@@ -102,41 +101,25 @@ def test_decodes_go_first_alone_or_with_the_first_prompts() -> None:
 
 
 def test_without_a_table_every_step_is_whole() -> None:
-    splitter = Splitter(StepCosts(linear_times()))
-    assert lengths(splitter.split((prompt(2048),), 0.0, BLOCK)) == [[2048]]
-    assert lengths(splitter.split((prompt(2048),), 1.0, BLOCK)) == [[2048]]
-
-
-def test_a_long_step_is_cut_into_as_few_as_keep_the_goal() -> None:
-    ratios = {2: 1.002, 3: 1.004, 4: 1.006, 8: 1.014}
-    row = SplitRow(2048, 0, 0, tuple(Timed(Split(parts, 0), ratio) for parts, ratio in ratios.items()))
-    splitter = Splitter(StepCosts(linear_times(base_ms=0.2, prefill_ms=0.1)), SplitTable(rows=(row,)))
-    assert lengths(splitter.split((prompt(2048),), 0.0, BLOCK)) == [[2048]]
-    assert lengths(splitter.split((prompt(2048),), 1000.0, BLOCK)) == [[2048]]
-    assert lengths(splitter.split((prompt(2048),), 110.0, BLOCK)) == [[1024], [1024]]
-    assert lengths(splitter.split((prompt(2048),), 80.0, BLOCK)) == [[672], [688], [688]]
-    # None keeps it: the one whose longest ends first, of those that cost nothing: eight would cost 1.4 %.
-    assert len(splitter.split((prompt(2048),), 1.0, BLOCK)) == 4
+    assert lengths(Splitter().split((prompt(2048),), BLOCK)) == [[2048]]
 
 
 def test_only_what_was_measured_counts() -> None:
-    costs = StepCosts(linear_times(base_ms=0.001))
-    gains = Splitter(costs, rows((256, 0.9), (1024, 0.99)))
-    assert lengths(gains.split((prompt(256),), 0.0, BLOCK)) == [[128], [128]]
-    assert lengths(gains.split((prompt(1024),), 0.0, BLOCK)) == [[1024]]  # 1 % is no gain
-    assert lengths(gains.split((prompt(1024),), 30.0, BLOCK)) == [[512], [512]]  # but it is free
-    assert lengths(gains.split((prompt(512),), 0.0, BLOCK)) == [[256], [256]]  # in the middle: 5.5 %
-    assert lengths(gains.split((prompt(900),), 0.0, BLOCK)) == [[900]]
-    assert lengths(gains.split((prompt(100),), 0.0, BLOCK)) == [[100]]
-    assert lengths(gains.split((prompt(4096),), 1.0, BLOCK)) == [[4096]]  # far out: nobody knows
-    loses = Splitter(costs, rows((256, 1.1), (1024, 1.05)))
-    assert lengths(loses.split((prompt(512),), 1.0, BLOCK)) == [[512]]
-    assert lengths(Splitter(costs, SplitTable(rows=())).split((prompt(512),), 1.0, BLOCK)) == [[512]]
+    gains = Splitter(rows((256, 0.9), (1024, 0.99)))
+    assert lengths(gains.split((prompt(256),), BLOCK)) == [[128], [128]]
+    assert lengths(gains.split((prompt(1024),), BLOCK)) == [[1024]]  # 1 % is no gain
+    assert lengths(gains.split((prompt(512),), BLOCK)) == [[256], [256]]  # in the middle: 5.5 %
+    assert lengths(gains.split((prompt(900),), BLOCK)) == [[900]]
+    assert lengths(gains.split((prompt(100),), BLOCK)) == [[100]]
+    assert lengths(gains.split((prompt(4096),), BLOCK)) == [[4096]]  # far out: nobody knows
+    loses = Splitter(rows((256, 1.1), (1024, 1.05)))
+    assert lengths(loses.split((prompt(512),), BLOCK)) == [[512]]
+    assert lengths(Splitter(SplitTable(rows=())).split((prompt(512),), BLOCK)) == [[512]]
 
 
 def test_a_table_of_prompts_says_nothing_of_mixed_steps() -> None:
-    splitter = Splitter(StepCosts(linear_times()), rows((256, 0.5)))
-    assert len(splitter.split((prompt(256), prompt(1, 9, seq=2)), 1.0, BLOCK)) == 1
+    splitter = Splitter(rows((256, 0.5)))
+    assert len(splitter.split((prompt(256), prompt(1, 9, seq=2)), BLOCK)) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -148,13 +131,12 @@ def test_a_table_s_choice_is_near_the_best_of_every_row(seed: int) -> None:
             for tokens in (64, 256, 1024)
         )
     )
-    splitter = Splitter(StepCosts(linear_times()), table)
+    splitter = Splitter(table)
     for row in table.rows:
         ratio_by_split = {timed.split: timed.ratio for timed in row.cuts} | {WHOLE: 1.0}
-        for goal_ms in (0.0, 1.0, 20.0, 60.0):
-            ratio = ratio_by_split[splitter.choose((prompt(row.prefill_tokens),), goal_ms, BLOCK)]
-            assert ratio <= 1.02
-            assert ratio <= 1.05 * min(ratio_by_split.values())
+        ratio = ratio_by_split[splitter.choose((prompt(row.prefill_tokens),))]
+        assert ratio <= 1.0
+        assert ratio <= 1.05 * min(ratio_by_split.values())
 
 
 def test_a_table_survives_its_file() -> None:

@@ -1,0 +1,70 @@
+"""Long steps are planned one by one and short ones ahead: the same tokens either way, and no plan behind a long one."""
+
+import random
+
+import pytest
+
+from device.sim import SimMachine
+from engine.lookahead import Lookahead
+from engine.loop import EngineLoop
+from scheduler.book import SequenceBook
+from scheduler.cost import StepCosts, linear_times
+from scheduler.planner import Planner, StepLimits
+from scheduler.policy import open_policy
+from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Bench, random_prompt
+from tiercel.ids import SeqId
+from tiercel.wire import Abort
+
+
+class YieldingBench(Bench):
+    """The simulated loop, some of whose steps are long."""
+
+    def __init__(self, *, blocks: int, depth: int, seqs: int, tokens: int, goal_ms: float) -> None:
+        super().__init__(blocks=blocks, depth=depth, seqs=seqs, tokens=tokens)
+        costs = StepCosts(linear_times(base_ms=7.0, prefill_ms=0.7, decode_ms=0.4))
+        self.book = SequenceBook(open_policy("fcfs", costs), MAX_MODEL_LEN, END)
+        self.machine = SimMachine(self.book, 4, VOCAB, self.clock, max_rows=seqs + 1, step_s=lambda _: 9e-3)
+        limits = StepLimits(seqs, tokens, tbt_goal_ms=goal_ms, yield_ms=goal_ms)
+        planner = Planner(self.book, limits)
+        self.loop = EngineLoop(self.book, self.cache, planner, self.machine, self.client, self.clock, depth)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(15))
+def test_random_work_of_long_and_short_steps_ends_with_the_tokens_it_should_have(seed: int, depth: int) -> None:
+    rng = random.Random(seed)
+    bench = YieldingBench(
+        blocks=rng.choice([24, 30, 60]),
+        depth=depth,
+        seqs=rng.choice([1, 3, 8]),
+        tokens=rng.choice([8, 64]),
+        goal_ms=rng.choice([0.0, 9.0, 15.0, 40.0]),
+    )
+    shared = [rng.randrange(VOCAB) for _ in range(40)]
+    for _ in range(rng.randrange(5, 30)):
+        bench.submit(random_prompt(rng, shared), max_tokens=rng.randrange(1, 40), ignore_eos=rng.random() < 0.5)
+        for _ in range(rng.randrange(0, 4)):
+            bench.loop.step()
+            bench.loop.check_integrity()
+        if rng.random() < 0.3:
+            bench.loop.take([Abort((SeqId(rng.randrange(1, len(bench.requests) + 1)),))])
+        if rng.random() < 0.1:
+            bench.machine.failing_launches = 1
+            bench.machine.begun = random.Random(seed)
+        if rng.random() < 0.05:
+            bench.machine.poisoned.add(SeqId(len(bench.requests)))
+    bench.run()
+    bench.assert_all_right()
+
+
+def test_a_step_is_long_by_what_planning_costs_and_never_below_ten_milliseconds() -> None:
+    lookahead = Lookahead()
+    assert [lookahead.is_long(ms) for ms in (9.9, 10.0)] == [False, True]
+    lookahead.launched(0.002, is_alone=True)
+    assert [lookahead.is_long(ms) for ms in (39.0, 41.0)] == [False, True]
+    lookahead.launched(0.050, is_alone=False)  # both wanted the cores
+    assert [lookahead.is_long(ms) for ms in (39.0, 41.0)] == [False, True]
+    lookahead.launched(0.012, is_alone=True)  # one slow plan is no new rule
+    assert [lookahead.is_long(ms) for ms in (49.0, 51.0)] == [False, True]
+    lookahead.launched(0.0005, is_alone=False)
+    assert [lookahead.is_long(ms) for ms in (29.0, 31.0)] == [False, True]
