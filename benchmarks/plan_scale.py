@@ -21,7 +21,8 @@ import time
 from itertools import islice
 
 from scheduler.cost import Piece, StepCosts, linear_times
-from scheduler.fairness import Account, Charge, TenantBook, fair_limits
+from scheduler.fairness import Account, Charge, TenantBook
+from scheduler.limits import fair_limits
 from scheduler.order import Fair, Waiting
 from scheduler.queue import WaitingQueue
 from simulation.simulator import SimSettings, Simulation

@@ -147,7 +147,7 @@ class StepCosts:
         for (low, low_ms), (high, high_ms) in pairwise(zip(points, heights, strict=True)):
             over_ms, under_ms = low_ms - rate * low, rate * high - high_ms
             if under_ms >= 0:
-                return low + math.ceil((high - low) * over_ms / (over_ms + under_ms))
+                return min(high, low + math.ceil((high - low) * over_ms / (over_ms + under_ms)))  # floats round up
         return most_tokens
 
     def recompute_ms(self, tokens: int, start: int = 0) -> float:

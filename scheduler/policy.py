@@ -5,7 +5,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from scheduler.aging import AgingShare
 from scheduler.cost import Piece, StepCosts, linear_times
-from scheduler.fairness import Account, Charge, TenantBook, fair_limits
+from scheduler.fairness import Account, Charge, TenantBook
+from scheduler.limits import fair_limits
 from scheduler.order import Waiting, open_order
 from scheduler.queue import OpenGate, WaitingQueue
 from scheduler.sequence import Sequence

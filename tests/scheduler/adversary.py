@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from scheduler.aging import AgingShare
-from scheduler.fairness import Account, Charge, FairLimits, TenantBook, fair_limits
+from scheduler.fairness import Account, Charge, TenantBook
+from scheduler.limits import FairLimits, fair_limits
 from scheduler.order import Fair, Waiting
 from scheduler.queue import WaitingQueue
 from scheduler.victim import Holder, SwitchBrake, victims

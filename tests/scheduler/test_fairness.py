@@ -5,7 +5,8 @@ import random
 import pytest
 
 from scheduler.aging import AgingShare
-from scheduler.fairness import Account, FairLimits, TenantBook, fair_limits
+from scheduler.fairness import Account, TenantBook
+from scheduler.limits import FairLimits, fair_limits
 from scheduler.policy import open_policy
 from tests.scheduler.adversary import GapMeter, Machine, Schemer, widest_gap
 from tiercel.errors import InvariantError

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scheduler.fairness import Account, TenantBook, fair_limits
+from scheduler.fairness import Account, TenantBook
+from scheduler.limits import fair_limits
 from scheduler.order import Fair, FirstCome, StrictPriority, Waiting, open_order
 from scheduler.queue import OpenGate, WaitingQueue
 from tiercel.errors import InvariantError

@@ -6,7 +6,8 @@ import pytest
 
 from scheduler.aging import AgingShare
 from scheduler.cost import StepCosts
-from scheduler.fairness import FairLimits, TenantBook, fair_limits
+from scheduler.fairness import TenantBook
+from scheduler.limits import FairLimits, fair_limits
 from scheduler.policy import Policy
 from simulation.adversary import widest_gap
 from simulation.scenario import mixed, overload, returning, saturating, shared_prefixes, waits
@@ -41,7 +42,7 @@ def open_generous(settings: SimSettings, costs: StepCosts) -> Policy:
 
 
 def test_a_broken_refill_breaks_the_bound() -> None:
-    assert any(widest_gap(seed, 5000, open_generous) > 1.0 for seed in (2, 4, 13, 17))
+    assert any(widest_gap(seed, 5000, open_generous) > 1.0 for seed in (1, 3, 6))
 
 
 def test_two_saturating_tenants_are_served_by_their_weights_in_any_window() -> None:
