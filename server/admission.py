@@ -26,6 +26,7 @@ _SAMPLE_S = 1.0
 _SMOOTHING = 0.3
 _MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 2
+_MOST_SPREAD = 1 / 3  # of a goal that is kept free for first tokens that come later than foretold
 _PRESSURE_S = 10.0  # of queue that counts as overload, where no tenant has a goal
 
 
@@ -239,8 +240,7 @@ class Entry:
         account = self._account
         band = account.tenant.share.band_of(order.priority)
         own = sum(order.prompts) * account.uncached_share
-        ahead = self._accounts.tokens_ahead(account, band, own)
-        late_s = self._late_s(ahead, own)
+        late_s = self._late_s(band, own)
         best_effort = account.tenant.best_effort
         if late_s > 0 and best_effort is None:
             self._counter.on_rejected("deadline")
@@ -261,7 +261,7 @@ class Entry:
             service=service,
             max_tokens=max_tokens if max_tokens < order.max_tokens else None,
             uncached_share=account.uncached_share,
-            queue_s=self._accounts.forecast.queue_s(self._accounts.tokens_ahead(account, band, own) + own),
+            queue_s=self._accounts.queue_s(account, band, own),
             reserved=reserved,
         )
 
@@ -271,20 +271,25 @@ class Entry:
             self._account.tokens.settle(-self._charged, self._clock.now_s())
         self._charged = 0
 
-    def _late_s(self, ahead: float, own: float) -> float:
-        """By how much the first token would miss the goal because of those ahead; 0 = not, or not known.
+    def _late_s(self, band: int, own: float) -> float:
+        """Return by how much the first token may miss the goal because of those ahead; 0 = not at all, or not known.
 
         A prompt that misses the goal on its own is held to the goal in the queue only: it would else never be served.
         """
-        slo, forecast = self._account.tenant.share.slo, self._accounts.forecast
-        if slo.ttft_s is None or slo.kind != "interactive" or ahead <= 0:
+        account, accounts = self._account, self._accounts
+        slo = account.tenant.share.slo
+        if slo.ttft_s is None or slo.kind != "interactive" or accounts.tokens_ahead(account, band, own) <= 0:
             return 0.0
-        queue_s, compute_s = forecast.queue_s(ahead), forecast.queue_s(own)
-        if queue_s is None or compute_s is None:
+        compute_s = accounts.forecast.queue_s(own)
+        if compute_s is None:
             return 0.0
         if compute_s <= slo.ttft_s:
-            queue_s += compute_s + self._account.surplus.at_s(self._clock.now_s())
-        return max(queue_s - slo.ttft_s, 0.0)
+            queue_s = accounts.queue_s(account, band, own)
+            now_s, surplus = self._clock.now_s(), account.surplus
+            extra_s = surplus.at_s(now_s) + min(surplus.spread_s(now_s), _MOST_SPREAD * slo.ttft_s)
+        else:
+            queue_s, extra_s = accounts.forecast.queue_s(accounts.tokens_ahead(account, band, own)), 0.0
+        return 0.0 if queue_s is None else max(queue_s + extra_s - slo.ttft_s, 0.0)
 
     def _charge(self, order: Order, max_tokens: int) -> int:
         """Charge the prompts and what the client allows for outputs; returns the outputs charged for a sequence.
