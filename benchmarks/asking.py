@@ -5,9 +5,12 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class Answer:
     status: int = 0
     service: str = ""  # the header `x-tiercel-service`
     timing: str = ""  # the header `server-timing`
-    tokens: int = 0  # events of the stream, at most a token each
+    tokens: int = 0  # of the answer, as the server counts them at its end
     refusal: str = field(default="", repr=False)
 
     @property
@@ -100,7 +103,8 @@ async def _ask(url: str, answer: Answer, start_s: float) -> None:
     """Send one request and read its answer to the end. A broken connection leaves the answer incomplete."""
     ask = answer.ask
     host, _, port = url.removeprefix("http://").rpartition(":")
-    body = json.dumps({"prompt": ask.prompt, "max_tokens": ask.outputs, "ignore_eos": True, "stream": True})
+    fields = {"prompt": ask.prompt, "max_tokens": ask.outputs, "ignore_eos": True, "stream": True}
+    body = json.dumps({**fields, "stream_options": {"include_usage": True}})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
     if ask.key:
         head += f"Authorization: Bearer {ask.key}\r\n"
@@ -120,14 +124,13 @@ async def _ask(url: str, answer: Answer, start_s: float) -> None:
             if answer.status != 200:
                 answer.refusal += piece.decode("utf-8", "replace")
                 continue
-            events = piece.count(b"data: ")
-            if events and answer.first_s is None:
+            if answer.first_s is None and b"data: " in piece:
                 answer.first_s = time.perf_counter() - start_s
-            answer.tokens += events
-            tail = (tail + piece)[-64:]
+            tail = (tail + piece)[-1024:]
         if answer.status != 200 or b"data: [DONE]" in tail:
             answer.end_s = time.perf_counter() - start_s
-        answer.tokens = max(0, answer.tokens - 1)
+            usage = _USAGE.findall(tail)
+            answer.tokens = int(usage[-1]) if usage else 0
         writer.close()
     except (OSError, asyncio.IncompleteReadError):
         return

@@ -26,7 +26,8 @@ _SAMPLE_S = 1.0
 _SMOOTHING = 0.3
 _MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 2
-_MOST_SPREAD = 1 / 3  # of a goal that is kept free for first tokens that come later than foretold
+_LEAST_ROOM = 0.1  # part of a goal that is kept free: the client's end of the goal is not seen from here
+_MOST_ROOM = 1 / 3  # part of a goal that is kept free at most, for first tokens that come later than foretold
 _PRESSURE_S = 10.0  # of queue that counts as overload, where no tenant has a goal
 
 
@@ -286,7 +287,8 @@ class Entry:
         if compute_s <= slo.ttft_s:
             queue_s = accounts.queue_s(account, band, own)
             now_s, surplus = self._clock.now_s(), account.surplus
-            extra_s = surplus.at_s(now_s) + min(surplus.spread_s(now_s), _MOST_SPREAD * slo.ttft_s)
+            room_s = min(max(surplus.spread_s(now_s), _LEAST_ROOM * slo.ttft_s), _MOST_ROOM * slo.ttft_s)
+            extra_s = surplus.at_s(now_s) + room_s
         else:
             queue_s, extra_s = accounts.forecast.queue_s(accounts.tokens_ahead(account, band, own)), 0.0
         return 0.0 if queue_s is None else max(queue_s + extra_s - slo.ttft_s, 0.0)
