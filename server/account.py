@@ -82,6 +82,11 @@ class Accounts:
         return len(self._account_by_name)
 
     @property
+    def is_fair(self) -> bool:
+        """Whether the engine shares a band by weight."""
+        return self._is_fair
+
+    @property
     def goal_s(self) -> float | None:
         """The tightest goal for a first token."""
         return None if self._table is None else self._table.tightest_ttft_s

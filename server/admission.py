@@ -14,6 +14,7 @@ from typing import Protocol
 
 from server.account import Account, Accounts
 from server.bucket import Bucket, show_wait
+from server.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
 from server.ladder import Ladder, Rung
 from server.tenants import ANYBODY, Tenant
 from tiercel.clock import Clock
@@ -288,7 +289,8 @@ class Entry:
             queue_s = accounts.queue_s(account, band, own)
             now_s, surplus = self._clock.now_s(), account.surplus
             room_s = min(max(surplus.spread_s(now_s), _LEAST_ROOM * slo.ttft_s), _MOST_ROOM * slo.ttft_s)
-            extra_s = surplus.at_s(now_s) + room_s
+            half_life_s = IDLE_HALF_LIFE_S if accounts.is_fair and not account.backlog_by_band else HALF_LIFE_S
+            extra_s = surplus.at_s(now_s, half_life_s) + room_s
         else:
             queue_s, extra_s = accounts.forecast.queue_s(accounts.tokens_ahead(account, band, own)), 0.0
         return 0.0 if queue_s is None else max(queue_s + extra_s - slo.ttft_s, 0.0)

@@ -3,7 +3,9 @@
 _WINDOW_S = 0.25  # of work with sequences waiting, for one sample of the speed
 _SMOOTHING = 0.3
 _SLOWER = 0.1  # the same for a lower speed: steps that were not full say less than those that were
-_HALF_LIFE_S = 5.0  # of what is known of a tenant that gets no first tokens
+HALF_LIFE_S = 5.0  # of what is known of a tenant that gets no first tokens
+IDLE_HALF_LIFE_S = 1.0  # the same, while nothing of it waits: who is owed its share is soon tried again
+_DRAIN_SLOWER = 0.5  # smoothing of a tenant's own speed when it falls: a forecast that is too early admits too many
 _DRAIN_WINDOW_S = 0.5  # of time with a backlog, for one sample of how fast it drains
 _SPREADS = 3.0  # mean deviations of a first token from its forecast that a goal must leave room for
 
@@ -77,7 +79,9 @@ class Drain:
         self._pass(now_s)
         if self._busy_s < _DRAIN_WINDOW_S or not self._tokens:
             return
-        self._tokens_per_s = _follow(self._tokens_per_s, self._tokens / self._busy_s)
+        speed = self._tokens / self._busy_s
+        is_slower = self._tokens_per_s is not None and speed < self._tokens_per_s
+        self._tokens_per_s = _follow(self._tokens_per_s, speed, _DRAIN_SLOWER if is_slower else _SMOOTHING)
         self._tokens = self._busy_s = 0.0
 
     def pause(self, now_s: float) -> None:
@@ -114,26 +118,23 @@ class Surplus:
             self._mean_s = _follow(self._mean_s, error_s)
             self._noted_s = now_s
 
-    def at_s(self, now_s: float) -> float:
+    def at_s(self, now_s: float, half_life_s: float = HALF_LIFE_S) -> float:
         """Seconds to add to a forecast; 0 where first tokens come earlier than foretold."""
         if self._mean_s is None or self._mean_s <= 0:
             return 0.0
-        return self._mean_s * self._freshness(now_s)
+        return self._mean_s * freshness(now_s - self._noted_s, half_life_s)
 
     def spread_s(self, now_s: float) -> float:
         """Seconds that most first tokens come within, beside their mean error: three mean deviations.
 
         Source: the retransmission timers of TCP (RFC 6298), with 3 in place of 4.
         """
-        return _SPREADS * self._deviation_s * self._freshness(now_s)
-
-    def _freshness(self, now_s: float) -> float:
-        return freshness(now_s - self._noted_s)
+        return _SPREADS * self._deviation_s * freshness(now_s - self._noted_s)
 
 
-def freshness(age_s: float) -> float:
-    """Return how much of what was heard so long ago still counts: half of it after five seconds."""
-    return 0.5 ** (max(age_s, 0.0) / _HALF_LIFE_S)
+def freshness(age_s: float, half_life_s: float = HALF_LIFE_S) -> float:
+    """Return how much of what was heard so long ago still counts, from 1 down to 0."""
+    return 0.5 ** (max(age_s, 0.0) / half_life_s)
 
 
 def _follow(mean: float | None, sample: float, smoothing: float = _SMOOTHING) -> float:

@@ -348,6 +348,25 @@ def test_where_a_band_is_shared_by_weight_the_queue_of_another_does_not_count() 
         desk.run(tenant, Order(prompts=[600]))
 
 
+@pytest.mark.parametrize("is_fair", [True, False])
+def test_a_tenant_with_nothing_waiting_is_soon_tried_again_where_it_is_owed_its_share(is_fair: bool) -> None:
+    tenant, flood = _interactive(), _tenant("flood")
+    desk = Desk.of(tenant, flood, is_fair=is_fair)
+    _measured(desk, 1000)
+    desk.run(flood, Order(prompts=[300]))
+    facts = desk.run(tenant, Order(prompts=[100]))
+    desk.clock.advance(5)
+    desk.first_token(facts)
+    with _refused(503, "overloaded"):
+        desk.run(tenant, Order(prompts=[100]))
+    desk.clock.advance(3)
+    if is_fair:
+        assert desk.run(tenant, Order(prompts=[100])).standing is Standing.WAITING
+    else:
+        with _refused(503, "overloaded"):
+            desk.run(tenant, Order(prompts=[100]))
+
+
 def test_a_queue_that_drains_more_slowly_than_its_share_is_forecast_by_its_own_speed() -> None:
     tenant, flood = _interactive(ttft_s=1000.0), _tenant("flood")
     desk = Desk.of(tenant, flood, is_fair=True)
