@@ -9,9 +9,10 @@ process and this client. The loop of 64 is also the measured capacity. Then othe
 reaches that share. The same requests are simulated. Nothing is fitted to the runs that are compared.
 
 Ends with exit code 1 when a simulated P99 TTFT differs from the measured one by more than `--most-error`, or a request
-has failed. `--uncalibrated` simulates with the bare step times, without HTTP: it must fail. About nine minutes with
-60 s a point; run it on a quiet machine: what other work takes is in the measured side alone, and the last column says
-how many cores that was. Points with more than a tenth of a core are marked as disturbed.
+has failed. The column *bare* is the same ratio with the bare step times, without HTTP; `--uncalibrated` judges by that
+and must fail. About nine minutes with 60 s a point; run it on a quiet machine: what other work takes is in the measured
+side alone, and the last column says how many cores that was. Points with more than a tenth of a core are marked as
+disturbed.
 """
 
 import argparse
@@ -79,6 +80,7 @@ class Point(NamedTuple):
     rate: tuple[float, float]  # requests a second, measured and simulated
     p50_ms: tuple[float, float]
     p99_ms: tuple[float, float]
+    bare_ratio: float  # simulated P99 without the calibration, over the measured
 
 
 def draw(seed: str, count: int, rate: float = 1.0) -> list[Ask]:
@@ -193,7 +195,9 @@ def least_concurrency(settings: SimSettings, share: float) -> int:
     return low
 
 
-def compare(name: str, elsewhere: float, capacity: float, answers: list[Answer], replay: Replay) -> Point:
+def compare(
+    name: str, elsewhere: float, capacity: float, answers: list[Answer], replay: Replay, plain: Replay
+) -> Point:
     """Both sides of one load."""
     done = [answer for answer in answers if answer.is_complete]
     measured = sorted(1e3 * answer.ttft_s for answer in done)
@@ -202,7 +206,9 @@ def compare(name: str, elsewhere: float, capacity: float, answers: list[Answer],
     rate = len(done) / lasted_s(done)
     p50, p99 = ((percentile(measured, part), percentile(simulated, part)) for part in (50, 99))
     rates = rate, tally.finished / replay.simulation.now_s
-    return Point(name, elsewhere, rate / capacity, len(done), len(answers) - len(done), rates, p50, p99)
+    bare = sorted(1e3 * ttft_s for ttft_s in plain.simulation.tally.by_tenant[TENANT.name].ttft_s)
+    bare_ratio = percentile(bare, 99) / p99[0]
+    return Point(name, elsewhere, rate / capacity, len(done), len(answers) - len(done), rates, p50, p99, bare_ratio)
 
 
 def show(points: list[Point], most_error: float) -> int:
@@ -210,7 +216,7 @@ def show(points: list[Point], most_error: float) -> int:
     print(
         f"{'load':>14} {'share':>6} {'requests':>9} {'a second':>9} {'simul.':>7} {'P50 TTFT':>9} {'simul.':>7}", end=""
     )
-    print(f" {'P99 TTFT':>9} {'simul.':>7} {'ratio':>6} {'elsewhere':>9}")
+    print(f" {'P99 TTFT':>9} {'simul.':>7} {'ratio':>6} {'bare':>5} {'elsewhere':>9}")
     wrong = 0
     for point in points:
         ratio = point.p99_ms[1] / point.p99_ms[0]
@@ -220,7 +226,7 @@ def show(points: list[Point], most_error: float) -> int:
             f"{point.name:>14} {point.share:>6.0%} {point.requests:>9} {point.rate[0]:>9.2f} {point.rate[1]:>7.2f}"
             f" {point.p50_ms[0]:>6.0f} ms {point.p50_ms[1]:>4.0f} ms"
             f" {point.p99_ms[0]:>6.0f} ms {point.p99_ms[1]:>4.0f} ms"
-            f" {ratio:>6.2f} {point.elsewhere:>9.2f}{' *' if is_wrong else ''}"
+            f" {ratio:>6.2f} {point.bare_ratio:>5.2f} {point.elsewhere:>9.2f}{' *' if is_wrong else ''}"
             f"{' disturbed' if point.elsewhere > MOST_ELSEWHERE else ''}"
             f"{f' {point.failed} failed' if point.failed else ''}"
         )
@@ -283,8 +289,9 @@ def main() -> None:
                 server.terminate()
                 server.wait(60)
     for name, cores, answers, used, asks, closes_s in measured:
-        used = replace(bare, concurrency=used.concurrency) if args.uncalibrated else used
-        points.append(compare(name, cores, capacity, answers, simulate(used, asks, closes_s)))
+        plain = simulate(replace(bare, concurrency=used.concurrency), asks, closes_s)
+        replay = plain if args.uncalibrated else simulate(used, asks, closes_s)
+        points.append(compare(name, cores, capacity, answers, replay, plain))
     wrong = show(points, args.most_error)
     print(f"load average {os.getloadavg()[0]:.1f}, {args.threads} threads; results in {folder}")
     if wrong:
