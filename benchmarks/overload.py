@@ -112,7 +112,9 @@ def capacity(url: str, shape: tuple[int, int], seconds: float = 8.0) -> tuple[fl
     rates = {
         name: sum((one.end_s or seconds + 1) <= seconds for one in found) / seconds for name, found in answers.items()
     }
-    return rates["chat"], max(rates["batch"], 0.1)
+    if not min(rates.values()):
+        raise SystemExit(f"the server answered nothing of one tenant in {seconds:g} s: {rates}; is the machine busy?")
+    return rates["chat"], rates["batch"]
 
 
 class Run:
