@@ -1,13 +1,19 @@
-"""How fast a request is refused at gate one while far more arrives than is served.
+"""How fast a request is refused while far more arrives than is served: at gate one, or behind tokenising at gate two.
 
     python benchmarks/gate_one.py                         four times what the engine serves, for 20 s
+    python benchmarks/gate_one.py --gate 2
     python benchmarks/gate_one.py --overload 8 --seconds 60 --tenants 1000
 
 The real HTTP process (uvicorn, tokenising, streams) in a process of its own, in front of the fake engine of the tests,
 which serves `--rate` requests a second. Requests come at `--overload` times that rate, each as a stream, from this
-process: half of them from a tenant with a limit a minute that it soon uses up (429), half from one without (503 once
-the queue is full). Prints one JSON line: the latency of refusals by percentile, in milliseconds, from the moment a
-request was due to the first line of the answer, so it holds the delays of this client too.
+process: half of them from a tenant with a limit a minute that it soon uses up (429), half from one without it (503).
+At gate one the limit is of requests and the 503 is that of a full queue; at gate two the limit is of tokens and the
+503 is that of a goal of 1 s for the first token, which the queue of the fake engine cannot keep. Prompts are texts of
+`--words` times nine words. Prints one JSON line: the latency of refusals by percentile, in milliseconds, from the
+moment a request was due to the first line of the answer, so it holds the delays of this client too.
+
+Ends with exit code 1 when the 99th percentile is over `--most-ms`, or when less than a quarter of the requests were
+refused by either limit. `--off` serves without limits: it must fail.
 """
 
 import argparse
@@ -36,7 +42,8 @@ sys.exit(serve(Settings(engine=EngineSettings(model=fields["model"]), server=ser
 """
 _OUTPUTS = 20  # tokens of a request
 _RUNNING = 16  # of the fake engine
-_WORDS = "The quick brown fox jumps over the lazy dog. " * 40
+_WORDS = "The quick brown fox jumps over the lazy dog. "
+_LEAST_REFUSED = 0.25  # of the requests of each of the two tenants
 
 
 def main() -> None:
@@ -45,17 +52,30 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second that the engine serves")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--tenants", type=int, default=2, help="configured; two of them send")
+    parser.add_argument("--gate", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--words", type=int, default=40, help="repetitions of a sentence of 45 characters")
+    parser.add_argument("--most-ms", type=float, default=50.0, help="of the 99th percentile")
+    parser.add_argument("--off", action="store_true", help="no limits: nothing is refused")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build_byte_level().save(str(folder / "tokenizer.json"))
+        prompt = _WORDS * wanted.words
+        allowed = max(int(wanted.rate * 3), 1)
+        limits: list[dict[str, object]] = [
+            {"requests_per_minute": allowed} if wanted.gate == 1 else {"tokens_per_minute": allowed * len(prompt)},
+            {} if wanted.gate == 1 else {"slo": {"class": "interactive", "ttft_s": 1.0}},
+        ]
+        if wanted.off:
+            limits = [{}, {}]
         tenants = [
-            {"name": "limited", "key": "limited", "requests_per_minute": max(int(wanted.rate * 3), 1)},
-            {"name": "free", "key": "free"},
+            {"name": "limited", "key": "limited", **limits[0]},
+            {"name": "free", "key": "free", **limits[1]},
             *({"name": f"t{index}", "key": f"k{index}"} for index in range(wanted.tenants - 2)),
         ]
         (folder / "tenants.yaml").write_text(json.dumps({"tenants": tenants}))
-        fields = {"model": str(folder), "tenants_config": str(folder / "tenants.yaml"), "max_num_queued_reqs": 32}
+        queued = 32 if wanted.gate == 1 and not wanted.off else 100_000
+        fields = {"model": str(folder), "tenants_config": str(folder / "tenants.yaml"), "max_num_queued_reqs": queued}
         command = [sys.executable, str(ROOT / "tests" / "server" / "fake_engine.py")]
         step_s = _RUNNING / wanted.rate / _OUTPUTS
         fake = {"FAKE_STEP_S": str(step_s), "FAKE_CONTEXT": "4096", "FAKE_RUNNING": str(_RUNNING)}
@@ -66,18 +86,23 @@ def main() -> None:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip().rsplit(" ", 1)[-1]
-            figures = asyncio.run(_load(url, wanted.overload * wanted.rate, wanted.seconds, process.pid))
+            figures = asyncio.run(_load(url, prompt, wanted.overload * wanted.rate, wanted.seconds, process.pid))
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-    print(json.dumps({"overload": wanted.overload, "tenants": wanted.tenants, **figures}))
+    print(json.dumps({"gate": wanted.gate, "overload": wanted.overload, "tenants": wanted.tenants, **figures}))
+    least = _LEAST_REFUSED * figures["sent"] / 2
+    if min(figures["refused_429"], figures["refused_503"]) < least:
+        raise SystemExit(f"FAILED: fewer than {least:.0f} requests were refused by one of the two limits")
+    if figures["p99_ms"] > wanted.most_ms:
+        raise SystemExit(f"FAILED: the 99th percentile is over {wanted.most_ms:g} ms")
 
 
-async def _load(url: str, rate: float, seconds: float, pid: int) -> dict[str, object]:
+async def _load(url: str, prompt: str, rate: float, seconds: float, pid: int) -> dict[str, float]:
     refused_ms: dict[int, list[float]] = {429: [], 503: []}
     served = 0
     host, _, port = url.removeprefix("http://").rpartition(":")
-    body = json.dumps({"prompt": _WORDS, "max_tokens": _OUTPUTS, "stream": True})
+    body = json.dumps({"prompt": prompt, "max_tokens": _OUTPUTS, "stream": True})
 
     async def ask(key: str, due_s: float) -> None:
         nonlocal served
@@ -98,7 +123,7 @@ async def _load(url: str, rate: float, seconds: float, pid: int) -> dict[str, ob
             due_s = start_s + index / rate
             await asyncio.sleep(max(due_s - time.perf_counter(), 0))
             group.create_task(ask(("limited", "free")[index % 2], due_s))
-    every = sorted(refused_ms[429] + refused_ms[503])
+    every = sorted(refused_ms[429] + refused_ms[503]) or [float("inf")]
     return {
         "sent": int(rate * seconds),
         "served": served,

@@ -1,14 +1,22 @@
-"""What `tiercel simulate` foretells beside what `tiercel serve` does: throughput and P99 TTFT of three mixes.
+"""`tiercel simulate` beside `tiercel serve`: throughput and P99 TTFT at 60, 75 and 90 % of capacity, two kinds of load.
 
-python benchmarks/simulated.py [MODEL] [--seconds 60] [--load 0.6] [--out DIR] [SERVE FLAG ...]
+python benchmarks/simulated.py [MODEL] [--seconds 60] [--loads 0.6 0.75 0.9] [--most-error 0.15] [SERVE FLAG ...]
 
-Serves MODEL (the embedded one by default) with a calibration of its step times, and replays a trace of each mix with
-`tiercel bench serve`. Then the same traces are simulated with the step times that the engine has kept, as corrected by
-what it measured. The rates are `--load` of what the step times say that the machine can do. Run it on a quiet machine:
-client and server share its cores, and the simulation knows of neither HTTP nor the client.
+Serves MODEL (the embedded one by default). Three closed loops of their own requests (1, 8 and 64 at once) calibrate the
+simulation: a factor and an addend of the step times that the engine measured at its start, and the times of the HTTP
+process and this client. The loop of 64 is also the measured capacity. Then other requests are sent at random times
+(open loop) at each share of the capacity, and as closed loops whose concurrency is, by the simulation, the least that
+reaches that share. The same requests are simulated. Nothing is fitted to the runs that are compared.
+
+Ends with exit code 1 when a simulated P99 TTFT differs from the measured one by more than `--most-error`, or a request
+has failed. The column *bare* is the same ratio with the bare step times, without HTTP; `--uncalibrated` judges by that
+and must fail. About nine minutes with 60 s a point; run it on a quiet machine: what other work takes is in the measured
+side alone, and the last column says how many cores that was. Points with more than a tenth of a core are marked as
+disturbed.
 """
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -17,76 +25,222 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from asking import Answer, Ask, closed_loop, open_loop
 from start_time import TIERCEL, is_ready
 
-MIXES = {"chat": (128, 64), "prompts": (768, 16), "mixed": (384, 48)}  # mean tokens of a prompt and of an answer
+from cli.simulate_input import read_step_times
+from simulation.calibration import Calibration, ClosedLoop, fit_steps, play
+from simulation.histogram import percentile
+from simulation.http import HttpTimes
+from simulation.simulator import Replay, SimSettings
+from simulation.workload import Ask as SimAsk
+from simulation.workload import Part, Workload, order
+from tiercel.ids import TenantId
+from tiercel.tenant import TenantShare
+
+PROMPT, OUTPUTS = 256, 16  # mean tokens
 STEP_TOKENS, ROWS, MODEL_LEN = 256, 64, 4000
+CALIBRATION = {1: 10.0, 8: 10.0, ROWS: 15.0}  # seconds by requests at once
+MOST_ELSEWHERE = 0.1  # cores
+TENANT = TenantShare(name=TenantId("default"))
 
 
-def write_trace(path: Path, lengths: tuple[int, int], rate: float, seconds: float, rng: random.Random) -> int:
-    """Requests that come at random, lengths spread log-normally, no prompt twice. Returns how many."""
-    lines: list[str] = []
-    at_s, block = rng.expovariate(rate), 0
-    while at_s < seconds:
-        prompt, answer = (max(4, min(1500, round(mean * rng.lognormvariate(-0.125, 0.5)))) for mean in lengths)
-        blocks = list(range(block, block - (-prompt // 512)))
-        block += len(blocks)
-        fields = {"timestamp": 1e3 * at_s, "input_length": prompt, "output_length": answer, "hash_ids": blocks}
-        lines.append(json.dumps(fields) + "\n")
+class Elsewhere:
+    """How many cores were busy with other work: all busy time but that of the server and this client."""
+
+    def __init__(self, server: int) -> None:
+        self._pids = [server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())]
+        self._start_s = time.perf_counter()
+        self._busy_s = self._elsewhere_s()
+
+    def cores(self) -> float:
+        """Cores on average."""
+        return max(0.0, self._elsewhere_s() - self._busy_s) / (time.perf_counter() - self._start_s)
+
+    def _elsewhere_s(self) -> float:
+        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+        all_s = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return all_s - sum(map(cpu_s, self._pids)) - time.process_time()
+
+
+class Point(NamedTuple):
+    """One comparison."""
+
+    name: str
+    elsewhere: float  # cores busy with other work
+    share: float  # of the capacity, measured
+    requests: int
+    failed: int
+    rate: tuple[float, float]  # requests a second, measured and simulated
+    p50_ms: tuple[float, float]
+    p99_ms: tuple[float, float]
+    bare_ratio: float  # simulated P99 without the calibration, over the measured
+
+
+def draw(seed: str, count: int, rate: float = 1.0) -> list[Ask]:
+    """Requests of random tokens at random times; lengths are log-normal."""
+    rng = random.Random(seed)
+    asks: list[Ask] = []
+    at_s = 0.0
+    for _ in range(count):
         at_s += rng.expovariate(rate)
-    path.write_text("".join(lines))
-    return len(lines)
+        prompt, outputs = (
+            max(2, min(1500, round(mean * rng.lognormvariate(-0.125, 0.5)))) for mean in (PROMPT, OUTPUTS)
+        )
+        asks.append(Ask(at_s=at_s, prompt=[rng.randrange(300, 1700) for _ in range(prompt)], outputs=outputs))
+    return asks
 
 
-def replay(url: str, trace: Path, count: int, result: Path, log: Path) -> tuple[float, float]:
-    """Tokens a second, and P99 of the time to the first token in ms, of the real server."""
-    command = [
-        TIERCEL,
-        "bench",
-        "serve",
-        "--base-url",
-        url,
-        "--dataset-name",
-        "timed_trace",
-        "--dataset-path",
-        str(trace),
-    ]
-    command += ["--num-prompts", str(count), "--ignore-eos", "--save-result", "--result-filename", str(result)]
-    with log.open("a") as out:
-        subprocess.run(command, check=True, stdout=out, stderr=out)
-    found = json.loads(result.read_text())
-    if found["completed"] != count:
-        raise SystemExit(f"{count - found['completed']} of {count} requests failed: see {log}")
-    return found["total_token_throughput"], found["p99_ttft_ms"]
+def as_workload(asks: list[Ask], *, is_closed: bool = False) -> Workload:
+    """The same requests for the simulation. No two prompts begin alike."""
+    return order(
+        (TENANT,),
+        [
+            SimAsk(0.0 if is_closed else ask.at_s, TENANT.name, (Part(number + 1, len(ask.prompt)),), ask.outputs)
+            for number, ask in enumerate(asks)
+        ],
+    )
 
 
-def foretell(trace: Path, times: Path, result: Path, log: Path) -> tuple[float, float]:
-    """The same, simulated."""
-    command = [TIERCEL, "simulate", "--trace", str(trace), "--tenants", "1", "--step-times", str(times)]
-    command += ["--blocks", "8192", "--max-num-seqs", str(ROWS), "--max-num-batched-tokens", str(STEP_TOKENS)]
-    command += ["--max-model-len", str(MODEL_LEN), "--tbt-goal-ms", "200", "--duration", "86400", "--json", str(result)]
-    with log.open("a") as out:
-        subprocess.run(command, check=True, stdout=out, stderr=out)
-    found = json.loads(result.read_text())
-    return found["tokens_per_s"], 1e3 * found["ttft_s"]["p99"]
+def cpu_s(pid: int) -> float:
+    """Processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def capacity(times: Path, lengths: tuple[int, int]) -> float:
-    """Requests a second that the machine can do, by the step times: prompts in full steps, answers beside 8 others."""
-    stored = {tuple(row[:3]): row[3] for row in json.loads(times.read_text())["times"]}
-    prompt_ms = stored[(STEP_TOKENS, 0, 0)] / STEP_TOKENS
-    near = min((point for point in stored if not point[0] and not point[2]), key=lambda point: abs(point[1] - 8))
-    answer_ms = stored[near] / near[1]
-    return 1e3 / (lengths[0] * prompt_ms + lengths[1] * answer_ms)
+def lasted_s(answers: list[Answer]) -> float:
+    """Seconds until the last answer ended."""
+    return max(answer.end_s or 0.0 for answer in answers)
+
+
+def request_times(answers: list[Answer]) -> tuple[float, float]:
+    """Milliseconds a request, and a token of its prompt, outside the engine: a straight line through single requests.
+
+    The engine's part is what the header says: the queue and the prefill.
+    """
+    points: list[tuple[float, float]] = []
+    for answer in answers:
+        stages = dict(stage.split(";dur=") for stage in answer.timing.split(", "))
+        outside_ms = 1e3 * answer.ttft_s - float(stages["queue"]) - float(stages["prefill"])
+        points.append((float(len(answer.ask.prompt)), max(0.0, outside_ms)))
+    points = sorted(points, key=lambda point: point[1])[
+        : -(-len(points) * 95 // 100)
+    ]  # pauses of the machine say nothing
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = max(0.0, sum((x - mean_x) * (y - mean_y) for x, y in points) / spread) if spread else 0.0
+    return max(0.0, mean_y - slope * mean_x), slope
+
+
+def calibrate(
+    url: str, pid: int, settings: SimSettings, contention: float
+) -> tuple[Calibration, float, dict[int, list[Answer]]]:
+    """The simulation's corrections, and the capacity in requests a second."""
+    loops: list[ClosedLoop] = []
+    answers_by_concurrency: dict[int, list[Answer]] = {}
+    request_ms = prompt_token_ms = token_ms = capacity = 0.0
+    for concurrency, seconds in CALIBRATION.items():
+        asks = draw(f"calibration {concurrency}", 6000)
+        busy_s = cpu_s(pid) + time.process_time()
+        answers = checked(closed_loop(url, asks, concurrency, seconds))
+        busy_s = cpu_s(pid) + time.process_time() - busy_s
+        answers_by_concurrency[concurrency] = answers
+        if concurrency == 1:
+            request_ms, prompt_token_ms = request_times(answers)
+        prompts = sum(len(answer.ask.prompt) for answer in answers)
+        own_ms = 1e3 * busy_s - request_ms * len(answers) - prompt_token_ms * prompts
+        token_ms = max(0.0, own_ms / sum(answer.ask.outputs for answer in answers))  # the last loop's counts
+        capacity = len(answers) / lasted_s(answers)
+        loops.append(
+            ClosedLoop(
+                workload=as_workload(asks, is_closed=True), concurrency=concurrency, begun_s=seconds,
+                lasted_s=lasted_s(answers), requests=len(answers),
+            )
+        )  # fmt: skip
+    http = HttpTimes(request_ms=request_ms, prompt_token_ms=prompt_token_ms, token_ms=token_ms, contention=contention)
+    return fit_steps(settings, http, loops), capacity, answers_by_concurrency
+
+
+def checked(answers: list[Answer]) -> list[Answer]:
+    """The answers, all of them complete."""
+    failed = [answer for answer in answers if not answer.is_complete]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(answers)} requests failed: {failed[0]}")
+    return answers
+
+
+def simulate(settings: SimSettings, asks: list[Ask], closes_s: float = float("inf")) -> Replay:
+    """The same requests in virtual time."""
+    return play(settings, as_workload(asks, is_closed=settings.concurrency is not None), closes_s)
+
+
+def least_concurrency(settings: SimSettings, share: float) -> int:
+    """The least concurrency at which the simulation reaches this share of its rate with all rows full."""
+
+    @functools.cache
+    def rate(concurrency: int) -> float:
+        replay = simulate(replace(settings, concurrency=concurrency), draw("concurrency", 2000), 8.0)
+        return replay.simulation.tally.finished / replay.simulation.now_s
+
+    wanted, low, high = share * rate(ROWS), 1, ROWS
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rate(middle) >= wanted else (middle + 1, high)
+    return low
+
+
+def compare(
+    name: str, elsewhere: float, capacity: float, answers: list[Answer], replay: Replay, plain: Replay
+) -> Point:
+    """Both sides of one load."""
+    done = [answer for answer in answers if answer.is_complete]
+    measured = sorted(1e3 * answer.ttft_s for answer in done)
+    tally = replay.simulation.tally
+    simulated = sorted(1e3 * ttft_s for ttft_s in tally.by_tenant[TENANT.name].ttft_s)
+    rate = len(done) / lasted_s(done)
+    p50, p99 = ((percentile(measured, part), percentile(simulated, part)) for part in (50, 99))
+    rates = rate, tally.finished / replay.simulation.now_s
+    bare = sorted(1e3 * ttft_s for ttft_s in plain.simulation.tally.by_tenant[TENANT.name].ttft_s)
+    bare_ratio = percentile(bare, 99) / p99[0]
+    return Point(name, elsewhere, rate / capacity, len(done), len(answers) - len(done), rates, p50, p99, bare_ratio)
+
+
+def show(points: list[Point], most_error: float) -> int:
+    """Print the table; return how many points fail."""
+    print(
+        f"{'load':>14} {'share':>6} {'requests':>9} {'a second':>9} {'simul.':>7} {'P50 TTFT':>9} {'simul.':>7}", end=""
+    )
+    print(f" {'P99 TTFT':>9} {'simul.':>7} {'ratio':>6} {'bare':>5} {'elsewhere':>9}")
+    wrong = 0
+    for point in points:
+        ratio = point.p99_ms[1] / point.p99_ms[0]
+        is_wrong = abs(ratio - 1) > most_error or point.failed > 0
+        wrong += is_wrong
+        print(
+            f"{point.name:>14} {point.share:>6.0%} {point.requests:>9} {point.rate[0]:>9.2f} {point.rate[1]:>7.2f}"
+            f" {point.p50_ms[0]:>6.0f} ms {point.p50_ms[1]:>4.0f} ms"
+            f" {point.p99_ms[0]:>6.0f} ms {point.p99_ms[1]:>4.0f} ms"
+            f" {ratio:>6.2f} {point.bare_ratio:>5.2f} {point.elsewhere:>9.2f}{' *' if is_wrong else ''}"
+            f"{' disturbed' if point.elsewhere > MOST_ELSEWHERE else ''}"
+            f"{f' {point.failed} failed' if point.failed else ''}"
+        )
+    return wrong
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure, simulate, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--load", type=float, default=0.6)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.6, 0.75, 0.9])
+    parser.add_argument("--most-error", type=float, default=0.15)
+    parser.add_argument("--uncalibrated", action="store_true")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--port", type=int, default=8951)
     parser.add_argument("--out", type=Path)
     args, flags = parser.parse_known_args()
@@ -95,8 +249,8 @@ def main() -> None:
     log, url = folder / "log.txt", f"http://127.0.0.1:{args.port}"
     command = [TIERCEL, "serve", *flags, "--port", str(args.port), "--max-num-seqs", str(ROWS)]
     command += ["--max-num-batched-tokens", str(STEP_TOKENS), "--max-model-len", str(MODEL_LEN)]
-    command += ["--calibration-seconds", "60", "--no-enable-prefix-caching"]
-    real: dict[str, tuple[float, float]] = {}
+    command += ["--calibration-seconds", "20", "--no-enable-prefix-caching", "--threads", str(args.threads)]
+    points: list[Point] = []
     with log.open("w") as out:
         environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
         with subprocess.Popen(command, stdout=out, stderr=out, env=environment) as server:
@@ -106,22 +260,42 @@ def main() -> None:
                         raise SystemExit(log.read_text())
                     time.sleep(0.1)
                 (times,) = (folder / "cache" / "tiercel").glob("step-times-*.json")
-                for name, lengths in MIXES.items():
-                    rate = args.load * capacity(times, lengths)
-                    trace = folder / f"{name}.jsonl"
-                    count = write_trace(trace, lengths, rate, args.seconds, random.Random(name))
-                    real[name] = replay(url, trace, count, folder / f"{name}-real.json", log)
+                bare = SimSettings(
+                    times=read_step_times(times), blocks=8192, max_num_seqs=ROWS, max_num_batched_tokens=STEP_TOKENS,
+                    max_model_len=MODEL_LEN, tbt_goal_ms=200.0, has_prefix_caching=False,
+                )  # fmt: skip
+                checked(closed_loop(url, draw("warm", 6000), 8, 3.0))
+                contention = 1.0 if args.threads >= len(os.sched_getaffinity(0)) else 0.0
+                calibration, capacity, _ = calibrate(url, server.pid, bare, contention)
+                (folder / "calibration.json").write_bytes(msgspec.json.format(msgspec.json.encode(calibration)))
+                settings = calibration.applied(bare)
+                print(f"capacity {capacity:.2f} requests/s; {json.dumps(msgspec.to_builtins(calibration))}", flush=True)
+                measured: list[tuple[str, float, list[Answer], SimSettings, list[Ask], float]] = []
+                for load in args.loads:
+                    asks = draw(f"open {load}", round(load * capacity * args.seconds), load * capacity)
+                    elsewhere = Elsewhere(server.pid)
+                    answers = open_loop(url, asks)
+                    cores = elsewhere.cores()
+                    measured.append((f"open {load:.0%}", cores, answers, settings, asks, float("inf")))
+                for load in args.loads:
+                    concurrency = least_concurrency(settings, load)
+                    asks = draw(f"closed {load}", round(1.5 * capacity * args.seconds))
+                    elsewhere = Elsewhere(server.pid)
+                    answers = closed_loop(url, asks, concurrency, args.seconds)
+                    cores = elsewhere.cores()
+                    closed = replace(settings, concurrency=concurrency)
+                    measured.append((f"closed, {concurrency}", cores, answers, closed, asks, args.seconds))
             finally:
                 server.terminate()
                 server.wait(60)
-    print(f"{'mix':>8} {'tokens/s':>9} {'simulated':>10} {'ratio':>6} {'P99 TTFT':>9} {'simulated':>10} {'ratio':>6}")
-    for name, (speed, ttft_ms) in real.items():
-        simulated = foretell(folder / f"{name}.jsonl", times, folder / f"{name}-simulated.json", log)
-        print(
-            f"{name:>8} {speed:>9.0f} {simulated[0]:>10.0f} {simulated[0] / speed:>6.2f} "
-            f"{ttft_ms:>6.0f} ms {simulated[1]:>7.0f} ms {simulated[1] / ttft_ms:>6.2f}"
-        )
-    print(f"load average {os.getloadavg()[0]:.1f}; results in {folder}")
+    for name, cores, answers, used, asks, closes_s in measured:
+        plain = simulate(replace(bare, concurrency=used.concurrency), asks, closes_s)
+        replay = plain if args.uncalibrated else simulate(used, asks, closes_s)
+        points.append(compare(name, cores, capacity, answers, replay, plain))
+    wrong = show(points, args.most_error)
+    print(f"load average {os.getloadavg()[0]:.1f}, {args.threads} threads; results in {folder}")
+    if wrong:
+        raise SystemExit(f"FAILED: {wrong} of {len(points)} (marked *) off by more than {args.most_error:.0%}")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,12 @@ def simulate(
     policy: Annotated[PolicyName, typer.Option(help="fair, priority, fcfs.", metavar="NAME")] = "fair",
     machine: Annotated[Literal["default", "h200"], typer.Option(help="default, h200.", metavar="NAME")] = "default",
     step_times: Annotated[Path | None, _option("Measured step times (the engine's file).", "FILE")] = None,
+    calibration: Annotated[
+        Path | None, _option("Corrections of step times, and HTTP times, of a real server (JSON).", "FILE")
+    ] = None,
+    max_concurrency: Annotated[
+        int | None, _option("Closed loop of so many requests at once; their times give the order only.")
+    ] = None,
     noise: Annotated[float, _option("Of step times, to both sides: 0.1.")] = 0.0,
     blocks: Annotated[int, _option("Blocks of the device tier.")] = 8192,
     host_blocks: Annotated[int, _option("Blocks of DDR.")] = 0,
@@ -94,11 +100,19 @@ def simulate(
         times=times, policy=policy, blocks=blocks, host_blocks=host_blocks, disk_blocks=disk_blocks,
         block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len, tbt_goal_ms=tbt_goal_ms, patience_s=patience, preemption_mode=preemption_mode,
-        rates=SimRates(block_bytes=block_bytes), noise=noise, seed=seed,
+        rates=SimRates(block_bytes=block_bytes), noise=noise, seed=seed, concurrency=max_concurrency,
     )  # fmt: skip
+    if calibration is not None:
+        # lazy: as above
+        from cli.simulate_input import read_calibration
+
+        settings = read_calibration(calibration).applied(settings)
     _check(settings, asked)
     began_s = time.monotonic()
-    replay = Replay(settings, asked, duration_s=duration)
+    if max_concurrency is None:
+        replay = Replay(settings, asked, duration_s=duration)
+    else:
+        replay = Replay(settings, asked, closes_s=duration)
     replay.run()
     found = figures(replay)
     # lazy: as above
@@ -123,6 +137,8 @@ def _check(settings: "SimSettings", asked: "Workload") -> None:
             raise ConfigError("simulate.flags", f"--{name.replace('_', '-').removesuffix('-s')}: must be more than 0")
     if min(settings.host_blocks, settings.disk_blocks) < 0 or not 0 <= settings.noise < 1:
         raise ConfigError("simulate.flags", "--host-blocks, --disk-blocks and --noise: at least 0; noise below 1")
+    if settings.concurrency is not None and settings.concurrency < 1:
+        raise ConfigError("simulate.flags", "--max-concurrency: at least 1")
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise ConfigError("simulate.flags", "--max-num-batched-tokens: at least --max-num-seqs")
     if not asked.asks:

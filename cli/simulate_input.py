@@ -13,6 +13,7 @@ from loadtest.datasets.burstgpt import answered_rows
 from loadtest.datasets.timed_trace import BLOCK_TOKENS, timed_lines
 from loadtest.mix import ArrivalSettings, Process
 from scheduler.cost import StepTimes
+from simulation.calibration import Calibration
 from simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order
 from tiercel.errors import ConfigError
 from tiercel.ids import TenantId
@@ -144,6 +145,16 @@ def read_step_times(path: Path) -> StepTimes:
     if not known:
         raise ConfigError("simulate.step_times", f"--step-times {path}: no point of it lies on a grid of its size")
     return grid.table(known)
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Return what `benchmarks/simulated.py` has measured of a real server. Errors: ConfigError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Calibration)
+    except OSError as exc:
+        raise ConfigError("simulate.calibration", f"--calibration {path}: {exc.strerror}") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError("simulate.calibration", f"--calibration {path}: {exc}") from exc
 
 
 def _draw(tenants: Sequence[SimTenant], flags: Flags) -> Workload:

@@ -2,7 +2,7 @@
 
 from server.bucket import Bucket
 from server.client import SequenceFacts, Standing
-from server.forecast import Forecast, Surplus
+from server.forecast import Drain, Forecast, Surplus
 from server.tenants import Tenant, TenantTable
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
@@ -16,6 +16,7 @@ class Account:
 
     __slots__ = (
         "backlog_by_band",
+        "drain",
         "requests",
         "reserved",
         "running",
@@ -33,6 +34,7 @@ class Account:
         self.running = 0  # sequences with one
         self.backlog_by_band: dict[int, float] = {}  # prompt tokens of those that wait, without the cached ones
         self.uncached_share = 1.0  # of its prompts, lately
+        self.drain = Drain()
         self.surplus = Surplus()
         limits = tenant.limits
         self.requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
@@ -78,6 +80,11 @@ class Accounts:
 
     def __len__(self) -> int:
         return len(self._account_by_name)
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether the engine shares a band by weight."""
+        return self._is_fair
 
     @property
     def goal_s(self) -> float | None:
@@ -139,6 +146,27 @@ class Accounts:
             beside = min(beside, mine * weights / weight - own)
         return before + beside
 
+    def queue_s(self, account: Account, band: int, own: float) -> float | None:
+        """Return in how many seconds `own` prompt tokens of a new request in this band will be computed.
+
+        Where the engine shares a band by weight, how fast the tenant's own queue has drained lately decides, but never
+        more than if everything that waits went first. The longer ago that was heard, the more the share of the speed of
+        all counts instead. None before any speed is known.
+        """
+        whole_s = self.forecast.queue_s(self.tokens_ahead(account, band, own) + own)
+        speed = account.drain.tokens_per_s
+        if not self._is_fair or speed is None or whole_s is None:
+            return whole_s
+        mine = sum(tokens for other, tokens in account.backlog_by_band.items() if other <= band) + own
+        before = sum(tokens for other, tokens in self._backlog_by_band.items() if other < band)
+        before -= sum(tokens for other, tokens in account.backlog_by_band.items() if other < band)
+        everything = sum(tokens for other, tokens in self._backlog_by_band.items() if other <= band) + own
+        before_s, everything_s = self.forecast.queue_s(max(before, 0.0)), self.forecast.queue_s(everything)
+        assert before_s is not None
+        assert everything_s is not None
+        drained_s = min(before_s + mine / speed, max(everything_s, whole_s))
+        return whole_s + account.drain.freshness(self._clock.now_s()) * (drained_s - whole_s)
+
     def on_moved(self, facts: SequenceFacts, before: Standing | None) -> None:
         """A sequence came, got its first token or went."""
         start = facts.start
@@ -153,6 +181,7 @@ class Accounts:
             self._add_backlog(account, start.band, start.num_uncached)
         elif facts.standing is Standing.RUNNING:
             account.running += 1
+            account.drain.note(start.num_uncached, self._clock.now_s())
             if facts.first_token_s is not None:
                 account.surplus.note(facts.first_token_s - facts.arrival_s, start.queue_s, self._clock.now_s())
         else:
@@ -187,8 +216,10 @@ class Accounts:
                 backlog.pop(band, None)
         if account.backlog_by_band:
             self._waiting[account.tenant.name] = account
+            account.drain.begin(self._clock.now_s())
         else:
             self._waiting.pop(account.tenant.name, None)
+            account.drain.pause(self._clock.now_s())
 
     def _forget_idle(self, account: Account) -> None:
         name = account.tenant.name

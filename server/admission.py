@@ -14,6 +14,7 @@ from typing import Protocol
 
 from server.account import Account, Accounts
 from server.bucket import Bucket, show_wait
+from server.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
 from server.ladder import Ladder, Rung
 from server.tenants import ANYBODY, Tenant
 from tiercel.clock import Clock
@@ -26,6 +27,8 @@ _SAMPLE_S = 1.0
 _SMOOTHING = 0.3
 _MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 2
+_LEAST_ROOM = 0.1  # part of a goal that is kept free: the client's end of the goal is not seen from here
+_MOST_ROOM = 1 / 3  # part of a goal that is kept free at most, for first tokens that come later than foretold
 _PRESSURE_S = 10.0  # of queue that counts as overload, where no tenant has a goal
 
 
@@ -239,8 +242,7 @@ class Entry:
         account = self._account
         band = account.tenant.share.band_of(order.priority)
         own = sum(order.prompts) * account.uncached_share
-        ahead = self._accounts.tokens_ahead(account, band, own)
-        late_s = self._late_s(ahead, own)
+        late_s = self._late_s(band, own)
         best_effort = account.tenant.best_effort
         if late_s > 0 and best_effort is None:
             self._counter.on_rejected("deadline")
@@ -261,7 +263,7 @@ class Entry:
             service=service,
             max_tokens=max_tokens if max_tokens < order.max_tokens else None,
             uncached_share=account.uncached_share,
-            queue_s=self._accounts.forecast.queue_s(self._accounts.tokens_ahead(account, band, own) + own),
+            queue_s=self._accounts.queue_s(account, band, own),
             reserved=reserved,
         )
 
@@ -271,20 +273,27 @@ class Entry:
             self._account.tokens.settle(-self._charged, self._clock.now_s())
         self._charged = 0
 
-    def _late_s(self, ahead: float, own: float) -> float:
-        """By how much the first token would miss the goal because of those ahead; 0 = not, or not known.
+    def _late_s(self, band: int, own: float) -> float:
+        """Return by how much the first token may miss the goal because of those ahead; 0 = not at all, or not known.
 
         A prompt that misses the goal on its own is held to the goal in the queue only: it would else never be served.
         """
-        slo, forecast = self._account.tenant.share.slo, self._accounts.forecast
-        if slo.ttft_s is None or slo.kind != "interactive" or ahead <= 0:
+        account, accounts = self._account, self._accounts
+        slo = account.tenant.share.slo
+        if slo.ttft_s is None or slo.kind != "interactive" or accounts.tokens_ahead(account, band, own) <= 0:
             return 0.0
-        queue_s, compute_s = forecast.queue_s(ahead), forecast.queue_s(own)
-        if queue_s is None or compute_s is None:
+        compute_s = accounts.forecast.queue_s(own)
+        if compute_s is None:
             return 0.0
         if compute_s <= slo.ttft_s:
-            queue_s += compute_s + self._account.surplus.at_s(self._clock.now_s())
-        return max(queue_s - slo.ttft_s, 0.0)
+            queue_s = accounts.queue_s(account, band, own)
+            now_s, surplus = self._clock.now_s(), account.surplus
+            room_s = min(max(surplus.spread_s(now_s), _LEAST_ROOM * slo.ttft_s), _MOST_ROOM * slo.ttft_s)
+            half_life_s = IDLE_HALF_LIFE_S if accounts.is_fair and not account.backlog_by_band else HALF_LIFE_S
+            extra_s = surplus.at_s(now_s, half_life_s) + room_s
+        else:
+            queue_s, extra_s = accounts.forecast.queue_s(accounts.tokens_ahead(account, band, own)), 0.0
+        return 0.0 if queue_s is None else max(queue_s + extra_s - slo.ttft_s, 0.0)
 
     def _charge(self, order: Order, max_tokens: int) -> int:
         """Charge the prompts and what the client allows for outputs; returns the outputs charged for a sequence.

@@ -1,7 +1,9 @@
 """A machine that computes nothing and takes the time a table says."""
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from scheduler.cost import Piece, StepCosts, StepTimes
 from tiercel.clock import ManualClock
@@ -26,6 +28,13 @@ class CostFlight:
         self._clock.advance(max(0.0, self._end_s - self._clock.now_s()))
         return StepOutcome((0,) * self._samples)
 
+    def delay(self, seconds: float) -> bool:
+        """End so much later. Returns False when the step is over already."""
+        if self._end_s <= self._clock.now_s():
+            return False
+        self._end_s += seconds
+        return True
+
 
 class CostMachine:
     """One lane. Steps run one after the other, each for as long as the table says, times noise."""
@@ -35,12 +44,14 @@ class CostMachine:
         owner: Callable[[SeqId], TenantId] | None = None,
     ) -> None:  # fmt: skip
         self.busy_s = 0.0
+        self.delayed_s = 0.0  # of that time, what something else took
         self.steps = 0
         self.tokens = 0  # computed
         self.served_ms: dict[TenantId, float] = {}  # told apart only where there is an `owner`
         self._costs = StepCosts(times)
         self._clock = clock
         self._busy_until_s = 0.0
+        self._flights: deque[CostFlight] = deque()  # those that may still run
         self._noise = noise
         self._owner = owner
         self._rng = random.Random(seed)  # noqa: S311 - step times, not secrets
@@ -66,7 +77,20 @@ class CostMachine:
         self.steps += 1
         if self._owner is not None:
             self._share(plan, self._owner)
-        return CostFlight(plan, self._clock, self._busy_until_s, samples)
+        flight = CostFlight(plan, self._clock, self._busy_until_s, samples)
+        self._flights.append(flight)
+        return flight
+
+    def delay(self, seconds: float) -> None:
+        """Something else takes so much processor time from the steps under way; an idle machine loses nothing."""
+        while self._flights and not self._flights[0].delay(seconds):
+            self._flights.popleft()
+        if self._flights:
+            for flight in islice(self._flights, 1, None):
+                flight.delay(seconds)
+            self._busy_until_s += seconds
+            self.busy_s += seconds
+            self.delayed_s += seconds
 
     def _share(self, plan: StepPlan, owner: Callable[[SeqId], TenantId]) -> None:
         pieces = (

@@ -16,6 +16,7 @@ from scheduler.planner import StepLimits
 from scheduler.policy import Policy, open_policy
 from scheduler.preemption import SwapChooser
 from simulation.gap import GapMeter
+from simulation.http import HttpProcess, HttpTimes
 from simulation.machine import CostMachine
 from simulation.tally import Tally, WatchedPlanner
 from simulation.timeline import Timeline
@@ -59,6 +60,8 @@ class SimSettings(Struct, frozen=True, kw_only=True):
     patience_s: float = 2.0
     rates: SimRates = SimRates()
     noise: float = 0.0  # of step times, to both sides
+    http: HttpTimes = HttpTimes()
+    concurrency: int | None = None  # requests at once in a closed loop; None: requests come at their times
     seed: int = 0
 
     @property
@@ -180,34 +183,41 @@ class Replay:
 
     def __init__(
         self, settings: SimSettings, workload: Workload, *, duration_s: float | None = None,
-        open_with: PolicyMaker = make_policy,
+        closes_s: float = float("inf"), open_with: PolicyMaker = make_policy,
     ) -> None:  # fmt: skip
+        """`duration_s` cuts the run off; a closed loop begins no request from `closes_s` on."""
         self.simulation = Simulation(settings, workload.tenants, open_with=open_with)
         self.workload = workload
         self._end_s = float("inf") if duration_s is None else duration_s
+        self.http = HttpProcess(
+            settings.http, self.simulation.machine, concurrency=settings.concurrency, closes_s=closes_s
+        )
+        self.http.expect(workload.asks)
+        if settings.http != HttpTimes() or settings.concurrency is not None:
+            self.simulation.tally.http = self.http
         span_s = duration_s or (workload.asks[-1].at_s if workload.asks else 0.0)
         self.timeline = Timeline(self.simulation, span_s)
         self.meter = self._open_meter()
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
         """All of it: what is due is asked, until everything has ended or the duration is over."""
-        simulation, timeline, meter = self.simulation, self.timeline, self.meter
-        asks = iter(self.workload.asks)
-        ask = next(asks, None)
+        simulation, timeline, meter, http = self.simulation, self.timeline, self.meter, self.http
         while simulation.now_s < self._end_s:
             now_s = simulation.now_s
-            while ask is not None and ask.at_s <= now_s:
+            for ask in http.take(now_s):
                 simulation.submit(ask)
-                ask = next(asks, None)
             if now_s >= timeline.next_s:
                 timeline.sample()
                 progress(now_s)
             if meter is not None:
                 meter.look()
-            next_s = ask.at_s if ask is not None else self._end_s
+            due_s = http.next_s
+            next_s = self._end_s if due_s is None else due_s
             if not simulation.step(next_s):
-                if ask is None and simulation.loop.is_idle:
+                if due_s is None and simulation.loop.is_idle:
                     break
+                if http.next_s is not None:  # the step may have ended an answer, whose client sends its next request
+                    next_s = min(next_s, http.next_s)
                 simulation.pass_time(min(next_s, self._end_s))
         timeline.sample()
 

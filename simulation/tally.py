@@ -10,6 +10,7 @@ from scheduler.draft import CacheView
 from scheduler.planner import Planner, StepLimits
 from scheduler.preemption import SwapChooser
 from simulation.histogram import Histogram, bucket_of
+from simulation.http import HttpProcess
 from tiercel.clock import ManualClock
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason
@@ -41,10 +42,11 @@ class TenantTally:
 class _Live:
     """One sequence that has not ended."""
 
-    __slots__ = ("last_s", "tally")
+    __slots__ = ("delay_s", "last_s", "tally")
 
     def __init__(self, tally: TenantTally) -> None:
         self.tally = tally
+        self.delay_s = 0.0  # of its first token, between the engine and the client
         self.last_s = -1.0  # its last token
 
 
@@ -55,8 +57,15 @@ class Tally:
         self.by_tenant: dict[TenantId, TenantTally] = {share.name: TenantTally(share) for share in shares}
         self.tokens = 0
         self.first_s_by_seq: dict[SeqId, float] | None = None  # filled when somebody wants to know
+        self.http: HttpProcess | None = None  # None: the client has a token when the engine has it
+        self.listener: Callable[[Report], None] | None = None  # hears every report first
         self._live: dict[int, _Live] = {}
         self._clock = clock
+
+    @property
+    def finished(self) -> int:
+        """Requests that were answered in full."""
+        return sum(tally.finished for tally in self.by_tenant.values())
 
     def submit(self, seq: SeqId, tenant: TenantId) -> None:
         """A request is about to reach the loop."""
@@ -68,26 +77,38 @@ class Tally:
 
     def post(self, message: Report) -> None:
         """One committed step."""
-        now_s = self._clock.now_s()
+        if self.listener is not None:
+            self.listener(message)
+        posted_s = now_s = self._clock.now_s()
         live, known_s, bucket = self._live, -1.0, 0
+        http = self.http
+        if http is not None:
+            now_s = http.report(posted_s)
         said = array("Q")
         said.frombytes(message.seqs)
         self.tokens += len(said)
         for seq in said:
             one = live[seq]
             tally, last_s = one.tally, one.last_s
+            if http is not None:
+                now_s = http.token(posted_s)
             one.last_s = now_s
             tally.output_tokens += 1
-            if last_s >= 0:
-                if last_s != known_s:  # most have their tokens in the same steps
+            if last_s < 0:
+                one.delay_s = now_s - posted_s
+            else:
+                if last_s != known_s or http is not None:  # most have their tokens in the same steps
                     known_s, bucket = last_s, bucket_of(now_s - last_s)
                 counts = tally.gaps.count_by_bucket
                 counts[bucket] = counts.get(bucket, 0) + 1
         for finished in message.finished:
-            self._finish(finished)
+            self._finish(finished, now_s)
 
-    def _finish(self, finished: Finished) -> None:
-        tally = self._live.pop(finished.seq).tally
+    def _finish(self, finished: Finished, now_s: float) -> None:
+        one = self._live.pop(finished.seq)
+        tally = one.tally
+        if self.http is not None:
+            self.http.end(one.last_s if one.last_s >= 0 else now_s)
         if finished.reason is not FinishReason.LENGTH:
             tally.refused += 1
             return
@@ -95,9 +116,10 @@ class Tally:
         tally.prompt_tokens += finished.num_prompt
         tally.cached_tokens += finished.num_cached
         tally.queue_s.append(finished.queued_s)
-        tally.ttft_s.append(finished.queued_s + finished.prefill_s)
+        ttft_s = finished.queued_s + finished.prefill_s + one.delay_s
+        tally.ttft_s.append(ttft_s)
         if self.first_s_by_seq is not None:
-            self.first_s_by_seq[finished.seq] = finished.queued_s + finished.prefill_s
+            self.first_s_by_seq[finished.seq] = ttft_s
 
 
 class WatchedPlanner(Planner):

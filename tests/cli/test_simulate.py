@@ -90,3 +90,29 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
 )
 def test_what_makes_no_sense_is_refused(flags: list[str]) -> None:
     assert main([*SHORT, *flags]) == 2
+
+
+def test_a_calibration_of_a_real_server_makes_first_tokens_later(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps({"step_factor": 2.0, "step_ms": 3.0, "http": {"request_ms": 5.0, "token_ms": 0.1}}))
+    bare, real = tmp_path / "bare", tmp_path / "real"
+    assert main([*SHORT, "--json", str(bare)]) == 0
+    assert main([*SHORT, "--calibration", str(file), "--json", str(real)]) == 0
+    first, second = (json.loads(path.read_text()) for path in (bare, real))
+    assert second["ttft_s"]["p50"] > first["ttft_s"]["p50"] + 0.005
+
+
+def test_a_closed_loop_ends_what_it_has_begun(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert main([*SHORT, "--max-concurrency", "2", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["finished"] == found["requests"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--calibration", "missing.json"], "--calibration missing.json"), (["--max-concurrency", "0"], "at least 1")],
+)
+def test_what_cannot_be_taken_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SHORT, *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,6 +1,6 @@
 import pytest
 
-from server.forecast import Forecast, Surplus
+from server.forecast import Drain, Forecast, Surplus
 
 
 def test_nothing_is_foretold_before_anything_is_known() -> None:
@@ -48,3 +48,31 @@ def test_a_tenant_that_is_refused_is_not_refused_for_ever() -> None:
     assert surplus.at_s(105.0) == 4.0
     assert surplus.at_s(160.0) < 0.01
     assert surplus.at_s(99.0) == 8.0
+
+
+def test_a_goal_leaves_room_for_how_far_first_tokens_scatter() -> None:
+    surplus = Surplus()
+    assert surplus.spread_s(0.0) == 0
+    for _ in range(200):
+        surplus.note(1.2, 1.0, 0.0)
+    assert surplus.spread_s(0.0) == pytest.approx(0.0, abs=0.01)
+    for number in range(200):
+        surplus.note(1.1 if number % 2 else 0.9, 1.0, 0.0)
+    assert 0.2 < surplus.spread_s(0.0) < 0.4
+    assert surplus.spread_s(5.0) == pytest.approx(surplus.spread_s(0.0) / 2)
+
+
+def test_the_drain_of_a_tenant_counts_the_time_in_which_it_waits() -> None:
+    drain = Drain()
+    assert drain.tokens_per_s is None
+    drain.begin(0.0)
+    drain.note(100, 0.4)
+    assert drain.tokens_per_s is None  # too short a time says nothing
+    drain.note(150, 0.5)
+    assert drain.tokens_per_s == pytest.approx(500)
+    drain.pause(0.5)
+    drain.begin(100.0)  # nothing waited in between
+    drain.note(250, 100.5)
+    assert drain.tokens_per_s == pytest.approx(500)
+    assert drain.freshness(100.5) == 1.0
+    assert drain.freshness(105.5) == pytest.approx(0.5)

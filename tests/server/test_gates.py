@@ -348,6 +348,52 @@ def test_where_a_band_is_shared_by_weight_the_queue_of_another_does_not_count() 
         desk.run(tenant, Order(prompts=[600]))
 
 
+@pytest.mark.parametrize("is_fair", [True, False])
+def test_a_tenant_with_nothing_waiting_is_soon_tried_again_where_it_is_owed_its_share(is_fair: bool) -> None:
+    tenant, flood = _interactive(), _tenant("flood")
+    desk = Desk.of(tenant, flood, is_fair=is_fair)
+    _measured(desk, 1000)
+    desk.run(flood, Order(prompts=[300]))
+    facts = desk.run(tenant, Order(prompts=[100]))
+    desk.clock.advance(5)
+    desk.first_token(facts)
+    with _refused(503, "overloaded"):
+        desk.run(tenant, Order(prompts=[100]))
+    desk.clock.advance(3)
+    if is_fair:
+        assert desk.run(tenant, Order(prompts=[100])).standing is Standing.WAITING
+    else:
+        with _refused(503, "overloaded"):
+            desk.run(tenant, Order(prompts=[100]))
+
+
+def test_a_queue_that_drains_more_slowly_than_its_share_is_forecast_by_its_own_speed() -> None:
+    tenant, flood = _interactive(ttft_s=1000.0), _tenant("flood")
+    desk = Desk.of(tenant, flood, is_fair=True)
+    _measured(desk, 1000)
+    desk.run(flood, Order(prompts=[100_000]))
+    waiting = [desk.run(tenant, Order(prompts=[100])) for _ in range(10)]
+    for facts in waiting[:5]:
+        desk.clock.advance(1)  # 100 tokens a second, a fifth of its share
+        desk.first_token(facts)
+    late = desk.run(tenant, Order(prompts=[100]))
+    assert late.start.queue_s == pytest.approx(6.0)
+    desk.clock.advance(60)  # not heard of since: its share of the speed counts again
+    assert desk.run(tenant, Order(prompts=[100])).start.queue_s == pytest.approx(1.4, abs=0.01)
+
+
+def test_a_tenant_that_has_the_engine_to_itself_waits_no_longer_than_for_all_that_waits() -> None:
+    tenant, flood = _interactive(ttft_s=1000.0), _tenant("flood")
+    desk = Desk.of(tenant, flood, is_fair=True)
+    _measured(desk, 1000)
+    held = desk.run(flood, Order(prompts=[100_000]))
+    waiting = [desk.run(tenant, Order(prompts=[100])) for _ in range(10)]
+    desk.clock.advance(10)
+    desk.first_token(waiting[0])
+    desk.first_token(held)  # the flood is over
+    assert desk.run(tenant, Order(prompts=[100])).start.queue_s == pytest.approx(1.0)
+
+
 def test_a_tenant_that_allows_it_gets_less_instead_of_a_refusal() -> None:
     tenant = _interactive(best_effort=BestEffort(64, 7))
     desk = Desk.of(tenant)

@@ -1,0 +1,136 @@
+"""A light client for benchmarks: completions as streams over plain sockets, at given times or a fixed number at once.
+
+`tiercel bench serve` measures much more and costs more processor time, which on a machine of two cores is the server's.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request: due at a time since the start of the load; a closed loop ignores that time."""
+
+    at_s: float
+    prompt: list[int] | str
+    outputs: int  # tokens; the end of a sequence is ignored
+    key: str = ""  # the tenant's API key
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of a request. Times are seconds since the start of the load."""
+
+    ask: Ask
+    due_s: float = 0.0
+    first_s: float | None = None  # the first token came
+    end_s: float | None = None  # the answer was complete
+    status: int = 0
+    service: str = ""  # the header `x-tiercel-service`
+    timing: str = ""  # the header `server-timing`
+    tokens: int = 0  # of the answer, as the server counts them at its end
+    refusal: str = field(default="", repr=False)
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from when the request was due to its first token; infinite without one."""
+        return float("inf") if self.first_s is None else self.first_s - self.due_s
+
+    @property
+    def is_complete(self) -> bool:
+        """True when the stream ended as it should."""
+        return self.status == 200 and self.end_s is not None and self.first_s is not None
+
+
+def open_loop(url: str, asks: Sequence[Ask], patience_s: float | None = None) -> list[Answer]:
+    """Send every request when it is due, whatever has become of those before it; return all answers in this order.
+
+    With a patience, requests that have no end so long after the last was due are given up, incomplete.
+    """
+    return asyncio.run(_open_loop(url, asks, patience_s))
+
+
+def closed_loop(url: str, asks: Sequence[Ask], concurrency: int, seconds: float = float("inf")) -> list[Answer]:
+    """Keep `concurrency` requests going, in this order, each due when the one before it has ended.
+
+    No request is begun after `seconds`; returns the answers to those that were begun.
+    """
+    return asyncio.run(_closed_loop(url, asks, concurrency, seconds))
+
+
+async def _open_loop(url: str, asks: Sequence[Ask], patience_s: float | None) -> list[Answer]:
+    answers = [Answer(ask, ask.at_s) for ask in asks]
+    tasks: list[asyncio.Task[None]] = []
+    start_s = time.perf_counter()
+    for answer in sorted(answers, key=lambda one: one.due_s):
+        await asyncio.sleep(max(start_s + answer.due_s - time.perf_counter(), 0))
+        tasks.append(asyncio.create_task(_ask(url, answer, start_s)))
+    done, given_up = await asyncio.wait(tasks, timeout=patience_s)
+    for task in given_up:
+        task.cancel()
+    for task in done:
+        task.result()
+    return answers
+
+
+async def _closed_loop(url: str, asks: Sequence[Ask], concurrency: int, seconds: float) -> list[Answer]:
+    answers: list[Answer] = []
+    left: Iterator[Ask] = iter(asks)
+    start_s = time.perf_counter()
+
+    async def work() -> None:
+        for ask in left:
+            now_s = time.perf_counter() - start_s
+            if now_s >= seconds:
+                return
+            answer = Answer(ask, now_s)
+            answers.append(answer)
+            await _ask(url, answer, start_s)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work())
+    return answers
+
+
+async def _ask(url: str, answer: Answer, start_s: float) -> None:
+    """Send one request and read its answer to the end. A broken connection leaves the answer incomplete."""
+    ask = answer.ask
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    fields = {"prompt": ask.prompt, "max_tokens": ask.outputs, "ignore_eos": True, "stream": True}
+    body = json.dumps({**fields, "stream_options": {"include_usage": True}})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    if ask.key:
+        head += f"Authorization: Bearer {ask.key}\r\n"
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        headers = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        answer.status = int(headers[0].split()[1])
+        for header in headers[1:]:
+            name, _, value = header.partition(":")
+            if name.lower() == "x-tiercel-service":
+                answer.service = value.strip()
+            elif name.lower() == "server-timing":
+                answer.timing = value.strip()
+        tail = b""
+        while piece := await reader.read(65536):
+            if answer.status != 200:
+                answer.refusal += piece.decode("utf-8", "replace")
+                continue
+            if answer.first_s is None and b"data: " in piece:
+                answer.first_s = time.perf_counter() - start_s
+            tail = (tail + piece)[-1024:]
+        if answer.status != 200 or b"data: [DONE]" in tail:
+            answer.end_s = time.perf_counter() - start_s
+            usage = _USAGE.findall(tail)
+            answer.tokens = int(usage[-1]) if usage else 0
+        writer.close()
+    except (OSError, asyncio.IncompleteReadError):
+        return

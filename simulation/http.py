@@ -1,0 +1,107 @@
+"""The HTTP process and its clients in virtual time: one server that handles requests and reports in turn."""
+
+import heapq
+from collections import deque
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from simulation.machine import CostMachine
+from simulation.workload import Ask
+
+
+class HttpTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the HTTP process and the client take, in milliseconds. All zero: the engine alone."""
+
+    request_ms: float = 0.0  # from sending a request to its submission, and for its first token on the way back
+    prompt_token_ms: float = 0.0  # the same, for each token of the prompt
+    report_ms: float = 0.0  # a report of the engine, whatever it holds
+    token_ms: float = 0.0  # each token of a report
+    contention: float = 0.0  # part of that time that is taken from a step under way: 1 where they share all cores
+
+    def __post_init__(self) -> None:
+        times = (self.request_ms, self.prompt_token_ms, self.report_ms, self.token_ms, self.contention)
+        if not min(times) >= 0:
+            raise ValueError("times and contention are at least 0")
+
+
+class HttpProcess:
+    """Everything between a client and the engine's mailbox, in the order in which it comes: one thread does it all.
+
+    With a concurrency the clients form a closed loop: each sends its next request when its answer has ended, and the
+    times of the requests say nothing but their order.
+    """
+
+    def __init__(
+        self, times: HttpTimes, machine: CostMachine, *, concurrency: int | None = None, closes_s: float = float("inf")
+    ) -> None:
+        self._times = times
+        self._machine = machine
+        self._closes_s = closes_s  # no request of a closed loop is sent from then on
+        self._busy_until_s = 0.0
+        self._due: list[tuple[float, int, Ask]] = []  # a heap: requests by when they are sent
+        self._ready: deque[tuple[float, Ask]] = deque()  # requests by when the engine has them
+        self._asks: deque[Ask] = deque()  # requests of a closed loop that no client has sent
+        self._concurrency = concurrency
+        self._count = 0
+
+    def expect(self, asks: tuple[Ask, ...]) -> None:
+        """Take the requests of a run: all at their times, or as many of a closed loop as run at once."""
+        if self._concurrency is None:
+            for ask in asks:
+                self._send(ask)
+            return
+        self._asks.extend(asks)
+        for _ in range(self._concurrency):
+            self._send_next(0.0)
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next request may reach the engine at the earliest; None when none will be sent before one ends."""
+        if self._ready:
+            return self._ready[0][0]
+        return self._due[0][0] if self._due else None
+
+    def take(self, now_s: float) -> list[Ask]:
+        """Return the requests that have reached the engine by now."""
+        self._advance(now_s)
+        ready: list[Ask] = []
+        while self._ready and self._ready[0][0] <= now_s:
+            ready.append(self._ready.popleft()[1])
+        return ready
+
+    def report(self, now_s: float) -> float:
+        """The engine posts a report: return when its first token begins to be handled."""
+        self._advance(now_s)
+        return self._work(now_s, self._times.report_ms)
+
+    def token(self, now_s: float) -> float:
+        """Return when the client has the next token of the report."""
+        return self._work(now_s, self._times.token_ms)
+
+    def end(self, at_s: float) -> None:
+        """A client has the end of its answer: in a closed loop it sends the next request."""
+        if self._concurrency is not None:
+            self._send_next(at_s)
+
+    def _send_next(self, at_s: float) -> None:
+        if self._asks and at_s < self._closes_s:
+            self._send(replace(self._asks.popleft(), at_s=at_s))
+
+    def _send(self, ask: Ask) -> None:
+        self._count += 1
+        heapq.heappush(self._due, (ask.at_s, self._count, ask))
+
+    def _advance(self, now_s: float) -> None:
+        """Handle the requests that have been sent by now."""
+        times = self._times
+        while self._due and self._due[0][0] <= now_s:
+            at_s, _, ask = heapq.heappop(self._due)
+            self._ready.append((self._work(at_s, times.request_ms + times.prompt_token_ms * ask.num_prompt), ask))
+
+    def _work(self, from_s: float, ms: float) -> float:
+        """Return when so much work ends that can begin at a time; what it takes from the engine's step is taken."""
+        self._busy_until_s = max(from_s, self._busy_until_s) + 1e-3 * ms
+        if self._times.contention and ms:
+            self._machine.delay(1e-3 * ms * self._times.contention)
+        return self._busy_until_s
