@@ -12,7 +12,6 @@ import pytest
 from device.sim import SimMachine, expected_outputs
 from device.sim_mover import SimMover, SimRates
 from engine.loop import EngineLoop
-from kvcache.block import child_key, namespace_key
 from kvcache.manager import CacheManager
 from kvcache.policy import Keep
 from kvcache.pool import SlotState
@@ -63,8 +62,9 @@ class Walk:
             rng.choice([0, 4, 8]),
             rng.choice([8, 16, 64]),
         )
-        if rng.random() < 0.5:  # many long prompts under way at once, and little room in DDR
-            blocks, host = rng.choice([64, 100]), rng.choice([6, 8])
+        is_narrow = rng.random() < 0.5
+        if is_narrow:  # many long prompts under way at once, and little room in DDR
+            blocks, host, disk = 64, 8, 0
             seqs, mode, chunk, tokens = 8, "swap", rng.choice([4, 8]), 64
         speeds = {
             Route.SPILL: host and RATES.spill_bytes_per_s,
@@ -91,13 +91,15 @@ class Walk:
             mover=self.mover,
         )  # fmt: skip
         self.weather = WEATHER[0]
-        self.refusals = self.squeezes = 0
+        self.refusals = 0
         self.requests: dict[int, Request] = {}
         self.hbm_by_seq: dict[int, int | None] = {}  # blocks of quota, as the request came
         self.quotas: dict[tuple[Tier, TenantId], int] = {}
         self.owners: dict[TenantId, int] = {}  # tenants are numbered as they come
         self.held: dict[tuple[Tier, TenantId], int] = {}  # after the step before
         self.reload()
+        if is_narrow:
+            self.ambush()
 
     def _fate(self, transfer: Transfer) -> Verdict:
         verdict = self.rng.choice(self.weather)
@@ -108,16 +110,23 @@ class Walk:
     # ---- events
 
     def submit(
-        self, tenant: TenantId | None = None, doc: list[int] | None = None, own: int = 0, band: int | None = None
+        self,
+        tenant: TenantId | None = None,
+        doc: list[int] | None = None,
+        own: int = 0,
+        band: int | None = None,
+        outputs: int = 0,
     ) -> None:
         """Somebody asks for a prompt of its own, for what was asked before, or for both in one."""
         rng, is_doc = self.rng, doc is not None
         tenant, doc = tenant or rng.choice(TENANTS), doc or rng.choice(self.docs)
-        added = [rng.randrange(VOCAB) for _ in range(own or rng.choice([0, 0, 2, 11, 30]))]
+        added = [rng.randrange(VOCAB) for _ in range(own or (0 if is_doc else rng.choice([0, 0, 2, 11, 30])))]
         length = len(doc) if is_doc else rng.choice([len(doc), rng.randrange(1, len(doc))])
         prompt = (doc[:length] + added)[: MAX_MODEL_LEN - 2]
         seq = SeqId(len(self.requests) + 1)
-        params = SamplingParams(temperature=0.0, max_tokens=rng.randrange(1, 40), ignore_eos=rng.random() < 0.5)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=outputs or rng.randrange(1, 40), ignore_eos=rng.random() < 0.5
+        )
         self.requests[seq] = Request(
             id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=self.clock.now_s(), scope=self.scope(tenant),
             tenant=tenant, band=rng.choice([0, 0, 1]) if band is None else band,
@@ -126,21 +135,38 @@ class Walk:
         self.hbm_by_seq[seq] = self.quotas.get((Tier.HBM, tenant))
         self.loop.take([Submit(self.requests[seq])])
 
-    def squeeze(self) -> None:
-        """A tenant may hold no more than it does while others come for what DDR has: both in one step.
+    def ambush(self) -> None:
+        """A tenant may hold no more than it does just when another comes for what DDR alone has.
 
-        Its prompt under way then takes room from a newer sequence of its own, after the others have been admitted.
+        In one step its prompt under way takes room from a newer sequence of its own, whose blocks go down, and the
+        other is admitted to what comes up.
         """
-        ready = [tenant for tenant in TENANTS if self._is_ripe(tenant)]
-        if not ready or self.squeezes >= 12:
-            return
-        squeezed = self.rng.choice(ready)
-        below = [(one, doc) for one in TENANTS for doc in self.docs if one != squeezed and self._is_below(one, doc)]
-        if below:
-            self.squeezes += 1
-            self.reload(squeezed)
-            tenant, doc = min(below, key=lambda pair: len(pair[1]))
-            self.submit(tenant, doc, band=0)
+        rng, squeezed, other = self.rng, TENANTS[2], TENANTS[3]
+        self.reload(squeezed, hbm=64)
+        doc = [rng.randrange(VOCAB) for _ in range(9)]
+        for _ in range(3):
+            self.submit(other, doc, outputs=2)
+            self.drain()
+        for _ in range(12):  # push it out of HBM
+            self.submit(other, [rng.randrange(VOCAB) for _ in range(41)], outputs=2)
+            self.drain()
+        shared = [rng.randrange(VOCAB) for _ in range(33)]
+        self.submit(squeezed, shared, outputs=2)
+        self.drain()
+        self.submit(squeezed, [rng.randrange(VOCAB) for _ in range(64)])
+        self.submit(squeezed, shared, outputs=40)
+        for _ in range(30):
+            if self._is_ripe(squeezed) and rng.random() < 0.5:
+                break
+            self.step()
+        self.reload(squeezed, hbm=max(1, self.held.get((Tier.HBM, squeezed), 20) - rng.choice([0, 0, 4, 8])))
+        self.submit(other, doc, band=0)
+
+    def drain(self) -> None:
+        """Until all that was asked for has been answered."""
+        for _ in range(200):
+            if not self.step() and self.loop.is_idle and self.mover.next_landing_s is None:
+                return
 
     def _is_ripe(self, tenant: TenantId) -> bool:
         """An older prompt and a newer sequence of the tenant run, and nobody of it who decodes needs a block now."""
@@ -148,26 +174,21 @@ class Walk:
         has_both = any(one.want > 1 and any(other.rank > one.rank for other in mine) for one in mine)
         return has_both and not any(one.want == 1 and one.scheduled % BLOCK == 0 for one in mine)
 
-    def _is_below(self, tenant: TenantId, doc: list[int]) -> bool:
-        """DDR has the beginning of a document as the tenant sees it, and HBM has not."""
-        key = child_key(namespace_key(b"sim", self.scope(tenant)), pack_tokens(doc[:BLOCK]))
-        pools = dict(self.cache.tiers.pools())
-        in_ddr = Tier.HBM in pools and Tier.DDR in pools and key in pools[Tier.DDR].slot_by_key
-        return in_ddr and key not in pools[Tier.HBM].slot_by_key
-
     def scope(self, tenant: TenantId) -> bytes:
         """The first two tenants share a cache group."""
         return b"" if tenant in TENANTS[:2] else tenant.encode()
 
-    def reload(self, squeezed: TenantId | None = None) -> None:
+    def reload(self, squeezed: TenantId | None = None, hbm: int = 0) -> None:
         """Other quotas, weights, bands and goals for everybody at once; one tenant is squeezed: last, short of HBM."""
         rng, shares = self.rng, list[TenantShare]()
         self.quotas.clear()
         for tenant in TENANTS:
             most = {Tier.HBM: rng.randrange(6, 30), Tier.DDR: rng.randrange(0, 9), Tier.SSD: rng.randrange(0, 13)}
-            quotas = {tier: blocks for tier, blocks in most.items() if rng.random() < 0.4}
-            if tenant == squeezed:
-                quotas[Tier.HBM] = max(4, self.held.get((Tier.HBM, tenant), 20) - rng.choice([0, 0, 0, 3]))
+            quotas = dict[Tier, int]()
+            if squeezed is None:
+                quotas = {tier: blocks for tier, blocks in most.items() if rng.random() < 0.4}
+            elif tenant == squeezed:
+                quotas = {Tier.HBM: hbm}
             self.quotas |= {(tier, tenant): blocks for tier, blocks in quotas.items()}
             in_bytes = {tier.value: blocks * BYTES for tier, blocks in quotas.items()}
             slo = Slo(ttft_s=0.1) if rng.random() < 0.3 else Slo()
@@ -274,7 +295,6 @@ def walk(seed: int) -> None:
     for _ in range(60):
         one.event()
         for _ in range(one.rng.choice([0, 1, 1, 2, 8])):
-            one.squeeze()
             one.step()
     one.finish()
     one.assert_all_right()
