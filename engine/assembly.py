@@ -81,10 +81,12 @@ class Engine:
         return _DTYPE_NAMES[self.model.dtype]
 
     def patience_s(self) -> float:
-        """How long the loop may sleep when it has nothing to do: a late read wakes nobody."""
+        """How long the loop may sleep when it has nothing to do: neither a late read nor a wait that ends wakes it."""
         rest_s = _IDLE_S if self.loop.is_idle else _BUSY_S
-        deadline_s = self.tiers.mover.next_deadline_s()
-        return rest_s if deadline_s is None else max(0.0, min(rest_s, deadline_s - self._clock.now_s()))
+        for due_s in (self.tiers.mover.next_deadline_s(), self.cache.next_limit_s):
+            if due_s is not None:
+                rest_s = max(0.0, min(rest_s, due_s - self._clock.now_s()))
+        return rest_s
 
     def close(self) -> None:
         """Stop the lanes and let writes to the disk end."""

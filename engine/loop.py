@@ -277,6 +277,7 @@ class EngineLoop:
         ledger = self._cache.ledger()
         plan = self._planner.plan(ledger, self._clock.now_s(), self._order)
         self._book.defer(plan, self._clock.now_s())
+        self._cache.pass_over(plan.deferred, self._clock.now_s())
         if not plan.nano_batches and not plan.victims and not plan.restores:
             return False
         step = self._cache.seal(plan, ledger, self._launched + 1)

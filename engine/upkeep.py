@@ -28,13 +28,14 @@ class Upkeep:
     def tend(self) -> None:
         """Cost: nothing, most of the time."""
         now_s = self._clock.now_s()
-        if now_s - self._tended_s < _EVERY_S:
+        elapsed_s = now_s - self._tended_s
+        if elapsed_s < _EVERY_S:
             return
         self._tended_s = now_s
         disk = self._tiers.disk
         if self._costs is not None:
             self._rates.follow(self._costs)
-        self._rates.learn(self._tiers.mover.gauges(), disk.counts if disk is not None else None)
+        self._rates.learn(self._tiers.mover.gauges(), disk.counts if disk is not None else None, elapsed_s)
         self._loop.disk_state = self._tiers.disk_state
         if self._loop.disk_state in (DiskState.OFF, DiskState.READ_ONLY):
-            self._idle.close_disk()
+            self._idle.close_disk(is_readable=self._loop.disk_state is DiskState.READ_ONLY)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from kvcache.chain import Chain, ChainQueue
+from kvcache.chain import Chain, ChainQueue, WrittenChains
 from kvcache.policy import Keep
 from kvcache.pool import SlotPool
 from kvcache.table import BlockTable
@@ -17,7 +17,7 @@ from tiercel.tier import Purpose, Route, Tier
 _MOST_ADOPTED = 2048  # disk slots a step: about 2 ms
 _HEADROOM = 32  # slots left free behind a chain's first copies, so that it grows in place
 _MOST_LOOKS = 1024  # blocks of chains looked at in one step: about 1 ms
-_MOST_WRITTEN = 1024
+_KEYS_PER_BLOCK = 2  # of memory: so many keys of finished chains are kept, as their heads overlap
 _LOOK_AHEAD = 64  # released slots, and chains, looked at in one step
 
 Scan = Callable[[int], list[tuple[SlotId, BlockKey]] | None]
@@ -41,8 +41,10 @@ class IdleWork:
         self._rates = rates
         self._released: deque[SlotId] = deque(maxlen=tiers.device.blocks)  # cached in HBM since, perhaps not below
         self._unsigned: deque[SlotId] = deque(maxlen=tiers.device.blocks)
-        self._chains = ChainQueue()
-        self._written: deque[Chain] = deque(maxlen=_MOST_WRITTEN)  # their places on the disk are to be put in order
+        host = tiers.host
+        most_keys = _KEYS_PER_BLOCK * (tiers.device.blocks + (host.blocks if host is not None else 0))
+        self._chains = ChainQueue(most_keys, self._is_at_hand)
+        self._written = WrittenChains(most_keys)  # their places on the disk are to be put in order
         self._scan: Scan | None = None
         self._is_news = False  # copies have come down, or left room for others
 
@@ -60,6 +62,11 @@ class IdleWork:
             return True
         is_coming = self._chains.num_aside and transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
         return tiers.writable_blocks > 0 and bool(len(self._chains) or is_coming)
+
+    @property
+    def num_chain_keys(self) -> int:
+        """Keys of finished chains that are kept."""
+        return self._chains.num_keys + self._written.num_keys
 
     def note_published(self, slot: SlotId) -> None:
         """A block was computed and named."""
@@ -81,7 +88,7 @@ class IdleWork:
         if saving_s <= 0:
             return
         # What the disk cannot hold whole would push out its own head.
-        keys = tuple(table.key(block, size) for block in range(min(blocks, self._tiers.disk.blocks)))
+        keys = (table.key(block, size) for block in range(min(blocks, self._tiers.disk.blocks)))
         is_once = self._tiers.device.keep(SlotId(table.slots[0])) is not Keep.REUSED
         self._chains.push(Chain(keys, saving_s, is_once=is_once))
 
@@ -140,6 +147,8 @@ class IdleWork:
         for _, slot in pairs:
             self._tiers.device.hold(slot, by_transfer=True)
         keys, sources = zip(*pairs, strict=True)
+        for source, target in zip(sources, targets, strict=True):
+            self._tiers.quotas.own(host, target, self._tiers.device.owner(source))
         self._tiers.outbox.append(
             self._tiers.transfers.open(Route.SPILL, Purpose.BACKGROUND, keys, sources, tuple(targets))
         )
@@ -152,7 +161,7 @@ class IdleWork:
         host = self._tiers.host
         if host is None or not self._tiers.limits.has_write_back:
             return False
-        if self._tiers.transfers.is_flying(Tier.DDR, chain.keys[chain.cursor]):
+        if self._tiers.transfers.is_flying(Tier.DDR, chain[chain.cursor]):
             return True
         flying = self._tiers.transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
         room = min(self._tiers.limits.background_blocks - flying, host.num_free + host.num_kept(Keep.SHADOW))
@@ -160,16 +169,17 @@ class IdleWork:
             return False  # they were sent and have not come: nobody tries for ever
         chain.brought = chain.cursor if room > 0 else chain.brought
         picked: dict[BlockKey, SlotId] = {}
-        for key in chain.keys[chain.cursor : chain.cursor + max(0, room)]:
+        for key in chain.keys(chain.cursor, chain.cursor + max(0, room)):
             slot = self._tiers.device.slot_by_key.get(key)
             if slot is not None:
                 self._pick(picked, slot)
         self._copy_down(host, [_Part(sorted(picked.items(), key=lambda pair: pair[1]))])
-        return room <= 0 or self._tiers.transfers.is_flying(Tier.DDR, chain.keys[chain.cursor])
+        return room <= 0 or self._tiers.transfers.is_flying(Tier.DDR, chain[chain.cursor])
 
     def _pick(self, picked: dict[BlockKey, SlotId], slot: SlotId) -> None:
-        key = self._tiers.device.key(slot)
-        if self._tiers.is_over_quota(Tier.DDR, self._tiers.device.owner(slot)):
+        key, owner_of = self._tiers.device.key(slot), self._tiers.device.owner
+        left = self._tiers.quotas.left(Tier.DDR, owner_of(slot))
+        if left is not None and left <= sum(owner_of(other) == owner_of(slot) for other in picked.values()):
             return
         if key is not None and self._tiers.loadable(key) is None and not self._tiers.transfers.is_flying(Tier.DDR, key):
             picked[key] = slot
@@ -182,7 +192,7 @@ class IdleWork:
             slot = self._unsigned.popleft()
             key = self._tiers.gateway.key(slot)
             if key is not None:
-                self._tiers.gateway.hold(slot, by_transfer=True)
+                self._tiers.quotas.hold(self._tiers.gateway, slot)
                 slots.append(slot)
                 keys.append(key)
         if slots:
@@ -211,14 +221,21 @@ class IdleWork:
                 return
             if not self._persist_some(chain):
                 return
-            key = chain.keys[chain.cursor] if chain.cursor < len(chain.keys) else None
+            key = chain[chain.cursor] if chain.cursor < len(chain) else None
             if key is None or not tiers.is_on_its_way_down(key):
                 chains.pop()  # it is done, or gone
-                self._written.append(chain)
+                self._written.push(chain)
             elif is_idle and not self._bring_down(chain):
                 chains.pop()
             else:
                 chains.set_aside()  # it goes through DDR
+
+    def _is_at_hand(self, chain: Chain) -> bool:
+        """The next block of a chain lies in memory, or needs no writing."""
+        if chain.cursor >= len(chain):
+            return False
+        tiers, key = self._tiers, chain[chain.cursor]
+        return key in tiers.gateway.slot_by_key or tiers.is_on_its_way_down(key) or tiers.is_on_disk(key)
 
     def _persist_some(self, chain: Chain) -> bool:
         """Write what of a chain lies in memory, head first, up to the first block that does not or may not.
@@ -227,9 +244,9 @@ class IdleWork:
         """
         tiers = self._tiers
         for _ in range(_MOST_LOOKS):
-            if chain.cursor >= len(chain.keys):
+            if chain.cursor >= len(chain):
                 return True
-            key = chain.keys[chain.cursor]
+            key = chain[chain.cursor]
             if not tiers.is_on_disk(key):
                 source = tiers.gateway.slot_by_key.get(key)
                 if source is None or tiers.is_over_quota(Tier.SSD, tiers.gateway.owner(source)):
@@ -237,7 +254,7 @@ class IdleWork:
                 flying = tiers.transfers.blocks(Route.PERSIST, Purpose.BACKGROUND)
                 if flying >= tiers.limits.background_blocks or tiers.writable_blocks < 1:
                     return False
-                tiers.gateway.hold(source, by_transfer=True)
+                tiers.quotas.hold(tiers.gateway, source)
                 tiers.outbox.append(tiers.persist(key, source, Purpose.BACKGROUND))
             chain.cursor += 1
         return False  # goes on in the next step
@@ -245,13 +262,14 @@ class IdleWork:
     def _age_written(self) -> None:
         """What was written head first would be evicted head first: of a chain the tail is to go."""
         disk, transfers = self._tiers.disk, self._tiers.transfers
-        if disk is None or not self._written:
+        chain = self._written.first
+        if disk is None or chain is None:
             return
-        chain = self._written[0]
-        if any(transfers.is_flying(Tier.SSD, key) for key in chain.keys[-self._tiers.limits.background_blocks :]):
+        tail = len(chain) - self._tiers.limits.background_blocks
+        if any(transfers.is_flying(Tier.SSD, key) for key in chain.keys(tail, len(chain))):
             return
-        self._written.popleft()
-        for key in reversed(chain.keys[:_MOST_LOOKS]):
+        self._written.pop()
+        for key in reversed(chain.keys(0, _MOST_LOOKS)):
             slot = disk.slot_by_key.get(key)
             if slot is not None:
                 disk.touch(slot)
@@ -275,8 +293,9 @@ class IdleWork:
         """Copies have come down, or need their room no more: chains that waited can go on."""
         self._is_news = True
 
-    def close_disk(self) -> None:
-        """The disk takes no more writes."""
+    def close_disk(self, *, is_readable: bool = True) -> None:
+        """The disk takes no more writes; unless it is readable, nobody waits for a read any more, either."""
         self._tiers.can_write_disk = False
+        self._tiers.can_read_disk = self._tiers.can_read_disk and is_readable
         self._chains.clear()
         self._scan = None

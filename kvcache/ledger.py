@@ -7,7 +7,6 @@ from kvcache.pool import SlotPool
 from kvcache.table import BlockTable
 from kvcache.tiers import TierBook
 from tiercel.ids import BlockKey, SeqId, SlotId
-from tiercel.tier import Tier
 
 MOST_HASHES = 2048  # blocks of one prompt a step: about 2 ms
 
@@ -61,7 +60,7 @@ class Ledger:
         self._loading: set[BlockKey] = set()  # by restores that this plan begins
         self._tiers = tiers
         self._draft_by_holding: dict[Holding, HoldingDraft] = {}  # of tenants with a quota
-        self._spillable = tiers.num_spillable
+        self._spill_room = tiers.spill_room()
         self._spilled: set[SlotId] = set()
         self._has_prefix_caching = has_prefix_caching
 
@@ -116,13 +115,12 @@ class Ledger:
             return None
         hits: list[tuple[int, SlotId]] = []
         loads: list[tuple[int, BlockKey]] = []
-        is_coming = self._tiers.transfers.is_coming
         for block in range(limit):
             key = table.key(block, self.block_size)
             slot = self._pool.slot_by_key.get(key)
             if slot is not None:
                 hits.append((block, slot))
-            elif self._is_in_flight(key) or (may_load and (is_coming(Tier.HBM, key) or is_coming(Tier.DDR, key))):
+            elif self._is_in_flight(key) or (may_load and self._tiers.is_awaited(table, key)):
                 return None
             elif may_load and self._tiers.loadable(key) is not None:
                 loads.append((block, key))
@@ -131,6 +129,8 @@ class Ledger:
         if loads and not self._tiers.is_worth_loading(loads[0][0], len(loads), len(hits) + len(loads)):
             hits = hits[: loads[0][0]]
             loads = []
+        if loads and self._tiers.num_spillable_of(key for _, key in loads) > self._spill_room.blocks:
+            return None  # victims of this plan need the room of copies that it would load
         return self._find(seq, hits, loads)
 
     def _is_in_flight(self, key: BlockKey) -> bool:
@@ -143,6 +143,7 @@ class Ledger:
         if (holding := self._holding(seq)) is not None:
             holding.shift((slot for _, slot in hits), 1)
         self._loading.update(key for _, key in loads)
+        self._spill_room.blocks -= self._tiers.num_spillable_of(key for _, key in loads)
         found = Found(tuple(hits), tuple(loads), (len(hits) + len(loads)) * self.block_size)
         self.found_by_seq[seq] = found
         return found
@@ -152,8 +153,8 @@ class Ledger:
         if not self._tiers.has_lower_tier:
             return 0, 0
         table = self._table_by_seq[seq]
-        dirty = len(self._tiers.dirty(table))
-        return min(dirty, self._spillable), table.num_published - dirty
+        dirty = self._tiers.dirty(table)
+        return self._spill_room.count(dirty), table.num_published - len(dirty)
 
     def reserve(self, seq: SeqId, tokens: int) -> bool:
         """Have room for the first `tokens` tokens of a sequence. False, and nothing changed, when there is none."""
@@ -192,15 +193,15 @@ class Ledger:
         if holding is not None:
             holding.shift((slot for _, slot in (found.hits if found else ())), -1)
             holding.blocks -= taken
-        self._loading.difference_update(key for _, key in (found.loads if found else ()))
+        if found:
+            self._loading.difference_update(key for _, key in found.loads)
+            self._spill_room.blocks += self._tiers.num_spillable_of(key for _, key in found.loads)
         self._available += taken
         table = self._table_by_seq[seq]
         if seq not in self.released and table.slots:
             self.released[seq] = spills
             if spills:
-                dirty = self._tiers.dirty(table)[: self._spillable]
-                self._spillable -= len(dirty)
-                self._spilled.update(slot for _, slot in dirty)
+                self._spilled.update(slot for _, slot in self._spill_room.take(self._tiers.dirty(table)))
             for slot in table.slots:
                 self._shift(SlotId(slot), -1, table.last_step)
             if holding is not None:

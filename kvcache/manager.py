@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from kvcache.block import child_key, namespace_key
+from kvcache.fetch import FetchWork
 from kvcache.gauges import tier_gauges
 from kvcache.idle import IdleWork, Scan
 from kvcache.ledger import MOST_HASHES, Found, Ledger
@@ -57,8 +58,9 @@ class CacheManager:
         )
         self._rates = rates
         self._idle = IdleWork(self._tiers, block_size, rates)
+        self._fetches = FetchWork(self._tiers, block_size, rates)
         memory = tuple(pool for pool in (self._tiers.device, self._tiers.host) if pool is not None)
-        self._owners = OwnerBook(self._tiers.quotas, memory)
+        self._owners = OwnerBook(self._tiers.quotas.most_blocks, memory)
         self._restoring: dict[int, SeqId] = {}  # by transfer
         self._table_by_seq: dict[SeqId, BlockTable] = {}
         self._fingerprint = fingerprint
@@ -150,6 +152,8 @@ class CacheManager:
             self.prefix_hits += found.tokens
             for _, slot in found.hits:
                 pool.hold(slot)
+            if found.loads:
+                self._tiers.hold_sources(key for _, key in found.loads)
             self._tiers.settle_keep(tables[seq], tables[seq].num_kept)
             tables[seq].fetch, tables[seq].num_kept = Fetch(), 0
         for seq, spills in ledger.released.items():
@@ -202,10 +206,17 @@ class CacheManager:
 
     def expect(self, seqs: Iterable[SeqId]) -> None:
         """These sequences will be admitted soon, in this order: bring their prefixes near."""
-        for seq in seqs:
-            table = self._table_by_seq[seq]
-            if not table.fetch.is_done and self._has_prefix_caching:
-                self._tiers.fetch(table, MOST_HASHES)
+        if self._has_prefix_caching:
+            self._fetches.expect((self._table_by_seq[seq] for seq in seqs), MOST_HASHES)
+
+    def pass_over(self, seqs: Iterable[SeqId], now_s: float) -> None:
+        """A plan has put these sequences off: from now on their waits for the disk are limited."""
+        self._fetches.pass_over((self._table_by_seq[seq] for seq in seqs), now_s)
+
+    @property
+    def next_limit_s(self) -> float | None:
+        """When a sequence will have waited for the disk as long as it may; None when nobody waits for it."""
+        return self._fetches.next_limit_s
 
     def work(self, likely_victims: Iterable[SeqId], now_s: float, *, is_idle: bool) -> None:
         """Use idle copy time. `is_idle`: nobody waits, so that blocks seen once may go to the disk too."""
@@ -220,6 +231,7 @@ class CacheManager:
         """Book what has landed. Returns sequences whose restore is over with the tokens that they now hold."""
         restored: list[tuple[SeqId, int]] = []
         for landing in landings:
+            self._fetches.note(landing)
             transfer = self._tiers.land(landing)
             if transfer is None:
                 continue

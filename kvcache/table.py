@@ -24,13 +24,32 @@ class Restore:
 class Fetch:
     """What was brought near for a waiting sequence: asked for once a wait, so that nobody waits for ever."""
 
-    __slots__ = ("cursor", "is_done", "wanted", "worth_until")
+    __slots__ = (
+        "cursor",
+        "is_done",
+        "is_given_up",
+        "is_hashed",
+        "landed",
+        "passed_over_s",
+        "predicted_s",
+        "wanted",
+        "worth_until",
+    )
 
     def __init__(self) -> None:
         self.cursor = 0  # blocks of the chain looked at
-        self.is_done = False
+        self.landed = 0  # blocks of them that have been seen in reach
+        self.is_hashed = False  # all keys are known: from now on only the disk holds it up
+        self.is_done = False  # nothing more is asked for
+        self.is_given_up = False  # the sequence waits for no read any more
+        self.passed_over_s: float | None = None  # since when the sequence could run but for its fetch
+        self.predicted_s = 0.0  # what the reads were to take
         self.worth_until = 0  # blocks before are worth reading
         self.wanted: list[BlockKey] = []  # kept from eviction while it waits
+
+    def give_up(self) -> None:
+        """The sequence takes what has landed and waits for no read any more."""
+        self.is_done = self.is_given_up = True
 
 
 class Reuse(Struct, frozen=True, gc=False):

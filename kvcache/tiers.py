@@ -11,6 +11,7 @@ from msgspec import Struct
 from kvcache.chain import WriteBudget
 from kvcache.policy import Keep
 from kvcache.pool import SlotPool, SlotState
+from kvcache.quota import CopyQuotas, SpillRoom
 from kvcache.table import BlockTable
 from kvcache.transfers import TransferBook
 from tiercel.errors import InvariantError
@@ -19,8 +20,7 @@ from tiercel.rates import Rates
 from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 
 _STUCK_S = 2.0  # a call to the disk that takes longer hangs
-_QUEUE_S = 0.1  # of reads, behind each other
-_LEAST_FETCHES = 4
+_MOST_LATE = 4  # reads: while so many are late and have not come back, no other one is begun
 
 
 class TierLimits(Struct, frozen=True, kw_only=True):
@@ -61,9 +61,11 @@ class TierBook:
         self.stuck_blocks = 0  # of the device tier, held by transfers that do not come to an end
         self.misses = 0  # copies that were not what their key promises
         self.unverified: dict[BlockKey, SlotId] = {}  # copies that an earlier engine left; nobody's until verified
-        self.quotas: dict[tuple[Tier, int], int] = {}  # most cached blocks of an owner in a tier
+        lower = {Tier.DDR: host, Tier.SSD: disk}
+        self.quotas = CopyQuotas({tier: pool for tier, pool in lower.items() if pool is not None})
         self.budget = WriteBudget(limits.daily_blocks)
         self.can_write_disk = True
+        self.can_read_disk = disk is not None
         self._block_size = block_size
         self._rates = rates
         self._table_by_transfer: dict[int, BlockTable] = {}  # for whom it flies
@@ -92,7 +94,27 @@ class TierBook:
 
     def needs_fetch(self, table: BlockTable) -> bool:
         """A waiting sequence's prefix may lie lower than it can be used from, and has not been asked for yet."""
-        return not table.fetch.is_done and (self.disk is not None or bool(self.unverified))
+        return not table.fetch.is_done and self.can_fetch
+
+    @property
+    def has_fetches(self) -> bool:
+        """There is something to bring near for waiting sequences, or was."""
+        return self.disk is not None or bool(self.unverified)
+
+    @property
+    def can_fetch(self) -> bool:
+        """Something can be brought near for waiting sequences now."""
+        return self.is_disk_answering or bool(self.unverified)
+
+    @property
+    def is_disk_answering(self) -> bool:
+        """The disk is read: it is not off, and does not leave one read after the other without an answer."""
+        return self.can_read_disk and self.transfers.num_late < _MOST_LATE
+
+    def is_awaited(self, table: BlockTable, key: BlockKey) -> bool:
+        """A block of a waiting sequence's prefix is on its way up, and the sequence waits for it."""
+        coming, waits_for_reads = self.transfers.is_coming, self.can_read_disk and not table.fetch.is_given_up
+        return coming(Tier.HBM, key) or coming(Tier.DDR, key, with_reads=waits_for_reads)
 
     def dirty(self, table: BlockTable) -> list[tuple[BlockKey, SlotId]]:
         """The table's full blocks that no lower tier holds or is about to hold. Cost: O(blocks)."""
@@ -115,15 +137,21 @@ class TierBook:
             return self.host.num_free + self.host.num_cached
         return self.writable_blocks
 
-    def quota_left(self, tier: Tier, owner: int) -> int | None:
-        """Copies that the owner may still keep there, but for what flies; None: as many as there are."""
-        most = self.quotas.get((tier, owner))
-        pool = self.host if tier is Tier.DDR else self.disk
-        return None if most is None or pool is None else max(0, most - pool.num_cached_of(owner))
+    def num_spillable_of(self, keys: Iterable[BlockKey]) -> int:
+        """How many of these copies count as `num_spillable`: a restore that holds them leaves so much less."""
+        host = self.host
+        if host is None:
+            return 0
+        return sum(host.states[host.slot_by_key[key]] == SlotState.CACHED for key in keys)
+
+    def spill_room(self) -> SpillRoom:
+        """What could be spilled now, by blocks and by quotas."""
+        tier = Tier.SSD if self.host is None else Tier.DDR
+        return SpillRoom(self.num_spillable, tier, self.device, self.quotas)
 
     def is_over_quota(self, tier: Tier, owner: int) -> bool:
-        """The owner may keep no more copies there."""
-        return self.quota_left(tier, owner) == 0
+        """The owner may send no more copies to a lower tier."""
+        return self.quotas.left(tier, owner) == 0
 
     def note_time(self, now_s: float) -> None:
         """Disk calls that hang hold slots of the one arena of the CPU: nobody may wait for those."""
@@ -139,9 +167,7 @@ class TierBook:
 
     def spill(self, table: BlockTable) -> list[Transfer]:
         """A victim's dirty blocks go down, as many as there is room for, head of the chain first."""
-        lower = Tier.SSD if self.host is None else Tier.DDR
-        left = self.quota_left(lower, table.owner)
-        pairs = self.dirty(table)[: self.num_spillable if left is None else min(left, self.num_spillable)]
+        pairs = self.spill_room().take(self.dirty(table))
         for _, slot in pairs:
             self.device.hold(slot, by_transfer=True)
         if self.host is None:
@@ -150,6 +176,8 @@ class TierBook:
         if pairs:
             targets = self.host.take_many(len(pairs), by_transfer=True)
             keys, sources = zip(*pairs, strict=True)
+            for source, target in zip(sources, targets, strict=True):
+                self.quotas.own(self.host, target, self.device.owner(source))
             opened.append(self.transfers.open(Route.SPILL, Purpose.SPILL, keys, sources, tuple(targets)))
             self._table_by_transfer[opened[0].id] = table
         for block in range(table.num_published):
@@ -158,12 +186,17 @@ class TierBook:
                 self.host.set_keep(slot, Keep.PREEMPTED)
         return opened
 
+    def hold_sources(self, keys: Iterable[BlockKey]) -> None:
+        """Keep DDR copies for a restore that this seal opens: what is spilled or read meanwhile evicts others."""
+        host = self._host()
+        for key in keys:
+            self.quotas.hold(host, host.slot_by_key[key])
+
     def restore(self, keys: tuple[BlockKey, ...], targets: tuple[SlotId, ...]) -> Transfer:
-        """Blocks of DDR go up into slots that a table holds."""
+        """Blocks of DDR whose copies are held go up into slots that a table holds."""
         host = self._host()
         sources = tuple(host.slot_by_key[key] for key in keys)
-        for source, target in zip(sources, targets, strict=True):
-            host.hold(source, by_transfer=True)
+        for target in targets:
             self.device.hold(target, by_transfer=True)
         return self.transfers.open(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
 
@@ -224,7 +257,7 @@ class TierBook:
                 self._land_target(self.gateway, transfer.keys[0], transfer.sources[0], Keep.REUSED, is_good=is_good)
             case Route.SIGN:
                 for source in transfer.sources:
-                    self.gateway.drop(source, 0, by_transfer=True)
+                    self.quotas.drop(self.gateway, source)
         return transfer
 
     def _note_fetched(self, table: BlockTable) -> None:
@@ -246,7 +279,7 @@ class TierBook:
     def _land_restore(self, transfer: Transfer) -> None:
         host = self._host()
         for source in transfer.sources:
-            host.drop(source, 0, by_transfer=True)
+            self.quotas.drop(host, source)
             if host.states[source] == SlotState.CACHED:
                 if not self.limits.has_reuse:
                     host.evict(source)
@@ -256,94 +289,31 @@ class TierBook:
     def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:
         # The tail first: of a chain it is the first to be evicted.
         for key, source, target in reversed(list(zip(transfer.keys, transfer.sources, transfer.targets, strict=True))):
-            owner = above.owner(source)
-            above.drop(source, 0, by_transfer=True)
-            into.set_owner(target, owner)
+            self.quotas.drop(above, source)
             self._land_target(into, key, target, keep, is_good=is_good)
 
-    @staticmethod
-    def _land_target(pool: SlotPool, key: BlockKey, target: SlotId, keep: Keep, *, is_good: bool) -> None:
+    def _land_target(self, pool: SlotPool, key: BlockKey, target: SlotId, keep: Keep, *, is_good: bool) -> None:
         """Name the copy that has landed. It is worthless when it failed or somebody else published the key first."""
         if is_good and pool.publish(target, key) == target:
             pool.set_keep(target, keep)
-            pool.drop(target, 0, by_transfer=True)
+            self.quotas.drop(pool, target)
         else:
-            pool.discard(target)
+            self.quotas.discard(pool, target)
 
     # ---- background
 
-    def fetch(self, table: BlockTable, most_hashes: int) -> None:
-        """Bring a waiting sequence's prefix near, and keep what is near from eviction."""
-        fetch, size = table.fetch, self._block_size
-        limit = (len(table.tokens) - 1) // size
-        if fetch.is_done or not table.hash_some(limit, size, most_hashes):
-            return
-        while fetch.cursor < limit:
-            key = table.key(fetch.cursor, size)
-            if key in self.unverified:
-                self.verify(key, Purpose.PREFETCH)
-            if self._is_near(key):
-                self._want(table, key)
-            else:
-                source = self._fetchable(table, key, limit)
-                if source is None:
-                    break
-                if self.transfers.blocks(Route.PREFETCH, Purpose.PREFETCH) >= self._most_fetches():
-                    return  # goes on when some have landed
-                self._prefetch(table, key, source)
-            fetch.cursor += 1
-        fetch.is_done = True
-
-    def _most_fetches(self) -> int:
-        """Reads that may fly: so many as a disk of this speed ends well before their deadline."""
-        one_s = self._rates().load_s(Route.PREFETCH, 1)
-        return max(_LEAST_FETCHES, min(self.limits.fetch_blocks, int(_QUEUE_S / one_s) if one_s > 0 else 0))
-
-    def _is_near(self, key: BlockKey) -> bool:
-        coming = self.transfers.is_coming
-        is_here = key in self.device.slot_by_key or self.loadable(key) is not None
-        return is_here or coming(Tier.DDR, key) or coming(Tier.HBM, key)
-
-    def _fetchable(self, table: BlockTable, key: BlockKey, limit: int) -> SlotId | None:
-        if self.disk is None or self.transfers.is_flying(Tier.DDR, key):
-            return None
-        source = self.disk.slot_by_key.get(key)
-        cursor, size = table.fetch.cursor, self._block_size
-        gateway = self.gateway
-        wanted = gateway.num_kept(Keep.WANTED) + self.transfers.blocks(Route.PREFETCH, Purpose.PREFETCH)
-        # Room that nobody uses costs nothing; what others' blocks must leave for is capped.
-        if source is None or (not gateway.num_free and wanted >= self.limits.wanted_share * gateway.blocks):
-            return None
-        if gateway.num_free + gateway.num_cached - gateway.num_kept(Keep.WANTED) < 1:
-            return None
-        if cursor < table.fetch.worth_until or self.limits.always_loads:
-            return source
-        run = 1
-        while cursor + run < limit and table.key(cursor + run, size) in self.disk.slot_by_key:
-            run += 1
-        rates = self._rates()
-        if rates.load_s(Route.PREFETCH, run) >= rates.recompute_s(cursor * size, run * size):
-            return None
-        table.fetch.worth_until = cursor + run
-        return source
-
-    def _want(self, table: BlockTable, key: BlockKey) -> None:
-        gateway = self.gateway
-        slot = gateway.slot_by_key.get(key)
-        if slot is None or gateway.num_kept(Keep.WANTED) >= self.limits.wanted_share * gateway.blocks:
-            return
-        if gateway.states[slot] == SlotState.CACHED and gateway.keep(slot) in (Keep.ONCE, Keep.REUSED):
-            gateway.set_keep(slot, Keep.WANTED)
-            table.fetch.wanted.append(key)
-
-    def _prefetch(self, table: BlockTable, key: BlockKey, source: SlotId) -> None:
-        self._disk().hold(source, by_transfer=True)
+    def read(self, table: BlockTable, key: BlockKey, source: SlotId) -> int:
+        """Read a block of a waiting sequence's prefix from the disk. Returns the transfer's id."""
+        disk = self._disk()
+        self.quotas.hold(disk, source)
         (target,) = self.gateway.take_many(1, by_transfer=True)
+        self.quotas.own(self.gateway, target, disk.owner(source))
         table.fetch.wanted.append(key)
         opened = self.transfers.open(Route.PREFETCH, Purpose.PREFETCH, (key,), (source,), (target,))
         self._table_by_transfer[opened.id] = table
         self._started_s[opened.id] = self._now_s
         self.outbox.append(opened)
+        return opened.id
 
     def verify(self, key: BlockKey, purpose: Purpose) -> None:
         """Compare a copy that was found with its checksum."""
@@ -365,7 +335,9 @@ class TierBook:
 
     def persist(self, key: BlockKey, source: SlotId, purpose: Purpose) -> Transfer:
         """Write a held copy to the disk."""
-        (target,) = self._disk().take_many(1, by_transfer=True)
+        disk = self._disk()
+        (target,) = disk.take_many(1, by_transfer=True)
+        self.quotas.own(disk, target, self.gateway.owner(source))
         self.budget.spend()
         opened = self.transfers.open(Route.PERSIST, purpose, (key,), (source,), (target,))
         self._started_s[opened.id] = self._now_s
@@ -396,7 +368,8 @@ class TierBook:
         return tuple((tier, pool) for tier, pool in named if pool is not None)
 
     def check_integrity(self) -> None:
-        """Every transfer reference belongs to a flying transfer. Errors: InvariantError."""
+        """Every transfer reference belongs to a flying transfer and is counted. Errors: InvariantError."""
+        self.quotas.check_integrity()
         refs: dict[tuple[Tier, SlotId], int] = {}
         gateway = Tier.HBM if self.host is None else Tier.DDR
         ends = {

@@ -67,10 +67,17 @@ class TransferBook:
         """A copy of this block is on its way there, be it for nobody."""
         return (tier, key) in self._id_by_copy
 
-    def is_coming(self, tier: Tier, key: BlockKey) -> bool:
-        """A copy of this block can be waited for."""
+    @property
+    def num_late(self) -> int:
+        """Reads whose deadline has passed and whose calls have not come back."""
+        return len(self._late)
+
+    def is_coming(self, tier: Tier, key: BlockKey, *, with_reads: bool = True) -> bool:
+        """A copy of this block can be waited for; with `with_reads` false, one that does not come from the disk."""
         found = self._id_by_copy.get((tier, key))
-        return found is not None and found not in self._late
+        if found is None or found in self._late:
+            return False
+        return with_reads or self._flying[found].route is not Route.PREFETCH
 
     def blocks(self, route: Route, purpose: Purpose) -> int:
         """Blocks that fly on a route for a purpose."""

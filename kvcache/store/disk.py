@@ -23,6 +23,7 @@ _STUCK_DEADLINES = 4  # a call is stuck after so many deadlines
 _MOST_STUCK = 3
 _MOST_ERRORS = 3  # EIO, within the window
 _ERROR_WINDOW_S = 60.0
+_SYNC_S = 5.0  # after a write, at most, what was written is made durable
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 Digest = bytes  # a record below has a field of this name
@@ -67,7 +68,11 @@ class DiskResult:
 
 @dataclass(frozen=True, slots=True)
 class DiskCounts:
-    """Sums since the start. Reads and writes are those that went well; seconds are in the call."""
+    """Sums since the start. Reads and writes are those that went well; seconds are in the call.
+
+    A late read counts apart from the others, with its time in the call: when it comes back, or when the call has lasted
+    for a deadline. One that no thread took in time says nothing of the disk and counts in `late` alone.
+    """
 
     reads: int = 0
     read_bytes: int = 0
@@ -78,6 +83,8 @@ class DiskCounts:
     misses: int = 0
     late: int = 0
     failed: int = 0
+    late_bytes: int = 0
+    late_seconds: float = 0.0
 
 
 class _Kind(enum.Enum):
@@ -95,13 +102,13 @@ class _State(enum.Enum):
 class _Call:
     """One thing to do; written under the lock only."""
 
-    __slots__ = ("asked_s", "began_s", "buffer", "is_late", "key", "kind", "slot", "state", "ticket")
+    __slots__ = ("asked_s", "began_s", "buffer", "is_counted", "is_late", "key", "kind", "slot", "state", "ticket")
 
     def __init__(
-        self, kind: _Kind, ticket: int, slot: int, key: bytes, buffer: memoryview | None, now_s: float
+        self, kind: _Kind, ticket: int | None, slot: int, key: bytes, buffer: memoryview | None, now_s: float
     ) -> None:
         self.kind = kind
-        self.ticket = ticket
+        self.ticket = ticket  # None: nobody is told of the result
         self.slot = slot
         self.key = key
         self.buffer = buffer
@@ -109,6 +116,7 @@ class _Call:
         self.began_s = now_s
         self.state = _State.QUEUED
         self.is_late = False
+        self.is_counted = False  # a late read whose time is among the sums
 
     @property
     def size_bytes(self) -> int:
@@ -163,9 +171,12 @@ class DiskLanes:
         self._errors_s: deque[float] = deque(maxlen=_MOST_ERRORS)
         self._done = {_Kind.READ: _Sum(), _Kind.WRITE: _Sum()}
         self._misses = self._late = self._failed = 0
+        self._late_bytes, self._late_s = 0, 0.0
         self._bytes_in_flight = 0
         self._off_reason = ""
         self._is_read_only = False
+        self._unsynced_s: float | None = None  # since when there have been writes that no sync covers
+        self._is_refusing = False  # `close` has begun
         self._is_closing = False
         self._threads: list[threading.Thread] = []
 
@@ -189,10 +200,6 @@ class DiskLanes:
         """Put a block into a slot; the bytes must not change until the result."""
         self._ask(_Call(_Kind.WRITE, ticket, slot, key, payload, self._clock.now_s()), self._stores)
 
-    def sync(self, ticket: int) -> None:
-        """Make durable what was reported as written before this was asked. When it fails the tier is off."""
-        self._ask(_Call(_Kind.SYNC, ticket, 0, b"", None, self._clock.now_s()), self._stores)
-
     def poll(self) -> list[DiskResult]:
         """What happened since the last call. Cost: a microsecond when nothing did."""
         now_s = self._clock.now_s()
@@ -200,6 +207,8 @@ class DiskLanes:
             self._pass_deadlines(now_s)
             if not self._off_reason:
                 self._look_for_stuck(now_s)
+                if self._unsynced_s is not None and now_s - self._unsynced_s >= _SYNC_S:
+                    self._sync()
             results, self._results = self._results, []
         return results
 
@@ -210,15 +219,21 @@ class DiskLanes:
             return self._deadlines[0].asked_s + self.deadline_s if self._deadlines else None
 
     def close(self, patience_s: float) -> bool:
-        """Refuse what is queued to be read, let writes and calls under way end for so long, stop the threads.
+        """Refuse what is queued to be read, let writes and calls under way end for so long, sync, stop the threads.
 
         False when a call is still under way: its buffer and the volume must stay open until the process ends.
         """
+        ends_s = self._clock.now_s() + patience_s
         with self._lock:
-            self._is_closing = True
+            self._is_refusing = True
             self._drop(self._loads)
-            self._wanted.notify_all()
             is_quiet = self._ended.wait_for(self._is_quiet, timeout=patience_s) if self._threads else True
+            if is_quiet and self._threads and self._unsynced_s is not None and not self._off_reason:
+                self._sync()
+                left_s = max(0.0, ends_s - self._clock.now_s())
+                is_quiet = self._ended.wait_for(self._is_quiet, timeout=left_s)
+            self._is_closing = True
+            self._wanted.notify_all()
             self._drop(self._stores)
         if is_quiet:
             for thread in self._threads:
@@ -259,6 +274,7 @@ class DiskLanes:
                 *(reads.calls, reads.bytes, reads.seconds),
                 *(writes.calls, writes.bytes, writes.seconds),
                 *(self._misses, self._late, self._failed),
+                *(self._late_bytes, self._late_s),
             )
 
     # Under the lock
@@ -277,17 +293,22 @@ class DiskLanes:
         self._wake()
 
     def _takes(self, call: _Call) -> bool:
-        return not (self._is_closing or self._off_reason or (call.kind is _Kind.WRITE and self._is_read_only))
+        return not (self._is_refusing or self._off_reason or (call.kind is _Kind.WRITE and self._is_read_only))
 
     def _finish(self, call: _Call, verdict: DiskVerdict, now_s: float, digest: bytes = b"") -> None:
         """The last result of a ticket."""
-        call.state = _State.DONE
+        began, call.state = call.state is _State.CALLING, _State.DONE
         self._calling.pop(call, None)
         self._bytes_in_flight -= call.size_bytes
-        self._results.append(DiskResult(call.ticket, verdict, now_s - call.asked_s, call.size_bytes, digest))
+        if call.ticket is not None:
+            self._results.append(DiskResult(call.ticket, verdict, now_s - call.asked_s, call.size_bytes, digest))
+        if verdict is DiskVerdict.RETURNED and began:
+            self._count_late(call, now_s)
         match verdict:
             case DiskVerdict.OK if call.kind in self._done:
                 self._done[call.kind].add(call, now_s)
+                if call.kind is _Kind.WRITE and self._unsynced_s is None:
+                    self._unsynced_s = now_s
             case DiskVerdict.MISS:
                 self._misses += 1
             case DiskVerdict.FAILED:
@@ -295,6 +316,13 @@ class DiskLanes:
             case _:
                 pass
         call.buffer = None
+
+    def _count_late(self, call: _Call, now_s: float) -> None:
+        """A late read has taken at least so long."""
+        if not call.is_counted:
+            call.is_counted = True
+            self._late_bytes += call.size_bytes
+            self._late_s += now_s - call.began_s
 
     def _drop(self, queue: deque[_Call]) -> None:
         """Fail everything in a queue; reads that are late have left it before."""
@@ -312,16 +340,28 @@ class DiskLanes:
             if call.state is not _State.DONE:
                 call.is_late = True
                 self._late += 1
-                self._results.append(DiskResult(call.ticket, DiskVerdict.LATE, now_s - call.asked_s, call.size_bytes))
+                if call.ticket is not None:
+                    result = DiskResult(call.ticket, DiskVerdict.LATE, now_s - call.asked_s, call.size_bytes)
+                    self._results.append(result)
                 if call.state is _State.QUEUED:
                     self._loads.remove(call)  # one of the first: queues and deadlines have one order
                     self._finish(call, DiskVerdict.RETURNED, now_s)
+
+        for call in self._calling:
+            if call.is_late and now_s - call.began_s >= self.deadline_s:
+                self._count_late(call, now_s)
 
     def _look_for_stuck(self, now_s: float) -> None:
         limit_s = _STUCK_DEADLINES * self.deadline_s
         stuck = [by_load_thread for call, by_load_thread in self._calling.items() if now_s - call.began_s > limit_s]
         if len(stuck) >= _MOST_STUCK or sum(stuck) == self._load_threads > 0:
             self._switch_off(f"{len(stuck)} calls hang for more than {limit_s:g} s")
+
+    def _sync(self) -> None:
+        """Make durable what has been written. When that fails the tier is off."""
+        self._unsynced_s = None
+        self._stores.append(_Call(_Kind.SYNC, None, 0, b"", None, self._clock.now_s()))
+        self._wanted.notify()
 
     def _switch_off(self, reason: str) -> None:
         if not self._off_reason:
@@ -369,7 +409,7 @@ class DiskLanes:
                 if error is not None:
                     self._note_error(call, error, now_s)
                 self._finish(call, DiskVerdict.RETURNED if call.is_late else verdict, now_s, digest)
-                if self._is_closing:
+                if self._is_refusing:
                     self._ended.notify_all()
                 call = self._next(queues)
             if is_news:

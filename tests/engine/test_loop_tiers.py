@@ -10,13 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from device.sim import SimMachine, expected_outputs
 from device.sim_mover import SimMover, SimRates
-from engine.loop import EngineLoop
+from engine.loop import EngineLoop, Mover
 from kvcache.manager import CacheManager
 from kvcache.policy import Keep
 from kvcache.tiers import TierLimits
 from scheduler.book import SequenceBook
 from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
+from scheduler.policy import PolicyName, open_policy
 from scheduler.preemption import SwapChooser
 from scheduler.sequence import SequenceState
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client, random_prompt
@@ -44,11 +44,12 @@ class TierBench:
     def __init__(
         self, *, blocks: int = 24, host: int = 60, disk: int = 0, depth: int = 1, seqs: int = 6, tokens: int = 16,
         mode: PreemptionMode = "swap", fate: Callable[[Transfer], Verdict] | None = None,
-        limits: TierLimits | None = None, rates: SimRates = SLOW,
+        limits: TierLimits | None = None, rates: SimRates = SLOW, policy: PolicyName = "fcfs", chunk: int = 0,
+        max_len: int = MAX_MODEL_LEN, wrap: Callable[[SimMover, ManualClock], Mover] = lambda mover, _: mover,
     ) -> None:  # fmt: skip
         self.clock = ManualClock(100.0)
         self.client = Client()
-        self.book = SequenceBook(open_policy("fcfs"), MAX_MODEL_LEN, END)
+        self.book = SequenceBook(open_policy(policy, step_ms=2.0, patience_s=1.0), max_len, END)
         speeds = {
             Route.SPILL: host and rates.spill_bytes_per_s,
             Route.RESTORE: host and rates.restore_bytes_per_s,
@@ -68,9 +69,16 @@ class TierBench:
         self.machine = SimMachine(self.book, BLOCK, VOCAB, self.clock, max_rows=seqs + 1)
         self.mover = SimMover(self.machine, self.clock, has_host=host > 0, rates=rates, fate=fate)
         chooser = SwapChooser(mode, lambda: known)
-        planner = Planner(self.book, StepLimits(seqs, tokens), chooser)
+        planner = Planner(self.book, StepLimits(seqs, tokens, chunk), chooser)
         self.loop = EngineLoop(
-            self.book, self.cache, planner, self.machine, self.client, self.clock, depth, mover=self.mover
+            self.book,
+            self.cache,
+            planner,
+            self.machine,
+            self.client,
+            self.clock,
+            depth,
+            mover=wrap(self.mover, self.clock),
         )
         self.requests: dict[int, Request] = {}
 

@@ -132,3 +132,83 @@ def test_sums_since_the_start_become_rates() -> None:
     for turn in range(1, 30):
         book.learn([RouteGauges(route=Route.SPILL, bytes=big * turn, seconds=turn / 2)], None)
     assert book.rates.bytes_per_s_by_route[Route.SPILL] == pytest.approx(2 * big, rel=1e-2)
+
+
+SSD = Rates(
+    bytes_per_s_by_route={Route.PREFETCH: 5e9, Route.RESTORE: 50e9}, prefill_token_s=5e-5, block_bytes=2 * MIB,
+    block_size=16,
+)  # fmt: skip
+
+
+def slow_seconds(book: RateBook, seconds: int, before: DiskCounts) -> DiskCounts:
+    """Four threads read one block after the other, 240 ms each, and the book hears of it twice a second."""
+    counts = before
+    for _ in range(2 * seconds):
+        reads = counts.reads + 8
+        counts = DiskCounts(reads=reads, read_bytes=reads * 2 * MIB, read_seconds=counts.read_seconds + 8 * 0.24)
+        book.learn((), counts, 0.5)
+    return counts
+
+
+def is_worth(book: RateBook) -> bool:
+    return book.rates.load_s(Route.PREFETCH, 512) < book.rates.recompute_s(0, 512 * 16)
+
+
+def test_after_a_bad_second_of_the_disk_it_is_read_again_within_minutes() -> None:
+    book = RateBook(SSD)
+    counts = slow_seconds(book, 2, DiskCounts())
+    assert not is_worth(book)
+    idle_s = 0.0
+    while not is_worth(book):
+        book.learn((), counts, 0.5)  # nothing is read, as it is not worth it
+        idle_s += 0.5
+        assert idle_s < 300
+    assert idle_s > 10, "a disk that is still slow is not asked all the time"
+
+
+def test_an_estimate_has_half_of_its_way_back_behind_it_after_half_a_minute() -> None:
+    books = RateBook(SSD), RateBook(SSD)
+    for book in books:
+        slow_seconds(book, 2, DiskCounts())
+    low = books[0].rates.bytes_per_s_by_route[Route.PREFETCH]
+    books[0].recover(30.0)
+    books[1].recover(1e6)
+    half_way, good = (book.rates.bytes_per_s_by_route[Route.PREFETCH] for book in books)
+    assert half_way == pytest.approx((low * good) ** 0.5)
+    assert 0.75 * 5e9 < good <= 5e9
+
+
+def test_a_disk_that_stays_slow_is_known_to_be_after_some_trials() -> None:
+    book, counts, trials = RateBook(SSD), DiskCounts(), 0
+    for _ in range(24 * 3600 * 2):
+        if is_worth(book):
+            trials += 1
+            counts = slow_seconds(book, 1, counts)
+        else:
+            book.learn((), counts, 0.5)
+    assert 0 < trials < 200, "in a day"
+    assert not is_worth(book)
+
+
+def test_the_way_back_from_ddr_recovers_like_the_disk() -> None:
+    book = RateBook(SSD)
+    book.note(Route.RESTORE, 64 * MIB, 64 * MIB / 1e9)
+    slow = book.rates.bytes_per_s_by_route[Route.RESTORE]
+    assert slow < 10e9
+    for _ in range(600):
+        book.learn((), None, 0.5)
+    assert book.rates.bytes_per_s_by_route[Route.RESTORE] > 0.7 * 50e9
+
+
+def test_late_reads_are_measurements() -> None:
+    book = RateBook(SSD)
+    book.learn((), DiskCounts(late=4, late_bytes=8 * MIB, late_seconds=1.0), 0.5)
+    assert book.rates.bytes_per_s_by_route[Route.PREFETCH] < 0.6 * 5e9
+
+
+def test_what_is_measured_all_the_time_does_not_drift() -> None:
+    book = RateBook(SSD)
+    for turn in range(1, 200):
+        routes = [RouteGauges(route=Route.RESTORE, bytes=64 * MIB * turn, seconds=64 * MIB * turn / 20e9)]
+        book.learn(routes, None, 0.5)
+    assert book.rates.bytes_per_s_by_route[Route.RESTORE] == pytest.approx(20e9, rel=0.01)

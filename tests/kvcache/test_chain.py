@@ -1,11 +1,11 @@
 """Which chains go to the disk first."""
 
-from kvcache.chain import Chain, ChainQueue
+from kvcache.chain import Chain, ChainQueue, WrittenChains
 from tiercel.ids import BlockKey
 
 
-def chain(saving_s: float, *, is_once: bool = True) -> Chain:
-    return Chain((BlockKey(bytes(32)),), saving_s, is_once=is_once)
+def chain(saving_s: float, *, is_once: bool = True, blocks: int = 1) -> Chain:
+    return Chain([BlockKey(bytes([block]) * 32) for block in range(blocks)], saving_s, is_once=is_once)
 
 
 def drained(queue: ChainQueue) -> list[float]:
@@ -17,7 +17,7 @@ def drained(queue: ChainQueue) -> list[float]:
 
 
 def test_reused_chains_go_first_and_then_the_dearest() -> None:
-    queue = ChainQueue()
+    queue = ChainQueue(100)
     for saving_s in (1.0, 3.0, 2.0):
         queue.push(chain(saving_s))
     queue.push(chain(0.5, is_once=False))
@@ -25,7 +25,7 @@ def test_reused_chains_go_first_and_then_the_dearest() -> None:
 
 
 def test_what_was_set_aside_comes_back_the_best_first_and_in_bounds() -> None:
-    queue = ChainQueue()
+    queue = ChainQueue(100)
     for saving_s in (1.0, 3.0, 2.0):
         queue.push(chain(saving_s))
     for _ in range(3):
@@ -34,3 +34,50 @@ def test_what_was_set_aside_comes_back_the_best_first_and_in_bounds() -> None:
     queue.recall(2)
     assert queue.num_aside == 1
     assert drained(queue) == [3.0, 2.0]
+
+
+def test_a_chain_gives_back_its_keys() -> None:
+    one = chain(1.0, blocks=5)
+    assert len(one) == 5
+    assert one[3] == bytes([3]) * 32
+    assert one.keys(-2, 2) == [bytes(32), bytes([1]) * 32]
+    assert one.keys(4, 99) == [bytes([4]) * 32]
+
+
+def test_chains_are_bounded_by_their_keys_and_the_cheapest_go_first() -> None:
+    queue = ChainQueue(100)
+    for number in range(50):
+        queue.push(chain(float(number), blocks=10))
+        assert queue.num_keys <= 100
+        if number % 3 == 0:
+            queue.set_aside()
+    queue.recall(100)
+    left = drained(queue)
+    assert left == sorted(left, reverse=True)
+    assert left[0] == 49.0
+    assert queue.num_keys == 0
+
+
+def test_chains_that_have_left_memory_go_before_cheaper_ones_that_have_not() -> None:
+    gone = {9.0, 8.0}
+    queue = ChainQueue(30, lambda one: one.saving_s not in gone)
+    for saving_s in (9.0, 1.0, 8.0, 2.0):
+        queue.push(chain(saving_s, blocks=10))
+    assert drained(queue) == [2.0, 1.0]
+
+
+def test_of_equals_the_newest_chain_is_kept() -> None:
+    queue = ChainQueue(30)
+    chains = [chain(1.0, blocks=10) for _ in range(4)]
+    for one in chains:
+        queue.push(one)
+    assert queue.first is chains[-1]
+
+
+def test_written_chains_are_bounded_and_the_oldest_are_forgotten() -> None:
+    queue = WrittenChains(25)
+    chains = [chain(1.0, blocks=10) for _ in range(4)]
+    for one in chains:
+        queue.push(one)
+    assert queue.num_keys == 20
+    assert queue.first is chains[2]

@@ -133,8 +133,6 @@ def test_blocks_go_to_a_real_volume_and_come_back(tmp_path: Path, clock: ManualC
         found = dict(verdicts(collect(lanes, 22)))
         assert found == {number: OK if number < 20 else MISS for number in range(22)}
         assert all(buffers[number] == block_of(number) for number in range(20))
-        lanes.sync(5)
-        assert verdicts(collect(lanes, 1)) == [(5, OK)]
         counts = lanes.counts
         assert (counts.reads, counts.read_bytes, counts.writes, counts.write_bytes) == (20, 20 * BLOCK) * 2
         assert (counts.misses, counts.late, counts.failed) == (2, 0, 0)
@@ -352,15 +350,80 @@ def test_a_full_disk_is_read_only(
     assert buffer == block_of(0)
 
 
-def test_a_sync_that_fails_drops_the_volume(volume: MemoryVolume, open_lanes: Open) -> None:
+def written(lanes: DiskLanes, tickets: int) -> None:
+    for ticket in range(tickets):
+        lanes.write(ticket, ticket, key_of(ticket), block_of(ticket))
+    assert dict(verdicts(collect(lanes, tickets))) == dict.fromkeys(range(tickets), OK)
+
+
+def test_what_was_written_is_synced_within_seconds_and_once(
+    volume: MemoryVolume, clock: ManualClock, open_lanes: Open
+) -> None:
     lanes = open_lanes()
+    clock.advance(60.0)
+    assert lanes.poll() == []
+    written(lanes, 3)
+    for second in range(20):
+        clock.advance(1.0)
+        assert lanes.poll() == [], "nobody asked for the sync"
+        if second == 5:
+            entered(volume, 4)
+    assert volume.order == ["w"] * 3 + ["s"]
+
+
+def test_a_sync_that_fails_drops_the_volume(volume: MemoryVolume, clock: ManualClock, open_lanes: Open) -> None:
+    lanes = open_lanes()
+    written(lanes, 2)
     volume.error = OSError(errno.EIO, os.strerror(errno.EIO))
-    lanes.sync(1)
-    assert verdicts(collect(lanes, 1)) == [(1, FAILED)]
-    assert lanes.is_off
-    lanes.sync(2)
-    assert verdicts(lanes.poll()) == [(2, FAILED)]
-    assert volume.order == ["s"]
+    clock.advance(5.0)
+    lanes.poll()
+    entered(volume, 3)
+    ends_s = time.monotonic() + 10
+    while not lanes.is_off and time.monotonic() < ends_s:
+        time.sleep(0.001)
+    assert "fdatasync" in lanes.off_reason
+    lanes.read(7, 0, key_of(0), room())
+    lanes.write(8, 0, key_of(0), block_of(0))
+    assert verdicts(collect(lanes, 2)) == [(7, FAILED), (8, FAILED)]
+    clock.advance(60.0)
+    assert lanes.poll() == []
+    assert volume.order == ["w", "w", "s"], "it is never tried again"
+
+
+def test_closing_syncs_what_was_written_last(volume: MemoryVolume, clock: ManualClock) -> None:
+    lanes = DiskLanes(volume, clock, lambda: None)
+    lanes.start()
+    for ticket in range(5):
+        lanes.write(ticket, ticket, key_of(ticket), block_of(ticket))
+    assert lanes.close(5.0)
+    assert volume.order == ["w"] * 5 + ["s"]
+
+
+def test_closing_does_not_wait_for_a_sync_that_hangs(volume: MemoryVolume, clock: ManualClock) -> None:
+    lanes = DiskLanes(volume, MonotonicClock(), lambda: None)
+    lanes.start()
+    written(lanes, 1)
+    volume.is_writable.clear()
+    assert not lanes.close(0.05)
+    volume.is_writable.set()
+
+
+def test_a_late_read_counts_with_the_time_in_its_call(
+    volume: MemoryVolume, clock: ManualClock, open_lanes: Open
+) -> None:
+    lanes = open_lanes(load_threads=1, store_threads=0)
+    volume.is_open.clear()
+    lanes.read(1, 0, key_of(0), room())
+    entered(volume, 1)
+    lanes.read(2, 0, key_of(0), room())  # no thread takes it in time
+    clock.advance(0.25)
+    assert sorted(verdicts(lanes.poll()), key=str) == [(1, LATE), (2, LATE), (2, RETURNED)]
+    counts = lanes.counts
+    assert (counts.late, counts.late_bytes, counts.late_seconds) == (2, BLOCK, 0.25)
+    clock.advance(3.0)
+    volume.is_open.set()
+    assert verdicts(collect(lanes, 1)) == [(1, RETURNED)]
+    assert (lanes.counts.late_bytes, lanes.counts.late_seconds) == (BLOCK, 0.25)
 
 
 def test_a_volume_that_is_wrong_fails_the_call_and_not_the_thread(

@@ -1,0 +1,122 @@
+"""How many copies a tenant keeps below the device tier, and how many more a plan may send there."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvcache.pool import SlotPool
+from tiercel.errors import InvariantError
+from tiercel.ids import BlockKey, SlotId
+from tiercel.tier import Tier
+
+Dirty = tuple[BlockKey, SlotId]
+"""A block of the device tier that no lower tier holds: its key and its slot."""
+
+
+class CopyQuotas:
+    """Copies by tier and owner: those that lie there, those on their way there and those that are being read.
+
+    Below the device tier only transfers hold slots. A copy is therefore either cached, which its pool counts, or lent
+    to transfers, which is counted here: once, however many transfers hold it.
+    """
+
+    def __init__(self, pools: Mapping[Tier, SlotPool]) -> None:
+        self.most_blocks: dict[tuple[Tier, int], int] = {}  # the quotas; the OwnerBook writes them
+        self._pools = dict(pools)
+        self._lent: dict[SlotPool, dict[int, int]] = {pool: {} for pool in pools.values()}
+
+    def held(self, tier: Tier, owner: int) -> int:
+        """Copies of the owner in a lower tier, those that fly included."""
+        pool = self._pools[tier]
+        return pool.num_cached_of(owner) + self._lent[pool].get(owner, 0)
+
+    def left(self, tier: Tier, owner: int) -> int | None:
+        """Copies that the owner may still send to a lower tier; None: as many as there is room for."""
+        most = self.most_blocks.get((tier, owner))
+        return None if most is None or tier not in self._pools else max(0, most - self.held(tier, owner))
+
+    # ---- references of transfers
+
+    def own(self, pool: SlotPool, slot: SlotId, owner: int) -> None:
+        """A transfer has taken an empty slot for a copy of the owner's."""
+        pool.set_owner(slot, owner)
+        self._lend(pool, slot)
+
+    def hold(self, pool: SlotPool, slot: SlotId) -> None:
+        """One more transfer refers to a slot of any tier."""
+        pool.hold(slot, by_transfer=True)
+        self._lend(pool, slot)
+
+    def drop(self, pool: SlotPool, slot: SlotId) -> None:
+        """One transfer less refers to a slot of any tier."""
+        self._give_back(pool, slot)
+        pool.drop(slot, 0, by_transfer=True)
+
+    def discard(self, pool: SlotPool, slot: SlotId) -> None:
+        """Free the target of a transfer whose content is worthless."""
+        self._give_back(pool, slot)
+        pool.discard(slot)
+
+    def check_integrity(self) -> None:
+        """Every owner's lent copies are those to which transfers refer. Errors: InvariantError."""
+        for tier, pool in self._pools.items():
+            counted: dict[int, int] = {}
+            for slot, refs in enumerate(pool.transfer_refs):
+                owner = pool.owner(SlotId(slot)) if refs else 0
+                if owner:
+                    counted[owner] = counted.get(owner, 0) + 1
+            if counted != self._lent[pool]:
+                raise InvariantError("quota.lent", tier=tier.value, lent=self._lent[pool], counted=counted)
+
+    def _lend(self, pool: SlotPool, slot: SlotId) -> None:
+        lent, owner = self._lent.get(pool), pool.owner(slot)
+        if lent is not None and owner and pool.transfer_refs[slot] == 1:
+            lent[owner] = lent.get(owner, 0) + 1
+
+    def _give_back(self, pool: SlotPool, slot: SlotId) -> None:
+        lent, owner = self._lent.get(pool), pool.owner(slot)
+        if lent is None or not owner or pool.transfer_refs[slot] != 1:
+            return
+        if lent[owner] > 1:
+            lent[owner] -= 1
+        else:
+            del lent[owner]
+
+
+class SpillRoom:
+    """What one plan may still send to the tier below: so many blocks, and so many copies of each owner.
+
+    A plan draws on one of these, and sealing takes from a fresh one in the same order: both choose the same blocks.
+    """
+
+    def __init__(self, blocks: int, tier: Tier, device: SlotPool, quotas: CopyQuotas) -> None:
+        self.blocks = blocks
+        self._tier = tier
+        self._device = device
+        self._quotas = quotas
+        self._taken: dict[int, int] = {}  # copies by owner
+
+    def count(self, dirty: Sequence[Dirty]) -> int:
+        """How many of these blocks `take` would choose."""
+        return len(self._choose(dirty, dict(self._taken)))
+
+    def take(self, dirty: Sequence[Dirty]) -> Sequence[Dirty]:
+        """Choose the blocks that go down, from the head of the chain to the first one that may not."""
+        chosen = self._choose(dirty, self._taken)
+        self.blocks -= len(chosen)
+        return chosen
+
+    def _choose(self, dirty: Sequence[Dirty], taken: dict[int, int]) -> Sequence[Dirty]:
+        pairs = dirty[: max(0, self.blocks)]
+        if not self._quotas.most_blocks:
+            return pairs
+        left: dict[int, int | None] = {}
+        for number, owner in enumerate(self._owners(pairs)):
+            if owner not in left:
+                left[owner] = self._quotas.left(self._tier, owner)
+            most, before = left[owner], taken.get(owner, 0)
+            if most is not None and before >= most:
+                return pairs[:number]
+            taken[owner] = before + 1
+        return pairs
+
+    def _owners(self, pairs: Iterable[Dirty]) -> Iterable[int]:
+        return (self._device.owner(slot) for _, slot in pairs)
