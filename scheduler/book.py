@@ -8,6 +8,7 @@ from itertools import islice, pairwise
 from scheduler.fairness import Account
 from scheduler.policy import Policy
 from scheduler.sequence import Sequence, SequenceState
+from scheduler.switch import SwitchBook
 from scheduler.tally import PreemptionTally
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
@@ -53,6 +54,7 @@ class SequenceBook:
         self.num_preemptions = 0  # since start
         self.preemptions_by_reason: dict[PreemptionReason, int] = {}
         self.tally = PreemptionTally()
+        self.switches = SwitchBook()
         self.num_swapped = 0  # of them: with blocks to spill
         self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
         self.num_preempted = 0  # now: PREEMPTED or DRAINING
@@ -168,12 +170,17 @@ class SequenceBook:
                 self._policy.decode(sequence, now_s)
         if pieces:
             self._policy.launch(pieces, now_s)
+            self.switches.launch(pieces, self._policy.costs)
 
     def _switch(self, plan: Plan, now_s: float) -> None:
         """Who gives way and who comes in."""
         swapped, restores = set(plan.swapped), set(plan.restores)
-        for seq, reason, gains, kept in zip(plan.victims, plan.reasons, plan.beneficiaries, plan.kept, strict=True):
+        for seq, reason, gains, kept, cost in zip(
+            plan.victims, plan.reasons, plan.beneficiaries, plan.kept, plan.costs, strict=True
+        ):
             sequence = self._by_id[seq]
+            if sequence.computed:  # else this switch loses nothing, and an earlier one goes on
+                self.switches.leave(seq, cost, sequence.computed, is_swap=seq in swapped)
             if reason == "debt":
                 self._policy.bar(sequence)
             self.preemptions_by_reason[reason] = self.preemptions_by_reason.get(reason, 0) + 1
@@ -225,6 +232,7 @@ class SequenceBook:
     ) -> Finished:
         """End a sequence in whatever state it is."""
         sequence = self._by_id.pop(seq)
+        self.switches.forget(seq)
         match sequence.state:
             case SequenceState.WAITING | SequenceState.PREEMPTED:
                 del self.waiting[seq]
@@ -264,6 +272,7 @@ class SequenceBook:
     def settle(self, measured_s: float, now_s: float) -> None:
         """The oldest launched step took so long; 0 when it was void."""
         self._policy.settle(1e3 * measured_s, now_s)
+        self.switches.settle(measured_s)
 
     def void(self, batches: List[NanoBatch], now_s: float, *, is_suspect: bool) -> list[SeqId]:
         """A launched step failed, or was launched behind one that did: nothing of it counts.

@@ -65,8 +65,8 @@ def test_a_prompt_under_way_is_placed_by_what_is_left_of_it() -> None:
 class LowerTier(CountingCache):
     """Every full block has a copy below."""
 
-    def blocks_below(self, seq: SeqId) -> tuple[int, int]:
-        return 0, self.num_blocks(seq) - 1
+    def blocks_below(self, seq: SeqId) -> tuple[int, int, int]:
+        return 0, self.num_blocks(seq) - 1, 0
 
 
 def preempted(mode: PreemptionMode) -> Room:
