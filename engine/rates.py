@@ -71,7 +71,7 @@ class RateBook:
 
     def follow(self, costs: StepCosts) -> None:
         """Take the time of prompts from the step costs, which every step corrects."""
-        one_ms, far_ms = costs.predict_ms(_CHUNK, 0, 0), costs.predict_ms(_CHUNK, 0, _FAR_CONTEXT)
+        one_ms, far_ms = costs.prompt_ms(_CHUNK, 0), costs.prompt_ms(_CHUNK, _FAR_CONTEXT)
         self._rates = replace(
             self._rates,
             prefill_token_s=one_ms / _CHUNK / 1e3,

@@ -1,6 +1,7 @@
 """The book of all sequences: the only writer of their progress."""
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as List
 from itertools import islice, pairwise
@@ -18,6 +19,7 @@ from tiercel.request import Request
 from tiercel.settings import PolicyName
 from tiercel.tenant import Tenants
 
+_LEAST_PROMPT = 64  # tokens of a step that tells what prompts cost
 _AWAY = (SequenceState.PREEMPTED, SequenceState.DRAINING)
 
 
@@ -41,6 +43,13 @@ def _come_back(sequence: Sequence, now_s: float) -> None:
     sequence.away_since_s = None
 
 
+def _prompt_shape(pieces: List[tuple[Sequence, Slice]]) -> tuple[int, int]:
+    """Tokens and context of a step that computes prompts alone; (0, 0) for any other step."""
+    if any(piece.length == 1 for _, piece in pieces):
+        return 0, 0
+    return sum(piece.length for _, piece in pieces), sum(piece.start for _, piece in pieces)
+
+
 def _rank(sequence: Sequence) -> tuple[float, ...]:
     return sequence.rank
 
@@ -55,6 +64,7 @@ class SequenceBook:
         self.preemptions_by_reason: dict[PreemptionReason, int] = {}
         self.tally = PreemptionTally()
         self.switches = SwitchBook()
+        self._prompts: deque[tuple[int, int]] = deque()  # shapes of the launched steps
         self.num_swapped = 0  # of them: with blocks to spill
         self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
         self.num_preempted = 0  # now: PREEMPTED or DRAINING
@@ -171,6 +181,7 @@ class SequenceBook:
         if pieces:
             self._policy.launch(pieces, now_s)
             self.switches.launch(pieces, self._policy.costs)
+            self._prompts.append(_prompt_shape(pieces))
 
     def _switch(self, plan: Plan, now_s: float) -> None:
         """Who gives way and who comes in."""
@@ -273,6 +284,9 @@ class SequenceBook:
         """The oldest launched step took so long; 0 when it was void."""
         self._policy.settle(1e3 * measured_s, now_s)
         self.switches.settle(measured_s)
+        tokens, context = self._prompts.popleft()
+        if tokens >= _LEAST_PROMPT:
+            self._policy.costs.correct_prompts(tokens, context, 1e3 * measured_s)
 
     def void(self, batches: List[NanoBatch], now_s: float, *, is_suspect: bool) -> list[SeqId]:
         """A launched step failed, or was launched behind one that did: nothing of it counts.
