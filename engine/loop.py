@@ -143,6 +143,11 @@ class EngineLoop:
         self.quit_patience_s = 0.0  # to persist what lies in memory
 
     @property
+    def book(self) -> SequenceBook:
+        """The sequences that the loop serves. Between two steps priorities may be moved."""
+        return self._book
+
+    @property
     def is_idle(self) -> bool:
         """Nothing waits, runs or flies."""
         return not self._flights and not len(self._book)

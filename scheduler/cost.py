@@ -60,6 +60,7 @@ class StepCosts:
 
     def __init__(self, times: StepTimes, *, alpha: float = 0.1, most_scale: float = 64.0, margin: float = 1.1) -> None:
         self.scale = 1.0
+        self._num_prompts = 0
         self.prompt_scale = 1.0  # the same factor from steps that compute prompts alone
         self._alpha = alpha  # weight of the newest measurement
         self._most_scale = most_scale
@@ -130,7 +131,9 @@ class StepCosts:
         if predicted_ms <= 0 or measured_ms <= 0:
             return
         ratio = min(4.0, max(0.25, measured_ms / predicted_ms))
-        scale = self.prompt_scale * (1 + self._alpha * (ratio - 1))
+        self._num_prompts += 1
+        alpha = max(self._alpha, 1 / (1 + self._num_prompts))  # a mean of the first ones, beside the table's own time
+        scale = self.prompt_scale * (1 + alpha * (ratio - 1))
         self.prompt_scale = min(self._most_scale, max(1 / self._most_scale, scale))
 
     def largest_prefill(self, goal_ms: float, prompt_context: int, decodes: int, decode_context: int) -> int:
