@@ -7,7 +7,8 @@
 token on one thread, and blocks are copied between a device pool and a DDR pool of the same machine
 (`cpu_device_pool`). Conversations and changing priorities are drawn as there, with questions, answers and pauses scaled
 by 0.35; each turn is asked when it is due, and priorities are drawn anew every 25 steps. The device pool holds 40 % of
-the tokens that are open at the peak of a run with room for everybody, which is also the reference for the tokens.
+the tokens that are open at the peak of a run with room for everybody, which is also the reference for the tokens, and
+the longest conversation at least.
 
     full       victims are swapped, copies below are kept and written in idle time
     no reuse   victims are swapped; a copy below is dropped when it was restored, nothing is written before it must be
@@ -57,7 +58,7 @@ from tiercel.wire import FromEngine, Report, Submit
 SCALE = 0.35
 STEPS_AN_UPDATE = 25
 BLOCK = 16
-MODEL_LEN = 8192
+POSITIONS = 8192  # that the model knows
 ROWS = 16
 TOLERANCE = 0.02  # of a run that is no worse
 MOST_S = 240.0  # for one run
@@ -74,7 +75,7 @@ MODEL = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "hidden_act": "silu",
-    "max_position_embeddings": MODEL_LEN,
+    "max_position_embeddings": POSITIONS,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
@@ -208,11 +209,11 @@ class Clients:
 class Server:
     """One arm: an engine that is used for all its runs."""
 
-    def __init__(self, arm: Arm, model: Model, folder: Path, blocks: int, host_bytes: int) -> None:
+    def __init__(self, arm: Arm, model: Model, folder: Path, longest: int, blocks: int, host_bytes: int) -> None:
         self.arm = arm
         self._wake = Wake.open()
         self._clients: Clients | None = None
-        settings = settings_of(folder, arm, blocks, host_bytes)
+        settings = settings_of(folder, arm, longest, blocks, host_bytes)
         self._engine = assemble(settings, model, CpuDevice(1), self, MonotonicClock(), self._wake.set)
         tiers = self._engine.cache.tiers
         tiers.limits = replace(tiers.limits, has_reuse=arm.has_reuse, has_write_back=arm.has_reuse)
@@ -283,14 +284,14 @@ class Server:
                 pool.evict(SlotId(slot))
 
 
-def settings_of(folder: Path, arm: Arm, blocks: int, host_bytes: int) -> EngineSettings:
-    """Two pools on the CPU, or one where nothing is swapped."""
+def settings_of(folder: Path, arm: Arm, longest: int, blocks: int, host_bytes: int) -> EngineSettings:
+    """Two pools on the CPU, or one where nothing is swapped; contexts of up to `longest` tokens."""
     return EngineSettings(
         model=str(folder),
         device="cpu",
         threads=1,
         load_format="dummy",
-        max_model_len=MODEL_LEN,
+        max_model_len=longest,
         num_gpu_blocks_override=blocks,
         cpu_device_pool=True,
         kv_host_bytes=host_bytes if arm.has_host else 0,
@@ -353,12 +354,13 @@ def main() -> int:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         attention = open_attention("auto", torch.device("cpu"), 1, None)
-        model = load_model(settings_of(folder, FULL, 1, 0), torch.device("cpu"), attention)
+        model = load_model(settings_of(folder, FULL, POSITIONS, 1, 0), torch.device("cpu"), attention)
         tokens = sum(len(turn.question) + turn.answer_tokens for talk in trace for turn in talk.turns)
-        roomy = Server(RECOMPUTE, model, folder, tokens // BLOCK + 4 * count, 0)
+        longest = BLOCK + max(sum(len(turn.question) + turn.answer_tokens for turn in talk.turns) for talk in trace)
+        roomy = Server(RECOMPUTE, model, folder, longest, tokens // BLOCK + 4 * count + longest // BLOCK, 0)
         reference, clients = roomy.run(trace, arguments.seed)
         roomy.close()
-        blocks = int(BUDGET_SHARE * reference.peak_tokens / BLOCK)
+        blocks = max(int(BUDGET_SHARE * reference.peak_tokens / BLOCK), longest // BLOCK + 2)
         expected = clients.said
         print(
             f"{count} conversations, {reference.turns} turns, {reference.tokens} tokens to say; peak "
@@ -369,7 +371,7 @@ def main() -> int:
         host_bytes = 4 * tokens * TOKEN_BYTES
         builds = {arm.name: arm for arm in ARMS}
         taken = {arm: builds[arguments.control] if arguments.control and arm is FULL else arm for arm in ARMS}
-        servers = {arm: Server(taken[arm], model, folder, blocks, host_bytes) for arm in ARMS}
+        servers = {arm: Server(taken[arm], model, folder, longest, blocks, host_bytes) for arm in ARMS}
         for run in range(runs):
             for arm in itertools.islice(itertools.cycle(ARMS), run, run + len(ARMS)):
                 result, clients = servers[arm].run(trace, arguments.seed)
