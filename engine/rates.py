@@ -30,7 +30,6 @@ _HALF_BYTES = 64 << 20  # a measurement of so much counts half, a smaller one le
 _HALF_TOKENS = 2048
 _MOST = 0.5
 _HICCUP = 16.0
-_CHUNK = 128  # tokens of a prompt that stand for all
 _FAR_CONTEXT = 4096  # tokens
 _COPY_BYTES = 32 << 20  # of the trial copies
 _DISK_BLOCKS = 8
@@ -71,11 +70,18 @@ class RateBook:
 
     def follow(self, costs: StepCosts) -> None:
         """Take the time of prompts from the step costs, which every step corrects."""
-        one_ms, far_ms = costs.prompt_ms(_CHUNK, 0), costs.prompt_ms(_CHUNK, _FAR_CONTEXT)
+        chunk, context = costs.largest_prompt
+        if not chunk or not context:
+            return
+        context = min(context, _FAR_CONTEXT)
+        one_ms, far_ms = costs.prompt_ms(chunk, 0), costs.prompt_ms(chunk, context)
+        context_ms = (far_ms - one_ms) / chunk / context
+        # A chunk is behind half of itself, on average.
+        token_ms = max(one_ms / chunk - context_ms * chunk / 2, one_ms / chunk / 2)
         self._rates = replace(
             self._rates,
-            prefill_token_s=one_ms / _CHUNK / 1e3,
-            prefill_context_s=(far_ms - one_ms) / _CHUNK / _FAR_CONTEXT / 1e3,
+            prefill_token_s=token_ms / 1e3,
+            prefill_context_s=context_ms / 1e3,
         )
 
     def learn(self, routes: Iterable[RouteGauges], disk: DiskCounts | None) -> None:

@@ -125,6 +125,11 @@ class StepCosts:
         """
         return self.prompt_scale * self._table_ms(tokens, 0, context)
 
+    @property
+    def largest_prompt(self) -> tuple[int, int]:
+        """The largest (prompt tokens, context) that the table has: beyond it every step is priced by the dearest one."""
+        return self._axes[0][-1], self._axes[2][-1]
+
     def correct_prompts(self, tokens: int, context: int, measured_ms: float) -> None:
         """Take in how long a step of prompts alone has taken; an outlier counts as in `correct`."""
         predicted_ms = self.prompt_ms(tokens, context)
