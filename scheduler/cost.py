@@ -127,7 +127,7 @@ class StepCosts:
 
     @property
     def largest_prompt(self) -> tuple[int, int]:
-        """The largest (prompt tokens, context) that the table has: beyond it every step is priced by the dearest one."""
+        """The largest (prompt tokens, context) of the table; beyond it the steepest slope of any shape counts."""
         return self._axes[0][-1], self._axes[2][-1]
 
     def correct_prompts(self, tokens: int, context: int, measured_ms: float) -> None:
