@@ -21,7 +21,10 @@ Columns:
     copy       mean size of a copy between HBM and DDR
     TTFT, TBT  from a turn's arrival to its first token; between two tokens of a turn, waits after preemption included
 
-Every token of every build is compared with what the model must say. Exit status 1: a target was missed.
+Every token of every build is compared with what the model must say. Exit status 1: a target was missed, or a check of
+`full` is also met by the build without the mechanism that it is about, so that it could not fail.
+
+No second here is a measured one: `benchmarks/fastswitch_wall.py` runs such conversations on a real engine.
 
 Source: FastSwitch (arXiv 2411.18424): conversations of 5.5 turns on average, Poisson arrivals, priorities made offline
         after two patterns, updated 0.02 and 0.04 times an iteration, 60 GB of host memory. Its 1 request/s is for an
@@ -101,9 +104,9 @@ FREQUENCIES = (0.02, 0.04)
 # ---- targets
 
 MOST_SWAPPED = 0.55  # of the bytes without reuse
-MOST_IDLE = 0.05
+MOST_IDLE = 0.01
 LEAST_GAIN = 1.4  # over all off, of both latencies
-LEAST_COPY_BYTES = 1 << 20
+LEAST_COPY_BLOCKS = 1.2  # on average: one by one every copy is a block
 
 
 def h200_step_s(slices: Sequence[Slice]) -> float:
@@ -226,7 +229,18 @@ class Result:
 
     @property
     def copy_bytes(self) -> float:
+        """Mean size of a copy."""
         return (self.swapped_bytes + self.restored_bytes) / max(self.copies, 1)
+
+    @property
+    def is_rarely_idle(self) -> bool:
+        """The share of idle time is within the target."""
+        return self.idle_s <= MOST_IDLE * self.wall_s
+
+    @property
+    def is_merged(self) -> bool:
+        """Copies are larger than a block, on average."""
+        return self.copy_bytes >= LEAST_COPY_BLOCKS * BLOCK_TOKENS * TOKEN_BYTES
 
     @property
     def tokens_per_s(self) -> float:
@@ -475,16 +489,19 @@ def show(results: dict[str, Result]) -> list[str]:
         print(" ", *columns)
     swapped = full.swapped_bytes / max(fresh.swapped_bytes, 1)
     ttft, tbt = off.ttft_p99_s / full.ttft_p99_s, off.tbt_p999_s / full.tbt_p999_s
+    block_bytes = BLOCK_TOKENS * TOKEN_BYTES
     wrong = sum(one.wrong_turns for one in results.values())
     checks = (
         (f"swapped bytes, of those without reuse: {swapped:.0%} (at most {MOST_SWAPPED:.0%})", swapped <= MOST_SWAPPED),
-        (
-            f"idle: {full.idle_s / full.wall_s:.1%} (at most {MOST_IDLE:.0%})",
-            full.idle_s <= MOST_IDLE * full.wall_s,
-        ),
+        (f"idle: {full.idle_s / full.wall_s:.1%} (at most {MOST_IDLE:.0%})", full.is_rarely_idle),
+        (f"idle, all off: {off.idle_s / off.wall_s:.1%} (control: more than {MOST_IDLE:.0%})", not off.is_rarely_idle),
         (f"TTFT p99, all off over full: {ttft:.2f} (at least {LEAST_GAIN})", ttft >= LEAST_GAIN),
         (f"TBT p99.9, all off over full: {tbt:.2f} (at least {LEAST_GAIN})", tbt >= LEAST_GAIN),
-        (f"mean copy: {full.copy_bytes / 2**20:.1f} MiB (at least 1)", full.copy_bytes >= LEAST_COPY_BYTES),
+        (f"mean copy: {full.copy_bytes / block_bytes:.2f} blocks (at least {LEAST_COPY_BLOCKS})", full.is_merged),
+        (
+            f"mean copy, all off: {off.copy_bytes / block_bytes:.2f} blocks (control: under {LEAST_COPY_BLOCKS})",
+            not off.is_merged,
+        ),
         (f"turns with a lost or changed token: {wrong} of {sum(one.turns for one in results.values())}", not wrong),
     )
     for text, is_met in checks:

@@ -146,6 +146,11 @@ class EngineLoop:
         self.quit_patience_s = 0.0  # to persist what lies in memory
 
     @property
+    def book(self) -> SequenceBook:
+        """The sequences that the loop serves. Between two steps priorities may be moved."""
+        return self._book
+
+    @property
     def is_idle(self) -> bool:
         """Nothing waits, runs or flies."""
         return not self._flights and not len(self._book)
@@ -336,6 +341,8 @@ class EngineLoop:
         now_s = self._clock.now_s()
         self._book.settle(now_s - max(self._started_s.popleft(), self._committed_s), now_s)
         self._committed_s = now_s
+        for back in self._book.switches.take_returned():
+            self._book.switches.note(back, self._cache.copied_s(back.seq))
         commit = self._book.commit(flight.plan.nano_batches, outcome.tokens, now_s)
         self._cache.commit(flight.plan.step, commit.progress)
         self._relief.step_ended()
@@ -441,6 +448,7 @@ class EngineLoop:
             tiers=self._cache.tier_gauges() if is_full else (),
             routes=self._mover.gauges() if is_full else (),
             disk_state=self.disk_state,
+            switches=self._book.switches.gauges(),
             sequences=self._book.gauges(_MOST_SEQUENCES) if is_full else (),
             preemptions_by_reason=dict(self._book.preemptions_by_reason),
             fair=self._standing() if is_full else None,

@@ -33,7 +33,6 @@ _HICCUP = 16.0
 _HALF_LIFE_S = 30.0  # of what a route's estimate lacks to its good rate, while little of the route is measured
 _GOOD_WEIGHT = 1 / 16  # of a measurement that is slower than the good rate: a disk that stays slow is known in the end
 _LEARN_S = 0.5  # between two calls of `learn`
-_CHUNK = 128  # tokens of a prompt that stand for all
 _FAR_CONTEXT = 4096  # tokens
 _COPY_BYTES = 32 << 20  # of the trial copies
 _DISK_BLOCKS = 8
@@ -98,11 +97,18 @@ class RateBook:
 
     def follow(self, costs: StepCosts) -> None:
         """Take the time of prompts from the step costs, which every step corrects."""
-        one_ms, far_ms = costs.predict_ms(_CHUNK, 0, 0), costs.predict_ms(_CHUNK, 0, _FAR_CONTEXT)
+        chunk, context = costs.largest_prompt
+        if not chunk or not context:
+            return
+        context = min(context, _FAR_CONTEXT)
+        one_ms, far_ms = costs.prompt_ms(chunk, 0), costs.prompt_ms(chunk, context)
+        context_ms = (far_ms - one_ms) / chunk / context
+        # A chunk is behind half of itself, on average.
+        token_ms = max(one_ms / chunk - context_ms * chunk / 2, one_ms / chunk / 2)
         self._rates = replace(
             self._rates,
-            prefill_token_s=one_ms / _CHUNK / 1e3,
-            prefill_context_s=(far_ms - one_ms) / _CHUNK / _FAR_CONTEXT / 1e3,
+            prefill_token_s=token_ms / 1e3,
+            prefill_context_s=context_ms / 1e3,
         )
 
     def learn(self, routes: Iterable[RouteGauges], disk: DiskCounts | None, elapsed_s: float = _LEARN_S) -> None:

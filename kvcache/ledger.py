@@ -148,13 +148,20 @@ class Ledger:
         self.found_by_seq[seq] = found
         return found
 
-    def blocks_below(self, seq: SeqId) -> tuple[int, int]:
-        """Of the sequence's full blocks: how many could be spilled, and how many a lower tier has. Cost: O(blocks)."""
+    def blocks_below(self, seq: SeqId) -> tuple[int, int, int]:
+        """Count the sequence's full blocks by the way that a swap would bring them back. Cost: O(blocks).
+
+        Returns how many would go down first, how many DDR has, and how many the SSD alone has. Blocks that are in no
+        lower tier and find no room there are not counted: they are lost.
+        """
         if not self._tiers.has_lower_tier:
-            return 0, 0
+            return 0, 0, 0
         table = self._table_by_seq[seq]
         dirty = self._tiers.dirty(table)
-        return self._spill_room.count(dirty), table.num_published - len(dirty)
+        spilled, clean = self._spill_room.count(dirty), table.num_published - len(dirty)
+        if self._tiers.host is None:
+            return spilled, 0, clean
+        return spilled, clean, self._tiers.num_on_disk(key for key, _ in dirty[spilled:])
 
     def reserve(self, seq: SeqId, tokens: int) -> bool:
         """Have room for the first `tokens` tokens of a sequence. False, and nothing changed, when there is none."""

@@ -284,6 +284,10 @@ class CacheManager:
         held = self._owners.held()
         return tier_gauges(self._tiers, held, self.prefix_queries, found, self.loaded_tokens, fetched, block_bytes)
 
+    def copied_s(self, seq: SeqId) -> float:
+        """Seconds that copies took for the sequence, down and up, since it was last preempted."""
+        return self._table_by_seq[seq].copied_s
+
     def slots(self, seq: SeqId) -> tuple[SlotId, ...]:
         """The sequence's block table."""
         return tuple(SlotId(slot) for slot in self._table_by_seq[seq].slots)
@@ -326,7 +330,7 @@ class CacheManager:
             return []
         table.num_published = table.num_saved = found.loads[0][0]
         keys = tuple(key for _, key in found.loads)
-        transfer = self._tiers.restore(keys, tuple(taken[: len(found.loads)]))
+        transfer = self._tiers.restore(table, keys, tuple(taken[: len(found.loads)]))
         loads = frozenset(block for block, _ in found.loads)
         table.restore = Restore(transfer.id, len(found.hits) + len(found.loads), loads)
         self._restoring[transfer.id] = table.seq
@@ -366,6 +370,7 @@ class CacheManager:
         table.restore = None
         table.fetch = Fetch()
         table.has_given_way = True
+        table.copied_s = 0.0
 
     def _publish(self, table: BlockTable, full_blocks: int) -> None:
         for block in range(table.num_published, full_blocks):

@@ -72,6 +72,7 @@ class BlockTable:
     __slots__ = (
         "_keys",
         "_root",
+        "copied_s",
         "fetch",
         "has_given_way",
         "holding",
@@ -107,6 +108,7 @@ class BlockTable:
         self.num_loaded = 0  # blocks restored from DDR before that
         self.num_fetched = 0  # blocks read from SSD before that
         self.num_swapped = 0  # blocks that came up after it
+        self.copied_s = 0.0  # that copies of its blocks took since it gave way the last time
         self._root = root
         self._keys: list[BlockKey] = []  # only grows: tokens never change
 

@@ -171,7 +171,9 @@ class TierBook:
         for _, slot in pairs:
             self.device.hold(slot, by_transfer=True)
         if self.host is None:
-            return [self.persist(key, slot, Purpose.SPILL) for key, slot in pairs]
+            persists = [self.persist(key, slot, Purpose.SPILL) for key, slot in pairs]
+            self._table_by_transfer.update((one.id, table) for one in persists)
+            return persists
         opened: list[Transfer] = []
         if pairs:
             targets = self.host.take_many(len(pairs), by_transfer=True)
@@ -192,13 +194,15 @@ class TierBook:
         for key in keys:
             self.quotas.hold(host, host.slot_by_key[key])
 
-    def restore(self, keys: tuple[BlockKey, ...], targets: tuple[SlotId, ...]) -> Transfer:
-        """Blocks of DDR whose copies are held go up into slots that a table holds."""
+    def restore(self, table: BlockTable, keys: tuple[BlockKey, ...], targets: tuple[SlotId, ...]) -> Transfer:
+        """Blocks of DDR whose copies are held go up into slots that the table holds."""
         host = self._host()
         sources = tuple(host.slot_by_key[key] for key in keys)
         for target in targets:
             self.device.hold(target, by_transfer=True)
-        return self.transfers.open(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
+        opened = self.transfers.open(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
+        self._table_by_transfer[opened.id] = table
+        return opened
 
     def settle_keep(self, table: BlockTable, blocks: int) -> None:
         """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
@@ -231,11 +235,13 @@ class TierBook:
         self._started_s.pop(landing.id, None)
         is_good = landing.verdict is Verdict.LANDED
         self.misses += landing.verdict is Verdict.MISS
+        table = self._table_by_transfer.pop(transfer.id, None)  # for whom it flew
+        if table is not None:
+            table.copied_s += landing.seconds
         match transfer.route:
             case Route.RESTORE:
                 self._land_restore(transfer)
             case Route.SPILL:
-                table = self._table_by_transfer.pop(transfer.id, None)
                 # It may have ended or come back meanwhile: then nobody needs the copies more than any others.
                 keep = Keep.PREEMPTED if table is not None and table.num_kept and not table.is_closed else Keep.SHADOW
                 self._land_copies(transfer, self.device, self._host(), keep, is_good=is_good)
@@ -244,7 +250,6 @@ class TierBook:
                 keep = keep if keep is Keep.REUSED else Keep.ONCE
                 self._land_copies(transfer, self.gateway, self._disk(), keep, is_good=is_good)
             case Route.PREFETCH:
-                table = self._table_by_transfer.pop(transfer.id, None)
                 is_wanted = table is not None and not table.slots and not table.is_closed
                 if table is not None and is_wanted and is_good:
                     self._note_fetched(table)
@@ -342,6 +347,10 @@ class TierBook:
         opened = self.transfers.open(Route.PERSIST, purpose, (key,), (source,), (target,))
         self._started_s[opened.id] = self._now_s
         return opened
+
+    def num_on_disk(self, keys: Iterable[BlockKey]) -> int:
+        """Count the keys of which the disk has a copy."""
+        return 0 if self.disk is None else sum(key in self.disk.slot_by_key for key in keys)
 
     @property
     def writable_blocks(self) -> int:

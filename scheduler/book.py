@@ -1,6 +1,7 @@
 """The book of all sequences: the only writer of their progress."""
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as List
 from itertools import islice, pairwise
@@ -8,6 +9,7 @@ from itertools import islice, pairwise
 from scheduler.fairness import Account
 from scheduler.policy import Policy
 from scheduler.sequence import Sequence, SequenceState
+from scheduler.switch import SwitchBook
 from scheduler.tally import PreemptionTally
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
@@ -17,6 +19,7 @@ from tiercel.request import Request
 from tiercel.settings import PolicyName
 from tiercel.tenant import Tenants
 
+_LEAST_PROMPT = 64  # tokens of a step that tells what prompts cost
 _AWAY = (SequenceState.PREEMPTED, SequenceState.DRAINING)
 
 
@@ -40,6 +43,13 @@ def _come_back(sequence: Sequence, now_s: float) -> None:
     sequence.away_since_s = None
 
 
+def _prompt_shape(pieces: List[tuple[Sequence, Slice]]) -> tuple[int, int]:
+    """Tokens and context of a step that computes prompts alone; (0, 0) for any other step."""
+    if any(piece.length == 1 for _, piece in pieces):
+        return 0, 0
+    return sum(piece.length for _, piece in pieces), sum(piece.start for _, piece in pieces)
+
+
 def _rank(sequence: Sequence) -> tuple[float, ...]:
     return sequence.rank
 
@@ -53,6 +63,8 @@ class SequenceBook:
         self.num_preemptions = 0  # since start
         self.preemptions_by_reason: dict[PreemptionReason, int] = {}
         self.tally = PreemptionTally()
+        self.switches = SwitchBook()
+        self._prompts: deque[tuple[int, int]] = deque()  # shapes of the launched steps
         self.num_swapped = 0  # of them: with blocks to spill
         self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
         self.num_preempted = 0  # now: PREEMPTED or DRAINING
@@ -168,13 +180,19 @@ class SequenceBook:
                 self._policy.decode(sequence, now_s)
         if pieces:
             self._policy.launch(pieces, now_s)
+            self.switches.launch(pieces, self._policy.costs)
+            self._prompts.append(_prompt_shape(pieces))
 
     def _switch(self, plan: Plan, now_s: float) -> None:
         """Who gives way and who comes in."""
         swapped, restores = set(plan.swapped), set(plan.restores)
-        victims = zip(plan.victims, plan.reasons, plan.beneficiaries, plan.kept, plan.prices_ms, strict=True)
-        for seq, reason, gains, kept, price_ms in victims:
+        victims = zip(
+            plan.victims, plan.reasons, plan.beneficiaries, plan.kept, plan.prices_ms, plan.costs, strict=True
+        )
+        for seq, reason, gains, kept, price_ms, cost in victims:
             sequence = self._by_id[seq]
+            if sequence.computed:  # else this switch loses nothing, and an earlier one goes on
+                self.switches.leave(seq, cost, sequence.computed, is_swap=seq in swapped)
             self._policy.preempt(sequence, reason, price_ms)
             self.preemptions_by_reason[reason] = self.preemptions_by_reason.get(reason, 0) + 1
             self.tally.add(sequence.request.tenant, reason, is_swap=seq in swapped)
@@ -225,6 +243,7 @@ class SequenceBook:
     ) -> Finished:
         """End a sequence in whatever state it is."""
         sequence = self._by_id.pop(seq)
+        self.switches.forget(seq)
         match sequence.state:
             case SequenceState.WAITING | SequenceState.PREEMPTED:
                 del self.waiting[seq]
@@ -264,6 +283,10 @@ class SequenceBook:
     def settle(self, measured_s: float, now_s: float) -> None:
         """The oldest launched step took so long; 0 when it was void."""
         self._policy.settle(1e3 * measured_s, now_s)
+        self.switches.settle(measured_s)
+        tokens, context = self._prompts.popleft()
+        if tokens >= _LEAST_PROMPT:
+            self._policy.costs.correct_prompts(tokens, context, 1e3 * measured_s)
 
     def void(self, batches: List[NanoBatch], now_s: float, *, is_suspect: bool) -> list[SeqId]:
         """A launched step failed, or was launched behind one that did: nothing of it counts.

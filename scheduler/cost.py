@@ -63,6 +63,8 @@ class StepCosts:
 
     def __init__(self, times: StepTimes, *, alpha: float = 0.1, most_scale: float = 64.0, margin: float = 1.1) -> None:
         self.scale = 1.0
+        self._num_prompts = 0
+        self.prompt_scale = 1.0  # the same factor from steps that compute prompts alone
         self._alpha = alpha  # weight of the newest measurement
         self._most_scale = most_scale
         self._margin = margin  # of a latency goal, against predictions that come out short
@@ -117,6 +119,30 @@ class StepCosts:
         ratio = min(4.0, max(0.25, measured_ms / predicted_ms))
         scale = self.scale * (1 + self._alpha * (ratio - 1))
         self.scale = min(self._most_scale, max(1 / self._most_scale, scale))
+
+    def prompt_ms(self, tokens: int, context: int) -> float:
+        """Predict a step that computes so many tokens of one prompt and nothing else.
+
+        Its own factor follows such steps alone: short decodes are slowed by whatever runs beside them, and what they
+        take says little of a prompt.
+        """
+        return self.prompt_scale * self._table_ms(tokens, 0, context)
+
+    @property
+    def largest_prompt(self) -> tuple[int, int]:
+        """The largest (prompt tokens, context) of the table; beyond it the steepest slope of any shape counts."""
+        return self._axes[0][-1], self._axes[2][-1]
+
+    def correct_prompts(self, tokens: int, context: int, measured_ms: float) -> None:
+        """Take in how long a step of prompts alone has taken; an outlier counts as in `correct`."""
+        predicted_ms = self.prompt_ms(tokens, context)
+        if predicted_ms <= 0 or measured_ms <= 0:
+            return
+        ratio = min(4.0, max(0.25, measured_ms / predicted_ms))
+        self._num_prompts += 1
+        alpha = max(self._alpha, 1 / (1 + self._num_prompts))  # a mean of the first ones, beside the table's own time
+        scale = self.prompt_scale * (1 + alpha * (ratio - 1))
+        self.prompt_scale = min(self._most_scale, max(1 / self._most_scale, scale))
 
     def largest_prefill(self, goal_ms: float, prompt_context: int, decodes: int, decode_context: int) -> int:
         """The most prompt tokens, behind so many others, that a step may hold beside decodes and end within the goal.

@@ -10,7 +10,7 @@ from scheduler.preemption import SwapChooser
 from scheduler.sequence import Sequence
 from scheduler.victim import SwitchBrake
 from tiercel.ids import SeqId, TenantId
-from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice
+from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, SwapCost
 
 
 class Found(Protocol):
@@ -38,7 +38,7 @@ class CacheView(Protocol):
     def num_blocks(self, seq: SeqId) -> int: ...
     def quota_left(self, seq: SeqId) -> int | None: ...
     def match(self, seq: SeqId, *, may_load: bool = True) -> Found | None: ...
-    def blocks_below(self, seq: SeqId) -> tuple[int, int]: ...
+    def blocks_below(self, seq: SeqId) -> tuple[int, int, int]: ...
     def reserve(self, seq: SeqId, tokens: int) -> bool: ...
     def claim(self, seq: SeqId, start: int, end: int) -> None: ...
     def release(self, seq: SeqId, *, spills: bool = False) -> None: ...
@@ -77,6 +77,7 @@ class Draft:
         self.beneficiaries: list[SeqId] = []  # one a victim
         self.kept: list[int] = []  # tokens of it that a lower tier will have, one a victim
         self.prices_ms: list[float] = []  # what the preemption costs, one a victim
+        self.costs: list[SwapCost] = []  # predicted, one a victim
         self.aged: SeqId | None = None
         self.outstanding = 0  # blocks that the known tokens of those who run still need
         self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
@@ -133,15 +134,17 @@ class Draft:
         if piece is not None:
             self.budget += piece.length
             self.prompt_tokens -= piece.length if piece.length > 1 else 0
-        dirty, clean = self.cache.blocks_below(victim.id)
-        swaps = self._chooser.swaps(dirty, clean, victim.computed)
+        dirty, near, far = self.cache.blocks_below(victim.id)
+        decision = self._chooser.decide(dirty, near, far, victim.computed)
+        swaps = decision.swaps
         spills = swaps and dirty > 0
         self.cache.release(victim.id, spills=swaps)
         self.victims[victim.id] = swaps
+        self.costs.append(decision.cost)
         self.reasons.append(reason)
         self.beneficiaries.append(beneficiary.id)
         self.prices_ms.append(price_ms)
-        self.kept.append(self.cache.block_size * (dirty + clean if swaps else 0))
+        self.kept.append(self.cache.block_size * (dirty + near + far if swaps else 0))
         return spills
 
     def plan(self) -> Plan:
@@ -155,6 +158,7 @@ class Draft:
             beneficiaries=tuple(self.beneficiaries),
             kept=tuple(self.kept),
             prices_ms=tuple(self.prices_ms),
+            costs=tuple(self.costs),
             swapped=tuple(seq for seq, swaps in self.victims.items() if swaps),
             restores=tuple(self.restores),
             aged=self.aged,

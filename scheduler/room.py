@@ -237,13 +237,8 @@ class RoomMaker:
 
     def _price_ms(self, draft: Draft, victim: Sequence) -> float:
         """Predicted device time that preempting a sequence costs: moving its blocks, and computing the rest again."""
-        cache, recompute_ms = draft.cache, self._policy.costs.recompute_ms
-        below = cache.blocks_below(victim.id)
-        if not self._chooser.swaps(*below, victim.computed):
-            return recompute_ms(victim.computed)
-        kept = min(victim.computed, sum(below) * cache.block_size)
-        swap_s = self._chooser.cost(*below, victim.computed).swap_s
-        return 1e3 * swap_s + recompute_ms(victim.computed - kept, kept)
+        decision = self._chooser.decide(*draft.cache.blocks_below(victim.id), victim.computed)
+        return 1e3 * decision.chosen_s if decision.swaps else self._policy.costs.recompute_ms(victim.computed)
 
     def _gain(self, draft: Draft, seq: SeqId, needed: int) -> float:
         """Of the blocks that are wanted, those that it would free, for each second that its way out and back takes."""

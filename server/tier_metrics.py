@@ -45,6 +45,8 @@ class TierMetrics(Collector):
             "tiercel_engine_out_of_memory", "Steps that the device had no memory for.", gauges.out_of_memory
         )
         yield from _preemptions(gauges)
+        if gauges.switches:
+            yield from _switches(gauges)
         if gauges.tiers:
             yield from _tiers(gauges.tiers)
             yield from _disk_writes(gauges.tiers)
@@ -117,6 +119,24 @@ def _preemptions(gauges: Gauges) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "tiercel_recomputed_tokens", "Tokens computed once more after a preemption.", gauges.recomputed_tokens
+    )
+
+
+def _switches(gauges: Gauges) -> Iterator[Metric]:
+    """Predictions of what switches cost, beside what they did cost."""
+    told = gauges.switches
+    yield _counter("switches_over", "Victims that are back.", "mode", ((one.mode, one.count) for one in told))
+    yield _counter(
+        "switch_predicted_seconds",
+        "Seconds of copying and computing that their switches were predicted to cost.",
+        "mode",
+        ((one.mode, one.predicted_s) for one in told),
+    )
+    yield _counter(
+        "switch_realised_seconds",
+        "Seconds of copying and computing that their switches did cost.",
+        "mode",
+        ((one.mode, one.realised_s) for one in told),
     )
 
 

@@ -134,6 +134,15 @@ class PreemptionCount(Struct, frozen=True, array_like=True, gc=False):
     count: int
 
 
+class SwitchGauges(Struct, frozen=True, array_like=True, gc=False):
+    """Victims that have come back in one mode, and what that took, since start."""
+
+    mode: PreemptionMode
+    count: int
+    predicted_s: float  # when they were preempted
+    realised_s: float  # copies of their blocks and steps that computed their tokens once more
+
+
 class TenantGauges(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One tenant in the eyes of the scheduler."""
 
@@ -208,6 +217,7 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     routes: tuple[RouteGauges, ...] = ()
     disk_state: DiskState = DiskState.NONE
     preemptions_by_reason: dict[PreemptionReason, int] = {}
+    switches: tuple[SwitchGauges, ...] = ()  # one a mode
     sequences: tuple[SequenceGauges, ...] = ()  # the first in rank of those that were admitted; told with the tiers
     fair: FairGauges | None = None  # told now and then
 

@@ -12,6 +12,13 @@ PreemptionReason = Literal["band", "debt", "share", "growth"]
 """For whom: a higher band, one that was owed service or room, or starved, or a running sequence that grows."""
 
 
+class SwapCost(Struct, frozen=True, gc=False):
+    """The predicted seconds of taking a victim away and bringing it back, each way."""
+
+    swap_s: float  # its dirty blocks go down, all its blocks come up
+    recompute_s: float  # its dirty blocks are dropped and their tokens computed again
+
+
 class Slice(Struct, frozen=True, gc=False):
     """Tokens [start, start + length) of one sequence, computed in one step."""
 
@@ -54,6 +61,7 @@ class Plan(Struct, frozen=True, gc=False):
     beneficiaries: tuple[SeqId, ...] = ()  # who gains by it, one a victim
     kept: tuple[int, ...] = ()  # tokens of it that come back from a lower tier, one a victim
     prices_ms: tuple[float, ...] = ()  # predicted device time that each preemption costs, one a victim
+    costs: tuple[SwapCost, ...] = ()  # predicted, one a victim
     swapped: tuple[SeqId, ...] = ()  # of the victims: what no lower tier holds yet is spilled first
     restores: tuple[SeqId, ...] = ()  # of the admitted: no slice yet, their blocks come up first
     aged: SeqId | None = None  # has a slice or comes in on the share of those who starve

@@ -73,3 +73,9 @@ def test_the_traces_are_what_the_docstring_says() -> None:
     kept = sum(before == after for first, second in pairwise(rows) for before, after in zip(first, second, strict=True))
     assert kept / (19 * 500) == pytest.approx(fastswitch.MARKOV_KEEP, abs=0.02)
     assert all(0 <= priority < 1 for row in rows for priority in row)
+
+
+def test_the_checks_of_idle_time_and_merged_copies_can_fail() -> None:
+    full, off = replay(FULL).run(), replay(ALL_OFF).run()
+    assert full.is_rarely_idle and full.is_merged
+    assert not off.is_rarely_idle and not off.is_merged

@@ -119,8 +119,10 @@ def test_rates_follow_what_is_measured_and_small_copies_say_little() -> None:
 def test_the_cost_of_a_prefill_follows_the_steps() -> None:
     book = RateBook(Rates(prefill_token_s=1e-3, prefill_context_s=1e-6, block_bytes=7))
     book.follow(StepCosts(linear_times(base_ms=1e-9, prefill_ms=2.0, context_ms=0.5)))
-    assert book.rates.prefill_token_s == pytest.approx(2e-3, rel=1e-2)
-    assert book.rates.prefill_context_s == pytest.approx(0.5e-3 / 128, rel=1e-2)
+    chunk = 2048  # the table's largest
+    assert book.rates.prefill_context_s == pytest.approx(0.5e-3 / chunk, rel=1e-2)
+    assert book.rates.recompute_s(0, chunk) == pytest.approx(2e-3 * chunk, rel=1e-2)
+    assert book.rates.recompute_s(1000, chunk) == pytest.approx(2e-3 * chunk + 0.5, rel=1e-2)
     assert book.rates.block_bytes == 7
 
 

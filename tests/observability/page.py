@@ -19,6 +19,7 @@ from tiercel.outcome import (
     Gauges,
     PreemptionCount,
     RouteGauges,
+    SwitchGauges,
     TenantGauges,
     TierGauges,
 )
@@ -43,6 +44,7 @@ GAUGES = Gauges(
     preemptions_by_reason={"band": 5, "debt": 4},
     swapped_tokens=640,
     recomputed_tokens=50,
+    switches=(SwitchGauges("swap", 2, 0.5, 0.75), SwitchGauges("recompute", 1, 1.5, 1.25)),
     tiers=(
         TierGauges(
             tier=Tier.HBM, block_bytes=1024, blocks_total=64, blocks_used=8, hit_tokens=3000, missed_tokens=7000

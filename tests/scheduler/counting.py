@@ -54,8 +54,8 @@ class CountingCache:
             self.blocks_by_seq[seq] = hit // BLOCK
         return None if hit is None else Hit(hit)
 
-    def blocks_below(self, seq: SeqId) -> tuple[int, int]:
-        return 0, 0
+    def blocks_below(self, seq: SeqId) -> tuple[int, int, int]:
+        return 0, 0, 0
 
     def reserve(self, seq: SeqId, tokens: int) -> bool:
         missing = max(0, -(-tokens // BLOCK) - self.num_blocks(seq))

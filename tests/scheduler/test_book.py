@@ -65,8 +65,8 @@ def test_a_prompt_under_way_is_placed_by_what_is_left_of_it() -> None:
 class LowerTier(CountingCache):
     """Every full block has a copy below."""
 
-    def blocks_below(self, seq: SeqId) -> tuple[int, int]:
-        return 0, self.num_blocks(seq) - 1
+    def blocks_below(self, seq: SeqId) -> tuple[int, int, int]:
+        return 0, self.num_blocks(seq) - 1, 0
 
 
 def preempted(mode: PreemptionMode) -> Room:
@@ -95,6 +95,23 @@ def test_what_was_kept_counts_until_it_is_launched_again() -> None:
     room.cache.release(SeqId(2))
     room.step()
     assert room.book[SeqId(1)].near_tokens == 0
+
+
+def test_steps_of_prompts_alone_tell_what_prompts_cost() -> None:
+    room = Room(seqs=8, tokens=128, blocks=200, policy=open_policy("fcfs"))
+    costs = room.book.policy.costs
+    room.submit(1, 128)
+    room.step()
+    room.book.settle(1e-3 * 2 * costs.prompt_ms(128, 0), 0.0)
+    corrected = costs.prompt_scale
+    assert corrected > 1
+    for _ in range(3):  # decodes, slow ones, and then a prompt beside them
+        room.step()
+        room.book.settle(1.0, 0.0)
+    room.submit(2, 100)
+    room.step()
+    room.book.settle(1.0, 0.0)
+    assert costs.prompt_scale == corrected
 
 
 # who pays

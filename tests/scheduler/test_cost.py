@@ -81,6 +81,18 @@ def test_the_factor_follows_what_was_measured() -> None:
     assert costs.scale == pytest.approx(3.0, rel=0.01)
 
 
+def test_prompts_have_a_factor_of_their_own() -> None:
+    costs = StepCosts(linear_times())
+    table_ms = costs.prompt_ms(512, 1024)
+    for _ in range(100):
+        costs.correct(costs.predict_ms(0, 1, 0), 3 * costs.predict_ms(0, 1, 0))
+        costs.correct_prompts(512, 1024, table_ms / 2)
+    assert costs.prompt_ms(512, 1024) == pytest.approx(table_ms / 2, rel=0.01)
+    before = costs.prompt_scale
+    costs.correct_prompts(512, 1024, 0.0)
+    assert costs.prompt_scale == before, "a void step says nothing"
+
+
 def test_the_factor_is_bounded_and_shrugs_at_one_pause() -> None:
     costs = StepCosts(linear_times(), alpha=0.1, most_scale=8.0)
     costs.correct(10.0, 60_000.0)

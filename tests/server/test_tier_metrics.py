@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.tier_metrics import TierMetrics
-from tiercel.outcome import DiskState, Gauges, RouteGauges, TierGauges
+from tiercel.outcome import DiskState, Gauges, RouteGauges, SwitchGauges, TierGauges
 from tiercel.tier import Route, Tier
 
 GAUGES = Gauges(
@@ -17,6 +17,7 @@ GAUGES = Gauges(
     nano_batches=14,
     out_of_memory=2,
     preemptions_by_reason={"band": 3, "growth": 1},
+    switches=(SwitchGauges("swap", 2, 0.5, 0.75), SwitchGauges("recompute", 1, 1.5, 1.25)),
     disk_state=DiskState.READ_ONLY,
     tiers=(
         TierGauges(
@@ -83,6 +84,9 @@ def test_tiers_and_routes_are_told_in_bytes_tokens_and_seconds() -> None:
         ("tiercel_kv_disk_state", "on"): 0,
         ("tiercel_preemptions_total", "swap"): 3,
         ("tiercel_preemptions_total", "recompute"): 1,
+        ("tiercel_switches_over_total", "swap"): 2,
+        ("tiercel_switch_predicted_seconds_total", "recompute"): 1.5,
+        ("tiercel_switch_realised_seconds_total", "swap"): 0.75,
         ("tiercel_swapped_tokens_total", ""): 640,
         ("tiercel_recomputed_tokens_total", ""): 50,
         ("vllm:kv_offload_store_bytes_total", "0"): 64_000,

@@ -1,0 +1,416 @@
+"""Swap or recompute: the engine's choices beside an oracle that has measured both ways for each victim.
+
+    python benchmarks/swap_oracle.py [--victims 8] [--runs 3] [--seed 1] [--json FILE] [--quick]
+                                     [--control swap|recompute|skew]
+
+The real engine on the CPU, one compute thread, with a device pool apart from DDR and a random Llama: real steps, real
+copies. A copy lane moves the bytes and then waits until the link that it stands for would have moved them, because
+the memory of one machine is far faster than its arithmetic: with bare copies every victim would be swapped.
+
+    links     four, each way as fast as 0.35, 0.7, 1.4 and 2.8 times the rate at which swapping a token (down and up)
+              takes as long as computing it without context, which is measured at the start
+    victims   as many for each link; contexts log-uniform in 128 to 2,048 tokens, the same for all links
+    dirty     every block of every victim: write-back in idle time is off, as a clean victim leaves nothing to choose
+
+For each victim a sequence computes its prompt, says four tokens and gives way to a request of a higher band. When its
+spill has landed every copy that is left in HBM is evicted, the rival ends, and the victim comes back. Its cost is the
+time of its copies down plus the time from the end of its rival to its next token. An engine in mode `swap` and one in
+mode `recompute` measure both ways, in turns, medians of --runs. An engine in mode `auto`, which has measured its rates
+at its own start and has not seen those costs, chooses.
+
+A choice is right if the way it takes costs at most 5 % more than the other way (TIE). How many victims are such ties
+is printed, and the share of right choices without them. Exit status 1: fewer than 90 % of the choices are right, or one
+of the ways was chosen for fewer than 10 % of the victims. --control breaks the choice, so that the check has to fail:
+always one way, or with link rates that are eight times too high.
+"""
+
+import argparse
+import json
+import logging
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from msgspec.structs import replace
+
+from device.cpu import CpuDevice, Done, InlineLane
+from device.extents import Extents
+from engine.assembly import Engine, assemble
+from engine.attention.registry import open_attention
+from engine.models.base import Model
+from engine.models.registry import load_model
+from engine.offline import Inbox
+from kvcache.pool import SlotPool
+from tiercel.clock import MonotonicClock
+from tiercel.ids import SeqId, SlotId
+from tiercel.outcome import FinishReason
+from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.settings import EngineSettings, PreemptionMode
+from tiercel.tier import Route
+from tiercel.wire import Abort, Submit
+
+MULTIPLES = (0.35, 0.7, 1.4, 2.8)
+SHORTEST, LONGEST = 128, 2048  # tokens
+TIE = 0.05
+QUEUED_S = 0.02
+LEAST_RIGHT = 0.9
+LEAST_SHARE = 0.1
+SAYS = 4  # tokens, before it gives way
+MOST_S = 60.0  # for any one thing that is waited for
+SKEW = 8.0
+MODEL_VOCAB = 2048
+TOKEN_BYTES = 4 * 16 * 64 * 2 * 4  # of KV: layers, heads, head size, keys and values, float32
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": MODEL_VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "float32",
+}
+
+
+class LinkLane(InlineLane):
+    """A copy lane as slow as a link: the bytes move, then the caller waits for what the link would still need."""
+
+    def __init__(self, device: "LinkDevice") -> None:
+        self._device = device
+        self._free_s = 0.0
+
+    def copy(self, extents: Extents) -> Done[None]:
+        now_s = time.monotonic()
+        # A link has a queue: that a thread was late to queue the next piece of a transfer does not slow it down.
+        begin_s = self._free_s if now_s - self._free_s < QUEUED_S else now_s
+        done = super().copy(extents)
+        self._free_s = begin_s + int(extents.sizes.sum()) / self._device.bytes_per_s
+        time.sleep(max(0.0, self._free_s - time.monotonic()))
+        return done
+
+
+class LinkDevice(CpuDevice):
+    """The CPU behind a link, whose rate may be changed."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        super().__init__(1)
+        self.bytes_per_s = bytes_per_s
+
+    def open_copy_lane(self) -> LinkLane:
+        return LinkLane(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the engine's own log says of one switch, seconds."""
+
+    mode: str
+    predicted_s: float
+    other_s: float
+    realised_s: float
+
+
+class SwitchLog(logging.Handler):
+    """Keeps the lines `switch over` of the engine."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.told: list[Told] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg.startswith("switch over") and isinstance(record.args, tuple):
+            _, mode, _, predicted_ms, other_ms, realised_ms, _ = record.args
+            self.told.append(Told(str(mode), *(float(str(ms)) / 1e3 for ms in (predicted_ms, other_ms, realised_ms))))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One switch, measured."""
+
+    is_swap: bool
+    down_s: float  # its copies down
+    return_s: float  # from the end of the rival to the victim's next token
+    told: Told
+
+    @property
+    def total_s(self) -> float:
+        """What the oracle compares."""
+        return self.down_s + self.return_s
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """One row of the result."""
+
+    multiple: float  # of the rate of the link
+    tokens: int
+    swap_s: float  # measured
+    recompute_s: float  # measured
+    told: Told  # by the engine that chose
+
+    @property
+    def is_swap(self) -> bool:
+        """What the engine chose."""
+        return self.told.mode == "swap"
+
+    @property
+    def chosen_s(self) -> float:
+        """Measured cost of the way that was chosen."""
+        return self.swap_s if self.is_swap else self.recompute_s
+
+    @property
+    def best_s(self) -> float:
+        """Measured cost of the cheaper way."""
+        return min(self.swap_s, self.recompute_s)
+
+    @property
+    def is_tie(self) -> bool:
+        """Either choice is right."""
+        return max(self.swap_s, self.recompute_s) <= (1 + TIE) * self.best_s
+
+    @property
+    def is_right(self) -> bool:
+        """The rule."""
+        return self.chosen_s <= (1 + TIE) * self.best_s
+
+
+class Stage:
+    """One engine on which one sequence at a time gives way to another."""
+
+    def __init__(self, model: Model, folder: Path, mode: PreemptionMode, bytes_per_s: float) -> None:
+        clock = MonotonicClock()
+        self.device = LinkDevice(bytes_per_s)
+        settings = settings_of(folder, mode)
+        self._inbox = Inbox(clock)
+        self._log = SwitchLog()
+        self._engine: Engine = assemble(settings, model, self.device, self._inbox, clock)
+        tiers = self._engine.cache.tiers
+        tiers.limits = replace(tiers.limits, has_write_back=False)
+        self._next = 1
+
+    def switch(self, tokens: int, rng: random.Random) -> Cost:
+        """Preempt one sequence of so many tokens, bring it back and measure it."""
+        loop, tiers = self._engine.loop, self._engine.cache.tiers
+        self._inbox.clear()
+        victim = self._submit(draw(rng, tokens), band=5)
+        self._step_until(lambda: self._said(victim) >= SAYS)
+        before, down_s = loop.gauges(), self._down_s()
+        rival = self._submit(draw(rng, 16), band=0)
+        self._step_until(lambda: self._said(rival) >= 1 and not len(tiers.transfers))
+        after, down_s = loop.gauges(), self._down_s() - down_s
+        if after.preemptions != before.preemptions + 1:
+            raise RuntimeError(f"{after.preemptions - before.preemptions} preemptions where one was wanted")
+        self._evict(tiers.device)
+        said = self._said(victim)
+        with self._log_switches():
+            began_s = time.monotonic()
+            loop.take([Abort((rival,), FinishReason.ABORT)])
+            self._step_until(lambda: self._said(victim) > said)
+            return_s = time.monotonic() - began_s
+        loop.take([Abort((victim,), FinishReason.ABORT)])
+        self._step_until(lambda: loop.is_idle and not len(tiers.transfers))
+        for _, pool in tiers.pools():
+            self._evict(pool)
+        return Cost(after.preemptions_swap > before.preemptions_swap, down_s, return_s, self._log.told[-1])
+
+    def close(self) -> None:
+        """Stop its threads."""
+        self._engine.close()
+
+    def _submit(self, prompt: list[int], band: int) -> SeqId:
+        seq, self._next = SeqId(self._next), self._next + 1
+        params = SamplingParams(temperature=0.0, max_tokens=2048, ignore_eos=True)
+        request = Request(id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=time.monotonic(), band=band)
+        self._engine.loop.take([Submit(request)])
+        return seq
+
+    def _said(self, seq: SeqId) -> int:
+        return sum(memoryview(report.seqs).cast("Q").tolist().count(seq) for _, report in self._inbox.reports)
+
+    def _down_s(self) -> float:
+        return next(one.seconds for one in self._engine.tiers.mover.gauges() if one.route is Route.SPILL)
+
+    @staticmethod
+    def _evict(pool: SlotPool) -> None:
+        for slot in pool.eviction_order():
+            pool.evict(SlotId(slot))
+
+    @contextmanager
+    def _log_switches(self) -> Iterator[None]:
+        logger = logging.getLogger("scheduler.switch")
+        logger.addHandler(self._log)
+        level = logger.level
+        logger.setLevel(logging.DEBUG)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            logger.removeHandler(self._log)
+
+    def _step_until(self, is_done: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + MOST_S
+        while not is_done():
+            self._engine.upkeep.tend()
+            if not self._engine.loop.step():
+                time.sleep(1e-4)
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{MOST_S:.0f} s without what was waited for")
+
+
+def draw(rng: random.Random, tokens: int) -> list[int]:
+    """A prompt that nobody has asked before."""
+    return rng.choices(range(3, MODEL_VOCAB), k=tokens)
+
+
+def settings_of(folder: Path, mode: PreemptionMode) -> EngineSettings:
+    """One sequence at a time, so that whoever has the higher band takes its row."""
+    return EngineSettings(
+        model=str(folder / "model"),
+        device="cpu",
+        threads=1,
+        load_format="dummy",
+        num_gpu_blocks_override=(LONGEST + 512) // 16,
+        cpu_device_pool=True,
+        kv_host_bytes=512 << 20,
+        preemption_mode=mode,
+        max_num_seqs=1,
+        scheduling_policy="priority",
+        calibration_s=4.0,
+        cache_folder=str(folder / "cache"),
+    )
+
+
+def open_model(folder: Path) -> Model:
+    """Random weights, shared by all engines."""
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    attention = open_attention("auto", torch.device("cpu"), 1, None)
+    return load_model(settings_of(folder, "auto"), torch.device("cpu"), attention)
+
+
+def even_rate(stage: Stage, rng: random.Random) -> float:
+    """Bytes a second of a link on which swapping a token takes as long as computing it without context."""
+    short_s, long_s = (median(stage.switch(tokens, rng).return_s for _ in range(3)) for tokens in (256, 512))
+    return 2 * TOKEN_BYTES / max((long_s - short_s) / 256, 1e-9)
+
+
+def lengths(count: int, seed: int) -> list[int]:
+    """Contexts of the victims of one link, in tokens."""
+    rng = random.Random(seed)
+    return [round(math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST)))) for _ in range(count)]
+
+
+def measure(swap: Stage, recompute: Stage, auto: Stage, multiple: float, tokens: int, runs: int, seed: int) -> Victim:
+    """Both ways of one victim, in turns, and what the engine chooses for it."""
+    rng = random.Random(seed)
+    costs: dict[bool, list[float]] = {True: [], False: []}
+    for run in range(runs):
+        for stage in (swap, recompute) if run % 2 == 0 else (recompute, swap):
+            cost = stage.switch(tokens, rng)
+            costs[cost.is_swap].append(cost.total_s)
+    if len(costs[True]) != runs or len(costs[False]) != runs:
+        raise RuntimeError("a forced way was not taken")
+    return Victim(multiple, tokens, median(costs[True]), median(costs[False]), auto.switch(tokens, rng).told)
+
+
+def show(victims: Sequence[Victim]) -> bool:
+    """Print what was found. Returns whether the choices are good enough."""
+    print("\nlink  tokens   swap ms  recompute ms  predicted ms  chosen")
+    for one in victims:
+        told = one.told
+        predicted = (told.predicted_s, told.other_s) if one.is_swap else (told.other_s, told.predicted_s)
+        mark = "tie" if one.is_tie else "" if one.is_right else f"WRONG, {one.chosen_s / one.best_s - 1:.0%} dearer"
+        print(
+            f"{one.multiple:4.2f}  {one.tokens:6d}  {1e3 * one.swap_s:8.1f}  {1e3 * one.recompute_s:12.1f}  "
+            f"{1e3 * predicted[0]:5.0f} {1e3 * predicted[1]:6.0f}  {told.mode:9s}  {mark}"
+        )
+    count = len(victims)
+    right, ties = sum(one.is_right for one in victims), sum(one.is_tie for one in victims)
+    swapped = sum(one.is_swap for one in victims)
+    clear = [one for one in victims if not one.is_tie]
+    sums = {
+        "as chosen": sum(one.chosen_s for one in victims),
+        "always swap": sum(one.swap_s for one in victims),
+        "always recompute": sum(one.recompute_s for one in victims),
+        "the oracle": sum(one.best_s for one in victims),
+    }
+    print("\nseconds of all victims: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in sums.items()))
+    for name, is_swap in (("swap", True), ("recompute", False)):
+        chosen = [one for one in victims if one.is_swap == is_swap]
+        if chosen:
+            predicted = median(one.told.predicted_s / one.chosen_s for one in chosen)
+            realised = median(one.told.realised_s / one.chosen_s for one in chosen)
+            print(f"{name}: predicted {predicted:.2f}, told as realised {realised:.2f} of what was measured (medians)")
+    clearly = sum(one.is_right for one in clear)
+    print(f"ties (within {TIE:.0%}): {ties} of {count}; without them {clearly} of {len(clear)} right")
+    checks = (
+        (f"right choices: {right} of {count} (at least {LEAST_RIGHT:.0%})", right >= LEAST_RIGHT * count),
+        (f"swap chosen for {swapped} of {count} (at least {LEAST_SHARE:.0%})", swapped >= LEAST_SHARE * count),
+        (
+            f"recompute chosen for {count - swapped} of {count} (at least {LEAST_SHARE:.0%})",
+            count - swapped >= LEAST_SHARE * count,
+        ),
+    )
+    for text, is_met in checks:
+        print(f"  {'ok    ' if is_met else 'MISSED'} {text}")
+    return all(is_met for _, is_met in checks)
+
+
+def main() -> int:
+    """Run it. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--victims", type=int, default=8, help="for each link")
+    parser.add_argument("--runs", type=int, default=3, help="of each way of a victim")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help="two victims for each link, each way measured once")
+    parser.add_argument("--control", choices=("swap", "recompute", "skew"), help="a broken choice, which has to fail")
+    arguments = parser.parse_args()
+    began_s = time.perf_counter()
+    torch.set_num_threads(1)
+    count, runs = (2, 1) if arguments.quick else (arguments.victims, arguments.runs)
+    victims: list[Victim] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = open_model(folder)
+        swap, recompute = (Stage(model, folder, mode, float("inf")) for mode in ("swap", "recompute"))
+        even = even_rate(recompute, random.Random(0))
+        print(f"links even with computing without context: {even / 1e6:.0f} MB/s; {TOKEN_BYTES} bytes a token")
+        for multiple in MULTIPLES:
+            rate = swap.device.bytes_per_s = multiple * even
+            mode: PreemptionMode = arguments.control if arguments.control in ("swap", "recompute") else "auto"
+            auto = Stage(model, folder, mode, rate * (SKEW if arguments.control == "skew" else 1))
+            auto.device.bytes_per_s = rate
+            for number, tokens in enumerate(lengths(count, arguments.seed)):
+                victims.append(measure(swap, recompute, auto, multiple, tokens, runs, 1000 * len(victims) + number))
+            auto.close()
+        swap.close()
+        recompute.close()
+    is_good = show(victims)
+    print(f"{time.perf_counter() - began_s:.0f} s")
+    if arguments.json:
+        rows = [asdict(one) for one in victims]
+        arguments.json.write_text(json.dumps({"even_bytes_per_s": even, "victims": rows}, indent=1) + "\n")
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
