@@ -11,7 +11,7 @@ from scheduler.order import Waiting, open_order
 from scheduler.queue import OpenGate, WaitingQueue
 from scheduler.sequence import Sequence
 from scheduler.standing import ServiceWindow, by_band, gap_ms, jain
-from scheduler.switching import SwitchBudget
+from scheduler.switch_budget import SwitchBudget
 from scheduler.tally import PreemptionTally
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, TenantGauges

@@ -71,7 +71,7 @@ def replaced(policy: PolicyName = "fair", **more: object) -> EngineSettings:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_switching_policies_loses_no_sequence_in_any_state(seed: int) -> None:
+def test_switch_budget_policies_loses_no_sequence_in_any_state(seed: int) -> None:
     """A small pool, so that some run, some wait and some have been preempted at every switch."""
     rng = random.Random(seed)
     bench = Bench(host_blocks=64)

@@ -4,7 +4,7 @@ import pytest
 
 from scheduler.planner import StepLimits
 from scheduler.policy import Policy, open_policy
-from scheduler.switching import WORTH
+from scheduler.switch_budget import WORTH
 from tests.scheduler.counting import BLOCK, CountingCache, Hit, Room, slices
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan

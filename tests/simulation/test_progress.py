@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler.switching import LOSS_SHARE
+from scheduler.switch_budget import LOSS_SHARE
 from simulation.progress import draw_mix, play
 from simulation.simulator import SimSettings, Simulation
 from simulation.workload import Ask, Part, Sources

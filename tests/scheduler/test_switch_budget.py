@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler.switching import SwitchBudget
+from scheduler.switch_budget import SwitchBudget
 from tiercel.ids import SeqId
 
 A, B = SeqId(1), SeqId(2)
