@@ -52,6 +52,12 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
         slot = self._slot_by_key.get(key)
         return slot if slot is None or not self._lost or self._is_named(slot, key) else None
 
+    def find(self, keys: Sequence[BlockKey]) -> Slots:
+        """Return the slots of the first of these blocks, up to the first that the tier does not hold."""
+        look_up = self.get if self._lost else self._slot_by_key.get
+        found = list(map(look_up, keys))
+        return np.array(found[: found.index(None)] if None in found else found, np.intp)
+
     def key(self, slot: int) -> BlockKey | None:
         """Return the key of the block in a slot; None when the slot has no name."""
         if not self.is_named[slot]:

@@ -1,16 +1,24 @@
 """The cache manager: sole writer of block tables and, through the pools, of every slot's state."""
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
+from typing import cast
+
+import numpy as np
 
 from kvcache.block import child_key, namespace_key
+from kvcache.budget import StepBudget
 from kvcache.gauges import tier_gauges
 from kvcache.idle import IdleWork, Scan
-from kvcache.ledger import MOST_HASHES, Found, Ledger
+from kvcache.ledger import Found, Ledger
+from kvcache.overlay import Overlay
 from kvcache.owner import OwnerBook
 from kvcache.pool import SlotPool
-from kvcache.table import BlockTable, Fetch, Restore, Reuse
+from kvcache.prefix import Prefix
+from kvcache.table import NO_KEPT, BlockTable, Fetch, Restore, Reuse
 from kvcache.tiers import TierBook, TierLimits
+from kvcache.vector import NO_SLOTS, Slots, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
 from tiercel.outcome import TierGauges
@@ -19,6 +27,7 @@ from tiercel.rates import Rates
 from tiercel.tenant import DEFAULT_TENANT, Tenants
 from tiercel.tier import Landing, Route, Transfer, Verdict
 
+_MOST_LANDED = 4096  # blocks of landings that one step books: about 2 ms
 _HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place
 
 
@@ -56,6 +65,9 @@ class CacheManager:
             limits or TierLimits(),
         )
         self._rates = rates
+        self._overlay = Overlay(self._pool)
+        self._budget = StepBudget()
+        self._landings: deque[Landing] = deque()  # to be booked
         self._idle = IdleWork(self._tiers, block_size, rates)
         memory = tuple(pool for pool in (self._tiers.device, self._tiers.host) if pool is not None)
         self._owners = OwnerBook(self._tiers.quotas, memory)
@@ -70,12 +82,16 @@ class CacheManager:
     # ---- sequences
 
     def peek(self, tokens: bytes, scope: bytes) -> int:
-        """Tokens of a prompt (raw uint32) that lie in HBM or DDR now. Cost: hashes those, and one block more."""
+        """Return how many tokens of a prompt (raw uint32) lie in HBM or DDR now, as far as a step's budget goes.
+
+        `match` finds out the rest when the sequence's turn comes; `near` tells then.
+        """
         if not self._has_prefix_caching:
             return 0
         width = 4 * self.block_size
         key, covered = namespace_key(self._fingerprint, scope), 0
-        while covered + width < len(tokens):
+        while covered + width < len(tokens) and self._budget.peeks:
+            self._budget.peeks -= 1
             key = child_key(key, tokens[covered : covered + width])
             if key not in self._pool.slot_by_key and self._tiers.loadable(key) is None:
                 break
@@ -104,7 +120,7 @@ class CacheManager:
         """
         table = self._table_by_seq.pop(seq)
         table.is_closed = True
-        self._tiers.settle_keep(table, table.num_kept)
+        self._tiers.settle_keep(table)
         if table.slots:
             self._idle.offer(table)
             self._clear(table)
@@ -117,12 +133,13 @@ class CacheManager:
         self._updates = [update for update in self._updates if update.seq != seq]
         slots = self._table_by_seq[seq].slots
         if slots:
-            self._updates.append(TableUpdate(seq, 0, tuple(SlotId(slot) for slot in slots)))
+            self._updates.append(TableUpdate(seq, 0, _told(slots)))
 
     # ---- one step
 
     def ledger(self) -> Ledger:
         """A fresh overlay to plan one step on."""
+        self._budget.draw()
         in_flight = set[BlockKey]().union(*self._claims_by_step.values()) if self._claims_by_step else set[BlockKey]()
         return Ledger(
             self._pool,
@@ -130,6 +147,8 @@ class CacheManager:
             self.block_size,
             in_flight,
             self._tiers,
+            overlay=self._overlay,
+            budget=self._budget,
             has_prefix_caching=self._has_prefix_caching,
         )
 
@@ -148,10 +167,9 @@ class CacheManager:
         for seq, found in ledger.found_by_seq.items():
             self.prefix_queries += len(tables[seq].tokens)
             self.prefix_hits += found.tokens
-            for _, slot in found.hits:
-                pool.hold(slot)
-            self._tiers.settle_keep(tables[seq], tables[seq].num_kept)
-            tables[seq].fetch, tables[seq].num_kept = Fetch(), 0
+            pool.hold_many(found.hits)
+            self._tiers.settle_keep(tables[seq])
+            tables[seq].fetch, tables[seq].prefix = Fetch(), Prefix()
         for seq, spills in ledger.released.items():
             if spills:
                 transfers += self._tiers.spill(tables[seq])
@@ -167,7 +185,7 @@ class CacheManager:
             else:
                 table.extend(taken)
             if len(table.slots) > first:
-                updates.append(TableUpdate(seq, first, tuple(SlotId(slot) for slot in table.slots[first:])))
+                updates.append(TableUpdate(seq, first, _told(table.slots[first:])))
         if ledger.claimed:
             self._claims_by_step[step] = ledger.claimed
         for batch in plan.nano_batches:
@@ -202,10 +220,11 @@ class CacheManager:
 
     def expect(self, seqs: Iterable[SeqId]) -> None:
         """These sequences will be admitted soon, in this order: bring their prefixes near."""
+        self._budget.begin()
         for seq in seqs:
             table = self._table_by_seq[seq]
             if not table.fetch.is_done and self._has_prefix_caching:
-                self._tiers.fetch(table, MOST_HASHES)
+                self._tiers.fetch(table, self._budget)
 
     def work(self, likely_victims: Iterable[SeqId], now_s: float, *, is_idle: bool) -> None:
         """Use idle copy time. `is_idle`: nobody waits, so that blocks seen once may go to the disk too."""
@@ -217,12 +236,19 @@ class CacheManager:
         return transfers
 
     def land(self, landings: Iterable[Landing]) -> list[tuple[SeqId, int]]:
-        """Book what has landed. Returns sequences whose restore is over with the tokens that they now hold."""
+        """Book what has landed. Returns sequences whose restore is over with the tokens that they now hold.
+
+        A step books so many blocks only; what is left comes first in the next step.
+        """
         restored: list[tuple[SeqId, int]] = []
-        for landing in landings:
+        self._landings.extend(landings)
+        blocks = 0
+        while self._landings and blocks < _MOST_LANDED:
+            landing = self._landings.popleft()
             transfer = self._tiers.land(landing)
             if transfer is None:
                 continue
+            blocks += len(transfer.keys)
             if transfer.route in (Route.SPILL, Route.PERSIST):
                 self._idle.note_landed()
             elif transfer.route is Route.PREFETCH and landing.verdict is Verdict.LANDED:
@@ -282,10 +308,11 @@ class CacheManager:
         self._owners.check_integrity(self._table_by_seq.values())
         refs = array("i", self._pool.transfer_refs)
         for table in self._table_by_seq.values():
+            flying = table.restore.flying() if table.restore is not None else set[int]()
+            covered = table.num_published if table.restore is None else table.restore.covered
             for block, slot in enumerate(table.slots):
                 refs[slot] += 1
-                covered = table.num_published if table.restore is None else table.restore.covered
-                is_keyed = block < covered and (table.restore is None or block not in table.restore.loads)
+                is_keyed = block < covered and block not in flying
                 expected = table.key(block, self.block_size) if is_keyed else None
                 key = self._pool.key(SlotId(slot))
                 if (expected is None) != (key is None) or (expected is not None and key != expected):
@@ -294,65 +321,77 @@ class CacheManager:
             wrong = [slot for slot in range(self.blocks + 1) if refs[slot] != self._pool.refs[slot]]
             raise InvariantError("cache.references", slots=wrong[:8])
 
-    def _take(self, table: BlockTable, count: int) -> list[SlotId]:
+    def _take(self, table: BlockTable, count: int) -> Slots:
         if not count:
-            return []
-        if table.slots:
-            return self._pool.take_many(count, near=SlotId(table.slots[-1]), headroom=_HEADROOM)
-        return self._pool.take_many(count, headroom=_HEADROOM)
+            return NO_SLOTS
+        return self._pool.take_slots(count, SlotId(table.slots[-1]) if table.slots else None, _HEADROOM)
 
-    def _fill(self, table: BlockTable, found: Found, taken: list[SlotId]) -> list[Transfer]:
-        """Put hits and fresh slots into an empty table in order. Returns the transfer that brings the rest."""
-        slots = [0] * (len(found.hits) + len(found.loads))
-        for block, slot in found.hits:
-            slots[block] = slot
-        for (block, _), slot in zip(found.loads, taken, strict=False):
-            slots[block] = slot
-        table.extend(slots + taken[len(found.loads) :])
-        if not found.loads:
-            table.num_published = table.num_saved = len(found.hits)
+    def _fill(self, table: BlockTable, found: Found, taken: Slots) -> list[Transfer]:
+        """Put hits and fresh slots into an empty table in order. Returns the transfers that bring the rest."""
+        num_loads = found.load_blocks
+        covered = found.hit_blocks + num_loads
+        if not num_loads:
+            table.extend(found.hits)
+            table.extend(taken)
+            table.num_published = table.num_saved = covered
             return []
-        table.num_published = table.num_saved = found.loads[0][0]
-        keys = tuple(key for _, key in found.loads)
-        transfer = self._tiers.restore(keys, tuple(taken[: len(found.loads)]))
-        loads = frozenset(block for block, _ in found.loads)
-        table.restore = Restore(transfer.id, len(found.hits) + len(found.loads), loads)
-        self._restoring[transfer.id] = table.seq
-        return [transfer]
+        slots = np.zeros(covered, np.intp)
+        is_hit = np.ones(covered, bool)
+        is_hit[found.loads] = False
+        slots[is_hit] = found.hits
+        slots[found.loads] = taken[:num_loads]
+        table.extend(np.concatenate([slots, taken[num_loads:]]))
+        table.num_published = table.num_saved = int(found.loads[0])
+        transfers = self._tiers.restore(table.keys_of(found.loads), found.sources, taken[:num_loads])
+        parts = np.split(found.loads, np.cumsum([len(transfer.keys) for transfer in transfers])[:-1])
+        blocks_by_transfer = {transfer.id: part for transfer, part in zip(transfers, parts, strict=True)}
+        table.restore = Restore(covered, blocks_by_transfer)
+        self._restoring.update(dict.fromkeys(blocks_by_transfer, table.seq))
+        return transfers
 
     def _land_restore(self, transfer: Transfer, *, is_good: bool) -> SeqId | None:
-        """Name what has landed. The sequence may have given it up meanwhile: then it is a cached prefix, or nothing."""
+        """Name what has landed. Returns the sequence when nothing of it is on its way up any more.
+
+        The sequence may have given the restore up meanwhile: then what came is a cached prefix, or nothing.
+        """
         pool = self._pool
-        seq = self._restoring.pop(transfer.id, None)
+        seq, targets = self._restoring.pop(transfer.id, None), as_slots(transfer.targets)
         table = self._table_by_seq.get(seq) if seq is not None else None
-        if table is not None and (table.restore is None or table.restore.transfer != transfer.id):
-            table = None
-        for key, target in zip(transfer.keys, transfer.targets, strict=True):
-            if is_good:
-                pool.publish(target, key)
-            pool.drop(target, 0, by_transfer=True)
-        if table is None or table.restore is None:
+        restore = table.restore if table is not None else None
+        blocks = restore.blocks_by_transfer.pop(transfer.id, None) if restore is not None else None
+        lost = pool.publish_many(targets, transfer.keys) if is_good else NO_SLOTS
+        pool.drop_many(targets, 0, by_transfer=True)
+        if table is None or restore is None or blocks is None:
             return None
-        covered, table.restore = table.restore.covered, None
         if is_good:
-            self._tiers.note_restored(table, len(transfer.keys))
-            self._publish(table, covered)
+            restore.landed += len(blocks)
+            for slot in lost.tolist():  # the block was computed meanwhile: its first copy is the one to keep
+                block = int(blocks[transfer.targets.index(SlotId(slot))])
+                self._replace(table, block, SlotId(slot))
+                restore.replaced.append(table.slots[block])
         else:
-            for slot in reversed(table.slots[table.num_published :]):
-                pool.drop(SlotId(slot), table.last_step)
-            table.cut(table.num_published)
-        self.loaded_tokens += len(transfer.keys) * self.block_size if is_good else 0
+            restore.covered, restore.is_whole = min(restore.covered, int(blocks[0])), False
+        if restore.blocks_by_transfer:
+            return None
+        table.restore = None
+        self._tiers.note_restored(table, restore.landed)
+        self.loaded_tokens += restore.landed * self.block_size
+        its_own = np.setdiff1d(as_slots(table.slots[restore.first : restore.covered]), restore.replaced)
+        pool.set_owner_many(its_own, table.owner)
+        table.num_published = restore.covered
+        if not restore.is_whole:
+            pool.drop_many(as_slots(table.slots[restore.covered :])[::-1], table.last_step)
+            table.cut(restore.covered)
         return table.seq
 
     def _clear(self, table: BlockTable) -> None:
         self._idle.note_released(table)
         # The tail goes first: of one chain, the end is the first to be evicted.
-        for slot in reversed(table.slots):
-            self._pool.drop(SlotId(slot), table.last_step)
+        self._pool.drop_many(as_slots(table.slots)[::-1], table.last_step)
         table.cut(0)
         table.num_published = table.num_saved = 0
         table.restore = None
-        table.fetch = Fetch()
+        table.fetch, table.prefix = Fetch(), Prefix()
         table.has_given_way = True
 
     def _publish(self, table: BlockTable, full_blocks: int) -> None:
@@ -360,11 +399,21 @@ class CacheManager:
             slot = SlotId(table.slots[block])
             canonical = self._pool.publish(slot, table.key(block, self.block_size))
             if canonical != slot:
-                self._pool.hold(canonical)
-                self._pool.drop(slot, table.last_step)
-                table.replace(block, canonical)
-                self._updates.append(TableUpdate(table.seq, block, (canonical,)))
+                self._replace(table, block, slot)
             else:
                 self._pool.set_owner(slot, table.owner)
                 self._idle.note_published(slot)
         table.num_published = full_blocks
+
+    def _replace(self, table: BlockTable, block: int, slot: SlotId) -> None:
+        """Point a table at the copy of a block that was named first, instead of its own."""
+        canonical = self._pool.slot_by_key[table.key(block, self.block_size)]
+        self._pool.hold(canonical)
+        self._pool.drop(slot, table.last_step)
+        table.replace(block, canonical)
+        self._updates.append(TableUpdate(table.seq, block, (canonical,)))
+
+
+def _told(slots: "array[int]") -> tuple[SlotId, ...]:
+    """Slots as the runner hears of them."""
+    return cast(tuple[SlotId, ...], tuple(slots))

@@ -51,7 +51,7 @@ class Segments:
         self._previous = array("i", self._next)
         self._ticks = array("q", bytes(8 * slots))  # 0: not listed
         self._tick = 0
-        self.all_keeps, self._all_owners, self._all_ticks = view(self.keeps), view(self.owners), view(self._ticks)
+        self.all_keeps, self.all_owners, self._all_ticks = view(self.keeps), view(self.owners), view(self._ticks)
         self._all_next, self._all_previous = view(self._next), view(self._previous)
         self._marked = np.zeros(slots + _SEGMENTS, bool)  # all False between two calls
 
@@ -167,13 +167,13 @@ class Segments:
     def reset_many(self, slots: Slots) -> None:
         """Unlisted slots are nobody's and seen by nobody."""
         self.all_keeps[slots] = _ONCE
-        self._all_owners[slots] = 0
+        self.all_owners[slots] = 0
 
     def set_owner_many(self, slots: Slots, owner: int, listed: Slots) -> None:
         """Say whose copies these are; `listed` are those among them that are on a list."""
         self._know(owner)
         self._count_owners(listed, -1)
-        self._all_owners[slots] = owner
+        self.all_owners[slots] = owner
         self._count_owners(listed, 1)
 
     def _in_list_order(self, slots: Slots) -> Slots:
@@ -184,7 +184,7 @@ class Segments:
 
     def _count_owners(self, slots: Slots, change: int) -> None:
         if len(slots):
-            counts = np.bincount(self._all_owners[slots])
+            counts = np.bincount(self.all_owners[slots])
             for owner in np.flatnonzero(counts).tolist():
                 self._count_by_owner[owner] += change * int(counts[owner])
 
@@ -275,7 +275,7 @@ class Segments:
             taken, passed = np.cumsum(is_spare), np.cumsum(~is_spare)
             end = int(np.searchsorted(np.maximum(taken - wanted, passed - SEARCH_DEPTH), 0))
             chosen = np.concatenate([chosen, found[: end + 1][is_spare[: end + 1]]])
-            for owner, looks in zip(*np.unique(self._all_owners[found[: end + 1]], return_counts=True), strict=True):
+            for owner, looks in zip(*np.unique(self.all_owners[found[: end + 1]], return_counts=True), strict=True):
                 seen[int(owner)] = seen.get(int(owner), 0) + int(looks)
         if len(chosen) == count:
             return chosen
@@ -290,8 +290,8 @@ class Segments:
         is_spare = np.empty(len(found), bool)
         if not len(found):
             return is_spare
-        by_owner = np.argsort(self._all_owners[found], kind="stable")
-        owners, firsts, counts = np.unique(self._all_owners[found][by_owner], return_index=True, return_counts=True)
+        by_owner = np.argsort(self.all_owners[found], kind="stable")
+        owners, firsts, counts = np.unique(self.all_owners[found][by_owner], return_index=True, return_counts=True)
         left = [
             self._count_by_owner[owner] - self.floor_by_owner.get(owner, 0) - seen.get(owner, 0)
             for owner in owners.tolist()

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcache.index import KEY_BYTES as KEY_BYTES
 from kvcache.index import KeyIndex
@@ -117,6 +118,18 @@ class SlotPool:
     def keep(self, slot: SlotId) -> Keep:
         """What its copy is or will be kept for."""
         return Keep(self._segments.keeps[slot])
+
+    def are_kept(self, slots: Slots, keep: Keep) -> "npt.NDArray[np.bool_]":
+        """Return for each slot whether its copy is or will be kept for this."""
+        return self._segments.all_keeps[slots] == keep
+
+    def are_kept_beyond(self, slots: Slots, keep: Keep) -> "npt.NDArray[np.bool_]":
+        """Return for each slot whether its copy is kept for more than this."""
+        return self._segments.all_keeps[slots] > keep
+
+    def owners(self, slots: Slots) -> Slots:
+        """Return the owner of each slot's copy; 0 is nobody."""
+        return self._segments.all_owners[slots]
 
     def num_kept(self, keep: Keep) -> int:
         """Cached copies kept for this."""
@@ -337,6 +350,12 @@ class SlotPool:
             raise InvariantError("pool.evict", slot=slot, state=SlotState(self.states[slot]).name)
         self._evict([slot])
 
+    def evict_many(self, slots: Slots) -> None:
+        """Free cached copies now, in this order."""
+        if (self.all_states[slots] != _CACHED).any():
+            raise InvariantError("pool.evict", slots=slots[:8].tolist())
+        self._evict_many(slots)
+
     def evict_key(self, key: BlockKey) -> bool:
         """Free the cached copy of a block now. False when there is none, or somebody holds it."""
         slot = self.slot_by_key.get(key)
@@ -439,6 +458,15 @@ class SlotPool:
         self.num_lost += 1
         if self.on_free is not None:
             self.on_free(slot)
+
+    def stamp(self, slot: int) -> int:
+        """Return the stamp of one slot."""
+        return self._stamps[slot]
+
+    def change_stamp(self, slot: int) -> None:
+        """Make all who remember this slot look again, as `change_stamps`."""
+        self._stamps[slot] += 1
+        self.num_lost += 1
 
     def change_stamps(self, slots: Slots) -> None:
         """Make all who remember these slots look again: something about their copies has changed in another tier."""

@@ -5,14 +5,19 @@ decides is time: a block is kept, moved or computed again by whatever is cheapes
 """
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
+import numpy as np
 from msgspec import Struct
 
+from kvcache.budget import StepBudget
 from kvcache.chain import WriteBudget
+from kvcache.links import Links
 from kvcache.policy import Keep
 from kvcache.pool import SlotPool, SlotState
-from kvcache.table import BlockTable
+from kvcache.table import NO_KEPT, BlockTable, Kept
 from kvcache.transfers import TransferBook
+from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.rates import Rates
@@ -21,6 +26,8 @@ from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 _STUCK_S = 2.0  # a call to the disk that takes longer hangs
 _QUEUE_S = 0.1  # of reads, behind each other
 _LEAST_FETCHES = 4
+_MOST_CARRIED = 2048  # blocks of one transfer between tiers of memory, so that a landing costs about 1 ms
+_MOST_PERSISTS = 1024  # blocks of one victim that are written to the disk, each by a transfer of its own: about 5 ms
 
 
 class TierLimits(Struct, frozen=True, kw_only=True):
@@ -49,7 +56,7 @@ class TierBook:
         rates: Callable[[], Rates],
         limits: TierLimits,
     ) -> None:
-        self.transfers = TransferBook()
+        self.transfers = TransferBook(device, host)
         self.device = device
         self.host = host
         self.disk = disk
@@ -69,8 +76,11 @@ class TierBook:
         self._table_by_transfer: dict[int, BlockTable] = {}  # for whom it flies
         self._started_s: dict[int, float] = {}  # disk transfers, by id
         self._now_s = 0.0
+        lower = host or disk
+        tier = Tier.DDR if host is not None else Tier.SSD
+        self.links = Links(device, lower, self.transfers, tier) if lower is not None else None  # to the next tier
         if host is not None:
-            device.on_evict = self._on_device_eviction
+            device.on_evict, device.on_evict_many = self._on_device_eviction, self._on_device_evictions
 
     # ---- lookups
 
@@ -94,26 +104,18 @@ class TierBook:
         """A waiting sequence's prefix may lie lower than it can be used from, and has not been asked for yet."""
         return not table.fetch.is_done and (self.disk is not None or bool(self.unverified))
 
-    def dirty(self, table: BlockTable) -> list[tuple[BlockKey, SlotId]]:
-        """The table's full blocks that no lower tier holds or is about to hold. Cost: O(blocks)."""
-        flying = self.transfers.is_flying
-        if self.host is not None:
-            lower, tier = self.host.slot_by_key, Tier.DDR
-        elif self.disk is not None and self.can_write_disk:
-            lower, tier = self.disk.slot_by_key, Tier.SSD
-        else:
-            return []
-        pairs = (
-            (table.key(block, self._block_size), SlotId(table.slots[block])) for block in range(table.num_published)
-        )
-        return [(key, slot) for key, slot in pairs if key not in lower and not flying(tier, key)]
+    def dirty(self, table: BlockTable) -> Slots:
+        """Return the numbers of the table's full blocks that no lower tier holds or is about to hold."""
+        if self.links is None or not self.has_lower_tier:
+            return NO_SLOTS
+        return np.flatnonzero(self.links.below[table.published()] == 0)
 
     @property
     def num_spillable(self) -> int:
         """Blocks that could be spilled now."""
         if self.host is not None:
             return self.host.num_free + self.host.num_cached
-        return self.writable_blocks
+        return min(self.writable_blocks, _MOST_PERSISTS)
 
     def quota_left(self, tier: Tier, owner: int) -> int | None:
         """Copies that the owner may still keep there, but for what flies; None: as many as there are."""
@@ -141,39 +143,59 @@ class TierBook:
         """A victim's dirty blocks go down, as many as there is room for, head of the chain first."""
         lower = Tier.SSD if self.host is None else Tier.DDR
         left = self.quota_left(lower, table.owner)
-        pairs = self.dirty(table)[: self.num_spillable if left is None else min(left, self.num_spillable)]
-        for _, slot in pairs:
-            self.device.hold(slot, by_transfer=True)
-        if self.host is None:
-            return [self.persist(key, slot, Purpose.SPILL) for key, slot in pairs]
+        blocks = self.dirty(table)[: self.num_spillable if left is None else min(left, self.num_spillable)]
+        slots, keys = table.published(), table.keys_of(blocks)
+        sources = slots[blocks]
+        self.device.hold_many(sources, by_transfer=True)
+        if self.host is None or self.links is None:
+            return [
+                self.persist(key, SlotId(slot), Purpose.SPILL)
+                for key, slot in zip(keys, sources.tolist(), strict=True)
+            ]
         opened: list[Transfer] = []
-        if pairs:
-            targets = self.host.take_many(len(pairs), by_transfer=True)
-            keys, sources = zip(*pairs, strict=True)
-            opened.append(self.transfers.open(Route.SPILL, Purpose.SPILL, keys, sources, tuple(targets)))
-            self._table_by_transfer[opened[0].id] = table
-        for block in range(table.num_published):
-            slot = self.host.slot_by_key.get(table.key(block, self._block_size))
-            if slot is not None:
-                self.host.set_keep(slot, Keep.PREEMPTED)
+        if len(blocks):
+            targets = self.host.take_slots(len(blocks), by_transfer=True)
+            self.links.tie_many(sources, targets)
+            opened = self._carry(Route.SPILL, Purpose.SPILL, keys, sources, targets)
+            self._table_by_transfer.update(dict.fromkeys((transfer.id for transfer in opened), table))
+        copies = self.links.below[slots]
+        copies = copies[copies > 0].astype(np.intp)
+        self.host.set_keep_many(copies[self.host.slot_by_key.all_named[copies] > 0], Keep.PREEMPTED)
+        table.kept = Kept(copies, self.host.stamps[copies])
         return opened
 
-    def restore(self, keys: tuple[BlockKey, ...], targets: tuple[SlotId, ...]) -> Transfer:
+    def _carry(
+        self, route: Route, purpose: Purpose, keys: list[BlockKey], sources: Slots, targets: Slots
+    ) -> list[Transfer]:
+        """Open transfers for many blocks, each of them of a size that can be booked at once."""
+        above, below = cast(list[SlotId], sources.tolist()), cast(list[SlotId], targets.tolist())
+        parts = (slice(first, first + _MOST_CARRIED) for first in range(0, len(keys), _MOST_CARRIED))
+        return [
+            self.transfers.open(route, purpose, tuple(keys[part]), tuple(above[part]), tuple(below[part]))
+            for part in parts
+        ]
+
+    def restore(self, keys: list[BlockKey], sources: Slots, targets: Slots) -> list[Transfer]:
         """Blocks of DDR go up into slots that a table holds."""
         host = self._host()
-        sources = tuple(host.slot_by_key[key] for key in keys)
-        for source, target in zip(sources, targets, strict=True):
-            host.hold(source, by_transfer=True)
-            self.device.hold(target, by_transfer=True)
-        return self.transfers.open(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
+        host.hold_many(sources, by_transfer=True)
+        self.device.hold_many(targets, by_transfer=True)
+        host.change_stamps(sources)  # others that wait for these blocks learn that they are on their way
+        return self._carry(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
 
-    def settle_keep(self, table: BlockTable, blocks: int) -> None:
+    def settle_keep(self, table: BlockTable) -> None:
         """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
         for key in table.fetch.wanted:
             self._demote(self.gateway, key, Keep.WANTED)
-        if self.host is not None:
-            for block in range(blocks):
-                self._demote(self.host, table.key(block, self._block_size), Keep.PREEMPTED)
+        kept, table.kept, table.num_kept = table.kept, NO_KEPT, 0
+        host, links = self.host, self.links
+        if host is None or links is None or not len(kept.slots):
+            return
+        slots = kept.slots[host.stamps[kept.slots] == kept.stamps]
+        slots = slots[(host.slot_by_key.all_named[slots] > 0) & host.are_kept(slots, Keep.PREEMPTED)]
+        is_shadow = links.above[slots] > 0
+        host.set_keep_many(slots[is_shadow], Keep.SHADOW)
+        host.set_keep_many(slots[~is_shadow], Keep.REUSED)
 
     def _demote(self, pool: SlotPool, key: BlockKey, keep: Keep) -> None:
         slot = pool.slot_by_key.get(key)
@@ -182,10 +204,21 @@ class TierBook:
             pool.set_keep(slot, Keep.SHADOW if is_shadow else Keep.REUSED)
 
     def _on_device_eviction(self, key: BlockKey, slot: SlotId) -> None:
-        host = self._host()
-        below = host.slot_by_key.get(key)
-        if below is not None and host.keep(below) is Keep.SHADOW:
-            host.set_keep(below, Keep.REUSED if self.device.keep(slot) > Keep.ONCE else Keep.ONCE)
+        host, below = self._host(), self.links.below_of(slot) if self.links is not None else 0
+        if below and host.keep(SlotId(below)) is Keep.SHADOW and host.slot_by_key.is_named[below]:
+            host.set_keep(SlotId(below), Keep.REUSED if self.device.keep(slot) > Keep.ONCE else Keep.ONCE)
+
+    def _on_device_evictions(self, slots: Slots) -> None:
+        """The device tier loses copies: what lies below is the last copy now, and worth as much as that one was."""
+        host, links = self._host(), self.links
+        if links is None:
+            return
+        below = links.below[slots].astype(np.intp)
+        is_shadow = (below > 0) & host.are_kept(below, Keep.SHADOW)
+        is_shadow &= host.slot_by_key.all_named[below] > 0
+        below, is_reused = below[is_shadow], self.device.are_kept_beyond(slots[is_shadow], Keep.ONCE)
+        host.set_keep_many(below[is_reused], Keep.REUSED)
+        host.set_keep_many(below[~is_reused], Keep.ONCE)
 
     # ---- landings
 
@@ -244,22 +277,41 @@ class TierBook:
             self.swapped_blocks += blocks
 
     def _land_restore(self, transfer: Transfer) -> None:
-        host = self._host()
-        for source in transfer.sources:
-            host.drop(source, 0, by_transfer=True)
-            if host.states[source] == SlotState.CACHED:
-                if not self.limits.has_reuse:
-                    host.evict(source)
-                else:
-                    host.set_keep(source, Keep.SHADOW)
+        host, sources = self._host(), as_slots(transfer.sources)
+        host.drop_many(sources, 0, by_transfer=True)
+        cached = sources[host.all_states[sources] == SlotState.CACHED]
+        if self.limits.has_reuse:
+            host.set_keep_many(cached, Keep.SHADOW)
+        else:
+            host.evict_many(cached)
 
     def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:
+        if is_good and len(transfer.keys) >= FEW:
+            self._land_many(transfer, above, into, keep)
+            return
         # The tail first: of a chain it is the first to be evicted.
         for key, source, target in reversed(list(zip(transfer.keys, transfer.sources, transfer.targets, strict=True))):
             owner = above.owner(source)
             above.drop(source, 0, by_transfer=True)
             into.set_owner(target, owner)
             self._land_target(into, key, target, keep, is_good=is_good)
+
+    @staticmethod
+    def _land_many(transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep) -> None:
+        """Name many copies that have landed whole, the tail first."""
+        keys = transfer.keys[::-1]
+        sources, targets = as_slots(transfer.sources)[::-1], as_slots(transfer.targets)[::-1]
+        owners = above.owners(sources)
+        above.drop_many(sources, 0, by_transfer=True)
+        for owner in np.unique(owners).tolist():
+            into.set_owner_many(targets[owners == owner], owner)
+        lost = into.publish_many(targets, keys)
+        for target in lost.tolist():
+            into.discard(SlotId(target))
+        if len(lost):
+            targets = targets[~np.isin(targets, lost)]
+        into.set_keep_many(targets, keep)
+        into.drop_many(targets, 0, by_transfer=True)
 
     @staticmethod
     def _land_target(pool: SlotPool, key: BlockKey, target: SlotId, keep: Keep, *, is_good: bool) -> None:
@@ -272,13 +324,15 @@ class TierBook:
 
     # ---- background
 
-    def fetch(self, table: BlockTable, most_hashes: int) -> None:
+    def fetch(self, table: BlockTable, budget: StepBudget) -> None:
         """Bring a waiting sequence's prefix near, and keep what is near from eviction."""
         fetch, size = table.fetch, self._block_size
         limit = (len(table.tokens) - 1) // size
-        if fetch.is_done or not table.hash_some(limit, size, most_hashes):
+        if fetch.is_done or not table.hash_some(limit, size, budget):
             return
         while fetch.cursor < limit:
+            if not budget.take_looks(1):
+                return  # goes on in the next step
             key = table.key(fetch.cursor, size)
             if key in self.unverified:
                 self.verify(key, Purpose.PREFETCH)
@@ -368,6 +422,8 @@ class TierBook:
         (target,) = self._disk().take_many(1, by_transfer=True)
         self.budget.spend()
         opened = self.transfers.open(Route.PERSIST, purpose, (key,), (source,), (target,))
+        if self.host is None and self.links is not None:
+            self.links.tie(source, target)
         self._started_s[opened.id] = self._now_s
         return opened
 
@@ -422,6 +478,8 @@ class TierBook:
             ]
             if wrong or counted != sum(pool.transfer_refs):
                 raise InvariantError("tiers.references", tier=tier.value, slots=wrong[:8])
+        if self.links is not None and not self.links.check():
+            raise InvariantError("tiers.links")
 
     def _host(self) -> SlotPool:
         if self.host is None:
