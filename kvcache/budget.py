@@ -3,7 +3,7 @@
 MOST_HASHES = 2048
 """Blocks that a step hashes, about 2 ms: the first in the policy's order come first, the others in later steps."""
 
-_MOST_LOOKS = 4096  # blocks that a step looks up one by one, about 3 ms
+_MOST_LOOKS = 2048  # blocks that a step looks up one by one, about 2 ms
 _MOST_PEEKS = 512  # blocks that a step hashes for prompts that have just come
 
 

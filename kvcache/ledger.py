@@ -115,7 +115,7 @@ class Ledger:
         """
         table = self._table_by_seq[seq]
         if not self._has_prefix_caching:
-            return self._find(seq, table, NO_SLOTS, NO_SLOTS, NO_SLOTS)
+            return self._find(seq, NO_SLOTS)
         limit = (len(table.tokens) - 1) // self.block_size
         if not table.hash_some(limit, self.block_size, self._budget) or (may_load and self._tiers.needs_fetch(table)):
             return None
@@ -124,14 +124,14 @@ class Ledger:
         prefix = table.prefix
         slots, first = prefix.slots, prefix.first_load()
         if first == len(slots):
-            return self._find(seq, table, slots, NO_SLOTS, NO_SLOTS)
+            return self._find(seq, slots, where=prefix.where)
         loads = prefix.loads()
         sources = slots[loads]
         if may_load and self._is_loading is not None and self._is_loading[sources].any():
             return None
         if not may_load or not self._tiers.is_worth_loading(first, prefix.num_loads, len(slots)):
-            return self._find(seq, table, slots[:first], NO_SLOTS, NO_SLOTS)
-        return self._find(seq, table, np.delete(slots, loads), loads, sources)
+            return self._find(seq, slots[:first])
+        return self._find(seq, np.delete(slots, loads), loads, sources)
 
     def _look(self, table: BlockTable, limit: int, *, may_load: bool) -> bool:
         """Bring up to date what the table remembers of its prefix. False: wait for a block, or for the next step."""
@@ -190,8 +190,15 @@ class Ledger:
     def _is_in_flight(self, key: BlockKey) -> bool:
         return key in self._in_flight or key in self._claimed
 
-    def _find(self, seq: SeqId, table: BlockTable, hits: Slots, loads: Slots, sources: Slots) -> Found:
-        self._overlay.give(hits)
+    def _find(
+        self,
+        seq: SeqId,
+        hits: Slots,
+        loads: Slots = NO_SLOTS,
+        sources: Slots = NO_SLOTS,
+        where: slice | Slots | None = None,
+    ) -> Found:
+        self._overlay.give(hits, hits if where is None else where)
         if (holding := self._holding(seq)) is not None:
             holding.shift(hits, 1)
         if len(loads):

@@ -376,7 +376,9 @@ class CacheManager:
         table.restore = None
         self._tiers.note_restored(table, restore.landed)
         self.loaded_tokens += restore.landed * self.block_size
-        its_own = np.setdiff1d(as_slots(table.slots[restore.first : restore.covered]), restore.replaced)
+        its_own = as_slots(table.slots[restore.first : restore.covered])
+        if restore.replaced:
+            its_own = its_own[~np.isin(its_own, restore.replaced)]
         pool.set_owner_many(its_own, table.owner)
         table.num_published = restore.covered
         if not restore.is_whole:

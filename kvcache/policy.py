@@ -275,8 +275,9 @@ class Segments:
             taken, passed = np.cumsum(is_spare), np.cumsum(~is_spare)
             end = int(np.searchsorted(np.maximum(taken - wanted, passed - SEARCH_DEPTH), 0))
             chosen = np.concatenate([chosen, found[: end + 1][is_spare[: end + 1]]])
-            for owner, looks in zip(*np.unique(self.all_owners[found[: end + 1]], return_counts=True), strict=True):
-                seen[int(owner)] = seen.get(int(owner), 0) + int(looks)
+            looks = np.bincount(self.all_owners[found[: end + 1]])
+            for owner in np.flatnonzero(looks).tolist():
+                seen[owner] = seen.get(owner, 0) + int(looks[owner])
         if len(chosen) == count:
             return chosen
         first, marked = self._first(2 * count), self._marked
@@ -291,10 +292,12 @@ class Segments:
         if not len(found):
             return is_spare
         by_owner = np.argsort(self.all_owners[found], kind="stable")
-        owners, firsts, counts = np.unique(self.all_owners[found][by_owner], return_index=True, return_counts=True)
+        owners = self.all_owners[found[by_owner]]
+        firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+        counts = np.diff(firsts, append=len(found))
         left = [
             self._count_by_owner[owner] - self.floor_by_owner.get(owner, 0) - seen.get(owner, 0)
-            for owner in owners.tolist()
+            for owner in owners[firsts].tolist()
         ]
         is_spare[by_owner] = np.arange(len(found)) - np.repeat(firsts, counts) < np.repeat(left, counts)
         return is_spare

@@ -297,8 +297,10 @@ class SlotPool:
             touched, until = slots[is_touched], last_steps[is_touched]
             self.all_states[touched] = _LIMBO
             self.num_limbo += len(touched)
-            for step in np.unique(until).tolist():
-                self._limbo_by_step.setdefault(step, []).append(touched[until == step])
+            is_one_step = bool((until == until[0]).all())
+            for step in [int(until[0])] if is_one_step else sorted(set(until.tolist())):
+                part = touched if is_one_step else touched[until == step]
+                self._limbo_by_step.setdefault(step, []).append(part)
             slots = slots[~is_touched]
         self._settle_many(slots)
 

@@ -15,13 +15,14 @@ class Prefix:
     stamp that differs says which block to look up anew.
     """
 
-    __slots__ = ("_is_load", "_seen", "_slots", "_stamps", "num_loads")
+    __slots__ = ("_all", "_is_load", "_seen", "_slots", "_stamps", "num_loads")
 
     def __init__(self) -> None:
         self.num_loads = 0  # of the blocks: in DDR alone
         self._slots = array("q")
         self._stamps = array("q")
         self._is_load = bytearray()
+        self._all: tuple[Slots, slice | Slots] | None = None  # the slots as arrays, while they are what they were
         self._seen = (-1, -1)  # losses of the two pools when all stamps were last compared
 
     def __len__(self) -> int:
@@ -30,7 +31,19 @@ class Prefix:
     @property
     def slots(self) -> Slots:
         """The slots in the order of the blocks."""
-        return as_slots(self._slots)
+        return self._arrays()[0]
+
+    @property
+    def where(self) -> slice | Slots:
+        """The slots as an index: where they are one run a slice, which costs a tenth."""
+        return self._arrays()[1]
+
+    def _arrays(self) -> tuple[Slots, slice | Slots]:
+        if self._all is None:
+            slots = as_slots(self._slots)
+            is_run = len(slots) > 0 and slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all())
+            self._all = slots, slice(int(slots[0]), int(slots[-1]) + 1) if is_run else slots
+        return self._all
 
     def loads(self) -> Slots:
         """Return the numbers of the blocks that lie in DDR alone."""
@@ -51,9 +64,9 @@ class Prefix:
                 for block, (slot, stamp) in enumerate(zip(self._slots, self._stamps, strict=True))
                 if (host if self._is_load[block] and host is not None else device).stamp(slot) != stamp
             ]
-        slots, stamps = as_slots(self._slots), np.frombuffer(self._stamps, np.int64)
+        slots, stamps = self.slots, np.frombuffer(self._stamps, np.int64)
         if not self.num_loads or host is None:
-            return np.flatnonzero(device.stamps[slots] != stamps).tolist()
+            return np.flatnonzero(device.stamps[self.where] != stamps).tolist()
         loads = self.loads()
         now = device.stamps[np.where(np.frombuffer(bytes(self._is_load), bool), 0, slots)]
         now[loads] = host.stamps[slots[loads]]
@@ -65,6 +78,7 @@ class Prefix:
 
     def put(self, block: int, slot: int, stamp: int, *, is_load: bool) -> None:
         """Remember where a block lies: one that is known, or the next one."""
+        self._all = None
         if block == len(self._slots):
             self._slots.append(slot)
             self._stamps.append(stamp)
@@ -76,12 +90,14 @@ class Prefix:
 
     def extend(self, slots: Slots, stamps: Slots) -> None:
         """Remember where the next blocks lie, in the device tier."""
+        self._all = None
         self._slots.frombytes(slots.astype(np.int64).tobytes())
         self._stamps.frombytes(stamps.astype(np.int64).tobytes())
         self._is_load.extend(bytes(len(slots)))
 
     def cut(self, blocks: int) -> None:
         """Remember the first `blocks` blocks alone."""
+        self._all = None
         del self._slots[blocks:], self._stamps[blocks:], self._is_load[blocks:]
         self.num_loads = self._is_load.count(1) if self.num_loads else 0
 

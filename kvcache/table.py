@@ -14,6 +14,16 @@ from kvcache.vector import NO_SLOTS, Slots, as_slots
 from tiercel.ids import BlockKey, SeqId
 
 
+class Kept(Struct, frozen=True, gc=False):
+    """Slots of the tier below, in the order of their blocks, and their stamps as of when they were looked up."""
+
+    slots: Slots
+    stamps: Slots
+
+
+NO_KEPT = Kept(NO_SLOTS, NO_SLOTS)
+
+
 class Restore:
     """Blocks of one sequence on their way up. Until they have landed its table holds slots without bytes."""
 
@@ -35,13 +45,14 @@ class Restore:
 class Fetch:
     """What was brought near for a waiting sequence: asked for once a wait, so that nobody waits for ever."""
 
-    __slots__ = ("cursor", "is_done", "wanted", "worth_until")
+    __slots__ = ("cursor", "is_done", "wanted", "wanted_slots", "worth_until")
 
     def __init__(self) -> None:
         self.cursor = 0  # blocks of the chain looked at
         self.is_done = False
         self.worth_until = 0  # blocks before are worth reading
         self.wanted: list[BlockKey] = []  # kept from eviction while it waits
+        self.wanted_slots: list[Kept] = []  # the same, of runs of blocks that lay in the device tier
 
 
 class Reuse(Struct, frozen=True, gc=False):
@@ -53,16 +64,6 @@ class Reuse(Struct, frozen=True, gc=False):
 
 
 NO_REUSE = Reuse()
-
-
-class Kept(Struct, frozen=True, gc=False):
-    """Slots of the tier below, in the order of their blocks, and their stamps as of when they were looked up."""
-
-    slots: Slots
-    stamps: Slots
-
-
-NO_KEPT = Kept(NO_SLOTS, NO_SLOTS)
 
 
 class BlockTable:
@@ -149,10 +150,13 @@ class BlockTable:
     def key(self, block: int, block_size: int) -> BlockKey:
         """The key of block number `block`, all of whose tokens are known. Cost: hashes the chain up to it once."""
         keys = self._keys
-        while len(keys) <= block:
-            start = len(keys) * block_size
-            parent = keys[-1] if keys else self._root
-            keys.append(child_key(parent, self.tokens[start : start + block_size].tobytes()))
+        if len(keys) <= block:
+            first = len(keys)
+            packed = self.tokens[first * block_size : (block + 1) * block_size].tobytes()
+            width, parent = len(packed) // (block + 1 - first), keys[-1] if keys else self._root
+            for start in range(0, len(packed), width):
+                parent = child_key(parent, packed[start : start + width])
+                keys.append(parent)
         return keys[block]
 
     def keys(self, first: int, end: int) -> list[BlockKey]:
@@ -161,6 +165,11 @@ class BlockTable:
 
     def keys_of(self, blocks: Slots) -> list[BlockKey]:
         """Return the keys of these blocks, which were hashed before."""
+        if not len(blocks):
+            return []
+        first, end = int(blocks[0]), int(blocks[-1]) + 1
+        if end - first == len(blocks):
+            return self._keys[first:end]
         keys = self._keys
         return [keys[block] for block in blocks.tolist()]
 

@@ -4,6 +4,7 @@ A copy never differs from another one of the same key, so it is dropped without 
 decides is time: a block is kept, moved or computed again by whatever is cheapest at the measured rates.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -27,6 +28,9 @@ _STUCK_S = 2.0  # a call to the disk that takes longer hangs
 _QUEUE_S = 0.1  # of reads, behind each other
 _LEAST_FETCHES = 4
 _MOST_CARRIED = 2048  # blocks of one transfer between tiers of memory, so that a landing costs about 1 ms
+_BATCH = 1024  # blocks looked up at once, as long as the device tier has them all
+_BLOCKS_OF_LOOK = 4  # of a batch cost as much as one that is looked up alone
+_LOOKS_OF_FETCH = 4  # that a block costs which is looked for in every tier
 _MOST_PERSISTS = 1024  # blocks of one victim that are written to the disk, each by a transfer of its own: about 5 ms
 
 
@@ -185,17 +189,23 @@ class TierBook:
 
     def settle_keep(self, table: BlockTable) -> None:
         """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
+        for kept in table.fetch.wanted_slots:
+            self._demote_many(self.gateway, kept, Keep.WANTED)
         for key in table.fetch.wanted:
             self._demote(self.gateway, key, Keep.WANTED)
-        kept, table.kept, table.num_kept = table.kept, NO_KEPT, 0
-        host, links = self.host, self.links
-        if host is None or links is None or not len(kept.slots):
-            return
-        slots = kept.slots[host.stamps[kept.slots] == kept.stamps]
-        slots = slots[(host.slot_by_key.all_named[slots] > 0) & host.are_kept(slots, Keep.PREEMPTED)]
-        is_shadow = links.above[slots] > 0
-        host.set_keep_many(slots[is_shadow], Keep.SHADOW)
-        host.set_keep_many(slots[~is_shadow], Keep.REUSED)
+        if self.host is not None and len(table.kept.slots):
+            self._demote_many(self.host, table.kept, Keep.PREEMPTED)
+        table.kept, table.num_kept = NO_KEPT, 0
+
+    def _demote_many(self, pool: SlotPool, kept: Kept, keep: Keep) -> None:
+        """The same as `_demote`, for the copies that are still what they were."""
+        slots = kept.slots[pool.stamps[kept.slots] == kept.stamps]
+        slots = slots[(pool.slot_by_key.all_named[slots] > 0) & pool.are_kept(slots, keep)]
+        if pool is self.host and self.links is not None:
+            is_shadow = self.links.above[slots] > 0
+            pool.set_keep_many(slots[is_shadow], Keep.SHADOW)
+            slots = slots[~is_shadow]
+        pool.set_keep_many(slots, Keep.REUSED)
 
     def _demote(self, pool: SlotPool, key: BlockKey, keep: Keep) -> None:
         slot = pool.slot_by_key.get(key)
@@ -303,7 +313,7 @@ class TierBook:
         sources, targets = as_slots(transfer.sources)[::-1], as_slots(transfer.targets)[::-1]
         owners = above.owners(sources)
         above.drop_many(sources, 0, by_transfer=True)
-        for owner in np.unique(owners).tolist():
+        for owner in np.flatnonzero(np.bincount(owners)).tolist():
             into.set_owner_many(targets[owners == owner], owner)
         lost = into.publish_many(targets, keys)
         for target in lost.tolist():
@@ -331,8 +341,10 @@ class TierBook:
         if fetch.is_done or not table.hash_some(limit, size, budget):
             return
         while fetch.cursor < limit:
-            if not budget.take_looks(1):
+            if not self._want_run(table, limit, budget) or not budget.take_looks(_LOOKS_OF_FETCH):
                 return  # goes on in the next step
+            if fetch.cursor == limit:
+                break
             key = table.key(fetch.cursor, size)
             if key in self.unverified:
                 self.verify(key, Purpose.PREFETCH)
@@ -347,6 +359,32 @@ class TierBook:
                 self._prefetch(table, key, source)
             fetch.cursor += 1
         fetch.is_done = True
+
+    def _want_run(self, table: BlockTable, limit: int, budget: StepBudget) -> bool:
+        """Pass over the next blocks as long as the device tier has them, and keep them from eviction.
+
+        Return False when the step's budget ends before.
+        """
+        fetch, gateway, batch = table.fetch, self.gateway, 8
+        while fetch.cursor < limit and not self.unverified:
+            count = min(limit - fetch.cursor, batch)
+            batch = min(8 * batch, _BATCH)
+            if not budget.take_looks(-(-count // _BLOCKS_OF_LOOK)):
+                return False
+            slots = self.device.slot_by_key.find(table.keys(fetch.cursor, fetch.cursor + count))
+            fetch.cursor += (found := len(slots))
+            if self.host is not None and self.links is not None:
+                slots = self.links.below[slots].astype(np.intp)
+            slots = slots[gateway.all_states[slots] == SlotState.CACHED]
+            slots = slots[gateway.are_kept(slots, Keep.ONCE) | gateway.are_kept(slots, Keep.REUSED)]
+            room = math.ceil(self.limits.wanted_share * gateway.blocks) - gateway.num_kept(Keep.WANTED)
+            slots = slots[: max(0, room)]
+            if len(slots):
+                gateway.set_keep_many(slots, Keep.WANTED)
+                fetch.wanted_slots.append(Kept(slots, gateway.stamps[slots]))
+            if found < count:
+                return True
+        return True
 
     def _most_fetches(self) -> int:
         """Reads that may fly: so many as a disk of this speed ends well before their deadline."""
