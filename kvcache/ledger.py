@@ -162,6 +162,9 @@ class Ledger:
             if len(slots) == count:
                 continue
             batch = 1
+            if host is not None and (loads := self._look_below(table, limit)):
+                batch = loads
+                continue
             if not self._budget.take_looks(1):
                 return False
             is_there = self._place(table, len(prefix))
@@ -170,6 +173,22 @@ class Ledger:
             if not is_there:
                 return True
         return True
+
+    def _look_below(self, table: BlockTable, limit: int) -> int:
+        """Remember the next blocks as long as they lie in DDR alone and nothing happens to them. Return how many."""
+        tiers, block = self._tiers, len(table.prefix)
+        count = min(limit - block, _BATCH)
+        if tiers.host is None or tiers.links is None or not self._budget.take_looks(-(-count // _LOOKS_OF_BATCH)):
+            return 0
+        keys = table.keys(block, block + count)
+        slots = tiers.host.slot_by_key.find(keys)
+        is_other = (tiers.links.above[slots] > 0) | tiers.transfers.are_rising(slots)
+        if is_other.any():
+            slots = slots[: int(np.argmax(is_other))]
+        if not all(keys_in.isdisjoint(keys[: len(slots)]) for keys_in in (self._in_flight, self._claimed)):
+            return 0
+        table.prefix.extend(slots, tiers.host.stamps[slots], is_load=True)
+        return len(slots)
 
     def _place(self, table: BlockTable, block: int) -> bool | None:
         """Remember where a block of the table lies. False: it is not in reach; None: it is on its way."""

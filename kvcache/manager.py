@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from kvcache.pool import SlotPool
 from kvcache.prefix import Prefix
 from kvcache.table import NO_KEPT, BlockTable, Fetch, Restore, Reuse
 from kvcache.tiers import TierBook, TierLimits
-from kvcache.vector import NO_SLOTS, Slots, as_slots
+from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
 from tiercel.outcome import TierGauges
@@ -181,7 +181,7 @@ class CacheManager:
             first = len(table.slots)
             taken = self._take(table, ledger.taken_by_seq.get(seq, 0))
             if found is not None:
-                transfers += self._fill(table, found, taken)
+                self._fill(table, found, taken)
             else:
                 table.extend(taken)
             if len(table.slots) > first:
@@ -191,6 +191,7 @@ class CacheManager:
         for batch in plan.nano_batches:
             for piece in batch.slices:
                 tables[piece.seq].last_step = step
+        transfers += self._tiers.transfers.start()
         return StepPlan(step, plan.nano_batches, tuple(updates), tuple(gone), tuple(transfers))
 
     def keep_mail(self, sealed: StepPlan) -> None:
@@ -231,9 +232,9 @@ class CacheManager:
         self._idle.work((self._table_by_seq[seq] for seq in likely_victims), now_s, is_idle=is_idle)
 
     def outgoing(self) -> list[Transfer]:
-        """Background transfers to start now."""
+        """Return transfers to start now: background work, and more of what is prepared."""
         transfers, self._tiers.outbox = self._tiers.outbox, []
-        return transfers
+        return self._tiers.transfers.start() + transfers
 
     def land(self, landings: Iterable[Landing]) -> list[tuple[SeqId, int]]:
         """Book what has landed. Returns sequences whose restore is over with the tokens that they now hold.
@@ -326,15 +327,15 @@ class CacheManager:
             return NO_SLOTS
         return self._pool.take_slots(count, SlotId(table.slots[-1]) if table.slots else None, _HEADROOM)
 
-    def _fill(self, table: BlockTable, found: Found, taken: Slots) -> list[Transfer]:
-        """Put hits and fresh slots into an empty table in order. Returns the transfers that bring the rest."""
+    def _fill(self, table: BlockTable, found: Found, taken: Slots) -> None:
+        """Put hits and fresh slots into an empty table in order, and have the rest brought up."""
         num_loads = found.load_blocks
         covered = found.hit_blocks + num_loads
         if not num_loads:
             table.extend(found.hits)
             table.extend(taken)
             table.num_published = table.num_saved = covered
-            return []
+            return
         slots = np.zeros(covered, np.intp)
         is_hit = np.ones(covered, bool)
         is_hit[found.loads] = False
@@ -342,12 +343,13 @@ class CacheManager:
         slots[found.loads] = taken[:num_loads]
         table.extend(np.concatenate([slots, taken[num_loads:]]))
         table.num_published = table.num_saved = int(found.loads[0])
-        transfers = self._tiers.restore(table.keys_of(found.loads), found.sources, taken[:num_loads])
-        parts = np.split(found.loads, np.cumsum([len(transfer.keys) for transfer in transfers])[:-1])
-        blocks_by_transfer = {transfer.id: part for transfer, part in zip(transfers, parts, strict=True)}
+        carried = self._tiers.restore(table.keys_of(found.loads), found.sources, taken[:num_loads])
+        ends = np.cumsum([count for _, count in carried]).tolist()
+        blocks_by_transfer = {
+            number: found.loads[end - count : end] for (number, count), end in zip(carried, ends, strict=True)
+        }
         table.restore = Restore(covered, blocks_by_transfer)
         self._restoring.update(dict.fromkeys(blocks_by_transfer, table.seq))
-        return transfers
 
     def _land_restore(self, transfer: Transfer, *, is_good: bool) -> SeqId | None:
         """Name what has landed. Returns the sequence when nothing of it is on its way up any more.
@@ -416,6 +418,6 @@ class CacheManager:
         self._updates.append(TableUpdate(table.seq, block, (canonical,)))
 
 
-def _told(slots: "array[int]") -> tuple[SlotId, ...]:
-    """Slots as the runner hears of them."""
-    return cast(tuple[SlotId, ...], tuple(slots))
+def _told(slots: "array[int]") -> Sequence[SlotId]:
+    """Slots as the runner hears of them: many as an array, which costs nothing to make and to read."""
+    return cast(Sequence[SlotId], tuple(slots) if len(slots) < FEW else slots[:])

@@ -25,7 +25,9 @@ class Overlay:
         self._touched: list[int] = []
         self._touched_many: list[Slots] = []
         self._given: Slots | None = None  # hits that are counted, and not written down yet
+        self._given_where: slice | Slots = slice(0)
         self._given_counts = (0, 0)
+        self._has_losers = False  # a table has given something up
 
     def begin(self, available: int, coming: int) -> None:
         """Begin a plan: nothing is changed so far."""
@@ -38,6 +40,7 @@ class Overlay:
         self._touched.clear()
         self._touched_many.clear()
         self._given = None
+        self._has_losers = False
         self.available, self.coming = available, coming
 
     def spill(self, slots: Slots) -> None:
@@ -46,19 +49,22 @@ class Overlay:
         self._touched_many.append(slots)
 
     def give(self, slots: Slots, where: slice | Slots) -> None:
-        """A table would hold these slots. While nothing else has changed that is counted from the states alone.
+        """A table would hold these slots. While nobody has given anything up that is counted, not yet written down.
 
         `where` is the same as an index, which may be faster.
         """
         pool = self._pool
-        is_first = self._given is None and not self._touched and not self._touched_many
-        if len(slots) < FEW or not is_first or pool.num_coming != pool.num_limbo:
+        if len(slots) < FEW or self._has_losers or pool.num_coming != pool.num_limbo:
             self.shift(slots, 1, 0)
             return
+        self._write_given()
         states = pool.all_states[where]
-        cached = int(np.count_nonzero(states == _CACHED))
-        limbo = len(slots) - cached - int(np.count_nonzero(states == _OWNED))
-        self._given, self._given_counts = slots, (cached, limbo)
+        is_new = states != _OWNED
+        if self._touched_many or self._touched:
+            is_new &= self._all_changes[where] == 0
+        cached = int(np.count_nonzero(is_new & (states == _CACHED)))
+        limbo = int(np.count_nonzero(is_new)) - cached
+        self._given, self._given_where, self._given_counts = slots, where, (cached, limbo)
         self.available -= cached
         self.coming -= limbo
 
@@ -74,6 +80,7 @@ class Overlay:
     def shift(self, slots: Slots, change: int, last_step: int) -> None:
         """Count references, and what they make of slots: held, coming, or free to take."""
         self._write_given()
+        self._has_losers |= change < 0
         if len(slots) < FEW:
             for slot in slots.tolist():
                 self._shift(slot, change, last_step)
@@ -96,7 +103,7 @@ class Overlay:
     def _write_given(self) -> None:
         """Something else changes: what was given is written down."""
         if self._given is not None:
-            self._all_changes[self._given] += 1
+            self._all_changes[self._given_where] += 1
             self._touched_many.append(self._given)
             self._given = None
 

@@ -321,7 +321,7 @@ class Segments:
             if count < len(found):
                 earliest = np.argpartition(ticks, count - 1)[:count]
                 found, ticks = found[earliest], ticks[earliest]
-            return found[np.argsort(ticks)]
+            return found[np.argsort(ticks, kind="stable")]  # tables were dropped in runs: that is nearly sorted
         return as_slots(list(islice(self.order(keep), count)))
 
     # ---- protected share

@@ -88,12 +88,13 @@ class Prefix:
             self._slots[block], self._stamps[block], self._is_load[block] = slot, stamp, is_load
         self.num_loads += is_load
 
-    def extend(self, slots: Slots, stamps: Slots) -> None:
-        """Remember where the next blocks lie, in the device tier."""
+    def extend(self, slots: Slots, stamps: Slots, *, is_load: bool = False) -> None:
+        """Remember where the next blocks lie."""
         self._all = None
         self._slots.frombytes(slots.astype(np.int64).tobytes())
         self._stamps.frombytes(stamps.astype(np.int64).tobytes())
-        self._is_load.extend(bytes(len(slots)))
+        self._is_load.extend(bytes([is_load]) * len(slots))
+        self.num_loads += len(slots) if is_load else 0
 
     def cut(self, blocks: int) -> None:
         """Remember the first `blocks` blocks alone."""

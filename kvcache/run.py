@@ -113,7 +113,7 @@ class RunSearch:
 
     def take_all(self, slots: Slots, near: int | None) -> Slots:
         """Take exactly these free slots: those that continue `near`, then the rest in order."""
-        slots = np.sort(slots)
+        slots = np.sort(slots, kind="stable")  # fast where runs of slots come together
         length = 0 if near is None else self._length(near + 1, len(slots))
         if near is not None and length:
             is_next = (slots > near) & (slots <= near + length)

@@ -6,7 +6,6 @@ decides is time: a block is kept, moved or computed again by whatever is cheapes
 
 import math
 from collections.abc import Callable, Iterable
-from typing import cast
 
 import numpy as np
 from msgspec import Struct
@@ -27,7 +26,6 @@ from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 _STUCK_S = 2.0  # a call to the disk that takes longer hangs
 _QUEUE_S = 0.1  # of reads, behind each other
 _LEAST_FETCHES = 4
-_MOST_CARRIED = 2048  # blocks of one transfer between tiers of memory, so that a landing costs about 1 ms
 _BATCH = 1024  # blocks looked up at once, as long as the device tier has them all
 _BLOCKS_OF_LOOK = 4  # of a batch cost as much as one that is looked up alone
 _LOOKS_OF_FETCH = 4  # that a block costs which is looked for in every tier
@@ -144,7 +142,10 @@ class TierBook:
     # ---- inside a seal
 
     def spill(self, table: BlockTable) -> list[Transfer]:
-        """A victim's dirty blocks go down, as many as there is room for, head of the chain first."""
+        """A victim's dirty blocks go down, as many as there is room for, head of the chain first.
+
+        Return transfers to the disk; those to DDR are prepared.
+        """
         lower = Tier.SSD if self.host is None else Tier.DDR
         left = self.quota_left(lower, table.owner)
         blocks = self.dirty(table)[: self.num_spillable if left is None else min(left, self.num_spillable)]
@@ -156,41 +157,30 @@ class TierBook:
                 self.persist(key, SlotId(slot), Purpose.SPILL)
                 for key, slot in zip(keys, sources.tolist(), strict=True)
             ]
-        opened: list[Transfer] = []
         if len(blocks):
             targets = self.host.take_slots(len(blocks), by_transfer=True)
             self.links.tie_many(sources, targets)
-            opened = self._carry(Route.SPILL, Purpose.SPILL, keys, sources, targets)
-            self._table_by_transfer.update(dict.fromkeys((transfer.id for transfer in opened), table))
+            carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, keys, sources, targets)
+            self._table_by_transfer.update((number, table) for number, _ in carried)
         copies = self.links.below[slots]
         copies = copies[copies > 0].astype(np.intp)
         self.host.set_keep_many(copies[self.host.slot_by_key.all_named[copies] > 0], Keep.PREEMPTED)
         table.kept = Kept(copies, self.host.stamps[copies])
-        return opened
+        return []
 
-    def _carry(
-        self, route: Route, purpose: Purpose, keys: list[BlockKey], sources: Slots, targets: Slots
-    ) -> list[Transfer]:
-        """Open transfers for many blocks, each of them of a size that can be booked at once."""
-        above, below = cast(list[SlotId], sources.tolist()), cast(list[SlotId], targets.tolist())
-        parts = (slice(first, first + _MOST_CARRIED) for first in range(0, len(keys), _MOST_CARRIED))
-        return [
-            self.transfers.open(route, purpose, tuple(keys[part]), tuple(above[part]), tuple(below[part]))
-            for part in parts
-        ]
-
-    def restore(self, keys: list[BlockKey], sources: Slots, targets: Slots) -> list[Transfer]:
-        """Blocks of DDR go up into slots that a table holds."""
+    def restore(self, keys: list[BlockKey], sources: Slots, targets: Slots) -> list[tuple[int, int]]:
+        """Blocks of DDR go up into slots that a table holds. Return the transfers: `TransferBook.prepare`."""
         host = self._host()
         host.hold_many(sources, by_transfer=True)
         self.device.hold_many(targets, by_transfer=True)
         host.change_stamps(sources)  # others that wait for these blocks learn that they are on their way
-        return self._carry(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
+        return self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
 
     def settle_keep(self, table: BlockTable) -> None:
         """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
-        for kept in table.fetch.wanted_slots:
-            self._demote_many(self.gateway, kept, Keep.WANTED)
+        if runs := table.fetch.wanted_slots:
+            wanted = Kept(np.concatenate([run.slots for run in runs]), np.concatenate([run.stamps for run in runs]))
+            self._demote_many(self.gateway, wanted, Keep.WANTED)
         for key in table.fetch.wanted:
             self._demote(self.gateway, key, Keep.WANTED)
         if self.host is not None and len(table.kept.slots):

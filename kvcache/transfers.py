@@ -1,10 +1,16 @@
 """Transfers between tiers: what flies, and which copies are on their way."""
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
 
 from kvcache.pool import SlotPool
-from kvcache.vector import FEW, as_slots, view
+from kvcache.vector import FEW, Slots, as_slots, view
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.tier import Purpose, Route, Tier, Transfer
@@ -19,6 +25,23 @@ DESTINATIONS = {
 """Where a route puts a copy. SIGN puts none."""
 
 
+MOST_CARRIED = 2048
+"""Blocks of one transfer between tiers of memory, so that booking its landing costs about 1 ms."""
+
+_MOST_STARTED = 4  # prepared transfers that start at once
+
+
+class _Prepared(Struct, frozen=True, gc=False):
+    """Blocks that will fly together soon; their slots are held already."""
+
+    id: int
+    route: Route
+    purpose: Purpose
+    keys: list[BlockKey]
+    sources: Slots
+    targets: Slots
+
+
 class _Marks:
     """By slot of a source: the id of the transfer that carries its block to another tier of memory; 0: none does."""
 
@@ -26,6 +49,17 @@ class _Marks:
         self.pool = pool
         self._ids = array("i", bytes(4 * (pool.blocks + 1)))
         self._all = view(self._ids)
+
+    def set_many(self, slots: Slots, ids: Slots) -> bool:
+        """The same as `set`, with an id for each block."""
+        if self._all[slots].any():
+            return False
+        self._all[slots] = ids
+        return True
+
+    def are_flying(self, slots: Slots) -> "npt.NDArray[np.bool_]":
+        """Return for each slot whether a transfer carries its block."""
+        return self._all[slots] != 0
 
     def set(self, slots: Sequence[SlotId], transfer_id: int) -> bool:
         """Say that a transfer carries these blocks. False, and nothing is changed, when one of them flies already."""
@@ -63,13 +97,45 @@ class TransferBook:
         self._marks = {Route.SPILL: _Marks(device), Route.RESTORE: _Marks(host)} if both else {}
         self._marks_by_tier = {DESTINATIONS[route]: marks for route, marks in self._marks.items()}
         self._next_id = 1
+        self._prepared: deque[_Prepared] = deque()
         self._flying: dict[int, Transfer] = {}
         self._late: set[int] = set()  # abandoned, but their call has not come back
         self._id_by_copy: dict[tuple[Tier, BlockKey], int] = {}
         self._blocks_by_route: dict[tuple[Route, Purpose], int] = {}
 
     def __len__(self) -> int:
-        return len(self._flying)
+        return len(self._flying) + len(self._prepared)
+
+    def prepare(
+        self, route: Route, purpose: Purpose, keys: list[BlockKey], sources: Slots, targets: Slots
+    ) -> list[tuple[int, int]]:
+        """Carry many blocks between tiers of memory: their transfers start a few at a time, and count as flying now.
+
+        Return the id of each transfer and how many of the blocks it carries, in order.
+        Errors: InvariantError when one of the blocks already flies there.
+        """
+        first = self._next_id
+        self._next_id += -(-len(keys) // MOST_CARRIED)
+        if not self._marks[route].set_many(sources, first + np.arange(len(keys)) // MOST_CARRIED):
+            raise InvariantError("transfer.twice", route=route.value, id=first)
+        self._count(route, purpose, len(keys))
+        carried: list[tuple[int, int]] = []
+        for number in range(first, self._next_id):
+            part = slice((number - first) * MOST_CARRIED, (number - first + 1) * MOST_CARRIED)
+            prepared = _Prepared(number, route, purpose, keys[part], sources[part], targets[part])
+            self._prepared.append(prepared)
+            carried.append((number, len(prepared.keys)))
+        return carried
+
+    def start(self) -> list[Transfer]:
+        """Open some of the prepared transfers, in order. Cost: about 1 ms at most."""
+        opened = [_open(self._prepared.popleft()) for _ in range(min(_MOST_STARTED, len(self._prepared)))]
+        self._flying.update((transfer.id, transfer) for transfer in opened)
+        return opened
+
+    def are_rising(self, slots: Slots) -> "npt.NDArray[np.bool_]":
+        """Return for each slot of DDR whether its block is on its way up."""
+        return self._marks[Route.RESTORE].are_flying(slots)
 
     def open(
         self,
@@ -91,7 +157,7 @@ class TransferBook:
             for key in keys:
                 if self._id_by_copy.setdefault((tier, key), transfer.id) != transfer.id:
                     raise InvariantError("transfer.twice", route=route.value, id=transfer.id)
-        self._count(transfer, len(keys))
+        self._count(route, purpose, len(keys))
         return transfer
 
     def close(self, transfer_id: int) -> Transfer:
@@ -104,7 +170,7 @@ class TransferBook:
         elif tier is not None:
             for key in transfer.keys:
                 del self._id_by_copy[tier, key]
-        self._count(transfer, -len(transfer.keys))
+        self._count(transfer.route, transfer.purpose, -len(transfer.keys))
         return transfer
 
     def abandon(self, transfer_id: int) -> Transfer:
@@ -140,8 +206,14 @@ class TransferBook:
 
     def flying(self) -> tuple[Transfer, ...]:
         """All of them."""
-        return tuple(self._flying.values())
+        return (*self._flying.values(), *map(_open, self._prepared))
 
-    def _count(self, transfer: Transfer, change: int) -> None:
-        kind = transfer.route, transfer.purpose
+    def _count(self, route: Route, purpose: Purpose, change: int) -> None:
+        kind = route, purpose
         self._blocks_by_route[kind] = self._blocks_by_route.get(kind, 0) + change
+
+
+def _open(prepared: _Prepared) -> Transfer:
+    sources, targets = (cast(list[SlotId], slots.tolist()) for slots in (prepared.sources, prepared.targets))
+    keys = tuple(prepared.keys)
+    return Transfer(prepared.id, prepared.route, prepared.purpose, keys, tuple(sources), tuple(targets))
