@@ -88,9 +88,12 @@ class SlotCounts:
 class Holding:
     """Slots in the tables of one tenant. Written by those tables; its quota by the OwnerBook."""
 
-    __slots__ = ("_num_slots", "_tables", "most_blocks")
+    __slots__ = ("_num_slots", "_number", "_sizes", "_tables", "most_blocks")
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: "array[int] | None" = None, number: int = 0) -> None:
+        """`sizes` is where its size is told, at `number`."""
+        self._sizes = sizes
+        self._number = number
         self.most_blocks: int | None = None  # the quota; None: as many as there are
         self._num_slots = 0
         self._tables = SlotCounts()
@@ -108,9 +111,11 @@ class Holding:
         if len(slots) >= FEW:
             before = self._tables.change_many(as_slots(slots), 1)
             self._num_slots += len(slots) - int(np.count_nonzero(before))
-            return
-        for slot in slots:
-            self._num_slots += not self._tables.change(int(slot), 1)
+        else:
+            for slot in slots:
+                self._num_slots += not self._tables.change(int(slot), 1)
+        if self._sizes is not None:
+            self._sizes[self._number] = self._num_slots
 
     def remove(self, slots: "Sequence[int] | Slots") -> None:
         """A table does not hold these slots any more."""
@@ -122,6 +127,8 @@ class Holding:
                 self._num_slots -= self._tables.change(int(slot), -1) == 1
         if not self._num_slots:
             self._tables.clear()
+        if self._sizes is not None:
+            self._sizes[self._number] = self._num_slots
 
     def is_same(self, other: "Holding") -> bool:
         """Both count the same tables."""

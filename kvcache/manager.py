@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -101,6 +101,10 @@ class CacheManager:
     def set_tenants(self, tenants: Tenants) -> None:
         """How much each tenant keeps in which tier, at most and at least."""
         self._owners.set_tenants(tenants, self._rates().block_bytes)
+
+    def changing_tenants(self, tenants: Tenants) -> Iterator[None]:
+        """Do the same in pieces of about 1 ms."""
+        return self._owners.changing_tenants(tenants, self._rates().block_bytes)
 
     def quota_blocks(self, tenant: TenantId) -> int | None:
         """Most blocks of the device tier that the tenant's sequences may hold together; None: no quota."""
@@ -264,6 +268,11 @@ class CacheManager:
         """What an earlier engine left in shared memory and on the disk. Each copy is verified before it is used."""
         self._tiers.attach(records)
         self._idle.attach_disk(scan)
+
+    @property
+    def has_more(self) -> bool:
+        """A step's budget did not go as far as somebody's prompt, or landings: another step is to follow at once."""
+        return self._budget.is_short or bool(self._landings)
 
     @property
     def tiers(self) -> TierBook:

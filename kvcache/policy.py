@@ -72,6 +72,10 @@ class Segments:
         """Listed copies of an owner."""
         return self._count_by_owner[owner] if owner < len(self._count_by_owner) else 0
 
+    def owner_counts(self) -> Slots:
+        """Listed copies by owner."""
+        return np.array(self._count_by_owner, np.intp)
+
     def counts_by_owner(self) -> dict[int, int]:
         """Listed copies of every owner that has any."""
         return {owner: count for owner, count in enumerate(self._count_by_owner) if count}

@@ -139,6 +139,11 @@ class SlotPool:
         """Whose copy it is; 0 is nobody's."""
         return self._segments.owners[slot]
 
+    def num_cached_of_many(self, owners: Slots) -> Slots:
+        """Return the number of cached copies of each owner."""
+        counts = self._segments.owner_counts()
+        return np.append(counts, 0)[np.minimum(owners, len(counts))]
+
     def num_cached_of(self, owner: int) -> int:
         """Cached copies of an owner."""
         return self._segments.count_of(owner)

@@ -150,12 +150,31 @@ class TenantBook:
             raise InvariantError("fairness.weight")
         self._weights, self._default_weight = dict(weights), default
         for state in self._states.values():
-            weight = self._weights.get(state.account.tenant, default)
-            if state.has_work:
-                self._working_weight += weight - state.weight
-            state.deficit_ms *= weight / state.weight
-            state.weight = weight
-            self._reflect(state, now_s)
+            self._weigh(state, now_s)
+
+    def _weigh(self, state: _State, now_s: float) -> None:
+        """Take over the weight of the account's tenant; its deficit per weight stays."""
+        weight = self._weight(state.account)
+        if weight == state.weight:
+            return
+        if state.has_work:
+            self._working_weight += weight - state.weight
+        state.deficit_ms *= weight / state.weight
+        state.weight = weight
+        self._reflect(state, now_s)
+
+    def set_weight(self, tenant: TenantId, weight: float | None, now_s: float) -> None:
+        """Set the weight of one tenant, as `set_shares`; None: the default."""
+        if weight is not None and not 0 < weight < float("inf"):
+            raise InvariantError("fairness.weight")
+        if weight is None:
+            self._weights.pop(tenant, None)
+        else:
+            self._weights[tenant] = weight
+        for band in self._bands:
+            state = self._states.get(Account(band, tenant))
+            if state is not None:
+                self._weigh(state, now_s)
 
     def set_limits(self, limits: FairLimits, now_s: float) -> None:
         """New limits, as after a calibration."""
