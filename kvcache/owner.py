@@ -16,7 +16,7 @@ from tiercel.tenant import KvQuota, Tenants
 from tiercel.tier import Tier
 
 _MOST_OWNERS = 60_000  # told apart; the pools keep two bytes a slot
-_AT_ONCE = 256  # tenants whose limits are set in one piece
+_AT_ONCE = 128  # tenants whose limits are set in one piece
 _FLOOR_SHARE = 0.1  # of a memory tier that tenants keep by weight, whoever floods it
 
 

@@ -39,6 +39,7 @@ class TierLimits(Struct, frozen=True, kw_only=True):
     wanted_share: float = 0.5  # of the gateway, for what waiting sequences will need
     background_blocks: int = 16  # flying for nobody, each route
     fetch_blocks: int = 64  # flying up from the disk
+    carried_blocks: int = 2048  # by one transfer between HBM and DDR, so that booking its landing costs about 1 ms
     daily_blocks: int = 0  # written to the disk a day; 0 = no limit
     always_loads: bool = False  # never compute again what could be loaded
     has_reuse: bool = True  # False: a restored copy is dropped below, as systems without a block store do
@@ -58,7 +59,7 @@ class TierBook:
         rates: Callable[[], Rates],
         limits: TierLimits,
     ) -> None:
-        self.transfers = TransferBook(device, host)
+        self.transfers = TransferBook(device, host, carried_blocks=limits.carried_blocks)
         self.device = device
         self.host = host
         self.disk = disk

@@ -25,9 +25,6 @@ DESTINATIONS = {
 """Where a route puts a copy. SIGN puts none."""
 
 
-MOST_CARRIED = 2048
-"""Blocks of one transfer between tiers of memory, so that booking its landing costs about 1 ms."""
-
 _MOST_STARTED = 4  # prepared transfers that start at once
 
 
@@ -92,7 +89,11 @@ class TransferBook:
     sources, which are held and keep their names while the transfer flies.
     """
 
-    def __init__(self, device: SlotPool | None = None, host: SlotPool | None = None) -> None:
+    def __init__(
+        self, device: SlotPool | None = None, host: SlotPool | None = None, *, carried_blocks: int = 2048
+    ) -> None:
+        """`carried_blocks`: of one transfer between tiers of memory."""
+        self._carried = carried_blocks
         both = device is not None and host is not None
         self._marks = {Route.SPILL: _Marks(device), Route.RESTORE: _Marks(host)} if both else {}
         self._marks_by_tier = {DESTINATIONS[route]: marks for route, marks in self._marks.items()}
@@ -115,13 +116,13 @@ class TransferBook:
         Errors: InvariantError when one of the blocks already flies there.
         """
         first = self._next_id
-        self._next_id += -(-len(keys) // MOST_CARRIED)
-        if not self._marks[route].set_many(sources, first + np.arange(len(keys)) // MOST_CARRIED):
+        self._next_id += -(-len(keys) // self._carried)
+        if not self._marks[route].set_many(sources, first + np.arange(len(keys)) // self._carried):
             raise InvariantError("transfer.twice", route=route.value, id=first)
         self._count(route, purpose, len(keys))
         carried: list[tuple[int, int]] = []
         for number in range(first, self._next_id):
-            part = slice((number - first) * MOST_CARRIED, (number - first + 1) * MOST_CARRIED)
+            part = slice((number - first) * self._carried, (number - first + 1) * self._carried)
             prepared = _Prepared(number, route, purpose, keys[part], sources[part], targets[part])
             self._prepared.append(prepared)
             carried.append((number, len(prepared.keys)))

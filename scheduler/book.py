@@ -17,7 +17,7 @@ from tiercel.request import Request
 from tiercel.settings import PolicyName
 from tiercel.tenant import Tenants, TenantShare
 
-_AT_ONCE = 512  # tenants that a piece of a change compares
+_AT_ONCE = 256  # tenants that a piece of a change compares
 _MOVED_AT_ONCE = 64  # sequences that a piece of it moves
 
 _AWAY = (SequenceState.PREEMPTED, SequenceState.DRAINING)

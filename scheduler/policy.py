@@ -374,7 +374,7 @@ class _Weights(Mapping[TenantId, float]):
         return len(self._shares)
 
 
-_AT_ONCE = 1024  # tenants in one piece of a standing
+_AT_ONCE = 512  # tenants in one piece of a standing
 _GOAL_S = 5.0  # of those who name none: behind those who do
 _BATCH_GOAL_S = 60.0  # nobody watches: behind everything that came in the last minute
 
