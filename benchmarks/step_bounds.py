@@ -7,8 +7,9 @@ every step together with the mail that it acts on. The clock is virtual, so a sc
 time of a step is the least of its `--runs` runs. The garbage collector is treated as `engine/process.py` does: what
 exists when the first request comes is frozen, and collections count.
 
-Exits with 1 when the 99th percentile of the steps in which 64 tenants are blocked is above 5 ms, when a single step of any
-scenario is above 10 ms, or when with 10,000 tenants a reload, the standings or the gauges take more than 5 ms in the loop.
+Exits with 1 when the 99th percentile of the steps in which 64 tenants are blocked is above 5 ms, when a single step
+of any scenario is above 10 ms, or when with 10,000 tenants a reload, the standings or the gauges take more than 5 ms
+in the loop.
 """
 
 import argparse
@@ -243,13 +244,13 @@ def tiers() -> Engine:
         engine.turn(engine.request(prompt, band=0, max_tokens=4), note="submit to a higher band")
         high = engine.next_seq
         engine.until(lambda: engine.has(1, SequenceState.PREEMPTED, SequenceState.DRAINING), "spill")
-        engine.until(lambda: SeqId(high) not in engine.book, "prefill over what was evicted")
+        engine.until(lambda high=high: SeqId(high) not in engine.book, "prefill over what was evicted")
         engine.until(lambda: engine.is_running(1), "restore")
         for _ in range(6):
             engine.turn(note="decode")
     engine.turn(engine.request(words(40_000_000, 1 << 19), band=0, max_tokens=4), note="submit to a higher band")
     high = engine.next_seq
-    engine.until(lambda: SeqId(high) not in engine.book, "spill and prefill")
+    engine.until(lambda high=high: SeqId(high) not in engine.book, "spill and prefill")
     engine.until(lambda: engine.has(1, SequenceState.RESTORING), "restore")
     engine.turn(Abort((SeqId(1),), FinishReason.ABORT), note="abort while it is restored")
     for _ in range(60):
@@ -261,7 +262,7 @@ def tiers() -> Engine:
     high = engine.next_seq
     engine.until(lambda: engine.has(other, SequenceState.PREEMPTED, SequenceState.DRAINING), "spill into a full DDR")
     engine.turn(Abort((SeqId(other),), FinishReason.ABORT), note="abort while it is away")
-    engine.until(lambda: SeqId(high) not in engine.book, "prefill")
+    engine.until(lambda high=high: SeqId(high) not in engine.book, "prefill")
     for _ in range(200):
         engine.turn(note="idle")
     return engine
@@ -337,7 +338,10 @@ def measure(name: str, runs: int, verdicts: Verdicts) -> None:
     p99_ms = in_order[int(0.99 * (len(in_order) - 1))]
     p99 = verdicts.check(f"{name}, P99", p99_ms, MOST_P99_MS) if name == "blocked" else f"{p99_ms:6.2f}"
     longest = verdicts.check(f"{name}, longest step ({notes[best.index(in_order[-1])]})", in_order[-1], MOST_STEP_MS)
-    print(f"{name:10} {len(best):6} steps  median {in_order[len(best) // 2]:6.2f}  P99 {p99}  longest {longest} ms", end="")
+    print(
+        f"{name:10} {len(best):6} steps  median {in_order[len(best) // 2]:6.2f}  P99 {p99}  longest {longest} ms",
+        end="",
+    )
     print(f"  in: {notes[best.index(in_order[-1])]}", flush=True)
     slow = sorted(zip(best, notes, range(len(best)), strict=True), reverse=True)[:5]
     for step_ms, note, number in slow if in_order[-1] > MOST_STEP_MS else []:

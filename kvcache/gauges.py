@@ -50,7 +50,5 @@ def _tenant_blocks(pool: SlotPool, held: Held, *, in_tables: bool) -> tuple[Tena
     used = held.blocks if in_tables else np.zeros(len(cached), np.intp)
     size = used + cached
     largest = np.argsort(-size, kind="stable")[:_MOST_TENANTS]
-    return tuple(
-        TenantBlocks(held.tenants[number], int(used[number]), int(cached[number]))
-        for number in largest[size[largest] > 0].tolist()
-    )
+    numbers: list[int] = largest[size[largest] > 0].tolist()
+    return tuple(TenantBlocks(held.tenants[one], int(used[one]), int(cached[one])) for one in numbers)

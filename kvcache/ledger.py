@@ -65,7 +65,9 @@ class Ledger:
         self._budget = budget
         self._in_flight = in_flight
         self._claimed: set[BlockKey] = set()
-        self._is_loading: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = None  # by slot of DDR: a restore of this plan reads it
+        self._is_loading: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = (
+            None  # by slot of DDR: a restore of this plan reads it
+        )
         self._tiers = tiers
         self._draft_by_holding: dict[Holding, HoldingDraft] = {}  # of tenants with a quota
         self._spillable = tiers.num_spillable

@@ -60,12 +60,12 @@ class Links:
             if self._below[upper] != (lower or 0):
                 return False
         for lower in np.flatnonzero(self.above).tolist():
-            if self._upper.key(self._above[lower]) is None:
+            if self._upper.slot_by_key.key(self._above[lower]) is None:
                 return False
-            key = self._lower.key(lower)
+            key = self._lower.slot_by_key.key(lower)
             if key is not None and self._upper.slot_by_key.get(key) != self._above[lower]:
                 return False
-        return all(self._upper.key(upper) is not None for upper in np.flatnonzero(self.below).tolist())
+        return all(self._upper.slot_by_key.key(upper) is not None for upper in np.flatnonzero(self.below).tolist())
 
     # ---- news of the pools
 

@@ -16,7 +16,7 @@ from kvcache.overlay import Overlay
 from kvcache.owner import OwnerBook
 from kvcache.pool import SlotPool
 from kvcache.prefix import Prefix
-from kvcache.table import NO_KEPT, BlockTable, Fetch, Restore, Reuse
+from kvcache.table import BlockTable, Fetch, Restore, Reuse
 from kvcache.tiers import TierBook, TierLimits
 from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
 from tiercel.errors import InvariantError
@@ -345,12 +345,13 @@ class CacheManager:
             table.extend(taken)
             table.num_published = table.num_saved = covered
             return
-        slots = np.zeros(covered, np.intp)
+        slots: Slots = np.zeros(covered, np.intp)
         is_hit = np.ones(covered, bool)
         is_hit[found.loads] = False
         slots[is_hit] = found.hits
         slots[found.loads] = taken[:num_loads]
-        table.extend(np.concatenate([slots, taken[num_loads:]]))
+        table.extend(slots)
+        table.extend(taken[num_loads:])
         table.num_published = table.num_saved = int(found.loads[0])
         carried = self._tiers.restore(table.keys_of(found.loads), found.sources, taken[:num_loads])
         ends = np.cumsum([count for _, count in carried]).tolist()

@@ -296,13 +296,11 @@ class Segments:
         if not len(found):
             return is_spare
         by_owner = np.argsort(self.all_owners[found], kind="stable")
-        owners = self.all_owners[found[by_owner]]
+        owners: Slots = self.all_owners[found[by_owner]].astype(np.intp)
         firsts = np.flatnonzero(np.diff(owners, prepend=-1))
         counts = np.diff(firsts, append=len(found))
-        left = [
-            self._count_by_owner[owner] - self.floor_by_owner.get(owner, 0) - seen.get(owner, 0)
-            for owner in owners[firsts].tolist()
-        ]
+        its_own: list[int] = owners[firsts].tolist()
+        left = [self._count_by_owner[one] - self.floor_by_owner.get(one, 0) - seen.get(one, 0) for one in its_own]
         is_spare[by_owner] = np.arange(len(found)) - np.repeat(firsts, counts) < np.repeat(left, counts)
         return is_spare
 

@@ -98,15 +98,16 @@ class RunSearch:
         if not count:
             return found
         edges = np.flatnonzero(np.diff(self._all_states == 0, prepend=False, append=False))
-        firsts, lengths = edges[::2], edges[1::2] - edges[::2]
+        firsts: Slots = edges[::2]
+        lengths: Slots = edges[1::2] - firsts
         if lengths.sum() < count:
             raise InvariantError("run.too_few_free", missing=count)
         largest = np.argsort(-lengths, kind="stable")
         num_runs = int(np.searchsorted(np.cumsum(lengths[largest]), count)) + 1
         firsts, lengths = firsts[largest[:num_runs]], lengths[largest[:num_runs]]
         # Slot numbers count up within a run: the first of each, and how far behind it.
-        behind = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        slots = (np.repeat(firsts, lengths) + behind)[:count]
+        behind: Slots = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        slots: Slots = (np.repeat(firsts, lengths) + behind)[:count]
         self._all_states[slots] = self._taken[0]
         self._move(int(slots[-1]) + 1)
         return np.concatenate([found, slots])

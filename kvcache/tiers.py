@@ -155,8 +155,7 @@ class TierBook:
         self.device.hold_many(sources, by_transfer=True)
         if self.host is None or self.links is None:
             return [
-                self.persist(key, SlotId(slot), Purpose.SPILL)
-                for key, slot in zip(keys, sources.tolist(), strict=True)
+                self.persist(key, SlotId(slot), Purpose.SPILL) for key, slot in zip(keys, sources.tolist(), strict=True)
             ]
         if len(blocks):
             targets = self.host.take_slots(len(blocks), by_transfer=True)

@@ -94,8 +94,9 @@ class TransferBook:
     ) -> None:
         """`carried_blocks`: of one transfer between tiers of memory."""
         self._carried = carried_blocks
-        both = device is not None and host is not None
-        self._marks = {Route.SPILL: _Marks(device), Route.RESTORE: _Marks(host)} if both else {}
+        self._marks: dict[Route, _Marks] = {}
+        if device is not None and host is not None:
+            self._marks = {Route.SPILL: _Marks(device), Route.RESTORE: _Marks(host)}
         self._marks_by_tier = {DESTINATIONS[route]: marks for route, marks in self._marks.items()}
         self._next_id = 1
         self._prepared: deque[_Prepared] = deque()

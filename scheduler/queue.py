@@ -249,6 +249,13 @@ class WaitingQueue:
                 heappush(reached, (*heads[child][:3], child))
         return None
 
+    def since_by_tenant(self) -> dict[TenantId, float]:
+        """Since when the longest waiting sequence of each tenant has waited. Cost: O(accounts)."""
+        since: dict[TenantId, float] = {}
+        for tenant, since_s in self.waits():
+            since[tenant] = min(since.get(tenant, since_s), since_s)
+        return since
+
     def waits(self) -> Iterator[tuple[TenantId, float]]:
         """Since when the longest waiting sequence of each account has waited. The queue may change meanwhile."""
         for band in list(self._bands.values()):

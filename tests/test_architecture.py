@@ -32,7 +32,7 @@ OURS: dict[str, set[str]] = {
 THEIRS: dict[str, set[str]] = {
     "tiercel": {"msgspec"},
     "device": {"torch", "numpy", "cuda", "xxhash"},
-    "kvcache": {"msgspec", "xxhash"},
+    "kvcache": {"msgspec", "xxhash", "numpy"},  # docs/decisions/0019-numpy-in-the-cache-books.md
     "kvcache.store": {"torch", "xxhash"},
     "scheduler": {"msgspec"},
     "engine": {"torch", "numpy", "triton", "transformers", "safetensors", "msgspec", "llguidance", "rich"},

@@ -168,7 +168,9 @@ def test_many_victims_are_those_that_a_search_one_by_one_finds(seed: int) -> Non
 def slow_victims(segments: Segments, count: int) -> list[int]:
     """The rule in plain steps: pass over owners at their floor, at most so many copies in each segment."""
     chosen: list[int] = []
-    left = {owner: counted - segments.floor_by_owner.get(owner, 0) for owner, counted in segments.counts_by_owner().items()}
+    left = {
+        owner: counted - segments.floor_by_owner.get(owner, 0) for owner, counted in segments.counts_by_owner().items()
+    }
     for keep in Keep:
         passed = 0
         for slot in segments.order(keep) if segments.floor_by_owner else ():
