@@ -3,13 +3,14 @@
 import logging
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 from itertools import islice
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from engine.errands import Errands
 from engine.relief import NO_MEMORY, Relief
 from kvcache.manager import CacheManager
 from kvcache.table import NO_REUSE
@@ -18,7 +19,7 @@ from scheduler.planner import Planner
 from tiercel.clock import Clock
 from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
-from tiercel.outcome import BAD_LOGITS, DiskState, FairGauges, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
+from tiercel.outcome import BAD_LOGITS, DiskState, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
 from tiercel.plan import NanoBatch, StepPlan, whole_slices
 from tiercel.request import Request
 from tiercel.settings import EngineSettings
@@ -30,9 +31,6 @@ log = logging.getLogger(__name__)
 
 _FULL_EVERY_S = 0.25  # between two reports with every tier and route
 _MOST_SEQUENCES = 64  # told one by one
-_STANDING_EVERY_S = 1.0  # between two reports with every tenant
-_TENANTS_AT_ONCE = 512  # that are reloaded or surveyed within one step; more take several
-_OVER = object()
 _LIKELY_VICTIMS = 8  # running sequences whose blocks are written back first
 
 
@@ -140,11 +138,7 @@ class EngineLoop:
         self.disk_state = DiskState.NONE  # whoever looks after the disk writes it
         self._full_s = 0.0
         self._told: object = None  # tiers, routes and the disk's state, as last told between requests
-        self._standing_s = 0.0
-        self._standing: FairGauges | None = None  # found out, to be told
-        self._survey: Iterator[FairGauges | None] | None = None  # under way
-        self._has_ended = True  # nobody was left when many tenants were last surveyed
-        self._reload: Iterator[None] | None = None  # of tenants, under way
+        self._errands = Errands(book, cache)
         self.has_quit = False
         self.quit_patience_s = 0.0  # to persist what lies in memory
 
@@ -187,7 +181,7 @@ class EngineLoop:
         """Plan and launch one step ahead, then commit the oldest. False when there was nothing to do."""
         self._land()
         is_launched = self._launch()
-        has_more = self._go_on()
+        has_more = self._errands.go_on() or self._cache.has_more
         self._do_chores()
         is_committed = False
         if self._flights and (len(self._flights) > self._depth or not is_launched):
@@ -205,27 +199,7 @@ class EngineLoop:
         self._cache.check_integrity()
 
     def _set_tenants(self, tenants: Tenants) -> None:
-        """Act on new weights, goals and quotas: of many tenants over several steps, so that none of those is late."""
-        self._reload = self._changing_tenants(tenants)
-        if len(tenants.tenants) <= _TENANTS_AT_ONCE or not len(self._book):
-            for _ in self._reload:
-                pass
-            self._reload = None
-
-    def _changing_tenants(self, tenants: Tenants) -> Iterator[None]:
-        yield from self._book.changing_tenants(tenants, self._clock.now_s())
-        yield from self._cache.changing_tenants(tenants)
-        log.info("tenants set version=%d tenants=%d", tenants.version, len(tenants.tenants))
-
-    def _go_on(self) -> bool:
-        """Do a piece of what takes longer than a step. Return True while there is more."""
-        if self._reload is not None and next(self._reload, _OVER) is _OVER:
-            self._reload = None
-        if self._survey is not None:
-            found = next(self._survey)
-            if found is not None:
-                self._standing, self._survey = found, None
-        return self._reload is not None or self._survey is not None or self._cache.has_more
+        self._errands.reload(tenants, self._clock.now_s())
 
     def _set_settings(self, version: int, settings: EngineSettings) -> None:
         if self._steering is not None:
@@ -411,29 +385,11 @@ class EngineLoop:
         if self._clock.now_s() - self._full_s < _FULL_EVERY_S:
             return
         self._full_s = self._clock.now_s()
-        is_found = self._standing is not None
+        is_found = self._errands.has_standing
         gauges = self.gauges()
         if is_found or (gauges.tiers, gauges.routes, gauges.disk_state) != self._told:
             self._post.post(Report(gauges=gauges))
         self._told = gauges.tiers, gauges.routes, gauges.disk_state
-
-    def _take_standing(self) -> FairGauges | None:
-        """What the scheduler owes whom, once a second and at the end; None: nothing new.
-
-        Of many tenants it is found out over several steps, and told with the next full report.
-        """
-        now_s = self._clock.now_s()
-        if self._book.num_tenants <= _TENANTS_AT_ONCE:
-            if now_s - self._standing_s < _STANDING_EVERY_S and len(self._book):
-                return None
-            self._standing_s = now_s
-            return self._book.standing(now_s)
-        is_end, self._has_ended = not len(self._book) and not self._has_ended, not len(self._book)
-        if self._survey is None and (is_end or (len(self._book) and now_s - self._standing_s >= _STANDING_EVERY_S)):
-            self._standing_s = now_s
-            self._survey = self._book.standings(now_s)
-        told, self._standing = self._standing, None
-        return told
 
     def gauges(self, step_tokens: int = 0, *, is_full: bool = True) -> Gauges:
         """The books in numbers; with `is_full` tier by tier and route by route, too."""
@@ -460,5 +416,5 @@ class EngineLoop:
             disk_state=self.disk_state,
             sequences=self._book.gauges(_MOST_SEQUENCES) if is_full else (),
             preemptions_by_reason=dict(self._book.preemptions_by_reason),
-            fair=self._take_standing() if is_full else None,
+            fair=self._errands.standing(self._clock.now_s()) if is_full else None,
         )

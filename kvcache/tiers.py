@@ -4,6 +4,7 @@ A copy never differs from another one of the same key, so it is dropped without 
 decides is time: a block is kept, moved or computed again by whatever is cheapest at the measured rates.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 
@@ -12,11 +13,12 @@ from msgspec import Struct
 
 from kvcache.budget import StepBudget
 from kvcache.chain import WriteBudget
+from kvcache.keeping import demote, land_many, promote, want_run
 from kvcache.links import Links
 from kvcache.policy import Keep
 from kvcache.pool import SlotPool, SlotState
 from kvcache.table import NO_KEPT, BlockTable, Kept
-from kvcache.transfers import TransferBook
+from kvcache.transfers import TransferBook, check_references
 from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
@@ -26,8 +28,6 @@ from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 _STUCK_S = 2.0  # a call to the disk that takes longer hangs
 _QUEUE_S = 0.1  # of reads, behind each other
 _LEAST_FETCHES = 4
-_BATCH = 1024  # blocks looked up at once, as long as the device tier has them all
-_BLOCKS_OF_LOOK = 4  # of a batch cost as much as one that is looked up alone
 _LOOKS_OF_FETCH = 4  # that a block costs which is looked for in every tier
 _MOST_PERSISTS = 1024  # blocks of one victim that are written to the disk, each by a transfer of its own: about 5 ms
 
@@ -82,8 +82,9 @@ class TierBook:
         lower = host or disk
         tier = Tier.DDR if host is not None else Tier.SSD
         self.links = Links(device, lower, self.transfers, tier) if lower is not None else None  # to the next tier
-        if host is not None:
-            device.on_evict, device.on_evict_many = self._on_device_eviction, self._on_device_evictions
+        if host is not None and self.links is not None:
+            device.on_evict = self._on_device_eviction
+            device.on_evict_many = functools.partial(promote, device, host, self.links)
 
     # ---- lookups
 
@@ -180,22 +181,12 @@ class TierBook:
         """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
         if runs := table.fetch.wanted_slots:
             wanted = Kept(np.concatenate([run.slots for run in runs]), np.concatenate([run.stamps for run in runs]))
-            self._demote_many(self.gateway, wanted, Keep.WANTED)
+            demote(self.gateway, wanted, Keep.WANTED, self.links if self.host is not None else None)
         for key in table.fetch.wanted:
             self._demote(self.gateway, key, Keep.WANTED)
         if self.host is not None and len(table.kept.slots):
-            self._demote_many(self.host, table.kept, Keep.PREEMPTED)
+            demote(self.host, table.kept, Keep.PREEMPTED, self.links)
         table.kept, table.num_kept = NO_KEPT, 0
-
-    def _demote_many(self, pool: SlotPool, kept: Kept, keep: Keep) -> None:
-        """The same as `_demote`, for the copies that are still what they were."""
-        slots = kept.slots[pool.stamps[kept.slots] == kept.stamps]
-        slots = slots[(pool.slot_by_key.all_named[slots] > 0) & pool.are_kept(slots, keep)]
-        if pool is self.host and self.links is not None:
-            is_shadow = self.links.above[slots] > 0
-            pool.set_keep_many(slots[is_shadow], Keep.SHADOW)
-            slots = slots[~is_shadow]
-        pool.set_keep_many(slots, Keep.REUSED)
 
     def _demote(self, pool: SlotPool, key: BlockKey, keep: Keep) -> None:
         slot = pool.slot_by_key.get(key)
@@ -207,18 +198,6 @@ class TierBook:
         host, below = self._host(), self.links.below_of(slot) if self.links is not None else 0
         if below and host.keep(SlotId(below)) is Keep.SHADOW and host.slot_by_key.is_named[below]:
             host.set_keep(SlotId(below), Keep.REUSED if self.device.keep(slot) > Keep.ONCE else Keep.ONCE)
-
-    def _on_device_evictions(self, slots: Slots) -> None:
-        """The device tier loses copies: what lies below is the last copy now, and worth as much as that one was."""
-        host, links = self._host(), self.links
-        if links is None:
-            return
-        below = links.below[slots].astype(np.intp)
-        is_shadow = (below > 0) & host.are_kept(below, Keep.SHADOW)
-        is_shadow &= host.slot_by_key.all_named[below] > 0
-        below, is_reused = below[is_shadow], self.device.are_kept_beyond(slots[is_shadow], Keep.ONCE)
-        host.set_keep_many(below[is_reused], Keep.REUSED)
-        host.set_keep_many(below[~is_reused], Keep.ONCE)
 
     # ---- landings
 
@@ -287,7 +266,7 @@ class TierBook:
 
     def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:
         if is_good and len(transfer.keys) >= FEW:
-            self._land_many(transfer, above, into, keep)
+            land_many(transfer, above, into, keep)
             return
         # The tail first: of a chain it is the first to be evicted.
         for key, source, target in reversed(list(zip(transfer.keys, transfer.sources, transfer.targets, strict=True))):
@@ -295,23 +274,6 @@ class TierBook:
             above.drop(source, 0, by_transfer=True)
             into.set_owner(target, owner)
             self._land_target(into, key, target, keep, is_good=is_good)
-
-    @staticmethod
-    def _land_many(transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep) -> None:
-        """Name many copies that have landed whole, the tail first."""
-        keys = transfer.keys[::-1]
-        sources, targets = as_slots(transfer.sources)[::-1], as_slots(transfer.targets)[::-1]
-        owners = above.owners(sources)
-        above.drop_many(sources, 0, by_transfer=True)
-        for owner in np.flatnonzero(np.bincount(owners)).tolist():
-            into.set_owner_many(targets[owners == owner], owner)
-        lost = into.publish_many(targets, keys)
-        for target in lost.tolist():
-            into.discard(SlotId(target))
-        if len(lost):
-            targets = targets[~np.isin(targets, lost)]
-        into.set_keep_many(targets, keep)
-        into.drop_many(targets, 0, by_transfer=True)
 
     @staticmethod
     def _land_target(pool: SlotPool, key: BlockKey, target: SlotId, keep: Keep, *, is_good: bool) -> None:
@@ -331,7 +293,7 @@ class TierBook:
         if fetch.is_done or not table.hash_some(limit, size, budget):
             return
         while fetch.cursor < limit:
-            if not self._want_run(table, limit, budget) or not budget.take_looks(_LOOKS_OF_FETCH):
+            if not self._want_near(table, limit, budget) or not budget.take_looks(_LOOKS_OF_FETCH):
                 return  # goes on in the next step
             if fetch.cursor == limit:
                 break
@@ -350,31 +312,12 @@ class TierBook:
             fetch.cursor += 1
         fetch.is_done = True
 
-    def _want_run(self, table: BlockTable, limit: int, budget: StepBudget) -> bool:
-        """Pass over the next blocks as long as the device tier has them, and keep them from eviction.
-
-        Return False when the step's budget ends before.
-        """
-        fetch, gateway, batch = table.fetch, self.gateway, 8
-        while fetch.cursor < limit and not self.unverified:
-            count = min(limit - fetch.cursor, batch)
-            batch = min(8 * batch, _BATCH)
-            if not budget.take_looks(-(-count // _BLOCKS_OF_LOOK)):
-                return False
-            slots = self.device.slot_by_key.find(table.keys(fetch.cursor, fetch.cursor + count))
-            fetch.cursor += (found := len(slots))
-            if self.host is not None and self.links is not None:
-                slots = self.links.below[slots].astype(np.intp)
-            slots = slots[gateway.all_states[slots] == SlotState.CACHED]
-            slots = slots[gateway.are_kept(slots, Keep.ONCE) | gateway.are_kept(slots, Keep.REUSED)]
-            room = math.ceil(self.limits.wanted_share * gateway.blocks) - gateway.num_kept(Keep.WANTED)
-            slots = slots[: max(0, room)]
-            if len(slots):
-                gateway.set_keep_many(slots, Keep.WANTED)
-                fetch.wanted_slots.append(Kept(slots, gateway.stamps[slots]))
-            if found < count:
-                return True
-        return True
+    def _want_near(self, table: BlockTable, limit: int, budget: StepBudget) -> bool:
+        if self.unverified:
+            return True
+        links = self.links if self.host is not None else None
+        most = math.ceil(self.limits.wanted_share * self.gateway.blocks)
+        return want_run(table, limit, budget, self.device, self.gateway, links, most)
 
     def _most_fetches(self) -> int:
         """Reads that may fly: so many as a disk of this speed ends well before their deadline."""
@@ -481,31 +424,8 @@ class TierBook:
 
     def check_integrity(self) -> None:
         """Every transfer reference belongs to a flying transfer. Errors: InvariantError."""
-        refs: dict[tuple[Tier, SlotId], int] = {}
         gateway = Tier.HBM if self.host is None else Tier.DDR
-        ends = {
-            Route.SPILL: (Tier.HBM, Tier.DDR),
-            Route.RESTORE: (Tier.DDR, Tier.HBM),
-            Route.PERSIST: (gateway, Tier.SSD),
-            Route.PREFETCH: (Tier.SSD, gateway),
-            Route.VERIFY: (gateway, gateway),
-            Route.SIGN: (gateway, gateway),
-        }
-        for transfer in self.transfers.flying():
-            above, below = ends[transfer.route]
-            for tier, slots in ((above, transfer.sources), (below, transfer.targets)):
-                for slot in slots:
-                    refs[tier, slot] = refs.get((tier, slot), 0) + 1
-        for slot in self.unverified.values():
-            refs[gateway, slot] = refs.get((gateway, slot), 0) + 1
-        for tier, pool in self.pools():
-            pool.check_integrity()
-            counted = sum(count for (where, _), count in refs.items() if where is tier)
-            wrong = [
-                slot for (where, slot), count in refs.items() if where is tier and pool.transfer_refs[slot] != count
-            ]
-            if wrong or counted != sum(pool.transfer_refs):
-                raise InvariantError("tiers.references", tier=tier.value, slots=wrong[:8])
+        check_references(self.transfers, self.unverified.values(), self.pools(), gateway)
         if self.links is not None and not self.links.check():
             raise InvariantError("tiers.links")
 

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -219,3 +219,31 @@ def _open(prepared: _Prepared) -> Transfer:
     sources, targets = (cast(list[SlotId], slots.tolist()) for slots in (prepared.sources, prepared.targets))
     keys = tuple(prepared.keys)
     return Transfer(prepared.id, prepared.route, prepared.purpose, keys, tuple(sources), tuple(targets))
+
+
+def check_references(
+    transfers: TransferBook, unverified: Iterable[SlotId], pools: Iterable[tuple[Tier, SlotPool]], gateway: Tier
+) -> None:
+    """Check the pools, and that every transfer reference belongs to a flying transfer. Errors: InvariantError."""
+    refs: dict[tuple[Tier, SlotId], int] = {}
+    ends = {
+        Route.SPILL: (Tier.HBM, Tier.DDR),
+        Route.RESTORE: (Tier.DDR, Tier.HBM),
+        Route.PERSIST: (gateway, Tier.SSD),
+        Route.PREFETCH: (Tier.SSD, gateway),
+        Route.VERIFY: (gateway, gateway),
+        Route.SIGN: (gateway, gateway),
+    }
+    for transfer in transfers.flying():
+        above, below = ends[transfer.route]
+        for tier, slots in ((above, transfer.sources), (below, transfer.targets)):
+            for slot in slots:
+                refs[tier, slot] = refs.get((tier, slot), 0) + 1
+    for slot in unverified:
+        refs[gateway, slot] = refs.get((gateway, slot), 0) + 1
+    for tier, pool in pools:
+        pool.check_integrity()
+        counted = sum(count for (where, _), count in refs.items() if where is tier)
+        wrong = [slot for (where, slot), count in refs.items() if where is tier and pool.transfer_refs[slot] != count]
+        if wrong or counted != sum(pool.transfer_refs):
+            raise InvariantError("tiers.references", tier=tier.value, slots=wrong[:8])

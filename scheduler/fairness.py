@@ -1,6 +1,6 @@
 """What every tenant is owed: the deficits behind the fairness gate. Time is a parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -149,32 +149,20 @@ class TenantBook:
         if any(not 0 < weight < float("inf") for weight in (default, *weights.values())):
             raise InvariantError("fairness.weight")
         self._weights, self._default_weight = dict(weights), default
-        for state in self._states.values():
-            self._weigh(state, now_s)
+        self._weigh(self._states.values(), now_s)
 
-    def _weigh(self, state: _State, now_s: float) -> None:
-        """Take over the weight of the account's tenant; its deficit per weight stays."""
-        weight = self._weight(state.account)
-        if weight == state.weight:
-            return
-        if state.has_work:
-            self._working_weight += weight - state.weight
-        state.deficit_ms *= weight / state.weight
-        state.weight = weight
-        self._reflect(state, now_s)
+    def set_weight(self, tenant: TenantId, weight: float, now_s: float) -> None:
+        """Set the weight of one tenant, as `set_shares`."""
+        self._weights[tenant] = weight
+        self._weigh(filter(None, (self._states.get(Account(band, tenant)) for band in self._bands)), now_s)
 
-    def set_weight(self, tenant: TenantId, weight: float | None, now_s: float) -> None:
-        """Set the weight of one tenant, as `set_shares`; None: the default."""
-        if weight is not None and not 0 < weight < float("inf"):
-            raise InvariantError("fairness.weight")
-        if weight is None:
-            self._weights.pop(tenant, None)
-        else:
-            self._weights[tenant] = weight
-        for band in self._bands:
-            state = self._states.get(Account(band, tenant))
-            if state is not None:
-                self._weigh(state, now_s)
+    def _weigh(self, states: Iterable[_State], now_s: float) -> None:
+        for state in states:
+            weight = self.weight(state.account)
+            self._working_weight += weight - state.weight if state.has_work else 0.0
+            state.deficit_ms *= weight / state.weight
+            state.weight = weight
+            self._reflect(state, now_s)
 
     def set_limits(self, limits: FairLimits, now_s: float) -> None:
         """New limits, as after a calibration."""
@@ -300,7 +288,7 @@ class TenantBook:
     def share(self, account: Account) -> float:
         """The account's part of HBM: its weight among those that have any work, in all bands."""
         state = self._states.get(account)
-        weight = self._weight(account) if state is None else state.weight
+        weight = self.weight(account) if state is None else state.weight
         total = self._working_weight + (weight if state is None or not state.has_work else 0.0)
         return weight / total
 
@@ -335,7 +323,7 @@ class TenantBook:
 
     def weight(self, account: Account) -> float:
         """The weight of its tenant."""
-        return self._weight(account)
+        return self._weights.get(account.tenant, self._default_weight)
 
     def ready_weight(self, band: int) -> float:
         """The weights of all accounts of a band that have dispatchable waiting work. Cost: O(accounts)."""
@@ -450,11 +438,8 @@ class TenantBook:
         state = self._states.get(account)
         if state is None:
             band = self._bands.setdefault(account.band, _Band())
-            state = self._states[account] = _State(account, band, self._weight(account))
+            state = self._states[account] = _State(account, band, self.weight(account))
         return state
-
-    def _weight(self, account: Account) -> float:
-        return self._weights.get(account.tenant, self._default_weight)
 
     def _forget_idle(self) -> None:
         """An idle account without debt is as good as a new one."""

@@ -85,7 +85,7 @@ class Policy:
         if tenant in self._stalled:
             self._resume((tenant,), now_s)
         if self.fair is not None:
-            self.fair.set_weight(tenant, None if share is None else share.weight, now_s)
+            self.fair.set_weight(tenant, 1.0 if share is None else share.weight, now_s)
 
     def switch(
         self, name: PolicyName, waiting: Iterable[tuple[Sequence, float]], now_s: float, *, step_ms: float,
