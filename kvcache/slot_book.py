@@ -60,8 +60,8 @@ class SlotBook:
         self.stamps = view(self._stamps)  # counts up when a slot's copy goes: who remembers a slot can tell
         self.num_lost = 0  # copies that went: while this does not change, no stamp does
         self.committed = 0  # last committed step
-        self.num_free = blocks
-        self.num_limbo = 0
+        self.num_free: int = blocks
+        self.num_limbo: int = 0
         # Called before a copy is evicted, while its retention class and owner are readable; must not change this pool.
         self.on_evict: Heard | None = None
         self.on_evict_many: HeardMany | None = None  # called instead for many at once
