@@ -273,7 +273,7 @@ def _modules(room: str) -> list[str]:
     return [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
 
 
-# Rooms whose books, or those of a room that they import, work on arrays (docs/decisions/0019-numpy-in-the-cache-books.md).
+# Rooms whose books, or those of a room that they import, work on arrays: decision 19.
 WITH_NUMPY = {"kvcache", "simulation", "cli"}
 
 
