@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable
+from operator import itemgetter
 
 import numpy as np
 from msgspec import Struct
@@ -170,8 +171,7 @@ class BlockTable:
         first, end = int(blocks[0]), int(blocks[-1]) + 1
         if end - first == len(blocks):
             return self._keys[first:end]
-        keys = self._keys
-        return [keys[block] for block in blocks.tolist()]
+        return list(itemgetter(*blocks.tolist())(self._keys))  # more than one block, as they are not consecutive
 
     def published(self) -> Slots:
         """Return the slots of the leading blocks that are keyed and canonical."""

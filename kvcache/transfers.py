@@ -25,7 +25,7 @@ DESTINATIONS = {
 """Where a route puts a copy. SIGN puts none."""
 
 
-_MOST_STARTED = 4  # prepared transfers that start at once
+_MOST_STARTED = 2  # prepared transfers that start at once
 
 
 class _Prepared(Struct, frozen=True, gc=False):
