@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from engine.errands import Errands
 from engine.lookahead import Lookahead
 from engine.relief import NO_MEMORY, Relief
 from kvcache.manager import CacheManager
@@ -19,7 +20,7 @@ from scheduler.planner import Planner
 from tiercel.clock import Clock
 from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
-from tiercel.outcome import BAD_LOGITS, DiskState, FairGauges, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
+from tiercel.outcome import BAD_LOGITS, DiskState, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
 from tiercel.plan import NanoBatch, StepPlan, whole_slices
 from tiercel.request import Request
 from tiercel.settings import EngineSettings
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 
 _FULL_EVERY_S = 0.25  # between two reports with every tier and route
 _MOST_SEQUENCES = 64  # told one by one
-_STANDING_EVERY_S = 1.0  # between two reports with every tenant
 _LIKELY_VICTIMS = 8  # running sequences whose blocks are written back first
 
 
@@ -141,7 +141,7 @@ class EngineLoop:
         self.disk_state = DiskState.NONE  # whoever looks after the disk writes it
         self._full_s = 0.0
         self._told: object = None  # tiers, routes and the disk's state, as last told between requests
-        self._standing_s = 0.0
+        self._errands = Errands(book, cache)
         self.has_quit = False
         self.quit_patience_s = 0.0  # to persist what lies in memory
 
@@ -196,6 +196,7 @@ class EngineLoop:
         if is_launched:
             self._lookahead.launched(self._clock.now_s() - began_s, is_alone=is_alone)
         depth = 0 if is_launched and self._is_long() else self._depth
+        has_more = self._errands.go_on() or self._cache.has_more
         self._do_chores()
         is_committed = False
         while self._flights and (len(self._flights) > depth or not is_launched):
@@ -209,7 +210,7 @@ class EngineLoop:
             self._report(Commit(), StepOutcome(()))
         elif not is_launched:
             self._tell_of_chores()
-        return is_launched
+        return is_launched or has_more
 
     def _is_long(self) -> bool:
         """Whether the step launched last is to end before another one is planned."""
@@ -221,9 +222,7 @@ class EngineLoop:
         self._cache.check_integrity()
 
     def _set_tenants(self, tenants: Tenants) -> None:
-        self._book.set_tenants(tenants, self._clock.now_s())
-        self._cache.set_tenants(tenants)
-        log.info("tenants set version=%d tenants=%d", tenants.version, len(tenants.tenants))
+        self._errands.reload(tenants, self._clock.now_s())
 
     def _set_settings(self, version: int, settings: EngineSettings) -> None:
         if self._steering is not None:
@@ -412,18 +411,11 @@ class EngineLoop:
         if self._clock.now_s() - self._full_s < _FULL_EVERY_S:
             return
         self._full_s = self._clock.now_s()
+        is_found = self._errands.has_standing
         gauges = self.gauges()
-        if (gauges.tiers, gauges.routes, gauges.disk_state) != self._told:
+        if is_found or (gauges.tiers, gauges.routes, gauges.disk_state) != self._told:
             self._post.post(Report(gauges=gauges))
         self._told = gauges.tiers, gauges.routes, gauges.disk_state
-
-    def _standing(self) -> FairGauges | None:
-        """What the scheduler owes whom: a thousand tenants are told once a second, and at the end."""
-        now_s = self._clock.now_s()
-        if now_s - self._standing_s < _STANDING_EVERY_S and len(self._book):
-            return None
-        self._standing_s = now_s
-        return self._book.standing(now_s)
 
     def gauges(self, step_tokens: int = 0, *, is_full: bool = True) -> Gauges:
         """The books in numbers; with `is_full` tier by tier and route by route, too."""
@@ -451,5 +443,5 @@ class EngineLoop:
             switches=self._book.switches.gauges(),
             sequences=self._book.gauges(_MOST_SEQUENCES) if is_full else (),
             preemptions_by_reason=dict(self._book.preemptions_by_reason),
-            fair=self._standing() if is_full else None,
+            fair=self._errands.standing(self._clock.now_s()) if is_full else None,
         )

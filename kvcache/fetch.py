@@ -6,9 +6,12 @@ because of its fetch, the wait is limited to the time that the rates predict for
 the sequence takes what has landed and computes the rest. Nobody waits for the end of another sequence's fetch.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from itertools import chain
 
+from kvcache.budget import StepBudget
+from kvcache.keeping import want_run
 from kvcache.policy import Keep
 from kvcache.pool import SlotState
 from kvcache.table import BlockTable, Fetch
@@ -25,6 +28,8 @@ MOST_FETCHES = 128
 
 _QUEUE_S = 0.1  # of reads, behind each other
 _LEAST_READS = 4
+_LOOKS_OF_FETCH = 4  # that a block costs which is looked for in every tier
+_MOST_RUN = 1024  # blocks on the disk that are priced at once
 
 
 class FetchWork:
@@ -40,13 +45,13 @@ class FetchWork:
 
     # ---- once a step
 
-    def expect(self, tables: Iterable[BlockTable], most_hashes: int) -> None:
+    def expect(self, tables: Iterable[BlockTable], budget: StepBudget) -> None:
         """Bring near what these sequences need, in this order, and go on with the other fetches under way."""
         if not self._tiers.has_fetches:
             return
         asked = [table for table in tables if not table.fetch.is_done]
         for table in dict.fromkeys(chain(asked, self._table_by_seq.values())):
-            self._go_on(table, most_hashes)
+            self._go_on(table, budget)
             if table.fetch.is_done or table.is_closed or table.slots:
                 self._table_by_seq.pop(table.seq, None)
             else:
@@ -84,17 +89,21 @@ class FetchWork:
 
     # ---- one fetch
 
-    def _go_on(self, table: BlockTable, most_hashes: int) -> None:
+    def _go_on(self, table: BlockTable, budget: StepBudget) -> None:
         """Ask for the next blocks of a prefix, and keep those that are near from eviction."""
         fetch, size, tiers = table.fetch, self._block_size, self._tiers
         limit = (len(table.tokens) - 1) // size
-        if fetch.is_done or table.is_closed or table.slots or not table.hash_some(limit, size, most_hashes):
+        if fetch.is_done or table.is_closed or table.slots or not table.hash_some(limit, size, budget):
             return
         fetch.is_hashed = True
         if not tiers.can_fetch or self._has_hole(table):
             fetch.give_up()
             return
         while fetch.cursor < limit:
+            if not self._want_near(table, limit, budget) or not budget.take_looks(_LOOKS_OF_FETCH):
+                return  # goes on in the next step
+            if fetch.cursor == limit:
+                break
             key = table.key(fetch.cursor, size)
             if key in tiers.unverified:
                 tiers.verify(key, Purpose.PREFETCH)
@@ -109,6 +118,19 @@ class FetchWork:
                 self._fetch_by_transfer[tiers.read(table, key, source)] = fetch
             fetch.cursor += 1
         fetch.is_done = True
+
+    def _want_near(self, table: BlockTable, limit: int, budget: StepBudget) -> bool:
+        """Pass over the next blocks as long as the device tier has them. False: the budget of the step is spent."""
+        tiers, fetch = self._tiers, table.fetch
+        if tiers.unverified:
+            return True
+        links = tiers.links if tiers.host is not None else None
+        most = math.ceil(tiers.limits.wanted_share * tiers.gateway.blocks)
+        has_all = fetch.landed == fetch.cursor
+        has_budget = want_run(table, limit, budget, tiers.device, tiers.gateway, links, most)
+        if has_all:
+            fetch.landed = fetch.cursor
+        return has_budget
 
     def _has_hole(self, table: BlockTable) -> bool:
         """The first block asked for that has not landed is not coming any more, whoever asked the disk for it."""
@@ -151,7 +173,8 @@ class FetchWork:
         if fetch.cursor < fetch.worth_until:
             return source
         run = 1
-        while fetch.cursor + run < limit and table.key(fetch.cursor + run, size) in disk.slot_by_key:
+        most = min(limit - fetch.cursor, _MOST_RUN)
+        while run < most and table.key(fetch.cursor + run, size) in disk.slot_by_key:
             run += 1
         rates = self._rates()
         load_s = rates.load_s(Route.PREFETCH, run)

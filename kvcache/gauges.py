@@ -1,11 +1,10 @@
 """The tiers in numbers."""
 
-from collections.abc import Mapping
-from heapq import nlargest
+import numpy as np
 
+from kvcache.owner import Held
 from kvcache.pool import SlotPool
 from kvcache.tiers import TierBook
-from tiercel.ids import TenantId
 from tiercel.outcome import TenantBlocks, TierGauges
 from tiercel.tier import Tier
 
@@ -14,7 +13,7 @@ _MOST_TENANTS = 32  # told by name, in each tier
 
 def tier_gauges(
     tiers: TierBook,
-    held: Mapping[TenantId, tuple[int, int]],
+    held: Held,
     asked_tokens: int,
     hit_tokens: int,
     loaded_tokens: int,
@@ -45,16 +44,11 @@ def tier_gauges(
     return tuple(gauges)
 
 
-def _tenant_blocks(
-    pool: SlotPool, held: Mapping[TenantId, tuple[int, int]], *, in_tables: bool
-) -> tuple[TenantBlocks, ...]:
-    """The tenants that have most in a tier. Tables hold blocks of the device tier alone."""
-    told = (
-        TenantBlocks(tenant, blocks if in_tables else 0, pool.num_cached_of(owner))
-        for tenant, (owner, blocks) in held.items()
-    )
-    return tuple(nlargest(_MOST_TENANTS, (one for one in told if one.used or one.cached), key=_size))
-
-
-def _size(blocks: TenantBlocks) -> int:
-    return blocks.used + blocks.cached
+def _tenant_blocks(pool: SlotPool, held: Held, *, in_tables: bool) -> tuple[TenantBlocks, ...]:
+    """The tenants that have most in a tier. Tables hold blocks of the device tier alone. Cost: numpy's alone."""
+    cached = pool.num_cached_of_many(held.owners)
+    used = held.blocks if in_tables else np.zeros(len(cached), np.intp)
+    size = used + cached
+    largest = np.argsort(-size, kind="stable")[:_MOST_TENANTS]
+    numbers: list[int] = largest[size[largest] > 0].tolist()
+    return tuple(TenantBlocks(held.tenants[one], int(used[one]), int(cached[one])) for one in numbers)

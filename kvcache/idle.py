@@ -1,5 +1,6 @@
 """What the tiers do in idle copy time: write back, sign, verify, persist. Nothing here is waited for."""
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -24,6 +25,38 @@ Scan = Callable[[int], list[tuple[SlotId, BlockKey]] | None]
 """What a recovering volume has found since the last call, at most so many; None: that was all."""
 
 
+class ReleasedSlots:
+    """Slots of tables that were cleared, first to last, of each table the tail first; the oldest are forgotten."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: deque[array[int]] = deque()  # slots in the order of their blocks
+        self._num_slots = 0
+
+    def __len__(self) -> int:
+        return self._num_slots
+
+    def push(self, slots: "array[int]") -> None:
+        """A table that held these slots is cleared."""
+        self._parts.append(slots)
+        self._num_slots += len(slots)
+        while (excess := self._num_slots - self._most) > 0:
+            oldest = self._parts[0]
+            left = max(0, len(oldest) - excess)
+            self._num_slots -= len(oldest) - left
+            del oldest[left:]
+            if not oldest:
+                self._parts.popleft()
+
+    def pop(self) -> SlotId:
+        """Take out the first slot."""
+        slot = self._parts[0].pop()
+        self._num_slots -= 1
+        if not self._parts[0]:
+            self._parts.popleft()
+        return SlotId(slot)
+
+
 class _Part(Struct, frozen=True, gc=False):
     """Blocks to copy down, and where to: behind `near`, or to a run with so much room behind it."""
 
@@ -39,7 +72,7 @@ class IdleWork:
         self._tiers = tiers
         self._block_size = block_size
         self._rates = rates
-        self._released: deque[SlotId] = deque(maxlen=tiers.device.blocks)  # cached in HBM since, perhaps not below
+        self._released = ReleasedSlots(tiers.device.blocks)  # cached in HBM since, perhaps not below
         self._unsigned: deque[SlotId] = deque(maxlen=tiers.device.blocks)
         host = tiers.host
         most_keys = _KEYS_PER_BLOCK * (tiers.device.blocks + (host.blocks if host is not None else 0))
@@ -75,8 +108,8 @@ class IdleWork:
 
     def note_released(self, table: BlockTable) -> None:
         """A table is about to be cleared; its blocks are the next ones to lose their place."""
-        if self._tiers.host is not None:
-            self._released.extend(SlotId(slot) for slot in reversed(table.slots[: table.num_published]))
+        if self._tiers.host is not None and table.num_published:
+            self._released.push(table.slots[: table.num_published])
 
     def offer(self, table: BlockTable) -> None:
         """A sequence has ended: its chain may be worth a place on the disk."""
@@ -88,7 +121,7 @@ class IdleWork:
         if saving_s <= 0:
             return
         # What the disk cannot hold whole would push out its own head.
-        keys = (table.key(block, size) for block in range(min(blocks, self._tiers.disk.blocks)))
+        keys = table.keys(0, min(blocks, self._tiers.disk.blocks))
         is_once = self._tiers.device.keep(SlotId(table.slots[0])) is not Keep.REUSED
         self._chains.push(Chain(keys, saving_s, is_once=is_once))
 
@@ -123,11 +156,13 @@ class IdleWork:
         for _ in range(min(_LOOK_AHEAD, len(self._released))):
             if len(picked) >= room:
                 break
-            self._pick(picked, self._released.popleft())
+            self._pick(picked, self._released.pop())
         parts = [_Part(sorted(picked.items(), key=lambda pair: pair[1]))]  # neighbours merge
+        looks = 0
         for table in likely_victims:
             first, known = table.num_saved, len(picked)
-            while len(picked) < room and table.num_saved < table.num_published:
+            while len(picked) < room and table.num_saved < table.num_published and looks < _MOST_LOOKS:
+                looks += 1
                 self._pick(picked, SlotId(table.slots[table.num_saved]))
                 table.num_saved += 1
             # Behind the copies of its blocks before: what goes down in small pieces comes up in a large one.
@@ -149,6 +184,9 @@ class IdleWork:
         keys, sources = zip(*pairs, strict=True)
         for source, target in zip(sources, targets, strict=True):
             self._tiers.quotas.own(host, target, self._tiers.device.owner(source))
+        if self._tiers.links is not None:
+            for source, target in zip(sources, targets, strict=True):
+                self._tiers.links.tie(source, target)
         self._tiers.outbox.append(
             self._tiers.transfers.open(Route.SPILL, Purpose.BACKGROUND, keys, sources, tuple(targets))
         )

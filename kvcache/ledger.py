@@ -1,22 +1,28 @@
 """The scratch overlay on which a plan is drawn. It changes nothing and dies with the step."""
 
+import numpy as np
 from msgspec import Struct
 
+from kvcache.budget import StepBudget
 from kvcache.holding import Holding, HoldingDraft
+from kvcache.overlay import Overlay
 from kvcache.pool import SlotPool
 from kvcache.table import BlockTable
 from kvcache.tiers import TierBook
-from tiercel.ids import BlockKey, SeqId, SlotId
+from kvcache.vector import NO_SLOTS, Slots, as_slots
+from tiercel.ids import BlockKey, SeqId
 
-MOST_HASHES = 2048  # blocks of one prompt a step: about 2 ms
+_BATCH = 1024  # blocks looked up at once, as long as the device tier has them all
+_LOOKS_OF_BATCH = 4  # blocks of a batch cost as much as one that is looked up alone
 
 
 class Found(Struct, frozen=True, gc=False):
     """The longest prefix of a sequence that need not be computed."""
 
-    hits: tuple[tuple[int, SlotId], ...]  # (block number, slot): in the device tier
-    loads: tuple[tuple[int, BlockKey], ...]  # (block number, key): to be restored from DDR
-    tokens: int  # covered by both
+    hits: Slots  # slots of the device tier, in the order of the blocks
+    loads: Slots  # numbers of the blocks to be restored from DDR; all others are hits
+    sources: Slots  # slots of DDR, one a load
+    tokens: int  # covered by hits and loads
 
     @property
     def hit_blocks(self) -> int:
@@ -30,7 +36,7 @@ class Found(Struct, frozen=True, gc=False):
 
 
 class Ledger:
-    """What the pool would look like if the plan were sealed now: {slot: change of references} and a few counts.
+    """What the pool would look like if the plan were sealed now: changes of references by slot, and a few counts.
 
     Plain counts would over-promise as soon as two victims share a block or a block is both evictable and a hit.
     """
@@ -43,6 +49,8 @@ class Ledger:
         in_flight: set[BlockKey],
         tiers: TierBook,
         *,
+        overlay: Overlay,
+        budget: StepBudget,
         has_prefix_caching: bool,
     ) -> None:
         self.block_size = block_size
@@ -51,28 +59,28 @@ class Ledger:
         self.released: dict[SeqId, bool] = {}  # ordered; whether its blocks are spilled
         self._pool = pool
         self._table_by_seq = table_by_seq
-        self._change_by_slot: dict[SlotId, int] = {}
-        self._last_step_by_slot: dict[SlotId, int] = {}
-        self._available = pool.num_free + pool.num_cached
-        self._coming = max(0, pool.num_coming - tiers.stuck_blocks)
+        self._overlay = overlay
+        self._overlay.begin(pool.num_free + pool.num_cached, max(0, pool.num_coming - tiers.stuck_blocks))
+        self._budget = budget
         self._in_flight = in_flight
         self._claims_by_seq: dict[SeqId, set[BlockKey]] = {}
-        self._loading: set[BlockKey] = set()  # by restores that this plan begins
+        self._is_loading: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = (
+            None  # by slot of DDR: a restore of this plan reads it
+        )
         self._tiers = tiers
         self._draft_by_holding: dict[Holding, HoldingDraft] = {}  # of tenants with a quota
         self._spill_room = tiers.spill_room()
-        self._spilled: set[SlotId] = set()
         self._has_prefix_caching = has_prefix_caching
 
     @property
     def available_blocks(self) -> int:
         """Blocks that this plan can still take."""
-        return self._available
+        return self._overlay.available
 
     @property
     def coming_blocks(self) -> int:
         """Blocks that are free for a later plan: touched by a step in flight, or held by flying transfers only."""
-        return self._coming
+        return self._overlay.coming
 
     @property
     def touched_blocks(self) -> int:
@@ -83,7 +91,7 @@ class Ledger:
         """Blocks that the sequence would hold."""
         held = 0 if seq in self.released else len(self._table_by_seq[seq].slots)
         found = self.found_by_seq.get(seq)
-        return held + (len(found.hits) if found else 0) + self.taken_by_seq.get(seq, 0)
+        return held + (found.hit_blocks if found else 0) + self.taken_by_seq.get(seq, 0)
 
     def quota_left(self, seq: SeqId) -> int | None:
         """Blocks that the sequence's tenant may still take, less than 0 when it holds too many; None: no quota."""
@@ -104,72 +112,156 @@ class Ledger:
         """Give a sequence without blocks the longest prefix of its tokens that is cached in reach.
 
         At least one token is left to compute. None: ask again in the next step. Its next block is being computed by
-        a launched or planned slice or is on its way up, or its prompt is so long that hashing it all at once would
-        hold up the loop.
+        a launched or planned slice or is on its way up, or the step's budget does not go as far as its prompt.
         """
-        if not self._has_prefix_caching:
-            return self._find(seq, [], [])
         table = self._table_by_seq[seq]
+        if not self._has_prefix_caching:
+            return self._find(seq, NO_SLOTS)
         limit = (len(table.tokens) - 1) // self.block_size
-        if not table.hash_some(limit, self.block_size, MOST_HASHES) or (may_load and self._tiers.needs_fetch(table)):
+        if not table.hash_some(limit, self.block_size, self._budget) or (may_load and self._tiers.needs_fetch(table)):
             return None
-        hits: list[tuple[int, SlotId]] = []
-        loads: list[tuple[int, BlockKey]] = []
-        for block in range(limit):
-            key = table.key(block, self.block_size)
-            slot = self._pool.slot_by_key.get(key)
-            if slot is not None:
-                hits.append((block, slot))
-            elif self._is_in_flight(key) or (may_load and self._tiers.is_awaited(table, key)):
-                return None
-            elif may_load and self._tiers.loadable(key) is not None:
-                loads.append((block, key))
-            else:
-                break
-        if loads and not self._tiers.is_worth_loading(loads[0][0], len(loads), len(hits) + len(loads)):
-            hits = hits[: loads[0][0]]
-            loads = []
-        if loads and self._tiers.num_spillable_of(key for _, key in loads) > self._spill_room.blocks:
+        if not self._look(table, limit, may_load=may_load):
+            return None
+        prefix = table.prefix
+        slots, first = prefix.slots, prefix.first_load()
+        if first == len(slots):
+            return self._find(seq, slots, where=prefix.where)
+        loads = prefix.loads()
+        sources = slots[loads]
+        if may_load and self._is_loading is not None and self._is_loading[sources].any():
+            return None
+        if not may_load or not self._tiers.is_worth_loading(first, prefix.num_loads, len(slots)):
+            return self._find(seq, slots[:first])
+        if self._tiers.num_spillable_of(sources) > self._spill_room.blocks:
             return None  # victims of this plan need the room of copies that it would load
-        return self._find(seq, hits, loads)
+        return self._find(seq, np.delete(slots, loads), loads, sources)
+
+    def _look(self, table: BlockTable, limit: int, *, may_load: bool) -> bool:
+        """Bring up to date what the table remembers of its prefix. False: wait for a block, or for the next step."""
+        device, host, prefix = self._pool, self._tiers.host, table.prefix
+        for block in prefix.changed(device, host):
+            if not self._budget.take_looks(1):
+                return False
+            match self._place(table, block):
+                case True:
+                    continue
+                case None:
+                    if may_load or self._is_in_flight(table.key(block, self.block_size)):
+                        return False
+                case False:
+                    pass
+            prefix.cut(block)
+            break
+        prefix.compared(device, host)
+        batch = 1
+        while (block := len(prefix)) < limit:
+            count = min(limit - block, batch)
+            batch = min(8 * batch, _BATCH)
+            if not self._budget.take_looks(-(-count // _LOOKS_OF_BATCH)):
+                return False
+            slots = device.slot_by_key.find(table.keys(block, block + count))
+            if len(slots):
+                prefix.extend(slots, device.stamps[slots])
+            if len(slots) == count:
+                continue
+            batch = 1
+            if host is not None and (loads := self._look_below(table, limit)):
+                batch = loads
+                continue
+            if not self._budget.take_looks(1):
+                return False
+            is_there = self._place(table, len(prefix))
+            if is_there is None and (may_load or self._is_in_flight(table.key(len(prefix), self.block_size))):
+                return False
+            if not is_there:
+                return True
+        return True
+
+    def _look_below(self, table: BlockTable, limit: int) -> int:
+        """Remember the next blocks as long as they lie in DDR alone and nothing happens to them. Return how many."""
+        tiers, block = self._tiers, len(table.prefix)
+        count = min(limit - block, _BATCH)
+        if tiers.host is None or tiers.links is None or not self._budget.take_looks(-(-count // _LOOKS_OF_BATCH)):
+            return 0
+        keys = table.keys(block, block + count)
+        slots = tiers.host.slot_by_key.find(keys)
+        is_other = (tiers.links.above[slots] > 0) | tiers.transfers.are_rising(slots)
+        if is_other.any():
+            slots = slots[: int(np.argmax(is_other))]
+        if not all(
+            keys_in.isdisjoint(keys[: len(slots)]) for keys_in in (self._in_flight, *self._claims_by_seq.values())
+        ):
+            return 0
+        table.prefix.extend(slots, tiers.host.stamps[slots], is_load=True)
+        return len(slots)
+
+    def _place(self, table: BlockTable, block: int) -> bool | None:
+        """Remember where a block of the table lies. False: it is not in reach; None: it is on its way."""
+        key, tiers = table.key(block, self.block_size), self._tiers
+        slot = self._pool.slot_by_key.get(key)
+        if slot is not None:
+            table.prefix.put(block, slot, self._pool.stamp(slot), is_load=False)
+            return True
+        if self._is_in_flight(key) or tiers.is_awaited(table, key):
+            return None
+        slot = tiers.loadable(key)
+        if slot is None or tiers.host is None:
+            return False
+        table.prefix.put(block, slot, tiers.host.stamp(slot), is_load=True)
+        return True
 
     def _is_in_flight(self, key: BlockKey) -> bool:
         is_claimed = any(key in claims for claims in self._claims_by_seq.values())
-        return is_claimed or key in self._in_flight or key in self._loading
+        return is_claimed or key in self._in_flight
 
-    def _find(self, seq: SeqId, hits: list[tuple[int, SlotId]], loads: list[tuple[int, BlockKey]]) -> Found:
-        for _, slot in hits:
-            self._shift(slot, 1, 0)
+    def _find(
+        self,
+        seq: SeqId,
+        hits: Slots,
+        loads: Slots = NO_SLOTS,
+        sources: Slots = NO_SLOTS,
+        where: slice | Slots | None = None,
+    ) -> Found:
+        self._overlay.give(hits, hits if where is None else where)
         if (holding := self._holding(seq)) is not None:
-            holding.shift((slot for _, slot in hits), 1)
-        self._loading.update(key for _, key in loads)
-        self._spill_room.blocks -= self._tiers.num_spillable_of(key for _, key in loads)
-        found = Found(tuple(hits), tuple(loads), (len(hits) + len(loads)) * self.block_size)
+            holding.shift(hits, 1)
+        if len(loads):
+            self._mark_loading(sources, is_loading=True)
+            self._spill_room.blocks -= self._tiers.num_spillable_of(sources)
+        found = Found(hits, loads, sources, (len(hits) + len(loads)) * self.block_size)
         self.found_by_seq[seq] = found
         return found
 
+    def _mark_loading(self, sources: Slots, *, is_loading: bool) -> None:
+        host = self._tiers.host
+        if self._is_loading is None and host is not None:
+            self._is_loading = np.zeros(host.blocks + 1, bool)
+        if self._is_loading is not None:
+            self._is_loading[sources] = is_loading
+
     def blocks_below(self, seq: SeqId) -> tuple[int, int, int]:
-        """Count the sequence's full blocks by the way that a swap would bring them back. Cost: O(blocks).
+        """Count the sequence's full blocks by the way that a swap would bring them back.
 
         Returns how many would go down first, how many DDR has, and how many the SSD alone has. Blocks that are in no
         lower tier and find no room there are not counted: they are lost.
+        Cost: one look of numpy at the table's links; where DDR is full, some look-ups on the SSD.
         """
         if not self._tiers.has_lower_tier:
             return 0, 0, 0
         table = self._table_by_seq[seq]
-        dirty = self._tiers.dirty(table)
-        spilled, clean = self._spill_room.count(dirty), table.num_published - len(dirty)
+        dirty, slots = self._tiers.dirty(table), table.published()
+        spilled, clean = self._spill_room.count(slots[dirty]), table.num_published - len(dirty)
         if self._tiers.host is None:
             return spilled, 0, clean
-        return spilled, clean, self._tiers.num_on_disk(key for key, _ in dirty[spilled:])
+        return spilled, clean, self._tiers.num_on_disk(table, dirty[spilled:])
 
     def reserve(self, seq: SeqId, tokens: int) -> bool:
         """Have room for the first `tokens` tokens of a sequence. False, and nothing changed, when there is none."""
         missing = -(-tokens // self.block_size) - self.num_blocks(seq)
         if missing > 0:
-            if missing > self._available:
+            if missing > self._overlay.available:
                 return False
-            self._available -= missing
+            self._overlay.available -= missing
             if (holding := self._holding(seq)) is not None:
                 holding.blocks += missing
             self.taken_by_seq[seq] = self.taken_by_seq.get(seq, 0) + missing
@@ -178,10 +270,14 @@ class Ledger:
     def claim(self, seq: SeqId, start: int, end: int) -> None:
         """A planned slice computes tokens [start, end), all known: others wait for its full blocks' commit."""
         if self._has_prefix_caching:
-            table = self._table_by_seq[seq]
-            self._claims_by_seq[seq] = {
-                table.key(block, self.block_size) for block in range(start // self.block_size, end // self.block_size)
-            }
+            table, host = self._table_by_seq[seq], self._tiers.host
+            claims = self._claims_by_seq[seq] = set[BlockKey]()
+            for block in range(start // self.block_size, end // self.block_size):
+                key = table.key(block, self.block_size)
+                claims.add(key)
+                # Whoever would load the block has to learn that it is being computed.
+                if host is not None and (slot := host.slot_by_key.get(key)) is not None:
+                    host.change_stamp(slot)
 
     @property
     def claimed(self) -> set[BlockKey]:
@@ -195,38 +291,23 @@ class Ledger:
         """
         self._claims_by_seq.pop(seq, None)  # what it was to compute, nobody need wait for
         found, taken, holding = self.found_by_seq.pop(seq, None), self.taken_by_seq.pop(seq, 0), self._holding(seq)
-        for _, slot in found.hits if found else ():
-            self._shift(slot, -1, 0)
+        if found is not None:
+            self._overlay.take_back(found.hits)
+            if holding is not None:
+                holding.shift(found.hits, -1)
+            if found.load_blocks:
+                self._mark_loading(found.sources, is_loading=False)
+                self._spill_room.blocks += self._tiers.num_spillable_of(found.sources)
         if holding is not None:
-            holding.shift((slot for _, slot in (found.hits if found else ())), -1)
             holding.blocks -= taken
-        if found:
-            self._loading.difference_update(key for _, key in found.loads)
-            self._spill_room.blocks += self._tiers.num_spillable_of(key for _, key in found.loads)
-        self._available += taken
+        self._overlay.available += taken
         table = self._table_by_seq[seq]
         if seq not in self.released and table.slots:
             self.released[seq] = spills
+            slots = as_slots(table.slots)
             if spills:
-                self._spilled.update(slot for _, slot in self._spill_room.take(self._tiers.dirty(table)))
-            for slot in table.slots:
-                self._shift(SlotId(slot), -1, table.last_step)
+                dirty = self._tiers.dirty(table)
+                self._overlay.spill(slots[dirty[: self._spill_room.take(slots[dirty])]])
+            self._overlay.shift(slots, -1, table.last_step)
             if holding is not None:
-                holding.shift(table.slots, -1)
-
-    def _shift(self, slot: SlotId, change: int, last_step: int) -> None:
-        """Count references, and what they make of a slot: held, coming, or free to take."""
-        pool = self._pool
-        before = pool.refs[slot] - pool.transfer_refs[slot] + self._change_by_slot.get(slot, 0)
-        after = before + change
-        self._change_by_slot[slot] = self._change_by_slot.get(slot, 0) + change
-        self._last_step_by_slot[slot] = max(self._last_step_by_slot.get(slot, 0), last_step)
-        if before and after:
-            return
-        # The last table goes or the first one comes: a block enters or leaves what can be taken.
-        sign = 1 if after == 0 else -1
-        is_flying = pool.transfer_refs[slot] or slot in self._spilled
-        if is_flying or pool.is_touched(slot, self._last_step_by_slot[slot]):
-            self._coming += sign
-        else:
-            self._available += sign
+                holding.shift(slots, -1)

@@ -1,17 +1,25 @@
 """The cache manager: sole writer of block tables and, through the pools, of every slot's state."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
+
+import numpy as np
 
 from kvcache.block import child_key, namespace_key
+from kvcache.budget import StepBudget
 from kvcache.fetch import FetchWork
 from kvcache.gauges import tier_gauges
 from kvcache.idle import IdleWork, Scan
-from kvcache.ledger import MOST_HASHES, Found, Ledger
+from kvcache.ledger import Found, Ledger
+from kvcache.overlay import Overlay
 from kvcache.owner import OwnerBook
 from kvcache.pool import SlotPool
+from kvcache.prefix import Prefix
 from kvcache.table import BlockTable, Fetch, Restore, Reuse
 from kvcache.tiers import TierBook, TierLimits
+from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
 from tiercel.outcome import TierGauges
@@ -20,6 +28,7 @@ from tiercel.rates import Rates
 from tiercel.tenant import DEFAULT_TENANT, Tenants
 from tiercel.tier import Landing, Route, Transfer, Verdict
 
+_MOST_LANDED = 4096  # blocks of landings that one step books: about 2 ms
 _HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place
 
 
@@ -57,6 +66,9 @@ class CacheManager:
             limits or TierLimits(),
         )
         self._rates = rates
+        self._overlay = Overlay(self._pool)
+        self._budget = StepBudget()
+        self._landings: deque[Landing] = deque()  # to be booked
         self._idle = IdleWork(self._tiers, block_size, rates)
         self._fetches = FetchWork(self._tiers, block_size, rates)
         memory = tuple(pool for pool in (self._tiers.device, self._tiers.host) if pool is not None)
@@ -72,12 +84,16 @@ class CacheManager:
     # ---- sequences
 
     def peek(self, tokens: bytes, scope: bytes) -> int:
-        """Tokens of a prompt (raw uint32) that lie in HBM or DDR now. Cost: hashes those, and one block more."""
+        """Return how many tokens of a prompt (raw uint32) lie in HBM or DDR now, as far as a step's budget goes.
+
+        `match` finds out the rest when the sequence's turn comes; `near` tells then.
+        """
         if not self._has_prefix_caching:
             return 0
         width = 4 * self.block_size
         key, covered = namespace_key(self._fingerprint, scope), 0
-        while covered + width < len(tokens):
+        while covered + width < len(tokens) and self._budget.peeks:
+            self._budget.peeks -= 1
             key = child_key(key, tokens[covered : covered + width])
             if key not in self._pool.slot_by_key and self._tiers.loadable(key) is None:
                 break
@@ -87,6 +103,10 @@ class CacheManager:
     def set_tenants(self, tenants: Tenants) -> None:
         """How much each tenant keeps in which tier, at most and at least."""
         self._owners.set_tenants(tenants, self._rates().block_bytes)
+
+    def changing_tenants(self, tenants: Tenants) -> Iterator[None]:
+        """Do the same in pieces of about 1 ms."""
+        return self._owners.changing_tenants(tenants, self._rates().block_bytes)
 
     def quota_blocks(self, tenant: TenantId) -> int | None:
         """Most blocks of the device tier that the tenant's sequences may hold together; None: no quota."""
@@ -106,7 +126,7 @@ class CacheManager:
         """
         table = self._table_by_seq.pop(seq)
         table.is_closed = True
-        self._tiers.settle_keep(table, table.num_kept)
+        self._tiers.settle_keep(table)
         if table.slots:
             self._idle.offer(table)
             self._clear(table)
@@ -119,12 +139,13 @@ class CacheManager:
         self._updates = [update for update in self._updates if update.seq != seq]
         slots = self._table_by_seq[seq].slots
         if slots:
-            self._updates.append(TableUpdate(seq, 0, tuple(SlotId(slot) for slot in slots)))
+            self._updates.append(TableUpdate(seq, 0, _told(slots)))
 
     # ---- one step
 
     def ledger(self) -> Ledger:
         """A fresh overlay to plan one step on."""
+        self._budget.draw()
         in_flight = set[BlockKey]().union(*self._claims_by_step.values()) if self._claims_by_step else set[BlockKey]()
         return Ledger(
             self._pool,
@@ -132,6 +153,8 @@ class CacheManager:
             self.block_size,
             in_flight,
             self._tiers,
+            overlay=self._overlay,
+            budget=self._budget,
             has_prefix_caching=self._has_prefix_caching,
         )
 
@@ -150,12 +173,11 @@ class CacheManager:
         for seq, found in ledger.found_by_seq.items():
             self.prefix_queries += len(tables[seq].tokens)
             self.prefix_hits += found.tokens
-            for _, slot in found.hits:
-                pool.hold(slot)
-            if found.loads:
-                self._tiers.hold_sources(key for _, key in found.loads)
-            self._tiers.settle_keep(tables[seq], tables[seq].num_kept)
-            tables[seq].fetch, tables[seq].num_kept = Fetch(), 0
+            pool.hold_many(found.hits)
+            if found.load_blocks:
+                self._tiers.hold_sources(found.sources)
+            self._tiers.settle_keep(tables[seq])
+            tables[seq].fetch, tables[seq].prefix = Fetch(), Prefix()
         for seq, spills in ledger.released.items():
             if spills:
                 transfers += self._tiers.spill(tables[seq])
@@ -167,16 +189,17 @@ class CacheManager:
             first = len(table.slots)
             taken = self._take(table, ledger.taken_by_seq.get(seq, 0))
             if found is not None:
-                transfers += self._fill(table, found, taken)
+                self._fill(table, found, taken)
             else:
                 table.extend(taken)
             if len(table.slots) > first:
-                updates.append(TableUpdate(seq, first, tuple(SlotId(slot) for slot in table.slots[first:])))
+                updates.append(TableUpdate(seq, first, _told(table.slots[first:])))
         if claims := ledger.claimed:
             self._claims_by_step[step] = claims
         for batch in plan.nano_batches:
             for piece in batch.slices:
                 tables[piece.seq].last_step = step
+        transfers += self._tiers.transfers.start()
         return StepPlan(step, plan.nano_batches, tuple(updates), tuple(gone), tuple(transfers))
 
     def keep_mail(self, sealed: StepPlan) -> None:
@@ -206,8 +229,9 @@ class CacheManager:
 
     def expect(self, seqs: Iterable[SeqId]) -> None:
         """These sequences will be admitted soon, in this order: bring their prefixes near."""
+        self._budget.begin()
         if self._has_prefix_caching:
-            self._fetches.expect((self._table_by_seq[seq] for seq in seqs), MOST_HASHES)
+            self._fetches.expect((self._table_by_seq[seq] for seq in seqs), self._budget)
 
     def pass_over(self, seqs: Iterable[SeqId], now_s: float) -> None:
         """A plan has put these sequences off: from now on their waits for the disk are limited."""
@@ -223,18 +247,25 @@ class CacheManager:
         self._idle.work((self._table_by_seq[seq] for seq in likely_victims), now_s, is_idle=is_idle)
 
     def outgoing(self) -> list[Transfer]:
-        """Background transfers to start now."""
+        """Return transfers to start now: background work, and more of what is prepared."""
         transfers, self._tiers.outbox = self._tiers.outbox, []
-        return transfers
+        return self._tiers.transfers.start() + transfers
 
     def land(self, landings: Iterable[Landing]) -> list[tuple[SeqId, int]]:
-        """Book what has landed. Returns sequences whose restore is over with the tokens that they now hold."""
+        """Book what has landed. Returns sequences whose restore is over with the tokens that they now hold.
+
+        A step books so many blocks only; what is left comes first in the next step.
+        """
         restored: list[tuple[SeqId, int]] = []
-        for landing in landings:
+        self._landings.extend(landings)
+        blocks = 0
+        while self._landings and blocks < _MOST_LANDED:
+            landing = self._landings.popleft()
             self._fetches.note(landing)
             transfer = self._tiers.land(landing)
             if transfer is None:
                 continue
+            blocks += len(transfer.keys)
             if transfer.route in (Route.SPILL, Route.PERSIST):
                 self._idle.note_landed()
             elif transfer.route is Route.PREFETCH and landing.verdict is Verdict.LANDED:
@@ -249,6 +280,11 @@ class CacheManager:
         """What an earlier engine left in shared memory and on the disk. Each copy is verified before it is used."""
         self._tiers.attach(records)
         self._idle.attach_disk(scan)
+
+    @property
+    def has_more(self) -> bool:
+        """A step's budget did not go as far as somebody's prompt, or landings: another step is to follow at once."""
+        return self._budget.is_short or bool(self._landings)
 
     @property
     def tiers(self) -> TierBook:
@@ -298,10 +334,11 @@ class CacheManager:
         self._owners.check_integrity(self._table_by_seq.values())
         refs = array("i", self._pool.transfer_refs)
         for table in self._table_by_seq.values():
+            flying = table.restore.flying() if table.restore is not None else set[int]()
+            covered = table.num_published if table.restore is None else table.restore.covered
             for block, slot in enumerate(table.slots):
                 refs[slot] += 1
-                covered = table.num_published if table.restore is None else table.restore.covered
-                is_keyed = block < covered and (table.restore is None or block not in table.restore.loads)
+                is_keyed = block < covered and block not in flying
                 expected = table.key(block, self.block_size) if is_keyed else None
                 key = self._pool.key(SlotId(slot))
                 if (expected is None) != (key is None) or (expected is not None and key != expected):
@@ -310,65 +347,81 @@ class CacheManager:
             wrong = [slot for slot in range(self.blocks + 1) if refs[slot] != self._pool.refs[slot]]
             raise InvariantError("cache.references", slots=wrong[:8])
 
-    def _take(self, table: BlockTable, count: int) -> list[SlotId]:
+    def _take(self, table: BlockTable, count: int) -> Slots:
         if not count:
-            return []
-        if table.slots:
-            return self._pool.take_many(count, near=SlotId(table.slots[-1]), headroom=_HEADROOM)
-        return self._pool.take_many(count, headroom=_HEADROOM)
+            return NO_SLOTS
+        return self._pool.take_slots(count, SlotId(table.slots[-1]) if table.slots else None, _HEADROOM)
 
-    def _fill(self, table: BlockTable, found: Found, taken: list[SlotId]) -> list[Transfer]:
-        """Put hits and fresh slots into an empty table in order. Returns the transfer that brings the rest."""
-        slots = [0] * (len(found.hits) + len(found.loads))
-        for block, slot in found.hits:
-            slots[block] = slot
-        for (block, _), slot in zip(found.loads, taken, strict=False):
-            slots[block] = slot
-        table.extend(slots + taken[len(found.loads) :])
-        if not found.loads:
-            table.num_published = table.num_saved = len(found.hits)
-            return []
-        table.num_published = table.num_saved = found.loads[0][0]
-        keys = tuple(key for _, key in found.loads)
-        transfer = self._tiers.restore(table, keys, tuple(taken[: len(found.loads)]))
-        loads = frozenset(block for block, _ in found.loads)
-        table.restore = Restore(transfer.id, len(found.hits) + len(found.loads), loads)
-        self._restoring[transfer.id] = table.seq
-        return [transfer]
+    def _fill(self, table: BlockTable, found: Found, taken: Slots) -> None:
+        """Put hits and fresh slots into an empty table in order, and have the rest brought up."""
+        num_loads = found.load_blocks
+        covered = found.hit_blocks + num_loads
+        if not num_loads:
+            table.extend(found.hits)
+            table.extend(taken)
+            table.num_published = table.num_saved = covered
+            return
+        slots: Slots = np.zeros(covered, np.intp)
+        is_hit = np.ones(covered, bool)
+        is_hit[found.loads] = False
+        slots[is_hit] = found.hits
+        slots[found.loads] = taken[:num_loads]
+        table.extend(slots)
+        table.extend(taken[num_loads:])
+        table.num_published = table.num_saved = int(found.loads[0])
+        carried = self._tiers.restore(table, table.keys_of(found.loads), found.sources, taken[:num_loads])
+        ends = np.cumsum([count for _, count in carried]).tolist()
+        blocks_by_transfer = {
+            number: found.loads[end - count : end] for (number, count), end in zip(carried, ends, strict=True)
+        }
+        table.restore = Restore(covered, blocks_by_transfer)
+        self._restoring.update(dict.fromkeys(blocks_by_transfer, table.seq))
 
     def _land_restore(self, transfer: Transfer, *, is_good: bool) -> SeqId | None:
-        """Name what has landed. The sequence may have given it up meanwhile: then it is a cached prefix, or nothing."""
+        """Name what has landed. Returns the sequence when nothing of it is on its way up any more.
+
+        The sequence may have given the restore up meanwhile: then what came is a cached prefix, or nothing.
+        """
         pool = self._pool
-        seq = self._restoring.pop(transfer.id, None)
+        seq, targets = self._restoring.pop(transfer.id, None), as_slots(transfer.targets)
         table = self._table_by_seq.get(seq) if seq is not None else None
-        if table is not None and (table.restore is None or table.restore.transfer != transfer.id):
-            table = None
-        for key, target in zip(transfer.keys, transfer.targets, strict=True):
-            if is_good:
-                pool.publish(target, key)
-            pool.drop(target, 0, by_transfer=True)
-        if table is None or table.restore is None:
+        restore = table.restore if table is not None else None
+        blocks = restore.blocks_by_transfer.pop(transfer.id, None) if restore is not None else None
+        lost = pool.publish_many(targets, transfer.keys) if is_good else NO_SLOTS
+        pool.drop_many(targets, 0, by_transfer=True)
+        if table is None or restore is None or blocks is None:
             return None
-        covered, table.restore = table.restore.covered, None
         if is_good:
-            self._tiers.note_restored(table, len(transfer.keys))
-            self._publish(table, covered)
+            restore.landed += len(blocks)
+            for slot in lost.tolist():  # the block was computed meanwhile: its first copy is the one to keep
+                block = int(blocks[transfer.targets.index(SlotId(slot))])
+                self._replace(table, block, SlotId(slot))
+                restore.replaced.append(table.slots[block])
         else:
-            for slot in reversed(table.slots[table.num_published :]):
-                pool.drop(SlotId(slot), table.last_step)
-            table.cut(table.num_published)
-        self.loaded_tokens += len(transfer.keys) * self.block_size if is_good else 0
+            restore.covered, restore.is_whole = min(restore.covered, int(blocks[0])), False
+        if restore.blocks_by_transfer:
+            return None
+        table.restore = None
+        self._tiers.note_restored(table, restore.landed)
+        self.loaded_tokens += restore.landed * self.block_size
+        its_own = as_slots(table.slots[restore.first : restore.covered])
+        if restore.replaced:
+            its_own = its_own[~np.isin(its_own, restore.replaced)]
+        pool.set_owner_many(its_own, table.owner)
+        table.num_published = restore.covered
+        if not restore.is_whole:
+            pool.drop_many(as_slots(table.slots[restore.covered :])[::-1], table.last_step)
+            table.cut(restore.covered)
         return table.seq
 
     def _clear(self, table: BlockTable) -> None:
         self._idle.note_released(table)
         # The tail goes first: of one chain, the end is the first to be evicted.
-        for slot in reversed(table.slots):
-            self._pool.drop(SlotId(slot), table.last_step)
+        self._pool.drop_many(as_slots(table.slots)[::-1], table.last_step)
         table.cut(0)
         table.num_published = table.num_saved = 0
         table.restore = None
-        table.fetch = Fetch()
+        table.fetch, table.prefix = Fetch(), Prefix()
         table.has_given_way = True
         table.copied_s = 0.0
 
@@ -377,11 +430,21 @@ class CacheManager:
             slot = SlotId(table.slots[block])
             canonical = self._pool.publish(slot, table.key(block, self.block_size))
             if canonical != slot:
-                self._pool.hold(canonical)
-                self._pool.drop(slot, table.last_step)
-                table.replace(block, canonical)
-                self._updates.append(TableUpdate(table.seq, block, (canonical,)))
+                self._replace(table, block, slot)
             else:
                 self._pool.set_owner(slot, table.owner)
                 self._idle.note_published(slot)
         table.num_published = full_blocks
+
+    def _replace(self, table: BlockTable, block: int, slot: SlotId) -> None:
+        """Point a table at the copy of a block that was named first, instead of its own."""
+        canonical = self._pool.slot_by_key[table.key(block, self.block_size)]
+        self._pool.hold(canonical)
+        self._pool.drop(slot, table.last_step)
+        table.replace(block, canonical)
+        self._updates.append(TableUpdate(table.seq, block, (canonical,)))
+
+
+def _told(slots: "array[int]") -> Sequence[SlotId]:
+    """Slots as the runner hears of them: many as an array, which costs nothing to make and to read."""
+    return cast(Sequence[SlotId], tuple(slots) if len(slots) < FEW else slots[:])

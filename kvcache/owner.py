@@ -1,17 +1,31 @@
 """Whose copies those are: small numbers for tenants, and how much each keeps at least and at most."""
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from msgspec import Struct
 
 from kvcache.holding import Holding
 from kvcache.pool import SlotPool
 from kvcache.table import BlockTable
+from kvcache.vector import Slots
 from tiercel.errors import InvariantError
 from tiercel.ids import TenantId
 from tiercel.tenant import KvQuota, Tenants
 from tiercel.tier import Tier
 
 _MOST_OWNERS = 60_000  # told apart; the pools keep two bytes a slot
+_AT_ONCE = 128  # tenants whose limits are set in one piece
 _FLOOR_SHARE = 0.1  # of a memory tier that tenants keep by weight, whoever floods it
+
+
+class Held(Struct, frozen=True, gc=False):
+    """What the tables of tenants hold; three lists in parallel, in the order in which the tenants have come."""
+
+    tenants: list[TenantId]
+    owners: Slots  # their numbers
+    blocks: Slots
 
 
 class OwnerBook:
@@ -22,14 +36,16 @@ class OwnerBook:
         self._pools = pools  # of the tiers in memory
         self._owner_by_tenant: dict[TenantId, int] = {}
         self._holding_by_tenant: dict[TenantId, Holding] = {}
+        self._tenants: list[TenantId] = []  # in the order in which they came
+        self._sizes: array[int] = array("i")  # of their holdings
         self._quotas: dict[TenantId, KvQuota] = {}
         self._floors: dict[TenantId, float] = {}  # parts of a tier
         self._block_bytes = 0
 
-    def held(self) -> dict[TenantId, tuple[int, int]]:
-        """The number of every tenant that has come, and how many blocks its tables hold. Cost: O(tenants)."""
-        holdings = self._holding_by_tenant
-        return {tenant: (owner, len(holdings[tenant])) for tenant, owner in self._owner_by_tenant.items()}
+    def held(self) -> Held:
+        """What the tables of every tenant that has come hold. Cost: numpy's alone."""
+        owners = np.minimum(np.arange(1, len(self._tenants) + 1), _MOST_OWNERS)
+        return Held(self._tenants, owners, np.array(self._sizes, np.intp))
 
     def holding(self, tenant: TenantId) -> Holding:
         """What the tables of a tenant that has come hold; each of them writes it."""
@@ -44,21 +60,39 @@ class OwnerBook:
         owner = self._owner_by_tenant.get(tenant)
         if owner is None:
             owner = self._owner_by_tenant[tenant] = min(len(self._owner_by_tenant) + 1, _MOST_OWNERS)
-            self._holding_by_tenant[tenant] = Holding()
+            self._holding_by_tenant[tenant] = Holding(self._sizes, len(self._tenants))
+            self._tenants.append(tenant)
+            self._sizes.append(0)
             self._write(tenant, owner)
         return owner
 
     def set_tenants(self, tenants: Tenants, block_bytes: int) -> None:
-        """New quotas and weights, for everybody at once. A tenant alone needs no floor."""
+        """Set new quotas and weights for all tenants at once. A tenant alone needs no floor."""
+        for _ in self.changing_tenants(tenants, block_bytes):
+            pass
+
+    def changing_tenants(self, tenants: Tenants, block_bytes: int) -> Iterator[None]:
+        """Set new quotas and weights, in pieces of about 1 ms."""
         self._block_bytes = block_bytes
-        self._quotas = {share.name: share.kv_quota for share in tenants.tenants}
         weights = sum(share.weight for share in tenants.tenants)
         is_alone = len(tenants.tenants) < 2
-        self._floors = {
-            share.name: 0.0 if is_alone else _FLOOR_SHARE * share.weight / weights for share in tenants.tenants
-        }
-        for tenant, owner in self._owner_by_tenant.items():
-            self._write(tenant, owner)
+        left = self._quotas.keys() - {share.name for share in tenants.tenants}
+        yield
+        for number, share in enumerate(tenants.tenants, 1):
+            self._quotas[share.name] = share.kv_quota
+            self._floors[share.name] = 0.0 if is_alone else _FLOOR_SHARE * share.weight / weights
+            owner = self._owner_by_tenant.get(share.name)
+            if owner is not None:
+                self._write(share.name, owner)
+            if number % _AT_ONCE == 0:
+                yield
+        for number, tenant in enumerate(left, 1):
+            del self._quotas[tenant], self._floors[tenant]
+            owner = self._owner_by_tenant.get(tenant)
+            if owner is not None:
+                self._write(tenant, owner)
+            if number % _AT_ONCE == 0:
+                yield
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
         """Every holding is what the tables say. Errors: InvariantError."""

@@ -1,14 +1,14 @@
 """How many copies a tenant keeps below the device tier, and how many more a plan may send there."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+
+import numpy as np
 
 from kvcache.pool import SlotPool
+from kvcache.vector import Slots
 from tiercel.errors import InvariantError
-from tiercel.ids import BlockKey, SlotId
+from tiercel.ids import SlotId
 from tiercel.tier import Tier
-
-Dirty = tuple[BlockKey, SlotId]
-"""A block of the device tier that no lower tier holds: its key and its slot."""
 
 
 class CopyQuotas:
@@ -45,6 +45,22 @@ class CopyQuotas:
         pool.hold(slot, by_transfer=True)
         self._lend(pool, slot)
 
+    def own_many(self, pool: SlotPool, slots: Slots, owners: Slots) -> None:
+        """A transfer has taken empty slots for copies of these owners."""
+        for owner in np.unique(owners).tolist():
+            pool.set_owner_many(slots[owners == owner], owner)
+        self._count(pool, slots, 1)
+
+    def hold_many(self, pool: SlotPool, slots: Slots) -> None:
+        """One more transfer refers to each of these slots of any tier."""
+        pool.hold_many(slots, by_transfer=True)
+        self._count(pool, slots, 1)
+
+    def drop_many(self, pool: SlotPool, slots: Slots) -> None:
+        """One transfer less refers to each of these slots of any tier."""
+        self._count(pool, slots, -1)
+        pool.drop_many(slots, 0, by_transfer=True)
+
     def drop(self, pool: SlotPool, slot: SlotId) -> None:
         """One transfer less refers to a slot of any tier."""
         self._give_back(pool, slot)
@@ -71,6 +87,21 @@ class CopyQuotas:
         if lent is not None and owner and pool.transfer_refs[slot] == 1:
             lent[owner] = lent.get(owner, 0) + 1
 
+    def _count(self, pool: SlotPool, slots: Slots, change: int) -> None:
+        """Count the slots to which exactly one transfer refers: each was just lent, or is about to be given back."""
+        lent = self._lent.get(pool)
+        if lent is None:
+            return
+        owners, counts = np.unique(pool.owners(slots[pool.all_transfer_refs[slots] == 1]), return_counts=True)
+        for owner, count in zip(owners.tolist(), counts.tolist(), strict=True):
+            if not owner:
+                continue
+            left = lent.get(owner, 0) + change * count
+            if left:
+                lent[owner] = left
+            else:
+                del lent[owner]
+
     def _give_back(self, pool: SlotPool, slot: SlotId) -> None:
         lent, owner = self._lent.get(pool), pool.owner(slot)
         if lent is None or not owner or pool.transfer_refs[slot] != 1:
@@ -94,29 +125,32 @@ class SpillRoom:
         self._quotas = quotas
         self._taken: dict[int, int] = {}  # copies by owner
 
-    def count(self, dirty: Sequence[Dirty]) -> int:
-        """How many of these blocks `take` would choose."""
-        return len(self._choose(dirty, dict(self._taken)))
+    def count(self, dirty: Slots) -> int:
+        """Return how many of these slots of the device tier `take` would choose."""
+        return self._choose(dirty)[0]
 
-    def take(self, dirty: Sequence[Dirty]) -> Sequence[Dirty]:
-        """Choose the blocks that go down, from the head of the chain to the first one that may not."""
-        chosen = self._choose(dirty, self._taken)
-        self.blocks -= len(chosen)
+    def take(self, dirty: Slots) -> int:
+        """Choose what goes down, from the head of the chain to the first block that may not. Return how many."""
+        chosen, counts = self._choose(dirty)
+        self.blocks -= chosen
+        for owner, count in counts.items():
+            self._taken[owner] = self._taken.get(owner, 0) + count
         return chosen
 
-    def _choose(self, dirty: Sequence[Dirty], taken: dict[int, int]) -> Sequence[Dirty]:
-        pairs = dirty[: max(0, self.blocks)]
+    def _choose(self, dirty: Slots) -> tuple[int, dict[int, int]]:
+        """How many blocks, and how many of each owner that has a quota."""
+        chosen = min(len(dirty), max(0, self.blocks))
         if not self._quotas.most_blocks:
-            return pairs
-        left: dict[int, int | None] = {}
-        for number, owner in enumerate(self._owners(pairs)):
-            if owner not in left:
-                left[owner] = self._quotas.left(self._tier, owner)
-            most, before = left[owner], taken.get(owner, 0)
-            if most is not None and before >= most:
-                return pairs[:number]
-            taken[owner] = before + 1
-        return pairs
-
-    def _owners(self, pairs: Iterable[Dirty]) -> Iterable[int]:
-        return (self._device.owner(slot) for _, slot in pairs)
+            return chosen, {}
+        owners = self._device.owners(dirty[:chosen])
+        limited: list[int] = []
+        for owner in np.unique(owners).tolist():
+            most = self._quotas.left(self._tier, owner)
+            if most is None:
+                continue
+            limited.append(owner)
+            of_owner = np.flatnonzero(owners == owner)
+            room = max(0, most - self._taken.get(owner, 0))
+            if len(of_owner) > room:
+                chosen = min(chosen, int(of_owner[room]))
+        return chosen, {owner: int(np.count_nonzero(owners[:chosen] == owner)) for owner in limited}

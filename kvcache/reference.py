@@ -3,7 +3,10 @@
 from array import array
 from collections.abc import Iterable
 
+import numpy as np
+
 from kvcache.run import Run
+from kvcache.vector import Slots, view
 
 
 class References:
@@ -13,6 +16,7 @@ class References:
         self.totals = array("i", bytes(4 * slots))
         self.transfers = array("H", bytes(2 * slots))
         self.num_lent = 0  # slots to which only transfers refer
+        self.all_totals, self.all_transfers = view(self.totals), view(self.transfers)
 
     def change(self, slot: int, change: int, by_transfer: bool) -> None:
         """One reference more (1) or less (-1)."""
@@ -24,6 +28,24 @@ class References:
                 lent += change
                 self.transfers[slot] = lent
             self.num_lent += 0 < lent == total + change
+
+    def change_many(self, slots: Slots, change: int, by_transfer: bool) -> None:
+        """Count one reference more (1) or less (-1) to each of these slots."""
+        totals, lent = self.all_totals[slots], self.all_transfers[slots]
+        self.all_totals[slots] = totals + change
+        if by_transfer or lent.any():
+            self.num_lent -= int(np.count_nonzero((lent > 0) & (lent == totals)))
+            if by_transfer:
+                lent = lent + change if change > 0 else lent - 1
+                self.all_transfers[slots] = lent
+            self.num_lent += int(np.count_nonzero((lent > 0) & (lent == totals + change)))
+
+    def own_many(self, slots: Slots, by_transfer: bool) -> None:
+        """Give unreferenced slots one reference each."""
+        self.all_totals[slots] = 1
+        if by_transfer:
+            self.all_transfers[slots] = 1
+            self.num_lent += len(slots)
 
     def own_runs(self, found: Iterable[Run], by_transfer: bool) -> None:
         """Unreferenced slots get one reference each."""

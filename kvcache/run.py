@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
+from kvcache.vector import Slots, view
 from tiercel.errors import InvariantError
 
 _SEARCH_SLOTS = 1 << 17  # a search for a run looks at so many slots at once: well under 1 ms
@@ -25,6 +28,7 @@ class RunSearch:
     def __init__(self, states: bytearray, taken_state: int) -> None:
         self.cursor = 1
         self._states = states
+        self._all_states = view(states)
         self._taken = bytes([taken_state])
 
     def take(self, count: int, near: int | None, headroom: int) -> list[Run]:
@@ -80,6 +84,51 @@ class RunSearch:
         if length:
             found.append(self._mark(first, length))
         return found
+
+    def take_many(self, count: int, near: int | None, headroom: int) -> Slots:
+        """Take so many free slots that a search run by run would be slow: one run if there is one, or the largest."""
+        found = np.empty(0, np.intp)
+        if near is not None and (length := self._length(near + 1, count)):
+            found = self._mark_run(near + 1, length)
+            count -= length
+        for size in dict.fromkeys((count + headroom, count)):
+            if count and (first := self._find(size)) >= 0:
+                self._move(first + size)
+                return np.concatenate([found, self._mark_run(first, count)])
+        if not count:
+            return found
+        edges = np.flatnonzero(np.diff(self._all_states == 0, prepend=False, append=False))
+        firsts: Slots = edges[::2]
+        lengths: Slots = edges[1::2] - firsts
+        if lengths.sum() < count:
+            raise InvariantError("run.too_few_free", missing=count)
+        largest = np.argsort(-lengths, kind="stable")
+        num_runs = int(np.searchsorted(np.cumsum(lengths[largest]), count)) + 1
+        firsts, lengths = firsts[largest[:num_runs]], lengths[largest[:num_runs]]
+        # Slot numbers count up within a run: the first of each, and how far behind it.
+        behind: Slots = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        slots: Slots = (np.repeat(firsts, lengths) + behind)[:count]
+        self._all_states[slots] = self._taken[0]
+        self._move(int(slots[-1]) + 1)
+        return np.concatenate([found, slots])
+
+    def take_all(self, slots: Slots, near: int | None) -> Slots:
+        """Take exactly these free slots: those that continue `near`, then the rest in order."""
+        slots = np.sort(slots, kind="stable")  # fast where runs of slots come together
+        length = 0 if near is None else self._length(near + 1, len(slots))
+        if near is not None and length:
+            is_next = (slots > near) & (slots <= near + length)
+            slots = np.concatenate([slots[is_next], slots[~is_next]])
+        self._all_states[slots] = self._taken[0]
+        return slots
+
+    def every(self) -> Slots:
+        """Return all free slots. Cost: a memory scan."""
+        return np.flatnonzero(self._all_states == 0)
+
+    def _mark_run(self, first: int, length: int) -> Slots:
+        self._mark(first, length)
+        return np.arange(first, first + length)
 
     def _length(self, first: int, most: int) -> int:
         """Length of the run that begins at `first`, at most `most`."""

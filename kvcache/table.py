@@ -2,23 +2,45 @@
 
 from array import array
 from collections.abc import Iterable
+from operator import itemgetter
 
+import numpy as np
 from msgspec import Struct
 
 from kvcache.block import child_key
+from kvcache.budget import StepBudget
 from kvcache.holding import Holding
+from kvcache.prefix import Prefix
+from kvcache.vector import NO_SLOTS, Slots, as_slots
 from tiercel.ids import BlockKey, SeqId
+
+
+class Kept(Struct, frozen=True, gc=False):
+    """Slots of the tier below, in the order of their blocks, and their stamps as of when they were looked up."""
+
+    slots: Slots
+    stamps: Slots
+
+
+NO_KEPT = Kept(NO_SLOTS, NO_SLOTS)
 
 
 class Restore:
     """Blocks of one sequence on their way up. Until they have landed its table holds slots without bytes."""
 
-    __slots__ = ("covered", "loads", "transfer")
+    __slots__ = ("blocks_by_transfer", "covered", "first", "is_whole", "landed", "replaced")
 
-    def __init__(self, transfer: int, covered: int, loads: frozenset[int]) -> None:
-        self.transfer = transfer  # its id
+    def __init__(self, covered: int, blocks_by_transfer: dict[int, Slots]) -> None:
         self.covered = covered  # leading blocks that will hold bytes
-        self.loads = loads  # block numbers among them that fly
+        self.blocks_by_transfer = blocks_by_transfer  # the numbers of the blocks that still fly
+        self.first = min(int(blocks[0]) for blocks in blocks_by_transfer.values())  # the first that came up
+        self.landed = 0  # blocks that have come up
+        self.is_whole = True  # no part of it has failed
+        self.replaced: list[int] = []  # slots of others that it got, because they were named first
+
+    def flying(self) -> set[int]:
+        """Return the numbers of the blocks that still fly."""
+        return {block for blocks in self.blocks_by_transfer.values() for block in blocks.tolist()}
 
 
 class Fetch:
@@ -33,6 +55,7 @@ class Fetch:
         "passed_over_s",
         "predicted_s",
         "wanted",
+        "wanted_slots",
         "worth_until",
     )
 
@@ -46,6 +69,7 @@ class Fetch:
         self.predicted_s = 0.0  # what the reads were to take
         self.worth_until = 0  # blocks before are worth reading
         self.wanted: list[BlockKey] = []  # kept from eviction while it waits
+        self.wanted_slots: list[Kept] = []  # the same, of runs of blocks that lay in the device tier
 
     def give_up(self) -> None:
         """The sequence takes what has landed and waits for no read any more."""
@@ -77,6 +101,7 @@ class BlockTable:
         "has_given_way",
         "holding",
         "is_closed",
+        "kept",
         "last_step",
         "num_fetched",
         "num_kept",
@@ -85,6 +110,7 @@ class BlockTable:
         "num_saved",
         "num_swapped",
         "owner",
+        "prefix",
         "restore",
         "seq",
         "slots",
@@ -97,6 +123,8 @@ class BlockTable:
         self.slots: array[int] = array("i")
         self.num_published = 0  # leading blocks that are keyed and canonical
         self.num_kept = 0  # leading blocks whose lower copies are kept for its return
+        self.kept = NO_KEPT  # those copies
+        self.prefix = Prefix()  # what a waiting sequence was found to have in reach
         self.num_saved = 0  # leading blocks that were offered to a lower tier
         self.last_step = 0  # last launched step with a slice of this sequence
         self.owner = owner  # whose blocks these are, for the floors of eviction
@@ -117,7 +145,10 @@ class BlockTable:
     def extend(self, slots: Iterable[int]) -> None:
         """Hold these slots behind the others."""
         first = len(self.slots)
-        self.slots.extend(slots)
+        if isinstance(slots, np.ndarray):
+            self.slots.frombytes(slots.astype(np.int32).tobytes())
+        else:
+            self.slots.extend(slots)
         self.holding.add(self.slots[first:])
 
     def replace(self, block: int, slot: int) -> None:
@@ -142,15 +173,37 @@ class BlockTable:
     def key(self, block: int, block_size: int) -> BlockKey:
         """The key of block number `block`, all of whose tokens are known. Cost: hashes the chain up to it once."""
         keys = self._keys
-        while len(keys) <= block:
-            start = len(keys) * block_size
-            parent = keys[-1] if keys else self._root
-            keys.append(child_key(parent, self.tokens[start : start + block_size].tobytes()))
+        if len(keys) <= block:
+            first = len(keys)
+            packed = self.tokens[first * block_size : (block + 1) * block_size].tobytes()
+            width, parent = len(packed) // (block + 1 - first), keys[-1] if keys else self._root
+            for start in range(0, len(packed), width):
+                parent = child_key(parent, packed[start : start + width])
+                keys.append(parent)
         return keys[block]
 
-    def hash_some(self, blocks: int, block_size: int, most: int) -> bool:
-        """Hash up to block number `blocks`, at most `most` new ones now. True when all are."""
+    def keys(self, first: int, end: int) -> list[BlockKey]:
+        """Return the keys of blocks [first, end), which were hashed before."""
+        return self._keys[first:end]
+
+    def keys_of(self, blocks: Slots) -> list[BlockKey]:
+        """Return the keys of these blocks, which were hashed before."""
+        if not len(blocks):
+            return []
+        first, end = int(blocks[0]), int(blocks[-1]) + 1
+        if end - first == len(blocks):
+            return self._keys[first:end]
+        return list(itemgetter(*blocks.tolist())(self._keys))  # more than one block, as they are not consecutive
+
+    def published(self) -> Slots:
+        """Return the slots of the leading blocks that are keyed and canonical."""
+        return as_slots(self.slots[: self.num_published])
+
+    def hash_some(self, blocks: int, block_size: int, budget: StepBudget) -> bool:
+        """Hash up to block number `blocks`, as far as the step's budget goes. True when all are hashed."""
         known = len(self._keys)
         if blocks > known:
-            self.key(min(blocks, known + most) - 1, block_size)
+            now = budget.take_hashes(blocks - known)
+            if now:
+                self.key(known + now - 1, block_size)
         return len(self._keys) >= blocks

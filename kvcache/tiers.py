@@ -4,16 +4,21 @@ A copy never differs from another one of the same key, so it is dropped without 
 decides is time: a block is kept, moved or computed again by whatever is cheapest at the measured rates.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 
+import numpy as np
 from msgspec import Struct
 
 from kvcache.chain import WriteBudget
+from kvcache.keeping import demote, land_many, promote
+from kvcache.links import Links
 from kvcache.policy import Keep
 from kvcache.pool import SlotPool, SlotState
 from kvcache.quota import CopyQuotas, SpillRoom
-from kvcache.table import BlockTable
-from kvcache.transfers import TransferBook
+from kvcache.table import NO_KEPT, BlockTable, Kept
+from kvcache.transfers import TransferBook, check_references
+from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.rates import Rates
@@ -21,6 +26,8 @@ from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 
 _STUCK_S = 2.0  # a call to the disk that takes longer hangs
 _MOST_LATE = 4  # reads: while so many are late and have not come back, no other one is begun
+_MOST_PERSISTS = 1024  # blocks of one victim that are written to the disk, each by a transfer of its own: about 5 ms
+_MOST_FAR = 512  # blocks of a victim that are looked up on the disk, and stand for all
 
 
 class TierLimits(Struct, frozen=True, kw_only=True):
@@ -30,6 +37,7 @@ class TierLimits(Struct, frozen=True, kw_only=True):
     wanted_share: float = 0.5  # of the gateway, for what waiting sequences will need
     background_blocks: int = 16  # flying for nobody, each route
     fetch_blocks: int = 64  # flying up from the disk
+    carried_blocks: int = 2048  # by one transfer between HBM and DDR, so that booking its landing costs about 1 ms
     daily_blocks: int = 0  # written to the disk a day; 0 = no limit
     always_loads: bool = False  # never compute again what could be loaded
     has_reuse: bool = True  # False: a restored copy is dropped below, as systems without a block store do
@@ -49,7 +57,7 @@ class TierBook:
         rates: Callable[[], Rates],
         limits: TierLimits,
     ) -> None:
-        self.transfers = TransferBook()
+        self.transfers = TransferBook(device, host, carried_blocks=limits.carried_blocks)
         self.device = device
         self.host = host
         self.disk = disk
@@ -71,8 +79,12 @@ class TierBook:
         self._table_by_transfer: dict[int, BlockTable] = {}  # for whom it flies
         self._started_s: dict[int, float] = {}  # disk transfers, by id
         self._now_s = 0.0
-        if host is not None:
+        lower = host or disk
+        tier = Tier.DDR if host is not None else Tier.SSD
+        self.links = Links(device, lower, self.transfers, tier) if lower is not None else None  # to the next tier
+        if host is not None and self.links is not None:
             device.on_evict = self._on_device_eviction
+            device.on_evict_many = functools.partial(promote, device, host, self.links)
 
     # ---- lookups
 
@@ -116,33 +128,25 @@ class TierBook:
         coming, waits_for_reads = self.transfers.is_coming, self.can_read_disk and not table.fetch.is_given_up
         return coming(Tier.HBM, key) or coming(Tier.DDR, key, with_reads=waits_for_reads)
 
-    def dirty(self, table: BlockTable) -> list[tuple[BlockKey, SlotId]]:
-        """The table's full blocks that no lower tier holds or is about to hold. Cost: O(blocks)."""
-        flying = self.transfers.is_flying
-        if self.host is not None:
-            lower, tier = self.host.slot_by_key, Tier.DDR
-        elif self.disk is not None and self.can_write_disk:
-            lower, tier = self.disk.slot_by_key, Tier.SSD
-        else:
-            return []
-        pairs = (
-            (table.key(block, self._block_size), SlotId(table.slots[block])) for block in range(table.num_published)
-        )
-        return [(key, slot) for key, slot in pairs if key not in lower and not flying(tier, key)]
+    def dirty(self, table: BlockTable) -> Slots:
+        """Return the numbers of the table's full blocks that no lower tier holds or is about to hold."""
+        if self.links is None or not self.has_lower_tier:
+            return NO_SLOTS
+        return np.flatnonzero(self.links.below[table.published()] == 0)
 
     @property
     def num_spillable(self) -> int:
         """Blocks that could be spilled now."""
         if self.host is not None:
             return self.host.num_free + self.host.num_cached
-        return self.writable_blocks
+        return min(self.writable_blocks, _MOST_PERSISTS)
 
-    def num_spillable_of(self, keys: Iterable[BlockKey]) -> int:
+    def num_spillable_of(self, sources: Slots) -> int:
         """How many of these copies count as `num_spillable`: a restore that holds them leaves so much less."""
         host = self.host
         if host is None:
             return 0
-        return sum(host.states[host.slot_by_key[key]] == SlotState.CACHED for key in keys)
+        return int(np.count_nonzero(host.all_states[sources] == SlotState.CACHED))
 
     def spill_room(self) -> SpillRoom:
         """What could be spilled now, by blocks and by quotas."""
@@ -166,51 +170,57 @@ class TierBook:
     # ---- inside a seal
 
     def spill(self, table: BlockTable) -> list[Transfer]:
-        """A victim's dirty blocks go down, as many as there is room for, head of the chain first."""
-        pairs = self.spill_room().take(self.dirty(table))
-        for _, slot in pairs:
-            self.device.hold(slot, by_transfer=True)
-        if self.host is None:
-            persists = [self.persist(key, slot, Purpose.SPILL) for key, slot in pairs]
+        """A victim's dirty blocks go down, as many as there is room for, head of the chain first.
+
+        Return transfers to the disk; those to DDR are prepared.
+        """
+        slots, blocks = table.published(), self.dirty(table)
+        blocks = blocks[: self.spill_room().take(slots[blocks])]
+        sources, keys = slots[blocks], table.keys_of(blocks)
+        self.device.hold_many(sources, by_transfer=True)
+        if self.host is None or self.links is None:
+            persists = [
+                self.persist(key, SlotId(slot), Purpose.SPILL) for key, slot in zip(keys, sources.tolist(), strict=True)
+            ]
             self._table_by_transfer.update((one.id, table) for one in persists)
             return persists
-        opened: list[Transfer] = []
-        if pairs:
-            targets = self.host.take_many(len(pairs), by_transfer=True)
-            keys, sources = zip(*pairs, strict=True)
-            for source, target in zip(sources, targets, strict=True):
-                self.quotas.own(self.host, target, self.device.owner(source))
-            opened.append(self.transfers.open(Route.SPILL, Purpose.SPILL, keys, sources, tuple(targets)))
-            self._table_by_transfer[opened[0].id] = table
-        for block in range(table.num_published):
-            slot = self.host.slot_by_key.get(table.key(block, self._block_size))
-            if slot is not None:
-                self.host.set_keep(slot, Keep.PREEMPTED)
-        return opened
+        if len(blocks):
+            targets = self.host.take_slots(len(blocks), by_transfer=True)
+            self.quotas.own_many(self.host, targets, self.device.owners(sources))
+            self.links.tie_many(sources, targets)
+            carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, keys, sources, targets)
+            self._table_by_transfer.update((number, table) for number, _ in carried)
+        copies = self.links.below[slots]
+        copies = copies[copies > 0].astype(np.intp)
+        self.host.set_keep_many(copies[self.host.slot_by_key.all_named[copies] > 0], Keep.PREEMPTED)
+        table.kept = Kept(copies, self.host.stamps[copies])
+        return []
 
-    def hold_sources(self, keys: Iterable[BlockKey]) -> None:
+    def hold_sources(self, sources: Slots) -> None:
         """Keep DDR copies for a restore that this seal opens: what is spilled or read meanwhile evicts others."""
-        host = self._host()
-        for key in keys:
-            self.quotas.hold(host, host.slot_by_key[key])
+        self.quotas.hold_many(self._host(), sources)
 
-    def restore(self, table: BlockTable, keys: tuple[BlockKey, ...], targets: tuple[SlotId, ...]) -> Transfer:
-        """Blocks of DDR whose copies are held go up into slots that the table holds."""
-        host = self._host()
-        sources = tuple(host.slot_by_key[key] for key in keys)
-        for target in targets:
-            self.device.hold(target, by_transfer=True)
-        opened = self.transfers.open(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
-        self._table_by_transfer[opened.id] = table
-        return opened
+    def restore(self, table: BlockTable, keys: list[BlockKey], sources: Slots, targets: Slots) -> list[tuple[int, int]]:
+        """Blocks of DDR whose copies are held go up into slots that the table holds.
 
-    def settle_keep(self, table: BlockTable, blocks: int) -> None:
+        Return the transfers: `TransferBook.prepare`.
+        """
+        self.device.hold_many(targets, by_transfer=True)
+        self._host().change_stamps(sources)  # others that wait for these blocks learn that they are on their way
+        carried = self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
+        self._table_by_transfer.update((number, table) for number, _ in carried)
+        return carried
+
+    def settle_keep(self, table: BlockTable) -> None:
         """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
+        if runs := table.fetch.wanted_slots:
+            wanted = Kept(np.concatenate([run.slots for run in runs]), np.concatenate([run.stamps for run in runs]))
+            demote(self.gateway, wanted, Keep.WANTED, self.links if self.host is not None else None)
         for key in table.fetch.wanted:
             self._demote(self.gateway, key, Keep.WANTED)
-        if self.host is not None:
-            for block in range(blocks):
-                self._demote(self.host, table.key(block, self._block_size), Keep.PREEMPTED)
+        if self.host is not None and len(table.kept.slots):
+            demote(self.host, table.kept, Keep.PREEMPTED, self.links)
+        table.kept, table.num_kept = NO_KEPT, 0
 
     def _demote(self, pool: SlotPool, key: BlockKey, keep: Keep) -> None:
         slot = pool.slot_by_key.get(key)
@@ -219,10 +229,9 @@ class TierBook:
             pool.set_keep(slot, Keep.SHADOW if is_shadow else Keep.REUSED)
 
     def _on_device_eviction(self, key: BlockKey, slot: SlotId) -> None:
-        host = self._host()
-        below = host.slot_by_key.get(key)
-        if below is not None and host.keep(below) is Keep.SHADOW:
-            host.set_keep(below, Keep.REUSED if self.device.keep(slot) > Keep.ONCE else Keep.ONCE)
+        host, below = self._host(), self.links.below_of(slot) if self.links is not None else 0
+        if below and host.keep(SlotId(below)) is Keep.SHADOW and host.slot_by_key.is_named[below]:
+            host.set_keep(SlotId(below), Keep.REUSED if self.device.keep(slot) > Keep.ONCE else Keep.ONCE)
 
     # ---- landings
 
@@ -282,16 +291,18 @@ class TierBook:
             self.swapped_blocks += blocks
 
     def _land_restore(self, transfer: Transfer) -> None:
-        host = self._host()
-        for source in transfer.sources:
-            self.quotas.drop(host, source)
-            if host.states[source] == SlotState.CACHED:
-                if not self.limits.has_reuse:
-                    host.evict(source)
-                else:
-                    host.set_keep(source, Keep.SHADOW)
+        host, sources = self._host(), as_slots(transfer.sources)
+        self.quotas.drop_many(host, sources)
+        cached = sources[host.all_states[sources] == SlotState.CACHED]
+        if self.limits.has_reuse:
+            host.set_keep_many(cached, Keep.SHADOW)
+        else:
+            host.evict_many(cached)
 
     def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:
+        if is_good and len(transfer.keys) >= FEW:
+            land_many(transfer, above, into, keep, self.quotas)
+            return
         # The tail first: of a chain it is the first to be evicted.
         for key, source, target in reversed(list(zip(transfer.keys, transfer.sources, transfer.targets, strict=True))):
             self.quotas.drop(above, source)
@@ -345,12 +356,18 @@ class TierBook:
         self.quotas.own(disk, target, self.gateway.owner(source))
         self.budget.spend()
         opened = self.transfers.open(Route.PERSIST, purpose, (key,), (source,), (target,))
+        if self.host is None and self.links is not None:
+            self.links.tie(source, target)
         self._started_s[opened.id] = self._now_s
         return opened
 
-    def num_on_disk(self, keys: Iterable[BlockKey]) -> int:
-        """Count the keys of which the disk has a copy."""
-        return 0 if self.disk is None else sum(key in self.disk.slot_by_key for key in keys)
+    def num_on_disk(self, table: BlockTable, blocks: Slots) -> int:
+        """Count the blocks of a table of which the disk has a copy; of very many the first stand for all."""
+        if self.disk is None or not len(blocks):
+            return 0
+        looked_at = blocks[:_MOST_FAR]
+        found = sum(key in self.disk.slot_by_key for key in table.keys_of(looked_at))
+        return found * len(blocks) // len(looked_at)
 
     @property
     def writable_blocks(self) -> int:
@@ -379,31 +396,10 @@ class TierBook:
     def check_integrity(self) -> None:
         """Every transfer reference belongs to a flying transfer and is counted. Errors: InvariantError."""
         self.quotas.check_integrity()
-        refs: dict[tuple[Tier, SlotId], int] = {}
         gateway = Tier.HBM if self.host is None else Tier.DDR
-        ends = {
-            Route.SPILL: (Tier.HBM, Tier.DDR),
-            Route.RESTORE: (Tier.DDR, Tier.HBM),
-            Route.PERSIST: (gateway, Tier.SSD),
-            Route.PREFETCH: (Tier.SSD, gateway),
-            Route.VERIFY: (gateway, gateway),
-            Route.SIGN: (gateway, gateway),
-        }
-        for transfer in self.transfers.flying():
-            above, below = ends[transfer.route]
-            for tier, slots in ((above, transfer.sources), (below, transfer.targets)):
-                for slot in slots:
-                    refs[tier, slot] = refs.get((tier, slot), 0) + 1
-        for slot in self.unverified.values():
-            refs[gateway, slot] = refs.get((gateway, slot), 0) + 1
-        for tier, pool in self.pools():
-            pool.check_integrity()
-            counted = sum(count for (where, _), count in refs.items() if where is tier)
-            wrong = [
-                slot for (where, slot), count in refs.items() if where is tier and pool.transfer_refs[slot] != count
-            ]
-            if wrong or counted != sum(pool.transfer_refs):
-                raise InvariantError("tiers.references", tier=tier.value, slots=wrong[:8])
+        check_references(self.transfers, self.unverified.values(), self.pools(), gateway)
+        if self.links is not None and not self.links.check():
+            raise InvariantError("tiers.links")
 
     def _host(self) -> SlotPool:
         if self.host is None:

@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from itertools import islice, pairwise
 
@@ -12,12 +12,15 @@ from scheduler.sequence import Sequence, SequenceState
 from scheduler.switch import SwitchBook
 from scheduler.tally import PreemptionTally
 from tiercel.errors import InvariantError
-from tiercel.ids import SeqId
+from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import MOST_ABSENCES, Absence, FairGauges, Finished, FinishReason, FirstToken, SequenceGauges
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
 from tiercel.request import Request
 from tiercel.settings import PolicyName
-from tiercel.tenant import Tenants
+from tiercel.tenant import Tenants, TenantShare
+
+_AT_ONCE = 256  # tenants that a piece of a change compares
+_MOVED_AT_ONCE = 64  # sequences that a piece of it moves
 
 _LEAST_PROMPT = 64  # tokens of a step that tells what prompts cost
 _AWAY = (SequenceState.PREEMPTED, SequenceState.DRAINING)
@@ -70,9 +73,15 @@ class SequenceBook:
         self.num_preempted = 0  # now: PREEMPTED or DRAINING
         self.num_suspects = 0
         self._by_id: dict[SeqId, Sequence] = {}
+        self._seqs_by_tenant: dict[TenantId, dict[SeqId, None]] = {}  # in order of their coming
         self._policy = policy
         self._max_model_len = max_model_len
         self._end_tokens = frozenset(end_tokens)
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that are configured, or have sequences."""
+        return max(len(self._policy.tenants), len(self._seqs_by_tenant))
 
     @property
     def policy(self) -> Policy:
@@ -101,6 +110,7 @@ class SequenceBook:
         sequence.near_tokens = near_tokens
         sequence.tbt_goal_s = self._policy.slo(request.tenant).tbt_s
         self._by_id[request.id] = self.waiting[request.id] = sequence
+        self._seqs_by_tenant.setdefault(request.tenant, {})[request.id] = None
         self._policy.wait(sequence, request.arrival_s, now_s)
         return sequence
 
@@ -109,16 +119,38 @@ class SequenceBook:
 
         Who was in its tenant's first band goes to the new one; who was behind it stays, where the new one allows.
         """
-        before = {tenant: self._policy.share(tenant) for tenant in {one.account.tenant for one in self._by_id.values()}}
-        self._policy.set_tenants(tenants, now_s)
-        for sequence in self._by_id.values():
-            tenant = sequence.account.tenant
-            old, new = before[tenant], self._policy.share(tenant)
-            if new is None or (old is not None and (old.band, old.slo) == (new.band, new.slo)):
-                continue  # nothing new; or its tenant has left, and it goes on to its end as it is
+        for _ in self.changing_tenants(tenants, now_s):
+            pass
+
+    def changing_tenants(self, tenants: Tenants, now_s: float) -> Iterator[None]:
+        """Do the same in pieces of about 1 ms, tenant by tenant: only what is new of each is walked."""
+        left = self._policy.tenants - {share.name for share in tenants.tenants}
+        yield
+        for number, share in enumerate(tenants.tenants, 1):
+            old = self._policy.share(share.name)
+            if old != share:
+                self._policy.set_share(share.name, share, now_s)
+                yield from self._follow(old, share, now_s)
+            if number % _AT_ONCE == 0:
+                yield
+        for number, tenant in enumerate(left, 1):  # its sequences go on to their ends as they are
+            self._policy.set_share(tenant, None, now_s)
+            if number % _AT_ONCE == 0:
+                yield
+
+    def _follow(self, old: TenantShare | None, new: TenantShare, now_s: float) -> Iterator[None]:
+        """The sequences of a tenant take over its new goals and band."""
+        if old is not None and (old.band, old.slo) == (new.band, new.slo):
+            return
+        for number, seq in enumerate(tuple(self._seqs_by_tenant.get(new.name, ())), 1):
+            sequence = self._by_id.get(seq)
+            if sequence is None:
+                continue
             sequence.tbt_goal_s = new.slo.tbt_s
             is_first = sequence.band == (old.band if old is not None else 0)
             self.move(sequence.id, new.band if is_first else max(new.band, sequence.band), now_s)
+            if number % _MOVED_AT_ONCE == 0:
+                yield
 
     def switch_policy(self, name: PolicyName, now_s: float, *, step_ms: float, patience_s: float) -> None:
         """Another policy from the next step on. Nobody is lost: those that run go on, and waiting times are kept."""
@@ -244,6 +276,10 @@ class SequenceBook:
         """End a sequence in whatever state it is."""
         sequence = self._by_id.pop(seq)
         self.switches.forget(seq)
+        tenant = sequence.request.tenant
+        del self._seqs_by_tenant[tenant][seq]
+        if not self._seqs_by_tenant[tenant]:
+            del self._seqs_by_tenant[tenant]
         match sequence.state:
             case SequenceState.WAITING | SequenceState.PREEMPTED:
                 del self.waiting[seq]
@@ -279,6 +315,10 @@ class SequenceBook:
     def standing(self, now_s: float) -> FairGauges:
         """How fair it was, tenant by tenant. Cost: O(tenants)."""
         return self._policy.standing(self.tally, now_s)
+
+    def standings(self, now_s: float) -> Iterator[FairGauges | None]:
+        """Find out the same in pieces: `Policy.standings`."""
+        return self._policy.standings(self.tally, now_s)
 
     def settle(self, measured_s: float, now_s: float) -> None:
         """The oldest launched step took so long; 0 when it was void."""

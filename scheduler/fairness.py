@@ -1,6 +1,6 @@
 """What every tenant is owed: the deficits behind the fairness gate. Time is a parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from scheduler.limits import FairLimits
@@ -123,10 +123,17 @@ class TenantBook:
         if any(not 0 < weight < float("inf") for weight in (default, *weights.values())):
             raise InvariantError("fairness.weight")
         self._weights, self._default_weight = dict(weights), default
-        for state in self._states.values():
-            weight = self._weights.get(state.account.tenant, default)
-            if state.has_work:
-                self._working_weight += weight - state.weight
+        self._weigh(self._states.values(), now_s)
+
+    def set_weight(self, tenant: TenantId, weight: float, now_s: float) -> None:
+        """Set the weight of one tenant, as `set_shares`."""
+        self._weights[tenant] = weight
+        self._weigh(filter(None, (self._states.get(Account(band, tenant)) for band in self._bands)), now_s)
+
+    def _weigh(self, states: Iterable[_State], now_s: float) -> None:
+        for state in states:
+            weight = self.weight(state.account)
+            self._working_weight += weight - state.weight if state.has_work else 0.0
             state.deficit_ms *= weight / state.weight
             state.weight = weight
             self._reflect(state, now_s)
@@ -266,7 +273,7 @@ class TenantBook:
     def share(self, account: Account) -> float:
         """The account's part of HBM: its weight among those that have any work, in all bands."""
         state = self._states.get(account)
-        weight = self._weight(account) if state is None else state.weight
+        weight = self.weight(account) if state is None else state.weight
         total = self._working_weight + (weight if state is None or not state.has_work else 0.0)
         return weight / total
 
@@ -305,7 +312,7 @@ class TenantBook:
 
     def weight(self, account: Account) -> float:
         """The weight of its tenant."""
-        return self._weight(account)
+        return self._weights.get(account.tenant, self._default_weight)
 
     def ready_weight(self, band: int) -> float:
         """The weights of all accounts of a band that have dispatchable waiting work. Cost: O(accounts)."""
@@ -421,11 +428,8 @@ class TenantBook:
         state = self._states.get(account)
         if state is None:
             band = self._bands.setdefault(account.band, _Band())
-            state = self._states[account] = _State(account, band, self._weight(account))
+            state = self._states[account] = _State(account, band, self.weight(account))
         return state
-
-    def _weight(self, account: Account) -> float:
-        return self._weights.get(account.tenant, self._default_weight)
 
     def _forget_idle(self) -> None:
         """An idle account without debt is as good as a new one."""

@@ -1,7 +1,7 @@
 """Whose turn it is: the order of those who wait, what each tenant is owed, and what a step is charged for."""
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, KeysView, Mapping
 
 from scheduler.aging import AgingShare
 from scheduler.cost import Piece, StepCosts, linear_times
@@ -68,11 +68,27 @@ class Policy:
     # ---- what happens
 
     def set_tenants(self, tenants: Tenants, now_s: float) -> None:
-        """New weights and goals, for everybody at once."""
-        self._share_by_tenant = {share.name: share for share in tenants.tenants}
-        self._resume(tuple(self._stalled), now_s)
+        """Set new weights and goals for all tenants at once."""
+        for share in tenants.tenants:
+            self.set_share(share.name, share, now_s)
+        for tenant in self.tenants - {share.name for share in tenants.tenants}:
+            self.set_share(tenant, None, now_s)
+
+    @property
+    def tenants(self) -> KeysView[TenantId]:
+        """The tenants as configured."""
+        return self._share_by_tenant.keys()
+
+    def set_share(self, tenant: TenantId, share: TenantShare | None, now_s: float) -> None:
+        """Set weight and goals of one tenant; None: it is not configured any more."""
+        if share is None:
+            del self._share_by_tenant[tenant]
+        else:
+            self._share_by_tenant[tenant] = share
+        if tenant in self._stalled:
+            self._resume((tenant,), now_s)
         if self.fair is not None:
-            self.fair.set_shares({share.name: share.weight for share in tenants.tenants}, 1.0, now_s)
+            self.fair.set_weight(tenant, 1.0 if share is None else share.weight, now_s)
 
     def switch(
         self, name: PolicyName, waiting: Iterable[tuple[Sequence, float]], now_s: float, *, step_ms: float,
@@ -281,25 +297,41 @@ class Policy:
 
     def standing(self, tally: PreemptionTally, now_s: float) -> FairGauges:
         """How fair it was, tenant by tenant, and who gave way. Cost: O(tenants)."""
-        since = self.queue.since_by_tenant()
-        served_ms = self._served_ms
-        weights = {tenant: share.weight for tenant, share in self._share_by_tenant.items()}
+        *_, told = self.standings(tally, now_s)
+        return told or FairGauges()
+
+    def standings(self, tally: PreemptionTally, now_s: float) -> Iterator[FairGauges | None]:
+        """Find out the same in pieces of about 1 ms: the last one is the answer, the others are None."""
+        since: dict[TenantId, float] = {}
+        for number, (tenant, since_s) in enumerate(self.queue.waits(), 1):
+            since[tenant] = min(since.get(tenant, since_s), since_s)
+            if number % _AT_ONCE == 0:
+                yield None
+        served_ms, shares = self._served_ms, self._share_by_tenant
         self._window.note(served_ms, since, now_s)
-        bands = {tenant: share.band for tenant, share in self._share_by_tenant.items()}
-        rivals = by_band(self._window.per_weight_ms(weights), bands)
-        return FairGauges(
-            competing=sum(map(len, rivals)),
-            jain=min(map(jain, rivals), default=None),
-            gap_s=max((gap_ms(shares) / 1e3 for shares in rivals), default=None),
-            tenants=tuple(
+        yield None
+        competing = self._window.per_weight_ms(_Weights(shares))
+        yield None
+        rivals = by_band(competing, {tenant: shares[tenant].band for tenant in competing if tenant in shares})
+        worst, largest = min(map(jain, rivals), default=None), max(map(gap_ms, rivals), default=None)
+        yield None
+        told: list[TenantGauges] = []
+        for number, tenant in enumerate(dict.fromkeys((*served_ms, *since, *tally.tenants)), 1):
+            told.append(
                 TenantGauges(
                     tenant=tenant,
                     service_s=served_ms.get(tenant, 0.0) / 1e3,
                     starving_s=max(0.0, now_s - since.get(tenant, now_s)),
                     preemptions=tally.of(tenant),
                 )
-                for tenant in dict.fromkeys((*served_ms, *since, *tally.tenants))
-            ),
+            )
+            if number % _AT_ONCE == 0:
+                yield None
+        yield FairGauges(
+            competing=sum(map(len, rivals)),
+            jain=worst,
+            gap_s=None if largest is None else largest / 1e3,
+            tenants=tuple(told),
         )
 
     def check_integrity(self) -> None:
@@ -354,6 +386,23 @@ class Policy:
         self._deferred.discard(seq)
 
 
+class _Weights(Mapping[TenantId, float]):
+    """The weights of the configured tenants, without a copy."""
+
+    def __init__(self, shares: Mapping[TenantId, TenantShare]) -> None:
+        self._shares = shares
+
+    def __getitem__(self, tenant: TenantId) -> float:
+        return self._shares[tenant].weight
+
+    def __iter__(self) -> Iterator[TenantId]:
+        return iter(self._shares)
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+
+_AT_ONCE = 512  # tenants in one piece of a standing
 _GOAL_S = 5.0  # of those who name none: behind those who do
 _BATCH_GOAL_S = 60.0  # nobody watches: behind everything that came in the last minute
 

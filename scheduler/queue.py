@@ -252,11 +252,16 @@ class WaitingQueue:
     def since_by_tenant(self) -> dict[TenantId, float]:
         """Since when the longest waiting sequence of each tenant has waited. Cost: O(accounts)."""
         since: dict[TenantId, float] = {}
-        for band in self._bands.values():
-            for account, line in band.lines.items():
-                if line.oldest is not None:
-                    since[account.tenant] = min(since.get(account.tenant, line.oldest.key), line.oldest.key)
+        for tenant, since_s in self.waits():
+            since[tenant] = min(since.get(tenant, since_s), since_s)
         return since
+
+    def waits(self) -> Iterator[tuple[TenantId, float]]:
+        """Since when the longest waiting sequence of each account has waited. The queue may change meanwhile."""
+        for band in list(self._bands.values()):
+            for line in list(band.lines.values()):
+                if line.oldest is not None:
+                    yield line.account.tenant, line.oldest.key
 
     def check_integrity(self) -> None:
         """Counts, items and heads agree. Errors: InvariantError."""

@@ -75,7 +75,7 @@ class TableUpdate(Struct, frozen=True, gc=False):
 
     seq: SeqId
     first: int
-    slots: tuple[SlotId, ...]
+    slots: Sequence[SlotId]  # a tuple, or an array of C integers where there are many
 
 
 class StepPlan(Struct, frozen=True, gc=False):

@@ -45,8 +45,10 @@ class TierBench:
         self, *, blocks: int = 24, host: int = 60, disk: int = 0, depth: int = 1, seqs: int = 6, tokens: int = 16,
         mode: PreemptionMode = "swap", fate: Callable[[Transfer], Verdict] | None = None,
         limits: TierLimits | None = None, rates: SimRates = SLOW, policy: PolicyName = "fcfs", chunk: int = 0,
-        max_len: int = MAX_MODEL_LEN, wrap: Callable[[SimMover, ManualClock], Mover] = lambda mover, _: mover,
+        block: int = BLOCK, max_len: int = MAX_MODEL_LEN,
+        wrap: Callable[[SimMover, ManualClock], Mover] = lambda mover, _: mover,
     ) -> None:  # fmt: skip
+        self.max_len = max_len
         self.clock = ManualClock(100.0)
         self.client = Client()
         self.book = SequenceBook(open_policy(policy, step_ms=2.0, patience_s=1.0), max_len, END)
@@ -60,13 +62,13 @@ class TierBench:
             bytes_per_s_by_route={route: speed for route, speed in speeds.items() if speed},
             prefill_token_s=1e-2,
             block_bytes=BYTES,
-            block_size=BLOCK,
+            block_size=block,
         )  # fmt: skip
         self.cache = CacheManager(
-            blocks, BLOCK, b"sim", host_blocks=host, disk_blocks=disk, rates=lambda: known,
+            blocks, block, b"sim", host_blocks=host, disk_blocks=disk, rates=lambda: known,
             limits=limits or TierLimits(always_loads=mode == "swap"),
         )  # fmt: skip
-        self.machine = SimMachine(self.book, BLOCK, VOCAB, self.clock, max_rows=seqs + 1)
+        self.machine = SimMachine(self.book, block, VOCAB, self.clock, max_rows=seqs + 1)
         self.mover = SimMover(self.machine, self.clock, has_host=host > 0, rates=rates, fate=fate)
         chooser = SwapChooser(mode, lambda: known)
         planner = Planner(self.book, StepLimits(seqs, tokens, chunk), chooser)
@@ -116,7 +118,7 @@ class TierBench:
         assert set(self.client.endings.values()) <= {1}
         for seq, finished in self.client.finished.items():
             said = self.client.tokens.get(seq, [])
-            expected = expected_outputs(self.requests[seq], VOCAB, END, MAX_MODEL_LEN)
+            expected = expected_outputs(self.requests[seq], VOCAB, END, self.max_len)
             if finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert said == expected
             else:

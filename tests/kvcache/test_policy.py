@@ -2,9 +2,11 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from kvcache.policy import SEARCH_DEPTH, Keep, Segments
+from tests.seeds import fresh_seeds
 
 
 def filled(*keeps: Keep) -> Segments:
@@ -109,3 +111,86 @@ def test_counts_that_disagree_are_found() -> None:
     segments = filled(Keep.ONCE, Keep.REUSED)
     segments.counts[Keep.ONCE] = 2
     assert not segments.check()
+
+
+@pytest.mark.parametrize("seed", [*range(30), *fresh_seeds(5)])
+def test_many_slots_at_once_change_the_lists_as_one_after_the_other(seed: int) -> None:
+    rng = random.Random(seed)
+    size = rng.choice([5, 80, 400])
+    one, many = (Segments(size + 1) for _ in range(2))
+    listed: list[int] = []
+    for _ in range(60):
+        others = [slot for slot in range(1, size + 1) if slot not in listed]
+        move = rng.randrange(6)
+        slots = rng.sample(listed if move < 3 else others, rng.randrange(len(listed if move < 3 else others) + 1))
+        if rng.random() < 0.7:  # as tables are: stretches, not single slots
+            slots.sort(reverse=rng.random() < 0.7)
+        keep, owner = rng.choice(list(Keep)), rng.randrange(6)
+        array = np.array(slots, np.intp)
+        if move == 0:
+            for slot in slots:
+                one.remove(slot)
+            many.remove_many(array)
+            listed = [slot for slot in listed if slot not in slots]
+        elif move == 1:
+            for slot in slots:
+                one.move(slot, keep)
+            many.move_many(array, keep)
+        elif move in (2, 3):
+            for slot in slots:
+                one.set_owner(slot, owner, is_listed=move == 2)
+            many.set_owner_many(array, owner, array if move == 2 else array[:0])
+        else:
+            for slot in slots:
+                if move == 4:
+                    one.keeps[slot] = many.keeps[slot] = rng.choice(list(Keep))
+                one.add(slot)
+            many.add_many(array)
+            listed += slots
+        assert many.snapshot() == one.snapshot(), seed
+        assert many.check(), seed
+        assert one.check(), seed
+
+
+@pytest.mark.parametrize("seed", [*range(60), *fresh_seeds(10)])
+def test_many_victims_are_those_that_a_search_one_by_one_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    size = rng.choice([40, 200, 700])
+    owners = [rng.choice([0, 1, 1, 2, 3, 4]) for _ in range(size)]
+    segments = owned(owners, {owner: rng.randrange(1, size) for owner in range(1, rng.randrange(1, 5))})
+    for slot in range(1, size + 1):
+        if rng.random() < 0.4:
+            segments.move(slot, rng.choice(list(Keep)))
+    for count in {0, 1, 31, 32, size // 2, size - 1, size, size + 5}:
+        found = segments.many_victims(count).tolist()
+        assert found == slow_victims(segments, count), (seed, count)
+
+
+def slow_victims(segments: Segments, count: int) -> list[int]:
+    """The rule in plain steps: pass over owners at their floor, at most so many copies in each segment."""
+    chosen: list[int] = []
+    left = {
+        owner: counted - segments.floor_by_owner.get(owner, 0) for owner, counted in segments.counts_by_owner().items()
+    }
+    for keep in Keep:
+        passed = 0
+        for slot in segments.order(keep) if segments.floor_by_owner else ():
+            if len(chosen) == count or passed == SEARCH_DEPTH:
+                break
+            if left[segments.owners[slot]] > 0:
+                chosen.append(slot)
+            else:
+                passed += 1
+            left[segments.owners[slot]] -= 1
+    first = list(segments)[: 2 * count]
+    return chosen + [slot for slot in first if slot not in chosen][: count - len(chosen)]
+
+
+def test_victims_are_found_in_order_when_many_go_at_once() -> None:
+    segments = Segments(20_001)
+    order = list(range(1, 20_001))
+    random.Random(1).shuffle(order)
+    for slot in order:
+        segments.keeps[slot] = slot % 3
+        segments.add(slot)
+    assert segments.many_victims(12_000).tolist() == list(segments)[:12_000]

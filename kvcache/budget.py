@@ -1,0 +1,43 @@
+"""How much of long prompts one step looks at, all sequences together."""
+
+MOST_HASHES = 1024
+"""Blocks that a step hashes, about 1 ms: the first in the policy's order come first, the others in later steps."""
+
+_MOST_LOOKS = 1024  # blocks that a step looks up one by one, about 2 ms
+_MOST_PEEKS = 512  # blocks that a step hashes for prompts that have just come
+
+
+class StepBudget:
+    """What is left for this step. A step begins with the first sequence that is looked at after a plan was drawn."""
+
+    def __init__(self) -> None:
+        self.hashes = MOST_HASHES
+        self.looks = _MOST_LOOKS
+        self.peeks = _MOST_PEEKS
+        self.is_short = False  # a sequence has not got what it asked for
+        self._is_drawn = False
+
+    def begin(self) -> None:
+        """A step begins, if none is under way."""
+        if self._is_drawn:
+            self.hashes, self.looks, self.peeks = MOST_HASHES, _MOST_LOOKS, _MOST_PEEKS
+            self._is_drawn = self.is_short = False
+
+    def draw(self) -> None:
+        """The plan of the step is being drawn: whatever comes next is another step's."""
+        self.begin()
+        self._is_drawn = True
+
+    def take_hashes(self, wanted: int) -> int:
+        """Return how many of the wanted blocks may be hashed now."""
+        taken = min(wanted, self.hashes)
+        self.hashes -= taken
+        self.is_short |= taken < wanted
+        return taken
+
+    def take_looks(self, wanted: int) -> int:
+        """Return how many of the wanted blocks may be looked up now."""
+        taken = min(wanted, self.looks)
+        self.looks -= taken
+        self.is_short |= taken < wanted
+        return taken

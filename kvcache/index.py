@@ -1,0 +1,123 @@
+"""Which slot of a tier holds which block: an index from key to slot and back."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache.vector import FEW, Slots, view
+from tiercel.ids import BlockKey, SlotId
+
+KEY_BYTES = 32
+
+_TIDY = 512  # keys of slots that lost their names at once, removed a step: about 0.5 ms
+
+
+class KeyIndex(Mapping[BlockKey, SlotId]):
+    """The slot of every named block of a tier. Written by the SlotPool.
+
+    Many slots can lose their names at once. Their keys stay in the map and are not found any more, because a slot
+    says for itself whether it has a name and which; `tidy` removes such keys a few at a time.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slot_by_key: dict[BlockKey, SlotId] = {}
+        # Bytes, not objects: a collection has nothing to visit here, whatever the number of blocks.
+        self._keys = bytearray(KEY_BYTES * slots)
+        self.is_named = bytearray(slots)  # by slot
+        self.all_named = view(self.is_named)
+        self._all_keys: npt.NDArray[np.uint8] = view(self._keys).reshape(slots, KEY_BYTES)
+        self._num_named = 0
+        self._lost: deque[tuple[npt.NDArray[np.uint8], Slots]] = deque()  # names that the map may still hold, by slot
+
+    def __len__(self) -> int:
+        return self._num_named
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        return (key for key, slot in self._slot_by_key.items() if self._is_named(slot, key))
+
+    def __getitem__(self, key: BlockKey) -> SlotId:
+        slot = self.get(key)
+        if slot is None:
+            raise KeyError(key)
+        return slot
+
+    def __contains__(self, key: object) -> bool:
+        slot = self._slot_by_key.get(key)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return slot is not None and (not self._lost or self._is_named(slot, key))
+
+    def get(self, key: BlockKey, default: None = None) -> SlotId | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the slot of a block; None when the tier does not hold it."""
+        slot = self._slot_by_key.get(key)
+        return slot if slot is None or not self._lost or self._is_named(slot, key) else None
+
+    def find(self, keys: Sequence[BlockKey]) -> Slots:
+        """Return the slots of the first of these blocks, up to the first that the tier does not hold."""
+        look_up = self.get if self._lost else self._slot_by_key.get
+        found = list(map(look_up, keys))
+        return np.array(found[: found.index(None)] if None in found else found, np.intp)
+
+    def key(self, slot: int) -> BlockKey | None:
+        """Return the key of the block in a slot; None when the slot has no name."""
+        if not self.is_named[slot]:
+            return None
+        return BlockKey(bytes(self._keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)]))
+
+    # ---- changes
+
+    def name(self, slot: SlotId, key: BlockKey) -> SlotId:
+        """Name a slot. Returns the slot that has the name already, if there is one; then nothing changes."""
+        known = self.get(key)
+        if known is not None:
+            return known
+        self._slot_by_key[key] = slot
+        self._keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)] = key
+        self.is_named[slot] = True
+        self._num_named += 1
+        return slot
+
+    def name_many(self, slots: Slots, keys: Sequence[BlockKey]) -> "npt.NDArray[np.bool_]":
+        """Name slots. Returns for each whether it has got its name: False where another slot has it."""
+        is_new = np.fromiter((self.get(key) is None for key in keys), bool, len(keys))
+        if not is_new.all():
+            slots, keys = slots[is_new], [key for key, new in zip(keys, is_new.tolist(), strict=True) if new]
+        if len(slots):
+            self._slot_by_key.update(zip(keys, slots.tolist(), strict=True))
+            self._all_keys[slots] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
+            self.all_named[slots] = True
+            self._num_named += len(slots)
+        return is_new
+
+    def unname(self, slot: int) -> None:
+        """Take the name of a slot that has one."""
+        key = self.key(slot)
+        if key is not None:
+            del self._slot_by_key[key]
+            self.is_named[slot] = False
+            self._num_named -= 1
+
+    def unname_many(self, slots: Slots) -> None:
+        """Take the names of slots that have one. Cost: numpy's alone; the map is tidied later."""
+        if len(slots) < FEW:
+            for slot in slots.tolist():
+                self.unname(slot)
+            return
+        for first in range(0, len(slots), _TIDY):
+            part = slots[first : first + _TIDY]
+            self._lost.append((self._all_keys[part], part))
+        self.all_named[slots] = False
+        self._num_named -= len(slots)
+
+    def tidy(self) -> None:
+        """Remove some keys from the map whose slots have lost their names."""
+        for _ in range(1 + len(self._lost) // 64):
+            if not self._lost:
+                return
+            keys, slots = self._lost.popleft()
+            for key, slot in zip(keys.view(f"V{KEY_BYTES}").ravel().tolist(), slots.tolist(), strict=True):
+                if self._slot_by_key.get(key) == slot and not self._is_named(slot, key):
+                    del self._slot_by_key[key]
+
+    def _is_named(self, slot: int, key: object) -> bool:
+        return bool(self.is_named[slot]) and self._keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)] == key

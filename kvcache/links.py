@@ -1,0 +1,119 @@
+"""Which slot of the device tier and which slot of the tier below hold the same block."""
+
+from array import array
+
+import numpy as np
+
+from kvcache.pool import SlotPool
+from kvcache.transfers import TransferBook
+from kvcache.vector import Slots, view
+from tiercel.ids import BlockKey
+from tiercel.tier import Tier
+
+
+class Links:
+    """For each block of the device tier its copy in the next tier, landed or on its way down; 0: there is none.
+
+    Blocks are spilled, their lower copies marked and their evictions noted by slot number, without a look at any
+    key. Links are made where a slot gets its name or a copy sets off, and end when either slot loses its copy.
+    """
+
+    def __init__(self, upper: SlotPool, lower: SlotPool, transfers: TransferBook, tier: Tier) -> None:
+        self._upper = upper
+        self._lower = lower
+        self._transfers = transfers
+        self._tier = tier  # the lower one
+        self._below, self._above = array("i", bytes(4 * (upper.blocks + 1))), array("i", bytes(4 * (lower.blocks + 1)))
+        self.below, self.above = view(self._below), view(self._above)
+        upper.on_name, upper.on_name_many = self._upper_named, self._uppers_named
+        lower.on_name, lower.on_name_many = self._lower_named, self._lowers_named
+        upper.on_free, upper.on_free_many = self._upper_freed, self._uppers_freed
+        lower.on_free, lower.on_free_many = self._lower_freed, self._lowers_freed
+
+    def below_of(self, slot: int) -> int:
+        """Return the lower slot of one device slot; 0: the next tier neither has the block nor is about to."""
+        return self._below[slot]
+
+    def above_of(self, slot: int) -> int:
+        """Return the device slot of one lower slot; 0: the device tier does not have the block."""
+        return self._above[slot]
+
+    def tie(self, upper: int, lower: int) -> None:
+        """Link two slots that hold the same block."""
+        self._below[upper], self._above[lower] = lower, upper
+
+    def tie_many(self, uppers: Slots, lowers: Slots) -> None:
+        """Link slots that hold the same blocks, pair by pair."""
+        self.below[uppers] = lowers
+        self.above[lowers] = uppers
+
+    def check(self) -> bool:
+        """Whether every block that both tiers hold is linked, and no link joins different blocks."""
+        for key, upper in self._upper.slot_by_key.items():
+            lower = self._lower.slot_by_key.get(key)
+            if lower is None:
+                lower = self._transfers.target(self._tier, key)
+            if lower is None and self._transfers.is_flying(self._tier, key):
+                lower = self._below[upper] or None  # a spill: its target is known by the link alone
+                if lower is None:
+                    return False
+            if self._below[upper] != (lower or 0):
+                return False
+        for lower in np.flatnonzero(self.above).tolist():
+            if self._upper.slot_by_key.key(self._above[lower]) is None:
+                return False
+            key = self._lower.slot_by_key.key(lower)
+            if key is not None and self._upper.slot_by_key.get(key) != self._above[lower]:
+                return False
+        return all(self._upper.slot_by_key.key(upper) is not None for upper in np.flatnonzero(self.below).tolist())
+
+    # ---- news of the pools
+
+    def _upper_named(self, key: BlockKey, slot: int) -> None:
+        lower = self._lower.slot_by_key.get(key)
+        if lower is not None:
+            self._lower.change_stamp(lower)  # whoever would load the block finds it in the device tier
+        else:
+            lower = self._transfers.target(self._tier, key)
+        if lower is not None:
+            self.tie(slot, lower)
+
+    def _uppers_named(self, slots: Slots) -> None:
+        for slot in slots.tolist():
+            key = self._upper.key(slot)
+            if key is not None:
+                self._upper_named(key, slot)
+
+    def _lower_named(self, key: BlockKey, slot: int) -> None:
+        upper = self._upper.slot_by_key.get(key)
+        if upper is not None:
+            self.tie(upper, slot)
+
+    def _lowers_named(self, slots: Slots) -> None:
+        for slot in slots[self.above[slots] == 0].tolist():  # the others were linked when their copies set off
+            key = self._lower.key(slot)
+            if key is not None:
+                self._lower_named(key, slot)
+
+    def _upper_freed(self, slot: int) -> None:
+        lower = self._below[slot]
+        if lower:
+            self._below[slot] = 0
+            self._above[lower] = 0
+
+    def _uppers_freed(self, slots: Slots) -> None:
+        self.above[self.below[slots]] = 0  # slot 0, the sink, has no link
+        self.below[slots] = 0
+
+    def _lower_freed(self, slot: int) -> None:
+        upper = self._above[slot]
+        if upper:
+            self._above[slot] = 0
+            if self._below[upper] == slot:
+                self._below[upper] = 0
+
+    def _lowers_freed(self, slots: Slots) -> None:
+        linked = slots[self.above[slots] > 0]
+        uppers = self.above[linked]
+        self.above[linked] = 0
+        self.below[uppers[self.below[uppers] == linked]] = 0

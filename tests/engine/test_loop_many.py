@@ -1,0 +1,210 @@
+"""Sequences of very many blocks: the loop says what it should, and no step does work for each of their blocks."""
+
+import random
+import sys
+from array import array
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from device.sim_mover import SimRates
+from engine.loop import EngineLoop
+from kvcache.manager import CacheManager
+from kvcache.tiers import TierLimits
+from scheduler.book import SequenceBook
+from scheduler.planner import Planner, StepLimits
+from scheduler.policy import open_policy
+from scheduler.preemption import SwapChooser
+from scheduler.sequence import SequenceState
+from tests.engine.test_loop import VOCAB
+from tests.engine.test_loop_tiers import BYTES, TierBench
+from tests.seeds import fresh_seeds
+from tiercel.clock import ManualClock
+from tiercel.ids import SeqId
+from tiercel.outcome import RouteGauges, StepOutcome
+from tiercel.plan import StepPlan
+from tiercel.rates import Rates
+from tiercel.request import Request, SamplingParams
+from tiercel.settings import PreemptionMode
+from tiercel.tier import Landing, Route, Transfer, Verdict
+from tiercel.wire import Abort, Report, Submit, ToEngine
+
+
+@pytest.mark.parametrize("mode", ["auto", "swap"])
+@pytest.mark.parametrize("seed", [*range(8), *fresh_seeds(4)])
+def test_random_work_in_blocks_of_one_token_says_what_it_should(seed: int, mode: PreemptionMode) -> None:
+    """So many blocks that the books work on arrays, over tiers whose transfers are cut and fail in part."""
+    rng = random.Random(seed)
+    verdicts = [Verdict.LANDED] * 12 + [Verdict.FAILED, Verdict.MISS, Verdict.LATE]
+
+    def fate(transfer: Transfer) -> Verdict:
+        if transfer.route is Route.PREFETCH:
+            return rng.choice(verdicts)
+        return rng.choice([Verdict.LANDED] * 12 + [Verdict.FAILED])
+
+    bench = TierBench(
+        blocks=rng.choice([260, 400]), host=rng.choice([0, 150, 900]), disk=rng.choice([0, 0, 300]), mode=mode,
+        seqs=rng.choice([3, 8]), tokens=rng.choice([32, 256]), fate=fate, block=1, max_len=200,
+        depth=rng.choice([0, 1, 2]), rates=SimRates(block_bytes=BYTES, copy_s=1e-4),
+        limits=TierLimits(
+            always_loads=mode == "swap", carried_blocks=rng.choice([7, 40, 2048]), has_write_back=rng.random() < 0.5
+        ),
+    )  # fmt: skip
+    shared = [rng.randrange(VOCAB) for _ in range(120)]
+    try:
+        for _ in range(rng.randrange(8, 20)):
+            prompt = shared[: rng.randrange(120)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 60))]
+            bench.submit(prompt, max_tokens=rng.randrange(1, 40))
+            for _ in range(rng.randrange(0, 6)):
+                bench.step()
+            if rng.random() < 0.15:
+                bench.loop.take([Abort((SeqId(rng.randrange(1, len(bench.requests) + 1)),))])
+        bench.run()
+        bench.assert_all_right()
+    except BaseException:
+        print(f"failing seed {seed}")
+        raise
+
+
+# ---- what a step costs, counted
+
+BLOCKS = 1 << 16  # of one sequence: a million tokens
+SIZE = 16
+MOST_CALLS = 50_000  # of Python and C functions, by one step: less than one for each block
+
+
+class Flown:
+    def __init__(self, plan: StepPlan, clock: ManualClock) -> None:
+        self.plan = plan
+        self._clock = clock
+
+    def result(self) -> StepOutcome:
+        self._clock.advance(0.01)
+        return StepOutcome((1,) * sum(piece.samples for batch in self.plan.nano_batches for piece in batch.slices))
+
+
+class Device:
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def launch(self, plan: StepPlan) -> Flown:
+        return Flown(plan, self._clock)
+
+    def forget(self, seqs: object) -> None:
+        pass
+
+
+class Copies:
+    """All copies have landed by the next step."""
+
+    def __init__(self) -> None:
+        self.landings: list[Landing] = []
+
+    def start(self, transfers: Any) -> None:  # any iterable of transfers
+        self.landings += [Landing(transfer.id, Verdict.LANDED) for transfer in transfers]
+
+    def poll(self) -> list[Landing]:
+        landings, self.landings = self.landings, []
+        return landings
+
+    def gauges(self) -> tuple[RouteGauges, ...]:
+        return ()
+
+
+class Nobody:
+    def post(self, message: Report) -> None:
+        pass
+
+
+class Counted:
+    """An engine that counts the calls of every turn of its loop."""
+
+    def __init__(self, *, host: int = 0) -> None:
+        self.clock = ManualClock(100.0)
+        rates = Rates(
+            bytes_per_s_by_route={Route.SPILL: 4e9, Route.RESTORE: 4e9} if host else {},
+            prefill_token_s=1e-4, block_bytes=4096, block_size=SIZE,
+        )  # fmt: skip
+        self.book = SequenceBook(open_policy("priority", step_ms=50), BLOCKS * SIZE + 4000, frozenset[int]())
+        self.cache = CacheManager(
+            BLOCKS + 200, SIZE, b"sim", host_blocks=host, rates=lambda: rates, limits=TierLimits(always_loads=True)
+        )
+        chooser = SwapChooser("swap" if host else "recompute", lambda: rates)
+        planner = Planner(self.book, StepLimits(8, 8192), chooser)
+        device, copies = Device(self.clock), Copies()
+        self.loop = EngineLoop(self.book, self.cache, planner, device, Nobody(), self.clock, 1, mover=copies)
+        self.most_calls = 0
+        self.where = ""
+        self._calls = 0
+
+    def turn(self, *mail: ToEngine, note: str) -> None:
+        self._calls = 0
+        sys.setprofile(self._count)
+        try:
+            self.loop.take(mail)
+            self.loop.step()
+        finally:
+            sys.setprofile(None)
+        if self._calls > self.most_calls:
+            self.most_calls, self.where = self._calls, note
+
+    def until(self, is_so: Callable[[], bool], note: str) -> None:
+        for _ in range(1500):
+            if is_so():
+                return
+            self.turn(note=note)
+        raise AssertionError(f"{note}: not reached")
+
+    def submit(self, seq: int, first: int, blocks: int, *, band: int = 0, max_tokens: int = 2000) -> Submit:
+        prompt = array("I", range(first, first + blocks * SIZE)).tobytes()
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        now_s = self.clock.now_s()
+        return Submit(Request(id=SeqId(seq), prompt=prompt, params=params, arrival_s=now_s, scope=b"", band=band))
+
+    def decodes(self, seq: int) -> bool:
+        sequence = self.book[SeqId(seq)]
+        return sequence.state is SequenceState.RUNNING and sequence.want <= 1
+
+    def is_away(self, seq: int) -> bool:
+        return self.book[SeqId(seq)].state in (SequenceState.PREEMPTED, SequenceState.DRAINING)
+
+    def _count(self, frame: FrameType, event: str, argument: object) -> None:
+        self._calls += event in ("call", "c_call")
+
+
+@pytest.mark.parametrize("host", [0, BLOCKS + 500])
+def test_no_step_does_work_for_each_block_of_a_million_tokens(host: int) -> None:
+    """Submitted, computed, aborted, admitted onto the cached prefix, preempted, spilled, restored, evicted, ended."""
+    engine = Counted(host=host)
+    engine.turn(engine.submit(1, 0, BLOCKS, band=1), note="submit")
+    engine.until(lambda: engine.decodes(1), "prefill")
+    engine.turn(Abort((SeqId(1),)), note="abort")
+    engine.turn(engine.submit(2, 0, BLOCKS, band=1), note="submit again")
+    engine.until(lambda: engine.decodes(2), "admission onto the cached prefix")
+    engine.turn(engine.submit(3, 5_000_000, BLOCKS // 2, max_tokens=3), note="submit to a higher band")
+    engine.until(lambda: engine.is_away(2), "preemption")
+    engine.until(lambda: SeqId(3) not in engine.book, "prefill over what was evicted")
+    engine.until(lambda: engine.decodes(2), "back")
+    engine.turn(engine.submit(4, 9_000_000, BLOCKS // 2, max_tokens=3), note="submit to a higher band again")
+    engine.until(lambda: engine.is_away(2), "second preemption")
+    engine.turn(Abort((SeqId(2),)), note="abort while it is away")
+    engine.until(lambda: engine.loop.is_idle, "end")
+    for _ in range(5):
+        engine.turn(note="idle")
+    if host:
+        assert engine.book.num_swapped == 2
+        assert engine.cache.loaded_tokens > BLOCKS * SIZE // 4
+    assert engine.most_calls < MOST_CALLS, engine.where
+    engine.loop.check_integrity()
+
+
+def test_hashing_has_one_budget_for_all_prompts_of_a_step() -> None:
+    engine = Counted()
+    for seq in range(1, 17):
+        engine.turn(engine.submit(seq, seq * 10_000_000, 4000, max_tokens=2), note="submit")
+    for _ in range(30):
+        engine.turn(note="hashing")
+    assert engine.most_calls < MOST_CALLS, engine.where
+    engine.until(lambda: engine.loop.is_idle, "end")
