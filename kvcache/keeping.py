@@ -45,7 +45,7 @@ def want_run(
         slots = slots[: max(0, most_wanted - gateway.num_kept(Keep.WANTED))]
         if len(slots):
             gateway.set_keep_many(slots, Keep.WANTED)
-            fetch.wanted_slots.append(Kept(slots, gateway.stamps[slots]))
+            fetch.wanted_slots.append(Kept(slots, gateway.lives[slots]))
         if found < count:
             return True
     return True
@@ -56,7 +56,7 @@ def demote(pool: SlotPool, kept: Kept, keep: Keep, links: Links | None) -> None:
 
     With `links` the pool is DDR, and copies of blocks that the device tier has are shadows.
     """
-    slots = kept.slots[pool.stamps[kept.slots] == kept.stamps]
+    slots = kept.slots[pool.lives[kept.slots] == kept.lives]
     slots = slots[(pool.slot_by_key.all_named[slots] > 0) & pool.are_kept(slots, keep)]
     if links is not None:
         is_shadow = links.above[slots] > 0

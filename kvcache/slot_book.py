@@ -57,7 +57,10 @@ class SlotBook:
         self.all_refs, self.all_transfer_refs = self._references.all_totals, self._references.all_transfers
         self.slot_by_key = KeyIndex(slots)
         self._stamps = array("q", bytes(8 * slots))
-        self.stamps = view(self._stamps)  # counts up when a slot's copy goes: who remembers a slot can tell
+        # Counts up when a slot's copy goes or something about it changes in another tier: who remembers it looks again.
+        self.stamps = view(self._stamps)
+        self._lives = array("q", bytes(8 * slots))
+        self.lives = view(self._lives)  # counts up only when a slot's copy goes: the same life is the same copy
         self.num_lost = 0  # copies that went: while this does not change, no stamp does
         self.committed = 0  # last committed step
         self.num_free: int = blocks
@@ -158,6 +161,7 @@ class SlotBook:
         self.num_free += len(slots)
         self._segments.reset_many(slots)
         self.stamps[slots] += 1
+        self.lives[slots] += 1
         self.num_lost += 1
         if self.on_free_many is not None:
             self.on_free_many(slots)
@@ -165,6 +169,7 @@ class SlotBook:
     def _lose(self, slot: int) -> None:
         """A slot has lost its copy: who remembers it must look again."""
         self._stamps[slot] += 1
+        self._lives[slot] += 1
         self.num_lost += 1
         if self.on_free is not None:
             self.on_free(slot)

@@ -16,10 +16,10 @@ from tiercel.ids import BlockKey, SeqId
 
 
 class Kept(Struct, frozen=True, gc=False):
-    """Slots of the tier below, in the order of their blocks, and their stamps as of when they were looked up."""
+    """Slots of the tier below, in the order of their blocks, and their lives as of when they were looked up."""
 
     slots: Slots
-    stamps: Slots
+    lives: Slots
 
 
 NO_KEPT = Kept(NO_SLOTS, NO_SLOTS)

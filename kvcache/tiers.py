@@ -193,7 +193,7 @@ class TierBook:
         copies = self.links.below[slots]
         copies = copies[copies > 0].astype(np.intp)
         self.host.set_keep_many(copies[self.host.slot_by_key.all_named[copies] > 0], Keep.PREEMPTED)
-        table.kept = Kept(copies, self.host.stamps[copies])
+        table.kept = Kept(copies, self.host.lives[copies])
         return []
 
     def hold_sources(self, sources: Slots) -> None:
@@ -214,7 +214,7 @@ class TierBook:
     def settle_keep(self, table: BlockTable) -> None:
         """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
         if runs := table.fetch.wanted_slots:
-            wanted = Kept(np.concatenate([run.slots for run in runs]), np.concatenate([run.stamps for run in runs]))
+            wanted = Kept(np.concatenate([run.slots for run in runs]), np.concatenate([run.lives for run in runs]))
             demote(self.gateway, wanted, Keep.WANTED, self.links if self.host is not None else None)
         for key in table.fetch.wanted:
             self._demote(self.gateway, key, Keep.WANTED)

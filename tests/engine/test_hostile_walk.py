@@ -265,7 +265,6 @@ class Walk:
         while not self.loop.is_idle or self.mover.next_landing_s is not None or self.loop.has_chores:
             idle = 0 if self.step() else idle + 1
             assert idle < 3000, "somebody waits for ever"
-        self.step()
 
     def assert_all_right(self) -> None:
         """Each request ended once and said what it had to; nothing is kept for anybody."""
