@@ -47,6 +47,14 @@ class Links:
         self.below[uppers] = lowers
         self.above[lowers] = uppers
 
+    def tie_risen(self, uppers: Slots, lowers: Slots) -> None:
+        """Link slots to the copies that they were read from, before they are named.
+
+        Left alone are copies that have gone, and those of blocks that the device tier holds already.
+        """
+        is_new = (self.above[lowers] == 0) & (self._lower.slot_by_key.all_named[lowers] > 0)
+        self.tie_many(uppers[is_new], lowers[is_new])
+
     def check(self) -> bool:
         """Whether every block that both tiers hold is linked, and no link joins different blocks."""
         for key, upper in self._upper.slot_by_key.items():
@@ -79,7 +87,9 @@ class Links:
             self.tie(slot, lower)
 
     def _uppers_named(self, slots: Slots) -> None:
-        for slot in slots.tolist():
+        is_linked = self.below[slots] > 0  # with the copies that they came up from
+        self._lower.change_stamps(self.below[slots[is_linked]].astype(np.intp))
+        for slot in slots[~is_linked].tolist():
             key = self._upper.key(slot)
             if key is not None:
                 self._upper_named(key, slot)

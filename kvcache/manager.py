@@ -387,6 +387,8 @@ class CacheManager:
         table = self._table_by_seq.get(seq) if seq is not None else None
         restore = table.restore if table is not None else None
         blocks = restore.blocks_by_transfer.pop(transfer.id, None) if restore is not None else None
+        if is_good and self._tiers.links is not None:
+            self._tiers.links.tie_risen(targets, as_slots(transfer.sources))
         lost = pool.publish_many(targets, transfer.keys) if is_good else NO_SLOTS
         pool.drop_many(targets, 0, by_transfer=True)
         if table is None or restore is None or blocks is None:

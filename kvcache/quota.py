@@ -47,7 +47,7 @@ class CopyQuotas:
 
     def own_many(self, pool: SlotPool, slots: Slots, owners: Slots) -> None:
         """A transfer has taken empty slots for copies of these owners."""
-        for owner in np.unique(owners).tolist():
+        for owner in np.flatnonzero(np.bincount(owners)).tolist():
             pool.set_owner_many(slots[owners == owner], owner)
         self._count(pool, slots, 1)
 
@@ -92,11 +92,11 @@ class CopyQuotas:
         lent = self._lent.get(pool)
         if lent is None:
             return
-        owners, counts = np.unique(pool.owners(slots[pool.all_transfer_refs[slots] == 1]), return_counts=True)
-        for owner, count in zip(owners.tolist(), counts.tolist(), strict=True):
+        counts = np.bincount(pool.owners(slots[pool.all_transfer_refs[slots] == 1]))
+        for owner in np.flatnonzero(counts).tolist():
             if not owner:
                 continue
-            left = lent.get(owner, 0) + change * count
+            left = lent.get(owner, 0) + change * int(counts[owner])
             if left:
                 lent[owner] = left
             else:
@@ -144,7 +144,7 @@ class SpillRoom:
             return chosen, {}
         owners = self._device.owners(dirty[:chosen])
         limited: list[int] = []
-        for owner in np.unique(owners).tolist():
+        for owner in np.flatnonzero(np.bincount(owners)).tolist():
             most = self._quotas.left(self._tier, owner)
             if most is None:
                 continue
