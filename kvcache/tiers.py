@@ -236,20 +236,26 @@ class TierBook:
                 self._land_restore(transfer)
             case Route.SPILL:
                 table = self._table_by_transfer.pop(transfer.id, None)
-                # It may have ended or come back meanwhile: then nobody needs the copies more than any others.
-                keep = Keep.PREEMPTED if table is not None and table.num_kept and not table.is_closed else Keep.SHADOW
-                self._land_copies(transfer, self.device, self._host(), keep, is_good=is_good)
+                kept = self._kept_for(table)
+                self._land_copies(
+                    transfer,
+                    self.device,
+                    self._host(),
+                    lambda key: Keep.PREEMPTED if key in kept else Keep.SHADOW,
+                    is_good=is_good,
+                )
             case Route.PERSIST:
                 keep = self.gateway.keep(transfer.sources[0])
                 keep = keep if keep is Keep.REUSED else Keep.ONCE
-                self._land_copies(transfer, self.gateway, self._disk(), keep, is_good=is_good)
+                self._land_copies(transfer, self.gateway, self._disk(), lambda _: keep, is_good=is_good)
             case Route.PREFETCH:
                 table = self._table_by_transfer.pop(transfer.id, None)
-                is_wanted = table is not None and not table.slots and not table.is_closed
+                # It may have ended, or have run meanwhile and wait again: its fetch of then is over.
+                is_wanted = table is not None and not table.is_closed and transfer.keys[0] in table.fetch.wanted
                 if table is not None and is_wanted and is_good:
                     self._note_fetched(table)
                 keep = Keep.WANTED if is_wanted else Keep.REUSED
-                self._land_copies(transfer, self._disk(), self.gateway, keep, is_good=is_good)
+                self._land_copies(transfer, self._disk(), self.gateway, lambda _: keep, is_good=is_good)
                 self.fetched_blocks += is_good
                 if landing.verdict in (Verdict.MISS, Verdict.FAILED):  # one bad sector must not be read for ever
                     self._disk().evict_key(transfer.keys[0])
@@ -286,11 +292,25 @@ class TierBook:
                 else:
                     host.set_keep(source, Keep.SHADOW)
 
-    def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:
+    def _kept_for(self, table: BlockTable | None) -> frozenset[BlockKey]:
+        """The blocks that a victim needs kept: none when it has ended or come back, fewer when it gave way again."""
+        if table is None or table.is_closed:
+            return frozenset()
+        return frozenset(table.key(block, self._block_size) for block in range(table.num_kept))
+
+    def _land_copies(
+        self,
+        transfer: Transfer,
+        above: SlotPool,
+        into: SlotPool,
+        keep_of: Callable[[BlockKey], Keep],
+        *,
+        is_good: bool,
+    ) -> None:
         # The tail first: of a chain it is the first to be evicted.
         for key, source, target in reversed(list(zip(transfer.keys, transfer.sources, transfer.targets, strict=True))):
             self.quotas.drop(above, source)
-            self._land_target(into, key, target, keep, is_good=is_good)
+            self._land_target(into, key, target, keep_of(key), is_good=is_good)
 
     def _land_target(self, pool: SlotPool, key: BlockKey, target: SlotId, keep: Keep, *, is_good: bool) -> None:
         """Name the copy that has landed. It is worthless when it failed or somebody else published the key first."""
