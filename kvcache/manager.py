@@ -181,7 +181,6 @@ class CacheManager:
         for seq, spills in ledger.released.items():
             if spills:
                 transfers += self._tiers.spill(tables[seq])
-                tables[seq].num_kept = tables[seq].num_published
             self._clear(tables[seq])
             gone.append(seq)
         for seq in {**ledger.found_by_seq, **ledger.taken_by_seq}:

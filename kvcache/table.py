@@ -104,7 +104,6 @@ class BlockTable:
         "kept",
         "last_step",
         "num_fetched",
-        "num_kept",
         "num_loaded",
         "num_published",
         "num_saved",
@@ -122,7 +121,6 @@ class BlockTable:
         self.tokens = tokens
         self.slots: array[int] = array("i")
         self.num_published = 0  # leading blocks that are keyed and canonical
-        self.num_kept = 0  # leading blocks whose lower copies are kept for its return
         self.kept = NO_KEPT  # those copies
         self.prefix = Prefix()  # what a waiting sequence was found to have in reach
         self.num_saved = 0  # leading blocks that were offered to a lower tier

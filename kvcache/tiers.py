@@ -220,7 +220,7 @@ class TierBook:
             self._demote(self.gateway, key, Keep.WANTED)
         if self.host is not None and len(table.kept.slots):
             demote(self.host, table.kept, Keep.PREEMPTED, self.links)
-        table.kept, table.num_kept = NO_KEPT, 0
+        table.kept = NO_KEPT
 
     def _demote(self, pool: SlotPool, key: BlockKey, keep: Keep) -> None:
         slot = pool.slot_by_key.get(key)
@@ -251,15 +251,15 @@ class TierBook:
             case Route.RESTORE:
                 self._land_restore(transfer)
             case Route.SPILL:
-                # It may have ended or come back meanwhile: then nobody needs the copies more than any others.
-                keep = Keep.PREEMPTED if table is not None and table.num_kept and not table.is_closed else Keep.SHADOW
-                self._land_copies(transfer, self.device, self._host(), keep, is_good=is_good)
+                self._land_copies(transfer, self.device, self._host(), Keep.SHADOW, is_good=is_good)
+                self._keep_landed(transfer, table)
             case Route.PERSIST:
                 keep = self.gateway.keep(transfer.sources[0])
                 keep = keep if keep is Keep.REUSED else Keep.ONCE
                 self._land_copies(transfer, self.gateway, self._disk(), keep, is_good=is_good)
             case Route.PREFETCH:
-                is_wanted = table is not None and not table.slots and not table.is_closed
+                # It may have ended, or have run meanwhile and wait again: its fetch of then is over.
+                is_wanted = table is not None and not table.is_closed and transfer.keys[0] in table.fetch.wanted
                 if table is not None and is_wanted and is_good:
                     self._note_fetched(table)
                 keep = Keep.WANTED if is_wanted else Keep.REUSED
@@ -298,6 +298,14 @@ class TierBook:
             host.set_keep_many(cached, Keep.SHADOW)
         else:
             host.evict_many(cached)
+
+    def _keep_landed(self, transfer: Transfer, table: BlockTable | None) -> None:
+        """Keep what a victim still needs: nothing when it has ended or come back, less when it gave way again."""
+        if table is None or table.is_closed or not len(table.kept.slots):
+            return
+        host, targets = self._host(), as_slots(transfer.targets)[::-1]
+        is_kept = np.isin(targets, table.kept.slots) & (host.slot_by_key.all_named[targets] > 0)
+        host.set_keep_many(targets[is_kept], Keep.PREEMPTED)
 
     def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:
         if is_good and len(transfer.keys) >= FEW:

@@ -397,7 +397,8 @@ class Planner:
     def _run_suspect(self, draft: Draft) -> None:
         """After a failed step its sequences run one at a time, with nothing else in flight.
 
-        Anybody gives way to the suspect: until it is cleared or failed nobody else runs.
+        Anybody gives way to the suspect, those of its own tenant where the quota wants it: until it is cleared or
+        failed nobody else runs.
         """
         running, cache = self._book.running, draft.cache
         if cache.touched_blocks or any(sequence.in_flight for sequence in running):
@@ -411,11 +412,14 @@ class Planner:
             found = cache.match(suspect.id, may_load=False)
             start = found.tokens if found else 0
         length = self._chunk(draft, start, suspect.num_tokens - start, draft.budget)
-        for other in reversed([one for one in running if one is not suspect]):
+        self._room.clear_quota(draft, suspect, start + length)
+        for other in reversed([one for one in running if one is not suspect and one.id not in draft.victims]):
             if cache.reserve(suspect.id, start + length):
                 break
             draft.preempt(other, "growth", suspect)
         if not cache.reserve(suspect.id, start + length):
+            if is_waiting:
+                cache.release(suspect.id)  # it comes when the room is there; until then it holds nothing
             return
         if is_waiting:
             draft.admitted.append(suspect.id)

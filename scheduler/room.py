@@ -117,6 +117,11 @@ class RoomMaker:
             draft.preempt(max(behind, key=lambda one: one.rank), "growth", sequence)
         return True
 
+    def clear_quota(self, draft: Draft, sequence: Sequence, tokens: int) -> None:
+        """Where it lacks quota, its tenant's others give way, newest first, whatever their rank."""
+        while self.lacks_quota(draft, sequence, tokens) and (others := self._siblings(draft, sequence)):
+            draft.preempt(max(others, key=lambda one: one.rank), "growth", sequence)
+
     def _siblings(self, draft: Draft, sequence: Sequence) -> list[Sequence]:
         """The others of its tenant that hold blocks. Cost: one look at those that run."""
         holders = chain(self._book.running, map(self._book.__getitem__, draft.admitted))

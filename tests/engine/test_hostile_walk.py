@@ -229,24 +229,23 @@ class Walk:
 
     def step(self) -> bool:
         """One step and all that must hold after it. Time passes when nothing can be done."""
-        had_suspects = bool(self.book.num_suspects)
         is_busy = self.loop.step()
         self.loop.check_integrity()
-        self._check_quotas(had_suspects=had_suspects)
+        self._check_quotas()
         if not is_busy:
             due_s = self.mover.next_landing_s
             self.clock.advance(0.01 if due_s is None else min(0.1, max(0.0, due_s - self.clock.now_s())) + 1e-9)
         return is_busy
 
-    def _check_quotas(self, *, had_suspects: bool) -> None:
+    def _check_quotas(self) -> None:
         """Nobody holds more than its quota. What exceeds one that has become smaller does not grow."""
         running = [(one.request.tenant, one.id) for one in self.book.running]
         pools = [(tier, pool) for tier, pool in self.cache.tiers.pools() if tier is not Tier.HBM]
         held: dict[tuple[Tier, TenantId], int] = {}
         for tenant, owner in self.owners.items():
             mine = [seq for holder, seq in running if holder == tenant]
-            # One alone may go on whatever the quota, as it was accepted under another one; a suspect is always alone.
-            if len(mine) != 1 and not had_suspects:
+            # One alone may go on whatever the quota, as it was accepted under another one.
+            if len(mine) != 1:
                 held[Tier.HBM, tenant] = len({slot for seq in mine for slot in self.cache.slots(seq)})
             for tier, pool in pools:  # cached, or held by transfers
                 slots = [slot for slot in range(1, pool.blocks + 1) if pool.states[slot] != SlotState.FREE]

@@ -6,6 +6,7 @@ import pytest
 
 from device.sim_mover import SimMover
 from kvcache.fetch import MOST_FETCHES, PATIENCE_S
+from kvcache.policy import Keep
 from kvcache.tiers import TierLimits
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import BLOCK, BYTES, TierBench
@@ -13,7 +14,7 @@ from tiercel.clock import ManualClock
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import RouteGauges
 from tiercel.request import pack_tokens
-from tiercel.tenant import KvQuota, Tenants, TenantShare
+from tiercel.tenant import DEFAULT_TENANT, KvQuota, Tenants, TenantShare
 from tiercel.tier import Landing, Route, Tier, Transfer, Verdict
 from tiercel.wire import SetTenants
 
@@ -159,6 +160,29 @@ def test_a_tier_that_goes_off_ends_every_wait_for_it() -> None:
     reads = disk.reads
     waited_s(bench, [again])
     assert disk.reads == reads, "it is not asked any more"
+
+
+def test_a_read_that_lands_when_its_request_has_run_and_given_way_again_is_kept_for_nobody() -> None:
+    bench, disk = bench_with_doc_on_disk(fetch_blocks=4)
+    bench.book.switch_policy("priority", bench.clock.now_s(), step_ms=2.0, patience_s=1.0)
+    disk.slow_down(lambda _: 0.24)
+    seq = bench.submit(DOC, max_tokens=15)
+    for _ in range(400):
+        if bench.book[seq] in bench.book.running:
+            break
+        if not bench.loop.step():
+            bench.clock.advance(0.01)
+    other = bench.submit([8] * 8, max_tokens=60)
+    for _ in range(4):
+        bench.loop.step()
+    assert bench.book[other] in bench.book.running
+    bench.book.move(seq, 1)
+    assert any(transfer.route is Route.PREFETCH for transfer in bench.cache.tiers.transfers.flying())
+    share = TenantShare(name=DEFAULT_TENANT, kv_quota=KvQuota(hbm=3 * BYTES))
+    bench.loop.take([SetTenants(Tenants(1, (share,)))])  # the lower of the two gives way
+    waited_s(bench, [other, seq])
+    assert bench.client.finished[seq].preemptions == 1
+    assert [pool.num_kept(Keep.WANTED) for _, pool in bench.cache.tiers.pools()] == [0, 0, 0]
 
 
 # restores and spills in one plan
