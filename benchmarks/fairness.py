@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 
 from simulation.adversary import widest_gap
-from simulation.scenario import mixed, overload, returning, saturating, shared_prefixes, waits
+from simulation.progress import draw_mix, play
+from simulation.scenario import long_prompts, mixed, overload, returning, saturating, shared_prefixes, waits
 
 Verdict = tuple[str, bool]
 """What was measured beside its target, and whether the target is reached."""
@@ -68,6 +69,34 @@ def starvation() -> Verdict:
     return text, last.finished == 1
 
 
+def long() -> Verdict:
+    first_come = long_prompts("fcfs").useful_tokens_per_s
+    alone, with_ddr = (long_prompts("fair", host_blocks=blocks) for blocks in (0, 65_536))
+    parts = alone.useful_tokens_per_s / first_come, with_ddr.useful_tokens_per_s / first_come
+    text = (
+        f"six tenants with prompts of 100,000 tokens: useful tokens/s {100 * parts[0]:.1f} % of fcfs without DDR"
+        f" (target >= 90), {100 * parts[1]:.1f} % with it (target >= 97); fcfs {first_come:,.0f}"
+    )
+    return text, parts[0] >= 0.9 and parts[1] >= 0.97
+
+
+def progress(seeds: int) -> Verdict:
+    worst: dict[str, float] = {"fair": 1e9, "priority": 1e9}
+    repeated, ended = 0.0, True
+    for seed in range(seeds):
+        mix = draw_mix(seed, 2000)
+        first_come = play(mix, "fcfs", 2000).useful_tokens
+        for policy in ("fair", "priority"):
+            found = play(mix, policy, 2000)
+            worst[policy] = min(worst[policy], found.useful_tokens / first_come)
+            repeated, ended = max(repeated, found.worst_window), ended and found.ended == len(mix.asks)
+    text = (
+        f"{seeds} random mixes: at least {100 * worst['fair']:.1f} % (fair), {100 * worst['priority']:.1f} % (priority)"
+        f" of the work of fcfs (target >= 85); repeated at most {100 * repeated:.1f} % of 1,000 steps (target <= 10)"
+    )
+    return text, min(worst.values()) >= 0.85 and repeated <= 0.1 and ended
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
@@ -82,6 +111,8 @@ def main() -> int:
         "throughput": throughput,
         "goals": goals,
         "starvation": starvation,
+        "long": long,
+        "progress": lambda: progress(args.seeds),
     }
     missed = 0
     for name in args.only.split(",") if args.only else promises:

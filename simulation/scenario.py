@@ -28,6 +28,10 @@ _KINDS = ((0.5, 60, 16), (1.0, 200, 60), (2.0, 600, 120), (1.0, 60, 120), (0.5, 
 """Weight, mean tokens of a prompt and of an answer."""
 
 
+# As `tiercel simulate` has it without flags: one prompt of 100,000 tokens fits, and takes 50 steps.
+LONG = SimSettings(blocks=8192, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=131_072, patience_s=1.6)
+
+
 class Shares(Struct, frozen=True):
     """Service of two tenants, window by window."""
 
@@ -61,6 +65,17 @@ def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: flo
     asks += draw_asks(flood, times, lengths, rng, sources)
     settings = replace(SMALL, policy=policy)
     return _parts(_play(settings, order([guest, flood], asks), seconds), (seconds - away_s) / 3, away_s, seconds)
+
+
+def long_prompts(policy: PolicyName, *, host_blocks: int = 0, seconds: float = 1800.0, seed: int = 0) -> Figures:
+    """Six tenants with prompts of 100,000 tokens, 2.4 times as many as the machine can compute."""
+    rng = random.Random(seed)  # noqa: S311 - a simulation
+    shares, sources, asks = [_share(f"tenant-{number}") for number in range(6)], Sources(), list[Ask]()
+    for share in shares:
+        at_s = [rng.uniform(0.0, seconds) for _ in range(int(0.4 * seconds / 6))]
+        asks += draw_asks(share, sorted(at_s), Lengths(input_len=100_000, output_len=16, sigma=0.05), rng, sources)
+    settings = replace(LONG, policy=policy, host_blocks=host_blocks)
+    return figures(_play(settings, order(shares, asks), seconds))
 
 
 def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: int = 0) -> Figures:

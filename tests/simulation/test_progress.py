@@ -6,6 +6,7 @@ import pytest
 
 from scheduler.switch_budget import LOSS_SHARE
 from simulation.progress import draw_mix, play
+from simulation.scenario import long_prompts
 from simulation.simulator import SimSettings, Simulation
 from simulation.workload import Ask, Part, Sources
 from tiercel.ids import TenantId
@@ -48,6 +49,14 @@ def test_no_mix_of_many_stops_the_work(seed: int) -> None:
 @pytest.mark.parametrize("number", range(20))
 def test_no_mix_of_many_that_nobody_has_seen_stops_the_work(number: int) -> None:
     check_progress(random.SystemRandom().randrange(1 << 31))
+
+
+@pytest.mark.parametrize("seconds", [120.0, pytest.param(1800.0, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+def test_tenants_with_long_prompts_keep_nearly_the_throughput_of_first_come_first_served(seconds: float) -> None:
+    first_come = long_prompts("fcfs", seconds=seconds).useful_tokens_per_s
+    for host_blocks, part in ((0, 0.9), (65_536, 0.97)):
+        fair = long_prompts("fair", host_blocks=host_blocks, seconds=seconds)
+        assert fair.useful_tokens_per_s >= part * first_come, (host_blocks, fair.preemptions)
 
 
 @pytest.mark.parametrize("policy", ["fair", "priority"])
