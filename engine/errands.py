@@ -43,7 +43,12 @@ class Errands:
         return self._reload is not None or self._survey is not None
 
     def reload(self, tenants: Tenants, now_s: float) -> None:
-        """Act on new weights, goals and quotas; of many tenants over several steps, tenant by tenant."""
+        """Act on new weights, goals and quotas; of many tenants over several steps, tenant by tenant.
+
+        A reload that is still under way is finished first, in one long step: half of it would stay undone for ever.
+        """
+        for _ in self._reload or ():
+            pass
         self._reload = self._changing(tenants, now_s)
         if len(tenants.tenants) <= _AT_ONCE or not len(self._book):
             for _ in self._reload:

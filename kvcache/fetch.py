@@ -29,6 +29,8 @@ MOST_FETCHES = 128
 _QUEUE_S = 0.1  # of reads, behind each other
 _LEAST_READS = 4
 _LOOKS_OF_FETCH = 4  # that a block costs which is looked for in every tier
+_BATCH = 1024  # blocks looked up at once
+_BLOCKS_OF_LOOK = 4  # of a batch cost as much as one that is looked up alone
 _MOST_RUN = 1024  # blocks on the disk that are priced at once
 
 
@@ -96,7 +98,7 @@ class FetchWork:
         if fetch.is_done or table.is_closed or table.slots or not table.hash_some(limit, size, budget):
             return
         fetch.is_hashed = True
-        if not tiers.can_fetch or self._has_hole(table):
+        if not tiers.can_fetch or self._has_hole(table, budget):
             fetch.give_up()
             return
         while fetch.cursor < limit:
@@ -132,14 +134,26 @@ class FetchWork:
             fetch.landed = fetch.cursor
         return has_budget
 
-    def _has_hole(self, table: BlockTable) -> bool:
-        """The first block asked for that has not landed is not coming any more, whoever asked the disk for it."""
-        fetch = table.fetch
+    def _has_hole(self, table: BlockTable, budget: StepBudget) -> bool:
+        """The first block asked for that has not landed is not coming any more, whoever asked the disk for it.
+
+        A step looks as far as its budget goes.
+        """
+        fetch, tiers = table.fetch, self._tiers
+        pools = [pool for pool in (tiers.device, tiers.host) if pool is not None]
+        batch = 8
         while fetch.landed < fetch.cursor:
-            key = table.key(fetch.landed, self._block_size)
-            if not self._is_here(key):
-                return not self._is_coming(key)
-            fetch.landed += 1
+            count = min(fetch.cursor - fetch.landed, batch)
+            batch = min(8 * batch, _BATCH)
+            if not budget.take_looks(-(-count // _BLOCKS_OF_LOOK)):
+                return False
+            found = 0
+            for pool in pools:
+                first = fetch.landed + found
+                found += len(pool.slot_by_key.find(table.keys(first, fetch.landed + count)))
+            fetch.landed += found
+            if not found:
+                return not self._is_coming(table.key(fetch.landed, self._block_size))
         return False
 
     def _has_read_slot(self) -> bool:
@@ -191,4 +205,4 @@ class FetchWork:
             return
         if gateway.states[slot] == SlotState.CACHED and gateway.keep(slot) in (Keep.ONCE, Keep.REUSED):
             gateway.set_keep(slot, Keep.WANTED)
-            table.fetch.wanted.append(key)
+            table.fetch.want(slot, gateway)

@@ -45,7 +45,7 @@ def want_run(
         slots = slots[: max(0, most_wanted - gateway.num_kept(Keep.WANTED))]
         if len(slots):
             gateway.set_keep_many(slots, Keep.WANTED)
-            fetch.wanted_slots.append(Kept(slots, gateway.lives[slots]))
+            fetch.runs.append(Kept(slots, gateway.lives[slots]))
         if found < count:
             return True
     return True

@@ -34,10 +34,6 @@ class Links:
         """Return the lower slot of one device slot; 0: the next tier neither has the block nor is about to."""
         return self._below[slot]
 
-    def above_of(self, slot: int) -> int:
-        """Return the device slot of one lower slot; 0: the device tier does not have the block."""
-        return self._above[slot]
-
     def tie(self, upper: int, lower: int) -> None:
         """Link two slots that hold the same block."""
         self._below[upper], self._above[lower] = lower, upper

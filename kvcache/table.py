@@ -10,6 +10,7 @@ from msgspec import Struct
 from kvcache.block import child_key
 from kvcache.budget import StepBudget
 from kvcache.holding import Holding
+from kvcache.pool import SlotPool
 from kvcache.prefix import Prefix
 from kvcache.vector import NO_SLOTS, Slots, as_slots
 from tiercel.ids import BlockKey, SeqId
@@ -47,6 +48,8 @@ class Fetch:
     """What was brought near for a waiting sequence: asked for once a wait, so that nobody waits for ever."""
 
     __slots__ = (
+        "_lives",
+        "_slots",
         "cursor",
         "is_done",
         "is_given_up",
@@ -54,8 +57,8 @@ class Fetch:
         "landed",
         "passed_over_s",
         "predicted_s",
-        "wanted",
-        "wanted_slots",
+        "reads",
+        "runs",
         "worth_until",
     )
 
@@ -68,8 +71,22 @@ class Fetch:
         self.passed_over_s: float | None = None  # since when the sequence could run but for its fetch
         self.predicted_s = 0.0  # what the reads were to take
         self.worth_until = 0  # blocks before are worth reading
-        self.wanted: list[BlockKey] = []  # kept from eviction while it waits
-        self.wanted_slots: list[Kept] = []  # the same, of runs of blocks that lay in the device tier
+        self.reads: set[BlockKey] = set()  # that fly for it
+        self.runs: list[Kept] = []  # kept from eviction while it waits: runs of blocks that lay in the device tier
+        self._slots, self._lives = array("q"), array("q")  # the same, of blocks that were found or landed one by one
+
+    def want(self, slot: int, pool: SlotPool) -> None:
+        """A copy in the gateway is kept from eviction for the sequence."""
+        self._slots.append(slot)
+        self._lives.append(int(pool.lives[slot]))
+
+    def wanted(self) -> Kept:
+        """Return all copies that are kept from eviction for the sequence."""
+        slots, lives = np.array(self._slots, np.intp), np.array(self._lives, np.int64)
+        return Kept(
+            np.concatenate([slots, *(run.slots for run in self.runs)]),
+            np.concatenate([lives, *(run.lives for run in self.runs)]),
+        )
 
     def give_up(self) -> None:
         """The sequence takes what has landed and waits for no read any more."""

@@ -213,20 +213,11 @@ class TierBook:
 
     def settle_keep(self, table: BlockTable) -> None:
         """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
-        if runs := table.fetch.wanted_slots:
-            wanted = Kept(np.concatenate([run.slots for run in runs]), np.concatenate([run.lives for run in runs]))
+        if len((wanted := table.fetch.wanted()).slots):
             demote(self.gateway, wanted, Keep.WANTED, self.links if self.host is not None else None)
-        for key in table.fetch.wanted:
-            self._demote(self.gateway, key, Keep.WANTED)
         if self.host is not None and len(table.kept.slots):
             demote(self.host, table.kept, Keep.PREEMPTED, self.links)
         table.kept = NO_KEPT
-
-    def _demote(self, pool: SlotPool, key: BlockKey, keep: Keep) -> None:
-        slot = pool.slot_by_key.get(key)
-        if slot is not None and pool.keep(slot) is keep:
-            is_shadow = pool is self.host and key in self.device.slot_by_key
-            pool.set_keep(slot, Keep.SHADOW if is_shadow else Keep.REUSED)
 
     def _on_device_eviction(self, key: BlockKey, slot: SlotId) -> None:
         host, below = self._host(), self.links.below_of(slot) if self.links is not None else 0
@@ -259,12 +250,16 @@ class TierBook:
                 self._land_copies(transfer, self.gateway, self._disk(), keep, is_good=is_good)
             case Route.PREFETCH:
                 # It may have ended, or have run meanwhile and wait again: its fetch of then is over.
-                is_wanted = table is not None and not table.is_closed and transfer.keys[0] in table.fetch.wanted
+                is_wanted = table is not None and not table.is_closed and transfer.keys[0] in table.fetch.reads
                 if table is not None and is_wanted and is_good:
                     self._note_fetched(table)
                 keep = Keep.WANTED if is_wanted else Keep.REUSED
                 self._land_copies(transfer, self._disk(), self.gateway, keep, is_good=is_good)
                 self.fetched_blocks += is_good
+                if table is not None and is_wanted:
+                    table.fetch.reads.discard(transfer.keys[0])
+                    if is_good and self.gateway.slot_by_key.get(transfer.keys[0]) == transfer.targets[0]:
+                        table.fetch.want(transfer.targets[0], self.gateway)
                 if landing.verdict in (Verdict.MISS, Verdict.FAILED):  # one bad sector must not be read for ever
                     self._disk().evict_key(transfer.keys[0])
             case Route.VERIFY:
@@ -332,7 +327,7 @@ class TierBook:
         self.quotas.hold(disk, source)
         (target,) = self.gateway.take_many(1, by_transfer=True)
         self.quotas.own(self.gateway, target, disk.owner(source))
-        table.fetch.wanted.append(key)
+        table.fetch.reads.add(key)
         opened = self.transfers.open(Route.PREFETCH, Purpose.PREFETCH, (key,), (source,), (target,))
         self._table_by_transfer[opened.id] = table
         self._started_s[opened.id] = self._now_s

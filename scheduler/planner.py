@@ -217,8 +217,7 @@ class Planner:
 
         Who waits for something on its way, or at its tenant's quota, is not first: switching would not help it.
         """
-        num_long = sum(self._is_long(one) for one in prefills)
-        num_passed = 0
+        num_long, num_passed = sum(self._is_long(one) for one in prefills), 0
         first: SeqId | None = None
         capped: list[Sequence] = []
         self._room.tend()
@@ -231,8 +230,10 @@ class Planner:
             is_held = bool(draft.held) and sequence.account in draft.held
             if is_held or seq in draft.looked_at or seq in draft.victims:
                 continue
-            if num_passed < _MOST_LONG and self._is_too_long(sequence, num_long):
-                num_passed += 1  # and hides nobody behind it
+            if self._is_too_long(sequence, num_long):
+                num_passed += 1  # and hides nobody behind it, until they are very many
+                if num_passed == _MOST_LONG:
+                    break
                 continue
             draft.looked_at.add(seq)
             allowance = self._allowance(draft, sequence)

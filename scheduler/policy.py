@@ -152,7 +152,7 @@ class Policy:
 
     def end(self, sequence: Sequence, now_s: float) -> None:
         """The sequence has ended."""
-        self.switching.forget(sequence.id)
+        self.switching.make_up(sequence.id)  # how much of it was done again by now nobody counts
         self._forget(sequence.id, now_s)
 
     def preempt(self, sequence: Sequence, reason: PreemptionReason, price_ms: float) -> None:

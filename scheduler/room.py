@@ -216,8 +216,8 @@ class RoomMaker:
 
         @functools.cache
         def reason_for(account: Account, is_aged: bool, price_ms: float = 0.0) -> PreemptionReason | None:
-            if starves and not is_aged:
-                return "share"  # that of those who starve
+            if starves and not is_aged and account.band <= first.band:
+                return "share"  # that of those who starve; a lower band gives way anyhow
             return policy.reason(account, first, draft.now_s, holdings, is_aged=is_aged, price_ms=price_ms)
 
         least = 0 if draft.brake.is_void else _LEAST_SINCE_RESUME

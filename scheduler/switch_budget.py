@@ -50,29 +50,19 @@ class SwitchBudget:
         """Some victim has not yet computed again what it lost."""
         return bool(self._owed)
 
-    def owed_by(self, seq: SeqId) -> float:
-        """The price of the preemptions of a sequence that it has not made up for."""
-        return self._owed.get(seq, 0.0)
-
     def spend(self, seq: SeqId, price_ms: float) -> None:
         """A sequence is preempted for debt or for a share at this price."""
         self._owed[seq] = self._owed.get(seq, 0.0) + price_ms
         self._owed_ms += price_ms
 
     def make_up(self, seq: SeqId) -> None:
-        """The sequence has computed again what it lost."""
+        """The sequence has computed again what it lost, or has ended on the way."""
         price_ms = self._owed.pop(seq, 0.0)
         if price_ms:
             self._owed_ms = self._owed_ms - price_ms if self._owed else 0.0
             self._window_ms += price_ms
             self.repeated_ms += price_ms
             self._repeated.append((self._step, price_ms))
-
-    def forget(self, seq: SeqId) -> None:
-        """The sequence has ended: what it had not computed again by now it never will."""
-        price_ms = self._owed.pop(seq, 0.0)
-        if price_ms:
-            self._owed_ms = self._owed_ms - price_ms if self._owed else 0.0
 
     def launch(self, useful_ms: float) -> None:
         """A step was launched with so much work that had not been done before."""

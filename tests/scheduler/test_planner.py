@@ -112,6 +112,15 @@ def test_the_limit_on_long_prompts_hides_no_short_one_behind_them(policy: Policy
     assert any(5000 in room.step().admitted for _ in range(4))
 
 
+def test_the_limit_on_long_prompts_holds_however_many_wait() -> None:
+    room = Room(blocks=200_000, seqs=64, tokens=512)
+    room.planner.set_limits(StepLimits(64, 512, max_long_partial_prefills=1, long_prompt_tokens=100))
+    for seq in range(1, 1200):
+        room.submit(seq, 600)
+    room.step()
+    assert len(room.book.running) == 1
+
+
 def test_a_step_asks_only_so_many_about_their_prefixes() -> None:
     room = Room(hits=dict.fromkeys(range(1, 1000)))
     for seq in range(1, 1000):

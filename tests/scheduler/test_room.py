@@ -293,3 +293,16 @@ def test_work_is_never_lost_to_giving_way(policy: str) -> None:
         left -= 1
     assert not len(room.book)
     assert room.cache.available_blocks == 16
+
+
+@pytest.mark.parametrize("age_s", [0.0, 40.0])
+@pytest.mark.parametrize("name", ["fair", "priority"])
+def test_a_lower_band_gives_way_to_a_request_that_starves_as_to_any_other(name: PolicyName, age_s: float) -> None:
+    """The price of the victim plays no part between bands, however long the request has waited."""
+    room = Room(blocks=60, seqs=4, tokens=16, policy=open_policy(name, step_ms=10.0, patience_s=0.1))
+    room.now_s = 100.0
+    room.submit(1, 200, max_tokens=30, band=1, arrival_s=100.0)
+    run(room, 14)
+    room.submit(2, 200, max_tokens=4, arrival_s=room.now_s - age_s)
+    plans = run(room, 3)
+    assert any(plan.victims == (1,) for plan in plans)

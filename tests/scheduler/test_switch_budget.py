@@ -42,17 +42,17 @@ def test_a_price_is_owed_until_it_is_made_up_for_and_counts_for_a_window_more() 
     assert budget.repeated_ms == 60.0
 
 
-def test_a_sequence_that_ends_owes_nothing() -> None:
+def test_the_prices_of_one_sequence_add_up_and_are_made_up_for_once() -> None:
     budget = worked()
     budget.spend(A, 60.0)
     budget.spend(A, 30.0)
     budget.spend(B, 5.0)
-    assert budget.owed_by(A) == 90.0
-    budget.forget(A)
-    budget.forget(A)
-    assert budget.left_ms == pytest.approx(95.0)
+    assert budget.left_ms == pytest.approx(5.0)
     budget.make_up(A)
-    assert budget.repeated_ms == 0.0
+    budget.make_up(A)
+    assert budget.repeated_ms == 90.0
+    assert budget.left_ms == pytest.approx(5.0)
+    assert budget.owes
 
 
 @pytest.mark.parametrize("number", range(3))

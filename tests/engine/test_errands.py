@@ -1,0 +1,34 @@
+"""Work that spans steps: a reload of many tenants."""
+
+from collections import Counter
+
+from engine.errands import Errands
+from simulation.simulator import SimSettings, Simulation
+from simulation.workload import Ask, Part, Sources
+from tiercel.ids import TenantId
+from tiercel.tenant import Tenants, TenantShare
+
+MANY = 600
+
+
+def shares(band: int, weight: float) -> tuple[TenantShare, ...]:
+    """The first tenant is in a band, the last has a weight."""
+    return tuple(
+        TenantShare(
+            name=TenantId(f"t{number}"), band=band if not number else 0, weight=weight if number == MANY - 1 else 1.0
+        )
+        for number in range(MANY)
+    )
+
+
+def test_a_reload_that_comes_while_another_is_under_way_leaves_nothing_of_it_undone() -> None:
+    simulation, sources = Simulation(SimSettings(policy="priority", max_num_seqs=1), shares(0, 1.0)), Sources()
+    for _ in range(300):
+        simulation.submit(Ask(0.0, TenantId("t0"), (Part(sources.new(), 40),), 4))
+    errands = Errands(simulation.book, simulation.cache)
+    errands.reload(Tenants(2, shares(1, 1.0)), 0.0)
+    assert errands.go_on()
+    errands.reload(Tenants(3, shares(1, 2.0)), 0.0)
+    while errands.go_on():
+        pass
+    assert Counter(one.band for one in simulation.book.waiting.values()) == {1: 300}
