@@ -28,6 +28,7 @@ def test_a_reload_that_comes_while_another_is_under_way_leaves_nothing_of_it_und
     errands = Errands(simulation.book, simulation.cache)
     errands.reload(Tenants(2, shares(1, 1.0)), 0.0)
     assert errands.go_on()
+    assert errands.go_on()
     errands.reload(Tenants(3, shares(1, 2.0)), 0.0)
     while errands.go_on():
         pass
