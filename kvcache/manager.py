@@ -333,19 +333,10 @@ class CacheManager:
         self._owners.check_integrity(self._table_by_seq.values())
         refs = array("i", self._pool.transfer_refs)
         for table in self._table_by_seq.values():
-            flying = table.restore.flying() if table.restore is not None else set[int]()
-            covered = table.num_published if table.restore is None else table.restore.covered
-            # Behind a part of a restore that has failed, others may have landed: they are given up with the last one.
-            is_torn = table.restore is not None and not table.restore.is_whole
-            for block, slot in enumerate(table.slots):
+            for slot in table.slots:
                 refs[slot] += 1
-                is_keyed = block < covered and block not in flying
-                expected = table.key(block, self.block_size) if is_keyed else None
-                key = self._pool.key(SlotId(slot))
-                if is_torn and block >= covered and key is not None:
-                    expected = table.key(block, self.block_size)
-                if (expected is None) != (key is None) or (expected is not None and key != expected):
-                    raise InvariantError("cache.key", seq=table.seq, block=block, slot=slot)
+            if (block := table.misnamed(self._pool.key, self.block_size)) is not None:
+                raise InvariantError("cache.key", seq=table.seq, block=block, slot=table.slots[block])
         if refs != self._pool.refs:
             wrong = [slot for slot in range(self.blocks + 1) if refs[slot] != self._pool.refs[slot]]
             raise InvariantError("cache.references", slots=wrong[:8])

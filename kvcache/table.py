@@ -1,7 +1,7 @@
 """The block table of one sequence."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 
 import numpy as np
@@ -13,7 +13,7 @@ from kvcache.holding import Holding
 from kvcache.pool import SlotPool
 from kvcache.prefix import Prefix
 from kvcache.vector import NO_SLOTS, Slots, as_slots
-from tiercel.ids import BlockKey, SeqId
+from tiercel.ids import BlockKey, SeqId, SlotId
 
 
 class Kept(Struct, frozen=True, gc=False):
@@ -222,3 +222,17 @@ class BlockTable:
             if now:
                 self.key(known + now - 1, block_size)
         return len(self._keys) >= blocks
+
+    def misnamed(self, key_of: Callable[[SlotId], BlockKey | None], block_size: int) -> int | None:
+        """Return the first block whose slot does not bear the name that it should; None when all do. For checks."""
+        restore, covered, flying = self.restore, self.num_published, set[int]()
+        if restore is not None:
+            covered, flying = restore.covered, restore.flying()
+        for block, slot in enumerate(self.slots):
+            key = key_of(SlotId(slot))
+            # Behind a part of a restore that has failed others may have landed: they are given up with the last one.
+            may_have_landed = restore is not None and not restore.is_whole and block >= covered and key is not None
+            is_named = may_have_landed or (block < covered and block not in flying)
+            if key != (self.key(block, block_size) if is_named else None):
+                return block
+        return None
