@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from itertools import chain
 
 from kvcache.manager import CacheManager
 from scheduler.book import SequenceBook
@@ -45,11 +46,9 @@ class Errands:
     def reload(self, tenants: Tenants, now_s: float) -> None:
         """Act on new weights, goals and quotas; of many tenants over several steps, tenant by tenant.
 
-        A reload that is still under way is finished first, in one long step: half of it would stay undone for ever.
+        A reload that is still under way is finished first: half of it would stay undone for ever.
         """
-        for _ in self._reload or ():
-            pass
-        self._reload = self._changing(tenants, now_s)
+        self._reload = chain(self._reload or (), self._changing(tenants, now_s))
         if len(tenants.tenants) <= _AT_ONCE or not len(self._book):
             for _ in self._reload:
                 pass
