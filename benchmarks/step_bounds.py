@@ -285,7 +285,7 @@ def hashing() -> Engine:
 def victims() -> Engine:
     """Victims are chosen among 64 sequences of 1,024 blocks each, with DDR below."""
     blocks = 1024
-    engine = Engine(64 * (blocks + 4) + 8, host=4096, seqs=66, tokens=65536, mode="auto")
+    engine = Engine(64 * (blocks + 14) + 8, host=4096, seqs=66, tokens=65536, mode="auto")
     for number in range(64):
         prompt = words(number * 10**6, blocks * BLOCK)
         engine.turn(engine.request(prompt, tenant="low", band=1, max_tokens=3000), note="submit")
