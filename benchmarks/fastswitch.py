@@ -190,7 +190,7 @@ def priorities(pattern: Pattern, count: int, seed: int) -> Iterator[list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What is switched on."""
+    """The parts of swapping that an arm of the benchmark has switched on."""
 
     name: str
     merges: bool = True

@@ -87,7 +87,7 @@ MODEL = {
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is switched on."""
+    """The parts of swapping that an arm of the benchmark has switched on."""
 
     name: str
     has_host: bool = True

@@ -1,4 +1,4 @@
-"""Three times what the server can do: what predictive refusal keeps, whom it refuses, and who is answered.
+"""Measure predictive refusal while the server is asked for three times what it can answer.
 
     python benchmarks/overload.py [MODEL] [--seconds 30] [--factor 3] [--goal 1] [SERVE FLAG ...]
 
@@ -20,7 +20,7 @@ A first token is in time when the client has it within the goal since its reques
 
 The first two seconds, in which the new server learns its speeds, are not judged. Exit code 1 when something does not
 hold. `--off` runs the first without the goal and the last without its permission: all but the goodput must fail then.
-About three minutes; a pause of the machine shows in all of it.
+The run takes about three minutes. Run it on a quiet machine: a pause distorts every figure.
 """
 
 import argparse

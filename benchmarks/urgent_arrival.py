@@ -132,7 +132,7 @@ class Wait(NamedTuple):
 
 
 class Outbox:
-    """Who has ended."""
+    """Collects the reports of the engine: the requests that have ended."""
 
     def __init__(self) -> None:
         self.ended: set[SeqId] = set()

@@ -8,7 +8,10 @@ _MOST_PEEKS = 512  # blocks that a step hashes for prompts that have just come
 
 
 class StepBudget:
-    """What is left for this step. A step begins with the first sequence that is looked at after a plan was drawn."""
+    """The hashes and look-ups that the current step may still make, all sequences together.
+
+    A new step begins when a sequence is looked at for the first time after a plan was drawn.
+    """
 
     def __init__(self) -> None:
         self.hashes = MOST_HASHES

@@ -275,7 +275,7 @@ class Ledger:
             for block in range(start // self.block_size, end // self.block_size):
                 key = table.key(block, self.block_size)
                 claims.add(key)
-                # Whoever would load the block has to learn that it is being computed.
+                # Sequences that would load the block from DDR must look again: it is being computed now.
                 if host is not None and (slot := host.slot_by_key.get(key)) is not None:
                     host.change_stamp(slot)
 

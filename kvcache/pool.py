@@ -140,7 +140,10 @@ class SlotPool(SlotBook):
             self._free(slot)
 
     def hold_many(self, slots: Slots, *, by_transfer: bool = False, is_reuse: bool = True) -> None:
-        """One more reference to each of these slots, as `hold`. Errors: as there; nothing is changed then."""
+        """Add one reference to each of these slots, as `hold` does for one.
+
+        Errors: those of `hold`; no slot is changed then.
+        """
         if len(slots) < FEW:
             for slot in slots.tolist():
                 self.hold(slot, by_transfer=by_transfer, is_reuse=is_reuse)
