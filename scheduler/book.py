@@ -416,8 +416,8 @@ class SequenceBook:
         sequence.preemptions += 1
         sequence.away_since_s = now_s if sequence.away_since_s is None else sequence.away_since_s
         sequence.away_for = reason
-        sequence.lost = max(sequence.lost, sequence.computed)
-        sequence.redo_until = max(sequence.redo_until, sequence.computed)
+        sequence.lost = max(sequence.lost, sequence.scheduled)  # what is in flight is discarded, too
+        sequence.redo_until = max(sequence.redo_until, sequence.scheduled)
         sequence.is_aged = False
         self.num_preemptions += 1
         self.num_swapped += is_swap

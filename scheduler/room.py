@@ -242,8 +242,8 @@ class RoomMaker:
 
     def _price_ms(self, draft: Draft, victim: Sequence) -> float:
         """Predicted device time that preempting a sequence costs: moving its blocks, and computing the rest again."""
-        decision = self._chooser.decide(*draft.cache.blocks_below(victim.id), victim.computed)
-        return 1e3 * decision.chosen_s if decision.swaps else self._policy.costs.recompute_ms(victim.computed)
+        decision = self._chooser.decide(*draft.cache.blocks_below(victim.id), victim.scheduled)
+        return 1e3 * decision.chosen_s if decision.swaps else self._policy.costs.recompute_ms(victim.scheduled)
 
     def _gain(self, draft: Draft, seq: SeqId, needed: int) -> float:
         """Of the blocks that are wanted, those that it would free, for each second that its way out and back takes."""

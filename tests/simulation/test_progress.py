@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from scheduler.switch_budget import LOSS_SHARE
 from simulation.progress import draw_mix, play
@@ -10,6 +11,7 @@ from simulation.scenario import long_prompts
 from simulation.simulator import SimSettings, Simulation
 from simulation.workload import Ask, Part, Sources
 from tiercel.ids import TenantId
+from tiercel.plan import Plan, whole_slices
 from tiercel.settings import PolicyName
 from tiercel.tenant import TenantShare
 
@@ -73,3 +75,29 @@ def test_prompts_that_fill_the_pool_one_by_one_all_end(policy: PolicyName) -> No
     while simulation.step():
         assert simulation.machine.steps < 4 * 50 * 1.2
     assert all(tally.finished == 1 for tally in simulation.tally.by_tenant.values())
+
+
+@pytest.mark.parametrize("seed", [33, 47])
+def test_work_that_was_in_flight_at_a_preemption_counts_as_done_twice(seed: int) -> None:
+    mix = draw_mix(seed, 600)
+    simulation = Simulation(replace(mix.settings, policy="fair", async_depth=1), mix.tenants)
+    computed_by_seq: dict[int, int] = {}
+    repeated = 0
+
+    def note(plan: Plan) -> None:
+        nonlocal repeated
+        for piece in whole_slices(plan.nano_batches):
+            before, end = computed_by_seq.get(piece.seq, 0), piece.start + piece.length
+            repeated += max(0, min(end, before) - piece.start)
+            computed_by_seq[piece.seq] = max(before, end)
+
+    simulation.planner.listener = note
+    for ask in mix.asks:
+        while simulation.now_s < ask.at_s and simulation.step(ask.at_s):
+            pass
+        simulation.pass_time(ask.at_s)
+        simulation.submit(ask)
+    while simulation.step():
+        pass
+    assert repeated > 0
+    assert simulation.book.recomputed_tokens == repeated
