@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from random_llama import random_llama
 
 from device.registry import open_device
 from embedded import MODEL_DIR
@@ -31,24 +32,14 @@ from tiercel.settings import EngineSettings
 
 BLOCK_SIZE = 16
 MOST_ROWS = 64
-RANDOM_MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 8192,
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "hidden_act": "silu",
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "dtype": "float32",
-}
+RANDOM_MODEL = random_llama(
+    vocab_size=8192,
+    hidden_size=512,
+    intermediate_size=1536,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+)
 
 
 def check(bench: SplitBench, splitter: Splitter, points: list[Point], seconds: float) -> None:

@@ -11,9 +11,7 @@ from scheduler.book import SequenceBook
 from scheduler.cost import StepCosts, linear_times
 from scheduler.planner import Planner, StepLimits
 from scheduler.policy import open_policy
-from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Bench, random_prompt
-from tiercel.ids import SeqId
-from tiercel.wire import Abort
+from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Bench, walk
 
 
 class YieldingBench(Bench):
@@ -40,21 +38,7 @@ def test_random_work_of_long_and_short_steps_ends_with_the_tokens_it_should_have
         tokens=rng.choice([8, 64]),
         goal_ms=rng.choice([0.0, 9.0, 15.0, 40.0]),
     )
-    shared = [rng.randrange(VOCAB) for _ in range(40)]
-    for _ in range(rng.randrange(5, 30)):
-        bench.submit(random_prompt(rng, shared), max_tokens=rng.randrange(1, 40), ignore_eos=rng.random() < 0.5)
-        for _ in range(rng.randrange(0, 4)):
-            bench.loop.step()
-            bench.loop.check_integrity()
-        if rng.random() < 0.3:
-            bench.loop.take([Abort((SeqId(rng.randrange(1, len(bench.requests) + 1)),))])
-        if rng.random() < 0.1:
-            bench.machine.failing_launches = 1
-            bench.machine.begun = random.Random(seed)
-        if rng.random() < 0.05:
-            bench.machine.poisoned.add(SeqId(len(bench.requests)))
-    bench.run()
-    bench.assert_all_right()
+    walk(bench, seed, rng, refusals=0.1)
 
 
 def test_a_step_is_long_by_what_planning_costs_and_never_below_ten_milliseconds() -> None:

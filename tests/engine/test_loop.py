@@ -108,6 +108,25 @@ def random_prompt(rng: random.Random, shared: list[int]) -> list[int]:
     return shared[: rng.randrange(0, len(shared))] + own if rng.random() < 0.6 else own
 
 
+def walk(bench: Bench, seed: int, rng: random.Random, refusals: float) -> None:
+    """Random requests that share prefixes, aborts, refused launches (so many a request) and poisoned requests."""
+    shared = [rng.randrange(VOCAB) for _ in range(40)]
+    for _ in range(rng.randrange(5, 30)):
+        bench.submit(random_prompt(rng, shared), max_tokens=rng.randrange(1, 40), ignore_eos=rng.random() < 0.5)
+        for _ in range(rng.randrange(0, 4)):
+            bench.loop.step()
+            bench.loop.check_integrity()
+        if rng.random() < 0.3:
+            bench.loop.take([Abort((SeqId(rng.randrange(1, len(bench.requests) + 1)),))])
+        if rng.random() < refusals:
+            bench.machine.failing_launches = 1
+            bench.machine.begun = random.Random(seed)
+        if rng.random() < 0.05:
+            bench.machine.poisoned.add(SeqId(len(bench.requests)))
+    bench.run()
+    bench.assert_all_right()
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(25))
 def test_random_work_ends_with_exactly_the_tokens_it_should_have(seed: int, depth: int) -> None:

@@ -5,10 +5,10 @@ import sys
 from array import array
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import pytest
 
+from benchmarks.step_bounds import Copies, Device, Nobody
 from device.sim_mover import SimRates
 from engine.loop import EngineLoop
 from kvcache.manager import CacheManager
@@ -23,13 +23,11 @@ from tests.engine.test_loop_tiers import BYTES, TierBench
 from tests.seeds import fresh_seeds
 from tiercel.clock import ManualClock
 from tiercel.ids import SeqId
-from tiercel.outcome import RouteGauges, StepOutcome
-from tiercel.plan import StepPlan
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
 from tiercel.settings import PreemptionMode
-from tiercel.tier import Landing, Route, Transfer, Verdict
-from tiercel.wire import Abort, Report, Submit, ToEngine
+from tiercel.tier import Route, Transfer, Verdict
+from tiercel.wire import Abort, Submit, ToEngine
 
 
 @pytest.mark.parametrize("mode", ["auto", "swap"])
@@ -73,49 +71,6 @@ def test_random_work_in_blocks_of_one_token_says_what_it_should(seed: int, mode:
 BLOCKS = 1 << 16  # of one sequence: a million tokens
 SIZE = 16
 MOST_CALLS = 50_000  # of Python and C functions, by one step: less than one for each block
-
-
-class Flown:
-    def __init__(self, plan: StepPlan, clock: ManualClock) -> None:
-        self.plan = plan
-        self._clock = clock
-
-    def result(self) -> StepOutcome:
-        self._clock.advance(0.01)
-        return StepOutcome((1,) * sum(piece.samples for batch in self.plan.nano_batches for piece in batch.slices))
-
-
-class Device:
-    def __init__(self, clock: ManualClock) -> None:
-        self._clock = clock
-
-    def launch(self, plan: StepPlan) -> Flown:
-        return Flown(plan, self._clock)
-
-    def forget(self, seqs: object) -> None:
-        pass
-
-
-class Copies:
-    """All copies have landed by the next step."""
-
-    def __init__(self) -> None:
-        self.landings: list[Landing] = []
-
-    def start(self, transfers: Any) -> None:  # any iterable of transfers
-        self.landings += [Landing(transfer.id, Verdict.LANDED) for transfer in transfers]
-
-    def poll(self) -> list[Landing]:
-        landings, self.landings = self.landings, []
-        return landings
-
-    def gauges(self) -> tuple[RouteGauges, ...]:
-        return ()
-
-
-class Nobody:
-    def post(self, message: Report) -> None:
-        pass
 
 
 class Counted:

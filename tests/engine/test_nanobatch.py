@@ -21,7 +21,7 @@ from scheduler.nanobatch import cut, shape_of, splits_of
 from scheduler.planner import Planner, StepLimits
 from scheduler.policy import open_policy
 from tests.conformance.models import VOCAB_SIZE, make_checkpoint
-from tests.engine.test_loop import VOCAB, Bench, Client, random_prompt
+from tests.engine.test_loop import VOCAB, Bench, Client, walk
 from tiercel.clock import MonotonicClock
 from tiercel.ids import SeqId
 from tiercel.plan import NanoBatch, Slice
@@ -74,21 +74,7 @@ def test_random_work_in_nano_batches_ends_with_the_tokens_it_should_have(seed: i
     bench = SplitBench(
         seed, blocks=rng.choice([24, 30, 60]), depth=depth, seqs=rng.choice([1, 3, 8]), tokens=rng.choice([8, 64])
     )
-    shared = [rng.randrange(VOCAB) for _ in range(40)]
-    for _ in range(rng.randrange(5, 30)):
-        bench.submit(random_prompt(rng, shared), max_tokens=rng.randrange(1, 40), ignore_eos=rng.random() < 0.5)
-        for _ in range(rng.randrange(0, 4)):
-            bench.loop.step()
-            bench.loop.check_integrity()
-        if rng.random() < 0.3:
-            bench.loop.take([Abort((SeqId(rng.randrange(1, len(bench.requests) + 1)),))])
-        if rng.random() < 0.05:
-            bench.machine.failing_launches = 1
-            bench.machine.begun = random.Random(seed)
-        if rng.random() < 0.05:
-            bench.machine.poisoned.add(SeqId(len(bench.requests)))
-    bench.run()
-    bench.assert_all_right()
+    walk(bench, seed, rng, refusals=0.05)
     assert bench.splitter.most > 1
 
 
