@@ -165,8 +165,7 @@ class Ledger:
             if len(slots) == count:
                 continue
             batch = 1
-            if host is not None and (loads := self._look_below(table, limit)):
-                batch = loads
+            if host is not None and self._look_below(table, limit):
                 continue
             if not self._budget.take_looks(1):
                 return False
@@ -179,21 +178,24 @@ class Ledger:
 
     def _look_below(self, table: BlockTable, limit: int) -> int:
         """Remember the next blocks as long as they lie in DDR alone and nothing happens to them. Return how many."""
-        tiers, block = self._tiers, len(table.prefix)
-        count = min(limit - block, _BATCH)
-        if tiers.host is None or tiers.links is None or not self._budget.take_looks(-(-count // _LOOKS_OF_BATCH)):
+        tiers, prefix, before = self._tiers, table.prefix, len(table.prefix)
+        if tiers.host is None or tiers.links is None:
             return 0
-        keys = table.keys(block, block + count)
-        slots = tiers.host.slot_by_key.find(keys)
-        is_other = (tiers.links.above[slots] > 0) | tiers.transfers.are_rising(slots)
-        if is_other.any():
-            slots = slots[: int(np.argmax(is_other))]
-        if not all(
-            keys_in.isdisjoint(keys[: len(slots)]) for keys_in in (self._in_flight, *self._claims_by_seq.values())
-        ):
-            return 0
-        table.prefix.extend(slots, tiers.host.stamps[slots], is_load=True)
-        return len(slots)
+        batch = 1  # a prompt of which nothing is there must cost next to nothing: it is looked up in every step
+        while (count := min(limit - len(prefix), batch)) and self._budget.take_looks(-(-count // _LOOKS_OF_BATCH)):
+            keys = table.keys(len(prefix), len(prefix) + count)
+            slots = tiers.host.slot_by_key.find(keys)
+            is_other = (tiers.links.above[slots] > 0) | tiers.transfers.are_rising(slots)
+            if is_other.any():
+                slots = slots[: int(np.argmax(is_other))]
+            taken = keys[: len(slots)]
+            if not all(others.isdisjoint(taken) for others in (self._in_flight, *self._claims_by_seq.values())):
+                break
+            prefix.extend(slots, tiers.host.stamps[slots], is_load=True)
+            if len(slots) < count:
+                break
+            batch = min(8 * batch, _BATCH)
+        return len(prefix) - before
 
     def _place(self, table: BlockTable, block: int) -> bool | None:
         """Remember where a block of the table lies. False: it is not in reach; None: it is on its way."""

@@ -5,11 +5,13 @@ from array import array
 
 import pytest
 
+from kvcache.budget import MOST_HASHES
 from kvcache.ledger import Ledger
 from kvcache.manager import CacheManager
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.plan import NanoBatch, Plan, Slice, StepPlan
+from tiercel.rates import Rates
 
 BLOCK = 4
 
@@ -291,3 +293,15 @@ def test_claims_die_with_the_slice() -> None:
     ledger.release(SeqId(1))
     assert not ledger.claimed
     assert hit(ledger, 2) == 0
+
+
+def test_long_prompts_of_which_nothing_is_cached_cost_a_step_next_to_nothing() -> None:
+    """Or the first few would spend the look-ups of every step, and the engine would never come to the others."""
+    cache = CacheManager(64, BLOCK, b"weights", host_blocks=64, rates=lambda: Rates(bytes_per_s_by_route={}))
+    for seq in range(32):
+        cache.open(SeqId(seq), array("I", range(10_000 * seq, 10_000 * seq + 4 * 2000)), b"s")
+    for _ in range(32 * 2000 // MOST_HASHES + 2):
+        ledger = cache.ledger()
+        found = [hit(ledger, seq) for seq in range(32)]
+    assert found == [0] * 32
+    assert not cache.has_more
