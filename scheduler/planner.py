@@ -136,8 +136,10 @@ class Planner:
         """Who has had so much more than its share that it pauses while the first of those who wait is served.
 
         Pausing costs nothing: they keep their blocks, unless the first needs the room. For one that its own quota
-        keeps back nobody pauses: the first is the first behind it. Nor for one that needs room which is too dear to
-        take by now: the sooner the debtors end, or their debt is worth the price, the sooner it is admitted.
+        keeps back nobody pauses: the first is the first behind it. Nor for one that waits while
+        room is too dear to take: the sooner the debtors end, or their debt is worth the price, the sooner it is
+        admitted. A step tries to make room for one sequence; if that was another one, which starves, the first waits
+        for the outcome just the same.
         """
         fair = self._policy.fair
         if fair is None:

@@ -38,7 +38,7 @@ class RoomMaker:
         self._earmark: SeqId | None = None
         self._is_for_aged = False  # the earmarked comes in on the aging share
         self._earmark_steps = 0
-        self.is_too_dear = False  # to preempt what the last step needed room for
+        self.is_too_dear = False  # the last step's one attempt to make room cost too much, whomever it was for
 
     # ---- for who runs
 
