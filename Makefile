@@ -1,5 +1,5 @@
 # From a fresh clone, in any folder: `make serve` serves the embedded model, `make test` proves that it works; CI runs
-# `make test`, `make test-ui` and `make test-deploy`.
+# `make test`, `make test-slow`, `make test-ui` and `make test-deploy`.
 #
 #   TORCH      which torch to install                           make setup TORCH='torch==2.13.0'
 #   PIP_ARGS   arguments of every pip install                   make setup PIP_ARGS='--extra-index-url URL'
@@ -39,7 +39,7 @@ CHROMIUM := for name in chromium chromium-browser google-chrome; do command -v $
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long test-fast test-report test-ui test-deploy lint format pytest constraints clean
+.PHONY: help setup serve test test-slow test-long test-fast test-report test-ui test-deploy lint format pytest constraints clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -65,6 +65,10 @@ format: $(TEST_READY)  ## let ruff format and repair
 pytest: $(TEST_READY)  ## all tests; strace and promtool, which some need, are installed where they can be
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
 	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy $(TESTS)
+
+test-slow: $(TEST_READY)  ## kills, faults of the disk, walks by the hundred: about ten minutes; CI runs it, too
+	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
+	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/browser --ignore tests/deploy tests
 
 test-long: $(TEST_READY)  ## simulations and preemptions by the thousand: about half an hour
 	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser --ignore tests/deploy

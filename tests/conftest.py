@@ -1,5 +1,8 @@
-"""What all suites share: long runs are left out unless they are asked for, kernels run in Triton's interpreter where
-there is no GPU, and what is told at the end."""
+"""What all suites share.
+
+Slow and long runs are left out unless they are asked for; kernels run in Triton's interpreter where there is no GPU;
+what was skipped or excused is told at the end.
+"""
 
 import os
 from collections import Counter
@@ -37,14 +40,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: tens of seconds; runs only when asked for with -m slow, as in CI")
     config.addinivalue_line("markers", "long: minutes of simulation; runs only when asked for with -m long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long ones out unless the command line speaks of them."""
-    if "long" in (config.option.markexpr or ""):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    """Leave the slow and the long ones out unless the command line speaks of them."""
+    unasked = [name for name in ("slow", "long") if name not in (config.option.markexpr or "")]
+    left_out = [item for item in items if any(item.get_closest_marker(name) for name in unasked)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]

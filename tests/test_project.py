@@ -109,6 +109,7 @@ def test_ci_accepts_no_missing_program() -> None:
     makes = [line.removeprefix("exec ") for line in lines if re.match(r"(exec )?make ", line)]
     assert makes == [
         "make test TOOLS=required",
+        "make test-slow TOOLS=required",
         "make test-ui BROWSER=required",
         "make test-deploy ENGINE=required",
     ]

@@ -1,4 +1,4 @@
-"""Hundreds of preemptions in every mode, with prefixes from every tier: no token is lost or changed.
+"""A hundred preemptions and more in every mode, with prefixes from every tier: no token is lost or changed.
 
 `make test-long` does the same ten thousand times, and so does `benchmarks/preemptions.py`, which says how they went.
 """
@@ -11,7 +11,9 @@ import pytest
 from tests.conformance.churn import Tally, churn, has_used_all_tiers, make_answers
 
 
-@pytest.mark.parametrize("preemptions", [300, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "preemptions", [100, pytest.param(300, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.long)]
+)
 def test_no_token_is_lost_or_changed(
     preemptions: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

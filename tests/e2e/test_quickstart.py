@@ -94,6 +94,7 @@ class Reader:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_the_commands_of_the_page_run_in_order(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     try:

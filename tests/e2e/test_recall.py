@@ -5,6 +5,8 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from embedded.chats import Chat
 from embedded.recall import recall_question
 from tests.e2e.daemon import Daemon, daemon
@@ -24,6 +26,7 @@ def ask(running: Daemon, chat: Chat, tokens: int) -> str:
     return found.group() if found else ""
 
 
+@pytest.mark.slow
 def test_recall_survives_three_tiers_and_a_pool_for_a_few(tmp_path: Path) -> None:
     questions = [recall_question(random.Random(70_000 + number), CONTEXT) for number in range(QUESTIONS)]
     flags = (

@@ -130,7 +130,7 @@ class TierBench:
 
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 10))])
 def test_random_work_over_three_tiers_says_what_it_should(seed: int, depth: int, mode: PreemptionMode) -> None:
     rng = random.Random(seed)
     verdicts = [Verdict.LANDED] * 12 + [Verdict.FAILED, Verdict.MISS, Verdict.LATE]
@@ -244,7 +244,7 @@ def test_a_wrong_block_on_the_disk_is_a_miss_and_is_dropped() -> None:
 
 def test_abort_while_restoring_frees_everything() -> None:
     seen = 0
-    for steps in range(5, 120, 3):
+    for steps in range(5, 120, 6):
         bench = TierBench(blocks=24, seqs=8, limits=TierLimits(always_loads=True, has_write_back=False))
         seqs = [bench.submit([number] * 12, max_tokens=50) for number in range(8)]
         for _ in range(steps):
@@ -399,4 +399,12 @@ class TierWalk(RuleBasedStateMachine):
 
 
 TestTierWalk = TierWalk.TestCase
-TestTierWalk.settings = settings(max_examples=300, stateful_step_count=100, deadline=None)
+TestTierWalk.settings = settings(max_examples=60, stateful_step_count=100, deadline=None)
+
+
+class ManyTierWalks(TierWalk):
+    """The same for `make test-slow`."""
+
+
+TestManyTierWalks = pytest.mark.slow(ManyTierWalks.TestCase)
+TestManyTierWalks.settings = settings(max_examples=300, stateful_step_count=100, deadline=None)

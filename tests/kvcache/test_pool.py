@@ -495,4 +495,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=300, stateful_step_count=100, deadline=None)
+TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=100, deadline=None)

@@ -34,7 +34,7 @@ def deficit(book: TenantBook, account: Account) -> float:
 STEPS = 10_000
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 20))])
 def test_service_follows_the_weights_within_the_bound(seed: int) -> None:
     assert widest_gap(seed, STEPS, TenantBook) <= 1
 
@@ -57,6 +57,7 @@ def open_doubled(limits: FairLimits, weights: dict[TenantId, float]) -> TenantBo
     return TenantBook(doubled, weights)
 
 
+@pytest.mark.slow
 def test_a_doubled_unfairness_breaks_the_bound_of_three_seeds_in_four() -> None:
     assert sum(widest_gap(seed, STEPS, open_doubled) > 1 for seed in range(20)) >= 15
 

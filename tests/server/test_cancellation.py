@@ -108,10 +108,16 @@ def test_all_choices_of_a_request_end_together(model_folder: Path) -> None:
 
 def test_three_cancelled_clients_leave_all_gauges_at_zero(model_folder: Path) -> None:
     async def test(server: Running) -> None:
+        all_run = asyncio.Event()
+
+        def have_all_run() -> bool:  # the first that leaves must not keep the others
+            if len(server.engine.running) == 3:
+                all_run.set()
+            return all_run.is_set()
+
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
-                body = text_body(max_tokens=200, stream=True)
-                group.create_task(_leave_when(server, body, lambda: len(server.engine.running) == 3))
+                group.create_task(_leave_when(server, text_body(max_tokens=200, stream=True), have_all_run))
         await until(lambda: _has_nothing(server))
         metrics = (await server.http.get("/metrics")).text
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):

