@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcache.vector import FEW, Slots, as_slots, view
+from kvcache.vector import FEW, Slots, Where, as_slots, view
 
 _MOST_KEYS = 256  # slots that a dictionary counts; beyond, an array over the tier is smaller and faster
 
@@ -54,8 +54,9 @@ class SlotCounts:
         if self._many is None:
             self._spread()
         self._grow(slots)
-        before = self._all[slots]
-        self._all[slots] = before + change
+        where = Where(slots)
+        before = where.of(self._all)
+        where.put(self._all, before + change)
         return before
 
     def clear(self) -> None:

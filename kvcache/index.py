@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.vector import FEW, Slots, view
+from kvcache.vector import FEW, Slots, Where, view
 from tiercel.ids import BlockKey, SlotId
 
 KEY_BYTES = 32
@@ -84,8 +84,9 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
             slots, keys = slots[is_new], [key for key, new in zip(keys, is_new.tolist(), strict=True) if new]
         if len(slots):
             self._slot_by_key.update(zip(keys, slots.tolist(), strict=True))
-            self._all_keys[slots] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
-            self.all_named[slots] = True
+            where = Where(slots)
+            where.put(self._all_keys, np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
+            where.put(self.all_named, 1)
             self._num_named += len(slots)
         return is_new
 
@@ -97,16 +98,18 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
             self.is_named[slot] = False
             self._num_named -= 1
 
-    def unname_many(self, slots: Slots) -> None:
+    def unname_many(self, where: Where) -> None:
         """Take the names of slots that have one. Cost: numpy's alone; the map is tidied later."""
+        slots = where.slots
         if len(slots) < FEW:
             for slot in slots.tolist():
                 self.unname(slot)
             return
+        keys = where.of(self._all_keys)
         for first in range(0, len(slots), _TIDY):
-            part = slots[first : first + _TIDY]
-            self._lost.append((self._all_keys[part], part))
-        self.all_named[slots] = False
+            part = slice(first, first + _TIDY)
+            self._lost.append((keys[part], slots[part]))
+        where.put(self.all_named, 0)
         self._num_named -= len(slots)
 
     def tidy(self) -> None:

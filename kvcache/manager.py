@@ -19,7 +19,7 @@ from kvcache.pool import SlotPool
 from kvcache.prefix import Prefix
 from kvcache.table import BlockTable, Fetch, Restore, Reuse
 from kvcache.tiers import TierBook, TierLimits
-from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
+from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
 from tiercel.outcome import TierGauges
@@ -357,9 +357,9 @@ class CacheManager:
             return
         slots: Slots = np.zeros(covered, np.intp)
         is_hit = np.ones(covered, bool)
-        is_hit[found.loads] = False
+        Where(found.loads).put(is_hit, 0)
         slots[is_hit] = found.hits
-        slots[found.loads] = taken[:num_loads]
+        Where(found.loads).put(slots, taken[:num_loads])
         table.extend(slots)
         table.extend(taken[num_loads:])
         table.num_published = table.num_saved = int(found.loads[0])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvcache.pool import SlotPool
-from kvcache.vector import Slots
+from kvcache.vector import Slots, Where, count_each
 from tiercel.errors import InvariantError
 from tiercel.ids import SlotId
 from tiercel.tier import Tier
@@ -47,8 +47,8 @@ class CopyQuotas:
 
     def own_many(self, pool: SlotPool, slots: Slots, owners: Slots) -> None:
         """A transfer has taken empty slots for copies of these owners."""
-        for owner in np.flatnonzero(np.bincount(owners)).tolist():
-            pool.set_owner_many(slots[owners == owner], owner)
+        for owner, count in count_each(owners):
+            pool.set_owner_many(slots if count == len(slots) else slots[owners == owner], owner)
         self._count(pool, slots, 1)
 
     def hold_many(self, pool: SlotPool, slots: Slots) -> None:
@@ -92,11 +92,12 @@ class CopyQuotas:
         lent = self._lent.get(pool)
         if lent is None:
             return
-        counts = np.bincount(pool.owners(slots[pool.all_transfer_refs[slots] == 1]))
-        for owner in np.flatnonzero(counts).tolist():
+        where = Where(slots)
+        is_changed = where.of(pool.all_transfer_refs) == 1
+        for owner, count in count_each(where.of(pool.all_owners)[is_changed]):
             if not owner:
                 continue
-            left = lent.get(owner, 0) + change * int(counts[owner])
+            left = lent.get(owner, 0) + change * count
             if left:
                 lent[owner] = left
             else:

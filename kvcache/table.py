@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable, Iterable
-from operator import itemgetter
 
 import numpy as np
 from msgspec import Struct
@@ -12,7 +11,7 @@ from kvcache.budget import StepBudget
 from kvcache.holding import Holding
 from kvcache.pool import SlotPool
 from kvcache.prefix import Prefix
-from kvcache.vector import NO_SLOTS, Slots, as_slots
+from kvcache.vector import NO_SLOTS, Slots, Where, as_slots
 from tiercel.ids import BlockKey, SeqId, SlotId
 
 
@@ -208,7 +207,7 @@ class BlockTable:
         first, end = int(blocks[0]), int(blocks[-1]) + 1
         if end - first == len(blocks):
             return self._keys[first:end]
-        return list(itemgetter(*blocks.tolist())(self._keys))  # more than one block, as they are not consecutive
+        return Where(blocks).parts_of(self._keys)
 
     def published(self) -> Slots:
         """Return the slots of the leading blocks that are keyed and canonical."""

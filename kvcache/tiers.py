@@ -18,7 +18,7 @@ from kvcache.pool import SlotPool, SlotState
 from kvcache.quota import CopyQuotas, SpillRoom
 from kvcache.table import NO_KEPT, BlockTable, Kept
 from kvcache.transfers import TransferBook, check_references
-from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
+from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.rates import Rates
@@ -132,7 +132,7 @@ class TierBook:
         """Return the numbers of the table's full blocks that no lower tier holds or is about to hold."""
         if self.links is None or not self.has_lower_tier:
             return NO_SLOTS
-        return np.flatnonzero(self.links.below[table.published()] == 0)
+        return np.flatnonzero(Where(table.published()).of(self.links.below) == 0)
 
     @property
     def num_spillable(self) -> int:
@@ -146,7 +146,7 @@ class TierBook:
         host = self.host
         if host is None:
             return 0
-        return int(np.count_nonzero(host.all_states[sources] == SlotState.CACHED))
+        return int(np.count_nonzero(Where(sources).of(host.all_states) == SlotState.CACHED))
 
     def spill_room(self) -> SpillRoom:
         """What could be spilled now, by blocks and by quotas."""
@@ -190,10 +190,11 @@ class TierBook:
             self.links.tie_many(sources, targets)
             carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, keys, sources, targets)
             self._table_by_transfer.update((number, table) for number, _ in carried)
-        copies = self.links.below[slots]
-        copies = copies[copies > 0].astype(np.intp)
-        self.host.set_keep_many(copies[self.host.slot_by_key.all_named[copies] > 0], Keep.PREEMPTED)
-        table.kept = Kept(copies, self.host.lives[copies])
+        copies = Where(slots).of(self.links.below)
+        where = Where(copies[copies > 0].astype(np.intp))
+        is_named = where.of(self.host.slot_by_key.all_named) > 0
+        self.host.set_keep_many(where.slots[is_named], Keep.PREEMPTED)
+        table.kept = Kept(where.slots, where.of(self.host.lives))
         return []
 
     def hold_sources(self, sources: Slots) -> None:
@@ -288,7 +289,7 @@ class TierBook:
     def _land_restore(self, transfer: Transfer) -> None:
         host, sources = self._host(), as_slots(transfer.sources)
         self.quotas.drop_many(host, sources)
-        cached = sources[host.all_states[sources] == SlotState.CACHED]
+        cached = sources[Where(sources).of(host.all_states) == SlotState.CACHED]
         if self.limits.has_reuse:
             host.set_keep_many(cached, Keep.SHADOW)
         else:
@@ -299,7 +300,7 @@ class TierBook:
         if table is None or table.is_closed or not len(table.kept.slots):
             return
         host, targets = self._host(), as_slots(transfer.targets)[::-1]
-        is_kept = np.isin(targets, table.kept.slots) & (host.slot_by_key.all_named[targets] > 0)
+        is_kept = np.isin(targets, table.kept.slots) & (Where(targets).of(host.slot_by_key.all_named) > 0)
         host.set_keep_many(targets[is_kept], Keep.PREEMPTED)
 
     def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:

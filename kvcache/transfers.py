@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from kvcache.pool import SlotPool
-from kvcache.vector import FEW, Slots, as_slots, view
+from kvcache.vector import FEW, Slots, Where, as_slots, view
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.tier import Purpose, Route, Tier, Transfer
@@ -49,14 +49,15 @@ class _Marks:
 
     def set_many(self, slots: Slots, ids: Slots) -> bool:
         """The same as `set`, with an id for each block."""
-        if self._all[slots].any():
+        where = Where(slots)
+        if where.of(self._all).any():
             return False
-        self._all[slots] = ids
+        where.put(self._all, ids)
         return True
 
     def are_flying(self, slots: Slots) -> "npt.NDArray[np.bool_]":
         """Return for each slot whether a transfer carries its block."""
-        return self._all[slots] != 0
+        return Where(slots).of(self._all) != 0
 
     def set(self, slots: Sequence[SlotId], transfer_id: int) -> bool:
         """Say that a transfer carries these blocks. False, and nothing is changed, when one of them flies already."""
@@ -66,15 +67,15 @@ class _Marks:
             for slot in slots:
                 self._ids[slot] = transfer_id
             return True
-        many = as_slots(slots)
-        if self._all[many].any():
+        many = Where(as_slots(slots))
+        if many.of(self._all).any():
             return False
-        self._all[many] = transfer_id
+        many.put(self._all, transfer_id)
         return True
 
     def clear(self, slots: Sequence[SlotId]) -> None:
         """Say that the transfer is over."""
-        self._all[as_slots(slots)] = 0
+        Where(as_slots(slots)).put(self._all, 0)
 
     def of(self, key: BlockKey) -> int | None:
         """Return the id of the transfer that carries this block; None when none does."""
@@ -118,7 +119,8 @@ class TransferBook:
         """
         first = self._next_id
         self._next_id += -(-len(keys) // self._carried)
-        if not self._marks[route].set_many(sources, first + np.arange(len(keys)) // self._carried):
+        ids = np.repeat(np.arange(first, self._next_id), self._carried)[: len(keys)]
+        if not self._marks[route].set_many(sources, ids):
             raise InvariantError("transfer.twice", route=route.value, id=first)
         self._count(route, purpose, len(keys))
         carried: list[tuple[int, int]] = []
