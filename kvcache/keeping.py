@@ -58,12 +58,12 @@ def demote(pool: SlotPool, kept: Kept, keep: Keep, links: Links | None) -> None:
     """
     where = Where(kept.slots)
     is_same = (where.of(pool.lives) == kept.lives) & (where.of(pool.slot_by_key.all_named) > 0)
-    slots = kept.slots[is_same & pool.are_kept(kept.slots, keep)]
+    where = where.only(is_same & pool.are_kept(where, keep))
     if links is not None:
-        is_shadow = Where(slots).of(links.above) > 0
-        pool.set_keep_many(slots[is_shadow], Keep.SHADOW)
-        slots = slots[~is_shadow]
-    pool.set_keep_many(slots, Keep.REUSED)
+        is_shadow = where.of(links.above) > 0
+        pool.set_keep_many(where.only(is_shadow), Keep.SHADOW)
+        where = where.only(~is_shadow)
+    pool.set_keep_many(where, Keep.REUSED)
 
 
 def promote(device: SlotPool, host: SlotPool, links: Links, slots: Slots) -> None:

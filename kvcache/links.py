@@ -6,7 +6,7 @@ import numpy as np
 
 from kvcache.pool import SlotPool
 from kvcache.transfers import TransferBook
-from kvcache.vector import Slots, Where, view
+from kvcache.vector import Slots, Where, as_where, view
 from tiercel.ids import BlockKey
 from tiercel.tier import Tier
 
@@ -38,10 +38,11 @@ class Links:
         """Link two slots that hold the same block."""
         self._below[upper], self._above[lower] = lower, upper
 
-    def tie_many(self, uppers: Slots, lowers: Slots) -> None:
+    def tie_many(self, uppers: Slots | Where, lowers: Slots | Where) -> None:
         """Link slots that hold the same blocks, pair by pair."""
-        Where(uppers).put(self.below, lowers)
-        Where(lowers).put(self.above, uppers)
+        above, below = as_where(uppers), as_where(lowers)
+        above.put(self.below, below.slots)
+        below.put(self.above, above.slots)
 
     def tie_risen(self, uppers: Slots, lowers: Slots) -> None:
         """Link slots to the copies that they were read from, before they are named.

@@ -413,7 +413,7 @@ class CacheManager:
     def _clear(self, table: BlockTable) -> None:
         self._idle.note_released(table)
         # The tail goes first: of one chain, the end is the first to be evicted.
-        self._pool.drop_many(as_slots(table.slots)[::-1], table.last_step)
+        self._pool.drop_many(table.held().backwards(), table.last_step)
         table.cut(0)
         table.num_published = table.num_saved = 0
         table.restore = None

@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 
 from kvcache.pool import SlotPool, SlotState
-from kvcache.vector import FEW, Slots, Where, view
+from kvcache.vector import FEW, Slots, Where, as_where, view
 
 _CACHED, _OWNED = int(SlotState.CACHED), int(SlotState.OWNED)
 
@@ -43,9 +43,8 @@ class Overlay:
         self._has_losers = False
         self.available, self.coming = available, coming
 
-    def spill(self, slots: Slots) -> None:
+    def spill(self, where: Where) -> None:
         """Copies of these slots go down before the slots are free."""
-        where = Where(slots)
         where.put(self._all_spilled, 1)
         self._touched_many.append(where)
 
@@ -78,15 +77,15 @@ class Overlay:
         else:
             self.shift(slots, -1, 0)
 
-    def shift(self, slots: Slots, change: int, last_step: int) -> None:
+    def shift(self, slots: Slots | Where, change: int, last_step: int) -> None:
         """Count references, and what they make of slots: held, coming, or free to take."""
         self._write_given()
         self._has_losers |= change < 0
-        if len(slots) < FEW:
-            for slot in slots.tolist():
+        pool, where = self._pool, as_where(slots)
+        if len(where) < FEW:
+            for slot in where.slots.tolist():
                 self._shift(slot, change, last_step)
             return
-        pool, where = self._pool, Where(slots)
         lent = where.of(pool.all_transfer_refs)
         before = where.of(pool.all_refs) - lent + where.of(self._all_changes)
         where.add(self._all_changes, change)

@@ -11,7 +11,7 @@ from kvcache.slot_book import PROTECTED_SHARE as PROTECTED_SHARE
 from kvcache.slot_book import SINK as SINK
 from kvcache.slot_book import SlotBook
 from kvcache.slot_book import SlotState as SlotState
-from kvcache.vector import FEW, Slots, Where, as_slots
+from kvcache.vector import FEW, Slots, Where, as_slots, as_where
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 
@@ -139,16 +139,17 @@ class SlotPool(SlotBook):
         else:
             self._free(slot)
 
-    def hold_many(self, slots: Slots, *, by_transfer: bool = False, is_reuse: bool = True) -> None:
+    def hold_many(self, slots: Slots | Where, *, by_transfer: bool = False, is_reuse: bool = True) -> None:
         """Add one reference to each of these slots, as `hold` does for one.
 
         Errors: those of `hold`; no slot is changed then.
         """
+        where, segments = as_where(slots), self._segments
+        slots = where.slots
         if len(slots) < FEW:
             for slot in slots.tolist():
                 self.hold(slot, by_transfer=by_transfer, is_reuse=is_reuse)
             return
-        where, segments = Where(slots), self._segments
         states = where.of(self.all_states)
         is_cached, is_limbo = states == _CACHED, states == _LIMBO
         if not (is_cached | is_limbo | (states == _OWNED)).all():
@@ -162,13 +163,14 @@ class SlotPool(SlotBook):
         if is_reuse and not by_transfer:
             segments.reuse_many(where.only(where.of(self.slot_by_key.all_named) > 0))
 
-    def drop_many(self, slots: Slots, last_step: int, *, by_transfer: bool = False) -> None:
+    def drop_many(self, slots: Slots | Where, last_step: int, *, by_transfer: bool = False) -> None:
         """One reference less to each of these slots, in this order, as `drop`. Errors: as there."""
+        where = as_where(slots)
+        slots = where.slots
         if len(slots) < FEW:
             for slot in slots.tolist():
                 self.drop(slot, last_step, by_transfer=by_transfer)
             return
-        where = Where(slots)
         refs, lent = where.of(self.all_refs), where.of(self.all_transfer_refs)
         if ((lent if by_transfer else refs - lent) <= 0).any():
             raise InvariantError("pool.double_free", slots=slots[:8].tolist(), by_transfer=by_transfer)
@@ -177,18 +179,19 @@ class SlotPool(SlotBook):
         self._references.change_many(where, -1, by_transfer)
         is_last = refs == 1
         if not is_last.all():
-            slots, last_steps = slots[is_last], last_steps[is_last]
+            where, last_steps = where.only(is_last), last_steps[is_last]
         is_touched = last_steps > self.committed
         if is_touched.any():
-            touched, until = slots[is_touched], last_steps[is_touched]
-            Where(touched).put(self.all_states, _LIMBO)
+            limbo, until = where.only(is_touched), last_steps[is_touched]
+            limbo.put(self.all_states, _LIMBO)
+            touched = limbo.slots
             self.num_limbo += len(touched)
             is_one_step = bool((until == until[0]).all())
             for step in [int(until[0])] if is_one_step else sorted(set(until.tolist())):
                 part = touched if is_one_step else touched[until == step]
                 self._limbo_by_step.setdefault(step, []).append(part)
-            slots = slots[~is_touched]
-        self._settle_many(slots)
+            where = where.only(~is_touched)
+        self._settle_many(where)
 
     def discard(self, slot: SlotId) -> None:
         """Free a slot whose only reference is the caller's and whose content is worthless: a failed target."""
@@ -255,10 +258,10 @@ class SlotPool(SlotBook):
         else:
             segments.keeps[slot] = keep
 
-    def set_keep_many(self, slots: Slots, keep: Keep) -> None:
+    def set_keep_many(self, slots: Slots | Where, keep: Keep) -> None:
         """Say what copies are kept for, in this order, as `set_keep`. Errors: as there; nothing is changed then."""
         segments = self._segments
-        where = Where(slots)
+        where = as_where(slots)
         where = where.only(where.of(segments.all_keeps) != keep)
         states = where.of(self.all_states)
         if ((states == _FREE) | (states == _SINK)).any():
@@ -280,12 +283,12 @@ class SlotPool(SlotBook):
             raise InvariantError("pool.owner_empty", slot=slot)
         self._segments.set_owner(slot, owner, is_listed=self.states[slot] == _CACHED)
 
-    def set_owner_many(self, slots: Slots, owner: int) -> None:
+    def set_owner_many(self, slots: Slots | Where, owner: int) -> None:
         """Say whose copies these are, as `set_owner`."""
-        where = Where(slots)
+        where = as_where(slots)
         states = where.of(self.all_states)
         if ((states == _FREE) | (states == _SINK)).any():
-            raise InvariantError("pool.owner_empty", slots=slots[:8].tolist())
+            raise InvariantError("pool.owner_empty", slots=where.slots[:8].tolist())
         self._segments.set_owner_many(where, owner, where.only(states == _CACHED))
 
     # ---- steps
@@ -298,9 +301,9 @@ class SlotPool(SlotBook):
                 # A slot that was hit meanwhile left limbo, one released again is listed under a later step.
                 if isinstance(part, np.ndarray):
                     where = Where(part)
-                    part = part[(where.of(self.all_states) == _LIMBO) & (where.of(self.all_last_steps) <= step)]
-                    self.num_limbo -= len(part)
-                    self._settle_many(part)
+                    where = where.only((where.of(self.all_states) == _LIMBO) & (where.of(self.all_last_steps) <= step))
+                    self.num_limbo -= len(where)
+                    self._settle_many(where)
                 elif self.states[part] == _LIMBO and self.last_steps[part] <= step:
                     self.num_limbo -= 1
                     if self._is_keyed[part]:

@@ -11,7 +11,7 @@ from kvcache.index import KeyIndex
 from kvcache.policy import Keep, Segments
 from kvcache.reference import References
 from kvcache.run import RunSearch
-from kvcache.vector import FEW, Slots, Where, view
+from kvcache.vector import FEW, Slots, Where, as_where, view
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 
@@ -118,17 +118,17 @@ class SlotBook:
         """What its copy is or will be kept for."""
         return Keep(self._segments.keeps[slot])
 
-    def are_kept(self, slots: Slots, keep: Keep) -> "npt.NDArray[np.bool_]":
+    def are_kept(self, slots: Slots | Where, keep: Keep) -> "npt.NDArray[np.bool_]":
         """Return for each slot whether its copy is or will be kept for this."""
-        return Where(slots).of(self._segments.all_keeps) == keep
+        return as_where(slots).of(self._segments.all_keeps) == keep
 
     def are_kept_beyond(self, slots: Slots, keep: Keep) -> "npt.NDArray[np.bool_]":
         """Return for each slot whether its copy is kept for more than this."""
         return Where(slots).of(self._segments.all_keeps) > keep
 
-    def owners(self, slots: Slots) -> Slots:
+    def owners(self, slots: Slots | Where) -> Slots:
         """Return the owner of each slot's copy; 0 is nobody."""
-        return Where(slots).of(self.all_owners)
+        return as_where(slots).of(self.all_owners)
 
     def num_kept(self, keep: Keep) -> int:
         """Cached copies kept for this."""
@@ -184,9 +184,9 @@ class SlotBook:
         self._stamps[slot] += 1
         self.num_lost += 1
 
-    def change_stamps(self, slots: Slots) -> None:
+    def change_stamps(self, slots: Slots | Where) -> None:
         """Make all who remember these slots look again: something about their copies has changed in another tier."""
-        Where(slots).add(self.stamps, 1)
+        as_where(slots).add(self.stamps, 1)
         self.num_lost += 1
 
     def _evict(self, slots: Sequence[int]) -> None:
@@ -216,15 +216,14 @@ class SlotBook:
         self._free_many(where)
         self.evictions += len(slots)
 
-    def _settle_many(self, slots: Slots) -> None:
+    def _settle_many(self, where: Where) -> None:
         """Cache the copies that slots without references hold, and free the other slots."""
-        where = Where(slots)
         is_keyed = where.of(self.slot_by_key.all_named) > 0
         cached = where.only(is_keyed)
         cached.put(self.all_states, _CACHED)
         self._segments.add_many(cached)
-        if len(cached.slots) < len(slots):
-            self._free_many(Where(slots[~is_keyed]))
+        if len(cached) < len(where):
+            self._free_many(where.only(~is_keyed))
 
     # ---- tests
 

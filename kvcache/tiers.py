@@ -18,7 +18,7 @@ from kvcache.pool import SlotPool, SlotState
 from kvcache.quota import CopyQuotas, SpillRoom
 from kvcache.table import NO_KEPT, BlockTable, Kept
 from kvcache.transfers import TransferBook, check_references
-from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
+from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots, as_where
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.rates import Rates
@@ -132,7 +132,7 @@ class TierBook:
         """Return the numbers of the table's full blocks that no lower tier holds or is about to hold."""
         if self.links is None or not self.has_lower_tier:
             return NO_SLOTS
-        return np.flatnonzero(Where(table.published()).of(self.links.below) == 0)
+        return np.flatnonzero(table.published().of(self.links.below) == 0)
 
     @property
     def num_spillable(self) -> int:
@@ -141,12 +141,12 @@ class TierBook:
             return self.host.num_free + self.host.num_cached
         return min(self.writable_blocks, _MOST_PERSISTS)
 
-    def num_spillable_of(self, sources: Slots) -> int:
+    def num_spillable_of(self, sources: Slots | Where) -> int:
         """How many of these copies count as `num_spillable`: a restore that holds them leaves so much less."""
         host = self.host
         if host is None:
             return 0
-        return int(np.count_nonzero(Where(sources).of(host.all_states) == SlotState.CACHED))
+        return int(np.count_nonzero(as_where(sources).of(host.all_states) == SlotState.CACHED))
 
     def spill_room(self) -> SpillRoom:
         """What could be spilled now, by blocks and by quotas."""
@@ -175,25 +175,26 @@ class TierBook:
         Return transfers to the disk; those to DDR are prepared.
         """
         slots, blocks = table.published(), self.dirty(table)
-        blocks = blocks[: self.spill_room().take(slots[blocks])]
-        sources, keys = slots[blocks], table.keys_of(blocks)
+        sources = slots.at(blocks)
+        sources = sources.head(self.spill_room().take(sources))
+        keys = table.keys_of(blocks[: len(sources)])
         self.device.hold_many(sources, by_transfer=True)
         if self.host is None or self.links is None:
             persists = [
-                self.persist(key, SlotId(slot), Purpose.SPILL) for key, slot in zip(keys, sources.tolist(), strict=True)
+                self.persist(key, SlotId(slot), Purpose.SPILL)
+                for key, slot in zip(keys, sources.slots.tolist(), strict=True)
             ]
             self._table_by_transfer.update((one.id, table) for one in persists)
             return persists
-        if len(blocks):
-            targets = self.host.take_slots(len(blocks), by_transfer=True)
+        if len(sources):
+            targets = Where(self.host.take_slots(len(sources), by_transfer=True))
             self.quotas.own_many(self.host, targets, self.device.owners(sources))
             self.links.tie_many(sources, targets)
-            carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, keys, sources, targets)
+            carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, keys, sources, targets.slots)
             self._table_by_transfer.update((number, table) for number, _ in carried)
-        copies = Where(slots).of(self.links.below)
+        copies = slots.of(self.links.below)
         where = Where(copies[copies > 0].astype(np.intp))
-        is_named = where.of(self.host.slot_by_key.all_named) > 0
-        self.host.set_keep_many(where.slots[is_named], Keep.PREEMPTED)
+        self.host.set_keep_many(where.only(where.of(self.host.slot_by_key.all_named) > 0), Keep.PREEMPTED)
         table.kept = Kept(where.slots, where.of(self.host.lives))
         return []
 
@@ -206,9 +207,10 @@ class TierBook:
 
         Return the transfers: `TransferBook.prepare`.
         """
+        where = Where(sources)
         self.device.hold_many(targets, by_transfer=True)
-        self._host().change_stamps(sources)  # others that wait for these blocks learn that they are on their way
-        carried = self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
+        self._host().change_stamps(where)  # others that wait for these blocks learn that they are on their way
+        carried = self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, keys, where, targets)
         self._table_by_transfer.update((number, table) for number, _ in carried)
         return carried
 
@@ -288,12 +290,13 @@ class TierBook:
 
     def _land_restore(self, transfer: Transfer) -> None:
         host, sources = self._host(), as_slots(transfer.sources)
-        self.quotas.drop_many(host, sources)
-        cached = sources[Where(sources).of(host.all_states) == SlotState.CACHED]
+        where = Where(sources)
+        self.quotas.drop_many(host, where)
+        cached = where.only(where.of(host.all_states) == SlotState.CACHED)
         if self.limits.has_reuse:
             host.set_keep_many(cached, Keep.SHADOW)
         else:
-            host.evict_many(cached)
+            host.evict_many(cached.slots)
 
     def _keep_landed(self, transfer: Transfer, table: BlockTable | None) -> None:
         """Keep what a victim still needs: nothing when it has ended or come back, less when it gave way again."""

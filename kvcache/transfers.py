@@ -47,9 +47,8 @@ class _Marks:
         self._ids = array("i", bytes(4 * (pool.blocks + 1)))
         self._all = view(self._ids)
 
-    def set_many(self, slots: Slots, ids: Slots) -> bool:
+    def set_many(self, where: Where, ids: Slots) -> bool:
         """The same as `set`, with an id for each block."""
-        where = Where(slots)
         if where.of(self._all).any():
             return False
         where.put(self._all, ids)
@@ -110,7 +109,7 @@ class TransferBook:
         return len(self._flying) + len(self._prepared)
 
     def prepare(
-        self, route: Route, purpose: Purpose, keys: list[BlockKey], sources: Slots, targets: Slots
+        self, route: Route, purpose: Purpose, keys: list[BlockKey], sources: Where, targets: Slots
     ) -> list[tuple[int, int]]:
         """Carry many blocks between tiers of memory: their transfers start a few at a time, and count as flying now.
 
@@ -126,7 +125,7 @@ class TransferBook:
         carried: list[tuple[int, int]] = []
         for number in range(first, self._next_id):
             part = slice((number - first) * self._carried, (number - first + 1) * self._carried)
-            prepared = _Prepared(number, route, purpose, keys[part], sources[part], targets[part])
+            prepared = _Prepared(number, route, purpose, keys[part], sources.slots[part], targets[part])
             self._prepared.append(prepared)
             carried.append((number, len(prepared.keys)))
         return carried

@@ -47,7 +47,45 @@ class Where:
     def __init__(self, slots: Slots) -> None:
         """Cost: one look at the slots, about 40 us for 65,536 of them."""
         self.slots = slots
-        self._runs = _slices(slots)
+        self._runs: list[tuple[int, int, slice]] | None = _slices(slots)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @classmethod
+    def _made(cls, slots: Slots, runs: list[tuple[int, int, slice]] | None) -> "Where":
+        made = cls.__new__(cls)
+        made.slots, made._runs = slots, runs
+        return made
+
+    def head(self, count: int) -> "Where":
+        """Return the first of the slots. Cost: O(runs)."""
+        if count >= len(self.slots):
+            return self
+        if self._runs is None:
+            return Where._made(self.slots[:count], None)
+        runs = [run for run in self._runs if run[1] <= count]
+        done = runs[-1][1] if runs else 0
+        if done < count:
+            step = self._runs[len(runs)][2].step
+            runs.append((done, count, _run(int(self.slots[done]), int(self.slots[count - 1]), step)))
+        return Where._made(self.slots[:count], runs or None)
+
+    def backwards(self) -> "Where":
+        """Return the same slots, the last one first. Cost: O(runs)."""
+        slots, size, runs = self.slots[::-1], len(self.slots), self._runs
+        if runs is not None:
+            runs = [
+                (size - end, size - first, _run(int(self.slots[end - 1]), int(self.slots[first]), -run.step))
+                for first, end, run in reversed(runs)
+            ]
+        return Where._made(slots, runs)
+
+    def at(self, places: Slots) -> "Where":
+        """Return the slots at these places, which count up."""
+        if len(places) and places[-1] == len(places) - 1:
+            return self.head(len(places))
+        return Where(self.slots[places])
 
     def only(self, is_chosen: npt.NDArray[np.bool_]) -> "Where":
         """Return the slots for which this is true."""
@@ -82,6 +120,11 @@ class Where:
         if self._runs is None:
             return [items[slot] for slot in self.slots.tolist()]
         return [item for _, _, run in self._runs for item in items[run]]
+
+
+def as_where(slots: Slots | Where) -> Where:
+    """Return the slots as an index. A function that takes either spares its callers a second look at the slots."""
+    return slots if isinstance(slots, Where) else Where(slots)
 
 
 def _slices(slots: Slots) -> list[tuple[int, int, slice]] | None:

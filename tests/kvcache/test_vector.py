@@ -47,6 +47,11 @@ def test_slices_read_and_write_what_an_array_of_indices_does(seed: int) -> None:
     assert (sliced == indexed).all()
     is_chosen = read < rng.choice((0, 45, 90))
     assert where.only(is_chosen).slots.tolist() == slots[is_chosen].tolist()
+    count = rng.choice((0, 1, 5, len(slots) // 2, len(slots), len(slots) + 1))
+    assert where.head(count).of(book).tolist() == book[slots[:count]].tolist()
+    assert where.backwards().of(book).tolist() == book[slots[::-1]].tolist()
+    places = np.flatnonzero(read < 45) if rng.random() < 0.5 else np.arange(min(count, len(slots)))
+    assert where.at(places).of(book).tolist() == book[slots[places]].tolist()
     where.put(book, 1)
     assert read.max(initial=0) < 90 and (not len(read) or read.base is None), "what was read is a copy"
 
