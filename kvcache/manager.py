@@ -363,7 +363,7 @@ class CacheManager:
         table.extend(slots)
         table.extend(taken[num_loads:])
         table.num_published = table.num_saved = int(found.loads[0])
-        carried = self._tiers.restore(table, table.keys_of(found.loads), found.sources, taken[:num_loads])
+        carried = self._tiers.restore(table, found.loads, found.sources, taken[:num_loads])
         ends = np.cumsum([count for _, count in carried]).tolist()
         blocks_by_transfer = {
             number: found.loads[end - count : end] for (number, count), end in zip(carried, ends, strict=True)

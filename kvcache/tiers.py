@@ -177,12 +177,12 @@ class TierBook:
         slots, blocks = table.published(), self.dirty(table)
         sources = slots.at(blocks)
         sources = sources.head(self.spill_room().take(sources))
-        keys = table.keys_of(blocks[: len(sources)])
+        blocks = blocks[: len(sources)]
         self.device.hold_many(sources, by_transfer=True)
         if self.host is None or self.links is None:
             persists = [
                 self.persist(key, SlotId(slot), Purpose.SPILL)
-                for key, slot in zip(keys, sources.slots.tolist(), strict=True)
+                for key, slot in zip(table.keys_of(blocks), sources.slots.tolist(), strict=True)
             ]
             self._table_by_transfer.update((one.id, table) for one in persists)
             return persists
@@ -190,7 +190,7 @@ class TierBook:
             targets = Where(self.host.take_slots(len(sources), by_transfer=True))
             self.quotas.own_many(self.host, targets, self.device.owners(sources))
             self.links.tie_many(sources, targets)
-            carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, keys, sources, targets.slots)
+            carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, table.keys_of, blocks, sources, targets.slots)
             self._table_by_transfer.update((number, table) for number, _ in carried)
         copies = slots.of(self.links.below)
         where = Where(copies[copies > 0].astype(np.intp))
@@ -202,7 +202,7 @@ class TierBook:
         """Keep DDR copies for a restore that this seal opens: what is spilled or read meanwhile evicts others."""
         self.quotas.hold_many(self._host(), sources)
 
-    def restore(self, table: BlockTable, keys: list[BlockKey], sources: Slots, targets: Slots) -> list[tuple[int, int]]:
+    def restore(self, table: BlockTable, blocks: Slots, sources: Slots, targets: Slots) -> list[tuple[int, int]]:
         """Blocks of DDR whose copies are held go up into slots that the table holds.
 
         Return the transfers: `TransferBook.prepare`.
@@ -210,7 +210,7 @@ class TierBook:
         where = Where(sources)
         self.device.hold_many(targets, by_transfer=True)
         self._host().change_stamps(where)  # others that wait for these blocks learn that they are on their way
-        carried = self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, keys, where, targets)
+        carried = self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, table.keys_of, blocks, where, targets)
         self._table_by_transfer.update((number, table) for number, _ in carried)
         return carried
 
