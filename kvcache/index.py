@@ -79,7 +79,11 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
 
     def name_many(self, slots: Slots, keys: Sequence[BlockKey]) -> "npt.NDArray[np.bool_]":
         """Name slots. Returns for each whether it has got its name: False where another slot has it."""
-        is_new = np.fromiter((self.get(key) is None for key in keys), bool, len(keys))
+        known = list(map(self._slot_by_key.get, keys))
+        is_new = np.ones(len(keys), bool)
+        if known.count(None) < len(keys):
+            pairs = zip(known, keys, strict=True)
+            is_new[:] = [slot is None or not self._is_named(slot, key) for slot, key in pairs]
         if not is_new.all():
             slots, keys = slots[is_new], [key for key, new in zip(keys, is_new.tolist(), strict=True) if new]
         if len(slots):
