@@ -64,8 +64,14 @@ class SlotPool(SlotBook):
         self, count: int, near: SlotId | None = None, headroom: int = 0, *, by_transfer: bool = False
     ) -> Slots:
         """The same as `take_many`, for many slots."""
+        return self.take_where(count, near, headroom, by_transfer=by_transfer).slots
+
+    def take_where(
+        self, count: int, near: SlotId | None = None, headroom: int = 0, *, by_transfer: bool = False
+    ) -> Where:
+        """The same as `take_slots`, with the index of the slots."""
         if count < FEW:
-            return as_slots(self.take_many(count, near, headroom, by_transfer=by_transfer))
+            return Where(as_slots(self.take_many(count, near, headroom, by_transfer=by_transfer)))
         missing = count - self.num_free
         if missing > self._segments.count:
             raise InvariantError("pool.exhausted", blocks=self.blocks, wanted=count, missing=missing)
@@ -75,17 +81,18 @@ class SlotPool(SlotBook):
                 victims = self._segments.many_victims(missing)
                 self._evict_many(victims)
                 slots = np.concatenate([slots, victims])
-            slots = self._runs.take_all(slots, near)
+            where = Where(self._runs.take_all(slots, near))
         elif count < _MANY:
             found = self._runs.take(count, near, headroom)
-            slots = np.concatenate([np.arange(first, first + length) for first, length in found])
+            where = Where(np.concatenate([np.arange(first, first + length) for first, length in found]))
         else:
-            slots = self._runs.take_many(count, near, headroom)
-        self._references.own_many(Where(slots), by_transfer)
+            where = Where(self._runs.take_many(count, near, headroom))
+        slots = where.slots
+        self._references.own_many(where, by_transfer)
         self.num_free -= count
         self.taken_slots += count
         self.taken_runs += 1 + int(np.count_nonzero(np.diff(slots) != 1)) - (near is not None and slots[0] == near + 1)
-        return slots
+        return where
 
     def take_at(self, slot: SlotId, *, by_transfer: bool = False) -> bool:
         """Own this slot, if it is a free one: it held a copy before we started."""

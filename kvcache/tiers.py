@@ -187,7 +187,7 @@ class TierBook:
             self._table_by_transfer.update((one.id, table) for one in persists)
             return persists
         if len(sources):
-            targets = Where(self.host.take_slots(len(sources), by_transfer=True))
+            targets = self.host.take_where(len(sources), by_transfer=True)
             self.quotas.own_many(self.host, targets, self.device.owners(sources))
             self.links.tie_many(sources, targets)
             carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, table.keys_of, blocks, sources, targets.slots)
