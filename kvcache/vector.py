@@ -18,6 +18,9 @@ Slots = npt.NDArray[np.intp]
 FEW = 32
 """Below so many slots a loop is faster than numpy, whose calls cost about 1 us each."""
 
+_LEAST_SLICED = 4096
+"""Below so many slots the look for runs costs more than an array of indices: 2 us to read 1,024 elements."""
+
 _LEAST_RUN = 256
 """Below so many slots a run an array of indices is faster than a slice for each."""
 
@@ -129,7 +132,7 @@ def as_where(slots: Slots | Where) -> Where:
 
 def _slices(slots: Slots) -> list[tuple[int, int, slice]] | None:
     """Return the runs of slots that count up or down evenly: first position, end, slice. None if there are many."""
-    if len(slots) < FEW:
+    if len(slots) < _LEAST_SLICED:
         return None
     steps = slots[1:] - slots[:-1]
     changes = np.flatnonzero(steps[1:] != steps[:-1]) + 1
