@@ -9,6 +9,7 @@ import socket
 import sys
 
 from engine.assembly import Engine, open_engine
+from engine.heap import keep_heap
 from engine.mailbox import Mailbox, receive_start
 from engine.wake import Wake
 from tiercel.clock import Clock, MonotonicClock
@@ -73,6 +74,7 @@ def serve(mailbox: Mailbox, wake: Wake, clock: Clock, arena_fd: int | None) -> i
     # What is loaded stays: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    keep_heap()
     _adopt(engine, mailbox, clock)
     mailbox.post(
         Ready(

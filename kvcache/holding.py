@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcache.vector import FEW, Slots, as_slots, view
+from kvcache.vector import FEW, Slots, Where, as_slots, as_where, view
 
 _MOST_KEYS = 256  # slots that a dictionary counts; beyond, an array over the tier is smaller and faster
 
@@ -49,13 +49,14 @@ class SlotCounts:
             self._many[slot] = before + change
         return before
 
-    def change_many(self, slots: Slots, change: int) -> Slots:
+    def change_many(self, slots: Slots | Where, change: int) -> Slots:
         """Add to the counts of slots, none of which occurs twice. Returns what they were."""
         if self._many is None:
             self._spread()
-        self._grow(slots)
-        before = self._all[slots]
-        self._all[slots] = before + change
+        where = as_where(slots)
+        self._grow(where.slots)
+        before = where.of(self._all)
+        where.put(self._all, before + change)
         return before
 
     def clear(self) -> None:
@@ -117,13 +118,13 @@ class Holding:
         if self._sizes is not None:
             self._sizes[self._number] = self._num_slots
 
-    def remove(self, slots: "Sequence[int] | Slots") -> None:
+    def remove(self, slots: "Sequence[int] | Slots | Where") -> None:
         """A table does not hold these slots any more."""
         if len(slots) >= FEW:
-            before = self._tables.change_many(as_slots(slots), -1)
+            before = self._tables.change_many(slots if isinstance(slots, Where) else as_slots(slots), -1)
             self._num_slots -= int(np.count_nonzero(before == 1))
         else:
-            for slot in slots:
+            for slot in slots.slots.tolist() if isinstance(slots, Where) else slots:
                 self._num_slots -= self._tables.change(int(slot), -1) == 1
         if not self._num_slots:
             self._tables.clear()

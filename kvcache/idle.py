@@ -245,7 +245,8 @@ class IdleWork:
             self._tiers.verify(next(iter(self._tiers.unverified)), Purpose.BACKGROUND)
 
     def _persist_chains(self, *, is_idle: bool) -> None:
-        tiers, chains = self._tiers, self._chains
+        """Write the best chains to the disk. All chains of a step share one budget of looks."""
+        tiers, chains, looks = self._tiers, self._chains, _MOST_LOOKS
         if tiers.disk is None:
             return
         if self._is_news:
@@ -257,8 +258,10 @@ class IdleWork:
                 return
             if tiers.writable_blocks < 1 or (chain.is_once and not is_idle):
                 return
-            if not self._persist_some(chain):
+            first = chain.cursor
+            if not self._persist_some(chain, looks):
                 return
+            looks -= chain.cursor - first + 1  # the block that ended it was looked at, too
             key = chain[chain.cursor] if chain.cursor < len(chain) else None
             if key is None or not tiers.is_on_its_way_down(key):
                 chains.pop()  # it is done, or gone
@@ -275,13 +278,13 @@ class IdleWork:
         tiers, key = self._tiers, chain[chain.cursor]
         return key in tiers.gateway.slot_by_key or tiers.is_on_its_way_down(key) or tiers.is_on_disk(key)
 
-    def _persist_some(self, chain: Chain) -> bool:
-        """Write what of a chain lies in memory, head first, up to the first block that does not or may not.
+    def _persist_some(self, chain: Chain, most_looks: int) -> bool:
+        """Write the blocks of a chain that lie in memory, head first, up to the first one that does not or may not.
 
-        False when no more may fly, or be written.
+        Return False when no more may fly, be written or be looked at in this step.
         """
         tiers = self._tiers
-        for _ in range(_MOST_LOOKS):
+        for _ in range(most_looks):
             if chain.cursor >= len(chain):
                 return True
             key = chain[chain.cursor]

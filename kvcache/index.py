@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.vector import FEW, Slots, view
+from kvcache.vector import FEW, Slots, Where, view
 from tiercel.ids import BlockKey, SlotId
 
 KEY_BYTES = 32
@@ -79,13 +79,18 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
 
     def name_many(self, slots: Slots, keys: Sequence[BlockKey]) -> "npt.NDArray[np.bool_]":
         """Name slots. Returns for each whether it has got its name: False where another slot has it."""
-        is_new = np.fromiter((self.get(key) is None for key in keys), bool, len(keys))
+        known = list(map(self._slot_by_key.get, keys))
+        is_new = np.ones(len(keys), bool)
+        if known.count(None) < len(keys):
+            pairs = zip(known, keys, strict=True)
+            is_new[:] = [slot is None or not self._is_named(slot, key) for slot, key in pairs]
         if not is_new.all():
             slots, keys = slots[is_new], [key for key, new in zip(keys, is_new.tolist(), strict=True) if new]
         if len(slots):
             self._slot_by_key.update(zip(keys, slots.tolist(), strict=True))
-            self._all_keys[slots] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
-            self.all_named[slots] = True
+            where = Where(slots)
+            where.put(self._all_keys, np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
+            where.put(self.all_named, 1)
             self._num_named += len(slots)
         return is_new
 
@@ -97,16 +102,18 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
             self.is_named[slot] = False
             self._num_named -= 1
 
-    def unname_many(self, slots: Slots) -> None:
+    def unname_many(self, where: Where) -> None:
         """Take the names of slots that have one. Cost: numpy's alone; the map is tidied later."""
+        slots = where.slots
         if len(slots) < FEW:
             for slot in slots.tolist():
                 self.unname(slot)
             return
+        keys = where.of(self._all_keys)
         for first in range(0, len(slots), _TIDY):
-            part = slots[first : first + _TIDY]
-            self._lost.append((self._all_keys[part], part))
-        self.all_named[slots] = False
+            part = slice(first, first + _TIDY)
+            self._lost.append((keys[part], slots[part]))
+        where.put(self.all_named, 0)
         self._num_named -= len(slots)
 
     def tidy(self) -> None:

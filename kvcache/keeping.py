@@ -8,7 +8,7 @@ from kvcache.policy import Keep
 from kvcache.pool import SlotPool, SlotState
 from kvcache.quota import CopyQuotas
 from kvcache.table import BlockTable, Kept
-from kvcache.vector import Slots, as_slots
+from kvcache.vector import Slots, Where, as_slots
 from tiercel.ids import SlotId
 from tiercel.tier import Transfer
 
@@ -56,18 +56,19 @@ def demote(pool: SlotPool, kept: Kept, keep: Keep, links: Links | None) -> None:
 
     With `links` the pool is DDR, and copies of blocks that the device tier has are shadows.
     """
-    slots = kept.slots[pool.lives[kept.slots] == kept.lives]
-    slots = slots[(pool.slot_by_key.all_named[slots] > 0) & pool.are_kept(slots, keep)]
+    where = Where(kept.slots)
+    is_same = (where.of(pool.lives) == kept.lives) & (where.of(pool.slot_by_key.all_named) > 0)
+    where = where.only(is_same & pool.are_kept(where, keep))
     if links is not None:
-        is_shadow = links.above[slots] > 0
-        pool.set_keep_many(slots[is_shadow], Keep.SHADOW)
-        slots = slots[~is_shadow]
-    pool.set_keep_many(slots, Keep.REUSED)
+        is_shadow = where.of(links.above) > 0
+        pool.set_keep_many(where.only(is_shadow), Keep.SHADOW)
+        where = where.only(~is_shadow)
+    pool.set_keep_many(where, Keep.REUSED)
 
 
 def promote(device: SlotPool, host: SlotPool, links: Links, slots: Slots) -> None:
     """The device tier loses copies: what lies below is the last copy now, and worth as much as that one was."""
-    below = links.below[slots].astype(np.intp)
+    below = Where(slots).of(links.below).astype(np.intp)
     is_shadow = (below > 0) & host.are_kept(below, Keep.SHADOW) & (host.slot_by_key.all_named[below] > 0)
     below, is_reused = below[is_shadow], device.are_kept_beyond(slots[is_shadow], Keep.ONCE)
     host.set_keep_many(below[is_reused], Keep.REUSED)

@@ -9,7 +9,7 @@ from kvcache.overlay import Overlay
 from kvcache.pool import SlotPool
 from kvcache.table import BlockTable
 from kvcache.tiers import TierBook
-from kvcache.vector import NO_SLOTS, Slots, as_slots
+from kvcache.vector import NO_SLOTS, Slots
 from tiercel.ids import BlockKey, SeqId
 
 _BATCH = 1024  # blocks looked up at once, as long as the device tier has them all
@@ -251,8 +251,8 @@ class Ledger:
         if not self._tiers.has_lower_tier:
             return 0, 0, 0
         table = self._table_by_seq[seq]
-        dirty, slots = self._tiers.dirty(table), table.published()
-        spilled, clean = self._spill_room.count(slots[dirty]), table.num_published - len(dirty)
+        dirty = self._tiers.dirty(table)
+        spilled, clean = self._spill_room.count(table.published().at(dirty)), table.num_published - len(dirty)
         if self._tiers.host is None:
             return spilled, 0, clean
         return spilled, clean, self._tiers.num_on_disk(table, dirty[spilled:])
@@ -306,10 +306,10 @@ class Ledger:
         table = self._table_by_seq[seq]
         if seq not in self.released and table.slots:
             self.released[seq] = spills
-            slots = as_slots(table.slots)
+            held = table.held()
             if spills:
-                dirty = self._tiers.dirty(table)
-                self._overlay.spill(slots[dirty[: self._spill_room.take(slots[dirty])]])
-            self._overlay.shift(slots, -1, table.last_step)
+                dirty = table.published().at(self._tiers.dirty(table))
+                self._overlay.spill(dirty.head(self._spill_room.take(dirty)))
+            self._overlay.shift(held, -1, table.last_step)
             if holding is not None:
-                holding.shift(slots, -1)
+                holding.shift(held.slots, -1)

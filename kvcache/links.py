@@ -6,7 +6,7 @@ import numpy as np
 
 from kvcache.pool import SlotPool
 from kvcache.transfers import TransferBook
-from kvcache.vector import Slots, view
+from kvcache.vector import Slots, Where, as_where, view
 from tiercel.ids import BlockKey
 from tiercel.tier import Tier
 
@@ -38,10 +38,11 @@ class Links:
         """Link two slots that hold the same block."""
         self._below[upper], self._above[lower] = lower, upper
 
-    def tie_many(self, uppers: Slots, lowers: Slots) -> None:
+    def tie_many(self, uppers: Slots | Where, lowers: Slots | Where) -> None:
         """Link slots that hold the same blocks, pair by pair."""
-        self.below[uppers] = lowers
-        self.above[lowers] = uppers
+        above, below = as_where(uppers), as_where(lowers)
+        above.put(self.below, below.slots)
+        below.put(self.above, above.slots)
 
     def tie_risen(self, uppers: Slots, lowers: Slots) -> None:
         """Link slots to the copies that they were read from, before they are named.
@@ -83,8 +84,9 @@ class Links:
             self.tie(slot, lower)
 
     def _uppers_named(self, slots: Slots) -> None:
-        is_linked = self.below[slots] > 0  # with the copies that they came up from
-        self._lower.change_stamps(self.below[slots[is_linked]].astype(np.intp))
+        below = Where(slots).of(self.below)
+        is_linked = below > 0  # with the copies that they came up from
+        self._lower.change_stamps(below[is_linked].astype(np.intp))
         for slot in slots[~is_linked].tolist():
             key = self._upper.key(slot)
             if key is not None:
@@ -96,7 +98,9 @@ class Links:
             self.tie(upper, slot)
 
     def _lowers_named(self, slots: Slots) -> None:
-        for slot in slots[self.above[slots] == 0].tolist():  # the others were linked when their copies set off
+        for slot in slots[
+            Where(slots).of(self.above) == 0
+        ].tolist():  # the others were linked when their copies set off
             key = self._lower.key(slot)
             if key is not None:
                 self._lower_named(key, slot)
@@ -108,8 +112,9 @@ class Links:
             self._above[lower] = 0
 
     def _uppers_freed(self, slots: Slots) -> None:
-        self.above[self.below[slots]] = 0  # slot 0, the sink, has no link
-        self.below[slots] = 0
+        where = Where(slots)
+        self.above[where.of(self.below)] = 0  # slot 0, the sink, has no link
+        where.put(self.below, 0)
 
     def _lower_freed(self, slot: int) -> None:
         upper = self._above[slot]
@@ -119,7 +124,7 @@ class Links:
                 self._below[upper] = 0
 
     def _lowers_freed(self, slots: Slots) -> None:
-        linked = slots[self.above[slots] > 0]
-        uppers = self.above[linked]
+        uppers = Where(slots).of(self.above)
+        linked, uppers = slots[uppers > 0], uppers[uppers > 0]
         self.above[linked] = 0
         self.below[uppers[self.below[uppers] == linked]] = 0

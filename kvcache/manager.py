@@ -19,7 +19,7 @@ from kvcache.pool import SlotPool
 from kvcache.prefix import Prefix
 from kvcache.table import BlockTable, Fetch, Restore, Reuse
 from kvcache.tiers import TierBook, TierLimits
-from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
+from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
 from tiercel.outcome import TierGauges
@@ -357,13 +357,13 @@ class CacheManager:
             return
         slots: Slots = np.zeros(covered, np.intp)
         is_hit = np.ones(covered, bool)
-        is_hit[found.loads] = False
+        Where(found.loads).put(is_hit, 0)
         slots[is_hit] = found.hits
-        slots[found.loads] = taken[:num_loads]
+        Where(found.loads).put(slots, taken[:num_loads])
         table.extend(slots)
         table.extend(taken[num_loads:])
         table.num_published = table.num_saved = int(found.loads[0])
-        carried = self._tiers.restore(table, table.keys_of(found.loads), found.sources, taken[:num_loads])
+        carried = self._tiers.restore(table, found.loads, found.sources, taken[:num_loads])
         ends = np.cumsum([count for _, count in carried]).tolist()
         blocks_by_transfer = {
             number: found.loads[end - count : end] for (number, count), end in zip(carried, ends, strict=True)
@@ -413,7 +413,7 @@ class CacheManager:
     def _clear(self, table: BlockTable) -> None:
         self._idle.note_released(table)
         # The tail goes first: of one chain, the end is the first to be evicted.
-        self._pool.drop_many(as_slots(table.slots)[::-1], table.last_step)
+        self._pool.drop_many(table.held().backwards(), table.last_step)
         table.cut(0)
         table.num_published = table.num_saved = 0
         table.restore = None

@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 
 from kvcache.pool import SlotPool, SlotState
-from kvcache.vector import FEW, Slots, view
+from kvcache.vector import FEW, Slots, Where, as_where, view
 
 _CACHED, _OWNED = int(SlotState.CACHED), int(SlotState.OWNED)
 
@@ -23,7 +23,7 @@ class Overlay:
         self._all_changes, self._all_last_steps = view(self._changes), view(self._last_steps)
         self._all_spilled = view(self._spilled)
         self._touched: list[int] = []
-        self._touched_many: list[Slots] = []
+        self._touched_many: list[Where] = []
         self._given: Slots | None = None  # hits that are counted, and not written down yet
         self._given_where: slice | Slots = slice(0)
         self._given_counts = (0, 0)
@@ -33,20 +33,20 @@ class Overlay:
         """Begin a plan: nothing is changed so far."""
         for slot in self._touched:
             self._changes[slot] = self._last_steps[slot] = self._spilled[slot] = 0
-        for slots in self._touched_many:
-            self._all_changes[slots] = 0
-            self._all_last_steps[slots] = 0
-            self._all_spilled[slots] = 0
+        for where in self._touched_many:
+            where.put(self._all_changes, 0)
+            where.put(self._all_last_steps, 0)
+            where.put(self._all_spilled, 0)
         self._touched.clear()
         self._touched_many.clear()
         self._given = None
         self._has_losers = False
         self.available, self.coming = available, coming
 
-    def spill(self, slots: Slots) -> None:
+    def spill(self, where: Where) -> None:
         """Copies of these slots go down before the slots are free."""
-        self._all_spilled[slots] = 1
-        self._touched_many.append(slots)
+        where.put(self._all_spilled, 1)
+        self._touched_many.append(where)
 
     def give(self, slots: Slots, where: slice | Slots) -> None:
         """A table would hold these slots. While nobody has given anything up that is counted, not yet written down.
@@ -77,25 +77,25 @@ class Overlay:
         else:
             self.shift(slots, -1, 0)
 
-    def shift(self, slots: Slots, change: int, last_step: int) -> None:
+    def shift(self, slots: Slots | Where, change: int, last_step: int) -> None:
         """Count references, and what they make of slots: held, coming, or free to take."""
         self._write_given()
         self._has_losers |= change < 0
-        if len(slots) < FEW:
-            for slot in slots.tolist():
+        pool, where = self._pool, as_where(slots)
+        if len(where) < FEW:
+            for slot in where.slots.tolist():
                 self._shift(slot, change, last_step)
             return
-        pool, changes = self._pool, self._all_changes
-        lent = pool.all_transfer_refs[slots]
-        before = pool.all_refs[slots] - lent + changes[slots]
-        changes[slots] += change
-        last_steps = np.maximum(self._all_last_steps[slots], last_step)
-        self._all_last_steps[slots] = last_steps
-        self._touched_many.append(slots)
+        lent = where.of(pool.all_transfer_refs)
+        before = where.of(pool.all_refs) - lent + where.of(self._all_changes)
+        where.add(self._all_changes, change)
+        last_steps = np.maximum(where.of(self._all_last_steps), last_step)
+        where.put(self._all_last_steps, last_steps)
+        self._touched_many.append(where)
         # The last table goes or the first one comes: a block enters or leaves what can be taken.
         is_crossing = before == (0 if change > 0 else 1)
-        is_busy = (lent > 0) | (self._all_spilled[slots] > 0)
-        is_busy |= np.maximum(pool.all_last_steps[slots], last_steps) > pool.committed
+        is_busy = (lent > 0) | (where.of(self._all_spilled) > 0)
+        is_busy |= np.maximum(where.of(pool.all_last_steps), last_steps) > pool.committed
         coming = int(np.count_nonzero(is_crossing & is_busy))
         self.coming -= change * coming
         self.available -= change * (int(np.count_nonzero(is_crossing)) - coming)
@@ -104,7 +104,7 @@ class Overlay:
         """Something else changes: what was given is written down."""
         if self._given is not None:
             self._all_changes[self._given_where] += 1
-            self._touched_many.append(self._given)
+            self._touched_many.append(Where(self._given))
             self._given = None
 
     def _shift(self, slot: int, change: int, last_step: int) -> None:

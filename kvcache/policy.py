@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots, view
+from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots, count_each, view
 
 SEARCH_DEPTH = 64
 """Copies of one segment that a search looks at to spare the owners at their floor."""
@@ -117,67 +117,65 @@ class Segments:
 
     # ---- many at once: the same as one after the other
 
-    def add_many(self, slots: Slots) -> None:
+    def add_many(self, where: Where) -> None:
         """List copies that became unreferenced, in this order."""
-        keeps = self.all_keeps[slots]
-        self._all_ticks[slots] = np.arange(self._tick + 1, self._tick + 1 + len(slots))
+        slots = where.slots
+        keeps = where.of(self.all_keeps)
+        where.put(self._all_ticks, np.arange(self._tick + 1, self._tick + 1 + len(slots)))
         self._tick += len(slots)
-        for keep in range(_SEGMENTS):
-            part = slots[keeps == keep]
-            if not len(part):
-                continue
+        for keep, count in count_each(keeps):
+            part = where if count == len(slots) else Where(slots[keeps == keep])
             end = self._slots + keep
             last = self._previous[end]
-            self._all_next[part[:-1]] = part[1:]
-            self._all_previous[part[1:]] = part[:-1]
-            self._next[last] = first = int(part[0])
-            self._previous[first] = last
-            self._previous[end] = newest = int(part[-1])
-            self._next[newest] = end
-            self.counts[keep] += len(part)
+            part.put(self._all_next, np.append(part.slots[1:], end))
+            part.put(self._all_previous, np.append(last, part.slots[:-1]))
+            self._next[last], self._previous[end] = int(part.slots[0]), int(part.slots[-1])
+            self.counts[keep] += count
         self.count += len(slots)
-        self._count_owners(slots, 1)
+        self._count_owners(where, 1)
 
-    def remove_many(self, slots: Slots) -> None:
+    def remove_many(self, where: Where) -> None:
         """Take copies off their lists: they are referenced again, or evicted.
 
         The removed slots are stretches of the lists. The first slots of the stretches and their last ones, both in
         the order of the lists, belong together in pairs.
         """
         marked, following, previous = self._marked, self._all_next, self._all_previous
-        marked[slots] = True
-        firsts = self._in_list_order(slots[~marked[previous[slots]]])
-        lasts = self._in_list_order(slots[~marked[following[slots]]])
-        marked[slots] = False
+        slots = where.slots
+        where.put(marked, True)
+        firsts = self._in_list_order(slots[~marked[where.of(previous)]])
+        lasts = self._in_list_order(slots[~marked[where.of(following)]])
+        where.put(marked, False)
         before, behind = previous[firsts], following[lasts]
         following[before] = behind
         previous[behind] = before
-        self._all_ticks[slots] = 0
+        where.put(self._all_ticks, 0)
         self.count -= len(slots)
-        for keep, count in enumerate(np.bincount(self.all_keeps[slots], minlength=_SEGMENTS).tolist()):
+        for keep, count in count_each(where.of(self.all_keeps)):
             self.counts[keep] -= count
-        self._count_owners(slots, -1)
+        self._count_owners(where, -1)
 
-    def move_many(self, slots: Slots, keep: int) -> None:
+    def move_many(self, where: Where, keep: int) -> None:
         """Put listed slots to the recent end of a segment, in this order."""
-        self.remove_many(slots)
-        self.all_keeps[slots] = keep
-        self.add_many(slots)
+        self.remove_many(where)
+        where.put(self.all_keeps, keep)
+        self.add_many(where)
 
-    def reuse_many(self, slots: Slots) -> None:
+    def reuse_many(self, where: Where) -> None:
         """Unlisted copies that were seen once have been hit."""
-        self.all_keeps[slots[self.all_keeps[slots] == _ONCE]] = _REUSED
+        keeps = where.of(self.all_keeps)
+        where.put(self.all_keeps, np.where(keeps == _ONCE, _REUSED, keeps))
 
-    def reset_many(self, slots: Slots) -> None:
+    def reset_many(self, where: Where) -> None:
         """Unlisted slots are nobody's and seen by nobody."""
-        self.all_keeps[slots] = _ONCE
-        self.all_owners[slots] = 0
+        where.put(self.all_keeps, _ONCE)
+        where.put(self.all_owners, 0)
 
-    def set_owner_many(self, slots: Slots, owner: int, listed: Slots) -> None:
+    def set_owner_many(self, where: Where, owner: int, listed: Where) -> None:
         """Say whose copies these are; `listed` are those among them that are on a list."""
         self._know(owner)
         self._count_owners(listed, -1)
-        self.all_owners[slots] = owner
+        where.put(self.all_owners, owner)
         self._count_owners(listed, 1)
 
     def _in_list_order(self, slots: Slots) -> Slots:
@@ -186,11 +184,9 @@ class Segments:
         place = self._all_ticks[slots] + (self.all_keeps[slots].astype(np.int64) << _KEEP_SHIFT)
         return slots[np.argsort(place)]
 
-    def _count_owners(self, slots: Slots, change: int) -> None:
-        if len(slots):
-            counts = np.bincount(self.all_owners[slots])
-            for owner in np.flatnonzero(counts).tolist():
-                self._count_by_owner[owner] += change * int(counts[owner])
+    def _count_owners(self, where: Where, change: int) -> None:
+        for owner, count in count_each(where.of(self.all_owners)):
+            self._count_by_owner[owner] += change * count
 
     def set_owner(self, slot: int, owner: int, *, is_listed: bool) -> None:
         """Say whose copy it is."""
@@ -319,11 +315,8 @@ class Segments:
         count = min(count, self.counts[keep])
         if count > _MANY and 8 * count > self._slots:
             found = np.flatnonzero((self.all_keeps == keep) & (self._all_ticks > 0))
-            ticks = self._all_ticks[found]
-            if count < len(found):
-                earliest = np.argpartition(ticks, count - 1)[:count]
-                found, ticks = found[earliest], ticks[earliest]
-            return found[np.argsort(ticks, kind="stable")]  # tables were dropped in runs: that is nearly sorted
+            # Tables were dropped in runs: the ticks are nearly sorted, which a stable sort makes use of.
+            return found[np.argsort(Where(found).of(self._all_ticks), kind="stable")[:count]]
         return as_slots(list(islice(self.order(keep), count)))
 
     # ---- protected share

@@ -11,7 +11,7 @@ from kvcache.slot_book import PROTECTED_SHARE as PROTECTED_SHARE
 from kvcache.slot_book import SINK as SINK
 from kvcache.slot_book import SlotBook
 from kvcache.slot_book import SlotState as SlotState
-from kvcache.vector import FEW, Slots, as_slots
+from kvcache.vector import FEW, Slots, Where, as_slots, as_where
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 
@@ -64,8 +64,14 @@ class SlotPool(SlotBook):
         self, count: int, near: SlotId | None = None, headroom: int = 0, *, by_transfer: bool = False
     ) -> Slots:
         """The same as `take_many`, for many slots."""
+        return self.take_where(count, near, headroom, by_transfer=by_transfer).slots
+
+    def take_where(
+        self, count: int, near: SlotId | None = None, headroom: int = 0, *, by_transfer: bool = False
+    ) -> Where:
+        """The same as `take_slots`, with the index of the slots."""
         if count < FEW:
-            return as_slots(self.take_many(count, near, headroom, by_transfer=by_transfer))
+            return Where(as_slots(self.take_many(count, near, headroom, by_transfer=by_transfer)))
         missing = count - self.num_free
         if missing > self._segments.count:
             raise InvariantError("pool.exhausted", blocks=self.blocks, wanted=count, missing=missing)
@@ -75,17 +81,18 @@ class SlotPool(SlotBook):
                 victims = self._segments.many_victims(missing)
                 self._evict_many(victims)
                 slots = np.concatenate([slots, victims])
-            slots = self._runs.take_all(slots, near)
+            where = Where(self._runs.take_all(slots, near))
         elif count < _MANY:
             found = self._runs.take(count, near, headroom)
-            slots = np.concatenate([np.arange(first, first + length) for first, length in found])
+            where = Where(np.concatenate([np.arange(first, first + length) for first, length in found]))
         else:
-            slots = self._runs.take_many(count, near, headroom)
-        self._references.own_many(slots, by_transfer)
+            where = Where(self._runs.take_many(count, near, headroom))
+        slots = where.slots
+        self._references.own_many(where, by_transfer)
         self.num_free -= count
         self.taken_slots += count
         self.taken_runs += 1 + int(np.count_nonzero(np.diff(slots) != 1)) - (near is not None and slots[0] == near + 1)
-        return slots
+        return where
 
     def take_at(self, slot: SlotId, *, by_transfer: bool = False) -> bool:
         """Own this slot, if it is a free one: it held a copy before we started."""
@@ -139,54 +146,59 @@ class SlotPool(SlotBook):
         else:
             self._free(slot)
 
-    def hold_many(self, slots: Slots, *, by_transfer: bool = False, is_reuse: bool = True) -> None:
+    def hold_many(self, slots: Slots | Where, *, by_transfer: bool = False, is_reuse: bool = True) -> None:
         """Add one reference to each of these slots, as `hold` does for one.
 
         Errors: those of `hold`; no slot is changed then.
         """
+        where, segments = as_where(slots), self._segments
+        slots = where.slots
         if len(slots) < FEW:
             for slot in slots.tolist():
                 self.hold(slot, by_transfer=by_transfer, is_reuse=is_reuse)
             return
-        states, segments = self.all_states[slots], self._segments
+        states = where.of(self.all_states)
         is_cached, is_limbo = states == _CACHED, states == _LIMBO
         if not (is_cached | is_limbo | (states == _OWNED)).all():
             raise InvariantError("pool.hold_empty", slots=slots[:8].tolist())
-        cached = slots[is_cached]
-        if len(cached):
+        cached = where.only(is_cached)
+        if len(cached.slots):
             segments.remove_many(cached)
         self.num_limbo -= int(np.count_nonzero(is_limbo))
-        self.all_states[slots] = _OWNED
-        self._references.change_many(slots, 1, by_transfer)
+        where.put(self.all_states, _OWNED)
+        self._references.change_many(where, 1, by_transfer)
         if is_reuse and not by_transfer:
-            segments.reuse_many(slots[self.slot_by_key.all_named[slots] > 0])
+            segments.reuse_many(where.only(where.of(self.slot_by_key.all_named) > 0))
 
-    def drop_many(self, slots: Slots, last_step: int, *, by_transfer: bool = False) -> None:
+    def drop_many(self, slots: Slots | Where, last_step: int, *, by_transfer: bool = False) -> None:
         """One reference less to each of these slots, in this order, as `drop`. Errors: as there."""
+        where = as_where(slots)
+        slots = where.slots
         if len(slots) < FEW:
             for slot in slots.tolist():
                 self.drop(slot, last_step, by_transfer=by_transfer)
             return
-        refs, lent = self.all_refs[slots], self.all_transfer_refs[slots]
+        refs, lent = where.of(self.all_refs), where.of(self.all_transfer_refs)
         if ((lent if by_transfer else refs - lent) <= 0).any():
             raise InvariantError("pool.double_free", slots=slots[:8].tolist(), by_transfer=by_transfer)
-        last_steps = np.maximum(self.all_last_steps[slots], last_step)
-        self.all_last_steps[slots] = last_steps
-        self._references.change_many(slots, -1, by_transfer)
+        last_steps = np.maximum(where.of(self.all_last_steps), last_step)
+        where.put(self.all_last_steps, last_steps)
+        self._references.change_many(where, -1, by_transfer)
         is_last = refs == 1
         if not is_last.all():
-            slots, last_steps = slots[is_last], last_steps[is_last]
+            where, last_steps = where.only(is_last), last_steps[is_last]
         is_touched = last_steps > self.committed
         if is_touched.any():
-            touched, until = slots[is_touched], last_steps[is_touched]
-            self.all_states[touched] = _LIMBO
+            limbo, until = where.only(is_touched), last_steps[is_touched]
+            limbo.put(self.all_states, _LIMBO)
+            touched = limbo.slots
             self.num_limbo += len(touched)
             is_one_step = bool((until == until[0]).all())
             for step in [int(until[0])] if is_one_step else sorted(set(until.tolist())):
                 part = touched if is_one_step else touched[until == step]
                 self._limbo_by_step.setdefault(step, []).append(part)
-            slots = slots[~is_touched]
-        self._settle_many(slots)
+            where = where.only(~is_touched)
+        self._settle_many(where)
 
     def discard(self, slot: SlotId) -> None:
         """Free a slot whose only reference is the caller's and whose content is worthless: a failed target."""
@@ -229,7 +241,7 @@ class SlotPool(SlotBook):
 
     def evict_many(self, slots: Slots) -> None:
         """Free cached copies now, in this order."""
-        if (self.all_states[slots] != _CACHED).any():
+        if (Where(slots).of(self.all_states) != _CACHED).any():
             raise InvariantError("pool.evict", slots=slots[:8].tolist())
         self._evict_many(slots)
 
@@ -253,16 +265,17 @@ class SlotPool(SlotBook):
         else:
             segments.keeps[slot] = keep
 
-    def set_keep_many(self, slots: Slots, keep: Keep) -> None:
+    def set_keep_many(self, slots: Slots | Where, keep: Keep) -> None:
         """Say what copies are kept for, in this order, as `set_keep`. Errors: as there; nothing is changed then."""
         segments = self._segments
-        slots = slots[segments.all_keeps[slots] != keep]
-        states = self.all_states[slots]
+        where = as_where(slots)
+        where = where.only(where.of(segments.all_keeps) != keep)
+        states = where.of(self.all_states)
         if ((states == _FREE) | (states == _SINK)).any():
-            raise InvariantError("pool.keep_empty", slots=slots[:8].tolist())
+            raise InvariantError("pool.keep_empty", slots=where.slots[:8].tolist())
         is_cached = states == _CACHED
-        segments.move_many(slots[is_cached], keep)
-        segments.all_keeps[slots] = keep
+        segments.move_many(where.only(is_cached), keep)
+        where.put(segments.all_keeps, keep)
 
     def touch(self, slot: SlotId) -> None:
         """A cached copy is the last of its segment to go, as if it were released now."""
@@ -277,12 +290,13 @@ class SlotPool(SlotBook):
             raise InvariantError("pool.owner_empty", slot=slot)
         self._segments.set_owner(slot, owner, is_listed=self.states[slot] == _CACHED)
 
-    def set_owner_many(self, slots: Slots, owner: int) -> None:
+    def set_owner_many(self, slots: Slots | Where, owner: int) -> None:
         """Say whose copies these are, as `set_owner`."""
-        states = self.all_states[slots]
+        where = as_where(slots)
+        states = where.of(self.all_states)
         if ((states == _FREE) | (states == _SINK)).any():
-            raise InvariantError("pool.owner_empty", slots=slots[:8].tolist())
-        self._segments.set_owner_many(slots, owner, slots[states == _CACHED])
+            raise InvariantError("pool.owner_empty", slots=where.slots[:8].tolist())
+        self._segments.set_owner_many(where, owner, where.only(states == _CACHED))
 
     # ---- steps
 
@@ -293,9 +307,10 @@ class SlotPool(SlotBook):
             for part in self._limbo_by_step.pop(launched):
                 # A slot that was hit meanwhile left limbo, one released again is listed under a later step.
                 if isinstance(part, np.ndarray):
-                    part = part[(self.all_states[part] == _LIMBO) & (self.all_last_steps[part] <= step)]
-                    self.num_limbo -= len(part)
-                    self._settle_many(part)
+                    where = Where(part)
+                    where = where.only((where.of(self.all_states) == _LIMBO) & (where.of(self.all_last_steps) <= step))
+                    self.num_limbo -= len(where)
+                    self._settle_many(where)
                 elif self.states[part] == _LIMBO and self.last_steps[part] <= step:
                     self.num_limbo -= 1
                     if self._is_keyed[part]:

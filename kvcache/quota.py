@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvcache.pool import SlotPool
-from kvcache.vector import Slots
+from kvcache.vector import Slots, Where, as_where, count_each
 from tiercel.errors import InvariantError
 from tiercel.ids import SlotId
 from tiercel.tier import Tier
@@ -45,21 +45,23 @@ class CopyQuotas:
         pool.hold(slot, by_transfer=True)
         self._lend(pool, slot)
 
-    def own_many(self, pool: SlotPool, slots: Slots, owners: Slots) -> None:
+    def own_many(self, pool: SlotPool, where: Where, owners: Slots) -> None:
         """A transfer has taken empty slots for copies of these owners."""
-        for owner in np.flatnonzero(np.bincount(owners)).tolist():
-            pool.set_owner_many(slots[owners == owner], owner)
-        self._count(pool, slots, 1)
+        for owner, count in count_each(owners):
+            pool.set_owner_many(where if count == len(where) else where.only(owners == owner), owner)
+        self._count(pool, where, 1)
 
-    def hold_many(self, pool: SlotPool, slots: Slots) -> None:
+    def hold_many(self, pool: SlotPool, slots: Slots | Where) -> None:
         """One more transfer refers to each of these slots of any tier."""
-        pool.hold_many(slots, by_transfer=True)
-        self._count(pool, slots, 1)
+        where = as_where(slots)
+        pool.hold_many(where, by_transfer=True)
+        self._count(pool, where, 1)
 
-    def drop_many(self, pool: SlotPool, slots: Slots) -> None:
+    def drop_many(self, pool: SlotPool, slots: Slots | Where) -> None:
         """One transfer less refers to each of these slots of any tier."""
-        self._count(pool, slots, -1)
-        pool.drop_many(slots, 0, by_transfer=True)
+        where = as_where(slots)
+        self._count(pool, where, -1)
+        pool.drop_many(where, 0, by_transfer=True)
 
     def drop(self, pool: SlotPool, slot: SlotId) -> None:
         """One transfer less refers to a slot of any tier."""
@@ -87,16 +89,16 @@ class CopyQuotas:
         if lent is not None and owner and pool.transfer_refs[slot] == 1:
             lent[owner] = lent.get(owner, 0) + 1
 
-    def _count(self, pool: SlotPool, slots: Slots, change: int) -> None:
+    def _count(self, pool: SlotPool, where: Where, change: int) -> None:
         """Count the slots to which exactly one transfer refers: each was just lent, or is about to be given back."""
         lent = self._lent.get(pool)
         if lent is None:
             return
-        counts = np.bincount(pool.owners(slots[pool.all_transfer_refs[slots] == 1]))
-        for owner in np.flatnonzero(counts).tolist():
+        is_changed = where.of(pool.all_transfer_refs) == 1
+        for owner, count in count_each(where.of(pool.all_owners)[is_changed]):
             if not owner:
                 continue
-            left = lent.get(owner, 0) + change * int(counts[owner])
+            left = lent.get(owner, 0) + change * count
             if left:
                 lent[owner] = left
             else:
@@ -125,11 +127,11 @@ class SpillRoom:
         self._quotas = quotas
         self._taken: dict[int, int] = {}  # copies by owner
 
-    def count(self, dirty: Slots) -> int:
+    def count(self, dirty: Where) -> int:
         """Return how many of these slots of the device tier `take` would choose."""
         return self._choose(dirty)[0]
 
-    def take(self, dirty: Slots) -> int:
+    def take(self, dirty: Where) -> int:
         """Choose what goes down, from the head of the chain to the first block that may not. Return how many."""
         chosen, counts = self._choose(dirty)
         self.blocks -= chosen
@@ -137,12 +139,12 @@ class SpillRoom:
             self._taken[owner] = self._taken.get(owner, 0) + count
         return chosen
 
-    def _choose(self, dirty: Slots) -> tuple[int, dict[int, int]]:
+    def _choose(self, dirty: Where) -> tuple[int, dict[int, int]]:
         """How many blocks, and how many of each owner that has a quota."""
         chosen = min(len(dirty), max(0, self.blocks))
         if not self._quotas.most_blocks:
             return chosen, {}
-        owners = self._device.owners(dirty[:chosen])
+        owners = self._device.owners(dirty.head(chosen))
         limited: list[int] = []
         for owner in np.flatnonzero(np.bincount(owners)).tolist():
             most = self._quotas.left(self._tier, owner)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from kvcache.run import Run
-from kvcache.vector import Slots, view
+from kvcache.vector import Where, view
 
 
 class References:
@@ -29,23 +29,23 @@ class References:
                 self.transfers[slot] = lent
             self.num_lent += 0 < lent == total + change
 
-    def change_many(self, slots: Slots, change: int, by_transfer: bool) -> None:
+    def change_many(self, where: Where, change: int, by_transfer: bool) -> None:
         """Count one reference more (1) or less (-1) to each of these slots."""
-        totals, lent = self.all_totals[slots], self.all_transfers[slots]
-        self.all_totals[slots] = totals + change
+        totals, lent = where.of(self.all_totals), where.of(self.all_transfers)
+        where.put(self.all_totals, totals + change)
         if by_transfer or lent.any():
             self.num_lent -= int(np.count_nonzero((lent > 0) & (lent == totals)))
             if by_transfer:
                 lent = lent + change if change > 0 else lent - 1
-                self.all_transfers[slots] = lent
+                where.put(self.all_transfers, lent)
             self.num_lent += int(np.count_nonzero((lent > 0) & (lent == totals + change)))
 
-    def own_many(self, slots: Slots, by_transfer: bool) -> None:
+    def own_many(self, where: Where, by_transfer: bool) -> None:
         """Give unreferenced slots one reference each."""
-        self.all_totals[slots] = 1
+        where.put(self.all_totals, 1)
         if by_transfer:
-            self.all_transfers[slots] = 1
-            self.num_lent += len(slots)
+            where.put(self.all_transfers, 1)
+            self.num_lent += len(where.slots)
 
     def own_runs(self, found: Iterable[Run], by_transfer: bool) -> None:
         """Unreferenced slots get one reference each."""

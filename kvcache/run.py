@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvcache.vector import Slots, view
+from kvcache.vector import Slots, Where, view
 from tiercel.errors import InvariantError
 
 _SEARCH_SLOTS = 1 << 17  # a search for a run looks at so many slots at once: well under 1 ms
@@ -108,7 +108,7 @@ class RunSearch:
         # Slot numbers count up within a run: the first of each, and how far behind it.
         behind: Slots = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         slots: Slots = (np.repeat(firsts, lengths) + behind)[:count]
-        self._all_states[slots] = self._taken[0]
+        Where(slots).put(self._all_states, self._taken[0])
         self._move(int(slots[-1]) + 1)
         return np.concatenate([found, slots])
 
@@ -119,7 +119,7 @@ class RunSearch:
         if near is not None and length:
             is_next = (slots > near) & (slots <= near + length)
             slots = np.concatenate([slots[is_next], slots[~is_next]])
-        self._all_states[slots] = self._taken[0]
+        Where(slots).put(self._all_states, self._taken[0])
         return slots
 
     def every(self) -> Slots:

@@ -11,7 +11,7 @@ from kvcache.index import KeyIndex
 from kvcache.policy import Keep, Segments
 from kvcache.reference import References
 from kvcache.run import RunSearch
-from kvcache.vector import FEW, Slots, view
+from kvcache.vector import FEW, Slots, Where, as_where, view
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 
@@ -77,6 +77,7 @@ class SlotBook:
         self.evictions = 0
         self._runs = RunSearch(self.states, _OWNED)
         self._segments = Segments(slots)
+        self.all_owners = self._segments.all_owners
         self._is_keyed = self.slot_by_key.is_named
         self._limbo_by_step: dict[int, list[SlotId | Slots]] = {}  # in order of release; of many at once a part
 
@@ -117,17 +118,17 @@ class SlotBook:
         """What its copy is or will be kept for."""
         return Keep(self._segments.keeps[slot])
 
-    def are_kept(self, slots: Slots, keep: Keep) -> "npt.NDArray[np.bool_]":
+    def are_kept(self, slots: Slots | Where, keep: Keep) -> "npt.NDArray[np.bool_]":
         """Return for each slot whether its copy is or will be kept for this."""
-        return self._segments.all_keeps[slots] == keep
+        return as_where(slots).of(self._segments.all_keeps) == keep
 
     def are_kept_beyond(self, slots: Slots, keep: Keep) -> "npt.NDArray[np.bool_]":
         """Return for each slot whether its copy is kept for more than this."""
-        return self._segments.all_keeps[slots] > keep
+        return Where(slots).of(self._segments.all_keeps) > keep
 
-    def owners(self, slots: Slots) -> Slots:
+    def owners(self, slots: Slots | Where) -> Slots:
         """Return the owner of each slot's copy; 0 is nobody."""
-        return self._segments.all_owners[slots]
+        return as_where(slots).of(self.all_owners)
 
     def num_kept(self, keep: Keep) -> int:
         """Cached copies kept for this."""
@@ -155,16 +156,16 @@ class SlotBook:
         self._segments.reset(slot)
         self._lose(slot)
 
-    def _free_many(self, slots: Slots) -> None:
+    def _free_many(self, where: Where) -> None:
         """Unreferenced slots are empty and nobody's."""
-        self.all_states[slots] = _FREE
-        self.num_free += len(slots)
-        self._segments.reset_many(slots)
-        self.stamps[slots] += 1
-        self.lives[slots] += 1
+        where.put(self.all_states, _FREE)
+        self.num_free += len(where.slots)
+        self._segments.reset_many(where)
+        where.add(self.stamps, 1)
+        where.add(self.lives, 1)
         self.num_lost += 1
         if self.on_free_many is not None:
-            self.on_free_many(slots)
+            self.on_free_many(where.slots)
 
     def _lose(self, slot: int) -> None:
         """A slot has lost its copy: who remembers it must look again."""
@@ -183,9 +184,9 @@ class SlotBook:
         self._stamps[slot] += 1
         self.num_lost += 1
 
-    def change_stamps(self, slots: Slots) -> None:
+    def change_stamps(self, slots: Slots | Where) -> None:
         """Make all who remember these slots look again: something about their copies has changed in another tier."""
-        self.stamps[slots] += 1
+        as_where(slots).add(self.stamps, 1)
         self.num_lost += 1
 
     def _evict(self, slots: Sequence[int]) -> None:
@@ -205,23 +206,24 @@ class SlotBook:
         if len(slots) < FEW or (self.on_evict is not None and self.on_evict_many is None):
             self._evict(slots.tolist())
             return
-        if not self.slot_by_key.all_named[slots].all():
+        where = Where(slots)
+        if not where.of(self.slot_by_key.all_named).all():
             raise InvariantError("pool.cached_without_key", slots=slots[:8].tolist())
         if self.on_evict_many is not None:
             self.on_evict_many(slots)
-        self.slot_by_key.unname_many(slots)
-        self._segments.remove_many(slots)
-        self._free_many(slots)
+        self.slot_by_key.unname_many(where)
+        self._segments.remove_many(where)
+        self._free_many(where)
         self.evictions += len(slots)
 
-    def _settle_many(self, slots: Slots) -> None:
+    def _settle_many(self, where: Where) -> None:
         """Cache the copies that slots without references hold, and free the other slots."""
-        is_keyed = self.slot_by_key.all_named[slots] > 0
-        cached = slots[is_keyed]
-        self.all_states[cached] = _CACHED
+        is_keyed = where.of(self.slot_by_key.all_named) > 0
+        cached = where.only(is_keyed)
+        cached.put(self.all_states, _CACHED)
         self._segments.add_many(cached)
-        if len(cached) < len(slots):
-            self._free_many(slots[~is_keyed])
+        if len(cached) < len(where):
+            self._free_many(where.only(~is_keyed))
 
     # ---- tests
 

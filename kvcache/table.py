@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable, Iterable
-from operator import itemgetter
 
 import numpy as np
 from msgspec import Struct
@@ -12,7 +11,7 @@ from kvcache.budget import StepBudget
 from kvcache.holding import Holding
 from kvcache.pool import SlotPool
 from kvcache.prefix import Prefix
-from kvcache.vector import NO_SLOTS, Slots, as_slots
+from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
 from tiercel.ids import BlockKey, SeqId, SlotId
 
 
@@ -111,6 +110,7 @@ class BlockTable:
     """
 
     __slots__ = (
+        "_held",
         "_keys",
         "_root",
         "copied_s",
@@ -153,13 +153,14 @@ class BlockTable:
         self.num_swapped = 0  # blocks that came up after it
         self.copied_s = 0.0  # that copies of its blocks took since it gave way the last time
         self._root = root
+        self._held: Where | None = None  # all slots, as long as they do not change
         self._keys: list[BlockKey] = []  # only grows: tokens never change
 
     # ---- slots
 
     def extend(self, slots: Iterable[int]) -> None:
         """Hold these slots behind the others."""
-        first = len(self.slots)
+        first, self._held = len(self.slots), None
         if isinstance(slots, np.ndarray):
             self.slots.frombytes(slots.astype(np.int32).tobytes())
         else:
@@ -168,14 +169,15 @@ class BlockTable:
 
     def replace(self, block: int, slot: int) -> None:
         """Hold another slot with the same bytes."""
+        self._held = None
         self.holding.remove((self.slots[block],))
         self.slots[block] = slot
         self.holding.add((slot,))
 
     def cut(self, blocks: int) -> None:
         """Hold the first `blocks` slots alone."""
-        self.holding.remove(self.slots[blocks:])
-        self.slots = self.slots[:blocks]
+        self.holding.remove(self.slots[blocks:] if blocks else self.held())
+        self.slots, self._held = self.slots[:blocks], None
 
     # ---- facts
 
@@ -208,11 +210,20 @@ class BlockTable:
         first, end = int(blocks[0]), int(blocks[-1]) + 1
         if end - first == len(blocks):
             return self._keys[first:end]
-        return list(itemgetter(*blocks.tolist())(self._keys))  # more than one block, as they are not consecutive
+        return Where(blocks).parts_of(self._keys)
 
-    def published(self) -> Slots:
+    def held(self) -> Where:
+        """Return all slots as an index. A table of few blocks is looked at again each time."""
+        if self._held is not None:
+            return self._held
+        held = Where(as_slots(self.slots))
+        if len(held) >= FEW:
+            self._held = held
+        return held
+
+    def published(self) -> Where:
         """Return the slots of the leading blocks that are keyed and canonical."""
-        return as_slots(self.slots[: self.num_published])
+        return self.held().head(self.num_published)
 
     def hash_some(self, blocks: int, block_size: int, budget: StepBudget) -> bool:
         """Hash up to block number `blocks`, as far as the step's budget goes. True when all are hashed."""

@@ -18,7 +18,7 @@ from kvcache.pool import SlotPool, SlotState
 from kvcache.quota import CopyQuotas, SpillRoom
 from kvcache.table import NO_KEPT, BlockTable, Kept
 from kvcache.transfers import TransferBook, check_references
-from kvcache.vector import FEW, NO_SLOTS, Slots, as_slots
+from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots, as_where
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.rates import Rates
@@ -132,7 +132,7 @@ class TierBook:
         """Return the numbers of the table's full blocks that no lower tier holds or is about to hold."""
         if self.links is None or not self.has_lower_tier:
             return NO_SLOTS
-        return np.flatnonzero(self.links.below[table.published()] == 0)
+        return np.flatnonzero(table.published().of(self.links.below) == 0)
 
     @property
     def num_spillable(self) -> int:
@@ -141,12 +141,12 @@ class TierBook:
             return self.host.num_free + self.host.num_cached
         return min(self.writable_blocks, _MOST_PERSISTS)
 
-    def num_spillable_of(self, sources: Slots) -> int:
+    def num_spillable_of(self, sources: Slots | Where) -> int:
         """How many of these copies count as `num_spillable`: a restore that holds them leaves so much less."""
         host = self.host
         if host is None:
             return 0
-        return int(np.count_nonzero(host.all_states[sources] == SlotState.CACHED))
+        return int(np.count_nonzero(as_where(sources).of(host.all_states) == SlotState.CACHED))
 
     def spill_room(self) -> SpillRoom:
         """What could be spilled now, by blocks and by quotas."""
@@ -175,39 +175,42 @@ class TierBook:
         Return transfers to the disk; those to DDR are prepared.
         """
         slots, blocks = table.published(), self.dirty(table)
-        blocks = blocks[: self.spill_room().take(slots[blocks])]
-        sources, keys = slots[blocks], table.keys_of(blocks)
+        sources = slots.at(blocks)
+        sources = sources.head(self.spill_room().take(sources))
+        blocks = blocks[: len(sources)]
         self.device.hold_many(sources, by_transfer=True)
         if self.host is None or self.links is None:
             persists = [
-                self.persist(key, SlotId(slot), Purpose.SPILL) for key, slot in zip(keys, sources.tolist(), strict=True)
+                self.persist(key, SlotId(slot), Purpose.SPILL)
+                for key, slot in zip(table.keys_of(blocks), sources.slots.tolist(), strict=True)
             ]
             self._table_by_transfer.update((one.id, table) for one in persists)
             return persists
-        if len(blocks):
-            targets = self.host.take_slots(len(blocks), by_transfer=True)
+        if len(sources):
+            targets = self.host.take_where(len(sources), by_transfer=True)
             self.quotas.own_many(self.host, targets, self.device.owners(sources))
             self.links.tie_many(sources, targets)
-            carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, keys, sources, targets)
+            carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, table.keys_of, blocks, sources, targets.slots)
             self._table_by_transfer.update((number, table) for number, _ in carried)
-        copies = self.links.below[slots]
-        copies = copies[copies > 0].astype(np.intp)
-        self.host.set_keep_many(copies[self.host.slot_by_key.all_named[copies] > 0], Keep.PREEMPTED)
-        table.kept = Kept(copies, self.host.lives[copies])
+        copies = slots.of(self.links.below)
+        where = Where(copies[copies > 0].astype(np.intp))
+        self.host.set_keep_many(where.only(where.of(self.host.slot_by_key.all_named) > 0), Keep.PREEMPTED)
+        table.kept = Kept(where.slots, where.of(self.host.lives))
         return []
 
     def hold_sources(self, sources: Slots) -> None:
         """Keep DDR copies for a restore that this seal opens: what is spilled or read meanwhile evicts others."""
         self.quotas.hold_many(self._host(), sources)
 
-    def restore(self, table: BlockTable, keys: list[BlockKey], sources: Slots, targets: Slots) -> list[tuple[int, int]]:
+    def restore(self, table: BlockTable, blocks: Slots, sources: Slots, targets: Slots) -> list[tuple[int, int]]:
         """Blocks of DDR whose copies are held go up into slots that the table holds.
 
         Return the transfers: `TransferBook.prepare`.
         """
+        where = Where(sources)
         self.device.hold_many(targets, by_transfer=True)
-        self._host().change_stamps(sources)  # others that wait for these blocks learn that they are on their way
-        carried = self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, keys, sources, targets)
+        self._host().change_stamps(where)  # others that wait for these blocks learn that they are on their way
+        carried = self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, table.keys_of, blocks, where, targets)
         self._table_by_transfer.update((number, table) for number, _ in carried)
         return carried
 
@@ -287,19 +290,20 @@ class TierBook:
 
     def _land_restore(self, transfer: Transfer) -> None:
         host, sources = self._host(), as_slots(transfer.sources)
-        self.quotas.drop_many(host, sources)
-        cached = sources[host.all_states[sources] == SlotState.CACHED]
+        where = Where(sources)
+        self.quotas.drop_many(host, where)
+        cached = where.only(where.of(host.all_states) == SlotState.CACHED)
         if self.limits.has_reuse:
             host.set_keep_many(cached, Keep.SHADOW)
         else:
-            host.evict_many(cached)
+            host.evict_many(cached.slots)
 
     def _keep_landed(self, transfer: Transfer, table: BlockTable | None) -> None:
         """Keep what a victim still needs: nothing when it has ended or come back, less when it gave way again."""
         if table is None or table.is_closed or not len(table.kept.slots):
             return
         host, targets = self._host(), as_slots(transfer.targets)[::-1]
-        is_kept = np.isin(targets, table.kept.slots) & (host.slot_by_key.all_named[targets] > 0)
+        is_kept = np.isin(targets, table.kept.slots) & (Where(targets).of(host.slot_by_key.all_named) > 0)
         host.set_keep_many(targets[is_kept], Keep.PREEMPTED)
 
     def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:

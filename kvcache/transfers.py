@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from kvcache.pool import SlotPool
-from kvcache.vector import FEW, Slots, as_slots, view
+from kvcache.vector import FEW, Slots, Where, as_slots, view
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.tier import Purpose, Route, Tier, Transfer
@@ -28,13 +28,18 @@ DESTINATIONS = {
 _MOST_STARTED = 2  # prepared transfers that start at once
 
 
+KeysOf = Callable[[Slots], list[BlockKey]]
+"""The keys of some blocks of a sequence, by their numbers. What it returns for a block never changes."""
+
+
 class _Prepared(Struct, frozen=True, gc=False):
     """Blocks that will fly together soon; their slots are held already."""
 
     id: int
     route: Route
     purpose: Purpose
-    keys: list[BlockKey]
+    keys_of: KeysOf
+    blocks: Slots
     sources: Slots
     targets: Slots
 
@@ -47,16 +52,16 @@ class _Marks:
         self._ids = array("i", bytes(4 * (pool.blocks + 1)))
         self._all = view(self._ids)
 
-    def set_many(self, slots: Slots, ids: Slots) -> bool:
+    def set_many(self, where: Where, ids: Slots) -> bool:
         """The same as `set`, with an id for each block."""
-        if self._all[slots].any():
+        if where.of(self._all).any():
             return False
-        self._all[slots] = ids
+        where.put(self._all, ids)
         return True
 
     def are_flying(self, slots: Slots) -> "npt.NDArray[np.bool_]":
         """Return for each slot whether a transfer carries its block."""
-        return self._all[slots] != 0
+        return Where(slots).of(self._all) != 0
 
     def set(self, slots: Sequence[SlotId], transfer_id: int) -> bool:
         """Say that a transfer carries these blocks. False, and nothing is changed, when one of them flies already."""
@@ -66,15 +71,15 @@ class _Marks:
             for slot in slots:
                 self._ids[slot] = transfer_id
             return True
-        many = as_slots(slots)
-        if self._all[many].any():
+        many = Where(as_slots(slots))
+        if many.of(self._all).any():
             return False
-        self._all[many] = transfer_id
+        many.put(self._all, transfer_id)
         return True
 
     def clear(self, slots: Sequence[SlotId]) -> None:
         """Say that the transfer is over."""
-        self._all[as_slots(slots)] = 0
+        Where(as_slots(slots)).put(self._all, 0)
 
     def of(self, key: BlockKey) -> int | None:
         """Return the id of the transfer that carries this block; None when none does."""
@@ -109,24 +114,26 @@ class TransferBook:
         return len(self._flying) + len(self._prepared)
 
     def prepare(
-        self, route: Route, purpose: Purpose, keys: list[BlockKey], sources: Slots, targets: Slots
+        self, route: Route, purpose: Purpose, keys_of: KeysOf, blocks: Slots, sources: Where, targets: Slots
     ) -> list[tuple[int, int]]:
         """Carry many blocks between tiers of memory: their transfers start a few at a time, and count as flying now.
 
+        The keys are looked up when a transfer starts: a copy of 65,536 of them costs 1 ms.
         Return the id of each transfer and how many of the blocks it carries, in order.
         Errors: InvariantError when one of the blocks already flies there.
         """
         first = self._next_id
-        self._next_id += -(-len(keys) // self._carried)
-        if not self._marks[route].set_many(sources, first + np.arange(len(keys)) // self._carried):
+        self._next_id += -(-len(blocks) // self._carried)
+        ids = np.repeat(np.arange(first, self._next_id), self._carried)[: len(blocks)]
+        if not self._marks[route].set_many(sources, ids):
             raise InvariantError("transfer.twice", route=route.value, id=first)
-        self._count(route, purpose, len(keys))
+        self._count(route, purpose, len(blocks))
         carried: list[tuple[int, int]] = []
         for number in range(first, self._next_id):
             part = slice((number - first) * self._carried, (number - first + 1) * self._carried)
-            prepared = _Prepared(number, route, purpose, keys[part], sources[part], targets[part])
+            prepared = _Prepared(number, route, purpose, keys_of, blocks[part], sources.slots[part], targets[part])
             self._prepared.append(prepared)
-            carried.append((number, len(prepared.keys)))
+            carried.append((number, len(prepared.blocks)))
         return carried
 
     def start(self) -> list[Transfer]:
@@ -226,7 +233,7 @@ class TransferBook:
 
 def _open(prepared: _Prepared) -> Transfer:
     sources, targets = (cast(list[SlotId], slots.tolist()) for slots in (prepared.sources, prepared.targets))
-    keys = tuple(prepared.keys)
+    keys = tuple(prepared.keys_of(prepared.blocks))
     return Transfer(prepared.id, prepared.route, prepared.purpose, keys, tuple(sources), tuple(targets))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvcache.policy import SEARCH_DEPTH, Keep, Segments
+from kvcache.vector import Where
 from tests.seeds import fresh_seeds
 
 
@@ -130,22 +131,22 @@ def test_many_slots_at_once_change_the_lists_as_one_after_the_other(seed: int) -
         if move == 0:
             for slot in slots:
                 one.remove(slot)
-            many.remove_many(array)
+            many.remove_many(Where(array))
             listed = [slot for slot in listed if slot not in slots]
         elif move == 1:
             for slot in slots:
                 one.move(slot, keep)
-            many.move_many(array, keep)
+            many.move_many(Where(array), keep)
         elif move in (2, 3):
             for slot in slots:
                 one.set_owner(slot, owner, is_listed=move == 2)
-            many.set_owner_many(array, owner, array if move == 2 else array[:0])
+            many.set_owner_many(Where(array), owner, Where(array if move == 2 else array[:0]))
         else:
             for slot in slots:
                 if move == 4:
                     one.keeps[slot] = many.keeps[slot] = rng.choice(list(Keep))
                 one.add(slot)
-            many.add_many(array)
+            many.add_many(Where(array))
             listed += slots
         assert many.snapshot() == one.snapshot(), seed
         assert many.check(), seed

@@ -1,0 +1,53 @@
+"""What idle copy time costs the step that uses it."""
+
+from array import array
+
+from kvcache.holding import Holding
+from kvcache.idle import IdleWork
+from kvcache.pool import SlotPool
+from kvcache.table import BlockTable
+from kvcache.tiers import TierBook, TierLimits
+from kvcache.vector import as_slots
+from tiercel.ids import BlockKey, SeqId, SlotId
+from tiercel.rates import Rates
+from tiercel.tier import Route
+
+SIZE, CHAINS, BLOCKS = 4, 64, 200
+RATES = Rates(bytes_per_s_by_route={Route.PREFETCH: 4e9, Route.PERSIST: 4e9}, prefill_token_s=1e-3, block_bytes=64)
+MOST_LOOKS = 1024
+
+
+class CountingTiers(TierBook):
+    """Counts the blocks that are looked up on the disk."""
+
+    looks = 0
+
+    def is_on_disk(self, key: BlockKey) -> bool:
+        self.looks += 1
+        return super().is_on_disk(key)
+
+
+def test_the_chains_that_a_step_looks_at_share_one_budget() -> None:
+    device, disk = SlotPool(CHAINS * BLOCKS), SlotPool(CHAINS * BLOCKS)
+    tiers = CountingTiers(device, None, disk, SIZE, lambda: RATES, TierLimits())
+    idle = IdleWork(tiers, SIZE, lambda: RATES)
+    for number in range(CHAINS):  # every block of each is on the disk already: nothing ends the look before the tail
+        tokens = array("I", [number] * (BLOCKS * SIZE))
+        table = BlockTable(SeqId(number), BlockKey(bytes(32)), tokens, 0, Holding())
+        table.key(BLOCKS - 1, SIZE)
+        table.extend(device.take_slots(BLOCKS))
+        for block, slot in enumerate(table.slots):
+            device.publish(SlotId(slot), table.key(block, SIZE))
+            assert disk.adopt(SlotId(number * BLOCKS + block + 1), table.key(block, SIZE))
+        table.num_published = BLOCKS
+        idle.offer(table)
+        device.drop_many(as_slots(table.slots), 0)
+    steps = total = 0
+    while idle.has_unsaved:
+        tiers.looks = 0
+        idle.work((), float(steps), is_idle=True)
+        assert tiers.looks <= MOST_LOOKS
+        total += tiers.looks
+        steps += 1
+        assert steps < 2 * CHAINS
+    assert total == CHAINS * BLOCKS, "each block is looked at once"
