@@ -8,10 +8,11 @@ import pytest
 
 from kvcache.holding import Holding
 from kvcache.table import BlockTable
+from tests.seeds import fresh_seeds
 from tiercel.ids import BlockKey, SeqId
 
 
-@pytest.mark.parametrize("seed", [*range(20), *random.SystemRandom().sample(range(10**9), 10)])
+@pytest.mark.parametrize("seed", [*range(20), *fresh_seeds(10)])
 def test_the_index_of_a_table_follows_every_change_of_its_slots(seed: int) -> None:
     rng = random.Random(seed)
     table = BlockTable(SeqId(1), BlockKey(b"root"), array("I"), 0, Holding())

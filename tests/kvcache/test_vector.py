@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from kvcache.vector import FEW, NO_SLOTS, Slots, Where, count_each
+from tests.seeds import fresh_seeds
 
 BOOK = 20_000
-SEEDS = [*range(40), *random.SystemRandom().sample(range(10**9), 20)]
+SEEDS = [*range(40), *fresh_seeds(20)]
 
 
 def some_slots(rng: random.Random) -> Slots:
