@@ -43,9 +43,12 @@ class Reference:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return make_reference(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def make_reference(family: Family, folder: Path) -> Reference:
+    """Write a random model of a family, and ask transformers."""
     torch.set_num_threads(1)
-    family: Family = request.param
-    folder = tmp_path_factory.mktemp(family)
     model = make_checkpoint(family, folder, seed=11, std=STD_BY_FAMILY.get(family))
     rng = random.Random(5)
     shared = [rng.randrange(3, VOCAB_SIZE) for _ in range(40)]
@@ -116,7 +119,7 @@ def test_sixteen_at_once(reference: Reference, exact: Compare, depth: int, atten
     many.close()
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16, 512])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 16, 512])
 def test_chunked_prefill(reference: Reference, exact: Compare, chunk: int) -> None:
     chunked = bench(reference, long_prefill_token_threshold=chunk, max_num_batched_tokens=2048)
     exact(chunked.greedy(reference.prompts, OUTPUTS))

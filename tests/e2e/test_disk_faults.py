@@ -10,6 +10,8 @@ from tests.e2e.daemon import Daemon, daemon
 from tests.e2e.prompts import ONE_THREAD, PROMPTS, text
 from tests.programs import find_program
 
+pytestmark = pytest.mark.slow
+
 WRITES, READS = "pwrite64,pwritev,pwritev2", "pread64,preadv,preadv2"
 
 
@@ -55,8 +57,8 @@ def fill(folder: Path, answers: dict[str, str]) -> None:
     ("inject", "state"),
     [
         (f"{WRITES}:error=ENOSPC:when=60+", "read_only"),
-        pytest.param(f"{WRITES}:error=EIO:when=60+", "off", marks=pytest.mark.slow),
-        pytest.param(f"{WRITES}:retval=512:when=60+3", None, marks=pytest.mark.slow),
+        (f"{WRITES}:error=EIO:when=60+", "off"),
+        (f"{WRITES}:retval=512:when=60+3", None),
     ],
     ids=["no space", "error on write", "short writes"],
 )
@@ -78,8 +80,8 @@ def test_writes_that_fail_fail_no_request(
     "inject",
     [
         f"{READS}:error=EIO:when=300+",
-        pytest.param(f"{READS}:retval=512:when=300+2", marks=pytest.mark.slow),
-        pytest.param(f"{READS}:delay_enter=5000000:when=300+", marks=pytest.mark.slow),
+        f"{READS}:retval=512:when=300+2",
+        f"{READS}:delay_enter=5000000:when=300+",
     ],
     ids=["error on read", "short reads", "a stall of five seconds"],
 )

@@ -4,6 +4,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.e2e.daemon import daemon
@@ -61,6 +62,7 @@ def test_requests_are_told_to_the_log_and_the_collector_and_their_texts_to_nobod
         assert text not in str(spans)
 
 
+@pytest.mark.slow
 def test_an_unreachable_collector_is_one_line_and_a_wrong_one_no_start(tmp_path: Path) -> None:
     with daemon(tmp_path, *SMALL, "--otlp-traces-endpoint", "http://127.0.0.1:9") as running:
         assert running.chat("Hello").status_code == 200

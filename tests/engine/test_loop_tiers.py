@@ -399,7 +399,7 @@ class TierWalk(RuleBasedStateMachine):
 
 
 TestTierWalk = TierWalk.TestCase
-TestTierWalk.settings = settings(max_examples=60, stateful_step_count=100, deadline=None)
+TestTierWalk.settings = settings(max_examples=40, stateful_step_count=100, deadline=None)
 
 
 class ManyTierWalks(TierWalk):

@@ -45,6 +45,7 @@ def test_a_broken_refill_breaks_the_bound() -> None:
     assert any(widest_gap(seed, 5000, open_generous) > 1.0 for seed in (1, 3, 6))
 
 
+@pytest.mark.slow
 def test_two_saturating_tenants_are_served_by_their_weights_in_any_window() -> None:
     shares = saturating((1.0, 3.0), seconds=66.0, window_s=60.0)
     assert shares.parts
@@ -80,6 +81,7 @@ def test_interactive_goals_are_kept_in_overload_while_batch_work_goes_on() -> No
     assert nightly.output_tokens > 0
 
 
+@pytest.mark.slow
 def test_nobody_starves_behind_a_higher_band_that_never_ends() -> None:
     last = waits(seconds=64.0).tenants[1]
     assert last.finished == 1

@@ -157,6 +157,7 @@ def test_random_steps_are_what_attention_is_wherever_they_are_cut(seed: int) -> 
     assert relative_error(out.cpu()[is_single], scene.expected(params)[is_single]) < RELATIVE_BY_DTYPE[dtype]
 
 
+@pytest.mark.slow
 def test_a_crowd_of_short_contexts_may_have_a_long_one_in_it() -> None:
     crowd = [(index % 7, 1) for index in range(530)]  # more than are cut at once
     crowd[520] = (700, 1)

@@ -284,7 +284,12 @@ print(max(peak, anonymous_bytes()) - before, model.weights_bytes)
 
 
 @pytest.mark.parametrize(
-    ("impl", "dtype"), [("native", "float32"), ("native", "bfloat16"), ("transformers", "float32")]
+    ("impl", "dtype"),
+    [
+        ("native", "bfloat16"),
+        pytest.param("native", "float32", marks=pytest.mark.slow),
+        pytest.param("transformers", "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_loading_takes_the_memory_of_the_weights_and_little_more(tmp_path: Path, impl: str, dtype: str) -> None:
     """TIERCEL_TEST_MODEL=<folder of a 0.5 B model> measures that one in place of the 100 MB of this test."""
