@@ -31,7 +31,7 @@ def check_progress(seed: int) -> None:
         assert found.worst_window <= LOSS_SHARE, told
 
 
-@pytest.mark.parametrize("seed", [1, 3, 4, 8, 14, 16, 18, 21])  # all that take little time
+@pytest.mark.parametrize("seed", [1, 3, 4, 8, 12, 14, 16, 21])  # those that take little time
 def test_no_mix_of_tenants_and_lengths_stops_the_work(seed: int) -> None:
     check_progress(seed)
 
