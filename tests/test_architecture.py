@@ -101,9 +101,14 @@ def _tree(path: str) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"), path)
 
 
+@cache
+def _nodes(path: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_tree(path)))
+
+
 def _imports(path: str) -> Iterator[tuple[ast.stmt, str]]:
     """Every import of a file with the dotted name it reaches, in functions and under TYPE_CHECKING too."""
-    for node in ast.walk(_tree(path)):
+    for node in _nodes(path):
         match node:
             case ast.Import():
                 yield from ((node, alias.name) for alias in node.names)
@@ -119,11 +124,24 @@ def _is_within(name: str, packages: set[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def _calls(path: str, names: set[str]) -> list[int]:
+def _calls(names: set[str]) -> list[str]:
+    """Every call of one of these functions, as file:line."""
     return [
-        node.lineno
-        for node in ast.walk(_tree(path))
+        f"{path}:{node.lineno}"
+        for path in FILES
+        for node in _nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+    ]
+
+
+def _reads(names: set[str]) -> list[str]:
+    """Every use of one of these dotted names, as file:line."""
+    last = {name.rsplit(".", 1)[1] for name in names}
+    return [
+        f"{path}:{node.lineno}"
+        for path in FILES
+        for node in _nodes(path)
+        if isinstance(node, ast.Attribute) and node.attr in last and ast.unparse(node) in names
     ]
 
 
@@ -132,40 +150,41 @@ def test_every_room_is_in_the_table() -> None:
     assert folders <= set(OURS)
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_imports_follow_the_table(path: str) -> None:
-    room = _room(path)
-    rooms = set(OURS)
-    wrong: list[str] = []
-    for node, name in _imports(path):
-        top = name.split(".")[0]
-        target = "kvcache.store" if _is_within(name, {"kvcache.store"}) else top
-        if target in rooms:
-            allowed = target == room or target in OURS[room] or _is_within(name, ALSO.get(path, set()))
-        elif top in sys.stdlib_module_names:
-            allowed = True
-        else:
-            allowed = path not in STDLIB_ONLY and top in THEIRS[room] | ALSO.get(path, set())
-        if not allowed:
-            wrong.append(f"{path}:{node.lineno} imports {name}")
+def _may_import(path: str, name: str) -> bool:
+    room, top = _room(path), name.split(".")[0]
+    target = "kvcache.store" if _is_within(name, {"kvcache.store"}) else top
+    if target in OURS:
+        return target == room or target in OURS[room] or _is_within(name, ALSO.get(path, set()))
+    if top in sys.stdlib_module_names:
+        return True
+    return path not in STDLIB_ONLY and top in THEIRS[room] | ALSO.get(path, set())
+
+
+def test_imports_follow_the_table() -> None:
+    wrong = [
+        f"{path}:{node.lineno} imports {name}"
+        for path in FILES
+        for node, name in _imports(path)
+        if not _may_import(path, name)
+    ]
     assert not wrong
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_imports_inside_functions_say_why(path: str) -> None:
-    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+def test_imports_inside_functions_say_why() -> None:
     silent = [
         f"{path}:{node.lineno}"
-        for function in ast.walk(_tree(path))
+        for path in FILES
+        for function in _nodes(path)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
-        if isinstance(node, ast.Import | ast.ImportFrom) and not _is_explained(lines, node.lineno - 1)
+        if isinstance(node, ast.Import | ast.ImportFrom) and not _is_explained(path, node.lineno - 1)
     ]
     assert not silent
 
 
-def _is_explained(lines: list[str], index: int) -> bool:
+def _is_explained(path: str, index: int) -> bool:
     """A `# lazy: reason` on the line itself, or above it before any line that is no import and no comment."""
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     if "# lazy:" in lines[index]:
         return True
     for line in reversed(lines[:index]):
@@ -176,53 +195,38 @@ def _is_explained(lines: list[str], index: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_imports_are_absolute_and_name_what_they_take(path: str) -> None:
-    assert not [f"{path}:{node.lineno}" for node, name in _imports(path) if name == "." or name.endswith(".*")]
-    assert not _calls(path, {"__import__"})
+def test_imports_are_absolute_and_name_what_they_take() -> None:
+    assert not [
+        f"{path}:{node.lineno}" for path in FILES for node, name in _imports(path) if name == "." or name.endswith(".*")
+    ]
+    assert not _calls({"__import__"})
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_nothing_unpickles_or_evaluates(path: str) -> None:
-    assert not _calls(path, {"eval", "exec", "compile"})
+def test_nothing_unpickles_or_evaluates() -> None:
+    assert not _calls({"eval", "exec", "compile"})
     banned = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-    assert not [name for _, name in _imports(path) if _is_within(name, banned)]
-    loads = [
-        node.lineno
-        for node in ast.walk(_tree(path))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"torch.load", "torch.save", "torch.hub"}
-    ]
-    assert not loads or _room(path) == "embedded"
+    assert not [f"{path} imports {name}" for path in FILES for _, name in _imports(path) if _is_within(name, banned)]
+    loads = _reads({"torch.load", "torch.save", "torch.hub"})
+    assert not [place for place in loads if not place.startswith("embedded/")]
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_the_environment_is_read_in_one_place(path: str) -> None:
-    reads = [
-        node.lineno
-        for node in ast.walk(_tree(path))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.environb", "os.getenv"}
-    ]
-    names = [name for _, name in _imports(path) if name in {"os.environ", "os.environb", "os.getenv"}]
-    assert path in READS_ENVIRONMENT or not (reads or names), f"{path}: {reads or names}"
+def test_the_environment_is_read_in_one_place() -> None:
+    names = {"os.environ", "os.environb", "os.getenv"}
+    found = _reads(names) + [f"{path}: {name}" for path in FILES for _, name in _imports(path) if name in names]
+    assert not [place for place in found if place.split(":")[0] not in READS_ENVIRONMENT]
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_no_timer_uses_the_wall_clock(path: str) -> None:
-    used = [
-        node.lineno
-        for node in ast.walk(_tree(path))
-        if isinstance(node, ast.Attribute)
-        and node.attr in _WALL_CLOCK
-        and ast.unparse(node.value) in ("time", "datetime", "datetime.datetime", "date", "datetime.date")
-    ]
-    named = [line for line, name in ((node.lineno, name) for node, name in _imports(path)) if name.startswith("time.")]
-    assert path in READS_WALL_CLOCK or not used + named
+def test_no_timer_uses_the_wall_clock() -> None:
+    modules = {"time", "datetime", "datetime.datetime", "date", "datetime.date"}
+    found = _reads({f"{module}.{name}" for module in modules for name in _WALL_CLOCK})
+    found += [f"{path}:{node.lineno}" for path in FILES for node, name in _imports(path) if name.startswith("time.")]
+    assert not [place for place in found if place.split(":")[0] not in READS_WALL_CLOCK]
 
 
 def _catch_alls(path: str) -> list[int]:
     caught = [
         (node.lineno, "" if node.type is None else ast.unparse(node.type))
-        for node in ast.walk(_tree(path))
+        for node in _nodes(path)
         if isinstance(node, ast.ExceptHandler)
     ]
     return [line for line, kind in caught if not kind or re.search(r"\b(Base)?Exception\b", kind)]
@@ -233,24 +237,21 @@ def test_everything_is_caught_in_the_four_known_places_only() -> None:
     assert {path: count for path, count in found.items() if count > CATCH_ALL.get(path, 0)} == {}
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_classes_are_named_by_what_they_are(path: str) -> None:
-    names = [node.name for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)]
+def test_classes_are_named_by_what_they_are() -> None:
+    names = [node.name for path in FILES for node in _nodes(path) if isinstance(node, ast.ClassDef)]
     assert not [name for name in names if name.endswith(("Mixin", "Impl")) or re.match(r"Base[A-Z]", name)]
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_files_have_one_reason_to_exist(path: str) -> None:
-    lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_LINES or path in LONG_FILES
+def test_files_have_one_reason_to_exist() -> None:
+    lines = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert not {path: count for path, count in lines.items() if count > MAX_LINES and path not in LONG_FILES}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.endswith("__init__.py")])
-def test_package_files_hold_a_docstring_and_names_only(path: str) -> None:
-    body = _tree(path).body
-    assert ast.get_docstring(_tree(path))
+def test_package_files_hold_a_docstring_and_names_only() -> None:
     allowed = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.Expr
-    assert all(isinstance(node, allowed) for node in body)
+    packages = [path for path in FILES if path.endswith("__init__.py")]
+    assert not [path for path in packages if not ast.get_docstring(_tree(path))]
+    assert not [path for path in packages if not all(isinstance(node, allowed) for node in _tree(path).body)]
 
 
 _WITHOUT_TORCH = """
