@@ -70,7 +70,7 @@ test-slow: $(TEST_READY)  ## kills, faults of the disk, walks by the hundred: ab
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
 	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/browser --ignore tests/deploy tests
 
-test-long: $(TEST_READY)  ## simulations and preemptions by the thousand: about half an hour
+test-long: $(TEST_READY)  ## simulations and preemptions by the thousand: about an hour
 	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser --ignore tests/deploy
 
 test-fast: $(TEST_READY)  ## tests that load no model
