@@ -1,0 +1,29 @@
+"""A victim whose blocks go down keeps those that are down already."""
+
+from array import array
+
+from kvcache.manager import CacheManager
+from kvcache.policy import Keep
+from kvcache.tiers import TierLimits
+from kvcache.vector import as_slots
+from tests.kvcache.test_keeps import BLOCK, FIRST, OTHER, Steps
+from tiercel.tier import Tier
+
+
+def test_a_spill_makes_room_with_copies_of_others_before_the_clean_copies_of_its_own_victim() -> None:
+    steps = Steps()
+    steps.cache = CacheManager(16, BLOCK, b"weights", host_blocks=8, limits=TierLimits(shadow_share=1.0))
+    pools = dict(steps.cache.tiers.pools())
+    steps.cache.open(OTHER, array("I", range(100, 117)), b"s")
+    steps.compute(OTHER, 16)
+    steps.write_back(OTHER)
+    steps.cache.close(OTHER)
+    pools[Tier.HBM].evict_many(as_slots(pools[Tier.HBM].eviction_order()))
+    steps.cache.open(FIRST, array("I", range(33)), b"s")
+    steps.compute(FIRST, 16)
+    steps.write_back(FIRST)
+    steps.compute(FIRST, 32)
+    assert (steps.kept(Keep.ONCE), steps.kept(Keep.SHADOW)) == (4, 4), "DDR is full: half of it is of no use to FIRST"
+    assert steps.cache.ledger().blocks_below(FIRST) == (4, 4, 0), "so it is priced: all of it will be down"
+    steps.land(steps.preempt(FIRST))
+    assert steps.kept(Keep.PREEMPTED) == 8
