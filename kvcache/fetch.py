@@ -98,6 +98,9 @@ class FetchWork:
         if fetch.is_done or table.is_closed or table.slots or not table.hash_some(limit, size, budget):
             return
         fetch.is_hashed = True
+        if fetch.is_queued and tiers.can_fetch and not self._has_read_slot():
+            return  # costs no look-ups: very many may wait for their turn at the disk
+        fetch.is_queued = False
         if not tiers.can_fetch or self._has_hole(table, budget):
             fetch.give_up()
             return
@@ -116,6 +119,7 @@ class FetchWork:
                 if source is None:
                     break
                 if not self._has_read_slot():
+                    fetch.is_queued = True
                     return  # goes on when some have landed
                 self._fetch_by_transfer[tiers.read(table, key, source)] = fetch
             fetch.cursor += 1

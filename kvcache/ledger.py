@@ -56,7 +56,7 @@ class Ledger:
         self.block_size = block_size
         self.found_by_seq: dict[SeqId, Found] = {}
         self.taken_by_seq: dict[SeqId, int] = {}
-        self.released: dict[SeqId, bool] = {}  # ordered; whether its blocks are spilled
+        self.released: dict[SeqId, int | None] = {}  # ordered; how many blocks go down, None: nothing is kept below
         self._pool = pool
         self._table_by_seq = table_by_seq
         self._overlay = overlay
@@ -64,9 +64,8 @@ class Ledger:
         self._budget = budget
         self._in_flight = in_flight
         self._claims_by_seq: dict[SeqId, set[BlockKey]] = {}
-        self._is_loading: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = (
-            None  # by slot of DDR: a restore of this plan reads it
-        )
+        # By slot of DDR: a restore of this plan reads it.
+        self._is_loading: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = None
         self._tiers = tiers
         self._draft_by_holding: dict[Holding, HoldingDraft] = {}  # of tenants with a quota
         self._spill_room = tiers.spill_room()
@@ -139,7 +138,11 @@ class Ledger:
     def _look(self, table: BlockTable, limit: int, *, may_load: bool) -> bool:
         """Bring up to date what the table remembers of its prefix. False: wait for a block, or for the next step."""
         device, host, prefix = self._pool, self._tiers.host, table.prefix
-        for block in prefix.changed(device, host):
+        changed = prefix.changed(device, host)
+        if changed and _LOOKS_OF_BATCH * len(changed) > len(prefix) - changed[0]:
+            prefix.cut(changed[0])  # a batch finds them faster than one by one
+            changed.clear()
+        for block in changed:
             if not self._budget.take_looks(1):
                 return False
             match self._place(table, block):
@@ -252,7 +255,9 @@ class Ledger:
             return 0, 0, 0
         table = self._table_by_seq[seq]
         dirty = self._tiers.dirty(table)
-        spilled, clean = self._spill_room.count(table.published().at(dirty)), table.num_published - len(dirty)
+        kept = self._tiers.num_clean(table) if self._spill_room.blocks < table.num_published else 0
+        spilled = self._spill_room.count(table.published().at(dirty), kept)
+        clean = table.num_published - len(dirty)
         if self._tiers.host is None:
             return spilled, 0, clean
         return spilled, clean, self._tiers.num_on_disk(table, dirty[spilled:])
@@ -305,11 +310,12 @@ class Ledger:
         self._overlay.available += taken
         table = self._table_by_seq[seq]
         if seq not in self.released and table.slots:
-            self.released[seq] = spills
+            self.released[seq] = None
             held = table.held()
             if spills:
                 dirty = table.published().at(self._tiers.dirty(table))
-                self._overlay.spill(dirty.head(self._spill_room.take(dirty)))
+                self.released[seq] = chosen = self._spill_room.take(dirty, self._tiers.num_clean(table))
+                self._overlay.spill(dirty.head(chosen))
             self._overlay.shift(held, -1, table.last_step)
             if holding is not None:
                 holding.shift(held.slots, -1)

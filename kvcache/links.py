@@ -98,9 +98,8 @@ class Links:
             self.tie(upper, slot)
 
     def _lowers_named(self, slots: Slots) -> None:
-        for slot in slots[
-            Where(slots).of(self.above) == 0
-        ].tolist():  # the others were linked when their copies set off
+        is_linked = Where(slots).of(self.above) > 0  # since their copies set off
+        for slot in slots[~is_linked].tolist():
             key = self._lower.key(slot)
             if key is not None:
                 self._lower_named(key, slot)

@@ -178,9 +178,9 @@ class CacheManager:
                 self._tiers.hold_sources(found.sources)
             self._tiers.settle_keep(tables[seq])
             tables[seq].fetch, tables[seq].prefix = Fetch(), Prefix()
-        for seq, spills in ledger.released.items():
-            if spills:
-                transfers += self._tiers.spill(tables[seq])
+        for seq, spilled in ledger.released.items():
+            if spilled is not None:
+                transfers += self._tiers.spill(tables[seq], spilled)
             self._clear(tables[seq])
             gone.append(seq)
         for seq in {**ledger.found_by_seq, **ledger.taken_by_seq}:

@@ -127,21 +127,24 @@ class SpillRoom:
         self._quotas = quotas
         self._taken: dict[int, int] = {}  # copies by owner
 
-    def count(self, dirty: Where) -> int:
+    def count(self, dirty: Where, clean: int) -> int:
         """Return how many of these slots of the device tier `take` would choose."""
-        return self._choose(dirty)[0]
+        return self._choose(dirty, clean)[0]
 
-    def take(self, dirty: Where) -> int:
-        """Choose what goes down, from the head of the chain to the first block that may not. Return how many."""
-        chosen, counts = self._choose(dirty)
-        self.blocks -= chosen
+    def take(self, dirty: Where, clean: int) -> int:
+        """Choose what goes down, from the head of the chain to the first block that may not. Return how many.
+
+        `clean` evictable copies lie below already. They are kept with those that go down, and are no room any more.
+        """
+        chosen, counts = self._choose(dirty, clean)
+        self.blocks -= chosen + clean
         for owner, count in counts.items():
             self._taken[owner] = self._taken.get(owner, 0) + count
         return chosen
 
-    def _choose(self, dirty: Where) -> tuple[int, dict[int, int]]:
+    def _choose(self, dirty: Where, clean: int) -> tuple[int, dict[int, int]]:
         """How many blocks, and how many of each owner that has a quota."""
-        chosen = min(len(dirty), max(0, self.blocks))
+        chosen = min(len(dirty), max(0, self.blocks - clean))
         if not self._quotas.most_blocks:
             return chosen, {}
         owners = self._device.owners(dirty.head(chosen))

@@ -53,6 +53,7 @@ class Fetch:
         "is_done",
         "is_given_up",
         "is_hashed",
+        "is_queued",
         "landed",
         "passed_over_s",
         "predicted_s",
@@ -65,6 +66,7 @@ class Fetch:
         self.cursor = 0  # blocks of the chain looked at
         self.landed = 0  # blocks of them that have been seen in reach
         self.is_hashed = False  # all keys are known: from now on only the disk holds it up
+        self.is_queued = False  # its next read waits until others have landed
         self.is_done = False  # nothing more is asked for
         self.is_given_up = False  # the sequence waits for no read any more
         self.passed_over_s: float | None = None  # since when the sequence could run but for its fetch

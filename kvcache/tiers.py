@@ -136,9 +136,9 @@ class TierBook:
 
     @property
     def num_spillable(self) -> int:
-        """Blocks that could be spilled now."""
+        """Blocks that could be spilled now. What is kept for preempted sequences is not evicted for another victim."""
         if self.host is not None:
-            return self.host.num_free + self.host.num_cached
+            return self.host.num_free + self.host.num_cached - self.host.num_kept(Keep.PREEMPTED)
         return min(self.writable_blocks, _MOST_PERSISTS)
 
     def num_spillable_of(self, sources: Slots | Where) -> int:
@@ -146,7 +146,16 @@ class TierBook:
         host = self.host
         if host is None:
             return 0
-        return int(np.count_nonzero(as_where(sources).of(host.all_states) == SlotState.CACHED))
+        where = as_where(sources)
+        is_evictable = (where.of(host.all_states) == SlotState.CACHED) & ~host.are_kept(where, Keep.PREEMPTED)
+        return int(np.count_nonzero(is_evictable))
+
+    def num_clean(self, table: BlockTable) -> int:
+        """Copies of the table's blocks that count as `num_spillable`: a spill of the table keeps them."""
+        if self.host is None or self.links is None:
+            return 0
+        below = table.published().of(self.links.below)
+        return self.num_spillable_of(below[below > 0].astype(np.intp))
 
     def spill_room(self) -> SpillRoom:
         """What could be spilled now, by blocks and by quotas."""
@@ -169,14 +178,14 @@ class TierBook:
 
     # ---- inside a seal
 
-    def spill(self, table: BlockTable) -> list[Transfer]:
-        """A victim's dirty blocks go down, as many as there is room for, head of the chain first.
+    def spill(self, table: BlockTable, most: int) -> list[Transfer]:
+        """Send a victim's dirty blocks down, at most `most`, head of the chain first, and keep its copies below.
 
         Return transfers to the disk; those to DDR are prepared.
         """
         slots, blocks = table.published(), self.dirty(table)
         sources = slots.at(blocks)
-        sources = sources.head(self.spill_room().take(sources))
+        sources = sources.head(min(most, self.spill_room().take(sources, self.num_clean(table))))
         blocks = blocks[: len(sources)]
         self.device.hold_many(sources, by_transfer=True)
         if self.host is None or self.links is None:
@@ -186,15 +195,18 @@ class TierBook:
             ]
             self._table_by_transfer.update((one.id, table) for one in persists)
             return persists
+        clean = slots.of(self.links.below)
+        where = Where(clean[clean > 0].astype(np.intp))
+        # Before room is made for the others, or these would be the first to go.
+        self.host.set_keep_many(where.only(where.of(self.host.slot_by_key.all_named) > 0), Keep.PREEMPTED)
         if len(sources):
             targets = self.host.take_where(len(sources), by_transfer=True)
             self.quotas.own_many(self.host, targets, self.device.owners(sources))
             self.links.tie_many(sources, targets)
             carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, table.keys_of, blocks, sources, targets.slots)
             self._table_by_transfer.update((number, table) for number, _ in carried)
-        copies = slots.of(self.links.below)
-        where = Where(copies[copies > 0].astype(np.intp))
-        self.host.set_keep_many(where.only(where.of(self.host.slot_by_key.all_named) > 0), Keep.PREEMPTED)
+            copies = slots.of(self.links.below)
+            where = Where(copies[copies > 0].astype(np.intp))
         table.kept = Kept(where.slots, where.of(self.host.lives))
         return []
 

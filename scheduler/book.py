@@ -223,8 +223,8 @@ class SequenceBook:
         )
         for seq, reason, gains, kept, price_ms, cost in victims:
             sequence = self._by_id[seq]
-            if sequence.computed:  # else this switch loses nothing, and an earlier one goes on
-                self.switches.leave(seq, cost, sequence.computed, is_swap=seq in swapped)
+            if sequence.scheduled:  # else this switch loses nothing, and an earlier one goes on
+                self.switches.leave(seq, cost, sequence.scheduled, is_swap=seq in swapped)
             self._policy.preempt(sequence, reason, price_ms)
             self.preemptions_by_reason[reason] = self.preemptions_by_reason.get(reason, 0) + 1
             self.tally.add(sequence.request.tenant, reason, is_swap=seq in swapped)

@@ -135,7 +135,7 @@ class Draft:
             self.budget += piece.length
             self.prompt_tokens -= piece.length if piece.length > 1 else 0
         dirty, near, far = self.cache.blocks_below(victim.id)
-        decision = self._chooser.decide(dirty, near, far, victim.computed)
+        decision = self._chooser.decide(dirty, near, far, victim.scheduled)
         swaps = decision.swaps
         spills = swaps and dirty > 0
         self.cache.release(victim.id, spills=swaps)

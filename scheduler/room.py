@@ -241,13 +241,16 @@ class RoomMaker:
             yield _Victim(victim, worth or reason, price_ms, is_worth=worth is not None)
 
     def _price_ms(self, draft: Draft, victim: Sequence) -> float:
-        """Predicted device time that preempting a sequence costs: moving its blocks, and computing the rest again."""
+        """Return the predicted device time of preempting a sequence: moving its blocks, computing again what is left.
+
+        Work in flight is discarded, and counts as what is computed.
+        """
         decision = self._chooser.decide(*draft.cache.blocks_below(victim.id), victim.scheduled)
         return 1e3 * decision.chosen_s if decision.swaps else self._policy.costs.recompute_ms(victim.scheduled)
 
     def _gain(self, draft: Draft, seq: SeqId, needed: int) -> float:
         """Of the blocks that are wanted, those that it would free, for each second that its way out and back takes."""
-        cost = self._chooser.cost(*draft.cache.blocks_below(seq), self._book[seq].computed)
+        cost = self._chooser.cost(*draft.cache.blocks_below(seq), self._book[seq].scheduled)
         return min(draft.cache.num_blocks(seq), max(needed, 1)) / (1e-6 + min(cost.swap_s, cost.recompute_s))
 
     def _holder(self, sequence: Sequence) -> Holder:

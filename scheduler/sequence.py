@@ -65,9 +65,11 @@ class Sequence:
         self.is_suspect = False  # was in a step that failed: runs alone until a step of its own succeeds
         self.num_cached = 0  # prompt tokens hit at the first admission
         self.preemptions = 0
-        self.lost = 0  # tokens that were computed when it was last preempted and may have to be again
+        self.lost = 0  # tokens computed or in flight when it was last preempted, which may have to be computed again
         self.recomputed = 0  # tokens computed once more after a preemption
-        self.redo_until = 0  # tokens up to here were computed before: computing them again is somebody's fault
+        self.redo_until = (
+            0  # tokens up to here were computed or in flight before: computing them again is somebody's fault
+        )
         self.culprit: Account | None = None  # whose
         self.away_since_s: float | None = None  # no place in a step since, as it was preempted or is restored
         self.away_for: PreemptionReason | None = None  # why; None: its prefix comes up for the first time

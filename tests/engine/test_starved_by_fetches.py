@@ -1,13 +1,13 @@
 """Fetches that wait for their turn at the disk leave a step look-ups for prompts that could run now."""
 
+import random
+
+from kvcache.vector import as_slots
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import TierBench
-from kvcache.vector import as_slots
 from tiercel.ids import SeqId
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.wire import Submit
-
-import random
 
 BLOCKS = 12  # of each document: more than a fetch looks up at once in the device tier
 LOW, HIGH = 128, 64  # documents asked for in the last band and in the one before: together more than `MOST_FETCHES`
@@ -23,7 +23,10 @@ class Library:
         self.bench = TierBench(
             blocks=2 * blocks, host=0, disk=blocks + 100, seqs=8, tokens=64, mode="swap", block=1, policy="priority"
         )
-        check, self.bench.loop.check_integrity = self.bench.loop.check_integrity, lambda: None  # slow, and not the point
+        check, self.bench.loop.check_integrity = (
+            self.bench.loop.check_integrity,
+            lambda: None,
+        )  # slow, and not the point
         for document in self.documents:
             self.bench.submit(document, max_tokens=1)
             self.bench.run()
