@@ -176,12 +176,15 @@ class StepCosts:
                 return min(high, low + math.ceil((high - low) * over_ms / (over_ms + under_ms)))  # floats round up
         return most_tokens
 
-    def recompute_ms(self, tokens: int, start: int = 0) -> float:
-        """Computing `tokens` anew behind `start` cached ones, in steps of the table's largest prefill.
+    def recompute_ms(self, tokens: int, start: int = 0, step_tokens: int | None = None) -> float:
+        """Return the time to compute `tokens` anew behind `start` cached ones, in steps of `step_tokens`.
+
+        A step has at most as many as the table's largest prefill, and by default so many.
 
         Of very many steps some stand for their neighbours. Cost: at most 2 * `_MOST_SAMPLES` looks at the table.
         """
         total_ms, chunk = 0.0, self._axes[0][-1] or tokens
+        chunk = chunk if step_tokens is None else max(1, min(chunk, step_tokens))
         while tokens > 0:
             whole = tokens // chunk
             steps = max(1, whole // _MOST_SAMPLES)

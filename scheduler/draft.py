@@ -57,7 +57,8 @@ class Draft:
         self, cache: CacheView, budget: int, rows: int, now_s: float, chooser: SwapChooser, splitter: StepSplitter
     ) -> None:
         self.cache = cache
-        self.budget = budget  # tokens
+        self.step_tokens = budget  # at the most
+        self.budget = budget  # tokens that are left of them
         self.rows = rows  # sequences that may run at once
         self.now_s = now_s
         self.brake = SwitchBrake()

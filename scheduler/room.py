@@ -246,7 +246,9 @@ class RoomMaker:
         Work in flight is discarded, and counts as what is computed.
         """
         decision = self._chooser.decide(*draft.cache.blocks_below(victim.id), victim.scheduled)
-        return 1e3 * decision.chosen_s if decision.swaps else self._policy.costs.recompute_ms(victim.scheduled)
+        if decision.swaps:
+            return 1e3 * decision.chosen_s
+        return self._policy.costs.recompute_ms(victim.scheduled, step_tokens=draft.step_tokens)
 
     def _gain(self, draft: Draft, seq: SeqId, needed: int) -> float:
         """Of the blocks that are wanted, those that it would free, for each second that its way out and back takes."""

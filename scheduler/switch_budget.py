@@ -14,6 +14,12 @@ With 20, at most 5 % of the service that is contested between tenants is spent o
 LOSS_SHARE = 0.1
 """Work repeated because of preemptions for debt or for a share, at most this part of the useful work of a window."""
 
+PLANNED_SHARE = 0.08
+"""The part that preemptions are planned with, so that `LOSS_SHARE` is kept.
+
+Prices are predictions, and what is repeated takes the place of useful work in its window.
+"""
+
 WINDOW_STEPS = 1000
 
 
@@ -28,7 +34,7 @@ class SwitchBudget:
     All amounts are predicted device milliseconds. Cost: constant per step and per preemption.
     """
 
-    def __init__(self, share: float = LOSS_SHARE, steps: int = WINDOW_STEPS) -> None:
+    def __init__(self, share: float = PLANNED_SHARE, steps: int = WINDOW_STEPS) -> None:
         self.share = share
         self.repeated_ms = 0.0  # since start
         self._steps = steps

@@ -36,6 +36,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     """What a policy made of a mix."""
 
     useful_tokens: int  # computed in the first steps, less those that had been computed before
+    useful_ms: float  # device time of the useful work launched before `until_s`, without what a step costs by itself
+    until_s: float  # virtual time
     ended: int  # requests, in the end
     steps: int  # to the last end
     worst_window: float  # work repeated for debt or share over useful work, of any `WINDOW_STEPS` steps; at most this
@@ -80,25 +82,33 @@ def draw_mix(seed: int, steps: int) -> Mix:
     return Mix(settings=settings, tenants=tenants, asks=tuple(asks))
 
 
-def play(mix: Mix, policy: PolicyName, steps: int) -> Progress:
-    """Play a mix to its end. Errors: InvariantError when it does not end."""
+def play(mix: Mix, policy: PolicyName, steps: int, until_s: float | None = None) -> Progress:
+    """Play a mix to its end. `until_s` is by default when so many steps have ended.
+
+    Policies are compared by device time at the same virtual time: one serves decodes first and another prompts, and
+    neither their tokens nor their steps take the same time. Errors: InvariantError when the mix does not end.
+    """
     simulation = Simulation(replace(mix.settings, policy=policy), mix.tenants)
     watch = _Watch(simulation)
     simulation.planner.listener = watch.note
     waiting = list(reversed(mix.asks))
-    useful_tokens = 0
+    useful_tokens, ended_s = 0, 0.0
     while waiting or not simulation.loop.is_idle:
         while waiting and waiting[-1].at_s <= simulation.now_s:
             simulation.submit(waiting.pop())
-        until_s = waiting[-1].at_s if waiting else float("inf")
-        if not simulation.step(until_s) and waiting:
-            simulation.pass_time(until_s)
+        next_s = waiting[-1].at_s if waiting else float("inf")
+        if not simulation.step(next_s) and waiting:
+            simulation.pass_time(next_s)
         if simulation.machine.steps <= steps:
             useful_tokens = simulation.machine.tokens - simulation.book.recomputed_tokens
+            ended_s = simulation.now_s
         if simulation.machine.steps > _MOST_STEPS:
             raise InvariantError("progress.endless", policy=policy, left=len(simulation.book))
+    until_s = ended_s if until_s is None else until_s
     return Progress(
         useful_tokens=useful_tokens,
+        useful_ms=watch.work_ms(until_s),
+        until_s=until_s,
         ended=sum(tally.finished for tally in simulation.tally.by_tenant.values()),
         steps=simulation.machine.steps,
         worst_window=_worst_window(watch.useful_ms, watch.repeated_ms),
@@ -112,6 +122,10 @@ class _Watch:
     def __init__(self, simulation: Simulation) -> None:
         self.useful_ms: list[float] = []  # by step
         self.repeated_ms: list[float] = []  # by step
+        self._whole_ms: list[float] = []  # all work, by step
+        self._at_s: list[float] = []  # when it was planned, by step
+        self._step_ms = simulation.settings.times.ms[0]  # of a step that computes nothing
+        self._simulation = simulation
         self._book = simulation.book
         self._costs = StepCosts(simulation.settings.times)
         self._taken: set[SeqId] = set()
@@ -126,9 +140,16 @@ class _Watch:
             ms_by_kind = self._costs.share_ms(pieces)
             self.useful_ms.append(ms_by_kind.get("useful", 0.0))
             self.repeated_ms.append(ms_by_kind.get("taken", 0.0))
+            self._at_s.append(self._simulation.now_s)
+            self._whole_ms.append(sum(ms_by_kind.values()))
         for seq, reason in zip(plan.victims, plan.reasons, strict=True):
             if reason in ("debt", "share"):
                 self._taken.add(seq)
+
+    def work_ms(self, until_s: float) -> float:
+        """Return the useful work of the steps that were planned until then, less its part of what each step costs."""
+        steps = zip(self._at_s, self.useful_ms, self._whole_ms, strict=True)
+        return sum(useful * (1 - self._step_ms / whole) for at_s, useful, whole in steps if at_s <= until_s and whole)
 
     def _kind(self, piece: Slice) -> Literal["useful", "taken", "repeated"]:
         if piece.start >= self._book[piece.seq].redo_until:

@@ -78,7 +78,7 @@ def test_a_debtor_gives_way_where_the_creditor_needs_its_room() -> None:
     served = room.book.policy.fair.served_ms
     before_ms = served[TenantId("a")]
     plans: list[Plan] = []
-    while not (plans and plans[-1].victims) and len(plans) < 80:
+    while not (plans and plans[-1].victims) and len(plans) < 200:
         plans.append(step(room))
     served_ms = served[TenantId("a")] - before_ms
     plans += run(room, 20)

@@ -24,10 +24,10 @@ def check_progress(seed: int) -> None:
     assert first_come.ended == len(mix.asks)
     policies: tuple[PolicyName, ...] = ("fair", "priority")
     for policy in policies:
-        found = play(mix, policy, STEPS)
+        found = play(mix, policy, STEPS, first_come.until_s)
         told = f"seed {seed}, {policy}: {found}, first come first served: {first_come}"
         assert found.ended == len(mix.asks), told
-        assert found.useful_tokens >= 0.85 * first_come.useful_tokens, told
+        assert found.useful_ms >= 0.85 * first_come.useful_ms, told
         assert found.worst_window <= LOSS_SHARE, told
 
 
