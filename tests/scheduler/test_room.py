@@ -70,7 +70,7 @@ def test_a_debtor_goes_on_while_the_creditor_waits_for_something_else() -> None:
 
 
 def test_a_debtor_gives_way_where_the_creditor_needs_its_room() -> None:
-    room = Room(blocks=400, seqs=1, tokens=8, policy=fair())
+    room = Room(blocks=400, seqs=1, tokens=64, policy=fair())
     room.submit(1, 4, max_tokens=900, tenant="a")
     run(room, 20)
     room.submit(2, 40, arrival_s=room.now_s, tenant="b")
@@ -78,7 +78,7 @@ def test_a_debtor_gives_way_where_the_creditor_needs_its_room() -> None:
     served = room.book.policy.fair.served_ms
     before_ms = served[TenantId("a")]
     plans: list[Plan] = []
-    while not (plans and plans[-1].victims) and len(plans) < 200:
+    while not (plans and plans[-1].victims) and len(plans) < 80:
         plans.append(step(room))
     served_ms = served[TenantId("a")] - before_ms
     plans += run(room, 20)
