@@ -18,6 +18,7 @@ from tiercel.ids import SeqId
 from tiercel.request import SamplingParams
 
 FAMILIES: tuple[Family, ...] = ("llama3", "mistral", "qwen2", "qwen3", "gpt2", "gemma3", "phi3")
+FEW: tuple[Family, ...] = ("llama3", "qwen2", "gemma3")  # without `make test-slow`
 # Wide enough that every sequence notices one wrong block (the control below); the others are at their default.
 STD_BY_FAMILY = {"llama3": 0.15, "qwen2": 0.2, "gpt2": 0.2}
 OUTPUTS = 20  # tokens
@@ -41,7 +42,10 @@ class Reference:
     logits: list[torch.Tensor]  # [OUTPUTS, vocab] a prompt
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[family if family in FEW else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES],
+)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return make_reference(request.param, tmp_path_factory.mktemp(request.param))
 

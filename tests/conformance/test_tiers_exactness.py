@@ -9,19 +9,16 @@ import pytest
 from tests.conformance.bench import EngineBench
 from tests.conformance.test_engine_exactness import (
     BLOCK,
-    FAMILIES,
     OUTPUTS,
     Compare,
     Reference,
     bench,
     exact,
-    make_reference,
+    reference,
 )
 from tiercel.tier import Route, Tier
 
-__all__ = ["exact"]  # a fixture
-
-FEW: tuple[str, ...] = ("llama3", "qwen2", "gemma3")  # without `make test-slow`
+__all__ = ["exact", "reference"]  # fixtures
 
 SMALL = 40  # blocks of a device pool that 17 sequences do not fit
 SIZE = 64 << 20
@@ -33,14 +30,6 @@ def route_bytes(one: EngineBench, route: Route) -> int:
 
 def hit_tokens(one: EngineBench, tier: Tier) -> int:
     return next(gauges.hit_tokens for gauges in one.gauges.tiers if gauges.tier is tier)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[family if family in FEW else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES],
-)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return make_reference(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture

@@ -166,6 +166,7 @@ def test_who_goes_away_is_forgotten_within_a_moment(served: Daemon) -> None:
     served.assert_nothing_held()
 
 
+@pytest.mark.slow
 def test_recall_survives_a_cache_that_is_too_small_for_all(tmp_path: Path) -> None:
     """Wrong KV would be a wrong answer: 32 contexts of 600 tokens in a pool that holds a quarter of them."""
     questions = [recall_question(random.Random(40_000 + number), 600) for number in range(32)]

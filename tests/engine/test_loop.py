@@ -400,4 +400,4 @@ class LoopWalk(RuleBasedStateMachine):
 
 
 TestLoopWalk = LoopWalk.TestCase
-TestLoopWalk.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLoopWalk.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -15,7 +15,7 @@ from simulation.simulator import SimSettings
 from tiercel.ids import TenantId
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 20))])
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 20))])
 def test_service_by_weight_stays_within_the_bound(seed: int) -> None:
     assert 0 < widest_gap(seed, 5000) <= 1.0
 
