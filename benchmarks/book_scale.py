@@ -16,8 +16,8 @@ import sys
 import time
 from array import array
 
-from kvcache.manager import CacheManager
 from tiercel.ids import BlockKey, SeqId, SlotId
+from tiercel.kvcache.manager import CacheManager
 from tiercel.plan import NanoBatch, Plan, Slice
 
 BLOCK_SIZE = 16

@@ -30,9 +30,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcache.policy import Keep
-from kvcache.pool import PROTECTED_SHARE, SlotPool, SlotState
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.pool import PROTECTED_SHARE, SlotPool, SlotState
 
 TRACES = Path(__file__).parent / "traces"
 NAMES = ("conversations", "scans", "long", "mixed")

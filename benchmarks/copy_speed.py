@@ -23,15 +23,15 @@ from itertools import pairwise
 
 import torch
 
-from device.base import CopyLane
-from device.registry import open_device
-from engine.attention.base import AttentionParams, ForwardState
-from engine.attention.grouped import GroupedAttention
-from kvcache.store.arena import Arena, open_arena
-from kvcache.store.mover import CopyLanes, StoreMover
-from kvcache.store.run import extents_of
 from tiercel.clock import MonotonicClock
+from tiercel.device.base import CopyLane
+from tiercel.device.registry import open_device
+from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.store.arena import Arena, open_arena
+from tiercel.kvcache.store.mover import CopyLanes, StoreMover
+from tiercel.kvcache.store.run import extents_of
 from tiercel.tier import KVSpec, Purpose, Route, Transfer
 
 CPU = torch.device("cpu")

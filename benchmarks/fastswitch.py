@@ -50,20 +50,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from device.sim import SimMachine, expected_outputs
-from device.sim_mover import SimMover, SimRates
-from engine.loop import EngineLoop
-from kvcache.manager import CacheManager
-from kvcache.tiers import TierLimits
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
-from scheduler.preemption import SwapChooser
 from tiercel.clock import ManualClock
+from tiercel.device.sim import SimMachine, expected_outputs
+from tiercel.device.sim_mover import SimMover, SimRates
+from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.plan import Slice
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.preemption import SwapChooser
 from tiercel.tier import Route
 from tiercel.wire import Report, Submit
 

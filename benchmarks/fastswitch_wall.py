@@ -43,13 +43,13 @@ from msgspec.structs import replace
 from random_llama import random_llama
 
 from benchmarks.fastswitch import BANDS, BUDGET_SHARE, Conversation, conversations, percentile, priorities
-from device.cpu import CpuDevice
-from engine.assembly import Engine, assemble
-from engine.attention.registry import open_attention
-from engine.models.base import Model
-from engine.models.registry import load_model
-from engine.wake import Wake
 from tiercel.clock import MonotonicClock
+from tiercel.device.cpu import CpuDevice
+from tiercel.engine.assembly import Engine, assemble
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.wake import Wake
 from tiercel.ids import SeqId, SlotId
 from tiercel.outcome import FinishReason
 from tiercel.request import Request, SamplingParams

@@ -34,7 +34,7 @@ from tests.server.builders import build_byte_level  # noqa: E402 - the folder of
 
 _SERVE = """
 import json, sys
-from server.launch import serve
+from tiercel.server.launch import serve
 from tiercel.settings import EngineSettings, ServerSettings, Settings
 fields = json.loads(sys.argv[1])
 server = ServerSettings(served_model_names=("tiny",), port=0, enable_log_requests=False, **fields)

@@ -21,13 +21,23 @@ from pathlib import Path
 import torch
 from random_llama import random_llama
 
-from device.registry import open_device
-from embedded import MODEL_DIR
-from engine.assembly import kv_spec
-from engine.attention.registry import open_attention
-from engine.models.registry import load_model
-from engine.split_search import Point, SplitBench, search
-from scheduler.nanobatch import Split, SplitRow, SplitTable, Splitter, cut, read_table, shape_of, splits_of, write_table
+from tiercel.device.registry import open_device
+from tiercel.embedded import MODEL_DIR
+from tiercel.engine.assembly import kv_spec
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.split_search import Point, SplitBench, search
+from tiercel.scheduler.nanobatch import (
+    Split,
+    SplitRow,
+    SplitTable,
+    Splitter,
+    cut,
+    read_table,
+    shape_of,
+    splits_of,
+    write_table,
+)
 from tiercel.settings import EngineSettings
 
 BLOCK_SIZE = 16

@@ -293,10 +293,10 @@ def measure(args: argparse.Namespace, flags: list[str]) -> bool:
 
 def serve(flags: list[str]) -> int:
     """`tiercel serve` whose counting and tracing a signal switches."""
-    from cli.main import main as run_command
-    from server import launch, middleware
-    from server.metrics import ServerMetrics
-    from server.tracing.export import TraceExport
+    from tiercel.cli.main import main as run_command
+    from tiercel.server import launch, middleware
+    from tiercel.server.metrics import ServerMetrics
+    from tiercel.server.tracing.export import TraceExport
 
     def nothing(*_: object) -> None: ...
 
@@ -324,8 +324,8 @@ def serve(flags: list[str]) -> int:
 
 def engine() -> int:
     """The engine, which tells no more than admission needs while it is off."""
-    from engine.loop import EngineLoop
-    from engine.process import main as run_engine
+    from tiercel.engine.loop import EngineLoop
+    from tiercel.engine.process import main as run_engine
 
     tell = EngineLoop.gauges
 

@@ -20,14 +20,14 @@ import sys
 import time
 from itertools import islice
 
-from scheduler.cost import Piece, StepCosts, linear_times
-from scheduler.fairness import Account, Charge, TenantBook
-from scheduler.limits import fair_limits
-from scheduler.order import Fair, Waiting
-from scheduler.queue import WaitingQueue
-from simulation.simulator import SimSettings, Simulation
-from simulation.workload import Ask, Part, Sources
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.cost import Piece, StepCosts, linear_times
+from tiercel.scheduler.fairness import Account, Charge, TenantBook
+from tiercel.scheduler.limits import fair_limits
+from tiercel.scheduler.order import Fair, Waiting
+from tiercel.scheduler.queue import WaitingQueue
+from tiercel.simulation.simulator import SimSettings, Simulation
+from tiercel.simulation.workload import Ask, Part, Sources
 from tiercel.tenant import TenantShare
 
 ROWS = 256

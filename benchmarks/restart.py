@@ -28,7 +28,7 @@ from pathlib import Path
 
 import httpx
 
-from embedded import MODEL_DIR
+from tiercel.embedded import MODEL_DIR
 
 TIERCEL = str(Path(sys.executable).with_name("tiercel"))
 URL = re.compile(r"tiercel serves \S+ at (http://\S+)")

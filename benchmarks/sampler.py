@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.sampling import Sampler, open_sampler
+from tiercel.engine.sampling import Sampler, open_sampler
 from tiercel.request import SamplingParams, pack_tokens
 
 CASES = {

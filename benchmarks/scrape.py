@@ -32,11 +32,11 @@ sys.path.insert(0, str(ROOT))
 import structlog  # noqa: E402
 from msgspec.structs import replace  # noqa: E402
 
-from server.tenants import Tenant  # noqa: E402
 from tests.server.builders import build_byte_level  # noqa: E402 - the folder of the tests is no installed package
 from tests.server.fake_engine import Script  # noqa: E402
 from tests.server.harness import Running, running, server_settings, text_body, until  # noqa: E402
 from tiercel.outcome import FairGauges, Gauges, PreemptionCount, TenantGauges  # noqa: E402
+from tiercel.server.tenants import Tenant  # noqa: E402
 from tiercel.wire import Report  # noqa: E402
 
 MOST_LINES = 10

@@ -34,14 +34,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from asking import Answer, Ask, closed_loop, open_loop
 from start_time import TIERCEL, is_ready
 
-from cli.simulate_input import read_step_times
-from simulation.calibration import Calibration, ClosedLoop, fit_steps, play
-from simulation.histogram import percentile
-from simulation.http import HttpTimes
-from simulation.simulator import Replay, SimSettings
-from simulation.workload import Ask as SimAsk
-from simulation.workload import Part, Workload, order
+from tiercel.cli.simulate_input import read_step_times
 from tiercel.ids import TenantId
+from tiercel.simulation.calibration import Calibration, ClosedLoop, fit_steps, play
+from tiercel.simulation.histogram import percentile
+from tiercel.simulation.http import HttpTimes
+from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.workload import Ask as SimAsk
+from tiercel.simulation.workload import Part, Workload, order
 from tiercel.tenant import TenantShare
 
 PROMPT, OUTPUTS = 256, 16  # mean tokens

@@ -29,10 +29,17 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from device.volume import Volume, open_volume
-from device.volume_format import JOURNAL_NAME, pack_clean, pack_journal_head, pack_record, replay_journal, total_bytes
-from kvcache.store.disk import DiskLanes, DiskVerdict
 from tiercel.clock import MonotonicClock
+from tiercel.device.volume import Volume, open_volume
+from tiercel.device.volume_format import (
+    JOURNAL_NAME,
+    pack_clean,
+    pack_journal_head,
+    pack_record,
+    replay_journal,
+    total_bytes,
+)
+from tiercel.kvcache.store.disk import DiskLanes, DiskVerdict
 
 MIB = 1 << 20
 QUEUED = 64  # calls asked for at a time

@@ -21,21 +21,21 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from engine.heap import keep_heap
-from engine.loop import EngineLoop
-from kvcache.manager import CacheManager
-from kvcache.tiers import TierLimits
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
-from scheduler.preemption import SwapChooser
-from scheduler.sequence import SequenceState
 from tiercel.clock import ManualClock
+from tiercel.engine.heap import keep_heap
+from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId, TenantId
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import FinishReason, RouteGauges, StepOutcome
 from tiercel.plan import StepPlan
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.sequence import SequenceState
 from tiercel.settings import PreemptionMode
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 from tiercel.tier import Landing, Route, Transfer, Verdict

@@ -24,21 +24,21 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from device.timer import WallTimer
-from engine.loop import EngineLoop
-from engine.rows import RowBook
-from engine.runner import Flight, Ran, Runner
-from engine.sampling import Sampled, Sampler
-from kvcache.manager import CacheManager
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
 from tiercel.clock import MonotonicClock
+from tiercel.device.timer import WallTimer
+from tiercel.engine.loop import EngineLoop
+from tiercel.engine.rows import RowBook
+from tiercel.engine.runner import Flight, Ran, Runner
+from tiercel.engine.sampling import Sampled, Sampler
 from tiercel.ids import BlockKey, SeqId, SlotId
+from tiercel.kvcache.manager import CacheManager
 from tiercel.outcome import RouteGauges
 from tiercel.plan import NanoBatch, StepPlan
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import open_policy
 from tiercel.tier import Landing, Route, Transfer, Verdict
 from tiercel.wire import Abort, Report, Submit, encode_frame
 

@@ -19,16 +19,16 @@ import tempfile
 
 import torch
 
-from device.registry import open_device
-from embedded import MODEL_DIR
-from engine.assembly import kv_spec
-from engine.attention.registry import open_attention
-from engine.calibrate import size_pool
-from engine.models.registry import load_model
-from engine.step_grid import Shape, StepGrid
-from engine.step_times import Trial, limits_of, open_step_times
-from scheduler.cost import StepCosts, StepTimes
 from tiercel.clock import MonotonicClock
+from tiercel.device.registry import open_device
+from tiercel.embedded import MODEL_DIR
+from tiercel.engine.assembly import kv_spec
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.calibrate import size_pool
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.step_grid import Shape, StepGrid
+from tiercel.engine.step_times import Trial, limits_of, open_step_times
+from tiercel.scheduler.cost import StepCosts, StepTimes
 from tiercel.settings import EngineSettings
 
 

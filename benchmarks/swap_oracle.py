@@ -43,16 +43,16 @@ from checks import all_met
 from msgspec.structs import replace
 from random_llama import random_llama
 
-from device.cpu import CpuDevice, Done, InlineLane
-from device.extents import Extents
-from engine.assembly import Engine, assemble
-from engine.attention.registry import open_attention
-from engine.models.base import Model
-from engine.models.registry import load_model
-from engine.offline import Inbox
-from kvcache.pool import SlotPool
 from tiercel.clock import MonotonicClock
+from tiercel.device.cpu import CpuDevice, Done, InlineLane
+from tiercel.device.extents import Extents
+from tiercel.engine.assembly import Engine, assemble
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.offline import Inbox
 from tiercel.ids import SeqId, SlotId
+from tiercel.kvcache.pool import SlotPool
 from tiercel.outcome import FinishReason
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.settings import EngineSettings, PreemptionMode
@@ -247,7 +247,7 @@ class Stage:
 
     @contextmanager
     def _log_switches(self) -> Iterator[None]:
-        logger = logging.getLogger("scheduler.switch")
+        logger = logging.getLogger("tiercel.scheduler.switch")
         logger.addHandler(self._log)
         level = logger.level
         logger.setLevel(logging.DEBUG)

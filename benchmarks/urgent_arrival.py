@@ -33,11 +33,11 @@ from tiercel.openmp import adopt_engine_environment
 
 adopt_engine_environment()
 
-from embedded import MODEL_DIR  # noqa: E402 - OpenMP reads the environment when torch is loaded
-from engine.assembly import Engine, open_engine  # noqa: E402
-from engine.loop import Flight, StepRunner  # noqa: E402
-from engine.wake import Wake  # noqa: E402
 from tiercel.clock import MonotonicClock  # noqa: E402
+from tiercel.embedded import MODEL_DIR  # noqa: E402 - OpenMP reads the environment when torch is loaded
+from tiercel.engine.assembly import Engine, open_engine  # noqa: E402
+from tiercel.engine.loop import Flight, StepRunner  # noqa: E402
+from tiercel.engine.wake import Wake  # noqa: E402
 from tiercel.ids import SeqId, TenantId  # noqa: E402
 from tiercel.outcome import StepOutcome  # noqa: E402
 from tiercel.plan import StepPlan  # noqa: E402

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.console import fail
+from tiercel.cli.console import fail
 
 if TYPE_CHECKING:
     import httpx

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import typer
 
-from cli.bench_compare import bench_compare
-from cli.bench_latency import bench_latency_command
-from cli.bench_report import bench_report
-from cli.bench_serve import bench_serve_command, spread
-from cli.bench_sweep import bench_sweep_command
-from cli.bench_throughput import bench_throughput_command
+from tiercel.cli.bench_compare import bench_compare
+from tiercel.cli.bench_latency import bench_latency_command
+from tiercel.cli.bench_report import bench_report
+from tiercel.cli.bench_serve import bench_serve_command, spread
+from tiercel.cli.bench_sweep import bench_sweep_command
+from tiercel.cli.bench_throughput import bench_throughput_command
 
 _IDLE_OFFLINE = "--disable-detokenize"  # as they write it who know vLLM's verbs
 

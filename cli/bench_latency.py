@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from cli.bench_offline import (
+from tiercel.cli.bench_offline import (
     OUTPUT_JSON,
     TEMPERATURE,
     OfflineBar,
@@ -40,9 +40,9 @@ def bench_latency(given: dict[str, Any]) -> int:
     it. --help=all lists all flags.
     """
     # lazy: httpx and tokenizers, which other verbs need not wait for
-    from cli.offline_output import latency_result, show_latency, write_result
-    from loadtest.mix import DatasetSettings
-    from loadtest.request_list import draw_requests
+    from tiercel.cli.offline_output import latency_result, show_latency, write_result
+    from tiercel.loadtest.mix import DatasetSettings
+    from tiercel.loadtest.request_list import draw_requests
 
     own: dict[str, Any] = {flag.name: given.pop(flag.name, flag.default) for flag in _OWN}
     check_output(own["output_json"], "--output-json")

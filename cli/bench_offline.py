@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from cli.console import warn
-from cli.flags import with_flags
+from tiercel.cli.console import warn
+from tiercel.cli.flags import with_flags
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
 from tiercel.log import configure_log
@@ -19,8 +19,8 @@ from tiercel.options import Options, flag_of
 from tiercel.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from engine.offline import Asked, EngineFacts, OfflineEngine
-    from loadtest.request_list import ListedRequest
+    from tiercel.engine.offline import Asked, EngineFacts, OfflineEngine
+    from tiercel.loadtest.request_list import ListedRequest
 
 _PANELS = ("Model", "Memory", "Scheduler", "Log")
 _OF_HTTP = {  # of these panels, what only the HTTP process acts on
@@ -46,7 +46,7 @@ class OfflineBar:
 
     def __init__(self) -> None:
         # lazy: httpx comes with it, which other verbs need not wait for
-        from cli.bench_progress import BenchProgress
+        from tiercel.cli.bench_progress import BenchProgress
 
         self._bar = BenchProgress(is_shown=True)
 
@@ -62,7 +62,7 @@ class OfflineBar:
     def stage(self, text: str, count: int) -> Callable[[int], None]:
         """A new stage; the result hears how many of `count` have ended."""
         # lazy: as above
-        from loadtest.assignment import Progress
+        from tiercel.loadtest.assignment import Progress
 
         self._bar.stage(text, count)
         return lambda ended: self._bar.progress(Progress(sent=count, ended=ended, failed=0, chunks=0))
@@ -131,7 +131,7 @@ def plan_offline(given: dict[str, object]) -> OfflinePlan:
     )
     adopt_engine_environment()
     # lazy: it loads torch, which takes seconds and reads the environment
-    from cli.model_facts import read_model_facts
+    from tiercel.cli.model_facts import read_model_facts
 
     facts = read_model_facts(settings)
     server = resolved.settings.server
@@ -147,8 +147,8 @@ def plan_offline(given: dict[str, object]) -> OfflinePlan:
 def open_offline(plan: OfflinePlan, requests: Sequence["ListedRequest"]) -> "OfflineEngine":
     """Load the model. Errors: ConfigError, also for the first request that this engine cannot take."""
     # lazy: as above
-    from engine.offline import OfflineEngine
     from tiercel.clock import MonotonicClock
+    from tiercel.engine.offline import OfflineEngine
 
     check_requests(requests, plan.max_model_len, plan.vocab_size, "the model's limit or --max-model-len")
     engine = OfflineEngine.open(plan.settings, MonotonicClock())
@@ -185,7 +185,7 @@ def check_requests(requests: Sequence["ListedRequest"], most_tokens: int, vocab_
 def asked_of(requests: Sequence["ListedRequest"], temperature: float) -> list["Asked"]:
     """Requests as the engine takes them: each goes on to its full length."""
     # lazy: as above
-    from engine.offline import Asked
+    from tiercel.engine.offline import Asked
     from tiercel.request import SamplingParams, pack_tokens
 
     return [

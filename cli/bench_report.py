@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli.console import warn
+from tiercel.cli.console import warn
 
 OUT_HELP = "Folder of the page and its pictures; beside the result if left out."
 
@@ -19,8 +19,8 @@ def bench_report(
     Of a file with several results (--append-result) the last one is drawn.
     """
     # lazy: no other verb draws
-    from loadtest.report import write_report
-    from loadtest.result_file import read_results
+    from tiercel.loadtest.report import write_report
+    from tiercel.loadtest.result_file import read_results
 
     results = read_results(result)
     if len(results) > 1:

@@ -12,11 +12,11 @@ import typer
 from rich.markup import escape
 from typer.models import OptionInfo
 
-from cli.console import warn
+from tiercel.cli.console import warn
 
 if TYPE_CHECKING:
-    from loadtest.record import RunResult
-    from loadtest.settings import BenchSettings, Flag
+    from tiercel.loadtest.record import RunResult
+    from tiercel.loadtest.settings import BenchSettings, Flag
 
 _HARMLESS = {
     "--trust-remote-code": (False, "no code of a model is ever run here"),
@@ -28,7 +28,7 @@ _HARMLESS = {
 def bench_serve_command() -> Callable[..., int]:
     """The command with all its flags."""
     # lazy: httpx and tokenizers, which other verbs need not wait for
-    from loadtest.settings import BenchSettings, Flag
+    from tiercel.loadtest.settings import BenchSettings, Flag
 
     def serve(**given: Any) -> int:  # typer hands over what the signature below says
         return _run(BenchSettings(**given))
@@ -62,7 +62,7 @@ def spread(words: Sequence[str], warnings: list[str]) -> Iterator[str]:
     nothing here is dropped and adds a line to `warnings`.
     """
     # lazy: as above
-    from loadtest.settings import BenchSettings, flag_name
+    from tiercel.loadtest.settings import BenchSettings, flag_name
 
     many = {
         flag_name(name)
@@ -108,10 +108,10 @@ def _choices(kind: object) -> tuple[object, ...]:
 def run_once(settings: "BenchSettings") -> "RunResult":
     """One load test with its progress bar; its command is this process's."""
     # lazy: no other verb needs the load test
-    from cli.bench_progress import BenchProgress
-    from loadtest.bench import run_bench
+    from tiercel.cli.bench_progress import BenchProgress
     from tiercel.clock import MonotonicClock
     from tiercel.config import bench_api_key
+    from tiercel.loadtest.bench import run_bench
 
     date = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     api_key = settings.api_key or bench_api_key()
@@ -121,10 +121,10 @@ def run_once(settings: "BenchSettings") -> "RunResult":
 
 def _run(settings: "BenchSettings") -> int:
     # lazy: as above
-    from loadtest.drawing import check_drawing
-    from loadtest.report import write_report
-    from loadtest.result_file import write_result
-    from loadtest.summary import summary
+    from tiercel.loadtest.drawing import check_drawing
+    from tiercel.loadtest.report import write_report
+    from tiercel.loadtest.result_file import write_result
+    from tiercel.loadtest.summary import summary
 
     if settings.report:
         check_drawing()  # before the run rather than after it

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer.models import OptionInfo
 
-from cli.bench_offline import (
+from tiercel.cli.bench_offline import (
     OUTPUT_JSON,
     TEMPERATURE,
     OfflineBar,
@@ -19,11 +19,11 @@ from cli.bench_offline import (
     own_flag,
     plan_offline,
 )
-from cli.bench_serve import bench_serve_command
+from tiercel.cli.bench_serve import bench_serve_command
 from tiercel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from loadtest.request_list import ListedRequest
+    from tiercel.loadtest.request_list import ListedRequest
 
 _OWN = (
     own_flag("num_prompts", int | None, None, "Requests. [dim]\\[1000; of a file all][/dim]", "COUNT", least=1),
@@ -51,8 +51,8 @@ def bench_throughput(given: dict[str, Any]) -> int:
     --save-requests writes the very list for a peer. --help=all lists all flags.
     """
     # lazy: httpx and tokenizers, which other verbs need not wait for
-    from cli.offline_output import show_throughput, throughput_result, write_result
-    from loadtest.request_list import draw_like, read_requests, write_requests
+    from tiercel.cli.offline_output import show_throughput, throughput_result, write_result
+    from tiercel.loadtest.request_list import draw_like, read_requests, write_requests
 
     own: dict[str, Any] = {flag.name: given.pop(flag.name, flag.default) for flag in _OWN}
     dataset = {name: given.pop(name) for name in _dataset_flags() if name in given}
@@ -82,9 +82,9 @@ def bench_throughput(given: dict[str, Any]) -> int:
 
 def _draw(plan: OfflinePlan, dataset: dict[str, Any], count: int) -> "list[ListedRequest]":
     # lazy: as above
-    from loadtest.plan import mix_of
-    from loadtest.request_list import draw_requests
-    from loadtest.settings import BenchSettings
+    from tiercel.loadtest.plan import mix_of
+    from tiercel.loadtest.request_list import draw_requests
+    from tiercel.loadtest.settings import BenchSettings
 
     for name, value in dataset.items():
         if isinstance(value, int) and value < 1 and not name.endswith("prefix_len"):

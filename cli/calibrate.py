@@ -1,10 +1,10 @@
 """`tiercel calibrate`: find out which cuts of a step pay for a model on this machine."""
 
-from cli.console import warn
-from scheduler.nanobatch import SplitRow
+from tiercel.cli.console import warn
 from tiercel.config import resolve
 from tiercel.errors import TiercelError
 from tiercel.openmp import adopt_engine_environment
+from tiercel.scheduler.nanobatch import SplitRow
 
 
 def calibrate(given: dict[str, object]) -> int:
@@ -21,7 +21,7 @@ def calibrate(given: dict[str, object]) -> int:
         warn(line)
     adopt_engine_environment()
     # lazy: it loads torch, which takes seconds and reads the environment
-    from engine.split_search import calibrate_splits
+    from tiercel.engine.split_search import calibrate_splits
 
     def tell(row: SplitRow) -> None:
         best = min(row.cuts, key=lambda timed: timed.ratio)

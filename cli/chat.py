@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.console import fail, warn
+from tiercel.cli.console import fail, warn
 
 if TYPE_CHECKING:
-    from cli.conversation import Conversation
+    from tiercel.cli.conversation import Conversation
 
 _PROMPT = "> "
 
@@ -26,7 +26,7 @@ def chat(
     Piped, every line of the input is a question and the output is nothing but the answers.
     """
     # lazy: no other verb talks HTTP
-    from cli.conversation import ChatError, Conversation
+    from tiercel.cli.conversation import ChatError, Conversation
     from tiercel.config import client_api_key
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
@@ -49,7 +49,7 @@ def _talk(conversation: "Conversation") -> int:
     import readline  # noqa: F401
 
     # lazy: no other verb talks HTTP
-    from cli.conversation import ChatError
+    from tiercel.cli.conversation import ChatError
 
     print(f"{conversation.model} at {conversation.url}. Ctrl-C stops an answer, Ctrl-D leaves.")
     while True:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from cli.console import print_tables, warn
+from tiercel.cli.console import print_tables, warn
 from tiercel.config import resolve
 from tiercel.settings import Settings
 from tiercel.units import show_bytes
@@ -25,9 +25,9 @@ def check(given: dict[str, object]) -> int:
 
 def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
     # lazy: they load torch, which takes seconds and which the other verbs do without
-    from cli.model_facts import LoadedDevice, read_model_facts
-    from device.registry import open_device
-    from engine.calibrate import size_pool, step_tokens
+    from tiercel.cli.model_facts import LoadedDevice, read_model_facts
+    from tiercel.device.registry import open_device
+    from tiercel.engine.calibrate import size_pool, step_tokens
 
     engine = settings.engine
     facts = read_model_facts(engine)
@@ -63,8 +63,8 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _tokenizer(settings: Settings, vocab_size: int) -> Iterator[tuple[str, str]]:
     # lazy: it loads the HTTP stack
-    from engine.models.generation import read_end_tokens
-    from server.launch import build_service
+    from tiercel.engine.models.generation import read_end_tokens
+    from tiercel.server.launch import build_service
 
     service = build_service(settings.server)
     codec, defaults = service.codec, service.defaults

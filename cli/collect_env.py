@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli.console import print_tables
+from tiercel.cli.console import print_tables
 from tiercel.units import show_bytes
 
 _PACKAGES = (

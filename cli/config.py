@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.admin import HERE, AdminKey, Url, call
-from cli.config_page import reference
-from cli.console import fail, warn
-from cli.flags import with_flags
+from tiercel.cli.admin import HERE, AdminKey, Url, call
+from tiercel.cli.config_page import reference
+from tiercel.cli.console import fail, warn
+from tiercel.cli.flags import with_flags
 from tiercel.config import resolve
 from tiercel.options import Options, flag_of
 from tiercel.shown import shown_settings

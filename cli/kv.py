@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.console import fail, print_tables
+from tiercel.cli.console import fail, print_tables
 from tiercel.units import show_bytes
 
 if TYPE_CHECKING:
-    from device.volume_survey import FolderFacts
+    from tiercel.device.volume_survey import FolderFacts
 
 Folders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="What --kv-disk-path names.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
@@ -34,7 +34,7 @@ def kv_app() -> typer.Typer:
 def inspect(folders: Folders, as_json: AsJson = False) -> int:
     """Say what lies in each folder: kind, slots, sizes, age, the journal, and which daemon has it."""
     # lazy: no other verb needs it
-    from device.volume_survey import view_folder
+    from tiercel.device.volume_survey import view_folder
 
     with ExitStack() as closing:
         facts = [view_folder(folder, closing).facts() for folder in folders]
@@ -51,7 +51,7 @@ def verify(folders: Folders, as_json: AsJson = False) -> int:
     A torn block harms nobody: the server takes it for a miss. Many of them say that the disk is going.
     """
     # lazy: no other verb needs it
-    from device.volume_survey import view_folder
+    from tiercel.device.volume_survey import view_folder
 
     with ExitStack() as closing:
         found = {str(folder): view_folder(folder, closing).check() for folder in folders}
@@ -73,7 +73,7 @@ def verify(folders: Folders, as_json: AsJson = False) -> int:
 def purge(folders: Folders, as_json: AsJson = False) -> int:
     """Delete the blocks in each folder. Refused while a daemon has one of them."""
     # lazy: no other verb needs it
-    from device.volume_survey import purge_folder
+    from tiercel.device.volume_survey import purge_folder
 
     freed = {str(folder): purge_folder(folder) for folder in folders}
     if as_json:

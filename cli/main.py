@@ -10,22 +10,22 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from cli.arguments import translate
-from cli.bench import bench_app, bench_words
-from cli.calibrate import calibrate
-from cli.chat import chat
-from cli.check import check
-from cli.collect_env import collect_env
-from cli.config import config_app
-from cli.console import fail, warn
-from cli.flags import COMMON, shown_by, with_flags
-from cli.kv import kv_app
-from cli.plan import plan
-from cli.serve import serve
-from cli.simulate import simulate
-from cli.tenants import tenants_app
-from cli.top import top
 from tiercel import __version__
+from tiercel.cli.arguments import translate
+from tiercel.cli.bench import bench_app, bench_words
+from tiercel.cli.calibrate import calibrate
+from tiercel.cli.chat import chat
+from tiercel.cli.check import check
+from tiercel.cli.collect_env import collect_env
+from tiercel.cli.config import config_app
+from tiercel.cli.console import fail, warn
+from tiercel.cli.flags import COMMON, shown_by, with_flags
+from tiercel.cli.kv import kv_app
+from tiercel.cli.plan import plan
+from tiercel.cli.serve import serve
+from tiercel.cli.simulate import simulate
+from tiercel.cli.tenants import tenants_app
+from tiercel.cli.top import top
 from tiercel.errors import ConfigError, TiercelError
 
 _FLAGGED = ("serve", "check", "calibrate", "show", "throughput", "latency")

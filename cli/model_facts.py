@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from device.base import Device
-from engine.attention.registry import open_attention
-from engine.models.config import ConfigFields, choose_dtype, read_architecture, read_config, refuse_foreign
-from engine.models.decoder import Decoder
-from engine.models.ops import open_ops
-from engine.models.registry import choose_native
-from engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
+from tiercel.device.base import Device
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.models.config import ConfigFields, choose_dtype, read_architecture, read_config, refuse_foreign
+from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.ops import open_ops
+from tiercel.engine.models.registry import choose_native
+from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec

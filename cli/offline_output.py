@@ -6,18 +6,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.bench_offline import OfflinePlan
-from cli.bench_serve import command_line
-from cli.console import print_tables
-from loadtest.figures import percentile
-from loadtest.machine import machine_facts, versions
-from loadtest.request_list import ListedRequest, digest
-from loadtest.wording import show_ms, show_percent
+from tiercel.cli.bench_offline import OfflinePlan
+from tiercel.cli.bench_serve import command_line
+from tiercel.cli.console import print_tables
 from tiercel.errors import TiercelError
+from tiercel.loadtest.figures import percentile
+from tiercel.loadtest.machine import machine_facts, versions
+from tiercel.loadtest.request_list import ListedRequest, digest
+from tiercel.loadtest.wording import show_ms, show_percent
 from tiercel.units import show_bytes
 
 if TYPE_CHECKING:
-    from engine.offline import EngineFacts, Run
+    from tiercel.engine.offline import EngineFacts, Run
 
 SCHEMA_VERSION = 1
 """Rises when a key of the JSON changes its meaning or goes."""

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cli.console import print_tables
-from cli.plan_input import (
+from tiercel.cli.console import print_tables
+from tiercel.cli.plan_input import (
     MOST_TOKENS,
     folder_shape,
     given_shape,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from cli.console import warn
 from tiercel.checkpoint import read_json_object
+from tiercel.cli.console import warn
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
 from tiercel.sizing import DEVICES, Bucket, DeviceProfile, ModelShape
@@ -116,8 +116,8 @@ def folder_shape(model: str, given: Mapping[str, Any], dtype: str) -> tuple[Mode
     for line in resolved.warnings:
         warn(line)
     # lazy: they load torch, which takes seconds
-    from cli.model_facts import read_model_facts
-    from engine.models.config import read_config
+    from tiercel.cli.model_facts import read_model_facts
+    from tiercel.engine.models.config import read_config
 
     facts = read_model_facts(resolved.settings.engine)
     fields = read_config(Path(resolved.settings.engine.model))

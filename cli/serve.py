@@ -1,6 +1,6 @@
 """`tiercel serve`: resolve the settings, then hand over to the HTTP process."""
 
-from cli.console import warn
+from tiercel.cli.console import warn
 from tiercel.config import resolve
 
 
@@ -16,6 +16,6 @@ def serve(given: dict[str, object]) -> int:
     for line in resolved.warnings:
         warn(line)
     # lazy: no other verb needs the HTTP stack
-    from server.launch import serve as launch
+    from tiercel.server.launch import serve as launch
 
     return launch(resolved.settings, origin=resolved)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.console import warn
+from tiercel.cli.console import warn
 from tiercel.errors import ConfigError
 from tiercel.settings import PolicyName, PreemptionMode
 
 if TYPE_CHECKING:
-    from simulation.simulator import SimSettings
-    from simulation.workload import Workload
+    from tiercel.simulation.simulator import SimSettings
+    from tiercel.simulation.workload import Workload
 
 
 def _option(text: str, metavar: str = "NUMBER") -> Any:  # Any: typer's own type of an option
@@ -75,12 +75,12 @@ def simulate(
     import msgspec
 
     # lazy: as above
-    from cli.simulate_input import Flags, read_step_times, read_workload_file, trace_workload, uniform_workload
-    from device.sim_mover import SimRates
-    from loadtest.drawing import check_drawing
-    from simulation.profile import profile
-    from simulation.result import figures
-    from simulation.simulator import Replay, SimSettings
+    from tiercel.cli.simulate_input import Flags, read_step_times, read_workload_file, trace_workload, uniform_workload
+    from tiercel.device.sim_mover import SimRates
+    from tiercel.loadtest.drawing import check_drawing
+    from tiercel.simulation.profile import profile
+    from tiercel.simulation.result import figures
+    from tiercel.simulation.simulator import Replay, SimSettings
 
     if plots is not None:
         check_drawing()  # before the work, not behind it
@@ -104,7 +104,7 @@ def simulate(
     )  # fmt: skip
     if calibration is not None:
         # lazy: as above
-        from cli.simulate_input import read_calibration
+        from tiercel.cli.simulate_input import read_calibration
 
         settings = read_calibration(calibration).applied(settings)
     _check(settings, asked)
@@ -116,7 +116,7 @@ def simulate(
     replay.run()
     found = figures(replay)
     # lazy: as above
-    from cli.simulate_output import draw, show
+    from tiercel.cli.simulate_output import draw, show
 
     show(found, most_rows)
     if json_file is not None:

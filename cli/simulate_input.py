@@ -8,15 +8,15 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from loadtest.arrivals import due_times
-from loadtest.datasets.burstgpt import answered_rows
-from loadtest.datasets.timed_trace import BLOCK_TOKENS, timed_lines
-from loadtest.mix import ArrivalSettings, Process
-from scheduler.cost import StepTimes
-from simulation.calibration import Calibration
-from simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order
 from tiercel.errors import ConfigError
 from tiercel.ids import TenantId
+from tiercel.loadtest.arrivals import due_times
+from tiercel.loadtest.datasets.burstgpt import answered_rows
+from tiercel.loadtest.datasets.timed_trace import BLOCK_TOKENS, timed_lines
+from tiercel.loadtest.mix import ArrivalSettings, Process
+from tiercel.scheduler.cost import StepTimes
+from tiercel.simulation.calibration import Calibration
+from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order
 from tiercel.tenant import Slo, TenantShare
 
 
@@ -118,8 +118,8 @@ def trace_workload(path: Path, kind: str, flags: Flags) -> Workload:
 def read_step_times(path: Path) -> StepTimes:
     """Measured step times as the engine keeps them. Errors: ConfigError."""
     # lazy: numpy, which only this needs
-    from engine.step_grid import GridLimits, Shape, StepGrid
-    from engine.times_file import StoredTimes
+    from tiercel.engine.step_grid import GridLimits, Shape, StepGrid
+    from tiercel.engine.times_file import StoredTimes
 
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=StoredTimes)

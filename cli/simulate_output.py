@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.console import print_tables
-from loadtest.chart import Curve, Row, Span, range_chart, rows_chart
-from loadtest.drawing import Picture, drawing_style, finish
-from loadtest.wording import show_ms, show_number, show_percent
-from simulation.result import Figures, Spread, TenantFigures
-from simulation.simulator import Replay
+from tiercel.cli.console import print_tables
+from tiercel.loadtest.chart import Curve, Row, Span, range_chart, rows_chart
+from tiercel.loadtest.drawing import Picture, drawing_style, finish
+from tiercel.loadtest.wording import show_ms, show_number, show_percent
+from tiercel.simulation.result import Figures, Spread, TenantFigures
+from tiercel.simulation.simulator import Replay
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cli.admin import HERE, AdminKey, Url, call
-from cli.console import fail
+from tiercel.cli.admin import HERE, AdminKey, Url, call
+from tiercel.cli.console import fail
 
 _COLUMNS = {
     "weight": "weight",

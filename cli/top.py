@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.console import fail
+from tiercel.cli.console import fail
 
 if TYPE_CHECKING:
     import httpx
     from rich.console import Console
 
-    from cli.monitor import Monitor
+    from tiercel.cli.monitor import Monitor
 
 
 def top(
@@ -31,7 +31,7 @@ def top(
     from rich.console import Console
 
     # lazy: as above
-    from cli.monitor import MetricsError, Monitor
+    from tiercel.cli.monitor import MetricsError, Monitor
     from tiercel.config import client_api_key
 
     key = api_key or client_api_key()
@@ -55,14 +55,14 @@ def top(
 
 def _read(monitor: "Monitor", client: "httpx.Client", url: str) -> None:
     # lazy: no other verb needs the HTTP client
-    from cli.monitor import read_metrics
+    from tiercel.cli.monitor import read_metrics
 
     monitor.take(time.monotonic(), read_metrics(client, url))
 
 
 def _print_once(monitor: "Monitor", client: "httpx.Client", url: str, wait_s: float, console: "Console") -> None:
     # lazy: no other verb needs the tables
-    from cli.live_table import render
+    from tiercel.cli.live_table import render
 
     time.sleep(wait_s)
     _read(monitor, client, url)
@@ -75,8 +75,8 @@ def _watch(monitor: "Monitor", client: "httpx.Client", url: str, interval_s: flo
     from rich.live import Live
 
     # lazy: as above
-    from cli.live_table import render
-    from cli.monitor import MetricsError
+    from tiercel.cli.live_table import render
+    from tiercel.cli.monitor import MetricsError
 
     with Live(render(monitor.figures(), url), console=console, screen=True, auto_refresh=False) as live:
         while True:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from tiercel.clock import Clock
 
 if TYPE_CHECKING:  # these import torch or numpy, which the simulated device lives without
-    from device.extents import Extents
-    from device.graph import GraphRecorder
-    from device.timer import Timer
+    from tiercel.device.extents import Extents
+    from tiercel.device.graph import GraphRecorder
+    from tiercel.device.timer import Timer
 
 T = TypeVar("T", covariant=True)
 R = TypeVar("R")

@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 
 import torch
 
-from device import memory
-from device.extents import Extents
-from device.timer import WallTimer
 from tiercel.clock import Clock
+from tiercel.device import memory
+from tiercel.device.extents import Extents
+from tiercel.device.timer import WallTimer
 
 R = TypeVar("R")
 

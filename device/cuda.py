@@ -7,15 +7,15 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from device import memory
-from device.base import Mark
-from device.cuda_copy import CudaCopyLane, Stream
-from device.cuda_driver import CudaDriver
-from device.graph import CudaGraphRecorder
-from device.pinned import SLAB_BYTES, PinnedMemory
-from device.shortage import is_shortage
-from device.timer import CudaTimer
 from tiercel.clock import Clock
+from tiercel.device import memory
+from tiercel.device.base import Mark
+from tiercel.device.cuda_copy import CudaCopyLane, Stream
+from tiercel.device.cuda_driver import CudaDriver
+from tiercel.device.graph import CudaGraphRecorder
+from tiercel.device.pinned import SLAB_BYTES, PinnedMemory
+from tiercel.device.shortage import is_shortage
+from tiercel.device.timer import CudaTimer
 
 R = TypeVar("R")
 

@@ -5,10 +5,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from device.base import Mark
-from device.cuda_driver import CudaDriver, SourceOrder
-from device.extents import Extents
-from device.pinned import PinnedMemory
+from tiercel.device.base import Mark
+from tiercel.device.cuda_driver import CudaDriver, SourceOrder
+from tiercel.device.extents import Extents
+from tiercel.device.pinned import PinnedMemory
 
 
 class Stream(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from device.extents import Extents
+from tiercel.device.extents import Extents
 from tiercel.errors import DeviceError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from device.shortage import is_shortage
+from tiercel.device.shortage import is_shortage
 from tiercel.errors import DeviceError, OutOfDeviceMemoryError
 
 _WARM_UPS = 2  # kernels are compiled and tuned, libraries opened and their workspaces taken: none of it is recorded

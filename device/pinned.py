@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from device.extents import Addresses
+from tiercel.device.extents import Addresses
 from tiercel.errors import DeviceError
 
 log = logging.getLogger(__name__)

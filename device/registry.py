@@ -2,9 +2,9 @@
 
 import torch
 
-from device.base import Device
-from device.cpu import CpuDevice
-from device.cuda import CudaDevice, open_cuda
+from tiercel.device.base import Device
+from tiercel.device.cpu import CpuDevice
+from tiercel.device.cuda import CudaDevice, open_cuda
 from tiercel.errors import ConfigError, DeviceError
 from tiercel.settings import DeviceName
 

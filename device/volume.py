@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from device.volume_file import FileCalls, Scratch, VolumeFile, is_aligned
-from device.volume_format import (
+from tiercel.device.volume_file import FileCalls, Scratch, VolumeFile, is_aligned
+from tiercel.device.volume_format import (
     ALIGN,
     FINGERPRINT_BYTES,
     KEY_BYTES,
@@ -29,7 +29,7 @@ from device.volume_format import (
     slot_bytes,
     total_bytes,
 )
-from device.volume_opening import Opened, Opening
+from tiercel.device.volume_opening import Opened, Opening
 from tiercel.errors import ConfigError, InvariantError
 from tiercel.lock import lock_folder
 from tiercel.units import show_bytes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from device.volume_format import ALIGN, VOLUME_NAME, round_up
+from tiercel.device.volume_format import ALIGN, VOLUME_NAME, round_up
 from tiercel.errors import ConfigError
 
 log = logging.getLogger(__name__)

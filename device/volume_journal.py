@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from device.volume_format import (
+from tiercel.device.volume_format import (
     JOURNAL_NAME,
     NO_KEY,
     RECORD_BYTES,

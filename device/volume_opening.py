@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from device.volume_file import FileCalls, VolumeFile, create_volume_file, open_volume_file
-from device.volume_format import (
+from tiercel.device.volume_file import FileCalls, VolumeFile, create_volume_file, open_volume_file
+from tiercel.device.volume_format import (
     ALIGN,
     ID_BYTES,
     RECORD_BYTES,
@@ -20,7 +20,7 @@ from device.volume_format import (
     pack_superblock,
     parse_superblock,
 )
-from device.volume_journal import Journal, read_journal, unlink_journal
+from tiercel.device.volume_journal import Journal, read_journal, unlink_journal
 from tiercel.errors import ConfigError
 from tiercel.lock import open_folder
 from tiercel.units import show_bytes

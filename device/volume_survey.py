@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from device.volume_file import FileCalls, VolumeFile, open_volume_file
-from device.volume_format import (
+from tiercel.device.volume_file import FileCalls, VolumeFile, open_volume_file
+from tiercel.device.volume_format import (
     ALIGN,
     FORMAT_VERSION,
     JOURNAL_NAME,
@@ -21,8 +21,8 @@ from device.volume_format import (
     round_up,
     slot_bytes,
 )
-from device.volume_journal import read_journal, unlink_journal
-from device.volume_opening import read_superblock
+from tiercel.device.volume_journal import read_journal, unlink_journal
+from tiercel.device.volume_opening import read_superblock
 from tiercel.errors import ConfigError
 from tiercel.lock import lock_folder, lock_holder, open_folder
 

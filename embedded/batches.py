@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedded.grammar import (
+from tiercel.embedded.grammar import (
     Chat,
     RecallStyle,
     plain_text,
@@ -20,7 +20,7 @@ from embedded.grammar import (
     recall_text,
     sums_chat,
 )
-from embedded.tokenizer import END, PAD, START
+from tiercel.embedded.tokenizer import END, PAD, START
 
 OTHER, ANSWER, DIGIT, LEAD = 1, 2, 3, 4
 """Kinds of target tokens: text of others, of the assistant, its digits, and first digits."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
-from embedded.chats import (
+from tiercel.embedded.chats import (
     Chat,
     Measure,
     Message,
@@ -24,8 +24,16 @@ from embedded.chats import (
     system,
     user,
 )
-from embedded.prose import UNKNOWN, filler_sentence, plain_text, prose_chat, question_and_answer, story, sums_chat
-from embedded.recall import (
+from tiercel.embedded.prose import (
+    UNKNOWN,
+    filler_sentence,
+    plain_text,
+    prose_chat,
+    question_and_answer,
+    story,
+    sums_chat,
+)
+from tiercel.embedded.recall import (
     FULL_STYLE,
     Fact,
     RecallStyle,

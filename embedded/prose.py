@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from random import Random
 
-from embedded.chats import (
+from tiercel.embedded.chats import (
     TURN_TOKENS,
     Chat,
     assistant,
@@ -16,8 +16,8 @@ from embedded.chats import (
     system,
     user,
 )
-from embedded.small_talk import TALK
-from embedded.words import (
+from tiercel.embedded.small_talk import TALK
+from tiercel.embedded.words import (
     ADJECTIVES,
     ANIMALS,
     CAPITALS,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from embedded.chats import (
+from tiercel.embedded.chats import (
     TURN_TOKENS,
     Chat,
     Measure,
@@ -17,8 +17,8 @@ from embedded.chats import (
     system,
     user,
 )
-from embedded.prose import SYSTEMS, filler_sentence, question_and_answer
-from embedded.words import NAMES, SYLLABLES, THINGS
+from tiercel.embedded.prose import SYSTEMS, filler_sentence, question_and_answer
+from tiercel.embedded.words import NAMES, SYLLABLES, THINGS
 
 FACT_FORMS: tuple[str, ...] = (
     "The code of {name} is {code}.",

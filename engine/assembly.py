@@ -7,43 +7,43 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from device.base import Device, Lane
-from device.registry import open_device
-from engine.attention.registry import open_attention
-from engine.calibrate import show_arithmetic, size_pool, step_tokens
-from engine.footprint import measure_footprint
-from engine.graphs import DecodeGraphs, graph_sizes, record_graphs, wants_graphs
-from engine.loop import EngineLoop, StepRunner
-from engine.models.base import Model
-from engine.models.generation import read_end_tokens
-from engine.models.registry import load_model
-from engine.progress import LoadProgress, Outbox
-from engine.rates import RateBook, measure_rates
-from engine.relief import Relief
-from engine.rows import RowBook
-from engine.runner import Runner
-from engine.sampling import open_sampler
-from engine.splits_file import SplitsFile
-from engine.steering import Steering, daily_blocks, policy_of, step_limits
-from engine.step_times import facts_of, open_step_times
-from engine.tiers import Tiers, open_tiers
-from engine.upkeep import Upkeep
-from engine.wake import Wake
-from kvcache.manager import CacheManager
-from kvcache.store.memory_file import identity_of, kept_memory
-from kvcache.tiers import TierLimits
-from scheduler.book import SequenceBook
-from scheduler.cost import StepCosts
-from scheduler.nanobatch import Splitter
-from scheduler.planner import Planner
-from scheduler.preemption import SwapChooser
 from tiercel.clock import Clock
+from tiercel.device.base import Device, Lane
+from tiercel.device.registry import open_device
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.calibrate import show_arithmetic, size_pool, step_tokens
+from tiercel.engine.footprint import measure_footprint
+from tiercel.engine.graphs import DecodeGraphs, graph_sizes, record_graphs, wants_graphs
+from tiercel.engine.loop import EngineLoop, StepRunner
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.generation import read_end_tokens
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.progress import LoadProgress, Outbox
+from tiercel.engine.rates import RateBook, measure_rates
+from tiercel.engine.relief import Relief
+from tiercel.engine.rows import RowBook
+from tiercel.engine.runner import Runner
+from tiercel.engine.sampling import open_sampler
+from tiercel.engine.splits_file import SplitsFile
+from tiercel.engine.steering import Steering, daily_blocks, policy_of, step_limits
+from tiercel.engine.step_times import facts_of, open_step_times
+from tiercel.engine.tiers import Tiers, open_tiers
+from tiercel.engine.upkeep import Upkeep
+from tiercel.engine.wake import Wake
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.store.memory_file import identity_of, kept_memory
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.rates import Rates
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.cost import StepCosts
+from tiercel.scheduler.nanobatch import Splitter
+from tiercel.scheduler.planner import Planner
+from tiercel.scheduler.preemption import SwapChooser
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
 from tiercel.wire import Loading
 
-log = logging.getLogger("engine.process")
+log = logging.getLogger("tiercel.engine.process")
 
 _BUSY_S = 0.01  # a look at the mail when work is pending that nothing will wake us for
 _IDLE_S = 1.0

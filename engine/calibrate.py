@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from device.volume_format import fit
-from kvcache.store.memory_file import KeptMemory
+from tiercel.device.volume_format import fit
 from tiercel.errors import ConfigError
+from tiercel.kvcache.store.memory_file import KeptMemory
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
 from tiercel.units import GIB, show_bytes

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Iterator
 from itertools import chain
 
-from kvcache.manager import CacheManager
-from scheduler.book import SequenceBook
+from tiercel.kvcache.manager import CacheManager
 from tiercel.outcome import FairGauges
+from tiercel.scheduler.book import SequenceBook
 from tiercel.tenant import Tenants
 
 log = logging.getLogger(__name__)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from device.base import Device, Lane
-from device.shortage import is_shortage
-from engine.attention.base import ForwardState
-from engine.calibrate import step_tokens
-from engine.graphs import StaticInputs, graph_sizes, wants_graphs
-from engine.models.base import Model
-from engine.sampling import Sampler
-from kvcache.store.arena import open_arena
+from tiercel.device.base import Device, Lane
+from tiercel.device.shortage import is_shortage
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.calibrate import step_tokens
+from tiercel.engine.graphs import StaticInputs, graph_sizes, wants_graphs
+from tiercel.engine.models.base import Model
+from tiercel.engine.sampling import Sampler
 from tiercel.errors import ConfigError
+from tiercel.kvcache.store.arena import open_arena
 from tiercel.request import SamplingParams, pack_tokens
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec

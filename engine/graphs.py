@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from device.base import Lane
-from device.graph import Graph, GraphRecorder
-from device.shortage import is_shortage
-from engine.attention.base import ForwardState
-from engine.inputs import BatchInputs
-from engine.models.base import Model
-from engine.staging import Staging, packed_bytes, unpack
+from tiercel.device.base import Lane
+from tiercel.device.graph import Graph, GraphRecorder
+from tiercel.device.shortage import is_shortage
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.inputs import BatchInputs
+from tiercel.engine.models.base import Model
+from tiercel.engine.staging import Staging, packed_bytes, unpack
 from tiercel.errors import DeviceError
 from tiercel.settings import EngineSettings
 

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention.base import ForwardState
-from engine.staging import Staging
-from scheduler.sequence import Sequence
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.staging import Staging
 from tiercel.ids import SeqId
 from tiercel.plan import NanoBatch
+from tiercel.scheduler.sequence import Sequence
 
 
 class SequenceReader(Protocol):

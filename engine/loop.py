@@ -10,19 +10,19 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from engine.errands import Errands
-from engine.lookahead import Lookahead
-from engine.relief import NO_MEMORY, Relief
-from kvcache.manager import CacheManager
-from kvcache.table import NO_REUSE
-from scheduler.book import Commit, SequenceBook
-from scheduler.planner import Planner
 from tiercel.clock import Clock
+from tiercel.engine.errands import Errands
+from tiercel.engine.lookahead import Lookahead
+from tiercel.engine.relief import NO_MEMORY, Relief
 from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.table import NO_REUSE
 from tiercel.outcome import BAD_LOGITS, DiskState, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
 from tiercel.plan import NanoBatch, StepPlan, whole_slices
 from tiercel.request import Request
+from tiercel.scheduler.book import Commit, SequenceBook
+from tiercel.scheduler.planner import Planner
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
 from tiercel.tier import Landing, Transfer

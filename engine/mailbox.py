@@ -3,7 +3,7 @@
 import select
 import socket
 
-from engine.wake import Wake
+from tiercel.engine.wake import Wake
 from tiercel.errors import WireError
 from tiercel.wire import FrameReader, FromEngine, ToEngine, encode_frame
 

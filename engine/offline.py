@@ -10,12 +10,12 @@ from typing import Self
 
 import torch
 
-from engine.assembly import Engine, open_engine
-from engine.attention.registry import open_attention
-from engine.calibrate import step_tokens
-from engine.stopwatch import Laps, Stopwatch
-from engine.wake import Wake
 from tiercel.clock import Clock
+from tiercel.engine.assembly import Engine, open_engine
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.calibrate import step_tokens
+from tiercel.engine.stopwatch import Laps, Stopwatch
+from tiercel.engine.wake import Wake
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, Gauges

@@ -1,4 +1,4 @@
-"""The engine process: `python -m engine.process --fd N`, started by the HTTP process over an inherited socket."""
+"""The engine process: `python -m tiercel.engine.process --fd N`, started by the HTTP process over a socket."""
 
 import argparse
 import gc
@@ -8,16 +8,16 @@ import signal
 import socket
 import sys
 
-from engine.assembly import Engine, open_engine
-from engine.heap import keep_heap
-from engine.mailbox import Mailbox, receive_start
-from engine.wake import Wake
 from tiercel.clock import Clock, MonotonicClock
+from tiercel.engine.assembly import Engine, open_engine
+from tiercel.engine.heap import keep_heap
+from tiercel.engine.mailbox import Mailbox, receive_start
+from tiercel.engine.wake import Wake
 from tiercel.errors import ConfigError
 from tiercel.log import configure_log
 from tiercel.wire import Failed, Ready, Start
 
-log = logging.getLogger("engine.process")
+log = logging.getLogger("tiercel.engine.process")
 
 EXIT_CONFIG = 2
 EXIT_CRASH = 3

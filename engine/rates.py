@@ -9,19 +9,19 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from device.base import Lane
-from device.volume import Volume
-from engine.attention.base import ForwardState
-from engine.models.base import Model
-from engine.tiers import Tiers
-from kvcache.store.disk import DiskCounts
-from kvcache.store.mover import CopyLanes
-from kvcache.store.run import extents_of
-from scheduler.cost import StepCosts
 from tiercel.clock import Clock
+from tiercel.device.base import Lane
+from tiercel.device.volume import Volume
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.models.base import Model
+from tiercel.engine.tiers import Tiers
 from tiercel.errors import DeviceError
+from tiercel.kvcache.store.disk import DiskCounts
+from tiercel.kvcache.store.mover import CopyLanes
+from tiercel.kvcache.store.run import extents_of
 from tiercel.outcome import RouteGauges
 from tiercel.rates import Rates
+from tiercel.scheduler.cost import StepCosts
 from tiercel.tier import KVSpec, Route
 
 log = logging.getLogger(__name__)

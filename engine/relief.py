@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as List
 
-from scheduler.planner import Planner
 from tiercel.errors import OutOfDeviceMemoryError
 from tiercel.plan import NanoBatch
+from tiercel.scheduler.planner import Planner
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from device.base import Lane, Pending
-from device.shortage import is_shortage
-from device.timer import Timer
-from engine.graphs import DecodeGraphs
-from engine.inputs import BatchInputs, SequenceReader, build_inputs
-from engine.models.base import Model
-from engine.rows import RowBook
-from engine.sampling import Sampled, Sampler, token_logprobs
-from engine.staging import Staging, open_staging
 from tiercel.clock import Clock, MonotonicClock
+from tiercel.device.base import Lane, Pending
+from tiercel.device.shortage import is_shortage
+from tiercel.device.timer import Timer
+from tiercel.engine.graphs import DecodeGraphs
+from tiercel.engine.inputs import BatchInputs, SequenceReader, build_inputs
+from tiercel.engine.models.base import Model
+from tiercel.engine.rows import RowBook
+from tiercel.engine.sampling import Sampled, Sampler, token_logprobs
+from tiercel.engine.staging import Staging, open_staging
 from tiercel.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome, TokenLogprobs

@@ -12,24 +12,24 @@ from pathlib import Path
 
 import torch
 
-from device.base import Lane
-from device.registry import open_device
-from engine.assembly import kv_spec
-from engine.attention.registry import open_attention
-from engine.calibrate import step_tokens
-from engine.models.base import Model
-from engine.models.registry import load_model
-from engine.rows import RowBook
-from engine.runner import Runner
-from engine.sampling import Sampler
-from engine.splits_file import SplitsFile
-from engine.step_times import facts_of
-from scheduler.nanobatch import Split, SplitRow, Timed, cut, shape_of, splits_of
-from scheduler.sequence import Sequence
+from tiercel.device.base import Lane
+from tiercel.device.registry import open_device
+from tiercel.engine.assembly import kv_spec
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.calibrate import step_tokens
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.rows import RowBook
+from tiercel.engine.runner import Runner
+from tiercel.engine.sampling import Sampler
+from tiercel.engine.splits_file import SplitsFile
+from tiercel.engine.step_times import facts_of
 from tiercel.errors import ConfigError
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.nanobatch import Split, SplitRow, Timed, cut, shape_of, splits_of
+from tiercel.scheduler.sequence import Sequence
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
 

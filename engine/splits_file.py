@@ -4,9 +4,9 @@ import hashlib
 import logging
 from pathlib import Path
 
-from engine.own_file import read_own, replace_own
-from scheduler.nanobatch import SplitRow, SplitTable, read_table, write_table
+from tiercel.engine.own_file import read_own, replace_own
 from tiercel.errors import ConfigError
+from tiercel.scheduler.nanobatch import SplitRow, SplitTable, read_table, write_table
 
 log = logging.getLogger(__name__)
 

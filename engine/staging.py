@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from device.base import Mark
+from tiercel.device.base import Mark
 
 Arrays = Sequence[NDArray[np.generic]]
 

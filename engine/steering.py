@@ -4,12 +4,12 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvcache.manager import CacheManager
-from scheduler.book import SequenceBook
-from scheduler.cost import StepCosts
-from scheduler.planner import YIELD_LOSS, Planner, StepLimits
-from scheduler.policy import Policy, open_policy
+from tiercel.kvcache.manager import CacheManager
 from tiercel.log import set_log_level
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.cost import StepCosts
+from tiercel.scheduler.planner import YIELD_LOSS, Planner, StepLimits
+from tiercel.scheduler.policy import Policy, open_policy
 from tiercel.settings import EngineSettings
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.cost import StepTimes
+from tiercel.scheduler.cost import StepTimes
 
 _FIRST_PREFILL = 16  # tokens
 _FIRST_CONTEXT = 1024

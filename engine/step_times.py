@@ -12,21 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device.base import Device, Lane
-from engine.attention.base import ForwardState
-from engine.attention.registry import open_attention
-from engine.calibrate import step_tokens
-from engine.graphs import DecodeGraphs, wants_graphs
-from engine.inputs import BatchInputs
-from engine.models.base import Model
-from engine.staging import open_staging
-from engine.step_grid import FAR_CONTEXT, GridLimits, Shape, Slices, StepGrid
-from engine.times_file import TimesFile
-from scheduler.cost import StepTimes, linear_times
 from tiercel import __version__
 from tiercel.clock import Clock
+from tiercel.device.base import Device, Lane
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.calibrate import step_tokens
+from tiercel.engine.graphs import DecodeGraphs, wants_graphs
+from tiercel.engine.inputs import BatchInputs
+from tiercel.engine.models.base import Model
+from tiercel.engine.staging import open_staging
+from tiercel.engine.step_grid import FAR_CONTEXT, GridLimits, Shape, Slices, StepGrid
+from tiercel.engine.times_file import TimesFile
 from tiercel.errors import DeviceError
 from tiercel.openmp import thread_facts
+from tiercel.scheduler.cost import StepTimes, linear_times
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
 

@@ -4,8 +4,8 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.loop import Flight, StepRunner
 from tiercel.clock import Clock
+from tiercel.engine.loop import Flight, StepRunner
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome
 from tiercel.plan import StepPlan

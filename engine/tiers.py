@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from device.base import Device, Pinned
-from device.volume import Volume, open_volume
-from engine.calibrate import is_unified
-from kvcache.store.arena import Arena, open_arena
-from kvcache.store.disk import DiskLanes
-from kvcache.store.memory_file import identity_of
-from kvcache.store.mover import CopyLanes, StoreMover
 from tiercel.clock import Clock
+from tiercel.device.base import Device, Pinned
+from tiercel.device.volume import Volume, open_volume
+from tiercel.engine.calibrate import is_unified
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.store.arena import Arena, open_arena
+from tiercel.kvcache.store.disk import DiskLanes
+from tiercel.kvcache.store.memory_file import identity_of
+from tiercel.kvcache.store.mover import CopyLanes, StoreMover
 from tiercel.outcome import DiskState
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec

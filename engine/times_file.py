@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.own_file import read_own, replace_own
-from engine.step_grid import Shape, StepGrid
+from tiercel.engine.own_file import read_own, replace_own
+from tiercel.engine.step_grid import Shape, StepGrid
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,12 @@
 """What the engine looks after now and then: rates, and the health of the disk."""
 
-from engine.loop import EngineLoop
-from engine.rates import RateBook
-from engine.tiers import Tiers
-from kvcache.idle import IdleWork
-from scheduler.cost import StepCosts
 from tiercel.clock import Clock
+from tiercel.engine.loop import EngineLoop
+from tiercel.engine.rates import RateBook
+from tiercel.engine.tiers import Tiers
+from tiercel.kvcache.idle import IdleWork
 from tiercel.outcome import DiskState
+from tiercel.scheduler.cost import StepCosts
 
 _EVERY_S = 0.5
 

@@ -5,8 +5,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from kvcache.pool import KEY_BYTES
 from tiercel.ids import BlockKey
+from tiercel.kvcache.pool import KEY_BYTES
 
 _MOST_CHAINS = 4096
 _KEPT = 0.75  # of the keys that may be kept, after the cheapest chains were forgotten

@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import chain
 
-from kvcache.budget import StepBudget
-from kvcache.keeping import want_run
-from kvcache.policy import Keep
-from kvcache.pool import SlotState
-from kvcache.table import BlockTable, Fetch
-from kvcache.tiers import TierBook
 from tiercel.ids import BlockKey, SeqId, SlotId
+from tiercel.kvcache.budget import StepBudget
+from tiercel.kvcache.keeping import want_run
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.pool import SlotState
+from tiercel.kvcache.table import BlockTable, Fetch
+from tiercel.kvcache.tiers import TierBook
 from tiercel.rates import Rates
 from tiercel.tier import Landing, Purpose, Route, Tier, Verdict
 

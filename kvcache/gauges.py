@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from kvcache.owner import Held
-from kvcache.pool import SlotPool
-from kvcache.tiers import TierBook
+from tiercel.kvcache.owner import Held
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.tiers import TierBook
 from tiercel.outcome import TenantBlocks, TierGauges
 from tiercel.tier import Tier
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcache.vector import FEW, Slots, Where, as_slots, as_where, view
+from tiercel.kvcache.vector import FEW, Slots, Where, as_slots, as_where, view
 
 _MOST_KEYS = 256  # slots that a dictionary counts; beyond, an array over the tier is smaller and faster
 

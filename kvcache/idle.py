@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from kvcache.chain import Chain, ChainQueue, WrittenChains
-from kvcache.policy import Keep
-from kvcache.pool import SlotPool
-from kvcache.table import BlockTable
-from kvcache.tiers import TierBook
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.chain import Chain, ChainQueue, WrittenChains
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.table import BlockTable
+from tiercel.kvcache.tiers import TierBook
 from tiercel.rates import Rates
 from tiercel.tier import Purpose, Route, Tier
 

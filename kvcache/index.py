@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.vector import FEW, Slots, Where, view
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.vector import FEW, Slots, Where, view
 
 KEY_BYTES = 32
 

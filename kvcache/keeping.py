@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from kvcache.budget import StepBudget
-from kvcache.links import Links
-from kvcache.policy import Keep
-from kvcache.pool import SlotPool, SlotState
-from kvcache.quota import CopyQuotas
-from kvcache.table import BlockTable, Kept
-from kvcache.vector import Slots, Where, as_slots
 from tiercel.ids import SlotId
+from tiercel.kvcache.budget import StepBudget
+from tiercel.kvcache.links import Links
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.pool import SlotPool, SlotState
+from tiercel.kvcache.quota import CopyQuotas
+from tiercel.kvcache.table import BlockTable, Kept
+from tiercel.kvcache.vector import Slots, Where, as_slots
 from tiercel.tier import Transfer
 
 _BATCH = 1024  # blocks looked up at once, as long as the device tier has them all

@@ -3,14 +3,14 @@
 import numpy as np
 from msgspec import Struct
 
-from kvcache.budget import StepBudget
-from kvcache.holding import Holding, HoldingDraft
-from kvcache.overlay import Overlay
-from kvcache.pool import SlotPool
-from kvcache.table import BlockTable
-from kvcache.tiers import TierBook
-from kvcache.vector import NO_SLOTS, Slots
 from tiercel.ids import BlockKey, SeqId
+from tiercel.kvcache.budget import StepBudget
+from tiercel.kvcache.holding import Holding, HoldingDraft
+from tiercel.kvcache.overlay import Overlay
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.table import BlockTable
+from tiercel.kvcache.tiers import TierBook
+from tiercel.kvcache.vector import NO_SLOTS, Slots
 
 _BATCH = 1024  # blocks looked up at once, as long as the device tier has them all
 _LOOKS_OF_BATCH = 4  # blocks of a batch cost as much as one that is looked up alone

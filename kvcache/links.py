@@ -4,10 +4,10 @@ from array import array
 
 import numpy as np
 
-from kvcache.pool import SlotPool
-from kvcache.transfers import TransferBook
-from kvcache.vector import Slots, Where, as_where, view
 from tiercel.ids import BlockKey
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.transfers import TransferBook
+from tiercel.kvcache.vector import Slots, Where, as_where, view
 from tiercel.tier import Tier
 
 

@@ -7,21 +7,21 @@ from typing import cast
 
 import numpy as np
 
-from kvcache.block import child_key, namespace_key
-from kvcache.budget import StepBudget
-from kvcache.fetch import FetchWork
-from kvcache.gauges import tier_gauges
-from kvcache.idle import IdleWork, Scan
-from kvcache.ledger import Found, Ledger
-from kvcache.overlay import Overlay
-from kvcache.owner import OwnerBook
-from kvcache.pool import SlotPool
-from kvcache.prefix import Prefix
-from kvcache.table import BlockTable, Fetch, Restore, Reuse
-from kvcache.tiers import TierBook, TierLimits
-from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
+from tiercel.kvcache.block import child_key, namespace_key
+from tiercel.kvcache.budget import StepBudget
+from tiercel.kvcache.fetch import FetchWork
+from tiercel.kvcache.gauges import tier_gauges
+from tiercel.kvcache.idle import IdleWork, Scan
+from tiercel.kvcache.ledger import Found, Ledger
+from tiercel.kvcache.overlay import Overlay
+from tiercel.kvcache.owner import OwnerBook
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.prefix import Prefix
+from tiercel.kvcache.table import BlockTable, Fetch, Restore, Reuse
+from tiercel.kvcache.tiers import TierBook, TierLimits
+from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
 from tiercel.outcome import TierGauges
 from tiercel.plan import Plan, StepPlan, TableUpdate
 from tiercel.rates import Rates

@@ -4,8 +4,8 @@ from array import array
 
 import numpy as np
 
-from kvcache.pool import SlotPool, SlotState
-from kvcache.vector import FEW, Slots, Where, as_where, view
+from tiercel.kvcache.pool import SlotPool, SlotState
+from tiercel.kvcache.vector import FEW, Slots, Where, as_where, view
 
 _CACHED, _OWNED = int(SlotState.CACHED), int(SlotState.OWNED)
 

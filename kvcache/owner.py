@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from msgspec import Struct
 
-from kvcache.holding import Holding
-from kvcache.pool import SlotPool
-from kvcache.table import BlockTable
-from kvcache.vector import Slots
 from tiercel.errors import InvariantError
 from tiercel.ids import TenantId
+from tiercel.kvcache.holding import Holding
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.table import BlockTable
+from tiercel.kvcache.vector import Slots
 from tiercel.tenant import KvQuota, Tenants
 from tiercel.tier import Tier
 

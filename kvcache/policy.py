@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots, count_each, view
+from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots, count_each, view
 
 SEARCH_DEPTH = 64
 """Copies of one segment that a search looks at to spare the owners at their floor."""

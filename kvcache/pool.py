@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcache.index import KEY_BYTES as KEY_BYTES
-from kvcache.policy import Keep
-from kvcache.run import runs as runs
-from kvcache.slot_book import PROTECTED_SHARE as PROTECTED_SHARE
-from kvcache.slot_book import SINK as SINK
-from kvcache.slot_book import SlotBook
-from kvcache.slot_book import SlotState as SlotState
-from kvcache.vector import FEW, Slots, Where, as_slots, as_where
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.index import KEY_BYTES as KEY_BYTES
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.run import runs as runs
+from tiercel.kvcache.slot_book import PROTECTED_SHARE as PROTECTED_SHARE
+from tiercel.kvcache.slot_book import SINK as SINK
+from tiercel.kvcache.slot_book import SlotBook
+from tiercel.kvcache.slot_book import SlotState as SlotState
+from tiercel.kvcache.vector import FEW, Slots, Where, as_slots, as_where
 
 _BALANCE = 256  # copies that one commit demotes at most
 _MANY = 1024  # slots from which on the largest free runs are found by one look at the whole pool

@@ -4,8 +4,8 @@ from array import array
 
 import numpy as np
 
-from kvcache.pool import SlotPool
-from kvcache.vector import FEW, Slots, as_slots
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.vector import FEW, Slots, as_slots
 
 
 class Prefix:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvcache.pool import SlotPool
-from kvcache.vector import Slots, Where, as_where, count_each
 from tiercel.errors import InvariantError
 from tiercel.ids import SlotId
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.vector import Slots, Where, as_where, count_each
 from tiercel.tier import Tier
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kvcache.run import Run
-from kvcache.vector import Where, view
+from tiercel.kvcache.run import Run
+from tiercel.kvcache.vector import Where, view
 
 
 class References:

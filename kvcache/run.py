@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvcache.vector import Slots, Where, view
 from tiercel.errors import InvariantError
+from tiercel.kvcache.vector import Slots, Where, view
 
 _SEARCH_SLOTS = 1 << 17  # a search for a run looks at so many slots at once: well under 1 ms
 

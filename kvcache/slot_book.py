@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.index import KeyIndex
-from kvcache.policy import Keep, Segments
-from kvcache.reference import References
-from kvcache.run import RunSearch
-from kvcache.vector import FEW, Slots, Where, as_where, view
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.index import KeyIndex
+from tiercel.kvcache.policy import Keep, Segments
+from tiercel.kvcache.reference import References
+from tiercel.kvcache.run import RunSearch
+from tiercel.kvcache.vector import FEW, Slots, Where, as_where, view
 
 SINK = SlotId(0)
 """Padded rows write here. Never owned, never read for a result."""

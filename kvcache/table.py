@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from msgspec import Struct
 
-from kvcache.block import child_key
-from kvcache.budget import StepBudget
-from kvcache.holding import Holding
-from kvcache.pool import SlotPool
-from kvcache.prefix import Prefix
-from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
 from tiercel.ids import BlockKey, SeqId, SlotId
+from tiercel.kvcache.block import child_key
+from tiercel.kvcache.budget import StepBudget
+from tiercel.kvcache.holding import Holding
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.prefix import Prefix
+from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
 
 
 class Kept(Struct, frozen=True, gc=False):

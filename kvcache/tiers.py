@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from msgspec import Struct
 
-from kvcache.chain import WriteBudget
-from kvcache.keeping import demote, land_many, promote
-from kvcache.links import Links
-from kvcache.policy import Keep
-from kvcache.pool import SlotPool, SlotState
-from kvcache.quota import CopyQuotas, SpillRoom
-from kvcache.table import NO_KEPT, BlockTable, Kept
-from kvcache.transfers import TransferBook, check_references
-from kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots, as_where
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.chain import WriteBudget
+from tiercel.kvcache.keeping import demote, land_many, promote
+from tiercel.kvcache.links import Links
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.pool import SlotPool, SlotState
+from tiercel.kvcache.quota import CopyQuotas, SpillRoom
+from tiercel.kvcache.table import NO_KEPT, BlockTable, Kept
+from tiercel.kvcache.transfers import TransferBook, check_references
+from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots, as_where
 from tiercel.rates import Rates
 from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from kvcache.pool import SlotPool
-from kvcache.vector import FEW, Slots, Where, as_slots, view
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.vector import FEW, Slots, Where, as_slots, view
 from tiercel.tier import Purpose, Route, Tier, Transfer
 
 DESTINATIONS = {

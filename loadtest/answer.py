@@ -2,7 +2,7 @@
 
 import msgspec
 
-from loadtest.sse import DONE, Event, EventReader, Usage, decode_event, error_message
+from tiercel.loadtest.sse import DONE, Event, EventReader, Usage, decode_event, error_message
 
 
 class Answer:

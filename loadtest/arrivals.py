@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from loadtest.mix import ArrivalSettings
 from tiercel.errors import ConfigError
+from tiercel.loadtest.mix import ArrivalSettings
 
 
 def due_times(

@@ -7,8 +7,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from loadtest.conversation import Conversation
-from loadtest.record import RequestRecord
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.record import RequestRecord
 
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()

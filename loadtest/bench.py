@@ -10,20 +10,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest import metric
-from loadtest.assignment import Assignment, Progress
-from loadtest.fleet import Fleet, Gathered
-from loadtest.machine import cores
-from loadtest.mix import DatasetSettings, Mix, TenantSettings
-from loadtest.plan import Plan, make_plan, mix_of
-from loadtest.record import RunResult
-from loadtest.result import Measured, RunFacts, make_result
-from loadtest.scrape import Scraper
-from loadtest.settings import BenchSettings, pairs
-from loadtest.target import Target
-from loadtest.tokens import TextMaker
 from tiercel.clock import Clock
 from tiercel.errors import ConfigError, TiercelError
+from tiercel.loadtest import metric
+from tiercel.loadtest.assignment import Assignment, Progress
+from tiercel.loadtest.fleet import Fleet, Gathered
+from tiercel.loadtest.machine import cores
+from tiercel.loadtest.mix import DatasetSettings, Mix, TenantSettings
+from tiercel.loadtest.plan import Plan, make_plan, mix_of
+from tiercel.loadtest.record import RunResult
+from tiercel.loadtest.result import Measured, RunFacts, make_result
+from tiercel.loadtest.scrape import Scraper
+from tiercel.loadtest.settings import BenchSettings, pairs
+from tiercel.loadtest.target import Target
+from tiercel.loadtest.tokens import TextMaker
 
 _CHUNKS_A_PROCESS = 10_000  # per second: what a process of the client reads with room to spare
 _STREAMS_A_PROCESS = 1_000

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.drawing import ACCENT, HEIGHT_PT, INK, MUTED, SOFT, new_figure, rows_of
+from tiercel.loadtest.drawing import ACCENT, HEIGHT_PT, INK, MUTED, SOFT, new_figure, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

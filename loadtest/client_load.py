@@ -3,9 +3,9 @@
 from collections import Counter as Tally
 from collections.abc import Sequence
 
-from loadtest.assignment import Load
-from loadtest.figures import percentile
-from loadtest.record import ClientLoad
+from tiercel.loadtest.assignment import Load
+from tiercel.loadtest.figures import percentile
+from tiercel.loadtest.record import ClientLoad
 
 _BUSY_SHARE = 0.9
 _FREE_SHARE = 0.7  # a process that uses less is not late by its own work

@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 from msgspec import Struct
 
-from loadtest.bootstrap import (
+from tiercel.loadtest.bootstrap import (
     Draw,
     Spread,
     grouped_quantile_draw,
@@ -16,8 +16,8 @@ from loadtest.bootstrap import (
     quantile_draw,
     rounds_for,
 )
-from loadtest.figures import gaps_s, is_good, latencies
-from loadtest.record import RequestRecord, RunResult, Timeline
+from tiercel.loadtest.figures import gaps_s, is_good, latencies
+from tiercel.loadtest.record import RequestRecord, RunResult, Timeline
 
 ROUNDS = 2000
 _METRICS = ("ttft", "ttft_due", "tpot", "e2el")

@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from loadtest.record import Fairness, RequestRecord
-from loadtest.service import Interval, both, busy, largest_gap_s, length_s, service_pieces
+from tiercel.loadtest.record import Fairness, RequestRecord
+from tiercel.loadtest.service import Interval, both, busy, largest_gap_s, length_s, service_pieces
 
 RecordsByTenant = Mapping[str, Sequence[RequestRecord]]
 

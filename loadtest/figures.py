@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from loadtest.record import METRICS, Goals, RequestRecord
+from tiercel.loadtest.record import METRICS, Goals, RequestRecord
 
 _ALWAYS = (90.0, 95.0, 99.0)
 Latencies = Mapping[str, Sequence[float]]

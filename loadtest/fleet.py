@@ -10,7 +10,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.assignment import (
+from tiercel.clock import Clock
+from tiercel.errors import TiercelError
+from tiercel.loadtest.assignment import (
     Assignment,
     FromWorker,
     Go,
@@ -23,10 +25,8 @@ from loadtest.assignment import (
     encode_frame,
     read_frame,
 )
-from loadtest.record import RequestRecord
-from loadtest.tickets import ticket_file
-from tiercel.clock import Clock
-from tiercel.errors import TiercelError
+from tiercel.loadtest.record import RequestRecord
+from tiercel.loadtest.tickets import ticket_file
 
 _HEAD_START_S = 0.1  # between the signal and the zero of the run: every process has read it by then
 
@@ -123,7 +123,7 @@ async def _started(count: int) -> AsyncIterator[list[asyncio.subprocess.Process]
                 await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "loadtest.worker",
+                    "tiercel.loadtest.worker",
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     limit=2**20,

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx
 
-from loadtest.http1_body import BodyReader, ProtocolFault, body_reader
 from tiercel.clock import Clock
+from tiercel.loadtest.http1_body import BodyReader, ProtocolFault, body_reader
 
 Sink = Callable[[float, bytes], None]
 """Takes the time of arrival and a piece of the body."""

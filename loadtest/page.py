@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from loadtest.drawing import Picture
-from loadtest.stylesheet import STYLESHEET
+from tiercel.loadtest.drawing import Picture
+from tiercel.loadtest.stylesheet import STYLESHEET
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest.arrivals import due_times
-from loadtest.assignment import Job, Source
-from loadtest.datasets.dataset import Order
-from loadtest.datasets.registry import conversations
-from loadtest.mix import ArrivalSettings, DatasetSettings, Mix, TenantSettings, read_mix
-from loadtest.record import ONLY, Goals
-from loadtest.settings import BenchSettings, pairs
-from loadtest.tokens import TextMaker
 from tiercel.errors import ConfigError
+from tiercel.loadtest.arrivals import due_times
+from tiercel.loadtest.assignment import Job, Source
+from tiercel.loadtest.datasets.dataset import Order
+from tiercel.loadtest.datasets.registry import conversations
+from tiercel.loadtest.mix import ArrivalSettings, DatasetSettings, Mix, TenantSettings, read_mix
+from tiercel.loadtest.record import ONLY, Goals
+from tiercel.loadtest.settings import BenchSettings, pairs
+from tiercel.loadtest.tokens import TextMaker
 
 _GOALS = ("ttft", "tpot", "e2el")
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from loadtest import metric
-from loadtest.chart import Curve, Quantiles, Row, Span, quantile_chart, range_chart, rows_chart
-from loadtest.drawing import Picture, drawing_style, finish
-from loadtest.record import RunResult, Sample, TenantResult, Timeline
-from loadtest.server_series import (
+from tiercel.loadtest import metric
+from tiercel.loadtest.chart import Curve, Quantiles, Row, Span, quantile_chart, range_chart, rows_chart
+from tiercel.loadtest.drawing import Picture, drawing_style, finish
+from tiercel.loadtest.record import RunResult, Sample, TenantResult, Timeline
+from tiercel.loadtest.server_series import (
     History,
     Share,
     gauge,
@@ -17,7 +17,7 @@ from loadtest.server_series import (
     transfer_rates,
     transfer_speeds,
 )
-from loadtest.wording import LATENCY_NAMES, show_bytes_per_s, show_ms, show_number, show_percent
+from tiercel.loadtest.wording import LATENCY_NAMES, show_bytes_per_s, show_ms, show_number, show_percent
 
 TENANTS_DRAWN = 8
 _WINDOWS = 60  # of a share over time: more would be noise

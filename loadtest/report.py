@@ -4,13 +4,21 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from loadtest import page
-from loadtest.drawing import Picture
-from loadtest.plots import latency_pictures, server_pictures, tenant_pictures, timeline_pictures
-from loadtest.record import Goals, RunResult, TenantResult
-from loadtest.server_series import reported
-from loadtest.wording import LATENCY_NAMES, figure_words, show_factor, show_ms, show_number, show_percent, show_s
 from tiercel.errors import ConfigError
+from tiercel.loadtest import page
+from tiercel.loadtest.drawing import Picture
+from tiercel.loadtest.plots import latency_pictures, server_pictures, tenant_pictures, timeline_pictures
+from tiercel.loadtest.record import Goals, RunResult, TenantResult
+from tiercel.loadtest.server_series import reported
+from tiercel.loadtest.wording import (
+    LATENCY_NAMES,
+    figure_words,
+    show_factor,
+    show_ms,
+    show_number,
+    show_percent,
+    show_s,
+)
 
 FILE = "report.html"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from loadtest.datasets.dataset import Order
-from loadtest.datasets.registry import conversations
-from loadtest.mix import DatasetSettings
-from loadtest.record import ONLY
-from loadtest.tokens import FolderCounter, TextMaker
 from tiercel.errors import ConfigError, TiercelError
+from tiercel.loadtest.datasets.dataset import Order
+from tiercel.loadtest.datasets.registry import conversations
+from tiercel.loadtest.mix import DatasetSettings
+from tiercel.loadtest.record import ONLY
+from tiercel.loadtest.tokens import FolderCounter, TextMaker
 
 _MOST_ID = 2**32 - 1
 _encoder = msgspec.json.Encoder()

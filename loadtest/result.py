@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from loadtest.assignment import Load
-from loadtest.client_load import client_load
-from loadtest.fairness import contended, fairness, service_within
-from loadtest.figures import Latencies, figures, has_goals, is_good, latencies, quantiles
-from loadtest.machine import machine_facts, versions
-from loadtest.mix import TenantSettings
-from loadtest.plan import Plan, goals_of
-from loadtest.record import (
+from tiercel.loadtest.assignment import Load
+from tiercel.loadtest.client_load import client_load
+from tiercel.loadtest.fairness import contended, fairness, service_within
+from tiercel.loadtest.figures import Latencies, figures, has_goals, is_good, latencies, quantiles
+from tiercel.loadtest.machine import machine_facts, versions
+from tiercel.loadtest.mix import TenantSettings
+from tiercel.loadtest.plan import Plan, goals_of
+from tiercel.loadtest.record import (
     STOPPED,
     ClientLoad,
     Counter,
@@ -25,9 +25,9 @@ from loadtest.record import (
     Sample,
     TenantResult,
 )
-from loadtest.service import Interval, largest_gap_s, service_pieces
-from loadtest.settings import BenchSettings, pairs, percentiles
-from loadtest.timeline import peak_output_tokens_per_s, peak_running, service_by_step, step_for, timeline
+from tiercel.loadtest.service import Interval, largest_gap_s, service_pieces
+from tiercel.loadtest.settings import BenchSettings, pairs, percentiles
+from tiercel.loadtest.timeline import peak_output_tokens_per_s, peak_running, service_by_step, step_for, timeline
 
 _SECRET = {"api_key", "header"}
 _MOST_REASONS = 20

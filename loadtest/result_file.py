@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.figures import gaps_s
-from loadtest.record import RunResult
 from tiercel.errors import ConfigError
+from tiercel.loadtest.figures import gaps_s
+from tiercel.loadtest.record import RunResult
 
 _FIGURE = re.compile(r"(mean|median|std|p\d+(\.\d+)?)_[a-z0-9_]+_ms")
 _DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "generated_texts"}

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Coroutine
 
-from loadtest.assignment import Assignment, Job, Progress, Source
-from loadtest.record import RequestRecord
-from loadtest.sender import Ask, Sender
-from loadtest.tickets import Tickets
 from tiercel.clock import Clock
+from tiercel.loadtest.assignment import Assignment, Job, Progress, Source
+from tiercel.loadtest.record import RequestRecord
+from tiercel.loadtest.sender import Ask, Sender
+from tiercel.loadtest.tickets import Tickets
 
 _LATE_S = 0.05
 

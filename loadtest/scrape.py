@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-from loadtest.exposition import Exposition, parse_exposition, parse_series
-from loadtest.record import Counter, Sample
 from tiercel.clock import Clock
+from tiercel.loadtest.exposition import Exposition, parse_exposition, parse_series
+from tiercel.loadtest.record import Counter, Sample
 
 _EVERY_S = 1.0
 _TIMEOUT_S = 5.0

@@ -8,12 +8,12 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from loadtest.answer import Answer
-from loadtest.assignment import Assignment, Source
-from loadtest.conversation import Turn
-from loadtest.http1 import BODY, SENT_S, ArrivingBody, Http1Transport
-from loadtest.record import RequestRecord
 from tiercel.clock import Clock
+from tiercel.loadtest.answer import Answer
+from tiercel.loadtest.assignment import Assignment, Source
+from tiercel.loadtest.conversation import Turn
+from tiercel.loadtest.http1 import BODY, SENT_S, ArrivingBody, Http1Transport
+from tiercel.loadtest.record import RequestRecord
 
 _CONNECT_S = 30.0
 

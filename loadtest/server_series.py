@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from loadtest import metric
-from loadtest.exposition import parse_series, total, totals
-from loadtest.record import Counter, Sample
+from tiercel.loadtest import metric
+from tiercel.loadtest.exposition import parse_series, total, totals
+from tiercel.loadtest.record import Counter, Sample
 
 
 @dataclass(frozen=True, slots=True)

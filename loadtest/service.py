@@ -6,7 +6,7 @@ chunks.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from loadtest.record import RequestRecord
+from tiercel.loadtest.record import RequestRecord
 
 Interval = tuple[float, float]
 

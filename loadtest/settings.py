@@ -4,9 +4,9 @@ from typing import Annotated, Literal, get_args, get_type_hints
 
 from msgspec import Struct
 
-from loadtest.mix import DatasetName
-from loadtest.result_file import is_reserved
 from tiercel.errors import ConfigError
+from tiercel.loadtest.mix import DatasetName
+from tiercel.loadtest.result_file import is_reserved
 
 Backend = Literal["openai", "openai-chat", "vllm"]
 Arrivals = Literal["auto", "constant", "poisson", "gamma", "on_off", "trace"]

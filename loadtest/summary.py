@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from loadtest.record import Counter, Isolation, RunResult, TenantResult
-from loadtest.server_series import reported
-from loadtest.settings import percentiles
-from loadtest.wording import show_number
+from tiercel.loadtest.record import Counter, Isolation, RunResult, TenantResult
+from tiercel.loadtest.server_series import reported
+from tiercel.loadtest.settings import percentiles
+from tiercel.loadtest.wording import show_number
 
 _WIDTH = 50
 _TITLES = {

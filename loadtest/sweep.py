@@ -9,15 +9,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadtest import page
-from loadtest.chart import latency_chart, rate_chart
-from loadtest.drawing import Picture, drawing_style, finish
-from loadtest.record import RunResult
-from loadtest.report import goal_words, save_page
-from loadtest.search import Point, SearchPlan, best, knee
-from loadtest.settings import BenchSettings
-from loadtest.wording import LATENCY_NAMES, NONE, show_ms, show_number, show_percent
 from tiercel.errors import ConfigError
+from tiercel.loadtest import page
+from tiercel.loadtest.chart import latency_chart, rate_chart
+from tiercel.loadtest.drawing import Picture, drawing_style, finish
+from tiercel.loadtest.record import RunResult
+from tiercel.loadtest.report import goal_words, save_page
+from tiercel.loadtest.search import Point, SearchPlan, best, knee
+from tiercel.loadtest.settings import BenchSettings
+from tiercel.loadtest.wording import LATENCY_NAMES, NONE, show_ms, show_number, show_percent
 
 PAGE, FILE, RESULTS = "sweep.html", "sweep.json", "results.jsonl"
 COLUMNS = ("Offered /s", "Good", "Good /s", "Output tok/s", "TTFT median", "TTFT p99", "TPOT p99", "E2E p99")

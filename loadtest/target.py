@@ -7,12 +7,12 @@ from pathlib import Path
 
 import httpx
 
-from loadtest.sender import tls_context
-from loadtest.settings import BenchSettings
-from loadtest.sse import error_message
-from loadtest.tokens import FolderCounter, ServerCounter, TokenCounter, estimate
 from tiercel.clock import Clock
 from tiercel.errors import ConfigError, TiercelError
+from tiercel.loadtest.sender import tls_context
+from tiercel.loadtest.settings import BenchSettings
+from tiercel.loadtest.sse import error_message
+from tiercel.loadtest.tokens import FolderCounter, ServerCounter, TokenCounter, estimate
 
 _CALL_S = 60.0
 _RETRY_S = 0.5

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from loadtest.record import RequestRecord, Timeline
-from loadtest.service import output_pieces, service_pieces
+from tiercel.loadtest.record import RequestRecord, Timeline
+from tiercel.loadtest.service import output_pieces, service_pieces
 
 _STEPS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _FEW, _MANY = 20, 3600

@@ -8,8 +8,8 @@ from typing import Protocol
 import httpx
 from tokenizers import Tokenizer
 
-from loadtest.words import WORDS
 from tiercel.errors import ConfigError
+from tiercel.loadtest.words import WORDS
 
 _FEW_WORDS = 40  # fewer words of one token than this would make texts that repeat themselves
 

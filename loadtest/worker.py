@@ -1,4 +1,4 @@
-"""A client process: `python -m loadtest.worker` reads its assignment, runs it and writes its records.
+"""A client process: `python -m tiercel.loadtest.worker` reads its assignment, runs it and writes its records.
 
 It speaks MessagePack on standard input and output with the process that started it, and leaves when that is gone.
 """
@@ -11,7 +11,8 @@ import sys
 
 import msgspec
 
-from loadtest.assignment import (
+from tiercel.clock import Clock, MonotonicClock
+from tiercel.loadtest.assignment import (
     Assignment,
     FromWorker,
     Go,
@@ -23,11 +24,10 @@ from loadtest.assignment import (
     encode_frame,
     read_frame,
 )
-from loadtest.load_meter import LoadMeter
-from loadtest.runner import Runner
-from loadtest.sender import Sender
-from loadtest.tickets import Tickets
-from tiercel.clock import Clock, MonotonicClock
+from tiercel.loadtest.load_meter import LoadMeter
+from tiercel.loadtest.runner import Runner
+from tiercel.loadtest.sender import Sender
+from tiercel.loadtest.tickets import Tickets
 
 _PROGRESS_S = 0.25
 _RECORDS_A_FRAME = 500

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from itertools import islice, pairwise
 
-from scheduler.fairness import Account
-from scheduler.policy import Policy
-from scheduler.sequence import Sequence, SequenceState
-from scheduler.switch import SwitchBook
-from scheduler.tally import PreemptionTally
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import MOST_ABSENCES, Absence, FairGauges, Finished, FinishReason, FirstToken, SequenceGauges
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
 from tiercel.request import Request
+from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.policy import Policy
+from tiercel.scheduler.sequence import Sequence, SequenceState
+from tiercel.scheduler.switch import SwitchBook
+from tiercel.scheduler.tally import PreemptionTally
 from tiercel.settings import PolicyName
 from tiercel.tenant import Tenants, TenantShare
 

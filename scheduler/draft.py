@@ -4,13 +4,13 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
-from scheduler.fairness import Account
-from scheduler.nanobatch import capped
-from scheduler.preemption import SwapChooser
-from scheduler.sequence import Sequence
-from scheduler.victim import SwitchBrake
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, SwapCost
+from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.nanobatch import capped
+from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.sequence import Sequence
+from tiercel.scheduler.victim import SwitchBrake
 
 
 class Found(Protocol):

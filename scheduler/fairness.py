@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from scheduler.limits import FairLimits
 from tiercel.errors import InvariantError
 from tiercel.ids import TenantId
+from tiercel.scheduler.limits import FairLimits
 
 
 class Account(NamedTuple):

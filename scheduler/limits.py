@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from scheduler.switch_budget import WORTH
+from tiercel.scheduler.switch_budget import WORTH
 
 
 class FairLimits(Struct, frozen=True, kw_only=True):

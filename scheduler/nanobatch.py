@@ -13,9 +13,9 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from scheduler.budget import chunk_length
 from tiercel.errors import ConfigError
 from tiercel.plan import NanoBatch, Slice
+from tiercel.scheduler.budget import chunk_length
 
 _MOST_PARTS = 16
 _MOST_ROWS = 4096

@@ -4,9 +4,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from scheduler.fairness import Account
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.fairness import Account
 from tiercel.settings import PolicyName
 
 

@@ -4,18 +4,18 @@ import functools
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from scheduler.book import SequenceBook
-from scheduler.budget import chunk_length
-from scheduler.draft import CacheView, Draft, StepSplitter
-from scheduler.fairness import Account
-from scheduler.nanobatch import Splitter
-from scheduler.preemption import SwapChooser
-from scheduler.room import RoomMaker
-from scheduler.sequence import Sequence, SequenceState
-from scheduler.victim import Hunger, SwitchBrake
 from tiercel.ids import SeqId
 from tiercel.plan import Plan
 from tiercel.rates import Rates
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.budget import chunk_length
+from tiercel.scheduler.draft import CacheView, Draft, StepSplitter
+from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.nanobatch import Splitter
+from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.room import RoomMaker
+from tiercel.scheduler.sequence import Sequence, SequenceState
+from tiercel.scheduler.victim import Hunger, SwitchBrake
 
 _MOST_CANDIDATES = 64  # looked at in one step, without those that wait for something on its way
 _MOST_DEFERRED = 256  # of those

@@ -3,20 +3,20 @@
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, KeysView, Mapping
 
-from scheduler.aging import AgingShare
-from scheduler.cost import Piece, StepCosts, linear_times
-from scheduler.fairness import Account, Charge, TenantBook
-from scheduler.limits import fair_limits
-from scheduler.order import Waiting, open_order
-from scheduler.queue import OpenGate, WaitingQueue
-from scheduler.sequence import Sequence
-from scheduler.standing import ServiceWindow, by_band, gap_ms, jain
-from scheduler.switch_budget import SwitchBudget
-from scheduler.tally import PreemptionTally
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, TenantGauges
 from tiercel.plan import PreemptionReason, Slice
 from tiercel.request import Request
+from tiercel.scheduler.aging import AgingShare
+from tiercel.scheduler.cost import Piece, StepCosts, linear_times
+from tiercel.scheduler.fairness import Account, Charge, TenantBook
+from tiercel.scheduler.limits import fair_limits
+from tiercel.scheduler.order import Waiting, open_order
+from tiercel.scheduler.queue import OpenGate, WaitingQueue
+from tiercel.scheduler.sequence import Sequence
+from tiercel.scheduler.standing import ServiceWindow, by_band, gap_ms, jain
+from tiercel.scheduler.switch_budget import SwitchBudget
+from tiercel.scheduler.tally import PreemptionTally
 from tiercel.settings import PolicyName
 from tiercel.tenant import Slo, Tenants, TenantShare
 

@@ -4,10 +4,10 @@ from collections.abc import Container, Iterator, KeysView
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from scheduler.fairness import Account
-from scheduler.order import Order, Waiting
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.order import Order, Waiting
 
 
 class Gate(Protocol):

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from scheduler.book import SequenceBook
-from scheduler.draft import Draft
-from scheduler.fairness import Account
-from scheduler.policy import Holdings
-from scheduler.preemption import SwapChooser
-from scheduler.sequence import Sequence
-from scheduler.victim import Holder, victims
 from tiercel.ids import SeqId
 from tiercel.plan import PreemptionReason
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.draft import Draft
+from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.policy import Holdings
+from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.sequence import Sequence
+from tiercel.scheduler.victim import Holder, victims
 
 _LEAST_SINCE_RESUME = 16  # tokens before somebody who came back may be sent away again for one who waits
 _EARMARK_STEPS = 64  # for so long nobody takes what was freed for somebody else

@@ -2,12 +2,12 @@
 
 from array import array
 
-from scheduler.fairness import Account
 from tiercel.ids import SeqId
 from tiercel.outcome import Absence
 from tiercel.outcome import SequenceState as SequenceState
 from tiercel.plan import PreemptionReason
 from tiercel.request import Request, unpack_tokens
+from tiercel.scheduler.fairness import Account
 
 
 class Sequence:

@@ -8,11 +8,11 @@ from math import isfinite
 
 from msgspec import Struct
 
-from scheduler.cost import Piece, StepCosts
-from scheduler.sequence import Sequence
 from tiercel.ids import SeqId
 from tiercel.outcome import SwitchGauges
 from tiercel.plan import Slice, SwapCost
+from tiercel.scheduler.cost import Piece, StepCosts
+from tiercel.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from itertools import groupby
 
 from msgspec import Struct
 
-from scheduler.fairness import Account
 from tiercel.ids import SeqId
+from tiercel.scheduler.fairness import Account
 
 
 class Holder(Struct, frozen=True, gc=False):

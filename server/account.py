@@ -1,11 +1,11 @@
 """What each tenant has waiting, running and left of its limits, and how long its next request would wait."""
 
-from server.bucket import Bucket
-from server.client import SequenceFacts, Standing
-from server.forecast import Drain, Forecast, Surplus
-from server.tenants import Tenant, TenantTable
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
+from tiercel.server.bucket import Bucket
+from tiercel.server.client import SequenceFacts, Standing
+from tiercel.server.forecast import Drain, Forecast, Surplus
+from tiercel.server.tenants import Tenant, TenantTable
 from tiercel.tenant import TenantShare
 
 _SMOOTHING = 0.1

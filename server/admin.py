@@ -8,13 +8,13 @@ from fastapi import APIRouter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from server.configuration import RESTART, STALE, Edition
-from server.directory import BODY_NAME
-from server.document import DocumentError, read_json
-from server.service import Service
-from server.tenants import Tenant, TenantTable
-from server.watch import ClientGoneError
 from tiercel.errors import AdmissionError, ConfigError
+from tiercel.server.configuration import RESTART, STALE, Edition
+from tiercel.server.directory import BODY_NAME
+from tiercel.server.document import DocumentError, read_json
+from tiercel.server.service import Service
+from tiercel.server.tenants import Tenant, TenantTable
+from tiercel.server.watch import ClientGoneError
 from tiercel.shown import shown_settings
 
 _READ_S = 30.0

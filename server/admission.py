@@ -12,14 +12,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.account import Account, Accounts
-from server.bucket import Bucket, show_wait
-from server.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
-from server.ladder import Ladder, Rung
-from server.tenants import ANYBODY, Tenant
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
+from tiercel.server.account import Account, Accounts
+from tiercel.server.bucket import Bucket, show_wait
+from tiercel.server.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
+from tiercel.server.ladder import Ladder, Rung
+from tiercel.server.tenants import ANYBODY, Tenant
 from tiercel.tenant import LAST_BAND
 
 SHUTTING_DOWN = "shutting_down"

@@ -5,17 +5,17 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from server.admin import AdminRoutes
-from server.auth import AdminGuard, Guard
-from server.failure import on_admission_error, on_http_error
-from server.middleware import BodyLimit, Bookkeeping, Boundary
-from server.openai import OpenAIRoutes
-from server.ops import OpsRoutes
-from server.service import Service
-from server.text_routes import TextRoutes
-from server.ui.routes import UiRoutes
 from tiercel import __version__
 from tiercel.errors import AdmissionError
+from tiercel.server.admin import AdminRoutes
+from tiercel.server.auth import AdminGuard, Guard
+from tiercel.server.failure import on_admission_error, on_http_error
+from tiercel.server.middleware import BodyLimit, Bookkeeping, Boundary
+from tiercel.server.openai import OpenAIRoutes
+from tiercel.server.ops import OpsRoutes
+from tiercel.server.service import Service
+from tiercel.server.text_routes import TextRoutes
+from tiercel.server.ui.routes import UiRoutes
 
 
 def create_app(service: Service) -> FastAPI:

@@ -6,10 +6,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.types import Scope
 
-from server.directory import TenantDirectory
-from server.tenants import Tenant, TenantTable
 from tiercel.errors import AdmissionError
 from tiercel.exposure import is_loopback
+from tiercel.server.directory import TenantDirectory
+from tiercel.server.tenants import Tenant, TenantTable
 
 _BY_PROXY = ("forwarded", "via", "x-real-ip")
 """Headers that tell of a proxy, beside those that begin with `x-forwarded-`."""

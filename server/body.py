@@ -7,8 +7,8 @@ from typing import Protocol, TypeVar, cast
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from server.watch import ClientGoneError
 from tiercel.errors import AdmissionError
+from tiercel.server.watch import ClientGoneError
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 16_384  # objects and arrays: 2,048 messages with 8,192 parts of content, and room to spare

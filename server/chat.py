@@ -14,8 +14,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Struct
 
-from server.tokenizer import TextCodec
 from tiercel.errors import AdmissionError, ConfigError
+from tiercel.server.tokenizer import TextCodec
 
 _NEUTRAL = "x"
 

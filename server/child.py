@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from server.keep import Keep
 from tiercel.openmp import engine_environment
+from tiercel.server.keep import Keep
 
 _POLL_S = 0.02
 
 
 def engine_command() -> tuple[str, ...]:
     """How the engine is started; `--fd N` and `--arena-fd N` are added."""
-    return (sys.executable, "-m", "engine.process")
+    return (sys.executable, "-m", "tiercel.engine.process")
 
 
 class EngineChild:

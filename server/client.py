@@ -8,12 +8,12 @@ from typing import Protocol, cast
 
 from msgspec import Struct
 
-from server.mailbox import EngineGone, Mailbox
 from tiercel.clock import Clock
 from tiercel.errors import TiercelError, WireError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason, Gauges
 from tiercel.request import Request, SamplingParams
+from tiercel.server.mailbox import EngineGone, Mailbox
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
 from tiercel.wire import (

@@ -7,10 +7,10 @@ from typing import Literal, Protocol
 
 import structlog
 
-from server.directory import InThread, TenantDirectory, in_thread
 from tiercel.config import Resolved, words_of
 from tiercel.errors import ConfigError
 from tiercel.live import changed_fields, why_restart
+from tiercel.server.directory import InThread, TenantDirectory, in_thread
 from tiercel.settings import ServerSettings, Settings
 from tiercel.shown import shown_value
 from tiercel.word import BODY_NAME

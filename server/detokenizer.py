@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from server.vocabulary import Vocabulary
+from tiercel.server.vocabulary import Vocabulary
 
 _CONTEXT_TOKENS = 6  # of the prompt, so that the first output token knows whether it starts a text
 _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: more than this is no unfinished character

@@ -7,10 +7,10 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from server.document import DocumentError, read_json, read_yaml
-from server.tenant_file import TenantConfig, load_tenant_file, read_tenants
-from server.tenants import Source, Tenant, TenantTable, default_table, digest_of, make_table
 from tiercel.errors import ConfigError
+from tiercel.server.document import DocumentError, read_json, read_yaml
+from tiercel.server.tenant_file import TenantConfig, load_tenant_file, read_tenants
+from tiercel.server.tenants import Source, Tenant, TenantTable, default_table, digest_of, make_table
 from tiercel.settings import ServerSettings
 
 BODY_NAME = "request body"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from server.client import SequenceFacts
-from server.exposition import Kind, family, histogram, joined, labels
-from server.tally import Tally
 from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
+from tiercel.server.client import SequenceFacts
+from tiercel.server.exposition import Kind, family, histogram, joined, labels
+from tiercel.server.tally import Tally
 from tiercel.wire import Ready
 
 ENGINE = "0"

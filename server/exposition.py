@@ -10,7 +10,7 @@ from typing import Literal
 
 from prometheus_client.utils import floatToGoString  # pyright: ignore[reportUnknownVariableType] - half typed
 
-from server.tally import Tally
+from tiercel.server.tally import Tally
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 

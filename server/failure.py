@@ -8,8 +8,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.admission import SHUTTING_DOWN
 from tiercel.errors import AdmissionError
+from tiercel.server.admission import SHUTTING_DOWN
 
 
 class Fault(Struct, frozen=True, kw_only=True):

@@ -7,14 +7,14 @@ from typing import Self
 
 from msgspec import Struct
 
-from server.client import EngineClient, SequenceFacts, Ticket
-from server.detokenizer import Detokenizer
-from server.mailbox import Delivery, EngineGone, Mailbox
-from server.params import TextRules
-from server.stop import StopScanner
-from server.vocabulary import Vocabulary
 from tiercel.clock import Clock
 from tiercel.outcome import Finished, FinishReason, TokenLogprobs
+from tiercel.server.client import EngineClient, SequenceFacts, Ticket
+from tiercel.server.detokenizer import Detokenizer
+from tiercel.server.mailbox import Delivery, EngineGone, Mailbox
+from tiercel.server.params import TextRules
+from tiercel.server.stop import StopScanner
+from tiercel.server.vocabulary import Vocabulary
 
 _SETTLE_S = 0.25
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pydantic
 from msgspec import Struct
 
-from server.schemas import SamplingFields
 from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
+from tiercel.server.schemas import SamplingFields
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):

@@ -19,31 +19,31 @@ from typing import TextIO
 import structlog
 import uvicorn
 
-from server.account import Accounts
-from server.admission import Admission, shutting_down
-from server.app import create_app
-from server.chat import ChatTemplate
-from server.child import EngineChild, engine_command
-from server.client import EngineClient, EngineState
-from server.configuration import Configuration, Edition
-from server.directory import open_directory
-from server.generation_config import load_sampling_defaults
-from server.keep import Keep
-from server.listen import bind, check_tls, url_of
-from server.mailbox import EngineGone
-from server.metrics import ServerMetrics
-from server.notify import Notifier
-from server.reaper import Reaper
-from server.service import Service
-from server.tenant_metrics import oldest_waits
-from server.tenants import TenantTable
-from server.tokenizer import load_text_codec
-from server.tracing.sink import make_traces
 from tiercel.clock import MonotonicClock
 from tiercel.config import Resolved, notify_socket, watchdog_s
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
 from tiercel.log import configure_log, set_log_level
+from tiercel.server.account import Accounts
+from tiercel.server.admission import Admission, shutting_down
+from tiercel.server.app import create_app
+from tiercel.server.chat import ChatTemplate
+from tiercel.server.child import EngineChild, engine_command
+from tiercel.server.client import EngineClient, EngineState
+from tiercel.server.configuration import Configuration, Edition
+from tiercel.server.directory import open_directory
+from tiercel.server.generation_config import load_sampling_defaults
+from tiercel.server.keep import Keep
+from tiercel.server.listen import bind, check_tls, url_of
+from tiercel.server.mailbox import EngineGone
+from tiercel.server.metrics import ServerMetrics
+from tiercel.server.notify import Notifier
+from tiercel.server.reaper import Reaper
+from tiercel.server.service import Service
+from tiercel.server.tenant_metrics import oldest_waits
+from tiercel.server.tenants import TenantTable
+from tiercel.server.tokenizer import load_text_codec
+from tiercel.server.tracing.sink import make_traces
 from tiercel.settings import EngineSettings, ServerSettings, Settings
 
 EXIT_OK = 0

@@ -7,14 +7,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.client import EngineState, SequenceFacts
-from server.config_metrics import ConfigMetrics
-from server.engine_metrics import ENGINE, EngineFigures, EngineMetrics
-from server.exposition import joined
-from server.tenant_metrics import Counts, TenantMetrics, Waits
-from server.tier_metrics import TierMetrics
 from tiercel.ids import TenantId
 from tiercel.outcome import Finished, Gauges
+from tiercel.server.client import EngineState, SequenceFacts
+from tiercel.server.config_metrics import ConfigMetrics
+from tiercel.server.engine_metrics import ENGINE, EngineFigures, EngineMetrics
+from tiercel.server.exposition import joined
+from tiercel.server.tenant_metrics import Counts, TenantMetrics, Waits
+from tiercel.server.tier_metrics import TierMetrics
 from tiercel.wire import Ready
 
 _HTTP_S = (0.1, 0.5, 1)

@@ -12,16 +12,16 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.failure import fault_response, internal_error, slow_reader
-from server.generation import Generation
-from server.metrics import ServerMetrics
-from server.story import RequestStory
-from server.tracing.context import begin_context, read_context
-from server.tracing.sink import TraceSink
-from server.tracing.trace import trace_of
-from server.watch import ClientGoneError, SlowReaderError
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
+from tiercel.server.failure import fault_response, internal_error, slow_reader
+from tiercel.server.generation import Generation
+from tiercel.server.metrics import ServerMetrics
+from tiercel.server.story import RequestStory
+from tiercel.server.tracing.context import begin_context, read_context
+from tiercel.server.tracing.sink import TraceSink
+from tiercel.server.tracing.trace import trace_of
+from tiercel.server.watch import ClientGoneError, SlowReaderError
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _UNCOUNTED = frozenset(

@@ -10,17 +10,18 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.admission import Entry, Order
-from server.auth import tenant_of
-from server.client import SequenceStart
-from server.detokenizer import make_detokenizer
-from server.generation import ChoiceText, EngineGoneError, Generation, GenerationError, SequenceFailedError
-from server.mailbox import Mailbox, unread_limit_bytes
-from server.middleware import story_of
-from server.params import ModelLimits, SamplingPlan, chat_plan, completion_plan
-from server.prompt import chat_work, check_tokens, empty_prompt, encode_texts, split_prompts
-from server.reply import ChatShape, ReplyHead, TextShape
-from server.schemas import (
+from tiercel.request import SamplingParams, pack_tokens
+from tiercel.server.admission import Entry, Order
+from tiercel.server.auth import tenant_of
+from tiercel.server.client import SequenceStart
+from tiercel.server.detokenizer import make_detokenizer
+from tiercel.server.generation import ChoiceText, EngineGoneError, Generation, GenerationError, SequenceFailedError
+from tiercel.server.mailbox import Mailbox, unread_limit_bytes
+from tiercel.server.middleware import story_of
+from tiercel.server.params import ModelLimits, SamplingPlan, chat_plan, completion_plan
+from tiercel.server.prompt import chat_work, check_tokens, empty_prompt, encode_texts, split_prompts
+from tiercel.server.reply import ChatShape, ReplyHead, TextShape
+from tiercel.server.schemas import (
     ChatFields,
     CompletionFields,
     SamplingFields,
@@ -28,12 +29,11 @@ from server.schemas import (
     refuse_unsupported,
     refuse_unsupported_in_messages,
 )
-from server.service import Service
-from server.story import RequestStory
-from server.stream import EventStream, FailureNote, Shape, StreamRules, whole_reply
-from server.tenants import Tenant, narrowed
-from server.watch import run_watched
-from tiercel.request import SamplingParams, pack_tokens
+from tiercel.server.service import Service
+from tiercel.server.story import RequestStory
+from tiercel.server.stream import EventStream, FailureNote, Shape, StreamRules, whole_reply
+from tiercel.server.tenants import Tenant, narrowed
+from tiercel.server.watch import run_watched
 
 _LARGE_TOKENS = 16 * 1024  # of all prompts: more than this are checked by a worker
 

@@ -6,12 +6,12 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.auth import MetricsGuard
-from server.client import EngineState
-from server.directory import in_thread
-from server.service import Service
 from tiercel import __version__
 from tiercel.errors import AdmissionError
+from tiercel.server.auth import MetricsGuard
+from tiercel.server.client import EngineState
+from tiercel.server.directory import in_thread
+from tiercel.server.service import Service
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _DETAIL = "tenants"

@@ -7,10 +7,10 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from server.generation_config import SamplingDefaults
-from server.schemas import ChatFields, CompletionFields, SamplingFields
 from tiercel.errors import AdmissionError
 from tiercel.request import SamplingParams
+from tiercel.server.generation_config import SamplingDefaults
+from tiercel.server.schemas import ChatFields, CompletionFields, SamplingFields
 from tiercel.wire import Ready
 
 _MIN_TEMPERATURE = 0.01  # colder than this overflows half precision; greedy is 0 itself

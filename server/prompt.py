@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import TypeGuard, cast
 
-from server.chat import ChatMessage, ChatOptions, ChatPrompt, ChatTemplate, read_switches
-from server.params import ModelLimits, too_long
-from server.schemas import ChatTemplateFields, message_text
-from server.tokenizer import TextCodec
 from tiercel.errors import AdmissionError
+from tiercel.server.chat import ChatMessage, ChatOptions, ChatPrompt, ChatTemplate, read_switches
+from tiercel.server.params import ModelLimits, too_long
+from tiercel.server.schemas import ChatTemplateFields, message_text
+from tiercel.server.tokenizer import TextCodec
 
 MAX_PROMPTS = 64
 _SHRINK = 4  # a normaliser may make a text this much shorter

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
-from server.generation import ChoiceDelta, DrawnToken, Usage
+from tiercel.server.generation import ChoiceDelta, DrawnToken, Usage
 
 
 class PromptDetails(Struct, frozen=True):

@@ -8,20 +8,20 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from server.admission import Admission
-from server.body import read_object
-from server.chat import ChatTemplate
-from server.client import EngineClient, EngineStartError, EngineState
-from server.configuration import Configuration
-from server.directory import TenantDirectory
-from server.generation_config import SamplingDefaults
-from server.metrics import ServerMetrics
-from server.params import ModelLimits
-from server.tenants import ANYBODY, Tenant
-from server.tokenizer import TextCodec
-from server.tracing.sink import TraceSink
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
+from tiercel.server.admission import Admission
+from tiercel.server.body import read_object
+from tiercel.server.chat import ChatTemplate
+from tiercel.server.client import EngineClient, EngineStartError, EngineState
+from tiercel.server.configuration import Configuration
+from tiercel.server.directory import TenantDirectory
+from tiercel.server.generation_config import SamplingDefaults
+from tiercel.server.metrics import ServerMetrics
+from tiercel.server.params import ModelLimits
+from tiercel.server.tenants import ANYBODY, Tenant
+from tiercel.server.tokenizer import TextCodec
+from tiercel.server.tracing.sink import TraceSink
 from tiercel.settings import ServerSettings
 
 _MOST_VALUES = 256 * 1024

@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 
-from server.client import SequenceFacts
-from server.generation import Generation
-from server.tracing.context import TraceContext
 from tiercel.clock import Clock
 from tiercel.outcome import Finished
+from tiercel.server.client import SequenceFacts
+from tiercel.server.generation import Generation
+from tiercel.server.tracing.context import TraceContext
 
 
 class RequestStory:

@@ -9,12 +9,12 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.failure import encode_fault, engine_failed
-from server.generation import ChoiceDelta, EngineGoneError, Generation, GenerationError, SequenceFailedError
-from server.reply import ChatChunk, ChatReply, TextChunk, TextReply, UsageBody, usage_body
-from server.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, event
-from server.watch import SlowReaderError, run_watched
 from tiercel.errors import AdmissionError
+from tiercel.server.failure import encode_fault, engine_failed
+from tiercel.server.generation import ChoiceDelta, EngineGoneError, Generation, GenerationError, SequenceFailedError
+from tiercel.server.reply import ChatChunk, ChatReply, TextChunk, TextReply, UsageBody, usage_body
+from tiercel.server.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, event
+from tiercel.server.watch import SlowReaderError, run_watched
 
 _HEADERS = (
     (b"content-type", MEDIA_TYPE.encode()),

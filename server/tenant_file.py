@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from server.document import MAX_BYTES, DocumentError, read_yaml
-from server.tenants import BestEffort, Limits, Tenant, digest_of, scope_of
 from tiercel.errors import ConfigError
 from tiercel.ids import TenantId
+from tiercel.server.document import MAX_BYTES, DocumentError, read_yaml
+from tiercel.server.tenants import BestEffort, Limits, Tenant, digest_of, scope_of
 from tiercel.tenant import LAST_BAND, KvQuota, Slo, TenantShare
 from tiercel.units import parse_bytes
 

@@ -6,12 +6,12 @@ Written as text by hand, because a thousand tenants are ten thousand lines: ten 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from server.client import SequenceFacts
-from server.exposition import Kind, family, histogram, joined, labels, single, summary
-from server.tally import Tally
-from server.tenants import TenantTable
 from tiercel.ids import TenantId
 from tiercel.outcome import FairGauges, Finished, Gauges, TenantGauges
+from tiercel.server.client import SequenceFacts
+from tiercel.server.exposition import Kind, family, histogram, joined, labels, single, summary
+from tiercel.server.tally import Tally
+from tiercel.server.tenants import TenantTable
 from tiercel.tenant import Slo
 
 _FIRST_TOKEN_S = (0.1, 0.5, 2.0, 10.0)

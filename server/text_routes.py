@@ -10,12 +10,13 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.admission import Entry
-from server.auth import tenant_of
-from server.middleware import story_of
-from server.params import ModelLimits
-from server.prompt import are_tokens, chat_work, check_tokens, encode_texts
-from server.schemas import (
+from tiercel.errors import AdmissionError
+from tiercel.server.admission import Entry
+from tiercel.server.auth import tenant_of
+from tiercel.server.middleware import story_of
+from tiercel.server.params import ModelLimits
+from tiercel.server.prompt import are_tokens, chat_work, check_tokens, encode_texts
+from tiercel.server.schemas import (
     DetokenizeFields,
     TokenizeChatFields,
     TokenizeTextFields,
@@ -23,9 +24,8 @@ from server.schemas import (
     refuse_unsupported,
     refuse_unsupported_in_messages,
 )
-from server.service import Service
-from server.watch import run_watched
-from tiercel.errors import AdmissionError
+from tiercel.server.service import Service
+from tiercel.server.watch import run_watched
 
 TokenWork = Callable[[], list[int]]
 """To be done in a worker. Errors: AdmissionError (400)."""

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from server.vocabulary import Vocabulary, is_control
 from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
+from tiercel.server.vocabulary import Vocabulary, is_control
 
 _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

@@ -3,12 +3,12 @@
 import random
 from collections.abc import Callable
 
-from scheduler.cost import linear_times
-from scheduler.fairness import Account
-from simulation.gap import GapMeter
-from simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
-from simulation.workload import Ask, Part, Sources
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.cost import linear_times
+from tiercel.scheduler.fairness import Account
+from tiercel.simulation.gap import GapMeter
+from tiercel.simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
+from tiercel.simulation.workload import Ask, Part, Sources
 from tiercel.tenant import TenantShare
 from tiercel.wire import Abort
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scheduler.cost import StepTimes
-from simulation.http import HttpTimes
-from simulation.simulator import Replay, SimSettings
-from simulation.workload import Workload
+from tiercel.scheduler.cost import StepTimes
+from tiercel.simulation.http import HttpTimes
+from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.workload import Workload
 
 _ROUNDS = 3
 _SLOWEST, _FASTEST = 8.0, 0.25  # of the table's times

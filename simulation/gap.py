@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from itertools import combinations
 
-from scheduler.fairness import Account, TenantBook
 from tiercel.ids import TenantId
+from tiercel.scheduler.fairness import Account, TenantBook
 
 
 class GapMeter:

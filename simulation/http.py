@@ -6,8 +6,8 @@ from collections import deque
 from msgspec import Struct
 from msgspec.structs import replace
 
-from simulation.machine import CostMachine
-from simulation.workload import Ask
+from tiercel.simulation.machine import CostMachine
+from tiercel.simulation.workload import Ask
 
 
 class HttpTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from scheduler.cost import Piece, StepCosts, StepTimes
 from tiercel.clock import ManualClock
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import StepOutcome
 from tiercel.plan import StepPlan
+from tiercel.scheduler.cost import Piece, StepCosts, StepTimes
 
 
 class CostFlight:

@@ -3,7 +3,7 @@
 from itertools import product
 from typing import Literal
 
-from scheduler.cost import StepTimes, linear_times
+from tiercel.scheduler.cost import StepTimes, linear_times
 from tiercel.sizing import DEVICES
 
 MachineName = Literal["default", "h200"]

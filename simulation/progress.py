@@ -8,13 +8,13 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scheduler.cost import Piece, StepCosts, linear_times
-from simulation.simulator import SimSettings, Simulation
-from simulation.workload import Ask, Part, Sources
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan, Slice, whole_slices
+from tiercel.scheduler.cost import Piece, StepCosts, linear_times
 from tiercel.settings import PolicyName
+from tiercel.simulation.simulator import SimSettings, Simulation
+from tiercel.simulation.workload import Ask, Part, Sources
 from tiercel.tenant import TenantShare
 
 WINDOW_STEPS = 1000

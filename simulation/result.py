@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from simulation.histogram import Histogram, percentile
-from simulation.simulator import Replay
-from simulation.tally import TenantTally, preemption_table
-from simulation.timeline import Timeline
 from tiercel.ids import TenantId
+from tiercel.simulation.histogram import Histogram, percentile
+from tiercel.simulation.simulator import Replay
+from tiercel.simulation.tally import TenantTally, preemption_table
+from tiercel.simulation.timeline import Timeline
 
 
 class Spread(Struct, frozen=True):

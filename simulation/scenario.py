@@ -5,13 +5,13 @@ import random
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scheduler.cost import linear_times
-from simulation.result import Figures, figures
-from simulation.simulator import Replay, SimSettings
-from simulation.workload import Ask, Lengths, Part, Sources, Workload, draw_asks, order
-from simulation.yardstick import LongestPrefix
 from tiercel.ids import TenantId
+from tiercel.scheduler.cost import linear_times
 from tiercel.settings import PolicyName
+from tiercel.simulation.result import Figures, figures
+from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, draw_asks, order
+from tiercel.simulation.yardstick import LongestPrefix
 from tiercel.tenant import Slo, TenantShare
 
 # A step of 40 decodes and 256 prompt tokens takes 19 ms.

@@ -5,28 +5,28 @@ from itertools import islice
 
 from msgspec import Struct
 
-from device.sim_mover import SimMover, SimRates
-from engine.loop import EngineLoop
-from kvcache.manager import CacheManager
-from kvcache.tiers import TierLimits
-from scheduler.book import SequenceBook
-from scheduler.cost import StepCosts, StepTimes, linear_times
-from scheduler.fairness import Account
-from scheduler.planner import StepLimits
-from scheduler.policy import Policy, open_policy
-from scheduler.preemption import SwapChooser
-from simulation.gap import GapMeter
-from simulation.http import HttpProcess, HttpTimes
-from simulation.machine import CostMachine
-from simulation.tally import Tally, WatchedPlanner
-from simulation.timeline import Timeline
-from simulation.workload import Ask, Workload, prompt_bytes
 from tiercel.clock import ManualClock
+from tiercel.device.sim_mover import SimMover, SimRates
+from tiercel.engine.loop import EngineLoop
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
+from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.planner import StepLimits
+from tiercel.scheduler.policy import Policy, open_policy
+from tiercel.scheduler.preemption import SwapChooser
 from tiercel.settings import PolicyName, PreemptionMode
+from tiercel.simulation.gap import GapMeter
+from tiercel.simulation.http import HttpProcess, HttpTimes
+from tiercel.simulation.machine import CostMachine
+from tiercel.simulation.tally import Tally, WatchedPlanner
+from tiercel.simulation.timeline import Timeline
+from tiercel.simulation.workload import Ask, Workload, prompt_bytes
 from tiercel.tenant import Tenants, TenantShare
 from tiercel.tier import Route
 from tiercel.wire import Submit

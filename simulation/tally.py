@@ -4,17 +4,17 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from kvcache.ledger import Ledger
-from scheduler.book import SequenceBook
-from scheduler.draft import CacheView
-from scheduler.planner import Planner, StepLimits
-from scheduler.preemption import SwapChooser
-from simulation.histogram import Histogram, bucket_of
-from simulation.http import HttpProcess
 from tiercel.clock import ManualClock
 from tiercel.ids import SeqId, TenantId
+from tiercel.kvcache.ledger import Ledger
 from tiercel.outcome import Finished, FinishReason
 from tiercel.plan import Plan
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.draft import CacheView
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.preemption import SwapChooser
+from tiercel.simulation.histogram import Histogram, bucket_of
+from tiercel.simulation.http import HttpProcess
 from tiercel.tenant import TenantShare
 from tiercel.wire import Report
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tiercel.ids import TenantId
 
 if TYPE_CHECKING:
-    from simulation.simulator import Simulation
+    from tiercel.simulation.simulator import Simulation
 
 _SAMPLES = 360  # of a run that ends when its arrivals do
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Container, Iterator
 
-from kvcache.manager import CacheManager
-from scheduler.book import SequenceBook
-from scheduler.cost import StepCosts
-from scheduler.fairness import Account
-from scheduler.policy import Policy
 from tiercel.ids import SeqId
+from tiercel.kvcache.manager import CacheManager
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.cost import StepCosts
+from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.policy import Policy
 
 
 class LongestPrefix(Policy):

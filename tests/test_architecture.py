@@ -2,6 +2,7 @@
 but the proof that the front half lives without torch."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -81,12 +82,22 @@ READS_WALL_CLOCK = {
     "cli/bench_serve.py": "the name of a result file",
 }
 _WALL_CLOCK = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow", "today"}
+BESIDE = ["benchmarks", "tests", "docker"]  # folders that are no part of the package
 LONG_FILES: dict[str, str] = {}  # file -> why it is one
 MAX_LINES = 450
 
 
 def _room(path: str) -> str:
-    return "kvcache.store" if path.startswith("kvcache/store/") else path.split("/")[0]
+    """Return the room of a file or of a dotted name below `tiercel`."""
+    return "kvcache.store" if path.startswith(("kvcache/store/", "kvcache.store")) else re.split("[/.]", path)[0]
+
+
+def _our_name(name: str) -> str | None:
+    """Return the part of a dotted name behind `tiercel.`, with the ground floor as `tiercel.x`; None if not ours."""
+    if name.split(".")[0] != "tiercel":
+        return None
+    rest = name.removeprefix("tiercel").removeprefix(".")
+    return rest if rest.split(".")[0] in OURS else name
 
 
 FILES = sorted(
@@ -151,10 +162,10 @@ def test_every_room_is_in_the_table() -> None:
 
 
 def _may_import(path: str, name: str) -> bool:
-    room, top = _room(path), name.split(".")[0]
-    target = "kvcache.store" if _is_within(name, {"kvcache.store"}) else top
-    if target in OURS:
-        return target == room or target in OURS[room] or _is_within(name, ALSO.get(path, set()))
+    room, top, ours = _room(path), name.split(".")[0], _our_name(name)
+    if ours is not None:
+        target = _room(ours)
+        return target == room or target in OURS[room] or _is_within(ours, ALSO.get(path, set()))
     if top in sys.stdlib_module_names:
         return True
     return path not in STDLIB_ONLY and top in THEIRS[room] | ALSO.get(path, set())
@@ -271,7 +282,8 @@ for name in sys.argv[2:]:
 
 def _modules(room: str) -> list[str]:
     paths = [path for path in FILES if _room(path) == room and path not in NEEDS_TORCH]
-    return [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
+    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
+    return [name if name.split(".")[0] == "tiercel" else f"tiercel.{name}" for name in names]
 
 
 # Rooms whose books, or those of a room that they import, work on arrays: decision 19.
@@ -291,7 +303,7 @@ def test_the_room_lives_without_torch(room: str) -> None:
 
 
 def test_the_simulated_device_lives_without_torch() -> None:
-    wanted = {"device.base", "device.sim"}
+    wanted = {"tiercel.device.base", "tiercel.device.sim"}
     assert _import_without_torch(sorted(wanted & set(_modules("device"))), "numpy") == ""
 
 
@@ -300,10 +312,30 @@ def test_the_dependencies_are_few() -> None:
     assert len(project["project"]["dependencies"]) <= 20
 
 
+def _packages() -> dict[str, str]:
+    """Every package of ours with its folder."""
+    rooms = {name.split(".")[0] for name in OURS}
+    files = [file.parent.relative_to(ROOT).as_posix() for room in rooms for file in (ROOT / room).rglob("__init__.py")]
+    return {f"tiercel.{file.replace('/', '.')}" if file != "tiercel" else file: file for file in files}
+
+
 def test_the_packages_are_the_folders() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    rooms = {name.split(".")[0] for name in OURS}
-    folders = {
-        file.parent.relative_to(ROOT).as_posix() for room in rooms for file in (ROOT / room).rglob("__init__.py")
+    assert set(project["tool"]["setuptools"]["packages"]) == set(_packages())
+
+
+def test_every_room_is_linked_below_tiercel_and_checked_by_pyright() -> None:
+    """docs/decisions/0022-one-import-name.md: links in `tiercel/` are what imports, wheels and pyright go by."""
+    rooms = {name.split(".")[0] for name in OURS} - {"tiercel"}
+    assert {link.name: os.readlink(link) for link in (ROOT / "tiercel").iterdir() if link.is_symlink()} == {
+        room: f"../{room}" for room in rooms
     }
-    assert {name.replace(".", "/") for name in project["tool"]["setuptools"]["packages"]} == folders
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(project["tool"]["pyright"]["include"]) == {"tiercel", *(f"tiercel/{room}" for room in rooms)}
+
+
+def test_no_room_is_imported_by_its_bare_name() -> None:
+    """A stranger's `loadtest.py` on PYTHONPATH would be imported in its place."""
+    files = [*FILES, *(file.relative_to(ROOT).as_posix() for room in BESIDE for file in (ROOT / room).rglob("*.py"))]
+    rooms = {name.split(".")[0] for name in OURS} - {"tiercel"}
+    assert not [f"{path} imports {name}" for path in files for _, name in _imports(path) if _is_within(name, rooms)]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli.chat import chat
-from cli.collect_env import collect_env
-from cli.flags import with_flags
-from cli.serve import serve
 from tiercel import __version__
+from tiercel.cli.chat import chat
+from tiercel.cli.collect_env import collect_env
+from tiercel.cli.flags import with_flags
+from tiercel.cli.serve import serve
 from tiercel.options import Options
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
-from embedded import MODEL_DIR
 from tiercel.checkpoint import resolve_model_folder
 from tiercel.consistency import check_together, conflict
+from tiercel.embedded import MODEL_DIR
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
 from tiercel.options import Options, choices_of, flag_name, flag_of, nearest

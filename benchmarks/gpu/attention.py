@@ -9,10 +9,10 @@ from benchmarks.gpu.bounds import COPY_BYTES_PER_S, LLAMA_3_8B
 from benchmarks.gpu.kernels import open_fa3, processors
 from benchmarks.gpu.pool import Pool, causal_flop, read_bytes
 from benchmarks.gpu.timing import DEVICE, Timer, median_ms
-from engine.attention.base import Attention, PagedReader
-from engine.attention.paged import TritonAttention
-from engine.kernels.paged_partition import partition_contexts
-from engine.kernels.tiles import DECODE_TILES, choose_shares, choose_tile
+from tiercel.engine.attention.base import Attention, PagedReader
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.kernels.paged_partition import partition_contexts
+from tiercel.engine.kernels.tiles import DECODE_TILES, choose_shares, choose_tile
 
 LAYERS = 8
 BLOCK_SIZE = 16

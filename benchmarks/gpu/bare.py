@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engine.assembly import Engine, open_engine
-from engine.offline import Inbox
-from engine.wake import Wake
 from tiercel.clock import Clock, MonotonicClock
+from tiercel.engine.assembly import Engine, open_engine
+from tiercel.engine.offline import Inbox
+from tiercel.engine.wake import Wake
 from tiercel.settings import EngineSettings
 
 

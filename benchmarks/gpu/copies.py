@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.timing import DEVICE, elapsed_ms
-from device.base import CopyLane, Device
-from device.cuda import open_cuda
-from device.extents import Extents
+from tiercel.device.base import CopyLane, Device
+from tiercel.device.cuda import open_cuda
+from tiercel.device.extents import Extents
 
 MIB = 1 << 20
 TOTAL_BYTES = 1 << 30  # each way

@@ -5,7 +5,7 @@ from statistics import median
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.bounds import LLAMA_3_8B, serial_step_s
 from benchmarks.gpu.engine import asked, draw, engine_settings, full_steps, open_engine
-from engine.offline import OfflineEngine
+from tiercel.engine.offline import OfflineEngine
 
 BATCHES = (1, 32, 256)
 PROMPT, OUTPUT = 944, 160  # the middle of the answer has a context of 1,024

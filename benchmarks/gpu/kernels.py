@@ -23,18 +23,18 @@ from benchmarks.gpu.cases import (
     poisoned,
     relative_error,
 )
-from engine.attention.base import Attention, AttentionParams, ForwardState, PagedReader
-from engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
-from engine.attention.paged import TritonAttention
-from engine.attention.sdpa import SdpaAttention
-from engine.kernels.sampling import draw_no_sync, search_no_sync
-from engine.models.config import RopeConfig
-from engine.models.layers import RMSNorm
-from engine.models.ops import Ops, TorchOps
-from engine.models.rope import Rotary
-from engine.models.triton_ops import TritonOps
-from engine.sampling.filter import least_no_sync
-from engine.sampling.noise import gumbel_no_sync, noise_keys
+from tiercel.engine.attention.base import Attention, AttentionParams, ForwardState, PagedReader
+from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
+from tiercel.engine.models.config import RopeConfig
+from tiercel.engine.models.layers import RMSNorm
+from tiercel.engine.models.ops import Ops, TorchOps
+from tiercel.engine.models.rope import Rotary
+from tiercel.engine.models.triton_ops import TritonOps
+from tiercel.engine.sampling.filter import least_no_sync
+from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 
 MOST_ERROR = 2e-2  # bfloat16
 KINDS = ("decode", "mixed", "prefill")

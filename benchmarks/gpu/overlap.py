@@ -20,7 +20,7 @@ from benchmarks.gpu.green import SplitDevice, splits
 from benchmarks.gpu.kernels import processors
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.timing import DEVICE, captured, elapsed_ms
-from engine.attention.paged import TritonAttention
+from tiercel.engine.attention.paged import TritonAttention
 from tiercel.errors import DeviceError
 
 CONTEXT = 1280  # tokens of a decode: in the middle of an answer of 512 behind 1,024

@@ -14,7 +14,7 @@ from benchmarks import fastswitch
 from benchmarks.gpu.bare import Bare, open_bare
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engine import engine_settings
-from engine.assembly import Engine
+from tiercel.engine.assembly import Engine
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import RouteGauges

@@ -31,7 +31,7 @@ FLAGS: dict[str, object] = {
 }
 _START_S = 60.0
 _READY = re.compile(r"tiercel serves (\S+) at (http://\S+)")
-_TIERCEL = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main(sys.argv[1:]))"]
+_TIERCEL = [sys.executable, "-c", "import sys; from tiercel.cli.main import main; sys.exit(main(sys.argv[1:]))"]
 
 
 def run(bench: Bench) -> None:

@@ -10,8 +10,8 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.copies import BLOCK_BYTES, TOTAL_BYTES, Ends, pieces, rate
 from benchmarks.gpu.engine import VOCAB, asked, draw, engine_settings, open_engine, step_ms
 from benchmarks.gpu.traffic import Traffic
-from device.base import Device
-from device.cuda import open_cuda
+from tiercel.device.base import Device
+from tiercel.device.cuda import open_cuda
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId
 from tiercel.request import Request, SamplingParams, pack_tokens

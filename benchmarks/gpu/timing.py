@@ -6,7 +6,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from device.graph import CudaGraphRecorder
+from tiercel.device.graph import CudaGraphRecorder
 
 DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16

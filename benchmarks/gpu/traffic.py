@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.gpu.copies import BLOCK_BYTES, GROUP_BLOCKS, Ends, pieces
-from device.base import Device
-from device.extents import Extents
+from tiercel.device.base import Device
+from tiercel.device.extents import Extents
 
 
 class Traffic:

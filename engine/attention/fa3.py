@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionParams, ForwardState, PagedReader
-from engine.attention.block import write_rows
+from tiercel.engine.attention.base import AttentionParams, ForwardState, PagedReader
+from tiercel.engine.attention.block import write_rows
 from tiercel.errors import ConfigError
 
 PACKAGE = "flash_attn_interface"  # of the wheel flash_attn_3; importing it registers the operator

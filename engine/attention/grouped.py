@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention.base import AttentionParams, ForwardState
-from engine.attention.block import gather_rows, write_rows
-from engine.attention.sdpa import attend_by_scores, attend_sequence
+from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.attention.block import gather_rows, write_rows
+from tiercel.engine.attention.sdpa import attend_by_scores, attend_sequence
 
 _SCRATCH_BYTES = 4 * 1024 * 1024  # of one bucket, unless one sequence alone is longer
 _PADDING = 1.25  # a bucket's longest sequence over its shortest, in blocks

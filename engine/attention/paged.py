@@ -4,12 +4,12 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from engine.attention.base import AttentionParams, ForwardState
-from engine.kernels.paged_decode import attend_singles
-from engine.kernels.paged_partition import Partition, partition_contexts
-from engine.kernels.paged_prefill import attend_slices
-from engine.kernels.paged_store import store_rows
-from engine.kernels.tiles import DECODE_TILES, Tile, choose_shares, choose_tile
+from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.kernels.paged_decode import attend_singles
+from tiercel.engine.kernels.paged_partition import Partition, partition_contexts
+from tiercel.engine.kernels.paged_prefill import attend_slices
+from tiercel.engine.kernels.paged_store import store_rows
+from tiercel.engine.kernels.tiles import DECODE_TILES, Tile, choose_shares, choose_tile
 
 
 class TritonAttention:

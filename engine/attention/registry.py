@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, assert_never
 
 import torch
 
-from engine.attention.base import Attention
-from engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
-from engine.attention.grouped import GroupedAttention
-from engine.attention.sdpa import SdpaAttention
+from tiercel.engine.attention.base import Attention
+from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
+from tiercel.engine.attention.grouped import GroupedAttention
+from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.errors import ConfigError
 from tiercel.settings import AttentionName
 
 if TYPE_CHECKING:
-    from engine.attention.paged import TritonAttention
+    from tiercel.engine.attention.paged import TritonAttention
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ def _open_triton(device: torch.device, processors: int) -> "TritonAttention":
             "attention.no_triton", "--attention-backend triton: the package triton is missing; a CUDA torch brings it"
         )
     # lazy: there is no Triton beside a torch for the CPU
-    from engine.attention.paged import TritonAttention
-    from engine.kernels.interpreter import is_interpreted
+    from tiercel.engine.attention.paged import TritonAttention
+    from tiercel.engine.kernels.interpreter import is_interpreted
 
     if device.type != "cuda" and not is_interpreted():
         raise ConfigError(

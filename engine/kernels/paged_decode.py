@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.attention.base import AttentionParams, ForwardState
-from engine.kernels.paged_partition import Partition
-from engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
-from engine.kernels.tiles import MOST_SHARES
+from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.kernels.paged_partition import Partition
+from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
+from tiercel.engine.kernels.tiles import MOST_SHARES
 
 _MERGED_AT_ONCE = 4096  # numbers of the parts: 32 for each thread
 

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.attention.base import ForwardState
-from engine.kernels.paged_rows import HOST_ARRAYS, first_seen
-from engine.kernels.tiles import Tile
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, first_seen
+from tiercel.engine.kernels.tiles import Tile
 
 _AT_ONCE = 512  # sequences, a power of two: as many as the largest graph decodes
 

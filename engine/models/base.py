@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.base import ForwardState
+from tiercel.engine.attention.base import ForwardState
 
 
 class Model(Protocol):

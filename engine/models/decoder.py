@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention.base import AttentionParams, ForwardState
-from engine.models.config import DecoderConfig
-from engine.models.layers import Linear, RMSNorm, Target, can_pack
-from engine.models.ops import Angles, Ops
-from engine.models.rope import Rotary
+from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.models.config import DecoderConfig
+from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
+from tiercel.engine.models.ops import Angles, Ops
+from tiercel.engine.models.rope import Rotary
 
 _TIED_SHARE = 0.1  # of the weights: a tied head is copied into the packed layout up to this size
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention.base import Attention, AttentionParams, ForwardState, PagedReader
-from engine.models.layers import RMSNorm, rms_norm
-from engine.models.rope import Rotary, rotate
+from tiercel.engine.attention.base import Attention, AttentionParams, ForwardState, PagedReader
+from tiercel.engine.models.layers import RMSNorm, rms_norm
+from tiercel.engine.models.rope import Rotary, rotate
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,6 @@ def open_ops(device: torch.device, attention: Attention) -> Ops:
         log.warning("model ops run without kernels attention=%s", type(attention).__name__)
         return TorchOps(attention)
     # lazy: there is no Triton beside a torch for the CPU
-    from engine.models.triton_ops import TritonOps
+    from tiercel.engine.models.triton_ops import TritonOps
 
     return TritonOps(attention)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention.base import ForwardState
-from engine.models.base import Model
-from engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
 from tiercel.errors import ConfigError
 
 _BLOCK_SIZE = 4  # tokens

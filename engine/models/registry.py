@@ -5,9 +5,9 @@ from typing import assert_never
 
 import torch
 
-from engine.attention.base import Attention
-from engine.models.base import Model
-from engine.models.config import (
+from tiercel.engine.attention.base import Attention
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.config import (
     ConfigFields,
     DecoderConfig,
     choose_dtype,
@@ -17,9 +17,9 @@ from engine.models.config import (
     read_config,
     refuse_foreign,
 )
-from engine.models.decoder import Decoder
-from engine.models.ops import open_ops
-from engine.models.weights import ContentDigest, Progress, fill_dummy, load_weights, open_checkpoint
+from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.ops import open_ops
+from tiercel.engine.models.weights import ContentDigest, Progress, fill_dummy, load_weights, open_checkpoint
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings, ModelImpl
 
@@ -39,7 +39,7 @@ def load_model(
     is_dummy = settings.load_format == "dummy"
     if config is None:
         # lazy: transformers' modelling code takes seconds to import
-        from engine.models.transformers_backend import load_transformers
+        from tiercel.engine.models.transformers_backend import load_transformers
 
         seed = settings.seed if is_dummy else None
         return load_transformers(folder, fields, dtype, device, attention, progress, seed)

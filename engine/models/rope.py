@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.models.config import RopeConfig
+from tiercel.engine.models.config import RopeConfig
 
 
 class Rotary:

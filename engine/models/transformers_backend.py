@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import ModelOutput
 
-from engine.attention.base import Attention, ForwardState
-from engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
-from engine.models.config import ConfigFields, read_architecture
-from engine.models.probe import check_paged_logits, own_logits, probe_prompts, record_calls
-from engine.models.weights import ContentDigest, Progress, open_checkpoint, stream_tensors
+from tiercel.engine.attention.base import Attention, ForwardState
+from tiercel.engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
+from tiercel.engine.models.config import ConfigFields, read_architecture
+from tiercel.engine.models.probe import check_paged_logits, own_logits, probe_prompts, record_calls
+from tiercel.engine.models.weights import ContentDigest, Progress, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError, TiercelError
 
 log = logging.getLogger(__name__)

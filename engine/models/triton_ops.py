@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from engine.attention.base import AttentionParams, ForwardState, PagedReader
-from engine.kernels.activation import silu_mul
-from engine.kernels.norm import add_norm
-from engine.kernels.rotary import place_heads, position_angles
-from engine.models.layers import RMSNorm
-from engine.models.ops import Angles
-from engine.models.rope import Rotary
+from tiercel.engine.attention.base import AttentionParams, ForwardState, PagedReader
+from tiercel.engine.kernels.activation import silu_mul
+from tiercel.engine.kernels.norm import add_norm
+from tiercel.engine.kernels.rotary import place_heads, position_angles
+from tiercel.engine.models.layers import RMSNorm
+from tiercel.engine.models.ops import Angles
+from tiercel.engine.models.rope import Rotary
 
 
 class TritonOps:

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.sampling.row import Ask, Column
-from engine.sampling.upload import Subset, upload_no_sync
+from tiercel.engine.sampling.row import Ask, Column
+from tiercel.engine.sampling.upload import Subset, upload_no_sync
 
 MassSearch = Callable[[Tensor, Tensor], Tensor]
 """See `least_no_sync`."""

@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.sampling.row import Column
-from engine.sampling.upload import upload_no_sync
+from tiercel.engine.sampling.row import Column
+from tiercel.engine.sampling.upload import upload_no_sync
 
 
 class PenaltyCounts:

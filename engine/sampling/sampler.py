@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.sampling.filter import MassSearch, least_no_sync, limits_no_sync
-from engine.sampling.noise import gumbel_no_sync, noise_keys
-from engine.sampling.penalty import PenaltyCounts
-from engine.sampling.row import NO_IDS, Ask, Column, RowTable
-from engine.sampling.sampled import Logprobs, Sampled
-from engine.sampling.upload import Subset, upload_no_sync
+from tiercel.engine.sampling.filter import MassSearch, least_no_sync, limits_no_sync
+from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
+from tiercel.engine.sampling.penalty import PenaltyCounts
+from tiercel.engine.sampling.row import NO_IDS, Ask, Column, RowTable
+from tiercel.engine.sampling.sampled import Logprobs, Sampled
+from tiercel.engine.sampling.upload import Subset, upload_no_sync
 from tiercel.request import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ def open_sampler(max_rows: int, vocab_size: int, device: torch.device, dtype: to
         log.warning("sampler runs without kernels: no triton")
         return Sampler(max_rows, vocab_size, device)
     # lazy: there is no Triton beside a torch for the CPU
-    from engine.kernels.sampling import draw_no_sync, search_no_sync
+    from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 
     scores = torch.zeros(1, vocab_size, device=device)
     greedy = torch.zeros(1, 3, dtype=torch.int32, device=device)

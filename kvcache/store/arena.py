@@ -5,10 +5,10 @@ import mmap
 import torch
 from torch import Tensor
 
-from kvcache.store.journal import RECORD_BYTES, SlotJournal
-from kvcache.store.memory_file import layout_of, map_memory
 from tiercel.errors import ConfigError, InvariantError
 from tiercel.ids import SlotId
+from tiercel.kvcache.store.journal import RECORD_BYTES, SlotJournal
+from tiercel.kvcache.store.memory_file import layout_of, map_memory
 from tiercel.tier import KVSpec
 from tiercel.units import show_bytes
 

@@ -11,7 +11,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from kvcache.store.journal import RECORD_BYTES
+from tiercel.kvcache.store.journal import RECORD_BYTES
 from tiercel.tier import KVSpec
 
 HUGE_PAGE_BYTES = 2 << 20  # the arena starts on one; the hole before it takes no memory

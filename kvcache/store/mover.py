@@ -11,13 +11,13 @@ from typing import Protocol
 
 import xxhash
 
-from device.base import CopyLane, Pending
-from kvcache.store.arena import Arena
-from kvcache.store.pump import Pump
-from kvcache.store.run import Run, check_slots, cut_runs, extents_of, merge_runs
 from tiercel.clock import Clock
+from tiercel.device.base import CopyLane, Pending
 from tiercel.errors import DeviceLostError, InvariantError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.store.arena import Arena
+from tiercel.kvcache.store.pump import Pump
+from tiercel.kvcache.store.run import Run, check_slots, cut_runs, extents_of, merge_runs
 from tiercel.outcome import RouteGauges
 from tiercel.tier import Landing, Purpose, Route, Transfer, Verdict
 

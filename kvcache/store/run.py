@@ -3,10 +3,10 @@
 from collections import deque
 from collections.abc import Sequence
 
-from device.extents import Extents
-from kvcache.store.arena import Arena
+from tiercel.device.extents import Extents
 from tiercel.errors import InvariantError
 from tiercel.ids import SlotId
+from tiercel.kvcache.store.arena import Arena
 
 Run = tuple[int, int, int]
 """Source slot, target slot, blocks: neighbours on both sides, hence one copy."""

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from loadtest.conversation import Conversation
-from loadtest.datasets.dataset import Order, enough, read_text, single
 from tiercel.errors import ConfigError
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.datasets.dataset import Order, enough, read_text, single
 
 _COLUMNS = ("Model", "Request tokens", "Response tokens")
 

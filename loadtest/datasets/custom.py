@@ -1,8 +1,8 @@
 """`custom`: your own prompts, one JSON object a line: `{"prompt": "...", "output_tokens": 64}`."""
 
-from loadtest.conversation import Conversation
-from loadtest.datasets.dataset import Order, enough, json_lines, single
 from tiercel.errors import ConfigError
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.datasets.dataset import Order, enough, json_lines, single
 
 
 def conversations(order: Order) -> list[Conversation]:

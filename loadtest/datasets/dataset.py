@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from loadtest.conversation import Conversation, Turn
-from loadtest.mix import DatasetSettings
-from loadtest.tokens import TextMaker
 from tiercel.errors import ConfigError
+from tiercel.loadtest.conversation import Conversation, Turn
+from tiercel.loadtest.mix import DatasetSettings
+from tiercel.loadtest.tokens import TextMaker
 
 
 class Order(Struct, frozen=True):

@@ -1,8 +1,8 @@
 """`multi_turn`: conversations with think time; every turn is asked behind all that was said before."""
 
-from loadtest.conversation import Conversation, Turn
-from loadtest.datasets.dataset import Order, enough, varied
-from loadtest.datasets.sharegpt import recorded_texts
+from tiercel.loadtest.conversation import Conversation, Turn
+from tiercel.loadtest.datasets.dataset import Order, enough, varied
+from tiercel.loadtest.datasets.sharegpt import recorded_texts
 
 
 def conversations(order: Order) -> list[Conversation]:

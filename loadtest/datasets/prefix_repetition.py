@@ -1,7 +1,7 @@
 """`prefix_repetition`: a few long prefixes, each asked with many endings of its own."""
 
-from loadtest.conversation import Conversation
-from loadtest.datasets.dataset import Order, single
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.datasets.dataset import Order, single
 
 
 def conversations(order: Order) -> list[Conversation]:

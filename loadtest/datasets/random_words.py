@@ -1,7 +1,7 @@
 """`random`: words drawn at random, lengths around a mean, an optional prefix that all prompts share."""
 
-from loadtest.conversation import Conversation
-from loadtest.datasets.dataset import Order, single, varied
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.datasets.dataset import Order, single, varied
 
 
 def conversations(order: Order) -> list[Conversation]:

@@ -2,8 +2,8 @@
 
 from typing import get_args
 
-from loadtest.conversation import Conversation
-from loadtest.datasets import (
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.datasets import (
     burstgpt,
     custom,
     multi_turn,
@@ -13,8 +13,8 @@ from loadtest.datasets import (
     sonnet,
     timed_trace,
 )
-from loadtest.datasets.dataset import Dataset, Order
-from loadtest.mix import DatasetName
+from tiercel.loadtest.datasets.dataset import Dataset, Order
+from tiercel.loadtest.mix import DatasetName
 
 _BY_NAME: dict[DatasetName, Dataset] = {
     "random": random_words.conversations,

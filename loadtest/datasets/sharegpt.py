@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from loadtest.conversation import Conversation
-from loadtest.datasets.dataset import Order, enough, read_json, read_text, single
 from tiercel.errors import ConfigError
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.datasets.dataset import Order, enough, read_json, read_text, single
 
 _MIN_TOKENS = 4
 _MAX_INPUT_TOKENS = 1024

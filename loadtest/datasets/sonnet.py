@@ -2,10 +2,10 @@
 
 import random
 
-from loadtest.conversation import Conversation
-from loadtest.datasets.dataset import Order, read_text, single
-from loadtest.datasets.sonnet_lines import LINES
 from tiercel.errors import ConfigError
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.datasets.dataset import Order, read_text, single
+from tiercel.loadtest.datasets.sonnet_lines import LINES
 
 _TASK = "Pick as many lines as you can from these poem lines:\n"
 

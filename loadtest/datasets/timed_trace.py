@@ -6,9 +6,9 @@ from pathlib import Path
 
 from msgspec import Struct, ValidationError, convert
 
-from loadtest.conversation import Conversation
-from loadtest.datasets.dataset import Order, enough, json_lines, single
 from tiercel.errors import ConfigError
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.datasets.dataset import Order, enough, json_lines, single
 
 BLOCK_TOKENS = 512
 

@@ -21,9 +21,9 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
-from server.tracing.context import TraceContext
-from server.tracing.trace import Trace
 from tiercel import __version__
+from tiercel.server.tracing.context import TraceContext
+from tiercel.server.tracing.trace import Trace
 
 _OURS = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 _CALLERS = _OURS | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK

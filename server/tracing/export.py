@@ -11,9 +11,9 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 
-from server.tracing.encode import TraceEncoder
-from server.tracing.trace import Trace
 from tiercel import __version__
+from tiercel.server.tracing.encode import TraceEncoder
+from tiercel.server.tracing.trace import Trace
 
 _MOST_WAITING = 4096  # traces; what comes while so many wait is dropped
 _BATCH = 64  # traces in one export

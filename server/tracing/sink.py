@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from server.tracing.trace import Trace
 from tiercel.errors import ConfigError
+from tiercel.server.tracing.trace import Trace
 
 
 class TraceSink(Protocol):
@@ -21,7 +21,7 @@ def make_traces(endpoint: str | None) -> TraceSink | None:
     if endpoint is None:
         return None
     try:
-        from server.tracing.export import TraceExport  # lazy: an extra, and 0.2 s of imports
+        from tiercel.server.tracing.export import TraceExport  # lazy: an extra, and 0.2 s of imports
     except ImportError as exc:
         raise ConfigError(
             "config.extra", "--otlp-traces-endpoint needs the extra otel: pip install 'tiercel[otel]'"

@@ -7,15 +7,15 @@ from itertools import islice
 
 import msgspec
 
-from server.auth import Viewer
-from server.client import EngineState, SequenceFacts
-from server.metrics import ServerMetrics
-from server.service import Service
-from server.tenant_metrics import TenantFigures
-from server.ui import picture
 from tiercel import __version__
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, Gauges, SequenceGauges, SequenceState, TenantGauges, TierGauges
+from tiercel.server.auth import Viewer
+from tiercel.server.client import EngineState, SequenceFacts
+from tiercel.server.metrics import ServerMetrics
+from tiercel.server.service import Service
+from tiercel.server.tenant_metrics import TenantFigures
+from tiercel.server.ui import picture
 from tiercel.tenant import TenantShare
 
 MOST_TENANTS = 24  # told by name

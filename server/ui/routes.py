@@ -5,10 +5,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from server.auth import PageGuard, viewer_of
-from server.service import Service
-from server.ui.painter import Painter
-from server.ui.shelf import read_shelf
+from tiercel.server.auth import PageGuard, viewer_of
+from tiercel.server.service import Service
+from tiercel.server.ui.painter import Painter
+from tiercel.server.ui.shelf import read_shelf
 
 _PAGE = "index.html"
 _POLICY = "; ".join(

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.report import write_report
-from loadtest.search import Point, SearchPlan, search
-from loadtest.sweep import make_sweep, write_sweep
 from tests.loadtest.example_run import example_run, one_tenant_run
+from tiercel.loadtest.report import write_report
+from tiercel.loadtest.search import Point, SearchPlan, search
+from tiercel.loadtest.sweep import make_sweep, write_sweep
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -1,6 +1,6 @@
 import pytest
 
-from cli.arguments import translate
+from tiercel.cli.arguments import translate
 from tiercel.errors import ConfigError
 from tiercel.options import Options
 from tiercel.refused import HARMLESS, IN_GIB, REFUSED, RENAMED, SHORT

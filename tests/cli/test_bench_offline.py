@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import typer
 
-from cli.bench import bench_app
-from cli.main import main
-from loadtest.request_list import read_requests
+from tiercel.cli.bench import bench_app
+from tiercel.cli.main import main
+from tiercel.loadtest.request_list import read_requests
 from tiercel.options import Options, flag_name
 
 CONFIG = {
@@ -237,7 +237,13 @@ def test_every_engine_flag_of_serve_is_there_and_none_of_http() -> None:
 @pytest.mark.parametrize("shown", [b"warming up", b"0/1500"])
 def test_ctrl_c_ends_it_with_130_and_no_traceback(model: str, shown: bytes) -> None:
     """On a terminal, whose bar says how far the run is."""
-    command = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())", "bench", "throughput"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from tiercel.cli.main import main; sys.exit(main())",
+        "bench",
+        "throughput",
+    ]
     words = [model, *ENGINE, "--num-prompts", "1500", "--input-len", "50", "--output-len", "200"]
     watching, terminal = os.openpty()
     environment = {

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.bench_serve import spread
-from cli.main import main
-from loadtest.settings import BenchSettings, flag_name
 from tests.loadtest.builders import log_of, stub_server
+from tiercel.cli.bench_serve import spread
+from tiercel.cli.main import main
+from tiercel.loadtest.settings import BenchSettings, flag_name
 
 # What load-test users know, with the defaults that they know.
 _KNOWN = """
@@ -100,7 +100,7 @@ def test_ctrl_c_ends_the_run_and_still_reports_what_there_is(tmp_path: Path) -> 
             "bench", "serve", "--base-url", url, "--num-prompts", "400", "--max-concurrency", "2",
             "--random-input-len", "5", "--random-output-len", "4", "--save-result", "--result-filename", str(path),
         ]  # fmt: skip
-        command = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())", *words]
+        command = [sys.executable, "-c", "import sys; from tiercel.cli.main import main; sys.exit(main())", *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             while len(log_of(url)) < 8:
                 time.sleep(0.05)

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from embedded import MODEL_DIR
-from engine import split_search
+from tiercel.cli.main import main
+from tiercel.embedded import MODEL_DIR
+from tiercel.engine import split_search
 
 
 def test_a_table_is_searched_shown_and_kept(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-CHAT = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())", "chat"]
+CHAT = [sys.executable, "-c", "import sys; from tiercel.cli.main import main; sys.exit(main())", "chat"]
 
 
 class Story(ThreadingHTTPServer):

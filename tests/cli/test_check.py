@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from cli.main import main
+from tiercel.cli.main import main
 
 Captured = pytest.CaptureFixture[str]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cli.config_page import reference
-from cli.main import main
+from tiercel.cli.config_page import reference
+from tiercel.cli.main import main
 from tiercel.options import Options, flag_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from device.volume import open_volume
-from device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, slot_bytes
+from tiercel.cli.main import main
+from tiercel.device.volume import open_volume
+from tiercel.device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, slot_bytes
 from tiercel.lock import LOCK_NAME
 
 Captured = pytest.CaptureFixture[str]
@@ -137,7 +137,7 @@ def test_folders_without_a_volume_are_one_line(tmp_path: Path, capsys: Captured)
 
 def test_the_verbs_live_without_torch(folders: tuple[Path, Path]) -> None:
     code = (
-        "import sys; from cli.main import main;"
+        "import sys; from tiercel.cli.main import main;"
         f"code = main(['kv', 'inspect', {str(folders[0])!r}]); sys.exit(code or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -1,12 +1,13 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cli.main import main
 from tiercel import __version__
+from tiercel.cli.main import main
 
 Captured = pytest.CaptureFixture[str]
 
@@ -98,3 +99,20 @@ def test_collect_env_prints_the_same_for_people(capsys: Captured) -> None:
     out = capsys.readouterr().out
     assert "Limits of the cgroup" in out
     assert __version__ in out
+
+
+def test_a_strangers_module_of_the_same_name_is_not_taken_for_a_room(tmp_path: Path) -> None:
+    """docs/decisions/0022-one-import-name.md: `tiercel bench` once imported a user's loadtest.py without end."""
+    for room in ("server", "engine", "cli", "device", "loadtest", "kvcache", "scheduler", "simulation", "embedded"):
+        (tmp_path / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
+    code = "import tiercel.cli.main, tiercel.loadtest.worker, tiercel.server.launch, tiercel.simulation.simulator"
+    root = Path(__file__).resolve().parents[2]
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")

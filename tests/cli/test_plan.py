@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from tiercel.cli.main import main
 from tiercel.sizing import DEVICES
 
 Captured = pytest.CaptureFixture[str]

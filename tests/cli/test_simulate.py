@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from tiercel.cli.main import main
 
 SHORT = ["simulate", "--duration", "3", "--rate", "6", "--tenants", "3", "--input-len", "60", "--output-len", "10"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.main import main
+from tiercel.cli.main import main
 
 TENANT: dict[str, Any] = {
     **dict.fromkeys(("group", "requests_per_minute", "tokens_per_minute", "queue_share")),

@@ -5,11 +5,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from rich.console import Console
 
-from cli.live_table import render
-from cli.main import main
-from cli.monitor import MetricsError, Monitor
-from server.metrics import ServerMetrics
+from tiercel.cli.live_table import render
+from tiercel.cli.main import main
+from tiercel.cli.monitor import MetricsError, Monitor
 from tiercel.outcome import Gauges
+from tiercel.server.metrics import ServerMetrics
 from tiercel.wire import Ready
 
 Captured = pytest.CaptureFixture[str]

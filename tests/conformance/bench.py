@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.assembly import Engine, open_engine
-from engine.wake import Wake
 from tiercel.clock import MonotonicClock
+from tiercel.engine.assembly import Engine, open_engine
+from tiercel.engine.wake import Wake
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, Gauges, TokenLogprobs
 from tiercel.request import Request, SamplingParams, pack_tokens

@@ -7,11 +7,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engine.attention.base import Attention
-from engine.attention.grouped import GroupedAttention
-from engine.attention.sdpa import SdpaAttention
-from engine.models.base import Model
-from engine.models.registry import load_model
 from tests.conformance.models import (
     FAMILIES,
     NATIVE_FAMILIES,
@@ -21,6 +16,11 @@ from tests.conformance.models import (
     make_checkpoint,
 )
 from tests.engine.models.paged_run import PagedRun
+from tiercel.engine.attention.base import Attention
+from tiercel.engine.attention.grouped import GroupedAttention
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.registry import load_model
 from tiercel.settings import EngineSettings, ModelImpl
 
 TOLERANCE = 1e-4  # of a logit, float32

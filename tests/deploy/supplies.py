@@ -97,7 +97,7 @@ def stage_tree(cache: Path, wheelhouse: Path) -> Path:
     for name in _files():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target)
+        shutil.copy2(ROOT / name, target, follow_symlinks=False)
     for wheel in wheelhouse.glob("*.whl"):
         os.link(wheel, folder / "docker" / "wheels" / wheel.name)
     return folder
@@ -112,7 +112,7 @@ def _files() -> list[str]:
         paths = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
         listed = [str(path) for path in paths if not path.parts[0].startswith(".")]
         listed.append(".dockerignore")
-    return [name for name in listed if name and (ROOT / name).is_file()]
+    return [name for name in listed if name and ((ROOT / name).is_file() or (ROOT / name).is_symlink())]
 
 
 def _for_base() -> list[str]:

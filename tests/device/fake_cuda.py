@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any  # of ctypes' pointers
 
-from device.cuda import CudaDevice
-from device.cuda_driver import CopyAttributes, CudaDriver
-from device.timer import CudaTimer
+from tiercel.device.cuda import CudaDevice
+from tiercel.device.cuda_driver import CopyAttributes, CudaDriver
+from tiercel.device.timer import CudaTimer
 
 CONTEXT = 0xC0
 NOT_FOUND = 500

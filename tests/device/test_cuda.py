@@ -8,11 +8,11 @@ import random
 import pytest
 import torch
 
-from device.cuda import CudaDevice
-from device.cuda_copy import CudaCopyLane
-from device.cuda_driver import CudaDriver
-from device.extents import Extents
-from device.pinned import PinnedMemory
+from tiercel.device.cuda import CudaDevice
+from tiercel.device.cuda_copy import CudaCopyLane
+from tiercel.device.cuda_driver import CudaDriver
+from tiercel.device.extents import Extents
+from tiercel.device.pinned import PinnedMemory
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from device.cpu import InlineLane
-from device.cuda import CudaDevice, open_stream
-from device.cuda_copy import CudaCopyLane
-from device.cuda_driver import CopyAttributes, CudaDriver, SourceOrder
-from device.extents import Extents
-from device.pinned import PinnedMemory
 from tests.device.fake_cuda import ILLEGAL_ADDRESS, NOT_SUPPORTED, FakeLibrary
 from tests.kvcache.store.builders import MoverBench, slots
+from tiercel.device.cpu import InlineLane
+from tiercel.device.cuda import CudaDevice, open_stream
+from tiercel.device.cuda_copy import CudaCopyLane
+from tiercel.device.cuda_driver import CopyAttributes, CudaDriver, SourceOrder
+from tiercel.device.extents import Extents
+from tiercel.device.pinned import PinnedMemory
 from tiercel.errors import DeviceError
 from tiercel.tier import Route, Verdict
 
@@ -207,7 +207,7 @@ def test_any_thread_may_copy_and_unlock(bench: Bench, is_pinned: bool) -> None:
 
 
 def test_the_mover_keeps_one_batch_queued_behind_the_one_that_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcache.store.mover._PIECE_S", 0.0)  # a block is a piece
+    monkeypatch.setattr("tiercel.kvcache.store.mover._PIECE_S", 0.0)  # a block is a piece
     waiting: list[int] = []
 
     class Library(FakeLibrary):

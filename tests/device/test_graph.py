@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from device import graph
-from device.graph import CudaGraphRecorder, is_from_shortage
+from tiercel.device import graph
+from tiercel.device.graph import CudaGraphRecorder, is_from_shortage
 from tiercel.errors import DeviceError, OutOfDeviceMemoryError
 
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from device.cpu import CpuDevice, InlineLane
-from device.registry import open_device
+from tiercel.device.cpu import CpuDevice, InlineLane
+from tiercel.device.registry import open_device
 from tiercel.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from device import memory
+from tiercel.device import memory
 from tiercel.units import GIB, MIB
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from device.cpu import CpuDevice
-from device.pinned import PinnedMemory
-from kvcache.store.arena import open_arena
 from tests.device.fake_cuda import FakeLibrary
+from tiercel.device.cpu import CpuDevice
+from tiercel.device.pinned import PinnedMemory
 from tiercel.errors import DeviceError
+from tiercel.kvcache.store.arena import open_arena
 from tiercel.tier import KVSpec
 
 PAGE = mmap.PAGESIZE

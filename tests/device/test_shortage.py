@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from device.shortage import is_shortage
+from tiercel.device.shortage import is_shortage
 
 
 @pytest.mark.parametrize(

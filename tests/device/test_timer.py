@@ -1,5 +1,5 @@
-from device.cpu import InlineLane
 from tiercel.clock import ManualClock
+from tiercel.device.cpu import InlineLane
 
 
 def test_a_lane_that_works_itself_is_timed_by_the_clock() -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from device.volume import FileCalls, Volume, lock_folder, open_volume
-from device.volume_file import is_aligned
-from device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, fit, slot_bytes
+from tiercel.device.volume import FileCalls, Volume, lock_folder, open_volume
+from tiercel.device.volume_file import is_aligned
+from tiercel.device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, fit, slot_bytes
 from tiercel.errors import ConfigError
 from tiercel.lock import LOCK_NAME, lock_holder
 
@@ -469,7 +469,7 @@ def test_a_small_tmpfs_says_how_much_is_missing(tmp_path: Path) -> None:
 
 def test_the_second_daemon_is_told_the_pid_of_the_first(folder: Path) -> None:
     hold = (
-        "import sys, pathlib; from device.volume import open_volume;"
+        "import sys, pathlib; from tiercel.device.volume import open_volume;"
         f"volume = open_volume((pathlib.Path({str(folder)!r}),), {CAPACITY}, {BLOCK}, {KIND!r}, lock=True);"
         "print('held', flush=True); sys.stdin.read()"
     )

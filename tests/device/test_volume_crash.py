@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from device.volume import Volume, open_volume
-from device.volume_format import (
+from tests.programs import end_unavailable, find_program
+from tiercel.device.volume import Volume, open_volume
+from tiercel.device.volume_format import (
     JOURNAL_NAME,
     RECORD_BYTES,
     VOLUME_NAME,
@@ -23,8 +24,7 @@ from device.volume_format import (
     replay_journal,
     unpack_record,
 )
-from device.volume_journal import Journal, read_journal
-from tests.programs import end_unavailable, find_program
+from tiercel.device.volume_journal import Journal, read_journal
 
 BLOCK = 12_288
 CAPACITY = 1 << 20
@@ -174,7 +174,7 @@ def test_a_volume_whose_journal_was_cut_anywhere_finds_every_block_by_scanning(t
 
 _WRITER = """
 import hashlib, pathlib, random, sys
-from device.volume import open_volume
+from tiercel.device.volume import open_volume
 
 folder, capacity, block, seed = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 rng = random.Random(seed)
@@ -226,7 +226,7 @@ _FAULTS = {
 
 _FAULTY = """
 import errno, hashlib, pathlib, sys
-from device.volume import open_volume
+from tiercel.device.volume import open_volume
 
 block = int(sys.argv[3])
 with open_volume((pathlib.Path(sys.argv[1]),), int(sys.argv[2]), block, b"model and layout") as volume:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.tenant_file import load_tenant_file
 from tests.docker.reading import BASE, OVERLAYS, ROOT, compose, text
+from tiercel.server.tenant_file import load_tenant_file
 
 PAGES = ("docker/README.md", "docs/deploy.md")
 COMPOSE = "".join(text(name) for name in (BASE, *OVERLAYS))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from embedded.chats import Chat
-from embedded.recall import recall_question
 from tests.e2e.daemon import Daemon, daemon
 from tests.e2e.prompts import ONE_THREAD
+from tiercel.embedded.chats import Chat
+from tiercel.embedded.recall import recall_question
 
 QUESTIONS = 50
 CONTEXT = 400  # tokens

@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from embedded import MODEL_DIR
-from server.child import EngineChild, engine_command
-from server.keep import Keep
 from tests.e2e.daemon import TIERCEL, Daemon, daemon
 from tests.e2e.prompts import LEAST_TOKENS, ONE_THREAD, PROMPTS, cached_tokens, text
+from tiercel.embedded import MODEL_DIR
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, Gauges
 from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
+from tiercel.server.child import EngineChild, engine_command
+from tiercel.server.keep import Keep
 from tiercel.settings import EngineSettings
 from tiercel.tier import Route
 from tiercel.wire import FrameReader, FromEngine, Ready, Report, Start, Submit, encode_frame

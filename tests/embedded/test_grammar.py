@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from embedded import MODEL_DIR
-from embedded.grammar import (
+from tiercel.embedded import MODEL_DIR
+from tiercel.embedded.grammar import (
     FULL_STYLE,
     Chat,
     RecallStyle,
@@ -26,7 +26,7 @@ from embedded.grammar import (
     recall_question,
     recall_text,
 )
-from embedded.words import NAMES
+from tiercel.embedded.words import NAMES
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from embedded import MODEL_DIR
-from embedded.batches import ANSWER, LEAD, Encoder, Weights
-from embedded.grammar import assistant, prose_chat, recall_chat, user
-from embedded.network import Network, Shape, hf_weights
-from embedded.train import STAGES
+from tiercel.embedded import MODEL_DIR
+from tiercel.embedded.batches import ANSWER, LEAD, Encoder, Weights
+from tiercel.embedded.grammar import assistant, prose_chat, recall_chat, user
+from tiercel.embedded.network import Network, Shape, hf_weights
+from tiercel.embedded.train import STAGES
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 ENCODER = Encoder(TOKENIZER)

@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from device.base import Device, Lane
-from device.graph import GraphRecorder
-from engine.attention.base import ForwardState
-from engine.graphs import DecodeGraphs, graph_sizes, record_graphs
-from engine.loop import EngineLoop
-from engine.models.base import Model
-from engine.models.config import ConfigFields, parse_decoder
-from engine.models.decoder import Decoder
-from engine.models.ops import Ops
-from engine.models.weights import fill_dummy
-from engine.rows import RowBook
-from engine.runner import Flight, Runner
-from engine.sampling import Sampler
-from engine.staging import HostRing, Staging
-from scheduler.planner import Planner, StepLimits
-from scheduler.sequence import Sequence
 from tests.engine.test_loop import END, MAX_MODEL_LEN, Bench, random_prompt
 from tests.engine.test_nanobatch import RandomSplitter
+from tiercel.device.base import Device, Lane
+from tiercel.device.graph import GraphRecorder
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.graphs import DecodeGraphs, graph_sizes, record_graphs
+from tiercel.engine.loop import EngineLoop
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.config import ConfigFields, parse_decoder
+from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.ops import Ops
+from tiercel.engine.models.weights import fill_dummy
+from tiercel.engine.rows import RowBook
+from tiercel.engine.runner import Flight, Runner
+from tiercel.engine.sampling import Sampler
+from tiercel.engine.staging import HostRing, Staging
 from tiercel.errors import OutOfDeviceMemoryError
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.sequence import Sequence
 from tiercel.wire import Abort
 
 VOCAB = 11

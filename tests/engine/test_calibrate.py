@@ -2,10 +2,10 @@
 
 import pytest
 
-from device.base import Lane
-from engine.calibrate import show_arithmetic, size_pool, step_tokens
-from kvcache.store.memory_file import KeptMemory
+from tiercel.device.base import Lane
+from tiercel.engine.calibrate import show_arithmetic, size_pool, step_tokens
 from tiercel.errors import ConfigError
+from tiercel.kvcache.store.memory_file import KeptMemory
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
 from tiercel.units import GIB, MIB

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import cast
 
-from device.sim_mover import SimMover
-from engine.rates import RateBook
-from engine.tiers import Tiers
-from engine.upkeep import Upkeep
-from kvcache.store.disk import DiskLanes
 from tests.engine.test_loop_tiers import TierBench
 from tiercel.clock import ManualClock
+from tiercel.device.sim_mover import SimMover
+from tiercel.engine.rates import RateBook
+from tiercel.engine.tiers import Tiers
+from tiercel.engine.upkeep import Upkeep
+from tiercel.kvcache.store.disk import DiskLanes
 from tiercel.outcome import DiskState, FinishReason, RouteGauges
 from tiercel.rates import Rates
 from tiercel.tier import Landing, Route, Transfer, Verdict

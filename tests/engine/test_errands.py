@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from engine.errands import Errands
-from simulation.simulator import SimSettings, Simulation
-from simulation.workload import Ask, Part, Sources
+from tiercel.engine.errands import Errands
 from tiercel.ids import TenantId
+from tiercel.simulation.simulator import SimSettings, Simulation
+from tiercel.simulation.workload import Ask, Part, Sources
 from tiercel.tenant import Tenants, TenantShare
 
 MANY = 600

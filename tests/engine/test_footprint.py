@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.cpu import CpuDevice, Done, InlineLane
-from engine.attention.base import ForwardState
-from engine.calibrate import show_arithmetic, size_pool
-from engine.footprint import Footprint, measure_footprint
-from engine.graphs import StaticInputs
-from engine.sampling import Sampled, Sampler
 from tests.engine.test_calibrate import Machine
+from tiercel.device.cpu import CpuDevice, Done, InlineLane
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.calibrate import show_arithmetic, size_pool
+from tiercel.engine.footprint import Footprint, measure_footprint
+from tiercel.engine.graphs import StaticInputs
+from tiercel.engine.sampling import Sampled, Sampler
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec

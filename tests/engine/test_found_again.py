@@ -2,11 +2,11 @@
 
 import random
 
-from kvcache.tiers import TierLimits
-from kvcache.vector import as_slots
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import TierBench
 from tiercel.ids import TenantId
+from tiercel.kvcache.tiers import TierLimits
+from tiercel.kvcache.vector import as_slots
 from tiercel.wire import Abort
 
 BLOCKS, WAITING = 2000, 8

@@ -29,13 +29,13 @@ from benchmarks.gpu.cases import (
 from benchmarks.gpu.copies import BLOCK_BYTES, GROUP_BLOCKS, Ends, lanes, pieces, rate
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.traffic import Traffic
-from device.cpu import CpuDevice
-from engine.attention.base import AttentionParams, ForwardState
-from engine.attention.block import write_rows
-from engine.attention.paged import TritonAttention
-from engine.attention.sdpa import SdpaAttention
-from engine.offline import Answer, OfflineEngine, Run
-from engine.stopwatch import Laps
+from tiercel.device.cpu import CpuDevice
+from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.attention.block import write_rows
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.offline import Answer, OfflineEngine, Run
+from tiercel.engine.stopwatch import Laps
 from tiercel.outcome import Gauges
 
 CPU = torch.device("cpu")

@@ -11,11 +11,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from device.cpu import CpuDevice, Done, InlineLane
-from device.pinned import PinnedMemory
-from engine.assembly import assemble
-from engine.graphs import MOST_ROWS, graph_sizes, record_graphs
-from engine.models.ops import TorchOps
 from tests.engine.recording import (
     VOCAB,
     FakeRecorder,
@@ -27,6 +22,11 @@ from tests.engine.recording import (
     small_decoder,
 )
 from tiercel.clock import MonotonicClock
+from tiercel.device.cpu import CpuDevice, Done, InlineLane
+from tiercel.device.pinned import PinnedMemory
+from tiercel.engine.assembly import assemble
+from tiercel.engine.graphs import MOST_ROWS, graph_sizes, record_graphs
+from tiercel.engine.models.ops import TorchOps
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome
 from tiercel.plan import Slice
@@ -139,7 +139,7 @@ def test_a_step_that_is_not_all_decode_is_launched_kernel_by_kernel() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 def test_our_kernels_say_in_graphs_what_they_say_without() -> None:
-    from engine.attention.paged import TritonAttention  # lazy: the interpreter must have been chosen
+    from tiercel.engine.attention.paged import TritonAttention  # lazy: the interpreter must have been chosen
 
     model = small_decoder(TorchOps(TritonAttention(4)), "cpu")
     said: list[list[tuple[int, ...]]] = []
@@ -153,7 +153,7 @@ def test_our_kernels_say_in_graphs_what_they_say_without() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 def test_padding_may_read_what_is_no_number_and_nobody_hears_of_it() -> None:
-    from engine.attention.paged import TritonAttention  # lazy: the interpreter must have been chosen
+    from tiercel.engine.attention.paged import TritonAttention  # lazy: the interpreter must have been chosen
 
     model = small_decoder(TorchOps(TritonAttention(4)), "cpu")
     outcomes: list[StepOutcome] = []

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.base import Device
-from device.graph import Graph
-from device.registry import open_device
 from tests.engine.recording import GraphBench, StepBench, WeighedSum, small_decoder
+from tiercel.device.base import Device
+from tiercel.device.graph import Graph
+from tiercel.device.registry import open_device
 from tiercel.request import SamplingParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -87,8 +87,8 @@ def test_a_launch_waits_for_nothing(device: Device, is_recorded: bool) -> None:
 
 def test_our_kernels_say_in_graphs_what_they_say_without(device: Device) -> None:
     # lazy: there is no Triton beside a torch for the CPU
-    from engine.attention.paged import TritonAttention
-    from engine.models.triton_ops import TritonOps
+    from tiercel.engine.attention.paged import TritonAttention
+    from tiercel.engine.models.triton_ops import TritonOps
 
     model = small_decoder(TritonOps(TritonAttention(device.processors)), "cuda")
     said: list[list[tuple[int, ...]]] = []

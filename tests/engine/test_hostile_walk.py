@@ -9,23 +9,23 @@ import random
 
 import pytest
 
-from device.sim import SimMachine, expected_outputs
-from device.sim_mover import SimMover, SimRates
-from engine.loop import EngineLoop
-from kvcache.manager import CacheManager
-from kvcache.policy import Keep
-from kvcache.pool import SlotState
-from kvcache.tiers import TierLimits
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import PolicyName, open_policy
-from scheduler.preemption import SwapChooser
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client
 from tiercel.clock import ManualClock
+from tiercel.device.sim import SimMachine, expected_outputs
+from tiercel.device.sim_mover import SimMover, SimRates
+from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId, SlotId, TenantId
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.pool import SlotState
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import FinishReason
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import PolicyName, open_policy
+from tiercel.scheduler.preemption import SwapChooser
 from tiercel.settings import PreemptionMode
 from tiercel.tenant import KvQuota, Slo, Tenants, TenantShare
 from tiercel.tier import Route, Tier, Transfer, Verdict

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvcache.block import child_key, namespace_key
-from kvcache.tiers import TierLimits
 from tests.engine.test_loop_tiers import BLOCK, TierBench
 from tiercel.ids import BlockKey
+from tiercel.kvcache.block import child_key, namespace_key
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.request import pack_tokens
 from tiercel.tier import Route, Tier
 

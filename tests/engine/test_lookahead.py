@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from device.sim import SimMachine
-from engine.lookahead import Lookahead
-from engine.loop import EngineLoop
-from scheduler.book import SequenceBook
-from scheduler.cost import StepCosts, linear_times
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Bench, walk
+from tiercel.device.sim import SimMachine
+from tiercel.engine.lookahead import Lookahead
+from tiercel.engine.loop import EngineLoop
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.cost import StepCosts, linear_times
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import open_policy
 
 
 class YieldingBench(Bench):

@@ -9,17 +9,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from device.sim import SimMachine, expected_outputs
-from engine.loop import EngineLoop
-from kvcache.manager import CacheManager
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
-from scheduler.sequence import SequenceState
 from tiercel.clock import ManualClock
+from tiercel.device.sim import SimMachine, expected_outputs
+from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId
+from tiercel.kvcache.manager import CacheManager
 from tiercel.outcome import Finished, FinishReason
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.sequence import SequenceState
 from tiercel.tenant import DEFAULT_TENANT, Slo, Tenants, TenantShare
 from tiercel.wire import Abort, Report, SetTenants, Submit
 

@@ -9,22 +9,22 @@ from types import FrameType
 import pytest
 
 from benchmarks.step_bounds import Copies, Device, Nobody
-from device.sim_mover import SimRates
-from engine.loop import EngineLoop
-from kvcache.manager import CacheManager
-from kvcache.tiers import TierLimits
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
-from scheduler.preemption import SwapChooser
-from scheduler.sequence import SequenceState
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import BYTES, TierBench
 from tests.seeds import fresh_seeds
 from tiercel.clock import ManualClock
+from tiercel.device.sim_mover import SimRates
+from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.sequence import SequenceState
 from tiercel.settings import PreemptionMode
 from tiercel.tier import Route, Transfer, Verdict
 from tiercel.wire import Abort, Submit, ToEngine

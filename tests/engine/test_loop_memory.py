@@ -8,18 +8,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from device.sim import SimFlight, SimMachine
-from engine.loop import EngineLoop
-from engine.relief import NO_MEMORY, Relief
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
 from tests.engine.test_loop import Bench, LoopWalk, random_prompt
 from tests.engine.test_loop_tiers import TierBench
+from tiercel.device.sim import SimFlight, SimMachine
+from tiercel.engine.loop import EngineLoop
+from tiercel.engine.relief import NO_MEMORY, Relief
 from tiercel.errors import OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.plan import NanoBatch, Slice, StepPlan
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import open_policy
 from tiercel.wire import Abort
 
 ENDED_WELL = {FinishReason.STOP, FinishReason.LENGTH}

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from device.sim import expected_outputs
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, random_prompt
 from tests.engine.test_loop_tiers import BLOCK, BYTES, TierBench
+from tiercel.device.sim import expected_outputs
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FinishReason
 from tiercel.settings import PreemptionMode

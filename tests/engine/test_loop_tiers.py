@@ -8,23 +8,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from device.sim import SimMachine, expected_outputs
-from device.sim_mover import SimMover, SimRates
-from engine.loop import EngineLoop, Mover
-from kvcache.manager import CacheManager
-from kvcache.policy import Keep
-from kvcache.tiers import TierLimits
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import PolicyName, open_policy
-from scheduler.preemption import SwapChooser
-from scheduler.sequence import SequenceState
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client, random_prompt
 from tiercel.clock import ManualClock
+from tiercel.device.sim import SimMachine, expected_outputs
+from tiercel.device.sim_mover import SimMover, SimRates
+from tiercel.engine.loop import EngineLoop, Mover
 from tiercel.ids import SeqId, TenantId
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import FinishReason
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import PolicyName, open_policy
+from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.sequence import SequenceState
 from tiercel.settings import PreemptionMode
 from tiercel.tenant import DEFAULT_TENANT
 from tiercel.tier import Route, Transfer, Verdict

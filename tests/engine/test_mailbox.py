@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.mailbox import Mailbox, receive_start
+from tiercel.engine.mailbox import Mailbox, receive_start
 from tiercel.errors import WireError
 from tiercel.ids import SeqId
 from tiercel.settings import EngineSettings

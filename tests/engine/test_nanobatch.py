@@ -6,26 +6,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from device.cpu import CpuDevice
-from device.sim import SimMachine
-from engine.attention.registry import open_attention
-from engine.loop import EngineLoop
-from engine.models.registry import load_model
-from engine.rows import RowBook
-from engine.runner import Runner
-from engine.sampling import Sampler
-from kvcache.manager import CacheManager
-from scheduler.book import SequenceBook
-from scheduler.draft import StepSplitter
-from scheduler.nanobatch import cut, shape_of, splits_of
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
 from tests.conformance.models import VOCAB_SIZE, make_checkpoint
 from tests.engine.test_loop import VOCAB, Bench, Client, walk
 from tiercel.clock import MonotonicClock
+from tiercel.device.cpu import CpuDevice
+from tiercel.device.sim import SimMachine
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.loop import EngineLoop
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.rows import RowBook
+from tiercel.engine.runner import Runner
+from tiercel.engine.sampling import Sampler
 from tiercel.ids import SeqId
+from tiercel.kvcache.manager import CacheManager
 from tiercel.plan import NanoBatch, Slice
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.draft import StepSplitter
+from tiercel.scheduler.nanobatch import cut, shape_of, splits_of
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import open_policy
 from tiercel.settings import AttentionName, EngineSettings
 from tiercel.wire import Abort, Submit
 

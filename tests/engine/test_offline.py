@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from embedded import MODEL_DIR
-from engine.offline import Asked, OfflineEngine
 from tiercel.clock import MonotonicClock
+from tiercel.embedded import MODEL_DIR
+from tiercel.engine.offline import Asked, OfflineEngine
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId
 from tiercel.openmp import engine_environment
@@ -89,7 +89,7 @@ def test_a_pool_for_a_few_says_the_same(engine: OfflineEngine) -> None:
 def said_by_the_engine_process() -> dict[int, list[int]]:
     """What the HTTP server's engine says to the same requests, over its socket."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "engine.process", "--fd", str(theirs.fileno())]
+    command = [sys.executable, "-m", "tiercel.engine.process", "--fd", str(theirs.fileno())]
     root = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=engine_environment(), cwd=root)
     theirs.close()

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.cpu import CpuDevice, InlineLane
-from engine.attention.base import ForwardState
-from engine.calibrate import size_pool
-from engine.rates import RateBook, measure_rates
-from engine.tiers import Tiers, open_tiers
-from kvcache.store.disk import DiskCounts
-from scheduler.cost import StepCosts, linear_times
 from tiercel.clock import ManualClock, MonotonicClock
+from tiercel.device.cpu import CpuDevice, InlineLane
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.calibrate import size_pool
+from tiercel.engine.rates import RateBook, measure_rates
+from tiercel.engine.tiers import Tiers, open_tiers
+from tiercel.kvcache.store.disk import DiskCounts
 from tiercel.outcome import RouteGauges
 from tiercel.rates import Rates
+from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec, Route
 from tiercel.units import MIB

@@ -7,8 +7,8 @@ from typing import TypeVar
 import pytest
 import torch
 
-from device.cpu import CpuDevice, Done, InlineLane
 from tests.engine.recording import FakeRecorder, GraphBench
+from tiercel.device.cpu import CpuDevice, Done, InlineLane
 
 R = TypeVar("R")
 

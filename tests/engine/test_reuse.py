@@ -1,7 +1,7 @@
 """What the end of a sequence says of its tokens: which tier had them, what came back, what was computed twice."""
 
-from kvcache.tiers import TierLimits
 from tests.engine.test_loop_tiers import BYTES, TierBench
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import MOST_ABSENCES
 from tiercel.tier import Route
 

@@ -10,19 +10,19 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from device.cpu import CpuDevice, InlineLane
-from engine.attention.base import ForwardState
-from engine.inputs import build_inputs
-from engine.rows import RowBook
-from engine.runner import Runner
-from engine.sampling import Sampler
-from scheduler.book import SequenceBook
-from scheduler.policy import open_policy
+from tiercel.device.cpu import CpuDevice, InlineLane
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.inputs import build_inputs
+from tiercel.engine.rows import RowBook
+from tiercel.engine.runner import Runner
+from tiercel.engine.sampling import Sampler
 from tiercel.errors import DeviceError, DeviceLostError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId, SlotId
 from tiercel.outcome import FinishReason
 from tiercel.plan import NanoBatch, Plan, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.policy import open_policy
 
 R = TypeVar("R")
 BLOCK = 4

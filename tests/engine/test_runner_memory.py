@@ -6,23 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.cpu import CpuDevice, InlineLane
-from engine.attention.base import ForwardState
-from engine.loop import EngineLoop
-from engine.rows import RowBook
-from engine.runner import Runner
-from engine.sampling import Sampler
-from kvcache.manager import CacheManager
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import open_policy
 from tests.engine.test_loop import Client
 from tests.engine.test_runner import BLOCK, VOCAB, Bench, FullLane, NextNumber
 from tiercel.clock import MonotonicClock
+from tiercel.device.cpu import CpuDevice, InlineLane
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.loop import EngineLoop
+from tiercel.engine.rows import RowBook
+from tiercel.engine.runner import Runner
+from tiercel.engine.sampling import Sampler
 from tiercel.errors import DeviceLostError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
+from tiercel.kvcache.manager import CacheManager
 from tiercel.outcome import FinishReason
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import open_policy
 from tiercel.wire import Submit
 
 MOST_BYTES = 1 << 58  # no machine has them

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from engine import split_search
-from engine.runner import Flight, Runner
-from engine.split_search import calibrate_splits
-from engine.splits_file import SplitsFile
-from scheduler.nanobatch import Split, SplitRow, Timed
 from tests.conformance.bench import EngineBench
 from tests.conformance.models import FAMILIES, make_checkpoint
+from tiercel.engine import split_search
+from tiercel.engine.runner import Flight, Runner
+from tiercel.engine.split_search import calibrate_splits
+from tiercel.engine.splits_file import SplitsFile
 from tiercel.errors import ConfigError
 from tiercel.plan import StepPlan
+from tiercel.scheduler.nanobatch import Split, SplitRow, Timed
 from tiercel.settings import EngineSettings
 
 PROMPT = list(range(3, 131))  # 128 tokens: one step

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.cpu import InlineLane
-from engine.staging import HostRing, Staging, open_staging, packed_bytes
+from tiercel.device.cpu import InlineLane
+from tiercel.engine.staging import HostRing, Staging, open_staging, packed_bytes
 
 CPU = torch.device("cpu")
 ARRAYS = (

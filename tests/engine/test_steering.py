@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.loop import EngineLoop
-from engine.steering import Steering, daily_blocks, pace_of
-from kvcache.chain import WriteBudget
-from scheduler.cost import StepCosts, linear_times
-from simulation.simulator import SimSettings, Simulation
-from simulation.workload import Ask, Part
+from tiercel.engine.loop import EngineLoop
+from tiercel.engine.steering import Steering, daily_blocks, pace_of
 from tiercel.ids import TenantId
+from tiercel.kvcache.chain import WriteBudget
+from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.settings import EngineSettings, PolicyName
+from tiercel.simulation.simulator import SimSettings, Simulation
+from tiercel.simulation.workload import Ask, Part
 from tiercel.tenant import TenantShare
 from tiercel.wire import SetSettings
 

@@ -13,15 +13,15 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from device.cpu import CpuDevice, InlineLane
-from engine.attention.base import ForwardState
-from engine.graphs import graph_sizes, record_graphs
-from engine.step_grid import GridLimits, Shape, StepGrid
-from engine.step_times import Trial, facts_of, measure_step_times, open_step_times
-from engine.times_file import TimesFile
-from scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.clock import ManualClock
+from tiercel.device.cpu import CpuDevice, InlineLane
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.graphs import graph_sizes, record_graphs
+from tiercel.engine.step_grid import GridLimits, Shape, StepGrid
+from tiercel.engine.step_times import Trial, facts_of, measure_step_times, open_step_times
+from tiercel.engine.times_file import TimesFile
 from tiercel.errors import DeviceError
+from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
 

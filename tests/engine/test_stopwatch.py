@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from engine.stopwatch import Stopwatch
 from tiercel.clock import ManualClock
+from tiercel.engine.stopwatch import Stopwatch
 from tiercel.errors import DeviceError
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from device.sim_mover import SimMover
-from kvcache.fetch import MOST_FETCHES, PATIENCE_S
-from kvcache.policy import Keep
-from kvcache.tiers import TierLimits
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import BLOCK, BYTES, TierBench
 from tiercel.clock import ManualClock
+from tiercel.device.sim_mover import SimMover
 from tiercel.ids import SeqId, TenantId
+from tiercel.kvcache.fetch import MOST_FETCHES, PATIENCE_S
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import RouteGauges
 from tiercel.request import pack_tokens
 from tiercel.tenant import DEFAULT_TENANT, KvQuota, Tenants, TenantShare

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from device.cpu import CpuDevice
-from device.pinned import PinnedMemory
-from engine.calibrate import size_pool
-from engine.tiers import Tiers, VolumeScan, open_tiers
-from engine.wake import Wake
-from kvcache.store.memory_file import kept_memory
 from tiercel.clock import MonotonicClock
+from tiercel.device.cpu import CpuDevice
+from tiercel.device.pinned import PinnedMemory
+from tiercel.engine.calibrate import size_pool
+from tiercel.engine.tiers import Tiers, VolumeScan, open_tiers
+from tiercel.engine.wake import Wake
 from tiercel.errors import ConfigError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.store.memory_file import kept_memory
 from tiercel.outcome import DiskState
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec, Landing, Purpose, Route, Transfer, Verdict

@@ -1,7 +1,7 @@
 """Which chains go to the disk first."""
 
-from kvcache.chain import Chain, ChainQueue, WrittenChains
 from tiercel.ids import BlockKey
+from tiercel.kvcache.chain import Chain, ChainQueue, WrittenChains
 
 
 def chain(saving_s: float, *, is_once: bool = True, blocks: int = 1) -> Chain:

@@ -2,9 +2,9 @@
 
 from array import array
 
-from kvcache.manager import CacheManager
 from tests.kvcache.test_manager import BLOCK, Driver
 from tiercel.ids import SeqId, TenantId
+from tiercel.kvcache.manager import CacheManager
 from tiercel.outcome import TenantBlocks
 from tiercel.tier import Tier
 

@@ -2,9 +2,9 @@
 
 from array import array
 
-from kvcache.manager import CacheManager
 from tests.kvcache.test_manager import BLOCK
 from tiercel.ids import SeqId, TenantId
+from tiercel.kvcache.manager import CacheManager
 from tiercel.plan import NanoBatch, Plan, Slice
 from tiercel.rates import Rates
 from tiercel.tenant import KvQuota, Tenants, TenantShare

@@ -2,13 +2,13 @@
 
 from array import array
 
-from kvcache.holding import Holding
-from kvcache.idle import IdleWork
-from kvcache.pool import SlotPool
-from kvcache.table import BlockTable
-from kvcache.tiers import TierBook, TierLimits
-from kvcache.vector import as_slots
 from tiercel.ids import BlockKey, SeqId, SlotId
+from tiercel.kvcache.holding import Holding
+from tiercel.kvcache.idle import IdleWork
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.table import BlockTable
+from tiercel.kvcache.tiers import TierBook, TierLimits
+from tiercel.kvcache.vector import as_slots
 from tiercel.rates import Rates
 from tiercel.tier import Route
 

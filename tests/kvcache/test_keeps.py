@@ -2,10 +2,10 @@
 
 from array import array
 
-from kvcache.manager import CacheManager
-from kvcache.policy import Keep
-from kvcache.tiers import TierLimits
 from tiercel.ids import SeqId
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.tiers import TierLimits
 from tiercel.plan import NanoBatch, Plan, Slice
 from tiercel.tier import Landing, Tier, Transfer, Verdict
 

@@ -5,11 +5,11 @@ from array import array
 
 import pytest
 
-from kvcache.budget import MOST_HASHES
-from kvcache.ledger import Ledger
-from kvcache.manager import CacheManager
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
+from tiercel.kvcache.budget import MOST_HASHES
+from tiercel.kvcache.ledger import Ledger
+from tiercel.kvcache.manager import CacheManager
 from tiercel.plan import NanoBatch, Plan, Slice, StepPlan
 from tiercel.rates import Rates
 

@@ -1,8 +1,8 @@
 """Quotas and floors of tenants, as the tiers read them."""
 
-from kvcache.owner import OwnerBook
-from kvcache.pool import SlotPool
 from tiercel.ids import TenantId
+from tiercel.kvcache.owner import OwnerBook
+from tiercel.kvcache.pool import SlotPool
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 from tiercel.tier import Tier
 

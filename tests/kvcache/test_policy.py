@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from kvcache.policy import SEARCH_DEPTH, Keep, Segments
-from kvcache.vector import Where
 from tests.seeds import fresh_seeds
+from tiercel.kvcache.policy import SEARCH_DEPTH, Keep, Segments
+from tiercel.kvcache.vector import Where
 
 
 def filled(*keeps: Keep) -> Segments:

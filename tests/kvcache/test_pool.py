@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvcache.policy import Keep
-from kvcache.pool import SINK, SlotPool, SlotState, runs
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.pool import SINK, SlotPool, SlotState, runs
 
 
 def key(number: int) -> BlockKey:

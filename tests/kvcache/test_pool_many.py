@@ -5,12 +5,12 @@ import random
 import numpy as np
 import pytest
 
-from kvcache.policy import Keep
-from kvcache.pool import SlotPool, SlotState
-from kvcache.run import RunSearch
 from tests.seeds import fresh_seeds
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.pool import SlotPool, SlotState
+from tiercel.kvcache.run import RunSearch
 
 
 def key(number: int) -> BlockKey:

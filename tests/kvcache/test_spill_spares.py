@@ -2,11 +2,11 @@
 
 from array import array
 
-from kvcache.manager import CacheManager
-from kvcache.policy import Keep
-from kvcache.tiers import TierLimits
-from kvcache.vector import as_slots
 from tests.kvcache.test_keeps import BLOCK, FIRST, OTHER, Steps
+from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.tiers import TierLimits
+from tiercel.kvcache.vector import as_slots
 from tiercel.tier import Tier
 
 

@@ -6,10 +6,10 @@ from array import array
 import numpy as np
 import pytest
 
-from kvcache.holding import Holding
-from kvcache.table import BlockTable
 from tests.seeds import fresh_seeds
 from tiercel.ids import BlockKey, SeqId
+from tiercel.kvcache.holding import Holding
+from tiercel.kvcache.table import BlockTable
 
 
 @pytest.mark.parametrize("seed", [*range(20), *fresh_seeds(10)])

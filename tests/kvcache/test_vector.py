@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from kvcache.vector import FEW, NO_SLOTS, Slots, Where, count_each
 from tests.seeds import fresh_seeds
+from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, count_each
 
 BOOK = 20_000
 SEEDS = [*range(40), *fresh_seeds(20)]

@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 
-from loadtest.assignment import Progress
-from loadtest.bench import run_bench
-from loadtest.record import RequestRecord, RunResult
-from loadtest.settings import BenchSettings
-from loadtest.tokens import TextMaker
 from tiercel.clock import MonotonicClock
+from tiercel.loadtest.assignment import Progress
+from tiercel.loadtest.bench import run_bench
+from tiercel.loadtest.record import RequestRecord, RunResult
+from tiercel.loadtest.settings import BenchSettings
+from tiercel.loadtest.tokens import TextMaker
 
 STUB = Path(__file__).with_name("stub_server.py")
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadtest.figures import figures, latencies, quantiles
-from loadtest.record import (
+from tiercel.loadtest.figures import figures, latencies, quantiles
+from tiercel.loadtest.record import (
     ClientLoad,
     Counter,
     Fairness,
@@ -17,7 +17,7 @@ from loadtest.record import (
     Sample,
     TenantResult,
 )
-from loadtest.timeline import service_by_step, timeline
+from tiercel.loadtest.timeline import service_by_step, timeline
 
 DURATION_S = 60
 WEIGHTS = {"interactive": 3.0, "batch": 1.0, "nightly <reports>": 1.0}

@@ -1,6 +1,6 @@
 """Answers fed piece by piece with known times."""
 
-from loadtest.answer import Answer
+from tiercel.loadtest.answer import Answer
 
 
 def _event(text: str) -> bytes:

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.arrivals import due_times
-from loadtest.mix import ArrivalSettings
 from tiercel.errors import ConfigError
+from tiercel.loadtest.arrivals import due_times
+from tiercel.loadtest.mix import ArrivalSettings
 
 RATE = 8.0
 

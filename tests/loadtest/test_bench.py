@@ -14,12 +14,12 @@ import httpx
 import numpy
 import pytest
 
-from loadtest.record import ONLY, Goals, RunResult
-from loadtest.result_file import read_results, write_result
-from loadtest.settings import BenchSettings
-from loadtest.summary import summary
 from tests.loadtest.builders import Quiet, log_of, run, stub_server
 from tiercel.errors import ConfigError, TiercelError
+from tiercel.loadtest.record import ONLY, Goals, RunResult
+from tiercel.loadtest.result_file import read_results, write_result
+from tiercel.loadtest.settings import BenchSettings
+from tiercel.loadtest.summary import summary
 
 
 def _programs(folder: Path, *programs: str) -> str:

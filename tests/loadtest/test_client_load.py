@@ -2,8 +2,8 @@
 
 import pytest
 
-from loadtest.assignment import Load
-from loadtest.client_load import client_load
+from tiercel.loadtest.assignment import Load
+from tiercel.loadtest.client_load import client_load
 
 
 def _load(*, shares: list[float] | None = None, lags_ms: list[float] | None = None, late: int = 0) -> Load:

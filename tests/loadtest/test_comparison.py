@@ -5,19 +5,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.main import main
-from loadtest.bootstrap import (
+from tests.loadtest.example_run import example_run
+from tiercel.cli.main import main
+from tiercel.loadtest.bootstrap import (
     grouped_quantile_draw,
     interval,
     mean_draw,
     quantile_draw,
     rounds_for,
 )
-from loadtest.comparison import Difference, Verdict, compare, differing_settings
-from loadtest.figures import percentile
-from loadtest.record import RunResult
-from loadtest.result_file import write_result
-from tests.loadtest.example_run import example_run
+from tiercel.loadtest.comparison import Difference, Verdict, compare, differing_settings
+from tiercel.loadtest.figures import percentile
+from tiercel.loadtest.record import RunResult
+from tiercel.loadtest.result_file import write_result
 
 ROUNDS = 400
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.conversation import Conversation
-from loadtest.datasets.dataset import Order
-from loadtest.datasets.registry import NAMES, conversations
-from loadtest.mix import DatasetSettings
 from tests.loadtest.builders import texts
 from tiercel.errors import ConfigError
+from tiercel.loadtest.conversation import Conversation
+from tiercel.loadtest.datasets.dataset import Order
+from tiercel.loadtest.datasets.registry import NAMES, conversations
+from tiercel.loadtest.mix import DatasetSettings
 
 
 def _ask(settings: DatasetSettings, count: int = 20, seed: str = "1") -> list[Conversation]:

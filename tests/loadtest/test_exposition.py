@@ -5,9 +5,9 @@ import asyncio
 import httpx
 import pytest
 
-from loadtest.exposition import parse_exposition, parse_series, select, total, totals
-from loadtest.scrape import Scraper
 from tiercel.clock import MonotonicClock
+from tiercel.loadtest.exposition import parse_exposition, parse_series, select, total, totals
+from tiercel.loadtest.scrape import Scraper
 
 TEXT = """\
 # HELP vllm:num_preemptions_total Preemptions.

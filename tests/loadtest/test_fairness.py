@@ -2,10 +2,10 @@
 
 import pytest
 
-from loadtest.fairness import contended, fairness, jain_index
-from loadtest.service import both, busy, largest_gap_s, service_pieces
-from loadtest.timeline import peak_output_tokens_per_s, peak_running, service_by_step, step_for, timeline
 from tests.loadtest.builders import record
+from tiercel.loadtest.fairness import contended, fairness, jain_index
+from tiercel.loadtest.service import both, busy, largest_gap_s, service_pieces
+from tiercel.loadtest.timeline import peak_output_tokens_per_s, peak_running, service_by_step, step_for, timeline
 
 
 def test_jain_is_one_when_all_is_equal_and_one_nth_when_one_has_it_all() -> None:

@@ -5,9 +5,9 @@ import random
 import numpy
 import pytest
 
-from loadtest.figures import figures, is_good, latencies, percentile, quantiles
-from loadtest.record import METRICS, Goals
 from tests.loadtest.builders import record
+from tiercel.loadtest.figures import figures, is_good, latencies, percentile, quantiles
+from tiercel.loadtest.record import METRICS, Goals
 
 
 def test_ttft_counts_from_the_send_and_ttft_due_from_the_due_time() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from loadtest.http1_body import ChunkedBody, ProtocolFault, body_reader
-from loadtest.sse import EventReader, decode_event, error_message
+from tiercel.loadtest.http1_body import ChunkedBody, ProtocolFault, body_reader
+from tiercel.loadtest.sse import EventReader, decode_event, error_message
 
 CHUNKED = b"5\r\nhello\r\n1;name=x\r\n \r\n5\r\nworld\r\n0\r\nTrailer: x\r\n\r\n"
 EVENTS = b': hi\n\ndata: {"a":1}\n\ndata: two\r\ndata: lines\r\n\r\nevent: x\ndata:[DONE]\n\n'

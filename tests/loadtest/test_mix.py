@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.mix import read_mix
-from loadtest.plan import make_plan, mix_of
-from loadtest.record import Goals
-from loadtest.settings import BenchSettings
 from tests.loadtest.builders import texts
 from tiercel.errors import ConfigError
+from tiercel.loadtest.mix import read_mix
+from tiercel.loadtest.plan import make_plan, mix_of
+from tiercel.loadtest.record import Goals
+from tiercel.loadtest.settings import BenchSettings
 
 GOOD = """
 duration_s: 30

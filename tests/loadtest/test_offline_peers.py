@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.mix import DatasetSettings
-from loadtest.request_list import ListedRequest, digest, draw_requests, write_requests
+from tiercel.loadtest.mix import DatasetSettings
+from tiercel.loadtest.request_list import ListedRequest, digest, draw_requests, write_requests
 
 PEERS = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 CONFIG = {

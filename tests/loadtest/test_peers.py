@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.result_file import write_result
 from tests.loadtest.example_run import one_tenant_run
+from tiercel.loadtest.result_file import write_result
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.drawing import VARIABLES
-from loadtest.plots import latency_pictures, server_pictures, tenant_pictures, timeline_pictures
-from loadtest.record import RunResult, Sample
-from loadtest.report import write_report
-from loadtest.result_file import decode_result, encode_result
-from loadtest.server_series import (
+from tests.loadtest.example_run import example_run, one_tenant_run
+from tiercel.errors import ConfigError
+from tiercel.loadtest.drawing import VARIABLES
+from tiercel.loadtest.plots import latency_pictures, server_pictures, tenant_pictures, timeline_pictures
+from tiercel.loadtest.record import RunResult, Sample
+from tiercel.loadtest.report import write_report
+from tiercel.loadtest.result_file import decode_result, encode_result
+from tiercel.loadtest.server_series import (
     hit_rate,
     preemption_rates,
     service_shares,
@@ -21,9 +23,7 @@ from loadtest.server_series import (
     transfer_rates,
     transfer_speeds,
 )
-from loadtest.wording import figure_words, show_factor, show_ms, show_number, show_percent
-from tests.loadtest.example_run import example_run, one_tenant_run
-from tiercel.errors import ConfigError
+from tiercel.loadtest.wording import figure_words, show_factor, show_ms, show_number, show_percent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -203,7 +203,7 @@ def test_many_tenants_are_drawn_as_the_largest_few() -> None:
 
 _DRAW = """
 import sys, matplotlib
-from loadtest.plots import latency_pictures
+from tiercel.loadtest.plots import latency_pictures
 from tests.loadtest.example_run import one_tenant_run
 
 def settings():  # but the backend: reading it loads pyplot
@@ -236,7 +236,7 @@ def test_a_detailed_result_survives_the_file() -> None:
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from cli.main import main; sys.exit(main(['bench', 'report', sys.argv[1]]))"
+        "from tiercel.cli.main import main; sys.exit(main(['bench', 'report', sys.argv[1]]))"
     )
     result = tmp_path / "result.json"
     result.write_bytes(encode_result(one_tenant_run()))
@@ -310,7 +310,7 @@ def test_numbers_are_written_for_people() -> None:
 def test_the_verb_writes_beside_the_result_and_takes_the_last_of_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cli.main import main
+    from tiercel.cli.main import main
 
     runs: list[RunResult] = [one_tenant_run(), msgspec.structs.replace(one_tenant_run(), label="the last")]
     path = tmp_path / "result.json"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from embedded import MODEL_DIR
-from loadtest.mix import DatasetName, DatasetSettings
-from loadtest.request_list import ListedRequest, digest, draw_like, draw_requests, read_requests, write_requests
+from tiercel.embedded import MODEL_DIR
 from tiercel.errors import ConfigError
+from tiercel.loadtest.mix import DatasetName, DatasetSettings
+from tiercel.loadtest.request_list import ListedRequest, digest, draw_like, draw_requests, read_requests, write_requests
 
 NOWHERE = Path("/nowhere")
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from loadtest.record import Counter, RunResult
-from loadtest.summary import summary
 from tests.loadtest.example_run import example_run
+from tiercel.loadtest.record import Counter, RunResult
+from tiercel.loadtest.summary import summary
 
 
 def _timed(run: RunResult, *are_timed: bool) -> RunResult:

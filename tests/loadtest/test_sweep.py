@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from loadtest.search import Point, SearchPlan, best, knee, search
-from loadtest.settings import BenchSettings
-from loadtest.sweep import make_sweep, point_of, settings_at, verdict, write_sweep
 from tests.loadtest.builders import stub_server
 from tests.loadtest.example_run import example_run
+from tiercel.cli.main import main
 from tiercel.errors import ConfigError
+from tiercel.loadtest.search import Point, SearchPlan, best, knee, search
+from tiercel.loadtest.settings import BenchSettings
+from tiercel.loadtest.sweep import make_sweep, point_of, settings_at, verdict, write_sweep
 
 
 def server_of(capacity: float) -> Callable[[float], Point]:

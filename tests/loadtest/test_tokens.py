@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from loadtest.tokens import EstimatedCounter, FolderCounter, TextMaker, estimate
-from loadtest.words import WORDS
 from tests.loadtest.builders import texts
 from tiercel.errors import ConfigError
+from tiercel.loadtest.tokens import EstimatedCounter, FolderCounter, TextMaker, estimate
+from tiercel.loadtest.words import WORDS
 
 
 class LetterCounter:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import httpx
 import pytest
 
-from loadtest.http1 import BODY, ArrivingBody, Http1Transport
-from loadtest.sender import tls_context
 from tiercel.clock import MonotonicClock
+from tiercel.loadtest.http1 import BODY, ArrivingBody, Http1Transport
+from tiercel.loadtest.sender import tls_context
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from embedded import MODEL_DIR
-from server.launch import build_service
-from server.ops import OpsRoutes
-from server.tenant_file import load_tenant_file
 from tiercel.config import resolve
+from tiercel.embedded import MODEL_DIR
 from tiercel.options import Options
+from tiercel.server.launch import build_service
+from tiercel.server.ops import OpsRoutes
+from tiercel.server.tenant_file import load_tenant_file
 from tiercel.settings import ServerSettings
 from tiercel.units import parse_bytes
 

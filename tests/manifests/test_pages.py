@@ -9,11 +9,11 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from cli.config import config_app
-from cli.flags import with_flags
-from cli.kv import kv_app
-from cli.main import main
-from cli.tenants import tenants_app
+from tiercel.cli.config import config_app
+from tiercel.cli.flags import with_flags
+from tiercel.cli.kv import kv_app
+from tiercel.cli.main import main
+from tiercel.cli.tenants import tenants_app
 from tiercel.options import Options
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest import metric
 from tests.observability.page import catalog
 from tests.observability.promql import Catalog, PromqlError, parse
+from tiercel.loadtest import metric
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docker" / "observability"
 BOARDS = sorted((FOLDER / "grafana" / "dashboards").glob("*.json"))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.app import create_app
 from tests.observability.page import samples
 from tests.server.harness import Running, server_settings, with_server
+from tiercel.server.app import create_app
 
 DOC = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 _ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
-from scheduler.aging import AgingShare
-from scheduler.fairness import Account, Charge, TenantBook
-from scheduler.limits import FairLimits, fair_limits
-from scheduler.order import Fair, Waiting
-from scheduler.queue import WaitingQueue
-from scheduler.victim import Holder, SwitchBrake, victims
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.aging import AgingShare
+from tiercel.scheduler.fairness import Account, Charge, TenantBook
+from tiercel.scheduler.limits import FairLimits, fair_limits
+from tiercel.scheduler.order import Fair, Waiting
+from tiercel.scheduler.queue import WaitingQueue
+from tiercel.scheduler.victim import Holder, SwitchBrake, victims
 
 BASE_MS, PREFILL_MS, DECODE_MS = 2.0, 0.2, 1.0
 LEAST_TOKENS = 4

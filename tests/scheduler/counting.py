@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scheduler.book import SequenceBook
-from scheduler.planner import Planner, StepLimits
-from scheduler.policy import Policy, open_policy
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.policy import Policy, open_policy
 from tiercel.tenant import DEFAULT_TENANT
 
 BLOCK = 4

@@ -1,13 +1,13 @@
 """What the book makes of what happens to those it holds: other tenants, slices, preemptions."""
 
-from scheduler.fairness import Account
-from scheduler.planner import Planner
-from scheduler.policy import open_policy
-from scheduler.preemption import SwapChooser
 from tests.scheduler.counting import BLOCK, CountingCache, Room
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FinishReason
 from tiercel.rates import Rates
+from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.planner import Planner
+from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.preemption import SwapChooser
 from tiercel.settings import PreemptionMode
 from tiercel.tenant import Slo, Tenants, TenantShare
 

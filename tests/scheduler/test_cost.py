@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduler.cost import Piece, StepCosts, StepTimes, linear_times
 from tiercel.errors import InvariantError
+from tiercel.scheduler.cost import Piece, StepCosts, StepTimes, linear_times
 
 AXES = ((0, 64, 512), (0, 4, 32), (0, 1000, 20_000))
 

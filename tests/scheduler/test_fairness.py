@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from scheduler.aging import AgingShare
-from scheduler.fairness import Account, TenantBook
-from scheduler.limits import FairLimits, fair_limits
-from scheduler.policy import open_policy
 from tests.scheduler.adversary import GapMeter, Machine, Schemer, widest_gap
 from tiercel.errors import InvariantError
 from tiercel.ids import TenantId
+from tiercel.scheduler.aging import AgingShare
+from tiercel.scheduler.fairness import Account, TenantBook
+from tiercel.scheduler.limits import FairLimits, fair_limits
+from tiercel.scheduler.policy import open_policy
 
 LIMITS = FairLimits(step_ms=10, quantum_ms=40, debt_ms=20, patience_s=0.5)
 A, B, C = (Account(0, TenantId(name)) for name in "abc")

@@ -2,11 +2,11 @@
 
 import pytest
 
-from scheduler.cost import StepCosts, StepTimes
-from scheduler.planner import StepLimits
-from scheduler.policy import open_policy
 from tests.scheduler.counting import BLOCK, Room, slices
 from tiercel.ids import SeqId
+from tiercel.scheduler.cost import StepCosts, StepTimes
+from tiercel.scheduler.planner import StepLimits
+from tiercel.scheduler.policy import open_policy
 
 # A step of 64 prompt tokens takes 4 ms behind none and 22 ms behind 400, as attention makes it.
 TIMES = StepTimes(

@@ -4,7 +4,10 @@ import random
 
 import pytest
 
-from scheduler.nanobatch import (
+from tiercel.errors import ConfigError
+from tiercel.ids import SeqId
+from tiercel.plan import NanoBatch, Slice, whole_slices
+from tiercel.scheduler.nanobatch import (
     WHOLE,
     Split,
     SplitRow,
@@ -18,9 +21,6 @@ from scheduler.nanobatch import (
     splits_of,
     write_table,
 )
-from tiercel.errors import ConfigError
-from tiercel.ids import SeqId
-from tiercel.plan import NanoBatch, Slice, whole_slices
 
 BLOCK = 16
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from scheduler.budget import chunk_length
-from scheduler.planner import StepLimits
-from scheduler.policy import open_policy
-from scheduler.victim import SwitchBrake
 from tests.scheduler.counting import BLOCK, Room, slices
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.plan import Slice
+from tiercel.scheduler.budget import chunk_length
+from tiercel.scheduler.planner import StepLimits
+from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.victim import SwitchBrake
 from tiercel.settings import PolicyName
 
 
@@ -137,7 +137,7 @@ def is_void_by_step(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         seen.append(is_void)
         return SwitchBrake(is_void=is_void)
 
-    monkeypatch.setattr("scheduler.planner.SwitchBrake", brake)
+    monkeypatch.setattr("tiercel.scheduler.planner.SwitchBrake", brake)
     return seen
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler.preemption import SwapChooser
 from tiercel.rates import Rates
+from tiercel.scheduler.preemption import SwapChooser
 from tiercel.settings import PreemptionMode
 from tiercel.tier import Route
 

@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scheduler.fairness import Account, TenantBook
-from scheduler.limits import fair_limits
-from scheduler.order import Fair, FirstCome, StrictPriority, Waiting, open_order
-from scheduler.queue import OpenGate, WaitingQueue
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.fairness import Account, TenantBook
+from tiercel.scheduler.limits import fair_limits
+from tiercel.scheduler.order import Fair, FirstCome, StrictPriority, Waiting, open_order
+from tiercel.scheduler.queue import OpenGate, WaitingQueue
 
 
 class ScriptedGate(OpenGate):

@@ -1,9 +1,9 @@
 """What a tenant's quota of KV does to those of it that run: they grow within it, and only its own give way."""
 
-from scheduler.policy import open_policy
 from tests.scheduler.counting import BLOCK, Room
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan
+from tiercel.scheduler.policy import open_policy
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 
 

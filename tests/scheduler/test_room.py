@@ -2,12 +2,12 @@
 
 import pytest
 
-from scheduler.planner import StepLimits
-from scheduler.policy import Policy, open_policy
-from scheduler.switch_budget import WORTH
 from tests.scheduler.counting import BLOCK, CountingCache, Hit, Room, slices
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan
+from tiercel.scheduler.planner import StepLimits
+from tiercel.scheduler.policy import Policy, open_policy
+from tiercel.scheduler.switch_budget import WORTH
 from tiercel.settings import PolicyName
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler.standing import ServiceWindow, by_band, gap_ms, jain
 from tiercel.ids import TenantId
+from tiercel.scheduler.standing import ServiceWindow, by_band, gap_ms, jain
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 

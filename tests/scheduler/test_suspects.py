@@ -1,8 +1,8 @@
 """The sequences of a failed step run alone: what that does to the room of others."""
 
-from scheduler.policy import open_policy
 from tests.scheduler.counting import CountingCache, Room, slices
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.policy import open_policy
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 
 

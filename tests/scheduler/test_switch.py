@@ -2,12 +2,12 @@
 
 import pytest
 
-from scheduler.cost import StepCosts, linear_times
-from scheduler.sequence import Sequence
-from scheduler.switch import Return, SwitchBook
 from tiercel.ids import SeqId
 from tiercel.plan import Slice, SwapCost
 from tiercel.request import Request, SamplingParams, pack_tokens
+from tiercel.scheduler.cost import StepCosts, linear_times
+from tiercel.scheduler.sequence import Sequence
+from tiercel.scheduler.switch import Return, SwitchBook
 
 COST = SwapCost(0.25, 0.5)
 COSTS = StepCosts(linear_times(base_ms=1.0, prefill_ms=1.0, decode_ms=1.0, context_ms=1e-9))

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from scheduler.switch_budget import SwitchBudget
 from tiercel.ids import SeqId
+from tiercel.scheduler.switch_budget import SwitchBudget
 
 A, B = SeqId(1), SeqId(2)
 

@@ -1,10 +1,10 @@
 """A victim that gives way again while its first slice is in flight is not back, and what was in flight is lost."""
 
-from scheduler.policy import open_policy
 from tests.scheduler.counting import Room
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.plan import Plan, SwapCost
+from tiercel.scheduler.policy import open_policy
 
 
 def test_a_victim_whose_slice_is_discarded_has_not_returned() -> None:

@@ -1,9 +1,9 @@
 """Who gave way, and that every preemption is somebody's."""
 
-from scheduler.tally import PreemptionTally
 from tests.engine.test_loop_tiers import TierBench
 from tiercel.ids import TenantId
 from tiercel.outcome import PreemptionCount
+from tiercel.scheduler.tally import PreemptionTally
 
 A, B = TenantId("a"), TenantId("b")
 

@@ -1,8 +1,8 @@
 """Who gives way first, and when nobody does."""
 
-from scheduler.fairness import Account
-from scheduler.victim import Holder, Hunger, SwitchBrake, victims
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.victim import Holder, Hunger, SwitchBrake, victims
 
 
 def holder(

@@ -1,10 +1,10 @@
 """Of two equal victims the one goes whose work, in flight or committed, is cheaper to repeat."""
 
-from scheduler.planner import Planner
-from scheduler.policy import open_policy
-from scheduler.preemption import SwapChooser
 from tests.scheduler.counting import BLOCK, Room
 from tiercel.rates import Rates
+from tiercel.scheduler.planner import Planner
+from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.preemption import SwapChooser
 
 
 def test_work_in_flight_counts_when_the_cheaper_victim_is_chosen() -> None:

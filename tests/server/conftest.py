@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from server.tokenizer import TextCodec, load_text_codec
 from tests.server.builders import build_byte_level, build_sentencepiece
 from tests.server.harness import TEMPLATE
+from tiercel.server.tokenizer import TextCodec, load_text_codec
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,12 @@ import httpx
 import uvicorn
 from msgspec.structs import replace
 
-from server.app import create_app
-from server.launch import QuietServer, build_service
-from server.listen import bind
-from server.service import Service
 from tests.server.fake_engine import FakeEngine, Script
 from tiercel.config import Resolved
+from tiercel.server.app import create_app
+from tiercel.server.launch import QuietServer, build_service
+from tiercel.server.listen import bind
+from tiercel.server.service import Service
 from tiercel.settings import EngineSettings, ServerSettings
 
 MODEL = "tiny"

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from scheduler.cost import linear_times
-from server.account import Accounts
-from server.admission import Admission, Order, Service
-from server.client import EngineClient, SequenceFacts, SequenceStart
-from server.mailbox import Mailbox
-from server.tenants import Tenant, make_table
-from simulation.simulator import SimSettings, Simulation
-from simulation.workload import Part, prompt_bytes
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
 from tiercel.outcome import Finished, Gauges
 from tiercel.request import SamplingParams
+from tiercel.scheduler.cost import linear_times
+from tiercel.server.account import Accounts
+from tiercel.server.admission import Admission, Order, Service
+from tiercel.server.client import EngineClient, SequenceFacts, SequenceStart
+from tiercel.server.mailbox import Mailbox
+from tiercel.server.tenants import Tenant, make_table
+from tiercel.simulation.simulator import SimSettings, Simulation
+from tiercel.simulation.workload import Part, prompt_bytes
 from tiercel.tenant import Tenants
 from tiercel.wire import FrameReader, Ready, Report, SetTenants, Submit, ToEngine, encode_frame
 

@@ -1,10 +1,10 @@
 import pytest
 
-from server.account import Accounts
-from server.admission import Admission
 from tiercel.clock import ManualClock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
+from tiercel.server.account import Accounts
+from tiercel.server.admission import Admission
 
 
 class Queue:

@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from server.auth import MetricsGuard, is_local
-from server.directory import TenantDirectory, open_directory
 from tests.server.harness import Running, chat_body, server_settings, with_server
 from tests.server.test_launch import started
 from tiercel.errors import AdmissionError
+from tiercel.server.auth import MetricsGuard, is_local
+from tiercel.server.directory import TenantDirectory, open_directory
 from tiercel.settings import ServerSettings
 
 OPEN = ["/health", "/health/live", "/health/ready", "/ready", "/readiness", "/ping", "/version", "/metrics"]

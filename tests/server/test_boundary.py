@@ -6,12 +6,12 @@ from pathlib import Path
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
-from server.middleware import Boundary
-from server.service import Service
-from server.story import RequestStory
-from server.watch import SlowReaderError
 from tests.server.harness import chat_body, running, server_settings
 from tiercel.clock import ManualClock
+from tiercel.server.middleware import Boundary
+from tiercel.server.service import Service
+from tiercel.server.story import RequestStory
+from tiercel.server.watch import SlowReaderError
 
 WORDS = "private words from a prompt, /secret/path"
 

@@ -2,10 +2,10 @@ import datetime
 
 import pytest
 
-from server.chat import ChatMessage, ChatOptions, ChatTemplate, read_switches
-from server.tokenizer import TextCodec
 from tests.server.harness import TEMPLATE
 from tiercel.errors import AdmissionError, ConfigError
+from tiercel.server.chat import ChatMessage, ChatOptions, ChatTemplate, read_switches
+from tiercel.server.tokenizer import TextCodec
 
 
 def _template(codec: TextCodec, source: str = TEMPLATE) -> ChatTemplate:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from server.chat import ChatMessage, ChatOptions, ChatTemplate
-from server.tokenizer import TextCodec, load_text_codec
+from tiercel.server.chat import ChatMessage, ChatOptions, ChatTemplate
+from tiercel.server.tokenizer import TextCodec, load_text_codec
 
 CHATS = [
     [("user", "hello world")],

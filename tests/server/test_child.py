@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from server.child import EngineChild
+from tiercel.server.child import EngineChild
 
 _TELL = """
 import os, socket, sys

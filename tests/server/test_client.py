@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from server.client import EngineClient, EngineStartError, EngineState, SequenceFacts, SequenceStart, Standing
-from server.mailbox import Delivery, EngineGone, Mailbox, unread_limit_bytes
-from server.metrics import ServerMetrics
 from tests.server.fake_engine import FakeEngine, Script
 from tests.server.harness import until
 from tiercel.clock import ManualClock
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
 from tiercel.request import SamplingParams, pack_tokens
+from tiercel.server.client import EngineClient, EngineStartError, EngineState, SequenceFacts, SequenceStart, Standing
+from tiercel.server.mailbox import Delivery, EngineGone, Mailbox, unread_limit_bytes
+from tiercel.server.metrics import ServerMetrics
 from tiercel.settings import EngineSettings
 from tiercel.wire import Report, encode_frame
 

@@ -2,9 +2,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from server.detokenizer import make_detokenizer
-from server.vocabulary import Vocabulary
 from tests.server.builders import build_byte_level, build_sentencepiece, build_word_pieces
+from tiercel.server.detokenizer import make_detokenizer
+from tiercel.server.vocabulary import Vocabulary
 
 BYTE_LEVEL = build_byte_level()
 SENTENCEPIECE = build_sentencepiece()

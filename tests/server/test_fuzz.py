@@ -3,9 +3,9 @@
 import random
 from pathlib import Path
 
-from server.schemas import ChatFields, CompletionFields
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, server_settings, until, with_server
+from tiercel.server.schemas import ChatFields, CompletionFields
 
 BODIES = 400
 ODD: list[object] = [

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.account import Accounts
-from server.admission import Admission, Entry, Order, Service, Terms
-from server.client import SequenceFacts, SequenceStart, Standing
-from server.mailbox import Mailbox
-from server.tenants import BestEffort, Limits, Tenant, TenantTable, make_table
 from tiercel.clock import ManualClock
 from tiercel.errors import AdmissionError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason
 from tiercel.request import SamplingParams
+from tiercel.server.account import Accounts
+from tiercel.server.admission import Admission, Entry, Order, Service, Terms
+from tiercel.server.client import SequenceFacts, SequenceStart, Standing
+from tiercel.server.mailbox import Mailbox
+from tiercel.server.tenants import BestEffort, Limits, Tenant, TenantTable, make_table
 from tiercel.tenant import Slo, TenantShare
 
 

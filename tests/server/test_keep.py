@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from server.child import EngineChild
-from server.keep import Keep
 from tiercel.errors import ConfigError
 from tiercel.lock import lock_folder, lock_holder
+from tiercel.server.child import EngineChild
+from tiercel.server.keep import Keep
 from tiercel.settings import EngineSettings
 
 _ENGINE = """

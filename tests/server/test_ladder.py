@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.ladder import Ladder, Rung
 from tiercel.clock import ManualClock
+from tiercel.server.ladder import Ladder, Rung
 
 
 def _fed(ladder: Ladder, clock: ManualClock, pressure: float, seconds: float, step_s: float = 0.1) -> Rung:

@@ -22,7 +22,7 @@ from tests.server.harness import text_body
 FAKE = Path(__file__).with_name("fake_engine.py")
 START = """
 import json, sys
-from server.launch import serve
+from tiercel.server.launch import serve
 from tiercel.settings import EngineSettings, ServerSettings, Settings
 fields = json.loads(sys.argv[1])
 server = ServerSettings(served_model_names=("tiny",), port=0, **fields)

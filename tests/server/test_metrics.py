@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server import engine_metrics
-from server.client import SequenceFacts, SequenceStart
-from server.engine_metrics import EngineMetrics
-from server.exposition import Kind, family
-from server.mailbox import Mailbox
-from server.metrics import ServerMetrics
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
 from tiercel.ids import SeqId
 from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
 from tiercel.request import SamplingParams
+from tiercel.server import engine_metrics
+from tiercel.server.client import SequenceFacts, SequenceStart
+from tiercel.server.engine_metrics import EngineMetrics
+from tiercel.server.exposition import Kind, family
+from tiercel.server.mailbox import Mailbox
+from tiercel.server.metrics import ServerMetrics
 from tiercel.wire import Ready
 
 TEXT = "/v1/completions"

@@ -15,14 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.notify import Notifier
 from tests.server.harness import text_body
 from tests.server.test_launch import FAKE, Started
 from tiercel.clock import ManualClock
+from tiercel.server.notify import Notifier
 
 START = """
 import json, sys
-from server.launch import serve
+from tiercel.server.launch import serve
 from tiercel.config import resolve
 origin = resolve(json.loads(sys.argv[1]))
 sys.exit(serve(origin.settings, origin=origin, command=json.loads(sys.argv[2])))

@@ -5,9 +5,9 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from server.tenants import BestEffort, Tenant
 from tests.server.overloaded import MACHINE, Overloaded, Sent, Verdict, draw, judge
 from tiercel.ids import TenantId
+from tiercel.server.tenants import BestEffort, Tenant
 from tiercel.settings import PolicyName
 from tiercel.tenant import Slo, TenantShare
 

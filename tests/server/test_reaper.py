@@ -1,10 +1,10 @@
 import asyncio
 from pathlib import Path
 
-from server.reaper import Reaper
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, server_settings, text_body, until, with_server
 from tiercel.clock import ManualClock
+from tiercel.server.reaper import Reaper
 
 
 async def _connect(server: Running, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -12,10 +12,10 @@ import httpx
 import pytest
 import structlog
 
-from server.tokenizer import TextCodec
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
 from tiercel.outcome import Absence
+from tiercel.server.tokenizer import TextCodec
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from server.tokenizer import TextCodec
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, server_settings, text_body, until, with_server
+from tiercel.server.tokenizer import TextCodec
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

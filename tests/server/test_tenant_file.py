@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from server.document import read_yaml
-from server.tenant_file import load_tenant_file, read_tenants
-from server.tenants import BestEffort, Limits, TenantTable, digest_of, make_table, narrowed, scope_of
 from tiercel.errors import ConfigError
+from tiercel.server.document import read_yaml
+from tiercel.server.tenant_file import load_tenant_file, read_tenants
+from tiercel.server.tenants import BestEffort, Limits, TenantTable, digest_of, make_table, narrowed, scope_of
 from tiercel.tenant import KvQuota, Slo
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "tenants.yaml"

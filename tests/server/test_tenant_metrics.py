@@ -3,13 +3,13 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.client import SequenceFacts, SequenceStart
-from server.mailbox import Mailbox
-from server.tenant_metrics import TenantMetrics, oldest_waits
-from server.tenants import Tenant, TenantTable, make_table
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, Finished, FinishReason, Gauges, PreemptionCount, TenantGauges
 from tiercel.request import SamplingParams
+from tiercel.server.client import SequenceFacts, SequenceStart
+from tiercel.server.mailbox import Mailbox
+from tiercel.server.tenant_metrics import TenantMetrics, oldest_waits
+from tiercel.server.tenants import Tenant, TenantTable, make_table
 from tiercel.tenant import Slo, TenantShare
 
 ANNA = TenantId("anna")

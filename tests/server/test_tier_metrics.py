@@ -4,8 +4,8 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.tier_metrics import TierMetrics
 from tiercel.outcome import DiskState, Gauges, RouteGauges, SwitchGauges, TierGauges
+from tiercel.server.tier_metrics import TierMetrics
 from tiercel.tier import Route, Tier
 
 GAUGES = Gauges(

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from server.tokenizer import TextCodec, load_text_codec
 from tiercel.errors import ConfigError
+from tiercel.server.tokenizer import TextCodec, load_text_codec
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
-from server.tracing.context import begin_context
-from server.tracing.encode import TraceEncoder
-from server.tracing.trace import Trace
+from tiercel.server.tracing.context import begin_context
+from tiercel.server.tracing.encode import TraceEncoder
+from tiercel.server.tracing.trace import Trace
 
 
 def test_attributes_of_the_resource_keep_their_types() -> None:

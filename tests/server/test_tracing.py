@@ -19,16 +19,6 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from starlette.datastructures import Headers
 
-from server.client import EngineClient, SequenceFacts, SequenceStart, Ticket
-from server.generation import Generation
-from server.mailbox import Mailbox
-from server.metrics import ServerMetrics
-from server.service import Service
-from server.story import RequestStory
-from server.tracing.context import TraceContext, begin_context, read_context
-from server.tracing.export import OtlpSender, Sender, TraceExport
-from server.tracing.sink import TraceSink, make_traces
-from server.tracing.trace import MOST_SEQUENCES, Stage, Trace, trace_of
 from tests.server.collector import collector
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until
@@ -38,6 +28,16 @@ from tiercel.errors import ConfigError
 from tiercel.ids import SeqId
 from tiercel.outcome import Absence
 from tiercel.request import SamplingParams
+from tiercel.server.client import EngineClient, SequenceFacts, SequenceStart, Ticket
+from tiercel.server.generation import Generation
+from tiercel.server.mailbox import Mailbox
+from tiercel.server.metrics import ServerMetrics
+from tiercel.server.service import Service
+from tiercel.server.story import RequestStory
+from tiercel.server.tracing.context import TraceContext, begin_context, read_context
+from tiercel.server.tracing.export import OtlpSender, Sender, TraceExport
+from tiercel.server.tracing.sink import TraceSink, make_traces
+from tiercel.server.tracing.trace import MOST_SEQUENCES, Stage, Trace, trace_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -413,7 +413,7 @@ def test_without_an_endpoint_there_are_no_traces() -> None:
 
 
 def test_without_the_extra_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "server.tracing.export")
+    monkeypatch.delitem(sys.modules, "tiercel.server.tracing.export")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"^--otlp-traces-endpoint needs the extra otel: pip install 'tiercel.otel.'"):
         make_traces("http://127.0.0.1:4318/v1/traces")

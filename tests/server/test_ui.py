@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from server.auth import Viewer
-from server.ui.painter import MOST_PARTS, MOST_REQUESTS, MOST_TENANTS, Painter
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, running, server_settings, text_body, until, with_server
 from tiercel.clock import ManualClock
@@ -28,6 +26,8 @@ from tiercel.outcome import (
     TenantGauges,
     TierGauges,
 )
+from tiercel.server.auth import Viewer
+from tiercel.server.ui.painter import MOST_PARTS, MOST_REQUESTS, MOST_TENANTS, Painter
 from tiercel.tier import Route, Tier
 from tiercel.wire import Report
 
@@ -225,7 +225,7 @@ def test_shares_count_those_that_want_service_now(model_folder: Path, file: Path
 def test_requests_are_told_with_what_the_engine_does_and_never_with_their_text(
     model_folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.ui.painter._FRESH_S", 0.0)
+    monkeypatch.setattr("tiercel.server.ui.painter._FRESH_S", 0.0)
 
     async def test(server: Running) -> None:
         stream = {"stream": True, "max_tokens": 200, "ignore_eos": True}

@@ -5,15 +5,15 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from scheduler.cost import StepTimes, linear_times
-from simulation.calibration import Calibration, ClosedLoop, fit_steps, play
-from simulation.http import HttpProcess, HttpTimes
-from simulation.machine import CostMachine
-from simulation.result import figures
-from simulation.simulator import Replay, SimSettings
-from simulation.workload import Ask, Lengths, Part, Sources, Workload, draw_asks, order
 from tiercel.clock import ManualClock
 from tiercel.ids import TenantId
+from tiercel.scheduler.cost import StepTimes, linear_times
+from tiercel.simulation.calibration import Calibration, ClosedLoop, fit_steps, play
+from tiercel.simulation.http import HttpProcess, HttpTimes
+from tiercel.simulation.machine import CostMachine
+from tiercel.simulation.result import figures
+from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, draw_asks, order
 from tiercel.tenant import TenantShare
 
 A = TenantShare(name=TenantId("a"))

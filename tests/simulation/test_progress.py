@@ -5,14 +5,14 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from scheduler.switch_budget import LOSS_SHARE
-from simulation.progress import draw_mix, play
-from simulation.scenario import long_prompts
-from simulation.simulator import SimSettings, Simulation
-from simulation.workload import Ask, Part, Sources
 from tiercel.ids import TenantId
 from tiercel.plan import Plan, whole_slices
+from tiercel.scheduler.switch_budget import LOSS_SHARE
 from tiercel.settings import PolicyName
+from tiercel.simulation.progress import draw_mix, play
+from tiercel.simulation.scenario import long_prompts
+from tiercel.simulation.simulator import SimSettings, Simulation
+from tiercel.simulation.workload import Ask, Part, Sources
 from tiercel.tenant import TenantShare
 
 STEPS = 2000

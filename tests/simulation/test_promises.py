@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from scheduler.aging import AgingShare
-from scheduler.cost import StepCosts
-from scheduler.fairness import TenantBook
-from scheduler.limits import FairLimits, fair_limits
-from scheduler.policy import Policy
-from simulation.adversary import widest_gap
-from simulation.scenario import mixed, overload, returning, saturating, shared_prefixes, waits
-from simulation.simulator import SimSettings
 from tiercel.ids import TenantId
+from tiercel.scheduler.aging import AgingShare
+from tiercel.scheduler.cost import StepCosts
+from tiercel.scheduler.fairness import TenantBook
+from tiercel.scheduler.limits import FairLimits, fair_limits
+from tiercel.scheduler.policy import Policy
+from tiercel.simulation.adversary import widest_gap
+from tiercel.simulation.scenario import mixed, overload, returning, saturating, shared_prefixes, waits
+from tiercel.simulation.simulator import SimSettings
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 20))])

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from simulation.histogram import Histogram, bucket_of, percentile
-from simulation.profile import profile
-from simulation.result import figures
-from simulation.simulator import Replay, SimSettings
-from simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order, prompt_bytes
 from tiercel.ids import TenantId
+from tiercel.simulation.histogram import Histogram, bucket_of, percentile
+from tiercel.simulation.profile import profile
+from tiercel.simulation.result import figures
+from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order, prompt_bytes
 from tiercel.tenant import TenantShare
 
 A, B = (TenantShare(name=TenantId(name)) for name in "ab")

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.loop import EngineLoop
-from scheduler.cost import StepCosts, StepTimes, linear_times
-from simulation.machine import CostFlight, CostMachine
-from simulation.simulator import SimSettings, Simulation
-from simulation.workload import Ask, Part
 from tiercel.clock import ManualClock
+from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import StepPlan
+from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.settings import PolicyName
+from tiercel.simulation.machine import CostFlight, CostMachine
+from tiercel.simulation.simulator import SimSettings, Simulation
+from tiercel.simulation.workload import Ask, Part
 from tiercel.tenant import Slo, TenantShare
 
 BUSY = TenantShare(name=TenantId("busy"), band=2, slo=Slo(kind="batch"))

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.attention import Attention, AttentionParams, ForwardState
-from engine.attention.paged import TritonAttention
-from engine.kernels.tiles import Tile
+from tiercel.engine.attention import Attention, AttentionParams, ForwardState
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.kernels.tiles import Tile
 
 LAYERS, LAYER = 3, 1
 CPU = torch.device("cpu")

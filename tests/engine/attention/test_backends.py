@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import Attention, AttentionParams
-from engine.attention.grouped import GroupedAttention
-from engine.attention.sdpa import SdpaAttention
 from tests.engine.attention.scene import CPU, KERNEL_DEVICE, Scene, open_triton
 from tests.engine.kernels.checking import relative_error
+from tiercel.engine.attention import Attention, AttentionParams
+from tiercel.engine.attention.grouped import GroupedAttention
+from tiercel.engine.attention.sdpa import SdpaAttention
 
 BACKENDS: dict[str, Callable[[], Attention]] = {
     "sdpa": SdpaAttention,

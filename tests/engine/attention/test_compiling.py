@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from engine.kernels.tiles import DECODE_TILES, MOST_SHARES, PREFILL_TILES
 from tests.engine.kernels.compiling import ROOT, Job, compile_for_hopper
+from tiercel.engine.kernels.tiles import DECODE_TILES, MOST_SHARES, PREFILL_TILES
 
 _SHARED_BYTES = 227 * 1024  # of one program on a Hopper GPU
 _REGISTERS = 65_536  # of a processor
@@ -41,24 +41,26 @@ def prefill_job(head_dim: int, has_all: bool) -> Job:
     tile = PREFILL_TILES[head_dim, 2]
     sizes = {"ROWS": tile.rows, "TOKENS": tile.rows // _GROUP, "KEYS": tile.keys, "LEAST_LENGTH": 2}
     constants = constants_of(head_dim, has_all) | sizes
-    module = "engine.kernels.paged_prefill"
+    module = "tiercel.engine.kernels.paged_prefill"
     return Job(module, "prefill_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED)
 
 
 def partition_job(has_window: bool) -> Job:
     constants = {"KEYS": 64, "AT_ONCE": 512, "HAS_WINDOW": has_window}
-    return Job("engine.kernels.paged_partition", "partition_kernel", _TYPES, constants, aligned=_ALIGNED)
+    return Job("tiercel.engine.kernels.paged_partition", "partition_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 
 def decode_job(head_dim: int, has_all: bool) -> Job:
     tile = DECODE_TILES[head_dim, 2]
     constants = constants_of(head_dim, has_all) | {"ROWS": tile.rows, "KEYS": tile.keys}
-    return Job("engine.kernels.paged_decode", "decode_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED)
+    return Job(
+        "tiercel.engine.kernels.paged_decode", "decode_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED
+    )
 
 
 def merge_job(head_dim: int) -> Job:
     constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "MOST": MOST_SHARES, "AT_ONCE": 4096 // head_dim}
-    return Job("engine.kernels.paged_decode", "merge_kernel", _TYPES, constants, aligned=_ALIGNED)
+    return Job("tiercel.engine.kernels.paged_decode", "merge_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 
 def store_job(head_dim: int) -> Job:
@@ -67,7 +69,7 @@ def store_job(head_dim: int) -> Job:
     types |= dict.fromkeys((*names, "slot_stride", "row_stride", "head_stride"), "i32")
     constants = {"KV_HEADS": 8, "HEAD_DIM": head_dim, "HEADS": 8, "DIMS": head_dim}
     aligned = ("key", "value", "kv", *names, "slot_stride", "row_stride", "head_stride")
-    return Job("engine.kernels.paged_store", "store_kernel", types, constants, aligned=aligned)
+    return Job("tiercel.engine.kernels.paged_store", "store_kernel", types, constants, aligned=aligned)
 
 
 JOBS = [

@@ -10,12 +10,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from engine.attention.base import AttentionParams, PagedReader
-from engine.attention.fa3 import PACKAGE, Fa3Attention, has_fa3, load_fa3
-from engine.attention.paged import TritonAttention
-from engine.attention.registry import open_attention
 from tests.engine.attention.scene import Scene, open_triton
 from tests.engine.kernels.checking import relative_error
+from tiercel.engine.attention.base import AttentionParams, PagedReader
+from tiercel.engine.attention.fa3 import PACKAGE, Fa3Attention, has_fa3, load_fa3
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.registry import open_attention
 from tiercel.errors import ConfigError
 
 PROCESSORS, HOPPER = 132, (9, 0)

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionParams, ForwardState, PagedReader
-from engine.attention.paged import TritonAttention
-from engine.attention.sdpa import SdpaAttention
-from engine.kernels.paged_decode import attend_singles, merge_kernel
-from engine.kernels.paged_partition import partition_contexts
-from engine.kernels.paged_prefill import attend_slices
-from engine.kernels.paged_store import store_rows
-from engine.kernels.tiles import (
+from tests.engine.attention.scene import KERNEL_DEVICE, Scene, open_triton
+from tests.engine.kernels.checking import relative_error
+from tiercel.engine.attention.base import AttentionParams, ForwardState, PagedReader
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.kernels.paged_decode import attend_singles, merge_kernel
+from tiercel.engine.kernels.paged_partition import partition_contexts
+from tiercel.engine.kernels.paged_prefill import attend_slices
+from tiercel.engine.kernels.paged_store import store_rows
+from tiercel.engine.kernels.tiles import (
     DECODE_TILES,
     MOST_SHARES,
     PREFILL_TILES,
@@ -23,8 +25,6 @@ from engine.kernels.tiles import (
     choose_shares,
     choose_tile,
 )
-from tests.engine.attention.scene import KERNEL_DEVICE, Scene, open_triton
-from tests.engine.kernels.checking import relative_error
 
 PLAIN = AttentionParams(scale=0.25)
 RELATIVE_BY_DTYPE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 2e-2}

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from device.cpu import InlineLane
-from engine.attention.base import AttentionParams, ForwardState
-from engine.attention.paged import TritonAttention
-from engine.graphs import record_graphs
-from engine.inputs import BatchInputs
-from engine.kernels.paged_partition import partition_contexts
-from engine.kernels.tiles import Tile
-from engine.staging import HostRing, Staging
 from tests.engine.attention.scene import CPU, KERNEL_DEVICE, Scene
 from tests.engine.kernels.checking import relative_error
 from tests.engine.recording import FakeRecorder
+from tiercel.device.cpu import InlineLane
+from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.graphs import record_graphs
+from tiercel.engine.inputs import BatchInputs
+from tiercel.engine.kernels.paged_partition import partition_contexts
+from tiercel.engine.kernels.tiles import Tile
+from tiercel.engine.staging import HostRing, Staging
 from tiercel.ids import SeqId
 
 KEYS = 16

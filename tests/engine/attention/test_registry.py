@@ -6,11 +6,11 @@ import pytest
 import torch
 import triton
 
-from engine.attention import open_attention
-from engine.attention.fa3 import Fa3Attention, has_fa3
-from engine.attention.grouped import GroupedAttention
-from engine.attention.paged import TritonAttention
-from engine.attention.sdpa import SdpaAttention
+from tiercel.engine.attention import open_attention
+from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3
+from tiercel.engine.attention.grouped import GroupedAttention
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.errors import ConfigError
 
 CPU, CUDA, META = torch.device("cpu"), torch.device("cuda"), torch.device("meta")

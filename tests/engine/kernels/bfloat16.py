@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import triton.language as tl
 
-from engine.kernels.interpreter import is_interpreted
+from tiercel.engine.kernels.interpreter import is_interpreted
 
 
 def widen(bits: np.ndarray) -> np.ndarray:

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.kernels.activation import silu_mul
 from tests.engine.kernels.checking import ROUNDING, draw, relative_error
+from tiercel.engine.kernels.activation import silu_mul
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

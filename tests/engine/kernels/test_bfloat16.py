@@ -5,8 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.interpreter import is_interpreted
 from tests.engine.kernels.bfloat16 import narrow, widen
+from tiercel.engine.kernels.interpreter import is_interpreted
 
 
 @triton.jit

@@ -17,18 +17,18 @@ _HEADS = {
 def norm_job(has_residual: bool) -> Job:
     types = dict.fromkeys(("x", "residual", "weight", "normed"), "*bf16") | _SIZES
     constants = {"HAS_RESIDUAL": has_residual, "BLOCK": 4096}
-    return Job("engine.kernels.norm", "add_norm_kernel", types, constants, num_warps=8)
+    return Job("tiercel.engine.kernels.norm", "add_norm_kernel", types, constants, num_warps=8)
 
 
 def heads_job(has_norms: bool, group: int) -> Job:
     constants = {"HAS_NORMS": has_norms, "GROUP": group, "HALF": 64}
-    return Job("engine.kernels.rotary", "place_heads_kernel", _HEADS, constants, num_warps=1)
+    return Job("tiercel.engine.kernels.rotary", "place_heads_kernel", _HEADS, constants, num_warps=1)
 
 
 def draw_job(logits: str) -> Job:
     types = {"logits": logits, "draws": "*i32", "best": "*fp32", "tokens": "*i32", "largest": "*fp32"}
     sizes = dict.fromkeys(("vocab_size", "row_stride"), "i32")
-    return Job("engine.kernels.sampling", "draw_kernel", types | sizes, {"BLOCK": 4096}, num_warps=8)
+    return Job("tiercel.engine.kernels.sampling", "draw_kernel", types | sizes, {"BLOCK": 4096}, num_warps=8)
 
 
 JOBS = [
@@ -37,14 +37,14 @@ JOBS = [
     heads_job(has_norms=False, group=4),
     heads_job(has_norms=True, group=1),
     Job(
-        "engine.kernels.rotary",
+        "tiercel.engine.kernels.rotary",
         "angles_kernel",
         {"positions": "*i64", "frequencies": "*fp32", "cos": "*bf16", "sin": "*bf16", "half": "i32", "scale": "fp32"},
         {"HALF": 64},
         num_warps=1,
     ),
     Job(
-        "engine.kernels.activation",
+        "tiercel.engine.kernels.activation",
         "silu_mul_kernel",
         {"gate_up": "*bf16", "out": "*bf16", "size": "i32"},
         {"BLOCK": 1024},
@@ -52,14 +52,14 @@ JOBS = [
     draw_job("*bf16"),
     draw_job("*fp32"),
     Job(
-        "engine.kernels.sampling",
+        "tiercel.engine.kernels.sampling",
         "search_kernel",
         {"probabilities": "*fp32", "wanted_mass": "*fp32", "least": "*i32", "vocab_size": "i32"},
         {"BLOCK": 2048},
         num_warps=8,
     ),
     Job(
-        "engine.kernels.sampling",
+        "tiercel.engine.kernels.sampling",
         "choose_kernel",
         dict.fromkeys(("best", "largest"), "*fp32")
         | {"tokens": "*i32", "chosen": "*i64", "bad_rows": "*i1", "blocks": "i32"},

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from engine.kernels.norm import add_norm
-from engine.models.layers import rms_norm
 from tests.engine.kernels.checking import ROUNDING, draw, relative_error
+from tiercel.engine.kernels.norm import add_norm
+from tiercel.engine.models.layers import rms_norm
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.base import ForwardState
-from engine.attention.block import write_rows
-from engine.kernels.rotary import place_heads, position_angles
-from engine.models.config import RopeConfig
-from engine.models.layers import rms_norm
-from engine.models.rope import Rotary, rotate
 from tests.engine.kernels.checking import draw, relative_error
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.attention.block import write_rows
+from tiercel.engine.kernels.rotary import place_heads, position_angles
+from tiercel.engine.models.config import RopeConfig
+from tiercel.engine.models.layers import rms_norm
+from tiercel.engine.models.rope import Rotary, rotate
 
 BLOCK_SIZE = 4
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.sampling import _gumbel, draw_no_sync, search_no_sync
-from engine.sampling.filter import least_no_sync
-from engine.sampling.noise import gumbel_no_sync, noise_keys
 from tests.engine.kernels.checking import draw
+from tiercel.engine.kernels.sampling import _gumbel, draw_no_sync, search_no_sync
+from tiercel.engine.sampling.filter import least_no_sync
+from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

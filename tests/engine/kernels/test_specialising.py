@@ -15,11 +15,11 @@ from triton.backends.compiler import BaseBackend
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, native_specialize_impl
 
-from engine.attention.base import AttentionParams, ForwardState
-from engine.attention.paged import TritonAttention
-from engine.kernels.sampling import draw_no_sync, search_no_sync
-from engine.models.triton_ops import TritonOps
-from engine.sampling import Sampler
+from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
+from tiercel.engine.models.triton_ops import TritonOps
+from tiercel.engine.sampling import Sampler
 from tiercel.request import SamplingParams
 
 CPU = torch.device("cpu")

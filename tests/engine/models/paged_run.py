@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.attention.base import ForwardState
-from engine.models.base import Model
+from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.models.base import Model
 
 
 class PagedRun:

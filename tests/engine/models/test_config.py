@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from engine.models.config import (
+from tiercel.engine.models.config import (
     ConfigFields,
     DecoderConfig,
     choose_dtype,
@@ -16,7 +16,7 @@ from engine.models.config import (
     read_config,
     refuse_foreign,
 )
-from engine.models.rope import rope_frequencies
+from tiercel.engine.models.rope import rope_frequencies
 from tiercel.errors import ConfigError
 
 LLAMA: dict[str, object] = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.models.layers import Linear, can_pack
+from tiercel.engine.models.layers import Linear, can_pack
 
 CPU = torch.device("cpu")
 

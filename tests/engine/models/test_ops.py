@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionParams, ForwardState, PagedReader
-from engine.attention.block import gather_rows
-from engine.attention.paged import TritonAttention
-from engine.attention.sdpa import SdpaAttention, attend_sequence
-from engine.models.config import parse_decoder, read_config
-from engine.models.decoder import Decoder
-from engine.models.ops import Ops, TorchOps, open_ops
-from engine.models.triton_ops import TritonOps
-from engine.models.weights import fill_dummy
 from tests.conformance.models import Family, make_checkpoint
 from tests.engine.kernels.checking import relative_error
 from tests.engine.models.paged_run import PagedRun
+from tiercel.engine.attention.base import AttentionParams, ForwardState, PagedReader
+from tiercel.engine.attention.block import gather_rows
+from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.sdpa import SdpaAttention, attend_sequence
+from tiercel.engine.models.config import parse_decoder, read_config
+from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.ops import Ops, TorchOps, open_ops
+from tiercel.engine.models.triton_ops import TritonOps
+from tiercel.engine.models.weights import fill_dummy
 
 CPU = torch.device("cpu")
 

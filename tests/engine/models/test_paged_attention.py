@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.base import Attention
-from engine.attention.sdpa import SdpaAttention
-from engine.models.registry import load_model
 from tests.conformance.models import VOCAB_SIZE, make_checkpoint
 from tests.engine.attention.scene import KERNEL_DEVICE, open_triton
 from tests.engine.models.paged_run import PagedRun
+from tiercel.engine.attention.base import Attention
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.models.registry import load_model
 from tiercel.settings import EngineSettings
 
 CPU = torch.device("cpu")

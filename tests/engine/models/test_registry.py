@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention import open_attention
-from engine.models.base import Model
-from engine.models.registry import load_model
 from tests.conformance.models import make_checkpoint
+from tiercel.engine.attention import open_attention
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.registry import load_model
 from tiercel.errors import ConfigError
 from tiercel.settings import Dtype, EngineSettings, ModelImpl
 

@@ -12,13 +12,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engine.attention import AttentionParams, ForwardState
-from engine.attention.sdpa import SdpaAttention
-from engine.models.base import Model
-from engine.models.bridge import Bridge, paged_attention
-from engine.models.registry import load_model
 from tests.conformance.models import make_checkpoint
 from tests.engine.models.paged_run import PagedRun
+from tiercel.engine.attention import AttentionParams, ForwardState
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.bridge import Bridge, paged_attention
+from tiercel.engine.models.registry import load_model
 from tiercel.errors import ConfigError, InvariantError
 from tiercel.settings import EngineSettings, LoadFormat, ModelImpl
 

@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.attention.sdpa import SdpaAttention
-from engine.models.base import Model
-from engine.models.config import parse_decoder, read_config
-from engine.models.decoder import Decoder
-from engine.models.ops import TorchOps
-from engine.models.registry import load_model
-from engine.models.weights import fill_dummy
 from tests.conformance.models import make_checkpoint
 from tests.engine.models.paged_run import PagedRun
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.models.base import Model
+from tiercel.engine.models.config import parse_decoder, read_config
+from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.ops import TorchOps
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.models.weights import fill_dummy
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings, LoadFormat
 
@@ -250,11 +250,11 @@ def test_an_unreadable_index_is_refused(sharded: Path, text: str) -> None:
 _MEASURE = """
 import sys, threading, time, torch
 torch.set_num_threads(1)
-from engine.attention.sdpa import SdpaAttention
-from engine.models.config import parse_decoder, read_config
-from engine.models.decoder import Decoder
-from engine.models.registry import load_model
-from engine.models.weights import fill_dummy
+from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.models.config import parse_decoder, read_config
+from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.registry import load_model
+from tiercel.engine.models.weights import fill_dummy
 from tiercel.settings import EngineSettings
 
 def anonymous_bytes():

@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from engine.sampling.filter import limits_no_sync
-from engine.sampling.row import RowTable
+from tiercel.engine.sampling.filter import limits_no_sync
+from tiercel.engine.sampling.row import RowTable
 from tiercel.request import SamplingParams
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.kernels.sampling import draw_no_sync, search_no_sync
-from engine.sampling import Sampler, open_sampler
-from engine.sampling.filter import least_no_sync
-from engine.sampling.sampler import DrawKernel
-from engine.sampling.upload import Subset
 from tests.engine.sampling.rows import END_TOKENS, random_logits, random_params
+from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
+from tiercel.engine.sampling import Sampler, open_sampler
+from tiercel.engine.sampling.filter import least_no_sync
+from tiercel.engine.sampling.sampler import DrawKernel
+from tiercel.engine.sampling.upload import Subset
 from tiercel.request import SamplingParams, pack_tokens
 
 CPU = torch.device("cpu")

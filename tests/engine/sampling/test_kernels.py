@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.sampling import Sampler
+from tiercel.engine.sampling import Sampler
 from tiercel.request import SamplingParams, pack_tokens
 
 VOCAB_SIZE = 50

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.sampling.noise import gumbel_no_sync, noise_keys
+from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 
 LOW = -(2**63)
 HIGH = 2**63 - 1

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from engine.sampling import Sampler, token_logprobs
-from engine.sampling.noise import gumbel_no_sync, noise_keys
 from tests.engine.sampling.rows import END_TOKENS, random_logits, random_params
+from tiercel.engine.sampling import Sampler, token_logprobs
+from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 from tiercel.ids import SeqId
 from tiercel.request import SamplingParams, pack_tokens
 

@@ -7,13 +7,13 @@ from enum import Enum
 
 import torch
 
-from device.base import CopyLane, Device
-from device.cpu import Done, InlineLane
-from device.extents import Extents
-from kvcache.store.arena import Arena, open_arena
-from kvcache.store.mover import CopyLanes, StoreMover
 from tiercel.clock import MonotonicClock
+from tiercel.device.base import CopyLane, Device
+from tiercel.device.cpu import Done, InlineLane
+from tiercel.device.extents import Extents
 from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.store.arena import Arena, open_arena
+from tiercel.kvcache.store.mover import CopyLanes, StoreMover
 from tiercel.tier import KVSpec, Landing, Purpose, Route, Transfer
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ import pytest
 import torch
 import xxhash
 
-from kvcache.store.arena import open_arena
-from kvcache.store.journal import RECORD_BYTES, SlotJournal
-from kvcache.store.memory_file import kept_blocks
 from tests.kvcache.store.builders import CPU, SMALL, content, fill, key
 from tiercel.errors import ConfigError, InvariantError
 from tiercel.ids import SlotId
+from tiercel.kvcache.store.arena import open_arena
+from tiercel.kvcache.store.journal import RECORD_BYTES, SlotJournal
+from tiercel.kvcache.store.memory_file import kept_blocks
 from tiercel.tier import KVSpec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,8 +113,8 @@ def test_a_record_counts_for_its_own_slot_only() -> None:
 _SIGNER = """
 import sys
 import xxhash
-from kvcache.store.journal import RECORD_BYTES, SlotJournal
-from kvcache.store.memory_file import layout_of, map_memory
+from tiercel.kvcache.store.journal import RECORD_BYTES, SlotJournal
+from tiercel.kvcache.store.memory_file import layout_of, map_memory
 from tiercel.ids import BlockKey, SlotId
 from tiercel.tier import KVSpec
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from device.volume import open_volume
-from kvcache.store.disk import DiskLanes, DiskResult, DiskVerdict, Volume
 from tiercel.clock import ManualClock, MonotonicClock
+from tiercel.device.volume import open_volume
+from tiercel.kvcache.store.disk import DiskLanes, DiskResult, DiskVerdict, Volume
 
 BLOCK = 8192
 OK, MISS, FAILED = DiskVerdict.OK, DiskVerdict.MISS, DiskVerdict.FAILED

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import xxhash
 
-from kvcache.store.run import merge_runs
 from tests.kvcache.store.builders import SMALL, Answer, GatedLane, LateLane, MoverBench, content, key, slots
 from tiercel.errors import DeviceLostError, InvariantError
 from tiercel.ids import SlotId
+from tiercel.kvcache.store.run import merge_runs
 from tiercel.tier import KVSpec, Landing, Purpose, Route, Verdict
 
 ODD = KVSpec(layers=1, kv_heads=1, head_dim=1, block_size=1, dtype="float32")  # 8 bytes a block

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from device.cuda_driver import SourceOrder
 from tests.device.fake_cuda import ILLEGAL_ADDRESS, FakeLibrary
 from tests.kvcache.store.builders import MoverBench, content, slots
+from tiercel.device.cuda_driver import SourceOrder
 from tiercel.errors import DeviceLostError
 from tiercel.tier import KVSpec, Purpose, Route, Verdict
 
