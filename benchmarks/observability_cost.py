@@ -294,8 +294,9 @@ def measure(args: argparse.Namespace, flags: list[str]) -> bool:
 def serve(flags: list[str]) -> int:
     """`tiercel serve` whose counting and tracing a signal switches."""
     from tiercel.cli.main import main as run_command
-    from tiercel.server import launch, middleware
-    from tiercel.server.metrics import ServerMetrics
+    from tiercel.server import launch
+    from tiercel.server.api import middleware
+    from tiercel.server.metrics.registry import ServerMetrics
     from tiercel.server.tracing.export import TraceExport
 
     def nothing(*_: object) -> None: ...

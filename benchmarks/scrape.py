@@ -36,7 +36,7 @@ from tests.server.builders import build_byte_level  # noqa: E402 - the folder of
 from tests.server.fake_engine import Script  # noqa: E402
 from tests.server.harness import Running, running, server_settings, text_body, until  # noqa: E402
 from tiercel.outcome import FairGauges, Gauges, PreemptionCount, TenantGauges  # noqa: E402
-from tiercel.server.tenants import Tenant  # noqa: E402
+from tiercel.server.tenancy.tenants import Tenant  # noqa: E402
 from tiercel.wire import Report  # noqa: E402
 
 MOST_LINES = 10

@@ -7,14 +7,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from tiercel import __version__
 from tiercel.errors import AdmissionError
-from tiercel.server.admin import AdminRoutes
-from tiercel.server.auth import AdminGuard, Guard
-from tiercel.server.failure import on_admission_error, on_http_error
-from tiercel.server.middleware import BodyLimit, Bookkeeping, Boundary
-from tiercel.server.openai import OpenAIRoutes
-from tiercel.server.ops import OpsRoutes
-from tiercel.server.service import Service
-from tiercel.server.text_routes import TextRoutes
+from tiercel.server.api.admin import AdminRoutes
+from tiercel.server.api.middleware import BodyLimit, Bookkeeping, Boundary
+from tiercel.server.api.openai import OpenAIRoutes
+from tiercel.server.api.ops import OpsRoutes
+from tiercel.server.api.service import Service
+from tiercel.server.api.tokenize import TextRoutes
+from tiercel.server.http.failure import on_admission_error, on_http_error
+from tiercel.server.tenancy.auth import AdminGuard, Guard
 from tiercel.server.ui.routes import UiRoutes
 
 

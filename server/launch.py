@@ -24,25 +24,25 @@ from tiercel.config import Resolved, notify_socket, watchdog_s
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
 from tiercel.log import configure_log, set_log_level
-from tiercel.server.account import Accounts
-from tiercel.server.admission import Admission, shutting_down
+from tiercel.server.api.generation_config import load_sampling_defaults
+from tiercel.server.api.service import Service
 from tiercel.server.app import create_app
-from tiercel.server.chat import ChatTemplate
-from tiercel.server.child import EngineChild, engine_command
-from tiercel.server.client import EngineClient, EngineState
-from tiercel.server.configuration import Configuration, Edition
-from tiercel.server.directory import open_directory
-from tiercel.server.generation_config import load_sampling_defaults
-from tiercel.server.keep import Keep
-from tiercel.server.listen import bind, check_tls, url_of
-from tiercel.server.mailbox import EngineGone
-from tiercel.server.metrics import ServerMetrics
-from tiercel.server.notify import Notifier
-from tiercel.server.reaper import Reaper
-from tiercel.server.service import Service
-from tiercel.server.tenant_metrics import oldest_waits
-from tiercel.server.tenants import TenantTable
-from tiercel.server.tokenizer import load_text_codec
+from tiercel.server.control.configuration import Configuration, Edition
+from tiercel.server.control.notify import Notifier
+from tiercel.server.engine.child import EngineChild, engine_command
+from tiercel.server.engine.client import EngineClient, EngineState
+from tiercel.server.engine.inherited import Keep
+from tiercel.server.engine.mailbox import EngineGone
+from tiercel.server.http.listen import bind, check_tls, url_of
+from tiercel.server.http.reaper import Reaper
+from tiercel.server.metrics.registry import ServerMetrics
+from tiercel.server.metrics.tenants import oldest_waits
+from tiercel.server.tenancy.account import Accounts
+from tiercel.server.tenancy.admission import Admission, shutting_down
+from tiercel.server.tenancy.directory import open_directory
+from tiercel.server.tenancy.tenants import TenantTable
+from tiercel.server.text.chat_template import ChatTemplate
+from tiercel.server.text.tokenizer import load_text_codec
 from tiercel.server.tracing.sink import make_traces
 from tiercel.settings import EngineSettings, ServerSettings, Settings
 

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ ALSO: dict[str, set[str]] = {
     "cli/simulate_input.py": {"msgspec", "yaml"},
     "cli/model_facts.py": {"transformers"},
 }
+# The rooms of the server -> rooms of the server that they may import; `launch` and `app` stand on top of them.
+SERVER: dict[str, set[str]] = {
+    "http": set(),
+    "text": set(),
+    "engine": {"text"},
+    "tenancy": {"http", "engine"},
+    "control": {"tenancy"},
+    "metrics": {"engine", "tenancy"},
+    "tracing": {"engine"},
+    "api": {"http", "text", "engine", "tenancy", "control", "metrics", "tracing"},
+    "ui": {"api", "engine", "tenancy", "metrics"},
+}
 # What single files may not import although their room may.
 STDLIB_ONLY = {"embedded/__init__.py"}
 
@@ -71,8 +84,8 @@ CATCH_ALL = {
     "engine/runner.py": 2,  # the launch and the result of one step
     "kvcache/store/disk.py": 1,  # the body of the I/O threads
     "kvcache/store/mover.py": 1,  # the body of the copying threads
-    "server/middleware.py": 1,
-    "server/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
+    "server/api/middleware.py": 1,
+    "server/text/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
 }
 READS_ENVIRONMENT = {"tiercel/config.py", "tiercel/openmp.py"}
 # Files that may look at the wall clock, and what for. No timer does: it jumps.
@@ -90,6 +103,12 @@ MAX_LINES = 450
 def _room(path: str) -> str:
     """Return the room of a file or of a dotted name below `tiercel`."""
     return "kvcache.store" if path.startswith(("kvcache/store/", "kvcache.store")) else re.split("[/.]", path)[0]
+
+
+def _module(path: str) -> str:
+    """Return the dotted name of a file."""
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return name if name.split(".")[0] == "tiercel" else f"tiercel.{name}"
 
 
 def _our_name(name: str) -> str | None:
@@ -179,6 +198,41 @@ def test_imports_follow_the_table() -> None:
         if not _may_import(path, name)
     ]
     assert not wrong
+
+
+def test_the_rooms_of_the_server_import_one_way() -> None:
+    assert {file.parent.name for file in (ROOT / "server").glob("*/__init__.py")} == set(SERVER)
+    wrong = [
+        f"{path}:{node.lineno} imports {name}"
+        for path in FILES
+        if path.startswith("server/") and path.count("/") > 1
+        for node, name in _imports(path)
+        if _is_within(name, {"tiercel.server"})
+        and name.split(".")[2] not in SERVER[path.split("/")[1]] | {path.split("/")[1]}
+    ]
+    assert not wrong
+
+
+def _graph() -> dict[str, set[str]]:
+    """Module -> modules of ours that it imports, in functions and under TYPE_CHECKING too."""
+    modules = {name: path for path in FILES for name in [_module(path)]}
+    return {
+        module: {
+            target
+            for _, name in _imports(path)
+            for target in (name, name.rpartition(".")[0])
+            if target in modules and target != module
+        }
+        for module, path in modules.items()
+    }
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = _graph()
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_imports_inside_functions_say_why() -> None:
@@ -281,9 +335,7 @@ for name in sys.argv[2:]:
 
 
 def _modules(room: str) -> list[str]:
-    paths = [path for path in FILES if _room(path) == room and path not in NEEDS_TORCH]
-    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
-    return [name if name.split(".")[0] == "tiercel" else f"tiercel.{name}" for name in names]
+    return [_module(path) for path in FILES if _room(path) == room and path not in NEEDS_TORCH]
 
 
 # Rooms whose books, or those of a room that they import, work on arrays: decision 19.

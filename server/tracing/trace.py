@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from tiercel.server.client import SequenceFacts
-from tiercel.server.story import RequestStory, cached_tokens
+from tiercel.server.engine.client import SequenceFacts
 from tiercel.server.tracing.context import TraceContext
+from tiercel.server.tracing.record import RequestStory, cached_tokens
 
 MOST_SEQUENCES = 8  # of one request that have spans of their own
 _SERVER_ERROR = 500

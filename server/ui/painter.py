@@ -10,11 +10,11 @@ import msgspec
 from tiercel import __version__
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, Gauges, SequenceGauges, SequenceState, TenantGauges, TierGauges
-from tiercel.server.auth import Viewer
-from tiercel.server.client import EngineState, SequenceFacts
-from tiercel.server.metrics import ServerMetrics
-from tiercel.server.service import Service
-from tiercel.server.tenant_metrics import TenantFigures
+from tiercel.server.api.service import Service
+from tiercel.server.engine.client import EngineState, SequenceFacts
+from tiercel.server.metrics.registry import ServerMetrics
+from tiercel.server.metrics.tenants import TenantFigures
+from tiercel.server.tenancy.auth import Viewer
 from tiercel.server.ui import picture
 from tiercel.tenant import TenantShare
 

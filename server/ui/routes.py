@@ -5,8 +5,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from tiercel.server.auth import PageGuard, viewer_of
-from tiercel.server.service import Service
+from tiercel.server.api.service import Service
+from tiercel.server.tenancy.auth import PageGuard, viewer_of
 from tiercel.server.ui.painter import Painter
 from tiercel.server.ui.shelf import read_shelf
 

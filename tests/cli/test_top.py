@@ -9,7 +9,7 @@ from tiercel.cli.live_table import render
 from tiercel.cli.main import main
 from tiercel.cli.monitor import MetricsError, Monitor
 from tiercel.outcome import Gauges
-from tiercel.server.metrics import ServerMetrics
+from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.wire import Ready
 
 Captured = pytest.CaptureFixture[str]

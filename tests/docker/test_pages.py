@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docker.reading import BASE, OVERLAYS, ROOT, compose, text
-from tiercel.server.tenant_file import load_tenant_file
+from tiercel.server.tenancy.tenant_file import load_tenant_file
 
 PAGES = ("docker/README.md", "docs/deploy.md")
 COMPOSE = "".join(text(name) for name in (BASE, *OVERLAYS))

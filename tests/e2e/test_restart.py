@@ -17,8 +17,8 @@ from tiercel.embedded import MODEL_DIR
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, Gauges
 from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
-from tiercel.server.child import EngineChild, engine_command
-from tiercel.server.keep import Keep
+from tiercel.server.engine.child import EngineChild, engine_command
+from tiercel.server.engine.inherited import Keep
 from tiercel.settings import EngineSettings
 from tiercel.tier import Route
 from tiercel.wire import FrameReader, FromEngine, Ready, Report, Start, Submit, encode_frame

@@ -16,9 +16,9 @@ import yaml
 from tiercel.config import resolve
 from tiercel.embedded import MODEL_DIR
 from tiercel.options import Options
+from tiercel.server.api.ops import OpsRoutes
 from tiercel.server.launch import build_service
-from tiercel.server.ops import OpsRoutes
-from tiercel.server.tenant_file import load_tenant_file
+from tiercel.server.tenancy.tenant_file import load_tenant_file
 from tiercel.settings import ServerSettings
 from tiercel.units import parse_bytes
 

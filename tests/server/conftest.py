@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.builders import build_byte_level, build_sentencepiece
 from tests.server.harness import TEMPLATE
-from tiercel.server.tokenizer import TextCodec, load_text_codec
+from tiercel.server.text.tokenizer import TextCodec, load_text_codec
 
 
 @pytest.fixture(scope="session")

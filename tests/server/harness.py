@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import FakeEngine, Script
 from tiercel.config import Resolved
+from tiercel.server.api.service import Service
 from tiercel.server.app import create_app
+from tiercel.server.http.listen import bind
 from tiercel.server.launch import QuietServer, build_service
-from tiercel.server.listen import bind
-from tiercel.server.service import Service
 from tiercel.settings import EngineSettings, ServerSettings
 
 MODEL = "tiny"

@@ -14,11 +14,11 @@ from tiercel.ids import TenantId
 from tiercel.outcome import Finished, Gauges
 from tiercel.request import SamplingParams
 from tiercel.scheduler.cost import linear_times
-from tiercel.server.account import Accounts
-from tiercel.server.admission import Admission, Order, Service
-from tiercel.server.client import EngineClient, SequenceFacts, SequenceStart
-from tiercel.server.mailbox import Mailbox
-from tiercel.server.tenants import Tenant, make_table
+from tiercel.server.engine.client import EngineClient, SequenceFacts, SequenceStart
+from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.tenancy.account import Accounts
+from tiercel.server.tenancy.admission import Admission, Order, Service
+from tiercel.server.tenancy.tenants import Tenant, make_table
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import Part, prompt_bytes
 from tiercel.tenant import Tenants

@@ -3,8 +3,8 @@ import pytest
 from tiercel.clock import ManualClock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
-from tiercel.server.account import Accounts
-from tiercel.server.admission import Admission
+from tiercel.server.tenancy.account import Accounts
+from tiercel.server.tenancy.admission import Admission
 
 
 class Queue:

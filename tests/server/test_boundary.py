@@ -8,10 +8,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tests.server.harness import chat_body, running, server_settings
 from tiercel.clock import ManualClock
-from tiercel.server.middleware import Boundary
-from tiercel.server.service import Service
-from tiercel.server.story import RequestStory
-from tiercel.server.watch import SlowReaderError
+from tiercel.server.api.middleware import Boundary
+from tiercel.server.api.service import Service
+from tiercel.server.http.watch import SlowReaderError
+from tiercel.server.tracing.record import RequestStory
 
 WORDS = "private words from a prompt, /secret/path"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercel.server.bucket import Bucket, show_wait
+from tiercel.server.tenancy.bucket import Bucket, show_wait
 
 _gaps = st.floats(0, 90, allow_nan=False)
 _takes = st.lists(st.tuples(_gaps, st.integers(1, 40)), max_size=60)

@@ -4,8 +4,8 @@ import pytest
 
 from tests.server.harness import TEMPLATE
 from tiercel.errors import AdmissionError, ConfigError
-from tiercel.server.chat import ChatMessage, ChatOptions, ChatTemplate, read_switches
-from tiercel.server.tokenizer import TextCodec
+from tiercel.server.text.chat_template import ChatMessage, ChatOptions, ChatTemplate, read_switches
+from tiercel.server.text.tokenizer import TextCodec
 
 
 def _template(codec: TextCodec, source: str = TEMPLATE) -> ChatTemplate:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tiercel.server.chat import ChatMessage, ChatOptions, ChatTemplate
-from tiercel.server.tokenizer import TextCodec, load_text_codec
+from tiercel.server.text.chat_template import ChatMessage, ChatOptions, ChatTemplate
+from tiercel.server.text.tokenizer import TextCodec, load_text_codec
 
 CHATS = [
     [("user", "hello world")],

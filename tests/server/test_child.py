@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tiercel.server.child import EngineChild
+from tiercel.server.engine.child import EngineChild
 
 _TELL = """
 import os, socket, sys

@@ -12,9 +12,16 @@ from tiercel.clock import ManualClock
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
 from tiercel.request import SamplingParams, pack_tokens
-from tiercel.server.client import EngineClient, EngineStartError, EngineState, SequenceFacts, SequenceStart, Standing
-from tiercel.server.mailbox import Delivery, EngineGone, Mailbox, unread_limit_bytes
-from tiercel.server.metrics import ServerMetrics
+from tiercel.server.engine.client import (
+    EngineClient,
+    EngineStartError,
+    EngineState,
+    SequenceFacts,
+    SequenceStart,
+    Standing,
+)
+from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox, unread_limit_bytes
+from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.settings import EngineSettings
 from tiercel.wire import Report, encode_frame
 

@@ -3,8 +3,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.server.builders import build_byte_level, build_sentencepiece, build_word_pieces
-from tiercel.server.detokenizer import make_detokenizer
-from tiercel.server.vocabulary import Vocabulary
+from tiercel.server.text.detokenizer import make_detokenizer
+from tiercel.server.text.vocabulary import Vocabulary
 
 BYTE_LEVEL = build_byte_level()
 SENTENCEPIECE = build_sentencepiece()

@@ -6,8 +6,8 @@ import re
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tiercel.server.exposition import family, histogram, joined, labels, single, summary
-from tiercel.server.tally import Tally
+from tiercel.server.metrics.exposition import family, histogram, joined, labels, single, summary
+from tiercel.server.metrics.tally import Tally
 
 BOUNDS = (0.01, 0.5, 1, 20)
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]

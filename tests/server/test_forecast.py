@@ -1,6 +1,6 @@
 import pytest
 
-from tiercel.server.forecast import Drain, Forecast, Surplus
+from tiercel.server.tenancy.forecast import Drain, Forecast, Surplus
 
 
 def test_nothing_is_foretold_before_anything_is_known() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, server_settings, until, with_server
-from tiercel.server.schemas import ChatFields, CompletionFields
+from tiercel.server.api.schemas import ChatFields, CompletionFields
 
 BODIES = 400
 ODD: list[object] = [

@@ -13,11 +13,11 @@ from tiercel.errors import AdmissionError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason
 from tiercel.request import SamplingParams
-from tiercel.server.account import Accounts
-from tiercel.server.admission import Admission, Entry, Order, Service, Terms
-from tiercel.server.client import SequenceFacts, SequenceStart, Standing
-from tiercel.server.mailbox import Mailbox
-from tiercel.server.tenants import BestEffort, Limits, Tenant, TenantTable, make_table
+from tiercel.server.engine.client import SequenceFacts, SequenceStart, Standing
+from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.tenancy.account import Accounts
+from tiercel.server.tenancy.admission import Admission, Entry, Order, Service, Terms
+from tiercel.server.tenancy.tenants import BestEffort, Limits, Tenant, TenantTable, make_table
 from tiercel.tenant import Slo, TenantShare
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tiercel.errors import ConfigError
 from tiercel.lock import lock_folder, lock_holder
-from tiercel.server.child import EngineChild
-from tiercel.server.keep import Keep
+from tiercel.server.engine.child import EngineChild
+from tiercel.server.engine.inherited import Keep
 from tiercel.settings import EngineSettings
 
 _ENGINE = """

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiercel.clock import ManualClock
-from tiercel.server.ladder import Ladder, Rung
+from tiercel.server.tenancy.ladder import Ladder, Rung
 
 
 def _fed(ladder: Ladder, clock: ManualClock, pressure: float, seconds: float, step_s: float = 0.1) -> Rung:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.server.harness import server_settings
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
-from tiercel.server.listen import bind, check_tls, url_of
+from tiercel.server.http.listen import bind, check_tls, url_of
 
 
 def test_answers_are_not_held_back_by_nagle(model_folder: Path) -> None:

@@ -14,12 +14,12 @@ from tests.server.harness import Running, chat_body, running, server_settings, t
 from tiercel.ids import SeqId
 from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
 from tiercel.request import SamplingParams
-from tiercel.server import engine_metrics
-from tiercel.server.client import SequenceFacts, SequenceStart
-from tiercel.server.engine_metrics import EngineMetrics
-from tiercel.server.exposition import Kind, family
-from tiercel.server.mailbox import Mailbox
-from tiercel.server.metrics import ServerMetrics
+from tiercel.server.engine.client import SequenceFacts, SequenceStart
+from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.metrics import engine as engine_metrics
+from tiercel.server.metrics.engine import EngineMetrics
+from tiercel.server.metrics.exposition import Kind, family
+from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.wire import Ready
 
 TEXT = "/v1/completions"

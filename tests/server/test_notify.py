@@ -18,7 +18,7 @@ import pytest
 from tests.server.harness import text_body
 from tests.server.test_launch import FAKE, Started
 from tiercel.clock import ManualClock
-from tiercel.server.notify import Notifier
+from tiercel.server.control.notify import Notifier
 
 START = """
 import json, sys

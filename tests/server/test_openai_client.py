@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, server_settings, with_server
-from tiercel.server.tokenizer import TextCodec
+from tiercel.server.text.tokenizer import TextCodec
 
 KEY = "sk-test"
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]

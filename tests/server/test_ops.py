@@ -5,7 +5,7 @@ from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, running, server_settings, text_body, until, with_server
 from tiercel import __version__
 from tiercel.request import unpack_tokens
-from tiercel.server.tokenizer import TextCodec
+from tiercel.server.text.tokenizer import TextCodec
 
 
 def test_a_server_that_loads_says_its_stage_and_is_alive(model_folder: Path) -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.server.overloaded import MACHINE, Overloaded, Sent, Verdict, draw, judge
 from tiercel.ids import TenantId
-from tiercel.server.tenants import BestEffort, Tenant
+from tiercel.server.tenancy.tenants import BestEffort, Tenant
 from tiercel.settings import PolicyName
 from tiercel.tenant import Slo, TenantShare
 

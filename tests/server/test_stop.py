@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiercel.server.stop import StopScanner
+from tiercel.server.text.stop import StopScanner
 
 letters = st.text("ab🙂", max_size=20)
 stops = st.lists(st.text("ab🙂", min_size=1, max_size=4), min_size=1, max_size=4)

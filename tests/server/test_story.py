@@ -15,7 +15,7 @@ import structlog
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
 from tiercel.outcome import Absence
-from tiercel.server.tokenizer import TextCodec
+from tiercel.server.text.tokenizer import TextCodec
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, server_settings, text_body, until, with_server
-from tiercel.server.tokenizer import TextCodec
+from tiercel.server.text.tokenizer import TextCodec
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -6,10 +6,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, Finished, FinishReason, Gauges, PreemptionCount, TenantGauges
 from tiercel.request import SamplingParams
-from tiercel.server.client import SequenceFacts, SequenceStart
-from tiercel.server.mailbox import Mailbox
-from tiercel.server.tenant_metrics import TenantMetrics, oldest_waits
-from tiercel.server.tenants import Tenant, TenantTable, make_table
+from tiercel.server.engine.client import SequenceFacts, SequenceStart
+from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.metrics.tenants import TenantMetrics, oldest_waits
+from tiercel.server.tenancy.tenants import Tenant, TenantTable, make_table
 from tiercel.tenant import Slo, TenantShare
 
 ANNA = TenantId("anna")

@@ -17,7 +17,7 @@ from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
 from tiercel.ids import TenantId
 from tiercel.request import Request
-from tiercel.server.service import Service
+from tiercel.server.api.service import Service
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 FILE = """

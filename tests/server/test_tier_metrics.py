@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tiercel.outcome import DiskState, Gauges, RouteGauges, SwitchGauges, TierGauges
-from tiercel.server.tier_metrics import TierMetrics
+from tiercel.server.metrics.tiers import TierMetrics
 from tiercel.tier import Route, Tier
 
 GAUGES = Gauges(

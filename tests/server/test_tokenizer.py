@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.errors import ConfigError
-from tiercel.server.tokenizer import TextCodec, load_text_codec
+from tiercel.server.text.tokenizer import TextCodec, load_text_codec
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:

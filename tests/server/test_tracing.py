@@ -28,14 +28,14 @@ from tiercel.errors import ConfigError
 from tiercel.ids import SeqId
 from tiercel.outcome import Absence
 from tiercel.request import SamplingParams
-from tiercel.server.client import EngineClient, SequenceFacts, SequenceStart, Ticket
-from tiercel.server.generation import Generation
-from tiercel.server.mailbox import Mailbox
-from tiercel.server.metrics import ServerMetrics
-from tiercel.server.service import Service
-from tiercel.server.story import RequestStory
+from tiercel.server.api.service import Service
+from tiercel.server.engine.client import EngineClient, SequenceFacts, SequenceStart, Ticket
+from tiercel.server.engine.generation import Generation
+from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tracing.context import TraceContext, begin_context, read_context
 from tiercel.server.tracing.export import OtlpSender, Sender, TraceExport
+from tiercel.server.tracing.record import RequestStory
 from tiercel.server.tracing.sink import TraceSink, make_traces
 from tiercel.server.tracing.trace import MOST_SEQUENCES, Stage, Trace, trace_of
 

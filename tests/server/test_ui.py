@@ -26,7 +26,7 @@ from tiercel.outcome import (
     TenantGauges,
     TierGauges,
 )
-from tiercel.server.auth import Viewer
+from tiercel.server.tenancy.auth import Viewer
 from tiercel.server.ui.painter import MOST_PARTS, MOST_REQUESTS, MOST_TENANTS, Painter
 from tiercel.tier import Route, Tier
 from tiercel.wire import Report

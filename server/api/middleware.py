@@ -1,0 +1,206 @@
+"""Pure ASGI layers: request ids and the one log line, the body limit, the last boundary for the unexpected."""
+
+import asyncio
+import contextlib
+import re
+import secrets
+import traceback
+from collections.abc import Callable
+from typing import cast
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tiercel.clock import Clock
+from tiercel.errors import AdmissionError
+from tiercel.server.engine.generation import Generation
+from tiercel.server.http.failure import fault_response, internal_error, slow_reader
+from tiercel.server.http.watch import ClientGoneError, SlowReaderError
+from tiercel.server.metrics.registry import ServerMetrics
+from tiercel.server.tracing.context import begin_context, read_context
+from tiercel.server.tracing.record import RequestStory
+from tiercel.server.tracing.sink import TraceSink
+from tiercel.server.tracing.trace import trace_of
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_UNCOUNTED = frozenset(
+    {
+        *("/metrics", "/health", "/load", "/ping", "/version", "/health/live", "/health/ready", "/ready", "/readiness"),
+        "/ui/data",
+    }
+)
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})  # a client may invent more
+_GENERATIONS = ("/v1/chat/completions", "/v1/completions")  # what has a line of its own, refused or not
+_CLIENT_CLOSED = 499
+_ENGINE_S = 5.0  # for its word on a sequence that was given up
+_LINGER_S = 1.0
+
+
+def story_of(scope: Scope) -> RequestStory:
+    """The story that `Bookkeeping` put into the scope."""
+    return cast(RequestStory, scope["state"]["story"])
+
+
+class Bookkeeping:
+    """Gives every request an id and a story; counts it at its end, and tells its story to the log and the traces."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        clock: Clock,
+        wall_s: Callable[[], float],
+        traces: TraceSink | None,
+        *,
+        echo_id: bool,
+        log_requests: bool,
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._clock = clock
+        self._wall_s = wall_s
+        self._traces = traces
+        self._echo_id = echo_id
+        self._log_requests = log_requests
+        self._unsettled: set[asyncio.Task[None]] = set()
+        self._log = structlog.stdlib.get_logger("server.request")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        client_id = headers.get("x-request-id", "")
+        is_clients = _REQUEST_ID.fullmatch(client_id) is not None
+        story = RequestStory(client_id if is_clients else secrets.token_hex(16), self._clock)
+        story.is_generation = scope["method"] == "POST" and scope["path"].endswith(_GENERATIONS)
+        if story.is_generation:
+            story.trace = read_context(headers) or (None if self._traces is None else begin_context())
+        scope.setdefault("state", {})["story"] = story
+        echo = story.request_id.encode() if is_clients or self._echo_id else None
+
+        async def send_noted(message: Message) -> None:
+            is_start = message["type"] == "http.response.start"
+            if is_start:
+                own = [] if echo is None else [(b"x-request-id", echo)]
+                message = {**message, "headers": [*message["headers"], *own, *story.headers()]}
+            await send(message)
+            if is_start:
+                story.status = message["status"]
+
+        try:
+            await self._app(scope, receive, send_noted)
+        finally:
+            self._close(scope, story)
+
+    def _close(self, scope: Scope, story: RequestStory) -> None:
+        story.close()
+        handler = getattr(scope.get("route"), "path", "none")
+        status = story.status or _CLIENT_CLOSED
+        if handler not in _UNCOUNTED:
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.on_http(method, handler, status, story.duration_s)
+        if not story.is_generation or not (self._log_requests or self._traces):
+            return
+        if story.generation is None or story.is_settled:
+            self._tell(story, handler, status)
+            return
+        task = asyncio.get_running_loop().create_task(self._tell_settled(story, story.generation, handler, status))
+        self._unsettled.add(task)
+        task.add_done_callback(self._unsettled.discard)
+
+    async def _tell_settled(self, story: RequestStory, generation: Generation, handler: str, status: int) -> None:
+        """A client that left does not wait for the engine's last word; its story does."""
+        try:
+            await generation.settle(_ENGINE_S)
+        finally:
+            self._tell(story, handler, status)
+
+    def _tell(self, story: RequestStory, handler: str, status: int) -> None:
+        if self._log_requests:
+            self._log.info("request_done", route=handler, status=status, **story.summary())
+        if self._traces is not None and story.trace is not None:
+            epoch_s = self._wall_s() - self._clock.now_s()
+            self._traces.take(
+                trace_of(story, story.trace, method="POST", route=handler, status=status, epoch_s=epoch_s)
+            )
+
+
+class Boundary:
+    """The one place where HTTP code may fail in an unexpected way: a fixed text and an error id, no details."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._log = structlog.stdlib.get_logger("server.error")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        except ClientGoneError:
+            story_of(scope).outcome = "client_gone"
+        except SlowReaderError:
+            story = story_of(scope)
+            story.outcome = "slow_reader"
+            if story.status is None:
+                await fault_response(slow_reader())(scope, receive, send)
+        except Exception as exc:
+            await self._answer(exc, scope, receive, send)
+
+    async def _answer(self, exc: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        story = story_of(scope)
+        error_id = secrets.token_hex(8)
+        frames = traceback.format_tb(exc.__traceback__)  # without the exception's text: it may quote a prompt
+        self._log.error(
+            "internal_error", error_id=error_id, request_id=story.request_id, kind=type(exc).__name__, frames=frames
+        )
+        if story.status is None:
+            await fault_response(internal_error(error_id))(scope, receive, send)
+
+
+async def _linger(receive: Receive) -> None:
+    """Read on for a moment: closing on unread bytes resets the connection, and the client misses the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            more = True
+            while more:
+                more = (await receive()).get("more_body", False)
+
+
+class BodyLimit:
+    """Refuses bodies over a limit, by their declared and by their real length."""
+
+    def __init__(self, app: ASGIApp, limit_bytes: Callable[[], int]) -> None:
+        self._app = app
+        self._limit_bytes = limit_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limit_bytes = self._limit_bytes()
+        declared = Headers(scope=scope).get("content-length", "0")
+        if not declared.isdecimal() or int(declared[:20]) > limit_bytes:
+            await _linger(receive)
+            await fault_response(_too_large(limit_bytes))(scope, receive, send)
+            return
+        seen_bytes = 0
+
+        async def receive_counted() -> Message:
+            nonlocal seen_bytes
+            message = await receive()
+            if message["type"] == "http.request":
+                seen_bytes += len(message.get("body", b""))
+                if seen_bytes > limit_bytes:
+                    await _linger(receive)
+                    raise _too_large(limit_bytes)
+            return message
+
+        await self._app(scope, receive_counted, send)
+
+
+def _too_large(limit_bytes: int) -> AdmissionError:
+    return AdmissionError(413, f"The request body is larger than {limit_bytes} bytes.", code="request_too_large")

@@ -1,0 +1,250 @@
+"""Client fields to SamplingParams: the model's defaults, and every check that needs the model."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tiercel.errors import AdmissionError
+from tiercel.request import SamplingParams
+from tiercel.server.api.generation_config import SamplingDefaults
+from tiercel.server.api.schemas import ChatFields, CompletionFields, SamplingFields
+from tiercel.server.text.stop import TextRules
+from tiercel.wire import Ready
+
+_MIN_TEMPERATURE = 0.01  # colder than this overflows half precision; greedy is 0 itself
+_DEFAULT_COMPLETION_TOKENS = 16
+_SEED_BITS = 63
+
+T = TypeVar("T")
+
+
+class ModelLimits(Struct, frozen=True, kw_only=True):
+    """What the model and its KV pool can take."""
+
+    max_model_len: int  # tokens, prompt and outputs together
+    vocab_size: int
+    pool_tokens: int  # KV pool of the device tier
+    max_logprobs: int
+    quota_tokens: int | None = None  # the tenant's share of it; None: no quota
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that can ever run."""
+        return min(self.max_model_len, self.pool_tokens)
+
+    @staticmethod
+    def of(ready: Ready, max_logprobs: int, quota_bytes: int | None = None) -> "ModelLimits":
+        """Limits as the engine reported them, and the tenant's quota of the device tier, in whole blocks."""
+        return ModelLimits(
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            pool_tokens=ready.blocks_total * ready.block_size,
+            max_logprobs=max_logprobs,
+            quota_tokens=None if quota_bytes is None else quota_bytes // ready.block_bytes * ready.block_size,
+        )
+
+
+class SamplingPlan(Struct, frozen=True, kw_only=True):
+    """Everything about sampling that does not depend on the prompt."""
+
+    n: int
+    seed: int | None
+    max_tokens: int | None  # None = the rest of the context
+    max_tokens_field: str
+    params: SamplingParams  # with seed and max_tokens still to be set
+    rules: TextRules
+
+    def for_prompt(self, num_prompt: int, limits: ModelLimits, default_cap: int | None) -> SamplingParams:
+        """Sampling for a prompt of so many tokens.
+
+        Errors: AdmissionError (400) when prompt and outputs exceed the context or the KV pool.
+        """
+        check_length(num_prompt, self.max_tokens, self.max_tokens_field, limits)
+        room = limits.longest - num_prompt
+        max_tokens = self.max_tokens if self.max_tokens is not None else min(room, default_cap or room)
+        if self.params.min_tokens > max_tokens:
+            raise AdmissionError(
+                400,
+                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {self.params.min_tokens}.",
+                param="min_tokens",
+            )
+        return replace(self.params, max_tokens=max_tokens)
+
+    def choice_params(self, params: SamplingParams, choice: int, draw_seed: Callable[[], int]) -> SamplingParams:
+        """Params of one of n choices: its own seed, from the client's if there is one."""
+        seed = draw_seed() if self.seed is None else choice_seed(self.seed, choice)
+        return replace(params, seed=seed)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one choice, 63 bits; the first keeps the client's own where it fits."""
+    if choice == 0 and seed >= 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> (64 - _SEED_BITS)
+
+
+def chat_plan(fields: ChatFields, defaults: SamplingDefaults, limits: ModelLimits) -> SamplingPlan:
+    """The sampling of a chat request. Errors: AdmissionError (400)."""
+    logprobs = None
+    if fields.logprobs:
+        logprobs = fields.top_logprobs or 0
+        _check_logprobs("top_logprobs", logprobs, limits)
+    elif fields.top_logprobs:
+        raise AdmissionError(400, "when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
+    has_new_name = fields.max_completion_tokens is not None
+    return _plan(
+        fields,
+        defaults,
+        limits,
+        logprobs=logprobs,
+        max_tokens=fields.max_completion_tokens if has_new_name else fields.max_tokens,
+        max_tokens_field="max_completion_tokens" if has_new_name else "max_tokens",
+    )
+
+
+def completion_plan(fields: CompletionFields, defaults: SamplingDefaults, limits: ModelLimits) -> SamplingPlan:
+    """The sampling of a text completion. Errors: AdmissionError (400)."""
+    if fields.logprobs is not None:
+        _check_logprobs("logprobs", fields.logprobs, limits)
+    max_tokens = fields.max_tokens if fields.max_tokens is not None else _DEFAULT_COMPLETION_TOKENS
+    return _plan(
+        fields, defaults, limits, logprobs=fields.logprobs, max_tokens=max_tokens, max_tokens_field="max_tokens"
+    )
+
+
+def _plan(
+    fields: SamplingFields,
+    defaults: SamplingDefaults,
+    limits: ModelLimits,
+    *,
+    logprobs: int | None,
+    max_tokens: int | None,
+    max_tokens_field: str,
+) -> SamplingPlan:
+    if fields.stream_options is not None and not fields.stream:
+        raise AdmissionError(400, "Stream options can only be defined when `stream=True`.", param="stream_options")
+    if max_tokens is not None and max_tokens < 1:
+        raise AdmissionError(
+            400, f"{max_tokens_field} must be at least 1, got {_short(max_tokens)}.", param=max_tokens_field
+        )
+    stops = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+    min_tokens = fields.min_tokens or 0
+    return SamplingPlan(
+        n=fields.n or 1,
+        seed=fields.seed,
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        params=SamplingParams(
+            temperature=_temperature(fields.temperature, defaults),
+            top_p=_or(fields.top_p, defaults.top_p),
+            top_k=max(_or(fields.top_k, defaults.top_k), 0),
+            min_p=_or(fields.min_p, defaults.min_p),
+            repetition_penalty=_or(fields.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=_or(fields.presence_penalty, 0.0),
+            frequency_penalty=_or(fields.frequency_penalty, 0.0),
+            logit_bias=_logit_bias(fields.logit_bias or {}, limits),
+            min_tokens=min_tokens,
+            stop_token_ids=_token_ids(fields.stop_token_ids or [], "stop_token_ids", limits),
+            ignore_eos=bool(fields.ignore_eos),
+            logprobs=logprobs,
+        ),
+        rules=TextRules(
+            stops=stops,
+            include_stop=bool(fields.include_stop_str_in_output),
+            skip_special_tokens=fields.skip_special_tokens is not False,
+            min_tokens=min_tokens,
+        ),
+    )
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _temperature(value: float | None, defaults: SamplingDefaults) -> float:
+    temperature = _or(value, defaults.temperature)
+    return temperature if temperature == 0 else max(temperature, _MIN_TEMPERATURE)
+
+
+def _short(number: int) -> str:
+    """A number of the client's for a message, never longer than it helps."""
+    return str(number) if abs(number) < 10**20 else "a number too large"
+
+
+def _check_logprobs(field: str, count: int, limits: ModelLimits) -> None:
+    if count > limits.max_logprobs:
+        raise AdmissionError(
+            400,
+            f"Requested {field} of {_short(count)}, which is greater than max allowed: {limits.max_logprobs}",
+            param=field,
+        )
+
+
+def _logit_bias(entries: Mapping[str, float], limits: ModelLimits) -> tuple[tuple[int, float], ...]:
+    biases: dict[int, float] = {}
+    for name, bias in entries.items():
+        if not name.isascii() or not name.isdecimal() or len(name) > 10:
+            raise AdmissionError(400, "logit_bias: every key must be a token id", param="logit_bias")
+        if not -100 <= bias <= 100:
+            raise AdmissionError(400, "logit_bias: every value must be between -100 and 100", param="logit_bias")
+        biases[_token_ids([int(name)], "logit_bias", limits)[0]] = bias
+    return tuple(biases.items())
+
+
+def _token_ids(tokens: list[int], field: str, limits: ModelLimits) -> tuple[int, ...]:
+    for token in tokens:
+        if not 0 <= token < limits.vocab_size:
+            raise AdmissionError(400, f"{field}: token id {_short(token)} is out of vocabulary", param=field)
+    return tuple(tokens)
+
+
+def check_length(num_prompt: int, max_tokens: int | None, field: str, limits: ModelLimits) -> None:
+    """Refuse what can never run.
+
+    Errors: AdmissionError (400): over the model's context, over the whole KV pool, or a prompt over the tenant's quota.
+            An answer that reaches the quota ends there.
+    """
+    longest = limits.longest
+    if num_prompt >= longest:
+        raise too_long(num_prompt, limits)
+    if limits.quota_tokens is not None and num_prompt > limits.quota_tokens:
+        raise AdmissionError(
+            400,
+            f"Your prompt contains {num_prompt} input tokens, and kv_quota_bytes.hbm of your tenant has room for"
+            f" {limits.quota_tokens}. Please reduce the length of the input prompt.",
+            code="context_length_exceeded",
+            param="input_tokens",
+        )
+    total = num_prompt + (max_tokens or 1)
+    if total > longest:
+        raise AdmissionError(
+            400,
+            f"This model's maximum context length is {longest} tokens. However, you requested {_short(max_tokens or 1)}"
+            f" output tokens and your prompt contains {num_prompt} input tokens, for a total of {_short(total)} tokens."
+            f" Please reduce the length of the input prompt or the number of requested output tokens.{_cause(limits)}",
+            code="context_length_exceeded",
+            param=field,
+        )
+
+
+def too_long(num_prompt: int, limits: ModelLimits, *, at_least: bool = False) -> AdmissionError:
+    """The refusal that agents recognise by "maximum context length"."""
+    return AdmissionError(
+        400,
+        f"This model's maximum context length is {limits.longest} tokens. However, your prompt contains"
+        f" {'at least ' if at_least else ''}{num_prompt} input tokens, which exceeds this limit."
+        f" Please reduce the length of the input prompt.{_cause(limits)}",
+        code="context_length_exceeded",
+        param="input_tokens",
+    )
+
+
+def _cause(limits: ModelLimits) -> str:
+    """Whom to blame, when it is not the model: the engine cuts the context to what its KV pool holds."""
+    if limits.pool_tokens > limits.max_model_len:
+        return ""
+    return f" The limit is that of the server's KV pool, which holds {limits.pool_tokens} tokens."

@@ -1,0 +1,113 @@
+"""Everything that routes need, put together once at the start."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from tiercel.clock import Clock
+from tiercel.errors import AdmissionError
+from tiercel.server.api.generation_config import SamplingDefaults
+from tiercel.server.api.params import ModelLimits
+from tiercel.server.control.configuration import Configuration
+from tiercel.server.engine.client import EngineClient, EngineStartError, EngineState
+from tiercel.server.http.body import read_object
+from tiercel.server.metrics.registry import ServerMetrics
+from tiercel.server.tenancy.admission import Admission
+from tiercel.server.tenancy.directory import TenantDirectory
+from tiercel.server.tenancy.tenants import ANYBODY, Tenant
+from tiercel.server.text.chat_template import ChatTemplate
+from tiercel.server.text.tokenizer import TextCodec
+from tiercel.server.tracing.sink import TraceSink
+from tiercel.settings import ServerSettings
+
+_MOST_VALUES = 256 * 1024
+_FIELD_VALUES = 4096  # beside the prompt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One model behind one engine. Frozen: what changes lives in `configuration`, `client`, `admission`, `tenants` and
+    `metrics`."""
+
+    configuration: Configuration
+    codec: TextCodec
+    template: ChatTemplate | None  # None = the model has no chat template
+    defaults: SamplingDefaults
+    client: EngineClient
+    admission: Admission
+    metrics: ServerMetrics
+    tenants: TenantDirectory
+    clock: Clock
+    workers: Executor  # tokenising and rendering
+    draw_seed: Callable[[], int]  # 63 bits
+    wall_s: Callable[[], float]  # seconds since 1970, for `created`
+    started_at: int
+    traces: TraceSink | None = None  # None: none are made
+
+    @property
+    def settings(self) -> ServerSettings:
+        """The settings in force."""
+        return self.configuration.server
+
+    async def limits(self, tenant: Tenant = ANYBODY) -> ModelLimits:
+        """What the model can take, and of whom; waits for the engine to load.
+
+        Errors: AdmissionError (503) when the engine cannot serve.
+        """
+        try:
+            ready = await self.client.wait_ready()
+        except EngineStartError as exc:
+            raise self._unserved() from exc
+        if self.client.state is not EngineState.READY:
+            raise self._unserved()
+        return ModelLimits.of(ready, self.settings.max_logprobs, tenant.share.kv_quota.hbm)
+
+    def _unserved(self) -> AdmissionError:
+        return AdmissionError(503, "The engine has stopped.", code="engine_dead", kind="server_error", retry_after_s=5)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with. Errors: AdmissionError (404)."""
+        names = self.settings.served_model_names
+        if asked is None or asked in names:
+            return asked or names[0]
+        aliases = ", ".join(f"`{name}`" for name in names)
+        raise AdmissionError(
+            404,
+            f"The model `{asked[:128]}` does not exist. Valid aliases: {aliases}",
+            code="model_not_found",
+            param="model",
+        )
+
+    def chat_template(self) -> ChatTemplate:
+        """The model's template. Errors: AdmissionError (400) when it has none."""
+        if self.template is None:
+            raise AdmissionError(400, "This model has no chat template; use /v1/completions.", param="messages")
+        return self.template
+
+    @property
+    def most_values(self) -> int:
+        """How many values a body may hold: token ids of the longest prompt, or of many shorter ones.
+
+        Before the context is known only the size of the body limits them.
+        """
+        ready = self.client.ready
+        return max(_MOST_VALUES, self.settings.max_body_bytes if ready is None else ready.max_model_len + _FIELD_VALUES)
+
+    async def read_object(self, request: Request) -> dict[str, object]:
+        """The body of a request as a JSON object. Errors: AdmissionError, ClientGoneError."""
+        return await read_object(request, self.in_worker, most_values=self.most_values)
+
+    async def in_worker(self, work: Callable[[], T]) -> T:
+        """Run work on text off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.workers, work)
+
+    @property
+    def is_stalled(self) -> bool:
+        """True when work is pending and no step has ended for too long."""
+        return self.client.silence_s() > self.settings.stall_timeout_s

@@ -1,0 +1,163 @@
+"""The settings in force: some may change while the server runs, all that were asked for at once or none."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import structlog
+
+from tiercel.config import Resolved, words_of
+from tiercel.errors import ConfigError
+from tiercel.live import changed_fields, why_restart
+from tiercel.server.tenancy.directory import InThread, TenantDirectory, in_thread
+from tiercel.settings import ServerSettings, Settings
+from tiercel.shown import shown_value
+from tiercel.word import BODY_NAME
+
+Occasion = Literal["start", "reload", "request"]
+
+RESTART = "config.restart"
+"""The code of a change that would need a restart."""
+STALE = "config.stale"
+"""The code of a change that was made to another version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """One version of the settings, whole."""
+
+    version: int
+    occasion: Occasion
+    at_s: float  # since 1970
+    settings: Settings
+    origin: Resolved | None  # where each value comes from; None: they were put together by hand
+    changes: Mapping[str, object]  # by field: what requests asked for, and the next reload drops
+
+
+class RefusalCounter(Protocol):
+    """Who counts what was wrong; see `metrics`."""
+
+    def on_config_refused(self) -> None: ...
+
+
+Taker = Callable[[Edition], None]
+"""Whoever must know of new settings. Must not fail: they are in force."""
+
+
+class Configuration:
+    """Holds the edition in force. One change at a time; a wrong one changes nothing."""
+
+    def __init__(
+        self, settings: Settings, origin: Resolved | None, counter: RefusalCounter, wall_s: Callable[[], float]
+    ) -> None:
+        self._edition = Edition(1, "start", wall_s(), settings, origin, {})
+        self._started = origin
+        self._counter = counter
+        self._wall_s = wall_s
+        self._takers: list[Taker] = []
+        self._turn = asyncio.Lock()
+        self._log = structlog.stdlib.get_logger("server.config")
+
+    @property
+    def edition(self) -> Edition:
+        """The settings in force, with their version."""
+        return self._edition
+
+    @property
+    def server(self) -> ServerSettings:
+        """The settings in force of the HTTP process."""
+        return self._edition.settings.server
+
+    def tell(self, taker: Taker) -> None:
+        """Tell `taker` of the settings now and at every change."""
+        self._takers.append(taker)
+        taker(self._edition)
+
+    async def reload(self, tenants: TenantDirectory, run: InThread = in_thread) -> Edition:
+        """Read the settings file and the tenants file again, and take both; what requests had changed falls back.
+
+        Errors: ConfigError when one of them is wrong or wants a restart; then everything stays as it was.
+        """
+        async with self._turn:
+            found = await self._find(Resolved.again, {}, "reload", run)
+            if tenants.has_file:
+                await tenants.read_again(run)
+            return self._set(found, {}, "reload")
+
+    async def change(
+        self, values: Mapping[str, object], *, over: int | None = None, run: InThread = in_thread
+    ) -> Edition:
+        """Take values by the keys of tiercel.toml, until the next reload or restart; None drops an earlier request.
+
+        The settings file is as it was when it was read last. With `over` only when that version is in force.
+        Errors: ConfigError naming key, value and what is allowed; then everything stays as it was.
+        """
+        async with self._turn:
+            if over not in (None, self._edition.version):
+                raise ConfigError(STALE, f"version {self._edition.version} is in force, not {over}")  # nothing is wrong
+            changes = dict(self._edition.changes)
+            try:
+                asked = words_of(values, "request", BODY_NAME)
+            except ConfigError as exc:
+                raise self._refuse(exc, "request") from None
+            for name, word in asked.items():
+                changes.pop(name, None)
+                if word.value is not None:
+                    changes[name] = word.value
+            by_key = {name.replace("_", "-"): value for name, value in changes.items()}
+            found = await self._find(lambda origin: origin.under(by_key), changes, "request", run)
+            return self._set(found, changes, "request")
+
+    async def _find(
+        self, how: Callable[[Resolved], Resolved], changes: Mapping[str, object], occasion: Occasion, run: InThread
+    ) -> Resolved | None:
+        """What the settings would be. Errors: ConfigError."""
+        started, before = self._started, self._edition.origin
+        if started is None or before is None:
+            if not changes:
+                return None
+            unknown = ConfigError("config.origin", "this server does not know where its settings come from")
+            raise self._refuse(unknown, occasion)
+        try:
+            found = await run(lambda: how(before))
+            _check_live(started, before, found)
+        except ConfigError as exc:
+            raise self._refuse(exc, occasion) from None
+        return found
+
+    def _set(self, found: Resolved | None, changes: Mapping[str, object], occasion: Occasion) -> Edition:
+        before = self._edition
+        changed: tuple[str, ...] = ()
+        if found is not None and before.origin is not None:
+            changed = changed_fields(before.origin.options, found.options)
+        if found is None or not changed:
+            self._edition = replace(before, origin=found, changes=changes)
+            self._log.info("config_unchanged", version=before.version, source=occasion)
+            return self._edition
+        edition = Edition(before.version + 1, occasion, self._wall_s(), found.settings, found, changes)
+        shown = {name: shown_value(name, getattr(found.options, name)) for name in changed}
+        self._log.info("config_changed", version=edition.version, source=occasion, changed=shown)
+        self._edition = edition
+        for taker in self._takers:
+            taker(edition)
+        return edition
+
+    def _refuse(self, error: ConfigError, occasion: Occasion) -> ConfigError:
+        self._counter.on_config_refused()
+        self._log.error("config_refused", version=self._edition.version, source=occasion, reason=error.message)
+        return error
+
+
+def _check_live(started: Resolved, before: Resolved, found: Resolved) -> None:
+    """Errors: ConfigError that names every change that cannot be made now, each with the reason."""
+    refused: list[str] = []
+    for name in changed_fields(before.options, found.options):
+        reason = why_restart(name, started.options, found.options)
+        if reason is not None:
+            value = shown_value(name, getattr(found.options, name))
+            word = found.words.get(name)
+            place = f"{word.place}{value}" if word is not None else f"{name.replace('_', '-')}: back to {value}"
+            refused.append(f"{place}: needs a restart: {reason}")
+    if refused:
+        raise ConfigError(RESTART, "; ".join(refused))

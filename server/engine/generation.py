@@ -1,0 +1,288 @@
+"""One client request in the making: news of its sequences becomes text, and every end is settled here."""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from msgspec import Struct
+
+from tiercel.clock import Clock
+from tiercel.outcome import Finished, FinishReason, TokenLogprobs
+from tiercel.server.engine.client import EngineClient, SequenceFacts, Ticket
+from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox
+from tiercel.server.text.detokenizer import Detokenizer
+from tiercel.server.text.stop import StopScanner, TextRules
+from tiercel.server.text.vocabulary import Vocabulary
+
+_SETTLE_S = 0.25
+
+
+class TokenChoice(Struct, frozen=True):
+    """A token that was or could have been drawn."""
+
+    text: str
+    bytes: bytes
+    logprob: float
+
+
+class DrawnToken(Struct, frozen=True):
+    """The drawn token and the likeliest ones."""
+
+    drawn: TokenChoice
+    likeliest: tuple[TokenChoice, ...]
+
+
+class ChoiceDelta(Struct, frozen=True, kw_only=True):
+    """New text of one choice."""
+
+    choice: int
+    text: str
+    logprobs: tuple[DrawnToken, ...]
+    num_outputs: int  # tokens, since the start of the choice
+    finish_reason: str | None = None  # stop | length
+    stop_reason: int | str | None = None
+
+
+class GenerationError(Exception):
+    """The generation cannot be finished."""
+
+
+class EngineGoneError(GenerationError):
+    """The engine died, or the server is going down."""
+
+    def __init__(self, gone: EngineGone) -> None:
+        super().__init__(gone.code)
+        self.gone = gone
+
+
+class SequenceFailedError(GenerationError):
+    """The engine failed one sequence of this request. `reason` is for the log only."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("sequence failed")
+        self.reason = reason
+
+
+class ChoiceText:
+    """The text of one sequence: detokenised, scanned for stop strings, cut to chunks."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        rules: TextRules,
+        vocabulary: Vocabulary,
+        stop_token_ids: Sequence[int],
+        interval_tokens: int,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._scanner = StopScanner(rules.stops, include_stop=rules.include_stop)
+        self._rules = rules
+        self._vocabulary = vocabulary
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._interval_tokens = interval_tokens
+        self._text = ""
+        self._logprobs: list[DrawnToken] = []
+        self._shown_outputs = 0
+        self.num_outputs = 0
+        self.finish_reason: str | None = None
+        self.stopped_by_text = False
+
+    @property
+    def is_done(self) -> bool:
+        """True when the finish reason is known."""
+        return self.finish_reason is not None
+
+    def advance(self, delivery: Delivery) -> ChoiceDelta | None:
+        """Take news; return a delta when there is something to show, always at the end.
+
+        Errors: SequenceFailedError.
+        """
+        if self.is_done:
+            return None
+        finished = delivery.finished
+        shown = delivery.tokens
+        has_stop_token = finished is not None and finished.stop_token is not None and len(shown) > 0
+        is_hidden = has_stop_token and not self._rules.include_stop
+        if is_hidden:
+            shown = shown[:-1]
+        found = self._take(shown, delivery.logprobs)
+        if found is not None:
+            self.stopped_by_text = True
+            return self._delta(delivery.choice, "stop", found)
+        self.num_outputs += is_hidden
+        if finished is not None:
+            return self._end(delivery.choice, finished)
+        since_shown = self.num_outputs - self._shown_outputs
+        is_due = self._shown_outputs == 0 or since_shown >= self._interval_tokens
+        if is_due and (self._text or self._logprobs or self._shown_outputs == 0):
+            return self._delta(delivery.choice, None, None)
+        return None
+
+    def _take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> str | None:
+        """Append the text of the tokens; return the stop string that was found in it."""
+        if not self._rules.stops:
+            self._text += self._detokenizer.feed(tokens)
+            self._logprobs += [self._drawn(entry) for entry in logprobs[: len(tokens)]]
+            self.num_outputs += len(tokens)
+            return None
+        for index, token in enumerate(tokens):
+            self.num_outputs += 1
+            if index < len(logprobs):
+                self._logprobs.append(self._drawn(logprobs[index]))
+            text = self._detokenizer.feed((token,))
+            step = self._scanner.feed(text, may_stop=self.num_outputs > self._rules.min_tokens)
+            self._text += step.text
+            if step.found is not None:
+                return step.found
+        return None
+
+    def _end(self, choice: int, finished: Finished) -> ChoiceDelta:
+        if finished.reason in (FinishReason.ERROR, FinishReason.ABORT):
+            raise SequenceFailedError(finished.error or finished.reason.value)
+        rest = self._scanner.feed(self._detokenizer.flush(), may_stop=self.num_outputs > self._rules.min_tokens)
+        self._text += rest.text
+        if rest.found is not None:
+            return self._delta(choice, "stop", rest.found)
+        self._text += self._scanner.flush()
+        is_clients = finished.stop_token in self._stop_token_ids
+        return self._delta(choice, finished.reason.value, finished.stop_token if is_clients else None)
+
+    def _delta(self, choice: int, finish_reason: str | None, stop_reason: int | str | None) -> ChoiceDelta:
+        delta = ChoiceDelta(
+            choice=choice,
+            text=self._text,
+            logprobs=tuple(self._logprobs),
+            num_outputs=self.num_outputs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
+        self.finish_reason = finish_reason
+        self._text, self._shown_outputs = "", self.num_outputs
+        self._logprobs.clear()
+        return delta
+
+    def _drawn(self, entry: TokenLogprobs) -> DrawnToken:
+        likeliest = zip(entry.top_tokens, entry.top_logprobs, strict=True)
+        return DrawnToken(
+            self._choice(entry.token, entry.logprob),
+            tuple(self._choice(token, logprob) for token, logprob in likeliest),
+        )
+
+    def _choice(self, token: int, logprob: float) -> TokenChoice:
+        piece = self._vocabulary.token_bytes(token)
+        return TokenChoice(piece.decode("utf-8", "replace"), piece, max(logprob, -9999.0))
+
+
+class Texting:
+    """When news of a generation became text, and how long that took."""
+
+    __slots__ = ("busy_s", "count", "first_s", "last_s")
+
+    def __init__(self) -> None:
+        self.first_s = 0.0
+        self.last_s = 0.0
+        self.busy_s = 0.0
+        self.count = 0  # times; one may turn several tokens to text
+
+    def note(self, start_s: float, end_s: float) -> None:
+        """It was busy from then to now."""
+        if self.count == 0:
+            self.first_s = start_s
+        self.last_s = end_s
+        self.busy_s += end_s - start_s
+        self.count += 1
+
+
+class Usage(Struct, frozen=True):
+    """Tokens of a client request so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Generation:
+    """The sequences of one client request. Leaving the `with` aborts whatever still runs."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        ticket: Ticket,
+        mailbox: Mailbox,
+        choices: Sequence[ChoiceText],
+        num_prompt: int,
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._ticket = ticket
+        self._choices = tuple(choices)
+        self._num_prompt = num_prompt  # tokens of all prompts
+        self.mailbox = mailbox
+        self.texting = Texting()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.abort(self._ticket.seqs, FinishReason.ABORT)
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all prompts together."""
+        return len(self._choices)
+
+    @property
+    def facts(self) -> Sequence[SequenceFacts]:
+        """What is known of the sequences, in the order of the choices."""
+        return self._ticket.facts
+
+    @property
+    def finish_reasons(self) -> Sequence[str]:
+        """Of the choices that are done, each once."""
+        return sorted({choice.finish_reason for choice in self._choices if choice.finish_reason is not None})
+
+    @property
+    def is_done(self) -> bool:
+        """True when every choice has its finish reason."""
+        return all(choice.is_done for choice in self._choices)
+
+    async def next_deltas(self) -> list[ChoiceDelta]:
+        """Wait for news and turn it into text. May be empty: then everything is held back.
+
+        Errors: GenerationError.
+        """
+        news = await self.mailbox.take()
+        if isinstance(news, EngineGone):
+            raise EngineGoneError(news)
+        start_s = self._clock.now_s()
+        deltas: list[ChoiceDelta] = []
+        for delivery in news:
+            choice = self._choices[delivery.choice]
+            delta = choice.advance(delivery)
+            if delta is not None:
+                deltas.append(delta)
+            if choice.stopped_by_text:
+                self._client.abort((self._ticket.seqs[delivery.choice],), FinishReason.STOP)
+        self.texting.note(start_s, self._clock.now_s())
+        return deltas
+
+    async def settle(self, patience_s: float = _SETTLE_S) -> None:
+        """Give the engine a moment to report the sequences that were ended from here: it knows the cached tokens."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._client.wait_finished(self._ticket.facts)
+        except TimeoutError:
+            return
+
+    def usage(self) -> Usage:
+        """Tokens so far; cached tokens are known for the sequences that have finished."""
+        firsts = (facts.finished for facts in self._ticket.facts if facts.start.n is not None)
+        return Usage(
+            self._num_prompt,
+            sum(choice.num_outputs for choice in self._choices),
+            sum(finished.num_cached for finished in firsts if finished is not None),
+        )

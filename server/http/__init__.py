@@ -1,0 +1,1 @@
+"""HTTP itself: the listening socket, bodies, events, clients that go away, and errors as responses."""

@@ -1,0 +1,168 @@
+"""What /metrics shows: one registry an app, and the pages that are made of it."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tiercel.ids import TenantId
+from tiercel.outcome import Finished, Gauges
+from tiercel.server.engine.client import EngineState, SequenceFacts
+from tiercel.server.metrics.config import ConfigMetrics
+from tiercel.server.metrics.engine import ENGINE, EngineFigures, EngineMetrics
+from tiercel.server.metrics.exposition import joined
+from tiercel.server.metrics.tenants import Counts, TenantMetrics, Waits
+from tiercel.server.metrics.tiers import TierMetrics
+from tiercel.wire import Ready
+
+_HTTP_S = (0.1, 0.5, 1)
+_POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+_REJECTIONS = (
+    *("queue_full", "deadline", "shutting_down"),
+    *("tenant_requests", "tenant_tokens", "tenant_concurrency", "tenant_queue_share"),
+)
+_STREAM_ERRORS = ("engine_error", "engine_dead", "shutting_down")
+
+
+class EngineHealth(Protocol):
+    """What the HTTP process sees of the engine."""
+
+    @property
+    def state(self) -> EngineState: ...
+    def silence_s(self) -> float: ...
+
+
+class ServerMetrics:
+    """Counts what happens, and writes it down for Prometheus."""
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._model_name = model_name
+        self._engine: EngineMetrics | None = None
+        self._tiers = TierMetrics(model_name)
+        self.tenants = TenantMetrics()
+        self.config = ConfigMetrics(self._registry)
+        self._http_requests = Counter(
+            "http_requests", "Requests by handler and status class.", ("method", "handler", "status"), registry=registry
+        )
+        self._http_seconds = Histogram(
+            "http_request_duration_seconds", "Time to the end of the response.", ("method", "handler"),
+            buckets=_HTTP_S, registry=registry,
+        )  # fmt: skip
+        self._rejections = Counter(
+            "vllm:admission_rejections", "Requests refused before any work.", ("model_name", "engine", "reason"),
+            registry=registry,
+        )  # fmt: skip
+        self._stream_errors = Counter(
+            "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
+        )
+        for handler in _POSTS:  # `increase` sees nothing of a series that is born with its first event
+            self._http_requests.labels("POST", handler, "5xx")
+        for reason in _REJECTIONS:
+            self._rejections.labels(model_name, ENGINE, reason)
+        for reason in _STREAM_ERRORS:
+            self._stream_errors.labels(reason)
+        ProcessCollector(registry=registry)
+
+    def open(self, health: EngineHealth, counts: Counts, waits: Waits, queue_limit: Callable[[], int]) -> None:
+        """Where to read at a scrape what is not counted: how the engine does, who runs and waits, the queue's size."""
+        self._registry.register(_HealthMetrics(health, queue_limit))
+        self.tenants.open(counts, waits)
+
+    def watch_engine(self, pid: Callable[[], int]) -> None:
+        """Show memory, CPU time and start of the engine process, too."""
+        ProcessCollector(namespace="tiercel_engine", pid=pid, registry=self._registry)
+
+    def on_http(self, method: str, handler: str, status: int, seconds: float) -> None:
+        """One HTTP request has ended."""
+        self._http_requests.labels(method, handler, f"{status // 100}xx").inc()
+        self._http_seconds.labels(method, handler).observe(seconds)
+
+    def on_rejected(self, reason: str) -> None:
+        """A request was refused by admission."""
+        self._rejections.labels(self._model_name, ENGINE, reason).inc()
+
+    def on_throttled(self, tenant: TenantId, reason: str) -> None:
+        """A request was refused for a limit or a goal of its tenant."""
+        self.tenants.on_throttled(tenant, reason)
+
+    def on_tenants_refused(self) -> None:
+        """A tenants file or request was wrong."""
+        self.tenants.on_refused_table()
+
+    def on_stream_error(self, reason: str) -> None:
+        """A generation ended in an error."""
+        self._stream_errors.labels(reason).inc()
+
+    def on_ready(self, ready: Ready) -> None:
+        """The engine serves: its metrics exist from now on."""
+        if self._engine is None:
+            self._engine = EngineMetrics(self._model_name, ready)
+            self._registry.register(self._tiers)
+        else:
+            self._engine.on_restart(ready)
+
+    def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
+        """A sequence got a token; `gap_s` is None for its first."""
+        self.tenants.on_token(facts, now_s, gap_s)
+        if self._engine is not None:
+            self._engine.on_token(facts, now_s, gap_s)
+
+    def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None:
+        """A sequence ended."""
+        self.tenants.on_finished(facts, finished)
+        if self._engine is not None:
+            self._engine.on_finished(facts, finished, now_s)
+
+    def on_step(self, gauges: Gauges) -> None:
+        """A step was committed."""
+        self.tenants.on_step(gauges)
+        self._tiers.on_step(gauges)
+        if self._engine is not None:
+            self._engine.on_step(gauges)
+
+    def figures(self) -> EngineFigures:
+        """What was counted of all sequences together."""
+        return EngineFigures() if self._engine is None else self._engine.figures()
+
+    def exposition(self, *, has_detail: bool = False) -> bytes:
+        """Prometheus text. Safe in another thread than the one that counts. `has_detail`: see `TenantMetrics`."""
+        own = (generate_latest(_WithoutBirthdays(family)).decode() for family in self._registry.collect())
+        engine = "" if self._engine is None else self._engine.exposition()
+        return (joined(own) + engine + self.tenants.exposition(has_detail=has_detail)).encode()
+
+
+class _HealthMetrics(Collector):
+    """Read at a scrape: a hung engine counts nothing, so nothing that is counted can tell of it."""
+
+    def __init__(self, health: EngineHealth, queue_limit: Callable[[], int]) -> None:
+        self._health = health
+        self._queue_limit = queue_limit
+
+    def collect(self) -> Iterator[Metric]:
+        """Three families."""
+        now = self._health.state
+        states = GaugeMetricFamily("tiercel_engine_state", "1 for the state the engine is in.", labels=("state",))
+        for state in EngineState:
+            states.add_metric((state.value,), float(state is now))
+        yield states
+        yield GaugeMetricFamily(
+            "tiercel_engine_silence_seconds", "Since the engine's last report, while it has work.",
+            self._health.silence_s(),
+        )  # fmt: skip
+        yield GaugeMetricFamily("tiercel_queue_limit", "Most sequences that may wait.", self._queue_limit())
+
+
+class _WithoutBirthdays(Collector):
+    """A family without the times at which its counters began, which would double their lines."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family, less `_created`."""
+        samples = [sample for sample in self._family.samples if not sample.name.endswith("_created")]
+        self._family.samples = samples
+        yield self._family

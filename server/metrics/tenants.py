@@ -1,0 +1,291 @@
+"""Numbers per tenant for Prometheus: of the configured tenants, and of those only that have been seen.
+
+Written as text by hand, because a thousand tenants are ten thousand lines: ten lines a tenant, and more on demand.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tiercel.ids import TenantId
+from tiercel.outcome import FairGauges, Finished, Gauges, TenantGauges
+from tiercel.server.engine.client import SequenceFacts
+from tiercel.server.metrics.exposition import Kind, family, histogram, joined, labels, single, summary
+from tiercel.server.metrics.tally import Tally
+from tiercel.server.tenancy.tenants import TenantTable
+from tiercel.tenant import Slo
+
+_FIRST_TOKEN_S = (0.1, 0.5, 2.0, 10.0)
+
+Counts = Callable[[TenantId], tuple[int, int]]
+"""Sequences of a tenant that run and that wait."""
+
+Waits = Callable[[], Mapping[TenantId, float]]
+"""Of each tenant that waits, how long its oldest sequence has been without a first token."""
+
+
+def oldest_waits(books: Iterable[SequenceFacts], now_s: float) -> dict[TenantId, float]:
+    """What `Waits` tells, from what the HTTP process knows. Books are in order of arrival. Cost: O(open sequences)."""
+    waits: dict[TenantId, float] = {}
+    for facts in books:
+        if facts.first_token_s is None and facts.mailbox is not None:
+            waits.setdefault(facts.start.tenant, now_s - facts.arrival_s)
+    return waits
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFigures:
+    """What was counted of one tenant."""
+
+    running: int = 0
+    waiting: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    first_tokens: tuple[tuple[float, int], ...] = ()  # how many within so many seconds; the last bound is infinite
+
+
+class _Row:
+    """The counters of one tenant."""
+
+    __slots__ = (
+        *("first_tokens", "label", "outputs", "prompts", "queue_s", "recomputed", "slo", "swapped", "throttled"),
+    )
+
+    def __init__(self, name: TenantId, slo: Slo) -> None:
+        self.label = labels(tenant=name)
+        self.slo = slo
+        self.prompts = 0  # tokens
+        self.outputs = 0  # tokens
+        self.queue_s = 0.0
+        self.first_tokens = Tally(_FIRST_TOKEN_S)
+        self.throttled: dict[str, int] = {}
+        self.swapped = 0  # tokens of sequences that ended
+        self.recomputed = 0  # tokens of sequences that ended
+
+
+class _Goal:
+    """How often a goal of a tenant was to be kept, and was not."""
+
+    __slots__ = ("missed", "seen")
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.missed = 0
+
+    def note(self, seconds: float, goal_s: float) -> None:
+        """One more."""
+        self.seen += 1
+        self.missed += seconds > goal_s
+
+
+class TenantMetrics:
+    """Counts by tenant. A tenant that leaves the table takes its numbers along.
+
+    A page has at most ten lines for a tenant. With detail it has those that may be many, too: the distribution of
+    first tokens, refusals by limit, preemptions by reason and mode.
+    """
+
+    def __init__(self) -> None:
+        self._table: TenantTable | None = None
+        self._row_by_name: dict[TenantId, _Row] = {}
+        self._goals = {"ttft": _Goal(), "tbt": _Goal()}
+        self._refused = 0
+        self._counts: Counts = _no_counts
+        self._waits: Waits = dict
+        self._fair = FairGauges()
+
+    def open(self, counts: Counts, waits: Waits) -> None:
+        """Where to read what runs and waits, and since when."""
+        self._counts = counts
+        self._waits = waits
+
+    def set_table(self, table: TenantTable) -> None:
+        """Other tenants from now on."""
+        self._table = table
+        self._row_by_name = {name: row for name, row in self._row_by_name.items() if name in table.by_name}
+        for name, row in self._row_by_name.items():
+            row.slo = table.by_name[name].share.slo
+
+    def on_step(self, gauges: Gauges) -> None:
+        """The engine's books, as of now."""
+        if gauges.fair is not None:
+            self._fair = gauges.fair
+
+    def on_refused_table(self) -> None:
+        """A tenants file or request was wrong."""
+        self._refused += 1
+
+    def on_throttled(self, tenant: TenantId, reason: str) -> None:
+        """A request of this tenant was refused for a limit or a goal of its own."""
+        row = self._row(tenant)
+        if row is not None:
+            row.throttled[reason] = row.throttled.get(reason, 0) + 1
+
+    def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
+        """A sequence got a token; `gap_s` is None for its first."""
+        name = facts.start.tenant
+        row = self._row_by_name.get(name) or self._row(name)
+        if row is None:
+            return
+        row.outputs += 1
+        slo = row.slo
+        if gap_s is None:
+            seconds = now_s - facts.arrival_s
+            row.prompts += facts.start.num_prompt
+            row.first_tokens.add(seconds)
+            if slo.ttft_s is not None:
+                self._goals["ttft"].note(seconds, slo.ttft_s)
+        elif slo.tbt_s is not None:
+            self._goals["tbt"].note(gap_s, slo.tbt_s)
+
+    def on_finished(self, facts: SequenceFacts, finished: Finished) -> None:
+        """A sequence ended."""
+        row = self._row(facts.start.tenant)
+        if row is not None:
+            row.queue_s += finished.queued_s
+            row.swapped += finished.swapped_tokens
+            row.recomputed += finished.recomputed_tokens
+
+    @property
+    def seen(self) -> tuple[TenantId, ...]:
+        """The tenants that anything was counted of."""
+        return tuple(self._row_by_name)
+
+    def waits_s(self) -> dict[TenantId, float]:
+        """How long the oldest waiting sequence of each tenant has waited: one that has never been served, too.
+
+        The policy `fair` knows it best: it leaves out a prompt that is being computed and counts one that gave way.
+        Other policies do not tell: then it is the oldest sequence without a first token.
+        """
+        return {**self._waits(), **{one.tenant: one.starving_s for one in self._fair.tenants}}
+
+    def figures(self, name: TenantId) -> TenantFigures:
+        """What was counted of one tenant."""
+        running, waiting = self._counts(name)
+        row = self._row_by_name.get(name)
+        if row is None:
+            return TenantFigures(running, waiting)
+        return TenantFigures(running, waiting, row.prompts, row.outputs, row.first_tokens.below())
+
+    def exposition(self, *, has_detail: bool = False) -> str:
+        """Prometheus text. Safe in another thread than the one that counts."""
+        return joined(self._pieces(has_detail=has_detail))
+
+    def _row(self, name: TenantId) -> _Row | None:
+        row = self._row_by_name.get(name)
+        if row is None and self._table is not None and (tenant := self._table.by_name.get(name)) is not None:
+            row = self._row_by_name[name] = _Row(name, tenant.share.slo)
+        return row
+
+    def _rows(self, table: TenantTable, waits: Iterable[TenantId]) -> Iterator[tuple[TenantId, _Row]]:
+        """Of all that were seen. Who waits with its first request has an empty one: nothing of it is counted yet."""
+        found = dict(self._row_by_name)
+        for name in (*found, *(name for name in waits if name not in found)):
+            tenant = table.by_name.get(name)
+            if tenant is not None:
+                yield name, found.get(name) or _Row(name, tenant.share.slo)
+
+    def _pieces(self, *, has_detail: bool) -> Iterator[str]:
+        table = self._table
+        yield from self._whole(0 if table is None else table.version)
+        if table is None:
+            return
+        waits = self.waits_s()
+        rows = list(self._rows(table, waits))
+        told = {one.tenant: one for one in self._fair.tenants}
+        engine = [(row, told.get(name)) for name, row in rows]
+        yield _family("weight", "gauge", "Weight of its share.", _each(
+            (row, table.by_name[name].share.weight) for name, row in rows))  # fmt: skip
+        yield _family("prompt_tokens_total", "counter", "Prompt tokens of sequences that got a first token.", _each(
+            (row, row.prompts) for _, row in rows))  # fmt: skip
+        yield _family("generation_tokens_total", "counter", "Tokens generated.", _each(
+            (row, row.outputs) for _, row in rows))  # fmt: skip
+        yield _family("queue_seconds_total", "counter", "Time that ended sequences waited for their first slice.",
+            _each((row, row.queue_s) for _, row in rows))  # fmt: skip
+        yield _family("service_seconds_total", "counter", "Device time charged to it by the policy `fair`.", _each(
+            (row, one.service_s) for row, one in engine if one is not None))  # fmt: skip
+        yield _family("starvation_age_seconds", "gauge", "How long its oldest waiting sequence has waited.", _each(
+            (row, waits.get(name, 0.0)) for name, row in rows))  # fmt: skip
+        yield _family("throttled_total", "counter", "Requests refused for a limit or a goal of its own.", _each(
+            (row, sum(list(row.throttled.values()))) for _, row in rows))  # fmt: skip
+        yield _family("preemptions_total", "counter", "Preemptions of its sequences.", _each(
+            (row, _preemptions(one)) for row, one in engine))  # fmt: skip
+        yield _first_tokens([row for _, row in rows], has_buckets=has_detail)
+        if has_detail:
+            yield from self._detail(rows, engine)
+
+    def _whole(self, version: int) -> Iterator[str]:
+        """What is not of one tenant."""
+        yield single("tiercel_tenants_config_version", "gauge", "Version of the tenants in force.", version)
+        yield single(
+            "tiercel_tenants_config_errors_total", "counter", "Tenants that were refused as wrong.", self._refused
+        )
+        fair = self._fair
+        yield single(
+            "tiercel_fairness_tenants", "gauge",
+            "Tenants that compete in a band: that have had work waiting together till now, a minute at most.",
+            fair.competing,
+        )  # fmt: skip
+        if fair.jain is not None:
+            yield single(
+                "tiercel_fairness_jain", "gauge",
+                "Jain's index of service by weight among those that compete, of the worst band; absent without any.",
+                fair.jain,
+            )  # fmt: skip
+        if fair.gap_s is not None:
+            yield single(
+                "tiercel_service_gap_seconds", "gauge",
+                "Largest gap of service by weight in a band, among those that compete; absent without any.",
+                fair.gap_s,
+            )  # fmt: skip
+        goals = [(name, goal) for name, goal in self._goals.items() if goal.seen]
+        if goals:
+            yield family(
+                "tiercel_slo_total", "counter", "First tokens (ttft) and gaps (tbt) of tenants with that goal.",
+                ((labels(goal=name), goal.seen) for name, goal in goals),
+            )  # fmt: skip
+            yield family(
+                "tiercel_slo_missed_total", "counter", "Those of tiercel_slo_total that came too late.",
+                ((labels(goal=name), goal.missed) for name, goal in goals),
+            )  # fmt: skip
+
+    def _detail(
+        self, rows: list[tuple[TenantId, _Row]], engine: list[tuple[_Row, TenantGauges | None]]
+    ) -> Iterator[str]:
+        counts = [(row, *self._counts(name)) for name, row in rows]
+        yield _family("running", "gauge", "Sequences with a first token.", _each(
+            (row, running) for row, running, _ in counts))  # fmt: skip
+        yield _family("waiting", "gauge", "Sequences without a first token.", _each(
+            (row, waiting) for row, _, waiting in counts))  # fmt: skip
+        yield _family("swapped_tokens_total", "counter", "Tokens of ended sequences that came back from a lower tier.",
+            _each((row, row.swapped) for _, row in rows))  # fmt: skip
+        yield _family("recomputed_tokens_total", "counter", "Tokens of ended sequences computed again.", _each(
+            (row, row.recomputed) for _, row in rows))  # fmt: skip
+        yield _family("throttled_by_reason_total", "counter", "Requests refused, by the limit or goal.", (
+            (f'reason="{reason}",{row.label}', count)
+            for _, row in rows for reason, count in sorted(list(row.throttled.items()))
+        ))  # fmt: skip
+        yield _family("preemptions_by_reason_total", "counter", "Preemptions, by who gained and what became of the KV.",
+            ((f'mode="{of.mode}",reason="{of.reason}",{row.label}', of.count)
+             for row, one in engine if one is not None for of in one.preemptions))  # fmt: skip
+
+
+def _first_tokens(rows: list[_Row], *, has_buckets: bool) -> str:
+    write = histogram if has_buckets else summary
+    tallies = ((row.label, row.first_tokens) for row in rows)
+    return write("tiercel_tenant_ttft_seconds", "Arrival to first token.", tallies)
+
+
+def _preemptions(told: TenantGauges | None) -> int:
+    return 0 if told is None else sum(one.count for one in told.preemptions)
+
+
+def _each(values: Iterable[tuple[_Row, float]]) -> Iterator[tuple[str, float]]:
+    return ((row.label, value) for row, value in values)
+
+
+def _family(name: str, kind: Kind, text: str, samples: Iterable[tuple[str, float]]) -> str:
+    return family(f"tiercel_tenant_{name}", kind, text, samples)
+
+
+def _no_counts(_name: TenantId) -> tuple[int, int]:
+    return 0, 0

@@ -1,0 +1,228 @@
+"""What each tenant has waiting, running and left of its limits, and how long its next request would wait."""
+
+from tiercel.clock import Clock
+from tiercel.ids import TenantId
+from tiercel.server.engine.client import SequenceFacts, Standing
+from tiercel.server.tenancy.bucket import Bucket
+from tiercel.server.tenancy.forecast import Drain, Forecast, Surplus
+from tiercel.server.tenancy.tenants import Tenant, TenantTable
+from tiercel.tenant import TenantShare
+
+_SMOOTHING = 0.1
+
+
+class Account:
+    """The record of one tenant. Written by `Accounts` and, at the gates, by `Admission`."""
+
+    __slots__ = (
+        "backlog_by_band",
+        "drain",
+        "requests",
+        "reserved",
+        "running",
+        "surplus",
+        "tenant",
+        "tokens",
+        "uncached_share",
+        "waiting",
+    )
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.reserved = 0  # sequences behind gate one and not yet submitted
+        self.waiting = 0  # sequences without a first token
+        self.running = 0  # sequences with one
+        self.backlog_by_band: dict[int, float] = {}  # prompt tokens of those that wait, without the cached ones
+        self.uncached_share = 1.0  # of its prompts, lately
+        self.drain = Drain()
+        self.surplus = Surplus()
+        limits = tenant.limits
+        self.requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
+        self.tokens = None if limits.tokens_per_minute is None else Bucket(limits.tokens_per_minute)
+
+    @property
+    def queued(self) -> int:
+        """Places of the queue that it holds."""
+        return self.reserved + self.waiting
+
+    @property
+    def open(self) -> int:
+        """Sequences that its clients wait for."""
+        return self.queued + self.running
+
+    def change(self, tenant: Tenant, now_s: float) -> None:
+        """Other limits from now on; what was used of the old ones counts in proportion."""
+        self.tenant = tenant
+        self.requests = _changed(self.requests, tenant.limits.requests_per_minute, now_s)
+        self.tokens = _changed(self.tokens, tenant.limits.tokens_per_minute, now_s)
+
+
+def _changed(bucket: Bucket | None, per_minute: int | None, now_s: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    if bucket is None:
+        return Bucket(per_minute)
+    bucket.change(per_minute, now_s)
+    return bucket
+
+
+class Accounts:
+    """One account for each configured tenant, and for one that has left until its last sequence has ended."""
+
+    def __init__(self, clock: Clock, *, is_fair: bool = False) -> None:
+        self._clock = clock
+        self._is_fair = is_fair
+        self._account_by_name: dict[TenantId, Account] = {}
+        self._waiting: dict[TenantId, Account] = {}  # those with a backlog
+        self._backlog_by_band: dict[int, float] = {}
+        self._table: TenantTable | None = None
+        self.forecast = Forecast()
+
+    def __len__(self) -> int:
+        return len(self._account_by_name)
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether the engine shares a band by weight."""
+        return self._is_fair
+
+    @property
+    def goal_s(self) -> float | None:
+        """The tightest goal for a first token."""
+        return None if self._table is None else self._table.tightest_ttft_s
+
+    @property
+    def backlog(self) -> float:
+        """Prompt tokens that wait, without the cached ones."""
+        return sum(self._backlog_by_band.values())
+
+    def set_fair(self, is_fair: bool) -> None:
+        """Whether the engine shares a band by weight."""
+        self._is_fair = is_fair
+
+    def set_table(self, table: TenantTable) -> None:
+        """Other tenants from now on."""
+        self._table = table
+        now_s = self._clock.now_s()
+        for name, account in list(self._account_by_name.items()):
+            tenant = table.by_name.get(name)
+            if tenant is not None:
+                account.change(tenant, now_s)
+            else:
+                self._forget_idle(account)
+
+    def of(self, tenant: Tenant) -> Account:
+        """The account of a tenant, with the limits that are in force now."""
+        account = self._account_by_name.get(tenant.name)
+        if account is None:
+            newest = tenant if self._table is None else self._table.by_name.get(tenant.name, tenant)
+            account = self._account_by_name[tenant.name] = Account(newest)
+        return account
+
+    def close(self, account: Account) -> None:
+        """A reservation was given back."""
+        self._forget_idle(account)
+
+    def counts(self, name: TenantId) -> tuple[int, int]:
+        """Sequences of a tenant that run and that wait."""
+        account = self._account_by_name.get(name)
+        return (0, 0) if account is None else (account.running, account.queued)
+
+    def tokens_ahead(self, account: Account, band: int, own: float) -> float:
+        """Prompt tokens that would be computed before or beside the `own` ones of a new request in this band.
+
+        Where the engine shares a band by weight, a tenant waits for no more than its own queue at its own share.
+        """
+        before = sum(tokens for other, tokens in self._backlog_by_band.items() if other < band)
+        beside = self._backlog_by_band.get(band, 0.0)
+        if self._is_fair and beside:
+            weights = sum(
+                other.tenant.share.weight for other in self._waiting.values() if band in other.backlog_by_band
+            )
+            weight = account.tenant.share.weight
+            if band not in account.backlog_by_band:
+                weights += weight
+            mine = account.backlog_by_band.get(band, 0.0) + own
+            beside = min(beside, mine * weights / weight - own)
+        return before + beside
+
+    def queue_s(self, account: Account, band: int, own: float) -> float | None:
+        """Return in how many seconds `own` prompt tokens of a new request in this band will be computed.
+
+        Where the engine shares a band by weight, how fast the tenant's own queue has drained lately decides, but never
+        more than if everything that waits went first. The longer ago that was heard, the more the share of the speed of
+        all counts instead. None before any speed is known.
+        """
+        whole_s = self.forecast.queue_s(self.tokens_ahead(account, band, own) + own)
+        speed = account.drain.tokens_per_s
+        if not self._is_fair or speed is None or whole_s is None:
+            return whole_s
+        mine = sum(tokens for other, tokens in account.backlog_by_band.items() if other <= band) + own
+        before = sum(tokens for other, tokens in self._backlog_by_band.items() if other < band)
+        before -= sum(tokens for other, tokens in account.backlog_by_band.items() if other < band)
+        everything = sum(tokens for other, tokens in self._backlog_by_band.items() if other <= band) + own
+        before_s, everything_s = self.forecast.queue_s(max(before, 0.0)), self.forecast.queue_s(everything)
+        assert before_s is not None
+        assert everything_s is not None
+        drained_s = min(before_s + mine / speed, max(everything_s, whole_s))
+        return whole_s + account.drain.freshness(self._clock.now_s()) * (drained_s - whole_s)
+
+    def on_moved(self, facts: SequenceFacts, before: Standing | None) -> None:
+        """A sequence came, got its first token or went."""
+        start = facts.start
+        account = self._named(start.tenant)
+        if before is Standing.WAITING:
+            account.waiting -= 1
+            self._add_backlog(account, start.band, -start.num_uncached)
+        elif before is Standing.RUNNING:
+            account.running -= 1
+        if facts.standing is Standing.WAITING:
+            account.waiting += 1
+            self._add_backlog(account, start.band, start.num_uncached)
+        elif facts.standing is Standing.RUNNING:
+            account.running += 1
+            account.drain.note(start.num_uncached, self._clock.now_s())
+            if facts.first_token_s is not None:
+                account.surplus.note(facts.first_token_s - facts.arrival_s, start.queue_s, self._clock.now_s())
+        else:
+            self._forget_idle(account)
+
+    def on_finished(self, facts: SequenceFacts) -> None:
+        """A sequence ended: what was charged for its outputs becomes what they were."""
+        start, finished = facts.start, facts.finished
+        account = self._account_by_name.get(start.tenant)
+        if account is None:
+            return
+        if account.tokens is not None and facts.num_outputs != start.num_reserved:
+            account.tokens.settle(facts.num_outputs - start.num_reserved, self._clock.now_s())
+        if finished is not None and start.n is not None and facts.first_token_s is not None:
+            share = 1 - finished.num_cached / start.num_prompt
+            account.uncached_share += _SMOOTHING * (share - account.uncached_share)
+
+    def on_prompts(self, tokens: int, busy_s: float) -> None:
+        """A step computed so much of prompts while sequences waited."""
+        self.forecast.note_step(tokens, busy_s)
+
+    def _named(self, name: TenantId) -> Account:
+        account = self._account_by_name.get(name)
+        return account if account is not None else self.of(Tenant(TenantShare(name=name)))
+
+    def _add_backlog(self, account: Account, band: int, tokens: float) -> None:
+        for backlog in (account.backlog_by_band, self._backlog_by_band):
+            left = backlog.get(band, 0.0) + tokens
+            if left > 0.5:  # what floating point leaves is no token
+                backlog[band] = left
+            else:
+                backlog.pop(band, None)
+        if account.backlog_by_band:
+            self._waiting[account.tenant.name] = account
+            account.drain.begin(self._clock.now_s())
+        else:
+            self._waiting.pop(account.tenant.name, None)
+            account.drain.pause(self._clock.now_s())
+
+    def _forget_idle(self, account: Account) -> None:
+        name = account.tenant.name
+        has_left = self._table is not None and name not in self._table.by_name
+        if has_left and not account.open:
+            self._account_by_name.pop(name, None)

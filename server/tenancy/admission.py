@@ -1,0 +1,387 @@
+"""Who may come in: a finite queue and the limits of tenants, refused before any work is done for a request.
+
+Gate one (`enter`) stands before tokenising: places of the queue, sequences at once, requests a minute. Gate two
+(`Entry.admit`) stands behind it: tokens a minute and the goal for the first token. A tenant's own limit gives 429,
+an overloaded server 503, both with Retry-After.
+"""
+
+import contextlib
+import enum
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tiercel.clock import Clock
+from tiercel.errors import AdmissionError
+from tiercel.ids import TenantId
+from tiercel.server.http.failure import SHUTTING_DOWN
+from tiercel.server.tenancy.account import Account, Accounts
+from tiercel.server.tenancy.bucket import Bucket, show_wait
+from tiercel.server.tenancy.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
+from tiercel.server.tenancy.ladder import Ladder, Rung
+from tiercel.server.tenancy.tenants import ANYBODY, Tenant
+from tiercel.tenant import LAST_BAND
+
+_SAMPLE_S = 1.0
+_SMOOTHING = 0.3
+_MAX_RETRY_S = 60
+_UNKNOWN_RETRY_S = 2
+_LEAST_ROOM = 0.1  # part of a goal that is kept free: the client's end of the goal is not seen from here
+_MOST_ROOM = 1 / 3  # part of a goal that is kept free at most, for first tokens that come later than foretold
+_PRESSURE_S = 10.0  # of queue that counts as overload, where no tenant has a goal
+
+
+class Queue(Protocol):
+    """What admission must know of the engine's queue."""
+
+    @property
+    def num_tokenless(self) -> int: ...
+
+    @property
+    def num_started(self) -> int: ...
+
+
+class RejectionCounter(Protocol):
+    """Who counts refusals."""
+
+    def on_rejected(self, reason: str) -> None: ...
+
+    def on_throttled(self, tenant: TenantId, reason: str) -> None: ...
+
+
+class Service(enum.Enum):
+    """What a request gets, for the response header."""
+
+    FULL = "full"
+    SHORTENED = "shortened"  # fewer output tokens than it asked for
+    DEFERRED = "deferred"  # a later band, and perhaps fewer output tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a request comes to once it is tokenised."""
+
+    prompts: Sequence[int]  # tokens of each
+    choices: int = 1  # of each prompt
+    max_tokens: int = 0  # most outputs of a sequence
+    is_named: bool = True  # by the client: what it left open is charged when it has come
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How an admitted request is served."""
+
+    band: int
+    service: Service | None = None  # None: its tenant allows full service only
+    max_tokens: int | None = None  # a cap on what was asked for
+    uncached_share: float = 1.0  # of its prompts, probably
+    queue_s: float | None = None  # expected before its first slice
+    reserved: int = 0  # outputs of each sequence, charged to the tokens per minute
+
+
+class Admission:
+    """Counts sequences without a first token: those at the engine and those still being tokenised."""
+
+    def __init__(
+        self, queue: Queue, counter: RejectionCounter, clock: Clock, accounts: Accounts, *, max_queued: int
+    ) -> None:
+        self._queue = queue
+        self._counter = counter
+        self._clock = clock
+        self._accounts = accounts
+        self._max_queued = max_queued
+        self._ladder = Ladder(clock)
+        self._reserved = 0
+        self._is_closed = False
+        self._sampled_s = clock.now_s()
+        self._sampled_started = 0
+        self._started_per_s = 0.0
+
+    @property
+    def max_queued(self) -> int:
+        """Most sequences that may wait."""
+        return self._max_queued
+
+    @property
+    def is_closed(self) -> bool:
+        """True from the first signal on: the server drains."""
+        return self._is_closed
+
+    @property
+    def num_reserved(self) -> int:
+        """Sequences that are admitted and not yet submitted."""
+        return self._reserved
+
+    def set_max_queued(self, max_queued: int) -> None:
+        """Another number of places from now on. Who waits beyond it stays."""
+        self._max_queued = max_queued
+
+    def close(self) -> None:
+        """Refuse everything from now on."""
+        self._is_closed = True
+
+    @contextlib.contextmanager
+    def enter(self, tenant: Tenant = ANYBODY, choices: int = 1, *, prompts: int = 1) -> "Generator[Entry]":
+        """Gate one: hold places for `choices` of each prompt until they are submitted, or the request has failed.
+
+        Errors: AdmissionError: 429 or 503 with Retry-After, or 400 for more sequences than can ever wait.
+        """
+        sequences = choices * prompts
+        self._sample_rate()
+        rung = self._ladder.feed(self._pressure())
+        account = self._accounts.of(tenant)
+        self._check_open(account, choices, prompts)
+        entry = Entry(self._accounts, account, self._counter, self._clock, rung)
+        self._reserved += sequences
+        account.reserved += sequences
+        is_submitted = False
+        try:
+            yield entry
+            is_submitted = True
+        finally:
+            if not is_submitted:
+                entry.refund()
+            self._reserved -= sequences
+            account.reserved -= sequences
+            self._accounts.close(account)
+
+    def rate_headers(self, tenant: Tenant) -> list[tuple[bytes, bytes]]:
+        """What is left of a tenant's limits by the minute, in OpenAI's headers."""
+        account, now_s = self._accounts.of(tenant), self._clock.now_s()
+        headers = [
+            (f"x-ratelimit-{what}-{name}".encode(), text.encode())
+            for name, bucket in (("requests", account.requests), ("tokens", account.tokens))
+            if bucket is not None
+            for what, text in _figures(bucket, now_s)
+        ]
+        self._accounts.close(account)
+        return headers
+
+    def _check_open(self, account: Account, choices: int, prompts: int) -> None:
+        """Everything of gate one, the cheapest and most final first. Only a request that passes is charged."""
+        if self._is_closed:
+            self._counter.on_rejected(SHUTTING_DOWN)
+            raise shutting_down()
+        sequences, limits = choices * prompts, account.tenant.limits
+        places = self._max_queued
+        if limits.queue_share is not None:
+            places = max(int(self._max_queued * limits.queue_share), 1)
+        most = places if limits.max_concurrency is None else min(places, limits.max_concurrency)
+        if sequences > most:
+            raise _never_fits(choices, prompts, most, is_own=most < self._max_queued)
+        if limits.max_concurrency is not None and account.open + sequences > limits.max_concurrency:
+            raise self._throttled(
+                account,
+                "concurrency",
+                f"concurrent requests: Limit {limits.max_concurrency}, Used {account.open}, Requested {sequences}",
+                self._retry_after_s(account.open + sequences - limits.max_concurrency),
+            )
+        if limits.queue_share is not None and account.queued + sequences > places:
+            raise self._throttled(
+                account,
+                "queue_share",
+                f"waiting requests: Limit {places}, Used {account.queued}, Requested {sequences}",
+                self._retry_after_s(account.queued + sequences - places),
+            )
+        queued = self._queue.num_tokenless + self._reserved
+        if queued + sequences > self._max_queued:
+            self._counter.on_rejected("queue_full")
+            raise overloaded(self._retry_after_s(queued + sequences - self._max_queued))
+        bucket, now_s = account.requests, self._clock.now_s()
+        if bucket is not None and not bucket.take(1, now_s):
+            raise self._throttled(
+                account, "requests", f"requests per min (RPM): {_used(bucket, 1, now_s)}", bucket.wait_s(1, now_s)
+            )
+
+    def _throttled(self, account: Account, reason: str, what: str, retry_s: float) -> AdmissionError:
+        return throttled(self._counter, account, reason, what, retry_s)
+
+    def _pressure(self) -> float:
+        """How full the queue is, or how long against the tightest goal, whichever is worse."""
+        fill = (self._queue.num_tokenless + self._reserved) / self._max_queued
+        queue_s = self._accounts.forecast.queue_s(self._accounts.backlog) or 0.0
+        return max(fill, queue_s / (self._accounts.goal_s or _PRESSURE_S))
+
+    def _sample_rate(self) -> None:
+        """Follow how many sequences a second leave the queue."""
+        now_s, started = self._clock.now_s(), self._queue.num_started
+        elapsed_s = now_s - self._sampled_s
+        if elapsed_s < _SAMPLE_S:
+            return
+        rate = (started - self._sampled_started) / elapsed_s
+        self._started_per_s += _SMOOTHING * (rate - self._started_per_s) if self._started_per_s else rate
+        self._sampled_s, self._sampled_started = now_s, started
+
+    def _retry_after_s(self, excess: int) -> float:
+        if self._started_per_s <= 0:
+            return _UNKNOWN_RETRY_S
+        return _bounded(excess / self._started_per_s)
+
+
+class Entry:
+    """A request behind gate one. Its places are given back when the `with` of `Admission.enter` ends."""
+
+    def __init__(
+        self, accounts: Accounts, account: Account, counter: RejectionCounter, clock: Clock, rung: Rung
+    ) -> None:
+        self._accounts = accounts
+        self._account = account
+        self._counter = counter
+        self._clock = clock
+        self._rung = rung
+        self._charged = 0
+
+    def admit(self, order: Order) -> Terms:
+        """Gate two. What it charges is given back if the request fails before it is submitted.
+
+        Errors: AdmissionError: 429 for tokens a minute, 503 for a goal that cannot be kept, both with Retry-After;
+        400 for a prompt of more tokens than the tenant has in a minute.
+        """
+        account = self._account
+        band = account.tenant.share.band_of(order.priority)
+        own = sum(order.prompts) * account.uncached_share
+        late_s = self._late_s(band, own)
+        best_effort = account.tenant.best_effort
+        if late_s > 0 and best_effort is None:
+            self._counter.on_rejected("deadline")
+            self._counter.on_throttled(account.tenant.name, "deadline")
+            raise overloaded(_bounded(late_s))
+        rung = Rung.DEFERRED if late_s > 0 else self._rung
+        service, max_tokens = None, order.max_tokens
+        if best_effort is not None:
+            service = Service.FULL
+            cap = best_effort.max_tokens
+            if rung >= Rung.SHORTENED and cap is not None and cap < max_tokens:
+                service, max_tokens = Service.SHORTENED, cap
+            if rung >= Rung.DEFERRED and best_effort.band is not None and best_effort.band > band:
+                service, band = Service.DEFERRED, best_effort.band
+        reserved = self._charge(order, max_tokens if order.is_named else 0)
+        return Terms(
+            band=min(band, LAST_BAND),
+            service=service,
+            max_tokens=max_tokens if max_tokens < order.max_tokens else None,
+            uncached_share=account.uncached_share,
+            queue_s=self._accounts.queue_s(account, band, own),
+            reserved=reserved,
+        )
+
+    def refund(self) -> None:
+        """The request failed before it was submitted: the tokens that it was charged are its tenant's again."""
+        if self._charged and self._account.tokens is not None:
+            self._account.tokens.settle(-self._charged, self._clock.now_s())
+        self._charged = 0
+
+    def _late_s(self, band: int, own: float) -> float:
+        """Return by how much the first token may miss the goal because of those ahead; 0 = not at all, or not known.
+
+        A prompt that misses the goal on its own is held to the goal in the queue only: it would else never be served.
+        """
+        account, accounts = self._account, self._accounts
+        slo = account.tenant.share.slo
+        if slo.ttft_s is None or slo.kind != "interactive" or accounts.tokens_ahead(account, band, own) <= 0:
+            return 0.0
+        compute_s = accounts.forecast.queue_s(own)
+        if compute_s is None:
+            return 0.0
+        if compute_s <= slo.ttft_s:
+            queue_s = accounts.queue_s(account, band, own)
+            now_s, surplus = self._clock.now_s(), account.surplus
+            room_s = min(max(surplus.spread_s(now_s), _LEAST_ROOM * slo.ttft_s), _MOST_ROOM * slo.ttft_s)
+            half_life_s = IDLE_HALF_LIFE_S if accounts.is_fair and not account.backlog_by_band else HALF_LIFE_S
+            extra_s = surplus.at_s(now_s, half_life_s) + room_s
+        else:
+            queue_s, extra_s = accounts.forecast.queue_s(accounts.tokens_ahead(account, band, own)), 0.0
+        return 0.0 if queue_s is None else max(queue_s + extra_s - slo.ttft_s, 0.0)
+
+    def _charge(self, order: Order, max_tokens: int) -> int:
+        """Charge the prompts and what the client allows for outputs; returns the outputs charged for a sequence.
+
+        Outputs are settled at the end of each sequence, so a large allowance only needs a full bucket.
+        """
+        bucket, now_s = self._account.tokens, self._clock.now_s()
+        if bucket is None:
+            return 0
+        prompts, sequences = sum(order.prompts), order.choices * len(order.prompts)
+        if prompts > bucket.per_minute:
+            raise AdmissionError(
+                400,
+                f"The prompt has {prompts} tokens, more than the {bucket.per_minute:.0f} that"
+                f" {self._account.tenant.name} may use in a minute. Please reduce the length of the input prompt.",
+                code="tenant_limit_exceeded",
+                param="input_tokens",
+            )
+        reserved = min(max_tokens, int(bucket.per_minute - prompts) // max(sequences, 1))
+        charge = prompts + reserved * sequences
+        if not bucket.take(charge, now_s):
+            raise throttled(
+                self._counter,
+                self._account,
+                "tokens",
+                f"tokens per min (TPM): {_used(bucket, charge, now_s)}",
+                bucket.wait_s(charge, now_s),
+            )
+        self._charged = charge
+        return reserved
+
+
+def _figures(bucket: Bucket, now_s: float) -> list[tuple[str, str]]:
+    left = max(int(bucket.left(now_s) + 1e-6), 0)
+    return [("limit", f"{bucket.per_minute:.0f}"), ("remaining", f"{left}"), ("reset", show_wait(bucket.full_s(now_s)))]
+
+
+def _used(bucket: Bucket, asked: int, now_s: float) -> str:
+    used = math.ceil(bucket.per_minute - bucket.left(now_s) - 1e-6)
+    return f"Limit {bucket.per_minute:.0f}, Used {used}, Requested {asked}"
+
+
+def _bounded(retry_s: float) -> float:
+    return min(max(math.ceil(retry_s), 1), _MAX_RETRY_S)
+
+
+def throttled(counter: RejectionCounter, account: Account, reason: str, what: str, retry_s: float) -> AdmissionError:
+    """The refusal of a tenant that is over a limit of its own."""
+    name = account.tenant.name
+    counter.on_rejected(f"tenant_{reason}")
+    counter.on_throttled(name, reason)
+    return AdmissionError(
+        429,
+        f"Rate limit reached for {name} on {what}. Please try again in {show_wait(retry_s)}.",
+        code="rate_limit_exceeded",
+        kind="rate_limit_error",
+        retry_after_s=max(math.ceil(retry_s), 1),
+    )
+
+
+def overloaded(retry_after_s: float) -> AdmissionError:
+    """The refusal of a server that cannot keep up."""
+    return AdmissionError(
+        503,
+        "The engine is currently busy and cannot accept new requests. Please try again later.",
+        code="overloaded",
+        kind="server_error",
+        retry_after_s=retry_after_s,
+    )
+
+
+def _never_fits(choices: int, prompts: int, most: int, *, is_own: bool) -> AdmissionError:
+    """The refusal of a request that no waiting would help."""
+    holder = "your key may have" if is_own else "the queue of this server holds"
+    return AdmissionError(
+        400,
+        f"This request asks for {choices * prompts} sequences (n={choices} for each of {prompts} prompts), but"
+        f" {holder} {most}. Please reduce n or the number of prompts.",
+        param="n" if choices > 1 else "prompt",
+    )
+
+
+def shutting_down() -> AdmissionError:
+    """The refusal of a server that drains."""
+    return AdmissionError(
+        503,
+        "The server is shutting down and takes no new requests.",
+        code=SHUTTING_DOWN,
+        kind="server_error",
+        retry_after_s=5,
+    )

@@ -1,0 +1,118 @@
+"""Keys: whose request it is, and who may use the routes that are not open."""
+
+from typing import cast
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.types import Scope
+
+from tiercel.errors import AdmissionError
+from tiercel.exposure import is_loopback
+from tiercel.server.tenancy.directory import TenantDirectory
+from tiercel.server.tenancy.tenants import Tenant, TenantTable
+
+_BY_PROXY = ("forwarded", "via", "x-real-ip")
+"""Headers that tell of a proxy, beside those that begin with `x-forwarded-`."""
+
+
+class Guard:
+    """Route dependency of what a tenant may use: finds the tenant by its key, and by nothing else."""
+
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._tenants = tenants
+
+    async def __call__(self, request: Request) -> None:
+        """Errors: AdmissionError (401)."""
+        tenant = self._tenants.table.find(request.headers.get("authorization"))
+        if tenant is None:
+            raise _wrong_key()
+        request.scope.setdefault("state", {})["tenant"] = tenant
+
+
+class AdminGuard:
+    """Route dependency of what only the operator may use."""
+
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._tenants = tenants
+
+    async def __call__(self, request: Request) -> None:
+        """Errors: AdmissionError (401, or 403 where there is no admin key)."""
+        table = self._tenants.table
+        if not table.admin_digests:
+            raise AdmissionError(
+                403,
+                "This server has no admin key: set TIERCEL_ADMIN_KEY, or admin_key in the tenants file.",
+                code="admin_disabled",
+                kind="permission_error",
+            )
+        if not table.admits_admin(request.headers.get("authorization")):
+            raise _wrong_key()
+
+
+class MetricsGuard:
+    """Route dependency of figures of all tenants: open straight from this machine, else for the operator.
+
+    Without a tenants file every key is the operator's.
+    """
+
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._tenants = tenants
+
+    async def __call__(self, request: Request) -> None:
+        """Errors: AdmissionError (401)."""
+        if not (is_local(request) or _is_operator(self._tenants.table, request.headers.get("authorization"))):
+            raise _wrong_key()
+
+
+class Viewer(Struct, frozen=True):
+    """Who looks at the page."""
+
+    tenant: Tenant | None  # whose requests the key makes; None: an admin key makes none
+    is_operator: bool
+
+
+class PageGuard:
+    """Route dependency of what the page is told: by any key, of its own tenant or of all."""
+
+    def __init__(self, tenants: TenantDirectory) -> None:
+        self._tenants = tenants
+
+    async def __call__(self, request: Request) -> None:
+        """Errors: AdmissionError (401)."""
+        table, authorization = self._tenants.table, request.headers.get("authorization")
+        viewer = Viewer(table.find(authorization), _is_operator(table, authorization))
+        if viewer.tenant is None and not viewer.is_operator:
+            raise _wrong_key()
+        request.scope.setdefault("state", {})["viewer"] = viewer
+
+
+def viewer_of(scope: Scope) -> Viewer:
+    """The viewer that `PageGuard` found."""
+    return cast(Viewer, scope["state"]["viewer"])
+
+
+def tenant_of(scope: Scope) -> Tenant:
+    """The tenant that `Guard` found."""
+    return cast(Tenant, scope["state"]["tenant"])
+
+
+def is_local(request: Request) -> bool:
+    """True when the request comes straight from this machine: over loopback or a Unix socket, through no proxy.
+
+    A proxy on this machine that adds no header looks like a client of this machine.
+    """
+    if any(name in _BY_PROXY or name.startswith("x-forwarded-") for name in request.headers):
+        return False
+    if request.client is None or not request.client.host:
+        return True
+    return is_loopback(request.client.host)
+
+
+def _is_operator(table: TenantTable, authorization: str | None) -> bool:
+    """Without a tenants file every key is the operator's, and where no key is needed everybody is."""
+    is_only_tenant = table.source == "settings" and table.find(authorization) is not None
+    return is_only_tenant or table.admits_admin(authorization)
+
+
+def _wrong_key() -> AdmissionError:
+    return AdmissionError(401, "Incorrect API key provided.", code="invalid_api_key", kind="authentication_error")

@@ -1,0 +1,193 @@
+"""What one HTTP request came to: for its one log line, the `Server-Timing` header and its trace."""
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+
+from tiercel.clock import Clock
+from tiercel.outcome import Finished
+from tiercel.server.engine.client import SequenceFacts
+from tiercel.server.engine.generation import Generation
+from tiercel.server.tracing.context import TraceContext
+
+
+class RequestStory:
+    """Filled while a request is served. Never holds texts or keys. Times are on the monotonic clock."""
+
+    def __init__(self, request_id: str, clock: Clock, trace: TraceContext | None = None) -> None:
+        self.request_id = request_id
+        self.trace = trace
+        self.arrival_s = clock.now_s()
+        self.end_s: float | None = None  # of the response
+        self.status: int | None = None  # of the response, once it has started
+        self.outcome: str | None = None  # why it ended, when not by a finish reason
+        self.is_generation = False
+        self.generation: Generation | None = None
+        self.tenant: str | None = None
+        self.model: str | None = None  # as the client named it
+        self.service: str | None = None  # full | shortened | deferred; None = nothing else was allowed
+        self.rate_headers: Callable[[], list[tuple[bytes, bytes]]] | None = None
+        self.parsed_s: float | None = None  # the body was read and its fields checked
+        self.tokenising_s: float | None = None
+        self.tokenised_s: float | None = None
+        self.submitted_s: float | None = None  # to the engine
+        self._clock = clock
+
+    def note_parsed(self, model: str) -> None:
+        """The body was read and its fields are right."""
+        self.model = model
+        self.parsed_s = self._clock.now_s()
+
+    @contextlib.contextmanager
+    def tokenising(self) -> Generator[None]:
+        """While prompts are rendered and become tokens."""
+        self.tokenising_s = self._clock.now_s()
+        yield
+        self.tokenised_s = self._clock.now_s()
+
+    def note_submitted(self, generation: Generation) -> None:
+        """The engine has it."""
+        self.submitted_s = self._clock.now_s()
+        self.generation = generation
+
+    def close(self) -> None:
+        """The response has ended."""
+        self.end_s = self._clock.now_s()
+
+    @property
+    def is_settled(self) -> bool:
+        """True when the engine has nothing more to tell of it."""
+        return all(facts.finished is not None for facts in self.sequences)
+
+    @property
+    def sequences(self) -> Sequence[SequenceFacts]:
+        """Its sequences, in the order of the choices."""
+        return self.generation.facts if self.generation is not None else ()
+
+    @property
+    def duration_s(self) -> float:
+        """Until the end of the response, or until now."""
+        return (self._clock.now_s() if self.end_s is None else self.end_s) - self.arrival_s
+
+    @property
+    def finish(self) -> str | None:
+        """Why it ended: a finish reason of each choice, each once, or what cut it short."""
+        reasons = self.generation.finish_reasons if self.generation is not None else ()
+        return self.outcome or ",".join(reasons) or None
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the head of the response says beside its own: limits of the tenant, the service and the time it took."""
+        headers = [] if self.rate_headers is None else self.rate_headers()
+        if self.service is not None:
+            headers.append((b"x-tiercel-service", self.service.encode()))
+        if self.is_generation:
+            stages = {**self.stages(), "total": self.duration_s}
+            timing = ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in stages.items())
+            headers.append((b"server-timing", timing.encode()))
+        return headers
+
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage, as far as they are known: of several sequences the longest, the first token of the first.
+
+        `ttft` is counted from the arrival and overlaps the stages before it; `detokenise` and `swap` lie within others.
+        """
+        sequences, stages = self.sequences, dict[str, float]()
+        ends = [facts.finished for facts in sequences if facts.finished is not None]
+        if self.parsed_s is not None:
+            stages["parse"] = self.parsed_s - self.arrival_s
+        if self.tokenising_s is not None and self.tokenised_s is not None:
+            stages["tokenise"] = self.tokenised_s - self.tokenising_s
+        if waits := [wait for facts in sequences if (wait := self.queued_s(facts)) is not None]:
+            stages["queue"] = max(waits)
+        if prefills := [prefill for facts in sequences if (prefill := _prefill_s(facts)) is not None]:
+            stages["prefill"] = max(prefills)
+        if firsts := [facts.first_token_s for facts in sequences if facts.first_token_s is not None]:
+            stages["ttft"] = min(firsts) - self.arrival_s
+        if ends:
+            stages["decode"] = max(end.decode_s for end in ends)
+            if away_s := max(map(_away_s, ends)):
+                stages["swap"] = away_s
+        if self.generation is not None and self.generation.texting.count:
+            stages["detokenise"] = self.generation.texting.busy_s
+        return stages
+
+    def queued_s(self, facts: SequenceFacts) -> float | None:
+        """How long one of its sequences waited at the engine for its first slice. None: not known yet."""
+        if self.submitted_s is None:
+            return None
+        if facts.started_s is not None:
+            return max(0.0, facts.started_s - self.submitted_s)
+        if facts.finished is not None:
+            return max(0.0, facts.arrival_s + facts.finished.queued_s - self.submitted_s)
+        return None
+
+    def summary(self) -> dict[str, object]:
+        """The fields of the log line."""
+        sequences = self.sequences
+        ends = [facts.finished for facts in sequences if facts.finished is not None]
+        gaps = sorted(gap for facts in sequences for gap in facts.gaps_s)
+        stages = self.stages()
+        cached, from_ddr, from_ssd = cached_tokens(ends)
+        return {
+            "request_id": self.request_id,
+            "trace_id": None if self.trace is None else self.trace.trace_id,
+            "tenant": self.tenant,
+            "model": self.model,
+            "sequences": len(sequences),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": cached,
+            "cached_hbm_tokens": cached - from_ddr - from_ssd,
+            "cached_ddr_tokens": from_ddr,
+            "cached_ssd_tokens": from_ssd,
+            "output_tokens": self.output_tokens,
+            **{f"{name}_ms": _ms(stages.get(name)) for name in ("parse", "tokenise", "queue", "ttft")},
+            "itl_p50_ms": _ms(_quantile(gaps, 0.5)),
+            "itl_p99_ms": _ms(_quantile(gaps, 0.99)),
+            "itl_max_ms": _ms(gaps[-1] if gaps else None),
+            **{f"{name}_ms": _ms(stages.get(name)) for name in ("prefill", "decode", "swap", "detokenise")},
+            "preemptions": sum(end.preemptions for end in ends),
+            "swapped_tokens": sum(end.swapped_tokens for end in ends),
+            "recomputed_tokens": sum(end.recomputed_tokens for end in ends),
+            "finish_reason": self.finish,
+            "duration_ms": _ms(self.duration_s),
+        }
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each once."""
+        return sum(facts.start.num_prompt for facts in self.sequences if facts.start.n is not None)
+
+    @property
+    def output_tokens(self) -> int:
+        """Of all choices, as far as they have come."""
+        return sum(facts.num_outputs for facts in self.sequences)
+
+
+def cached_tokens(ends: Sequence[Finished]) -> tuple[int, int, int]:
+    """Prompt tokens that were not computed: all of them, those from DDR, those from SSD."""
+    return (
+        sum(end.num_cached for end in ends),
+        sum(end.num_cached_ddr for end in ends),
+        sum(end.num_cached_ssd for end in ends),
+    )
+
+
+def _prefill_s(facts: SequenceFacts) -> float | None:
+    """As the engine measured it, or as it looks from here while the sequence runs."""
+    if facts.finished is not None:
+        return facts.finished.prefill_s
+    if facts.started_s is None or facts.first_token_s is None:
+        return None
+    return facts.first_token_s - facts.started_s
+
+
+def _away_s(end: Finished) -> float:
+    """After preemptions; what was brought up before the first slice is part of the queue."""
+    return sum(absence.end_s - absence.start_s for absence in end.absences if absence.reason is not None)
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
