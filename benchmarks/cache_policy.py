@@ -12,7 +12,7 @@ same bytes, so a share of blocks is a share of bytes. A prompt hits the longest 
     gdsf     clock + uses * cost to compute again, leaves of the prefix tree only (local to this file)
     plan     ours, where the next W requests are known and what they need is WANTED, as the engine marks it
     look W   a heuristic that knows the next W requests: evicts what none of them needs, least recent first. No bound
-    belady   the whole future known: the most hits that any policy can have (tests/kvcache/test_belady.py)
+    belady   the whole future known: the most hits that any policy can have (tests/benchmarks/test_belady.py)
 
 Exit code 1 if in any row `plan` has less than 80 % of Belady's hits or fewer than LRU, if GDSF is more than one point
 better than `ours`, or if anything beats Belady. `--window 0`, which publishes nothing, shows that the check can fail.

@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from tiercel.simulation.adversary import widest_gap
-from tiercel.simulation.progress import draw_mix, play
-from tiercel.simulation.scenario import long_prompts, mixed, overload, returning, saturating, shared_prefixes, waits
+from benchmarks.scenarios.adversary import widest_gap
+from benchmarks.scenarios.mixes import long_prompts, mixed, overload, returning, saturating, shared_prefixes, waits
+from benchmarks.scenarios.progress import draw_mix, play
 
 Verdict = tuple[str, bool]
 """What was measured beside its target, and whether the target is reached."""

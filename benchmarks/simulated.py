@@ -36,10 +36,11 @@ from start_time import TIERCEL, is_ready
 
 from tiercel.cli.simulate_input import read_step_times
 from tiercel.ids import TenantId
-from tiercel.simulation.calibration import Calibration, ClosedLoop, fit_steps, play
+from tiercel.simulation.fitting import Calibration, ClosedLoop, fit_steps, play
 from tiercel.simulation.histogram import percentile
 from tiercel.simulation.http import HttpTimes
-from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.replay import Replay
+from tiercel.simulation.simulator import SimSettings
 from tiercel.simulation.workload import Ask as SimAsk
 from tiercel.simulation.workload import Part, Workload, order
 from tiercel.tenant import TenantShare

@@ -24,7 +24,7 @@ from tiercel.device.registry import open_device
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.assembly import kv_spec
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.calibrate import size_pool
+from tiercel.engine.capacity import size_pool
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.step_grid import Shape, StepGrid
 from tiercel.engine.step_times import Trial, limits_of, open_step_times

@@ -10,8 +10,7 @@ from tiercel.device.base import Device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.config import ConfigFields, choose_dtype, read_architecture, read_config, refuse_foreign
 from tiercel.engine.models.decoder import Decoder
-from tiercel.engine.models.ops import open_ops
-from tiercel.engine.models.registry import choose_native
+from tiercel.engine.models.registry import choose_native, open_ops
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings

@@ -21,7 +21,7 @@ from tiercel.cli.plan_input import (
     whole,
 )
 from tiercel.errors import ConfigError
-from tiercel.sizing import (
+from tiercel.simulation.sizing import (
     Bucket,
     BucketLoad,
     ContextFigures,

@@ -12,7 +12,7 @@ from tiercel.checkpoint import read_json_object
 from tiercel.cli.console import warn
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
-from tiercel.sizing import DEVICES, Bucket, DeviceProfile, ModelShape
+from tiercel.simulation.sizing import DEVICES, Bucket, DeviceProfile, ModelShape
 from tiercel.units import parse_bytes, parse_length
 
 MOST_TOKENS = 10**9

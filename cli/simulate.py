@@ -80,7 +80,8 @@ def simulate(
     from tiercel.loadtest.drawing import check_drawing
     from tiercel.simulation.profile import profile
     from tiercel.simulation.result import figures
-    from tiercel.simulation.simulator import Replay, SimSettings
+    from tiercel.simulation.replay import Replay
+    from tiercel.simulation.simulator import SimSettings
 
     if plots is not None:
         check_drawing()  # before the work, not behind it

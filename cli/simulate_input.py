@@ -15,7 +15,7 @@ from tiercel.loadtest.datasets.burstgpt import answered_rows
 from tiercel.loadtest.datasets.timed_trace import BLOCK_TOKENS, timed_lines
 from tiercel.loadtest.mix import ArrivalSettings, Process
 from tiercel.scheduler.cost import StepTimes
-from tiercel.simulation.calibration import Calibration
+from tiercel.simulation.fitting import Calibration
 from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order
 from tiercel.tenant import Slo, TenantShare
 

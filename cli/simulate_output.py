@@ -8,8 +8,8 @@ from tiercel.cli.console import print_tables
 from tiercel.loadtest.chart import Curve, Row, Span, range_chart, rows_chart
 from tiercel.loadtest.drawing import Picture, drawing_style, finish
 from tiercel.loadtest.wording import show_ms, show_number, show_percent
+from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import Figures, Spread, TenantFigures
-from tiercel.simulation.simulator import Replay
 
 if TYPE_CHECKING:
     from rich.table import Table

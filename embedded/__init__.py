@@ -1,10 +1,7 @@
-"""The embedded model: a small Llama trained on text that the project writes itself.
+"""The embedded model: the weights of a small Llama trained on text that the project generates.
 
-The weights lie in `MODEL_DIR`, an ordinary Hugging Face folder. The other modules hold the
-grammar, the training script and the evaluation; serving needs none of them.
+`MODEL_DIR` is an ordinary Hugging Face folder. How the model is trained and evaluated stands in `tools/embedded/`.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 from typing import Final

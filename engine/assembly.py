@@ -11,7 +11,7 @@ from tiercel.clock import Clock
 from tiercel.device.base import Device, Lane
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.calibrate import show_arithmetic, size_pool, step_tokens
+from tiercel.engine.capacity import show_arithmetic, size_pool, step_tokens
 from tiercel.engine.footprint import measure_footprint
 from tiercel.engine.graphs import DecodeGraphs, graph_sizes, record_graphs, wants_graphs
 from tiercel.engine.loop import EngineLoop, StepRunner

@@ -9,7 +9,7 @@ from torch import Tensor
 from tiercel.device.base import Device, Lane
 from tiercel.device.shortage import is_shortage
 from tiercel.engine.attention.base import ForwardState
-from tiercel.engine.calibrate import step_tokens
+from tiercel.engine.capacity import step_tokens
 from tiercel.engine.graphs import StaticInputs, graph_sizes, wants_graphs
 from tiercel.engine.models.base import Model
 from tiercel.engine.sampling import Sampler

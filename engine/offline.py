@@ -13,7 +13,7 @@ import torch
 from tiercel.clock import Clock
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.calibrate import step_tokens
+from tiercel.engine.capacity import step_tokens
 from tiercel.engine.stopwatch import Laps, Stopwatch
 from tiercel.engine.wake import Wake
 from tiercel.errors import TiercelError

@@ -16,7 +16,7 @@ from tiercel.device.base import Lane
 from tiercel.device.registry import open_device
 from tiercel.engine.assembly import kv_spec
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.calibrate import step_tokens
+from tiercel.engine.capacity import step_tokens
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.rows import RowBook

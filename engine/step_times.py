@@ -17,7 +17,7 @@ from tiercel.clock import Clock
 from tiercel.device.base import Device, Lane
 from tiercel.engine.attention.base import ForwardState
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.calibrate import step_tokens
+from tiercel.engine.capacity import step_tokens
 from tiercel.engine.graphs import DecodeGraphs, wants_graphs
 from tiercel.engine.inputs import BatchInputs
 from tiercel.engine.models.base import Model

@@ -13,7 +13,7 @@ import torch
 from tiercel.clock import Clock
 from tiercel.device.base import Device, Pinned
 from tiercel.device.volume import Volume, open_volume
-from tiercel.engine.calibrate import is_unified
+from tiercel.engine.capacity import is_unified
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena, open_arena
 from tiercel.kvcache.store.disk import DiskLanes

@@ -4,7 +4,7 @@ from itertools import product
 from typing import Literal
 
 from tiercel.scheduler.cost import StepTimes, linear_times
-from tiercel.sizing import DEVICES
+from tiercel.simulation.sizing import DEVICES
 
 MachineName = Literal["default", "h200"]
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from tiercel.ids import TenantId
 from tiercel.simulation.histogram import Histogram, percentile
-from tiercel.simulation.simulator import Replay
+from tiercel.simulation.replay import Replay
 from tiercel.simulation.tally import TenantTally, preemption_table
 from tiercel.simulation.timeline import Timeline
 

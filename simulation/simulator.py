@@ -1,7 +1,6 @@
 """One engine in virtual time: the real loop, planner, policy and books, a machine and a mover that only take time."""
 
 from collections.abc import Callable, Iterable
-from itertools import islice
 
 from msgspec import Struct
 
@@ -9,30 +8,26 @@ from tiercel.clock import ManualClock
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.engine.loop import EngineLoop
 from tiercel.errors import InvariantError
-from tiercel.ids import SeqId, TenantId
+from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
-from tiercel.scheduler.fairness import Account
 from tiercel.scheduler.planner import StepLimits
 from tiercel.scheduler.policy import Policy, open_policy
 from tiercel.scheduler.preemption import SwapChooser
 from tiercel.settings import PolicyName, PreemptionMode
-from tiercel.simulation.gap import GapMeter
-from tiercel.simulation.http import HttpProcess, HttpTimes
+from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.machine import CostMachine
 from tiercel.simulation.tally import Tally, WatchedPlanner
-from tiercel.simulation.timeline import Timeline
-from tiercel.simulation.workload import Ask, Workload, prompt_bytes
+from tiercel.simulation.workload import Ask, prompt_bytes
 from tiercel.tenant import Tenants, TenantShare
 from tiercel.tier import Route
 from tiercel.wire import Submit
 
 _TICK_S = 1e-3  # where nothing says when to look again
-_METERED = 16  # tenants whose service is compared pair by pair
 _STALLED = 1_000_000  # looks in a row at work that never moves
 
 
@@ -176,62 +171,6 @@ class Simulation:
     def pass_time(self, until_s: float) -> None:
         """Nothing happens until then."""
         self.clock.advance(max(0.0, until_s - self.now_s))
-
-
-class Replay:
-    """A workload played through a simulation."""
-
-    def __init__(
-        self, settings: SimSettings, workload: Workload, *, duration_s: float | None = None,
-        closes_s: float = float("inf"), open_with: PolicyMaker = make_policy,
-    ) -> None:  # fmt: skip
-        """`duration_s` cuts the run off; a closed loop begins no request from `closes_s` on."""
-        self.simulation = Simulation(settings, workload.tenants, open_with=open_with)
-        self.workload = workload
-        self._end_s = float("inf") if duration_s is None else duration_s
-        self.http = HttpProcess(
-            settings.http, self.simulation.machine, concurrency=settings.concurrency, closes_s=closes_s
-        )
-        self.http.expect(workload.asks)
-        if settings.http != HttpTimes() or settings.concurrency is not None:
-            self.simulation.tally.http = self.http
-        span_s = duration_s or (workload.asks[-1].at_s if workload.asks else 0.0)
-        self.timeline = Timeline(self.simulation, span_s)
-        self.meter = self._open_meter()
-
-    def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
-        """All of it: what is due is asked, until everything has ended or the duration is over."""
-        simulation, timeline, meter, http = self.simulation, self.timeline, self.meter, self.http
-        while simulation.now_s < self._end_s:
-            now_s = simulation.now_s
-            for ask in http.take(now_s):
-                simulation.submit(ask)
-            if now_s >= timeline.next_s:
-                timeline.sample()
-                progress(now_s)
-            if meter is not None:
-                meter.look()
-            due_s = http.next_s
-            next_s = self._end_s if due_s is None else due_s
-            if not simulation.step(next_s):
-                if due_s is None and simulation.loop.is_idle:
-                    break
-                if http.next_s is not None:  # the step may have ended an answer, whose client sends its next request
-                    next_s = min(next_s, http.next_s)
-                simulation.pass_time(min(next_s, self._end_s))
-        timeline.sample()
-
-    def _open_meter(self) -> GapMeter | None:
-        """Pairs of the tenants that ask for the most."""
-        fair = self.simulation.policy.fair
-        if fair is None:
-            return None
-        tokens: dict[TenantId, int] = {}
-        for ask in self.workload.asks:
-            tokens[ask.tenant] = tokens.get(ask.tenant, 0) + ask.num_prompt + ask.outputs
-        band = {share.name: share.band for share in self.workload.tenants}
-        most = sorted(tokens, key=lambda name: (-tokens[name], name))
-        return GapMeter(fair, [Account(band.get(name, 0), name) for name in islice(most, _METERED)])
 
 
 def _rates(settings: SimSettings) -> Rates:

@@ -1,11 +1,7 @@
 """Who was served how much by when, sampled."""
 
-from typing import TYPE_CHECKING
-
 from tiercel.ids import TenantId
-
-if TYPE_CHECKING:
-    from tiercel.simulation.simulator import Simulation
+from tiercel.simulation.simulator import Simulation
 
 _SAMPLES = 360  # of a run that ends when its arrivals do
 
@@ -13,7 +9,7 @@ _SAMPLES = 360  # of a run that ends when its arrivals do
 class Timeline:
     """Samples at even distances: service by tenant so far, who waits, how full the engine is."""
 
-    def __init__(self, simulation: "Simulation", span_s: float) -> None:
+    def __init__(self, simulation: Simulation, span_s: float) -> None:
         self.every_s = max(span_s / _SAMPLES, 0.1)
         self.next_s = 0.0
         self.at_s: list[float] = []

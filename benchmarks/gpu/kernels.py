@@ -30,8 +30,9 @@ from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 from tiercel.engine.models.config import RopeConfig
 from tiercel.engine.models.layers import RMSNorm
-from tiercel.engine.models.ops import Ops, TorchOps
+from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.rope import Rotary
+from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.triton_ops import TritonOps
 from tiercel.engine.sampling.filter import least_no_sync
 from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys

@@ -1,11 +1,13 @@
 """Which implementation runs a model folder, and how it gets its weights."""
 
+import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import assert_never
 
 import torch
 
-from tiercel.engine.attention.base import Attention
+from tiercel.engine.attention.base import Attention, PagedReader
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import (
     ConfigFields,
@@ -18,10 +20,13 @@ from tiercel.engine.models.config import (
     refuse_foreign,
 )
 from tiercel.engine.models.decoder import Decoder
-from tiercel.engine.models.ops import open_ops
+from tiercel.engine.models.ops import Ops
+from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.weights import ContentDigest, Progress, fill_dummy, load_weights, open_checkpoint
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings, ModelImpl
+
+log = logging.getLogger(__name__)
 
 
 def load_model(
@@ -80,3 +85,16 @@ def choose_native(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None
                 return None
         case _:
             assert_never(impl)
+
+
+def open_ops(device: torch.device, attention: Attention) -> Ops:
+    """Kernels on a GPU whose attention backend reads what they have written; plain torch everywhere else."""
+    if device.type != "cuda":
+        return TorchOps(attention)
+    if find_spec("triton") is None or not isinstance(attention, PagedReader):
+        log.warning("model ops run without kernels attention=%s", type(attention).__name__)
+        return TorchOps(attention)
+    # lazy: there is no Triton beside a torch for the CPU
+    from tiercel.engine.models.triton_ops import TritonOps
+
+    return TritonOps(attention)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.cli.main import main
-from tiercel.sizing import DEVICES
+from tiercel.simulation.sizing import DEVICES
 
 Captured = pytest.CaptureFixture[str]
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.e2e.daemon import Daemon, daemon
 from tests.e2e.prompts import ONE_THREAD
-from tiercel.embedded.chats import Chat
-from tiercel.embedded.recall import recall_question
+from tools.embedded.chats import Chat
+from tools.embedded.recall import recall_question
 
 QUESTIONS = 50
 CONTEXT = 400  # tokens

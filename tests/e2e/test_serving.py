@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from tests.e2e.daemon import Daemon, daemon
-from tiercel.embedded.chats import Chat
-from tiercel.embedded.recall import recall_question
+from tools.embedded.chats import Chat
+from tools.embedded.recall import recall_question
 
 FACTS = "The code of Anna is 4821. The code of Peter is 1530. The code of Maria is 9067."
 QUESTION = f"{FACTS} What is the code of Peter?"

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.test_calibrate import Machine
+from tests.engine.test_capacity import Machine
 from tiercel.device.cpu import CpuDevice, Done, InlineLane
 from tiercel.engine.attention.base import ForwardState
-from tiercel.engine.calibrate import show_arithmetic, size_pool
+from tiercel.engine.capacity import show_arithmetic, size_pool
 from tiercel.engine.footprint import Footprint, measure_footprint
 from tiercel.engine.graphs import StaticInputs
 from tiercel.engine.sampling import Sampled, Sampler

@@ -26,7 +26,7 @@ from tiercel.device.cpu import CpuDevice, Done, InlineLane
 from tiercel.device.pinned import PinnedMemory
 from tiercel.engine.assembly import assemble
 from tiercel.engine.graphs import MOST_ROWS, graph_sizes, record_graphs
-from tiercel.engine.models.ops import TorchOps
+from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome
 from tiercel.plan import Slice

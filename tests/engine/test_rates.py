@@ -9,7 +9,7 @@ from torch import Tensor
 from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.device.cpu import CpuDevice, InlineLane
 from tiercel.engine.attention.base import ForwardState
-from tiercel.engine.calibrate import size_pool
+from tiercel.engine.capacity import size_pool
 from tiercel.engine.rates import RateBook, measure_rates
 from tiercel.engine.tiers import Tiers, open_tiers
 from tiercel.kvcache.store.disk import DiskCounts

@@ -12,7 +12,7 @@ import torch
 from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice
 from tiercel.device.pinned import PinnedMemory
-from tiercel.engine.calibrate import size_pool
+from tiercel.engine.capacity import size_pool
 from tiercel.engine.tiers import Tiers, VolumeScan, open_tiers
 from tiercel.engine.wake import Wake
 from tiercel.errors import ConfigError

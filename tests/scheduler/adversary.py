@@ -2,7 +2,7 @@
 
 The machine plans as the engine does, with the real queue and the real tenant book: decodes first, then what waits in
 policy order under one token budget, with preemption for debt; one step is charged before the one before it is settled.
-A preemption costs nothing here, so that the bound is tight; `simulation/adversary.py` has the prices.
+A preemption costs nothing here, so that the bound is tight; `benchmarks/scenarios/adversary.py` has the prices.
 """
 
 import random

@@ -8,11 +8,12 @@ from msgspec.structs import replace
 from tiercel.clock import ManualClock
 from tiercel.ids import TenantId
 from tiercel.scheduler.cost import StepTimes, linear_times
-from tiercel.simulation.calibration import Calibration, ClosedLoop, fit_steps, play
+from tiercel.simulation.fitting import Calibration, ClosedLoop, fit_steps, play
 from tiercel.simulation.http import HttpProcess, HttpTimes
 from tiercel.simulation.machine import CostMachine
+from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import figures
-from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.simulator import SimSettings
 from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, draw_asks, order
 from tiercel.tenant import TenantShare
 

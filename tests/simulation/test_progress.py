@@ -5,12 +5,12 @@ import random
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.scenarios.mixes import long_prompts
+from benchmarks.scenarios.progress import draw_mix, play
 from tiercel.ids import TenantId
 from tiercel.plan import Plan, whole_slices
 from tiercel.scheduler.switch_budget import LOSS_SHARE
 from tiercel.settings import PolicyName
-from tiercel.simulation.progress import draw_mix, play
-from tiercel.simulation.scenario import long_prompts
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import Ask, Part, Sources
 from tiercel.tenant import TenantShare

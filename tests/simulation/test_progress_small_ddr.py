@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.scenarios.progress import draw_mix, play
 from tiercel.scheduler.switch_budget import LOSS_SHARE
-from tiercel.simulation.progress import draw_mix, play
 
 
 @pytest.mark.parametrize("seed", [7044, 7074])

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import pytest
 
+from benchmarks.scenarios.adversary import widest_gap
+from benchmarks.scenarios.mixes import mixed, overload, returning, saturating, shared_prefixes, waits
 from tiercel.ids import TenantId
 from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.scheduler.limits import FairLimits, fair_limits
 from tiercel.scheduler.policy import Policy
-from tiercel.simulation.adversary import widest_gap
-from tiercel.simulation.scenario import mixed, overload, returning, saturating, shared_prefixes, waits
 from tiercel.simulation.simulator import SimSettings
 
 

@@ -7,8 +7,9 @@ import pytest
 from tiercel.ids import TenantId
 from tiercel.simulation.histogram import Histogram, bucket_of, percentile
 from tiercel.simulation.profile import profile
+from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import figures
-from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.simulator import SimSettings
 from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order, prompt_bytes
 from tiercel.tenant import TenantShare
 

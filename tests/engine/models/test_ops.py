@@ -16,7 +16,9 @@ from tiercel.engine.attention.paged import TritonAttention
 from tiercel.engine.attention.sdpa import SdpaAttention, attend_sequence
 from tiercel.engine.models.config import parse_decoder, read_config
 from tiercel.engine.models.decoder import Decoder
-from tiercel.engine.models.ops import Ops, TorchOps, open_ops
+from tiercel.engine.models.ops import Ops
+from tiercel.engine.models.registry import open_ops
+from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.triton_ops import TritonOps
 from tiercel.engine.models.weights import fill_dummy
 

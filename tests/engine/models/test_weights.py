@@ -19,8 +19,8 @@ from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import parse_decoder, read_config
 from tiercel.engine.models.decoder import Decoder
-from tiercel.engine.models.ops import TorchOps
 from tiercel.engine.models.registry import load_model
+from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.weights import fill_dummy
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings, LoadFormat

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from tiercel.embedded.grammar import corpus
-from tiercel.embedded.words import CAPITALS, NAMES
+from tools.embedded.grammar import corpus
+from tools.embedded.words import CAPITALS, NAMES
 
 VOCAB_SIZE: Final[int] = 1792
 MAX_LENGTH: Final[int] = 4608

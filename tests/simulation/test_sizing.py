@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tiercel.sizing import (
+from tiercel.simulation.sizing import (
     DEVICES,
     Bucket,
     ModelShape,

@@ -5,13 +5,14 @@ import random
 from msgspec import Struct
 from msgspec.structs import replace
 
+from benchmarks.scenarios.longest_prefix import LongestPrefix
 from tiercel.ids import TenantId
 from tiercel.scheduler.cost import linear_times
 from tiercel.settings import PolicyName
+from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import Figures, figures
-from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.simulator import SimSettings
 from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, draw_asks, order
-from tiercel.simulation.yardstick import LongestPrefix
 from tiercel.tenant import Slo, TenantShare
 
 # A step of 40 decodes and 256 prompt tokens takes 19 ms.
@@ -41,7 +42,7 @@ class Shares(Struct, frozen=True):
 
 def saturating(weights: tuple[float, float], *, seconds: float, window_s: float, seed: int = 0) -> Shares:
     """Two tenants of other shapes, both with more to do than there is time for."""
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     first = _share("first", weights[0])
     second = _share("second", weights[1])
     sources = Sources()
@@ -56,7 +57,7 @@ def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: flo
 
     Windows begin when it has come: under first come first served it gets nothing in them, behind the other's backlog.
     """
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     flood, guest = _share("first"), _share("second")
     sources = Sources()
     times = [0.01 * number for number in range(int(seconds / 0.01))]
@@ -69,7 +70,7 @@ def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: flo
 
 def long_prompts(policy: PolicyName, *, host_blocks: int = 0, seconds: float = 1800.0, seed: int = 0) -> Figures:
     """Six tenants with prompts of 100,000 tokens, 2.4 times as many as the machine can compute."""
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     shares, sources, asks = [_share(f"tenant-{number}") for number in range(6)], Sources(), list[Ask]()
     for share in shares:
         at_s = [rng.uniform(0.0, seconds) for _ in range(int(0.4 * seconds / 6))]
@@ -83,7 +84,7 @@ def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: 
 
     The yardstick is pure longest-prefix-match.
     """
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     shares = [_share(f"t{number}", group="all") for number in range(4)]
     sources = Sources()
     lengths = Lengths(input_len=60, output_len=24, prefix_len=512, num_prefixes=24, range_ratio=0.5)
@@ -105,7 +106,7 @@ def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: 
 
 def mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> Figures:
     """Tenants of many kinds, half as much again as the machine can do, until everything is done."""
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     sources = Sources()
     shares: list[TenantShare] = []
     asks: list[Ask] = []
@@ -120,7 +121,7 @@ def mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> Figure
 
 def overload(*, seconds: float = 60.0, seed: int = 0) -> Figures:
     """Half as much again as the machine can do: a third of it is interactive, in a band before the batch work."""
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     slo = Slo(kind="interactive", ttft_s=0.5)
     shares = [
         TenantShare(name=TenantId("chat"), band=0, slo=slo),
@@ -143,7 +144,7 @@ def overload(*, seconds: float = 60.0, seed: int = 0) -> Figures:
 
 def waits(policy: PolicyName = "fair", *, seconds: float = 120.0) -> Figures:
     """Band 0 alone is more than the machine can do, and one request of band 5 waits behind it."""
-    rng = random.Random(0)  # noqa: S311 - a simulation
+    rng = random.Random(0)
     flood = _share("flood")
     last = TenantShare(name=TenantId("last"), band=5)
     sources = Sources()

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tiercel.embedded.grammar import (
+from tools.embedded.grammar import (
     Chat,
     RecallStyle,
     plain_text,
@@ -20,7 +20,7 @@ from tiercel.embedded.grammar import (
     recall_text,
     sums_chat,
 )
-from tiercel.embedded.tokenizer import END, PAD, START
+from tools.embedded.tokenizer import END, PAD, START
 
 OTHER, ANSWER, DIGIT, LEAD = 1, 2, 3, 4
 """Kinds of target tokens: text of others, of the assistant, its digits, and first digits."""

@@ -9,7 +9,7 @@ from tiercel.server.tenancy.tenant_file import load_tenant_file, read_tenants
 from tiercel.server.tenancy.tenants import BestEffort, Limits, TenantTable, digest_of, make_table, narrowed, scope_of
 from tiercel.tenant import KvQuota, Slo
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "tenants.yaml"
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "tenants.yaml"
 SHA = hashlib.sha256(b"hidden").hexdigest()
 
 

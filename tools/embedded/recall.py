@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tiercel.embedded.chats import (
+from tools.embedded.chats import (
     TURN_TOKENS,
     Chat,
     Measure,
@@ -17,8 +17,8 @@ from tiercel.embedded.chats import (
     system,
     user,
 )
-from tiercel.embedded.prose import SYSTEMS, filler_sentence, question_and_answer
-from tiercel.embedded.words import NAMES, SYLLABLES, THINGS
+from tools.embedded.prose import SYSTEMS, filler_sentence, question_and_answer
+from tools.embedded.words import NAMES, SYLLABLES, THINGS
 
 FACT_FORMS: tuple[str, ...] = (
     "The code of {name} is {code}.",

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiercel.embedded import MODEL_DIR
-from tiercel.embedded.batches import ANSWER, LEAD, Encoder, Weights
-from tiercel.embedded.grammar import assistant, prose_chat, recall_chat, user
-from tiercel.embedded.network import Network, Shape, hf_weights
-from tiercel.embedded.train import STAGES
+from tools.embedded.batches import ANSWER, LEAD, Encoder, Weights
+from tools.embedded.grammar import assistant, prose_chat, recall_chat, user
+from tools.embedded.network import Network, Shape, hf_weights
+from tools.embedded.train import STAGES
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 ENCODER = Encoder(TOKENIZER)

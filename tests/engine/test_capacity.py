@@ -3,7 +3,7 @@
 import pytest
 
 from tiercel.device.base import Lane
-from tiercel.engine.calibrate import show_arithmetic, size_pool, step_tokens
+from tiercel.engine.capacity import show_arithmetic, size_pool, step_tokens
 from tiercel.errors import ConfigError
 from tiercel.kvcache.store.memory_file import KeptMemory
 from tiercel.settings import EngineSettings

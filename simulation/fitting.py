@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from tiercel.scheduler.cost import StepTimes
 from tiercel.simulation.http import HttpTimes
-from tiercel.simulation.simulator import Replay, SimSettings
+from tiercel.simulation.replay import Replay
+from tiercel.simulation.simulator import SimSettings
 from tiercel.simulation.workload import Workload
 
 _ROUNDS = 3

@@ -46,7 +46,7 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 def draw_mix(seed: int, steps: int) -> Mix:
     """Draw a mix with more work than so many steps hold: one priority band, no tier below the device."""
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     batch = rng.choice([16, 32, 64])
     blocks = rng.choice([64, 256, 512])
     settings = SimSettings(

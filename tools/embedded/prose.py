@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tiercel.embedded.chats import (
+from tools.embedded.chats import (
     TURN_TOKENS,
     Chat,
     assistant,
@@ -16,8 +16,8 @@ from tiercel.embedded.chats import (
     system,
     user,
 )
-from tiercel.embedded.small_talk import TALK
-from tiercel.embedded.words import (
+from tools.embedded.small_talk import TALK
+from tools.embedded.words import (
     ADJECTIVES,
     ANIMALS,
     CAPITALS,

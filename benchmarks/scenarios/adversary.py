@@ -83,7 +83,7 @@ class Schemer:
 
 def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> float:
     """The largest gap that a seed's schemers reached, as a part of the bound: above 1 the bound is broken."""
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     shares = [
         TenantShare(name=TenantId(f"t{number}"), weight=rng.choice([0.5, 1.0, 1.0, 2.0, 4.0]))
         for number in range(rng.randint(2, 5))

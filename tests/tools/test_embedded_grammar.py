@@ -14,7 +14,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from tiercel.embedded import MODEL_DIR
-from tiercel.embedded.grammar import (
+from tools.embedded.grammar import (
     FULL_STYLE,
     Chat,
     RecallStyle,
@@ -26,7 +26,7 @@ from tiercel.embedded.grammar import (
     recall_question,
     recall_text,
 )
-from tiercel.embedded.words import NAMES
+from tools.embedded.words import NAMES
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 

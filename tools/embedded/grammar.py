@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
-from tiercel.embedded.chats import (
+from tools.embedded.chats import (
     Chat,
     Measure,
     Message,
@@ -24,7 +24,7 @@ from tiercel.embedded.chats import (
     system,
     user,
 )
-from tiercel.embedded.prose import (
+from tools.embedded.prose import (
     UNKNOWN,
     filler_sentence,
     plain_text,
@@ -33,7 +33,7 @@ from tiercel.embedded.prose import (
     story,
     sums_chat,
 )
-from tiercel.embedded.recall import (
+from tools.embedded.recall import (
     FULL_STYLE,
     Fact,
     RecallStyle,

@@ -1,4 +1,4 @@
-"""Trains the embedded model: `python -m tiercel.embedded.train --out DIR --seed 0`.
+"""Trains the embedded model: `python -m tools.embedded.train --out DIR --seed 0`.
 
 The grammar writes the text as it is needed; each step's text depends on the seed and the
 step alone, so training can stop and go on. The curriculum starts with short dense contexts,
@@ -26,10 +26,10 @@ from torch._dynamo import config as dynamo_config
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
-from tiercel.embedded.batches import Batch, Encoder, Weights
-from tiercel.embedded.grammar import FULL_STYLE, RecallStyle
-from tiercel.embedded.network import Network, Shape, hf_weights
-from tiercel.embedded.tokenizer import build_tokenizer, save_tokenizer
+from tools.embedded.batches import Batch, Encoder, Weights
+from tools.embedded.grammar import FULL_STYLE, RecallStyle
+from tools.embedded.network import Network, Shape, hf_weights
+from tools.embedded.tokenizer import build_tokenizer, save_tokenizer
 
 PROSE_LENGTH = 256
 

@@ -1,4 +1,4 @@
-"""Measures the embedded model: `python -m tiercel.embedded.evaluate`.
+"""Measures the embedded model: `python -m tools.embedded.evaluate`.
 
 Recall questions are written afresh with a seed that training never used; the model answers
 through its chat template, greedily, with transformers' own Llama and its cache. An answer is
@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiercel.embedded import MODEL_DIR
-from tiercel.embedded.grammar import (
+from tools.embedded.grammar import (
     FULL_STYLE,
     Chat,
     RecallStyle,
@@ -31,7 +31,7 @@ from tiercel.embedded.grammar import (
     recall_question,
     user,
 )
-from tiercel.embedded.prose import UNKNOWN
+from tools.embedded.prose import UNKNOWN
 
 SEED = 990_000
 LEAST_RECALL = 0.98  # of the questions at 1,000 tokens

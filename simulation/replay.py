@@ -1,0 +1,70 @@
+"""A workload played through a simulation."""
+
+from collections.abc import Callable
+from itertools import islice
+
+from tiercel.ids import TenantId
+from tiercel.scheduler.fairness import Account
+from tiercel.simulation.gap import GapMeter
+from tiercel.simulation.http import HttpProcess, HttpTimes
+from tiercel.simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
+from tiercel.simulation.timeline import Timeline
+from tiercel.simulation.workload import Workload
+
+_METERED = 16  # tenants whose service is compared pair by pair
+
+
+class Replay:
+    """A workload played through a simulation."""
+
+    def __init__(
+        self, settings: SimSettings, workload: Workload, *, duration_s: float | None = None,
+        closes_s: float = float("inf"), open_with: PolicyMaker = make_policy,
+    ) -> None:  # fmt: skip
+        """`duration_s` cuts the run off; a closed loop begins no request from `closes_s` on."""
+        self.simulation = Simulation(settings, workload.tenants, open_with=open_with)
+        self.workload = workload
+        self._end_s = float("inf") if duration_s is None else duration_s
+        self.http = HttpProcess(
+            settings.http, self.simulation.machine, concurrency=settings.concurrency, closes_s=closes_s
+        )
+        self.http.expect(workload.asks)
+        if settings.http != HttpTimes() or settings.concurrency is not None:
+            self.simulation.tally.http = self.http
+        span_s = duration_s or (workload.asks[-1].at_s if workload.asks else 0.0)
+        self.timeline = Timeline(self.simulation, span_s)
+        self.meter = self._open_meter()
+
+    def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
+        """All of it: what is due is asked, until everything has ended or the duration is over."""
+        simulation, timeline, meter, http = self.simulation, self.timeline, self.meter, self.http
+        while simulation.now_s < self._end_s:
+            now_s = simulation.now_s
+            for ask in http.take(now_s):
+                simulation.submit(ask)
+            if now_s >= timeline.next_s:
+                timeline.sample()
+                progress(now_s)
+            if meter is not None:
+                meter.look()
+            due_s = http.next_s
+            next_s = self._end_s if due_s is None else due_s
+            if not simulation.step(next_s):
+                if due_s is None and simulation.loop.is_idle:
+                    break
+                if http.next_s is not None:  # the step may have ended an answer, whose client sends its next request
+                    next_s = min(next_s, http.next_s)
+                simulation.pass_time(min(next_s, self._end_s))
+        timeline.sample()
+
+    def _open_meter(self) -> GapMeter | None:
+        """Pairs of the tenants that ask for the most."""
+        fair = self.simulation.policy.fair
+        if fair is None:
+            return None
+        tokens: dict[TenantId, int] = {}
+        for ask in self.workload.asks:
+            tokens[ask.tenant] = tokens.get(ask.tenant, 0) + ask.num_prompt + ask.outputs
+        band = {share.name: share.band for share in self.workload.tenants}
+        most = sorted(tokens, key=lambda name: (-tokens[name], name))
+        return GapMeter(fair, [Account(band.get(name, 0), name) for name in islice(most, _METERED)])
