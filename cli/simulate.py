@@ -79,8 +79,8 @@ def simulate(
     from tiercel.device.sim_mover import SimRates
     from tiercel.loadtest.drawing import check_drawing
     from tiercel.simulation.profile import profile
-    from tiercel.simulation.result import figures
     from tiercel.simulation.replay import Replay
+    from tiercel.simulation.result import figures
     from tiercel.simulation.simulator import SimSettings
 
     if plots is not None:

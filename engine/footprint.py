@@ -85,8 +85,8 @@ def measure_footprint(
     the longest context. CUDA graphs keep what a decode of their largest size takes, what they
     read, a workspace, and a little each.
     Cost:    three forwards; nothing on the CPU, where nobody counts memory and pages are real only once written.
-    Effects: KV goes to the sink of an arena made for the purpose. The sampler's rows are filled, and what it keeps for
-             penalties is allocated now: it need not be found later.
+    Effects: KV goes to the null block of an arena made for the purpose. The sampler's rows are filled, and what it
+             keeps for penalties is allocated now: it need not be found later.
     Errors:  ConfigError when such a step does not fit beside the weights.
     """
     if device.name == "cpu":
@@ -138,10 +138,10 @@ def _graph_bytes(sizes: tuple[int, ...], max_blocks: int) -> int:
 class _Trial:
     """Whole steps of sequences that nobody asked for."""
 
-    def __init__(self, model: Model, sampler: Sampler, sink: Tensor, device: Device, lane: Lane) -> None:
+    def __init__(self, model: Model, sampler: Sampler, null_block: Tensor, device: Device, lane: Lane) -> None:
         self._model = model
         self._sampler = sampler
-        self._sink = sink
+        self._null_block = null_block
         self._device = device
         self._lane = lane
 
@@ -163,9 +163,11 @@ class _Trial:
 
     @torch.inference_mode()
     def _step(self, crowd: Crowd) -> None:
-        ends, block_size = crowd.ends(), self._sink.shape[2]
-        tables = torch.zeros((crowd.seqs, -(-max(ends) // block_size)), dtype=torch.int64, device=self._sink.device)
-        state = ForwardState.of_slices(tables, [crowd.start] * crowd.seqs, ends, block_size, writes_sink=True)
-        hidden = self._model.forward(state.positions % self._model.vocab_size, self._sink, state)
+        ends, block_size = crowd.ends(), self._null_block.shape[2]
+        tables = torch.zeros(
+            (crowd.seqs, -(-max(ends) // block_size)), dtype=torch.int64, device=self._null_block.device
+        )
+        state = ForwardState.of_slices(tables, [crowd.start] * crowd.seqs, ends, block_size, writes_null_block=True)
+        hidden = self._model.forward(state.positions % self._model.vocab_size, self._null_block, state)
         logits = self._model.logits(hidden[state.device_query_starts[1:].long() - 1])
         self._sampler.sample_no_sync(logits, range(crowd.seqs), ends, [0] * crowd.seqs).to_host_no_sync()

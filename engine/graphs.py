@@ -3,7 +3,7 @@
 A forward is hundreds of small launches, and where few rows decode the host needs longer for them than the device. A
 graph is one launch, but of fixed shapes at fixed addresses: so there is one for each of several numbers of rows, all of
 them read the same static inputs, and a batch runs in the smallest that it fits into. The rows behind it are padding:
-one token at position 0 that is written to the sink.
+one token at position 0 that is written to the null block.
 
 What orders memory: a lane is one queue. The copy that overwrites the static inputs is queued behind the replay that
 reads them, be that of the nano-batch or of the step before, however many steps are launched ahead. The logits of a
@@ -180,7 +180,7 @@ def record_graphs(
 
     Shapes:  kv: see `Model.forward`; max_rows: of the runner; max_blocks: of the longest context.
     Cost:    four forwards a size, one of them without computing.
-    Effects: the sink is written.
+    Effects: the null block is written.
     """
 
     @torch.inference_mode()

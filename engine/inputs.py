@@ -68,7 +68,7 @@ class BatchInputs:
 
     @classmethod
     def of_decodes(cls, starts: NDArray[np.int64], block_tables: NDArray[np.int64]) -> "BatchInputs":
-        """Decodes of nobody, to be measured: they write to the sink. Shapes: starts [S]; block_tables [S, blocks]."""
+        """Return decodes for measuring that write the null block. Shapes: starts [S]; block_tables [S, blocks]."""
         count = len(starts)
         at, zeros = np.arange(count), np.zeros(count, np.int64)
         return cls(

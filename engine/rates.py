@@ -140,7 +140,7 @@ def measure_rates(tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: C
     """The speeds of every route that exists and of a prefill.
 
     Cost:    less than two seconds, most of it the prefill of a slow model.
-    Effects: writes the sink of the device arena.
+    Effects: writes the null block of the device arena.
     """
     by_route: dict[Route, float] = {}
     if tiers.lanes is not None:
@@ -208,7 +208,7 @@ def _rate(calls: Iterable[Callable[[], object]], spec: KVSpec, clock: Clock) -> 
 def _measure_prefill(
     model: Model, kv: Tensor, spec: KVSpec, lane: Lane, clock: Clock, max_model_len: int
 ) -> tuple[float, float]:
-    """Seconds a prompt token takes at context 0, and more for each token of context; over the sink alone."""
+    """Seconds a prompt token takes at context 0, and more for each token of context; over the null block alone."""
     tokens = max(1, min(_PREFILL_TOKENS, max_model_len // 2))
     context = max(0, min(_PREFILL_CONTEXT, max_model_len - tokens))
 
@@ -231,7 +231,7 @@ def _measure_prefill(
 
 @torch.inference_mode()
 def _forward(model: Model, kv: Tensor, block_size: int, start: int, tokens: int) -> Tensor:
-    """A chunk of one prompt whose blocks are all the sink. Returns logits, so that the device has to be done."""
+    """A chunk of one prompt whose blocks are all the null block. Returns logits, so that the device has to be done."""
     end = start + tokens
     tables = torch.zeros(1, -(-end // block_size), dtype=torch.int64, device=kv.device)
     state = ForwardState.of_slices(tables, [start], [end], block_size)

@@ -18,7 +18,7 @@ class RowBook:
 
     def __init__(self, max_rows: int, max_blocks: int) -> None:
         self.row_by_seq: dict[SeqId, int] = {}
-        self.tables: NDArray[np.int64] = np.zeros((max_rows, max_blocks), np.int64)  # 0 is the sink
+        self.tables: NDArray[np.int64] = np.zeros((max_rows, max_blocks), np.int64)  # 0 is the null block
         self._free = list(range(max_rows - 1, -1, -1))
 
     def release(self, seqs: Iterable[SeqId]) -> None:

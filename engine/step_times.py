@@ -117,7 +117,7 @@ class Trial:
     """Forwards of steps that nobody asked for.
 
     Of the arena only the layout counts, blocks are read from one made for the purpose: one block read again and again
-    would come from the processor's cache. What runs in a graph reads all over the arena itself and writes to its sink.
+    would come from the processor's cache. A graph reads all over the arena itself and writes to its null block.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Trial:
         assert kv is not None
         ends = [start + length for start, length in zip(slices.starts, slices.lengths, strict=True)]
         tables = _scattered(len(ends), -(-max(ends) // block_size), kv.shape[0])
-        first = ForwardState.of_slices(tables.to(kv.device), slices.starts, ends, block_size, writes_sink=True)
+        first = ForwardState.of_slices(tables.to(kv.device), slices.starts, ends, block_size, writes_null_block=True)
 
         @torch.inference_mode()
         def forward() -> Tensor:
@@ -226,7 +226,7 @@ def _measure_missing(
 
 
 def _open_arena(like: Tensor, slots: int) -> Tensor:
-    """Blocks of the same layout; the sink alone where there is no memory for more."""
+    """Blocks of the same layout; the null block alone where there is no memory for more."""
     try:
         return torch.zeros((slots, *like.shape[1:]), dtype=like.dtype, device=like.device)
     except RuntimeError:  # torch's way to say that memory is short

@@ -112,7 +112,7 @@ class Links:
 
     def _uppers_freed(self, slots: Slots) -> None:
         where = Where(slots)
-        self.above[where.of(self.below)] = 0  # slot 0, the sink, has no link
+        self.above[where.of(self.below)] = 0  # slot 0, the null block, has no link
         where.put(self.below, 0)
 
     def _lower_freed(self, slot: int) -> None:

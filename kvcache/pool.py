@@ -9,15 +9,15 @@ from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.index import KEY_BYTES as KEY_BYTES
 from tiercel.kvcache.policy import Keep
 from tiercel.kvcache.run import runs as runs
+from tiercel.kvcache.slot_book import NULL_BLOCK as NULL_BLOCK
 from tiercel.kvcache.slot_book import PROTECTED_SHARE as PROTECTED_SHARE
-from tiercel.kvcache.slot_book import SINK as SINK
 from tiercel.kvcache.slot_book import SlotBook
 from tiercel.kvcache.slot_book import SlotState as SlotState
 from tiercel.kvcache.vector import FEW, Slots, Where, as_slots, as_where
 
 _BALANCE = 256  # copies that one commit demotes at most
 _MANY = 1024  # slots from which on the largest free runs are found by one look at the whole pool
-_FREE, _OWNED, _CACHED, _LIMBO, _SINK = (int(state) for state in SlotState)  # plain integers: the loop compares often
+_FREE, _OWNED, _CACHED, _LIMBO, _NULL = (int(state) for state in SlotState)  # plain integers: the loop compares often
 _ONCE, _REUSED = int(Keep.ONCE), int(Keep.REUSED)
 
 
@@ -260,7 +260,7 @@ class SlotPool(SlotBook):
             return
         if state == _CACHED:
             segments.move(slot, keep)
-        elif state in (_FREE, _SINK):
+        elif state in (_FREE, _NULL):
             raise InvariantError("pool.keep_empty", slot=slot)
         else:
             segments.keeps[slot] = keep
@@ -271,7 +271,7 @@ class SlotPool(SlotBook):
         where = as_where(slots)
         where = where.only(where.of(segments.all_keeps) != keep)
         states = where.of(self.all_states)
-        if ((states == _FREE) | (states == _SINK)).any():
+        if ((states == _FREE) | (states == _NULL)).any():
             raise InvariantError("pool.keep_empty", slots=where.slots[:8].tolist())
         is_cached = states == _CACHED
         segments.move_many(where.only(is_cached), keep)
@@ -286,7 +286,7 @@ class SlotPool(SlotBook):
         """Say whose copy it is. A slot that becomes free is nobody's (0)."""
         if self._segments.owners[slot] == owner:
             return
-        if self.states[slot] in (_FREE, _SINK):
+        if self.states[slot] in (_FREE, _NULL):
             raise InvariantError("pool.owner_empty", slot=slot)
         self._segments.set_owner(slot, owner, is_listed=self.states[slot] == _CACHED)
 
@@ -294,7 +294,7 @@ class SlotPool(SlotBook):
         """Say whose copies these are, as `set_owner`."""
         where = as_where(slots)
         states = where.of(self.all_states)
-        if ((states == _FREE) | (states == _SINK)).any():
+        if ((states == _FREE) | (states == _NULL)).any():
             raise InvariantError("pool.owner_empty", slots=where.slots[:8].tolist())
         self._segments.set_owner_many(where, owner, where.only(states == _CACHED))
 

@@ -15,7 +15,7 @@ from tiercel.kvcache.reference import References
 from tiercel.kvcache.run import RunSearch
 from tiercel.kvcache.vector import FEW, Slots, Where, as_where, view
 
-SINK = SlotId(0)
+NULL_BLOCK = SlotId(0)
 """Padded rows write here. Never owned, never read for a result."""
 
 PROTECTED_SHARE = 0.25
@@ -32,10 +32,10 @@ class SlotState(enum.IntEnum):
     OWNED = 1  # referenced by at least one table or flying transfer
     CACHED = 2  # unreferenced, holds a valid keyed copy: a hit or the next victim
     LIMBO = 3  # unreferenced, but a launched step still touches it
-    SINK = 4
+    NULL = 4  # slot 0, the null block
 
 
-_FREE, _OWNED, _CACHED, _LIMBO, _SINK = (int(state) for state in SlotState)  # plain integers: the loop compares often
+_FREE, _OWNED, _CACHED, _LIMBO, _NULL = (int(state) for state in SlotState)  # plain integers: the loop compares often
 _ONCE, _REUSED = int(Keep.ONCE), int(Keep.REUSED)
 
 
@@ -48,7 +48,7 @@ class SlotBook:
         self.protected_share = protected_share
         # The states are the map of free slots too: a run of zeros is a run of free slots, found at the speed of C.
         self.states = bytearray(slots)
-        self.states[SINK] = _SINK
+        self.states[NULL_BLOCK] = _NULL
         self._references = References(slots)
         self.refs = self._references.totals  # of tables and transfers
         self.transfer_refs = self._references.transfers  # of transfers alone
@@ -268,7 +268,7 @@ class SlotBook:
             num_limbo += state == _LIMBO
             num_lent += 0 < lent == refs
             is_right = (
-                state != _SINK
+                state != _NULL
                 and (state == _CACHED) == (slot in cached)
                 and (state != _LIMBO or slot in limbo)
                 and (state == _OWNED) == (refs > 0)
@@ -283,5 +283,5 @@ class SlotBook:
             raise InvariantError("pool.sums", free=self.num_free, limbo=self.num_limbo, lent=self._references.num_lent)
         if len(cached) != self.num_cached or len(self.slot_by_key) != sum(self._is_keyed):
             raise InvariantError("pool.keys", cached=self.num_cached, keys=len(self.slot_by_key))
-        if self.states[SINK] != _SINK or self.refs[SINK]:
-            raise InvariantError("pool.sink")
+        if self.states[NULL_BLOCK] != _NULL or self.refs[NULL_BLOCK]:
+            raise InvariantError("pool.null_block")

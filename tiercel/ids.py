@@ -6,7 +6,7 @@ SeqId = NewType("SeqId", int)
 """One sequence: drawn by the HTTP process, unique for the life of the engine, never reused."""
 
 SlotId = NewType("SlotId", int)
-"""One slot of a tier: room for one block. Slot 0 is the sink of padded rows and never owned."""
+"""One slot of a tier: room for one block. Slot 0 is the null block of padded rows and never owned."""
 
 BlockKey = NewType("BlockKey", bytes)
 """The content address of one full block: SHA-256 over (parent key, token ids), 32 bytes."""

@@ -107,7 +107,7 @@ class Landing(Struct, frozen=True, gc=False):
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """Measured room of the tiers. Slot 0 is the sink, so `blocks` slots hold KV and one more exists."""
+    """Measured room of the tiers. Slot 0 is the null block, so `blocks` slots hold KV and one more exists."""
 
     blocks: int  # usable, of the device tier
     block_size: int  # tokens

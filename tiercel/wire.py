@@ -87,7 +87,7 @@ class Ready(Struct, frozen=True, tag="ready", kw_only=True):
 
     @property
     def block_bytes(self) -> int:
-        """One block of all layers. The device tier has one more than it counts: the sink."""
+        """One block of all layers. The device tier has one more than it counts: the null block."""
         return self.kv_bytes // (self.blocks_total + 1)
 
 

@@ -86,7 +86,7 @@ class Inputs:
 def make_inputs(
     case: Case, slices: list[tuple[int, int]], dtype: torch.dtype, device: torch.device, seed: int
 ) -> Inputs:
-    """Sequences whose blocks lie anywhere among the last slots, in tables that end in the sink."""
+    """Sequences whose blocks lie anywhere among the last slots, in tables that end in the null block."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

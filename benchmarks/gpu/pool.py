@@ -47,7 +47,7 @@ class Pool:
         return used.view(self.layers, slots, *rest)[index]
 
     def state(self, slices: list[tuple[int, int]], block_size: int, seed: int = 0) -> ForwardState:
-        """Sequences of (tokens before, tokens of the slice) whose blocks lie anywhere; they write the sink."""
+        """Sequences of (tokens before, tokens of the slice) whose blocks lie anywhere; they write the null block."""
         ends = [start + length for start, length in slices]
         counts = [-(-end // block_size) for end in ends]
         slots = torch.randperm(self.tokens // block_size - 1, generator=torch.Generator().manual_seed(seed)) + 1
@@ -57,7 +57,7 @@ class Pool:
             tables[row, :count] = slots[used : used + count]
             used += count
         starts = [start for start, _ in slices]
-        return ForwardState.of_slices(tables.to(self.place), starts, ends, block_size, writes_sink=True)
+        return ForwardState.of_slices(tables.to(self.place), starts, ends, block_size, writes_null_block=True)
 
     def queries(self, state: ForwardState) -> Tensor:
         """Shapes: returns [T, heads, head_dim]."""

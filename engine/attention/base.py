@@ -28,7 +28,7 @@ class ForwardState:
     which is its own last query.
 
     Shapes: query_starts [S + 1] (host), context_lengths [S] (host), block_tables [S, blocks] int64 on the device
-            (unused tails are 0, the sink), positions [T] int64, slot_ids [T] int64, slot_offsets [T] int64
+            (unused tails are 0, the null block), positions [T] int64, slot_ids [T] int64, slot_offsets [T] int64
             (token t is written to kv[slot_ids[t], layer, slot_offsets[t]]); device_query_starts [S + 1] and
             device_context_lengths [S] int32, the first two once more, for kernels.
     """
@@ -50,19 +50,19 @@ class ForwardState:
         ends: Sequence[int],
         block_size: int,
         *,
-        writes_sink: bool = False,
+        writes_null_block: bool = False,
     ) -> "ForwardState":
         """Slices [start, end) of sequences whose blocks are the rows of `tables`, on the device of `tables`.
 
-        For measuring, probing and testing: a step's own arrays come from `engine.inputs`. `writes_sink`: what the
-        tables hold is read, and nothing but the sink is written.
+        For measuring, probing and testing: a step's own arrays come from `engine.inputs`. `writes_null_block`: what the
+        tables hold is read, and nothing but the null block is written.
         """
         device = tables.device
         lengths = [end - start for start, end in zip(starts, ends, strict=True)]
         query_starts = tuple(accumulate(lengths, initial=0))
         positions = torch.cat([torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]).to(device)
         rows = torch.repeat_interleave(torch.tensor(lengths)).to(device)
-        slot_ids = torch.zeros_like(positions) if writes_sink else tables[rows, positions // block_size]
+        slot_ids = torch.zeros_like(positions) if writes_null_block else tables[rows, positions // block_size]
         return cls(
             query_starts=query_starts,
             context_lengths=tuple(ends),

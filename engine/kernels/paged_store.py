@@ -48,7 +48,7 @@ def store_rows(key: Tensor, value: Tensor, kv: Tensor, state: ForwardState) -> N
     Shapes:  key, value [T, kv_heads, head_dim], any strides but the last; kv [slots, block_size, kv_heads,
              2 * head_dim], any stride of slots.
     Cost:    one kernel; the rows are read and written once.
-    Effects: kv is written; several tokens of padded rows may share the sink, whose content is nobody's.
+    Effects: kv is written; several tokens of padded rows may share the null block, whose content is nobody's.
     """
     tokens, kv_heads, head_dim = key.shape
     store_kernel[(tokens,)](

@@ -16,7 +16,7 @@ _DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 
 
 class Arena:
-    """Slots of one tier. Slot 0 is the sink.
+    """Slots of one tier. Slot 0 is the null block.
 
     Shapes: kv [slots, layers, block_size, kv_heads, 2 * head_dim]; a slot is one contiguous extent.
     """
@@ -38,7 +38,7 @@ class Arena:
 
     @property
     def blocks(self) -> int:
-        """Slots without the sink."""
+        """Slots without the null block."""
         return self.kv.shape[0] - 1
 
     def slot_bytes(self, slot: SlotId) -> memoryview:
@@ -52,7 +52,7 @@ class Arena:
 def open_arena(
     spec: KVSpec, blocks: int, device: torch.device, fd: int | None = None, fingerprint: bytes = b""
 ) -> Arena:
-    """Room for `blocks` blocks and the sink, all zero, or as an earlier engine left it in the memfd `fd`.
+    """Room for `blocks` blocks and the null block, all zero, or as an earlier engine left it in the memfd `fd`.
 
     Cost:    on the CPU none: pages become real when they are first written, so a large pool starts at once and a
              quiet server stays small.

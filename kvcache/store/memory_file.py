@@ -56,7 +56,7 @@ def layout_of(spec: KVSpec, fingerprint: bytes, slots: int) -> MemoryLayout:
 class KeptMemory:
     """What an earlier engine of the same model left: size the arena alike, and do not count its memory twice."""
 
-    blocks: int = 0  # without the sink; 0 = nothing that can be used
+    blocks: int = 0  # without the null block; 0 = nothing that can be used
     bytes: int = 0  # taken by the memfd, whatever is in it
 
 
@@ -68,7 +68,7 @@ def kept_memory(fd: int | None, spec: KVSpec, fingerprint: bytes) -> KeptMemory:
 
 
 def kept_blocks(fd: int, spec: KVSpec, fingerprint: bytes) -> int:
-    """Blocks, without the sink, of the arena that an earlier engine of the same model left; 0 = none."""
+    """Blocks, without the null block, of the arena that an earlier engine of the same model left; 0 = none."""
     header = _read_header(fd)
     if header is None or header != layout_of(spec, fingerprint, header.slots):
         return 0

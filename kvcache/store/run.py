@@ -43,7 +43,7 @@ def cut_runs(runs: deque[Run], most: int) -> list[Run]:
 
 
 def check_slots(arena: Arena, slots: Sequence[SlotId]) -> None:
-    """Errors: InvariantError for a slot that is the sink or does not exist: a copy there would hit other memory."""
+    """Check that these are slots for blocks: a copy to another slot would hit other memory. Errors: InvariantError."""
     if slots and not 0 < min(slots) <= max(slots) <= arena.blocks:
         raise InvariantError("mover.slots", lowest=min(slots), highest=max(slots), blocks=arena.blocks)
 

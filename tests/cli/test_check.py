@@ -76,7 +76,7 @@ def test_a_good_folder_is_described_with_its_arithmetic(folders: Path, capsys: C
         "end of sequence </s>",
         "chat template yes",
         "per token 384 B",  # 3 layers, 2 heads of 8, keys and values, 4 bytes each
-        "1020.0 KiB = 169 blocks of 16 tokens",  # one block of 6,144 bytes is the sink
+        "1020.0 KiB = 169 blocks of 16 tokens",  # one block of 6,144 bytes is the null block
         "room for 2,704 tokens, 10.6 sequences",
     ):
         assert words in out

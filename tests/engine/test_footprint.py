@@ -95,7 +95,7 @@ def measure(
     return measure_footprint(settings, model, sampler, SPEC, device, used, HERE), sampler  # type: ignore[arg-type]
 
 
-def test_the_largest_steps_are_run_on_the_sink_and_drawn_from() -> None:
+def test_the_largest_steps_are_run_on_the_null_block_and_drawn_from() -> None:
     device, model = ScriptedDevice(500 * MIB, 800 * MIB, 100 * MIB), Watched()
     found, sampler = measure(device, model, max_num_seqs=6, max_num_batched_tokens=64)
     crowd, prompt, decode = model.steps

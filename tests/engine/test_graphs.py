@@ -86,7 +86,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=5)
 PROMPTS = [[3, 1, 4], [1, 5], [9], [2, 6, 5]]
 
 
-def test_padding_writes_nothing_but_the_sink() -> None:
+def test_padding_writes_nothing_but_the_null_block() -> None:
     recorder = FakeRecorder()
     bench = StepBench(WeighedSum(), 4, recorder, InlineLane())
     said = bench.prefill(PROMPTS, GREEDY).result().tokens
@@ -161,7 +161,7 @@ def test_padding_may_read_what_is_no_number_and_nobody_hears_of_it() -> None:
         bench = StepBench(model, 4, recorder, InlineLane())
         bench.prefill(PROMPTS, GREEDY)
         bench.decode({1: 3, 2: 2, 3: 1, 4: 3})
-        bench.kv[[0, 7, 8]] = torch.nan  # the sink, and the blocks of the fourth, whose row will be padding
+        bench.kv[[0, 7, 8]] = torch.nan  # the null block, and the blocks of the fourth, whose row will be padding
         outcomes.append(bench.decode({1: 4, 2: 3, 3: 2}).result())
         assert recorder is None or recorder.replays == 2
     assert outcomes[0].tokens == outcomes[1].tokens

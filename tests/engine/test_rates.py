@@ -57,7 +57,7 @@ def open_all(folder: Path, **changes: object) -> Tiers:
     return open_tiers(settings, SPEC, capacity, device, clock, None, b"model", lambda: None, lock=True)
 
 
-def test_every_route_is_measured_and_only_sinks_are_written(tmp_path: Path) -> None:
+def test_every_route_is_measured_and_only_null_blocks_are_written(tmp_path: Path) -> None:
     tiers = open_all(tmp_path / "kv", cpu_device_pool=True)
     clock = MonotonicClock()
     model = SlowModel(ManualClock())

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.policy import Keep
-from tiercel.kvcache.pool import SINK, SlotPool, SlotState, runs
+from tiercel.kvcache.pool import NULL_BLOCK, SlotPool, SlotState, runs
 
 
 def key(number: int) -> BlockKey:
@@ -137,7 +137,7 @@ def test_a_double_free_raises_and_changes_nothing() -> None:
         with pytest.raises(InvariantError, match="double_free"):
             pool.drop(slot, 0, by_transfer=by_transfer)
     with pytest.raises(InvariantError, match="double_free"):
-        pool.drop(SINK, 0)
+        pool.drop(NULL_BLOCK, 0)
     assert pool.snapshot() == before
 
 
@@ -153,7 +153,7 @@ def test_tables_and_transfers_cannot_drop_each_others_references() -> None:
 
 def test_nobody_holds_what_is_empty() -> None:
     pool = SlotPool(4)
-    for slot in (SlotId(1), SINK):
+    for slot in (SlotId(1), NULL_BLOCK):
         with pytest.raises(InvariantError, match="hold_empty"):
             pool.hold(slot)
         with pytest.raises(InvariantError, match="keep_empty"):
@@ -201,7 +201,7 @@ def test_a_copy_from_before_is_adopted_into_its_free_slot_only() -> None:
     assert not pool.adopt(SlotId(3), key(4))
     assert not pool.adopt(SlotId(2), key(3))
     assert pool.take_at(SlotId(2), by_transfer=True)
-    assert not pool.take_at(SlotId(2)) and not pool.take_at(SINK) and not pool.take_at(SlotId(5))
+    assert not pool.take_at(SlotId(2)) and not pool.take_at(NULL_BLOCK) and not pool.take_at(SlotId(5))
     pool.check_integrity()
     assert (pool.num_cached, pool.num_coming, pool.num_free) == (1, 1, 2)
 

@@ -43,7 +43,7 @@ class Scene:
         order = torch.randperm(len(pieces) * blocks, generator=draw) + 1
         tables = order.view(len(pieces), blocks)
         for index, length in enumerate(lengths):
-            tables[index, -(-length // block_size) :] = 0  # the sink
+            tables[index, -(-length // block_size) :] = 0  # the null block
         shape = (len(order) + 1, LAYERS, block_size, kv_heads, 2 * head_dim)
         self.kv = torch.full(shape, float("nan"), dtype=dtype)[:, LAYER]
         self.histories = [torch.randn(2, length, kv_heads, head_dim, generator=draw).to(dtype) for length in lengths]

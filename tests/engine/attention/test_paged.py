@@ -208,13 +208,13 @@ def test_each_kernel_writes_its_own_slices_alone() -> None:
 def test_blocks_that_a_window_has_left_are_not_read() -> None:
     params = replace(PLAIN, window=20)
     scene = Scene([(100, 1), (80, 9)], torch.float32, device=KERNEL_DEVICE)
-    scene.state.block_tables[:, :3] = 0  # as if they had been given back: the sink holds NaN
+    scene.state.block_tables[:, :3] = 0  # as if they had been given back: the null block holds NaN
 
     assert error_of(scene, params) < 1e-3
 
 
 def test_padded_rows_of_a_graph_leave_the_others_alone() -> None:
-    """Rows of nobody, as a graph pads them: one token each, in the sink, with a context of that token."""
+    """Rows of nobody, as a graph pads them: one token each, in the null block, with a context of that token."""
     scene = Scene([(40, 1), (15, 1)], torch.float32, device=KERNEL_DEVICE)
     padding = 2
     state = scene.state

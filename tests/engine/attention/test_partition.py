@@ -32,7 +32,7 @@ def state_of(pieces: list[tuple[int, int]]) -> ForwardState:
     """A step of (tokens before, tokens of the slice), of which only the lengths count."""
     tables = torch.zeros(len(pieces), 1, dtype=torch.int64, device=KERNEL_DEVICE)
     ends = [start + length for start, length in pieces]
-    return ForwardState.of_slices(tables, [start for start, _ in pieces], ends, 16, writes_sink=True)
+    return ForwardState.of_slices(tables, [start for start, _ in pieces], ends, 16, writes_null_block=True)
 
 
 def in_sight(start: int, length: int, window: int | None) -> set[int]:

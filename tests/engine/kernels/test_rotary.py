@@ -88,7 +88,7 @@ def test_angles_are_those_of_torch(kind: Literal["default", "yarn"], dtype: torc
         torch.testing.assert_close(got, right, rtol=0, atol=1e-6 if dtype is torch.float32 else 1e-3)
 
 
-def test_padded_rows_write_the_sink_alone() -> None:
+def test_padded_rows_write_the_null_block_alone() -> None:
     tables = torch.tensor([[3], [0], [0]])
     state = ForwardState.of_slices(tables, (2, 0, 0), (3, 1, 1), BLOCK_SIZE)
     rotary, kv = rotary_of(8, torch.float32), arena(2, 8, torch.float32)
