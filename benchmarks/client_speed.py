@@ -22,8 +22,8 @@ import time
 from typing import Any
 
 from tiercel.clock import MonotonicClock
-from tiercel.loadtest.assignment import Progress
 from tiercel.loadtest.bench import run_bench
+from tiercel.loadtest.client.assignment import Progress
 from tiercel.loadtest.settings import BenchSettings
 
 MOST_LAG_MS = 10.0

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tiercel.loadtest.comparison import Difference
-    from tiercel.loadtest.record import RunResult
+    from tiercel.loadtest.results.comparison import Difference
+    from tiercel.loadtest.results.record import RunResult
 
 
 def bench_compare(
@@ -23,8 +23,8 @@ def bench_compare(
     results with --save-detailed. Of a file with several results the last counts.
     """
     # lazy: no other verb compares
-    from tiercel.loadtest.comparison import compare, differing_settings, encode_comparison
-    from tiercel.loadtest.result_file import read_results
+    from tiercel.loadtest.results.comparison import compare, differing_settings, encode_comparison
+    from tiercel.loadtest.results.result_file import read_results
 
     runs = read_results(first)[-1], read_results(second)[-1]
     differences = compare(*runs, seed=seed)
@@ -45,7 +45,7 @@ def _print(
     from rich.text import Text
 
     # lazy: as above
-    from tiercel.loadtest.comparison import Verdict
+    from tiercel.loadtest.results.comparison import Verdict
 
     console = Console(highlight=False)
     for name, pair in unlike.items():
@@ -72,7 +72,7 @@ def _print(
 
 def _cells(difference: "Difference") -> tuple[str, str, str, str, str]:
     # lazy: no other verb compares
-    from tiercel.loadtest.wording import NONE, figure_words, show_ms, show_number, show_percent
+    from tiercel.loadtest.report.wording import NONE, figure_words, show_ms, show_number, show_percent
 
     spread = difference.spread
     show, name = show_number, difference.figure

@@ -41,8 +41,8 @@ def bench_latency(given: dict[str, Any]) -> int:
     """
     # lazy: httpx and tokenizers, which other verbs need not wait for
     from tiercel.cli.offline_output import latency_result, show_latency, write_result
-    from tiercel.loadtest.mix import DatasetSettings
-    from tiercel.loadtest.request_list import draw_requests
+    from tiercel.loadtest.load.mix import DatasetSettings
+    from tiercel.loadtest.load.request_list import draw_requests
 
     own: dict[str, Any] = {flag.name: given.pop(flag.name, flag.default) for flag in _OWN}
     check_output(own["output_json"], "--output-json")

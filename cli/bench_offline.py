@@ -20,7 +20,7 @@ from tiercel.settings import EngineSettings
 
 if TYPE_CHECKING:
     from tiercel.engine.offline import Asked, EngineFacts, OfflineEngine
-    from tiercel.loadtest.request_list import ListedRequest
+    from tiercel.loadtest.load.request_list import ListedRequest
 
 _PANELS = ("Model", "Memory", "Scheduler", "Log")
 _OF_HTTP = {  # of these panels, what only the HTTP process acts on
@@ -62,7 +62,7 @@ class OfflineBar:
     def stage(self, text: str, count: int) -> Callable[[int], None]:
         """A new stage; the result hears how many of `count` have ended."""
         # lazy: as above
-        from tiercel.loadtest.assignment import Progress
+        from tiercel.loadtest.client.assignment import Progress
 
         self._bar.stage(text, count)
         return lambda ended: self._bar.progress(Progress(sent=count, ended=ended, failed=0, chunks=0))

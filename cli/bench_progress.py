@@ -7,7 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from tiercel.loadtest.assignment import Progress as Counts
+from tiercel.loadtest.client.assignment import Progress as Counts
 
 
 class BenchProgress:

@@ -19,8 +19,8 @@ def bench_report(
     Of a file with several results (--append-result) the last one is drawn.
     """
     # lazy: no other verb draws
-    from tiercel.loadtest.report import write_report
-    from tiercel.loadtest.result_file import read_results
+    from tiercel.loadtest.report.report import write_report
+    from tiercel.loadtest.results.result_file import read_results
 
     results = read_results(result)
     if len(results) > 1:

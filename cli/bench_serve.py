@@ -15,7 +15,7 @@ from typer.models import OptionInfo
 from tiercel.cli.console import warn
 
 if TYPE_CHECKING:
-    from tiercel.loadtest.record import RunResult
+    from tiercel.loadtest.results.record import RunResult
     from tiercel.loadtest.settings import BenchSettings, Flag
 
 _HARMLESS = {
@@ -121,15 +121,16 @@ def run_once(settings: "BenchSettings") -> "RunResult":
 
 def _run(settings: "BenchSettings") -> int:
     # lazy: as above
-    from tiercel.loadtest.drawing import check_drawing
-    from tiercel.loadtest.report import write_report
-    from tiercel.loadtest.result_file import write_result
-    from tiercel.loadtest.summary import summary
+    from tiercel.loadtest.report.drawing import check_drawing
+    from tiercel.loadtest.report.report import write_report
+    from tiercel.loadtest.report.summary import summary
+    from tiercel.loadtest.results.result_file import write_result
+    from tiercel.loadtest.settings import percentiles
 
     if settings.report:
         check_drawing()  # before the run rather than after it
     result = run_once(settings)
-    print(summary(result, settings.percentile_metrics, settings.metric_percentiles))
+    print(summary(result, settings.percentile_metrics, percentiles(settings.metric_percentiles)))
     if settings.save_result or settings.save_detailed or settings.append_result:
         path = _result_path(settings, result)
         write_result(result, path, append=settings.append_result)

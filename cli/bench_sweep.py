@@ -12,8 +12,8 @@ from tiercel.cli.bench_serve import bench_serve_command, command_line, run_once
 from tiercel.cli.console import warn
 
 if TYPE_CHECKING:
-    from tiercel.loadtest.record import RunResult
-    from tiercel.loadtest.search import Point, SearchPlan
+    from tiercel.loadtest.results.record import RunResult
+    from tiercel.loadtest.results.sweep import Point, SearchPlan
     from tiercel.loadtest.settings import BenchSettings
 
 _PANEL = "Sweep"
@@ -68,9 +68,9 @@ def _sweep(
     out: Annotated[Path, _option("Folder of the page, the picture and the results.", "FOLDER")] = Path("sweep"),
 ) -> int:
     # lazy: no other verb sweeps
-    from tiercel.loadtest.search import SearchPlan
+    from tiercel.loadtest.plan import settings_at
+    from tiercel.loadtest.results.sweep import SearchPlan
     from tiercel.loadtest.settings import BenchSettings
-    from tiercel.loadtest.sweep import settings_at
 
     plan = SearchPlan(
         first_rate=first_rate, highest_rate=highest_rate, growth=growth, precision=precision, wanted_share=good_share
@@ -83,10 +83,11 @@ def _sweep(
 
 def _run(settings: "BenchSettings", plan: "SearchPlan", step_s: float, folder: Path) -> int:
     # lazy: no other verb sweeps
-    from tiercel.loadtest.record import STOPPED
-    from tiercel.loadtest.result_file import write_result
-    from tiercel.loadtest.search import search
-    from tiercel.loadtest.sweep import RESULTS, make_sweep, point_of, settings_at, verdict, write_sweep
+    from tiercel.loadtest.plan import settings_at
+    from tiercel.loadtest.report.sweep_page import RESULTS, verdict, write_sweep
+    from tiercel.loadtest.results.record import STOPPED
+    from tiercel.loadtest.results.result_file import write_result
+    from tiercel.loadtest.results.sweep import make_sweep, point_of, search
 
     (folder / RESULTS).unlink(missing_ok=True)
     results: list[RunResult] = []
@@ -121,7 +122,7 @@ def _print_points(points: "list[Point]") -> None:
     from rich.table import Table
 
     # lazy: as above
-    from tiercel.loadtest.sweep import COLUMNS, point_cells
+    from tiercel.loadtest.report.sweep_page import COLUMNS, point_cells
 
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
     for column in COLUMNS:

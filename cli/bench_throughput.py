@@ -23,7 +23,7 @@ from tiercel.cli.bench_serve import bench_serve_command
 from tiercel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tiercel.loadtest.request_list import ListedRequest
+    from tiercel.loadtest.load.request_list import ListedRequest
 
 _OWN = (
     own_flag("num_prompts", int | None, None, "Requests. [dim]\\[1000; of a file all][/dim]", "COUNT", least=1),
@@ -52,7 +52,7 @@ def bench_throughput(given: dict[str, Any]) -> int:
     """
     # lazy: httpx and tokenizers, which other verbs need not wait for
     from tiercel.cli.offline_output import show_throughput, throughput_result, write_result
-    from tiercel.loadtest.request_list import draw_like, read_requests, write_requests
+    from tiercel.loadtest.load.request_list import draw_like, read_requests, write_requests
 
     own: dict[str, Any] = {flag.name: given.pop(flag.name, flag.default) for flag in _OWN}
     dataset = {name: given.pop(name) for name in _dataset_flags() if name in given}
@@ -82,8 +82,8 @@ def bench_throughput(given: dict[str, Any]) -> int:
 
 def _draw(plan: OfflinePlan, dataset: dict[str, Any], count: int) -> "list[ListedRequest]":
     # lazy: as above
+    from tiercel.loadtest.load.request_list import draw_requests
     from tiercel.loadtest.plan import mix_of
-    from tiercel.loadtest.request_list import draw_requests
     from tiercel.loadtest.settings import BenchSettings
 
     for name, value in dataset.items():

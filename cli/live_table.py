@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tiercel.cli.monitor import PERCENTS, Figures, TenantFigures
-from tiercel.loadtest.wording import NONE, show_bytes_per_s, show_number, show_percent, show_s
+from tiercel.loadtest.report.wording import NONE, show_bytes_per_s, show_number, show_percent, show_s
 
 _BAR_CELLS = 16
 _NEARLY_FULL = 0.95

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from tiercel.loadtest import metric
-from tiercel.loadtest.exposition import Values, parse_exposition, parse_series, select, total, totals
+from tiercel.loadtest.metrics import metric
+from tiercel.loadtest.metrics.exposition import Values, parse_exposition, parse_series, select, total, totals
 
 WINDOW_S = 10.0
 PERCENTS = (50, 90, 99)

@@ -77,7 +77,7 @@ def simulate(
     # lazy: as above
     from tiercel.cli.simulate_input import Flags, read_step_times, read_workload_file, trace_workload, uniform_workload
     from tiercel.device.sim_mover import SimRates
-    from tiercel.loadtest.drawing import check_drawing
+    from tiercel.loadtest.report.drawing import check_drawing
     from tiercel.simulation.profile import profile
     from tiercel.simulation.replay import Replay
     from tiercel.simulation.result import figures

@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from tiercel.errors import ConfigError
 from tiercel.ids import TenantId
-from tiercel.loadtest.arrivals import due_times
-from tiercel.loadtest.datasets.burstgpt import answered_rows
-from tiercel.loadtest.datasets.timed_trace import BLOCK_TOKENS, timed_lines
-from tiercel.loadtest.mix import ArrivalSettings, Process
+from tiercel.loadtest.load.arrivals import due_times
+from tiercel.loadtest.load.datasets.burstgpt import answered_rows
+from tiercel.loadtest.load.datasets.timed_trace import BLOCK_TOKENS, timed_lines
+from tiercel.loadtest.load.mix import ArrivalSettings, Process
 from tiercel.scheduler.cost import StepTimes
 from tiercel.simulation.fitting import Calibration
 from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiercel.cli.console import print_tables
-from tiercel.loadtest.chart import Curve, Row, Span, range_chart, rows_chart
-from tiercel.loadtest.drawing import Picture, drawing_style, finish
-from tiercel.loadtest.wording import show_ms, show_number, show_percent
+from tiercel.loadtest.report.chart import Curve, Row, Span, range_chart, rows_chart
+from tiercel.loadtest.report.drawing import Picture, drawing_style, finish
+from tiercel.loadtest.report.wording import show_ms, show_number, show_percent
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import Figures, Spread, TenantFigures
 

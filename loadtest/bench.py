@@ -12,18 +12,18 @@ from msgspec.structs import replace
 
 from tiercel.clock import Clock
 from tiercel.errors import ConfigError, TiercelError
-from tiercel.loadtest import metric
-from tiercel.loadtest.assignment import Assignment, Progress
-from tiercel.loadtest.fleet import Fleet, Gathered
+from tiercel.loadtest.client.assignment import Assignment, Progress
+from tiercel.loadtest.client.fleet import Fleet, Gathered
+from tiercel.loadtest.evaluation import Measured, RunFacts, make_result
+from tiercel.loadtest.load.mix import DatasetSettings, Mix, TenantSettings
+from tiercel.loadtest.load.tokens import TextMaker
 from tiercel.loadtest.machine import cores
-from tiercel.loadtest.mix import DatasetSettings, Mix, TenantSettings
+from tiercel.loadtest.metrics import metric
+from tiercel.loadtest.metrics.scrape import Scraper
 from tiercel.loadtest.plan import Plan, make_plan, mix_of
-from tiercel.loadtest.record import RunResult
-from tiercel.loadtest.result import Measured, RunFacts, make_result
-from tiercel.loadtest.scrape import Scraper
+from tiercel.loadtest.results.record import RunResult
 from tiercel.loadtest.settings import BenchSettings, pairs
 from tiercel.loadtest.target import Target
-from tiercel.loadtest.tokens import TextMaker
 
 _CHUNKS_A_PROCESS = 10_000  # per second: what a process of the client reads with room to spare
 _STREAMS_A_PROCESS = 1_000

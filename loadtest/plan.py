@@ -1,5 +1,6 @@
 """Flags and tenants made into a plan: every request of every tenant, with its due time."""
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,15 +9,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.errors import ConfigError
-from tiercel.loadtest.arrivals import due_times
-from tiercel.loadtest.assignment import Job, Source
-from tiercel.loadtest.datasets.dataset import Order
-from tiercel.loadtest.datasets.registry import conversations
-from tiercel.loadtest.mix import ArrivalSettings, DatasetSettings, Mix, TenantSettings, read_mix
-from tiercel.loadtest.record import ONLY, Goals
+from tiercel.loadtest.client.assignment import Job, Source
+from tiercel.loadtest.load.arrivals import due_times
+from tiercel.loadtest.load.datasets.dataset import Order
+from tiercel.loadtest.load.datasets.registry import conversations
+from tiercel.loadtest.load.mix import ArrivalSettings, DatasetSettings, Mix, TenantSettings, read_mix
+from tiercel.loadtest.load.tokens import TextMaker
+from tiercel.loadtest.results.record import ONLY, Goals
 from tiercel.loadtest.settings import BenchSettings, pairs
-from tiercel.loadtest.tokens import TextMaker
 
+_LEAST_SWEEP_PROMPTS = 20  # of one rate of a sweep
 _GOALS = ("ttft", "tpot", "e2el")
 
 
@@ -77,6 +79,18 @@ def make_plan(mix: Mix, texts: TextMaker, seed: int, headers: Mapping[str, str],
             )
         )
     return Plan(mix.tenants, sources, mix.duration_s)
+
+
+def settings_at(settings: BenchSettings, rate: float, step_s: float, number: int) -> BenchSettings:
+    """The load of the sweep's `number`th run: one rate, for `step_s`.
+
+    Its seed is its own: a prefix cache must not know the prompts from the rate before.
+    Errors: ConfigError without goals.
+    """
+    if not settings.goodput:
+        raise ConfigError("bench.sweep", "a sweep needs goals: --goodput ttft:500 tpot:60")
+    prompts = max(_LEAST_SWEEP_PROMPTS, math.ceil(rate * step_s))
+    return replace(settings, request_rate=rate, num_prompts=prompts, seed=settings.seed + number)
 
 
 def goals_of(words: Sequence[str]) -> Goals:

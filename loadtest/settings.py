@@ -5,8 +5,8 @@ from typing import Annotated, Literal, get_args, get_type_hints
 from msgspec import Struct
 
 from tiercel.errors import ConfigError
-from tiercel.loadtest.mix import DatasetName
-from tiercel.loadtest.result_file import is_reserved
+from tiercel.loadtest.load.mix import DatasetName
+from tiercel.loadtest.results.result_file import is_reserved
 
 Backend = Literal["openai", "openai-chat", "vllm"]
 Arrivals = Literal["auto", "constant", "poisson", "gamma", "on_off", "trace"]

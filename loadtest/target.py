@@ -9,10 +9,10 @@ import httpx
 
 from tiercel.clock import Clock
 from tiercel.errors import ConfigError, TiercelError
-from tiercel.loadtest.sender import tls_context
+from tiercel.loadtest.client.sender import tls_context
+from tiercel.loadtest.client.sse import error_message
+from tiercel.loadtest.load.tokens import FolderCounter, ServerCounter, TokenCounter, estimate
 from tiercel.loadtest.settings import BenchSettings
-from tiercel.loadtest.sse import error_message
-from tiercel.loadtest.tokens import FolderCounter, ServerCounter, TokenCounter, estimate
 
 _CALL_S = 60.0
 _RETRY_S = 0.5

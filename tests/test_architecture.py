@@ -72,6 +72,16 @@ SERVER: dict[str, set[str]] = {
     "api": {"http", "text", "engine", "tenancy", "control", "metrics", "tracing"},
     "ui": {"api", "engine", "tenancy", "metrics"},
 }
+# The rooms of the load test -> rooms of the load test that they may import; `bench`, `plan`, `evaluation` and `target`
+# stand on top of them, `settings` and `machine` beside those.
+LOADTEST: dict[str, set[str]] = {
+    "results": set(),
+    "metrics": {"results"},
+    "load": {"results"},
+    "client": {"results", "load"},
+    "report": {"results", "metrics"},
+}
+INNER_ROOMS = {"server": SERVER, "loadtest": LOADTEST}
 # Files of a room without torch that verbs import when they need it.
 NEEDS_TORCH = {"cli/model_facts.py"}
 
@@ -197,15 +207,17 @@ def test_imports_follow_the_table() -> None:
     assert not wrong
 
 
-def test_the_rooms_of_the_server_import_one_way() -> None:
-    assert {file.parent.name for file in (ROOT / "server").glob("*/__init__.py")} == set(SERVER)
+@pytest.mark.parametrize("room", INNER_ROOMS)
+def test_the_rooms_within_a_room_import_one_way(room: str) -> None:
+    table = INNER_ROOMS[room]
+    assert {file.parent.name for file in (ROOT / room).glob("*/__init__.py")} == set(table)
     wrong = [
         f"{path}:{node.lineno} imports {name}"
         for path in FILES
-        if path.startswith("server/") and path.count("/") > 1
+        if path.startswith(f"{room}/") and path.count("/") > 1
         for node, name in _imports(path)
-        if _is_within(name, {"tiercel.server"})
-        and name.split(".")[2] not in SERVER[path.split("/")[1]] | {path.split("/")[1]}
+        if _is_within(name, {f"tiercel.{room}"})
+        and name.split(".")[2] not in table[path.split("/")[1]] | {path.split("/")[1]}
     ]
     assert not wrong
 

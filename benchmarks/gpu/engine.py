@@ -9,7 +9,7 @@ from benchmarks.gpu.dummy import LLAMA_3_8B, write_model
 from tiercel.cli.bench_offline import asked_of, plan_offline
 from tiercel.clock import MonotonicClock
 from tiercel.engine.offline import Asked, OfflineEngine, Run
-from tiercel.loadtest.request_list import ListedRequest
+from tiercel.loadtest.load.request_list import ListedRequest
 from tiercel.settings import EngineSettings
 
 VOCAB = 100_000  # ids that prompts are drawn from

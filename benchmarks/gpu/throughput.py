@@ -6,7 +6,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.bounds import LLAMA_3_8B, optimal_tokens_per_s
 from benchmarks.gpu.engine import asked, device_s, draw, engine_settings, open_engine
 from tiercel.engine.offline import OfflineEngine
-from tiercel.loadtest.request_list import digest, write_requests
+from tiercel.loadtest.load.request_list import digest, write_requests
 
 SEQUENCES = 512
 STEP_TOKENS = 8192

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import httpx
 
-from tiercel.loadtest.record import RunResult
-from tiercel.loadtest.result_file import read_results
+from tiercel.loadtest.results.record import RunResult
+from tiercel.loadtest.results.result_file import read_results
 
 _HERE = Path(__file__).resolve().parent
 _START_S = 300

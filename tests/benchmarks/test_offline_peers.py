@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tiercel.loadtest.mix import DatasetSettings
-from tiercel.loadtest.request_list import ListedRequest, digest, draw_requests, write_requests
+from tiercel.loadtest.load.mix import DatasetSettings
+from tiercel.loadtest.load.request_list import ListedRequest, digest, draw_requests, write_requests
 
 PEERS = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 CONFIG = {

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tests.loadtest.example_run import one_tenant_run
-from tiercel.loadtest.result_file import write_result
+from tiercel.loadtest.results.result_file import write_result
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.loadtest.example_run import example_run, one_tenant_run
-from tiercel.loadtest.report import write_report
-from tiercel.loadtest.search import Point, SearchPlan, search
-from tiercel.loadtest.sweep import make_sweep, write_sweep
+from tiercel.loadtest.report.report import write_report
+from tiercel.loadtest.report.sweep_page import write_sweep
+from tiercel.loadtest.results.sweep import Point, SearchPlan, make_sweep, search
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -15,7 +15,7 @@ import typer
 
 from tiercel.cli.bench import bench_app
 from tiercel.cli.main import main
-from tiercel.loadtest.request_list import read_requests
+from tiercel.loadtest.load.request_list import read_requests
 from tiercel.options import Options, flag_name
 
 CONFIG = {

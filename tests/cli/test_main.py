@@ -105,7 +105,9 @@ def test_a_strangers_module_of_the_same_name_is_not_taken_for_a_room(tmp_path: P
     """docs/decisions/0022-one-import-name.md: `tiercel bench` once imported a user's loadtest.py without end."""
     for room in ("server", "engine", "cli", "device", "loadtest", "kvcache", "scheduler", "simulation", "embedded"):
         (tmp_path / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
-    code = "import tiercel.cli.main, tiercel.loadtest.worker, tiercel.server.launch, tiercel.simulation.simulator"
+    code = (
+        "import tiercel.cli.main, tiercel.loadtest.client.worker, tiercel.server.launch, tiercel.simulation.simulator"
+    )
     root = Path(__file__).resolve().parents[2]
     ran = subprocess.run(
         [sys.executable, "-c", code],

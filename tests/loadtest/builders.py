@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 
 from tiercel.clock import MonotonicClock
-from tiercel.loadtest.assignment import Progress
 from tiercel.loadtest.bench import run_bench
-from tiercel.loadtest.record import RequestRecord, RunResult
+from tiercel.loadtest.client.assignment import Progress
+from tiercel.loadtest.load.tokens import TextMaker
+from tiercel.loadtest.results.record import RequestRecord, RunResult
 from tiercel.loadtest.settings import BenchSettings
-from tiercel.loadtest.tokens import TextMaker
 
 STUB = Path(__file__).with_name("stub_server.py")
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tiercel.loadtest.figures import figures, latencies, quantiles
-from tiercel.loadtest.record import (
+from tiercel.loadtest.results.latency import figures, latencies, quantiles
+from tiercel.loadtest.results.record import (
     ClientLoad,
     Counter,
     Fairness,
@@ -17,7 +17,7 @@ from tiercel.loadtest.record import (
     Sample,
     TenantResult,
 )
-from tiercel.loadtest.timeline import service_by_step, timeline
+from tiercel.loadtest.results.timeline import service_by_step, timeline
 
 DURATION_S = 60
 WEIGHTS = {"interactive": 3.0, "batch": 1.0, "nightly <reports>": 1.0}

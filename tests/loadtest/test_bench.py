@@ -16,10 +16,10 @@ import pytest
 
 from tests.loadtest.builders import Quiet, log_of, run, stub_server
 from tiercel.errors import ConfigError, TiercelError
-from tiercel.loadtest.record import ONLY, Goals, RunResult
-from tiercel.loadtest.result_file import read_results, write_result
+from tiercel.loadtest.report.summary import summary
+from tiercel.loadtest.results.record import ONLY, Goals, RunResult
+from tiercel.loadtest.results.result_file import read_results, write_result
 from tiercel.loadtest.settings import BenchSettings
-from tiercel.loadtest.summary import summary
 
 
 def _programs(folder: Path, *programs: str) -> str:
@@ -202,7 +202,7 @@ def test_tenants_send_with_their_keys_and_are_reported_apart_alone_and_together(
     assert ratio.tenant == "quiet"
     assert ratio.ratios["median_ttft_ms"] == pytest.approx(1, abs=0.02 + result.client.lag_max_ms / 50)
     assert "sk-" not in json.dumps(result.settings)
-    report = summary(result, "ttft,tpot", "99")
+    report = summary(result, "ttft,tpot", [99.0])
     for row in ("Jain index, in", "Largest service gap (s):", "Isolation (together / alone)", "num_preemptions_total"):
         assert row in report
     assert [line.split()[:3] for line in report.splitlines() if line.startswith(("quiet ", "flood "))][:2] == [

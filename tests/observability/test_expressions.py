@@ -11,7 +11,7 @@ import yaml
 
 from tests.observability.page import catalog
 from tests.observability.promql import Catalog, PromqlError, parse
-from tiercel.loadtest import metric
+from tiercel.loadtest.metrics import metric
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docker" / "observability"
 BOARDS = sorted((FOLDER / "grafana" / "dashboards").glob("*.json"))

@@ -1,0 +1,1 @@
+"""The client processes: requests sent, answers stamped as they arrive, and what that costs."""

@@ -1,0 +1,173 @@
+"""The client processes of a run: started, given their share, watched, and their records gathered."""
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tiercel.clock import Clock
+from tiercel.errors import TiercelError
+from tiercel.loadtest.client.assignment import (
+    Assignment,
+    FromWorker,
+    Go,
+    Load,
+    Prepared,
+    Progress,
+    Records,
+    Source,
+    Stop,
+    encode_frame,
+    read_frame,
+)
+from tiercel.loadtest.client.shared_counter import ticket_file
+from tiercel.loadtest.results.record import RequestRecord
+
+_HEAD_START_S = 0.1  # between the signal and the zero of the run: every process has read it by then
+
+Watch = Callable[[Progress], None]
+
+
+class Gathered(Struct, frozen=True):
+    """What the processes brought home."""
+
+    records: list[RequestRecord]  # in the order of their plan
+    loads: list[Load]
+
+
+class Fleet:
+    """Runs one assignment on several processes at once."""
+
+    def __init__(self, assignment: Assignment, workers: int, clock: Clock, watch: Watch) -> None:
+        self._assignment = assignment
+        self._workers = workers
+        self._clock = clock
+        self._watch = watch
+        self._progress: dict[int, Progress] = {}
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    async def run(self, began: Callable[[float], None]) -> Gathered:
+        """Run to the end. `began` learns the zero of all times. Errors: TiercelError when a process dies."""
+        with ticket_file() as tickets:
+            async with _started(self._workers) as processes:
+                self._processes = processes
+                shares = [replace(share, tickets=tickets) for share in shared_out(self._assignment, self._workers)]
+                for process, share in zip(processes, shares, strict=True):
+                    await _send(process, encode_frame(share))
+                for process in processes:
+                    await self._expect_prepared(process)
+                start_s = self._clock.now_s() + _HEAD_START_S
+                for process in processes:
+                    await _send(process, encode_frame(Go(start_s)))
+                began(start_s)
+                gathered = await asyncio.gather(*itertools.starmap(self._gather, enumerate(processes)))
+        records = [record for part in gathered for record in part.records]
+        records.sort(key=lambda record: (record.index, record.turn))
+        return Gathered(records, [load for part in gathered for load in part.loads])
+
+    async def stop(self) -> None:
+        """End the run early; `run` returns what there is."""
+        for process in self._processes:
+            await _send(process, encode_frame(Stop()))
+
+    async def _expect_prepared(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        if not isinstance(await read_frame(process.stdout, _decoder()), Prepared):
+            raise _died(process)
+
+    async def _gather(self, number: int, process: asyncio.subprocess.Process) -> Gathered:
+        assert process.stdout is not None
+        decoder = _decoder()
+        records: list[RequestRecord] = []
+        while True:
+            match await read_frame(process.stdout, decoder):
+                case Progress() as progress:
+                    self._progress[number] = progress
+                    self._watch(_sum(tuple(self._progress.values())))
+                case Records() as some:
+                    records += some.records
+                case Load() as load:
+                    return Gathered(records, [load])
+                case Prepared() | None:
+                    raise _died(process)
+
+
+def shared_out(assignment: Assignment, workers: int) -> list[Assignment]:
+    """The assignment of each process: open loops dealt in turn, closed loops with the same list for all."""
+
+    def part(source: Source, worker: int) -> Source:
+        return source if source.concurrency is not None else replace(source, jobs=source.jobs[worker::workers])
+
+    return [
+        replace(
+            assignment,
+            worker=worker,
+            workers=workers,
+            sources=[part(source, worker) for source in assignment.sources],
+        )
+        for worker in range(workers)
+    ]
+
+
+@asynccontextmanager
+async def _started(count: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        for _ in range(count):
+            processes.append(
+                await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "tiercel.loadtest.client.worker",
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    limit=2**20,
+                )
+            )
+        yield processes
+    finally:
+        for process in processes:
+            if process.stdin is not None:
+                process.stdin.close()  # a process whose parent is gone leaves
+        for process in processes:
+            await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(5):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _send(process: asyncio.subprocess.Process, frame: bytes) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(frame)
+        await process.stdin.drain()
+    except (BrokenPipeError, ConnectionResetError) as exc:
+        raise _died(process) from exc
+
+
+def _died(process: asyncio.subprocess.Process) -> TiercelError:
+    return TiercelError("bench.worker", "a client process ended before its work did", pid=process.pid)
+
+
+def _decoder() -> msgspec.msgpack.Decoder[FromWorker]:
+    return msgspec.msgpack.Decoder(FromWorker)
+
+
+def _sum(all_progress: Sequence[Progress]) -> Progress:
+    return Progress(
+        sent=sum(progress.sent for progress in all_progress),
+        ended=sum(progress.ended for progress in all_progress),
+        failed=sum(progress.failed for progress in all_progress),
+        chunks=sum(progress.chunks for progress in all_progress),
+    )

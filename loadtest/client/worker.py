@@ -1,0 +1,106 @@
+"""A client process: `python -m tiercel.loadtest.client.worker` reads its assignment, runs it and writes its records.
+
+It speaks MessagePack on standard input and output with the process that started it, and leaves when that is gone.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+
+import msgspec
+
+from tiercel.clock import Clock, MonotonicClock
+from tiercel.loadtest.client.assignment import (
+    Assignment,
+    FromWorker,
+    Go,
+    Load,
+    Prepared,
+    Records,
+    Stop,
+    ToWorker,
+    encode_frame,
+    read_frame,
+)
+from tiercel.loadtest.client.load_meter import LoadMeter
+from tiercel.loadtest.client.runner import Runner
+from tiercel.loadtest.client.sender import Sender
+from tiercel.loadtest.client.shared_counter import Tickets
+
+_PROGRESS_S = 0.25
+_RECORDS_A_FRAME = 500
+_MAX_LAGS = 20_000
+
+
+async def work(clock: Clock) -> int:
+    """Serve one assignment; the exit code."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=2**20)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    decoder = msgspec.msgpack.Decoder(ToWorker)
+    assignment = await read_frame(reader, decoder)
+    if not isinstance(assignment, Assignment):
+        return 1
+    with Tickets(assignment.tickets) as tickets:
+        async with Sender(assignment, clock) as sender:
+            runner = Runner(assignment, sender, tickets, clock)
+            gc.collect()
+            gc.freeze()  # the plan stays to the end: no collection need look at it
+            _post(Prepared())
+            go = await read_frame(reader, decoder)
+            if not isinstance(go, Go):
+                return 1
+            await _run(runner, sender, clock, go, asyncio.ensure_future(read_frame(reader, decoder)))
+    return 0
+
+
+async def _run(runner: Runner, sender: Sender, clock: Clock, go: Go, order: "asyncio.Future[ToWorker | None]") -> None:
+    await asyncio.sleep(max(0.0, go.start_s - clock.now_s()))
+    meter = LoadMeter(clock, lambda: sender.chunks)
+    meter.start()
+    running = asyncio.ensure_future(runner.run(go.start_s))
+    while not running.done():
+        await asyncio.wait({running, order}, timeout=_PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
+        if order.done() and not running.done():
+            if not isinstance(order.result(), Stop):
+                os._exit(1)  # the parent is gone
+            runner.stop()
+            await running
+        _post(runner.progress)
+    await running
+    meter.stop()
+    order.cancel()
+    for first in range(0, len(runner.records), _RECORDS_A_FRAME):
+        _post(Records(runner.records[first : first + _RECORDS_A_FRAME]))
+    _post(_load(runner, meter))
+
+
+def _load(runner: Runner, meter: LoadMeter) -> Load:
+    ordered = sorted(meter.lags_ms, reverse=True)
+    thinned = ordered[:: max(1, len(ordered) // _MAX_LAGS)]  # the largest stays
+    return Load(
+        cpu_s=meter.cpu_s,
+        cpu_shares=meter.cpu_shares,
+        lags_ms=thinned,
+        chunks=runner.progress.chunks,
+        chunks_by_second=meter.chunks_by_second,
+        late_sends=runner.late_sends,
+        uncounted=runner.uncounted,
+    )
+
+
+def _post(message: FromWorker) -> None:
+    sys.stdout.buffer.write(encode_frame(message))
+    sys.stdout.buffer.flush()
+
+
+def main() -> int:
+    """Run until the work is done. Ctrl-C is for the parent, which says when to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return asyncio.run(work(MonotonicClock()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What is sent: tenants, arrivals, datasets and prompts."""

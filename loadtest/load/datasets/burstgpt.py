@@ -1,0 +1,61 @@
+"""`burstgpt`: lengths and times of a recorded service (CSV), with random words in the prompts."""
+
+import csv
+from pathlib import Path
+
+from msgspec import Struct
+
+from tiercel.errors import ConfigError
+from tiercel.loadtest.load.conversation import Conversation
+from tiercel.loadtest.load.datasets.dataset import Order, enough, read_text, single
+
+_COLUMNS = ("Model", "Request tokens", "Response tokens")
+
+
+class Row(Struct, frozen=True):
+    """One answered request."""
+
+    at_s: float | None
+    input_tokens: int
+    output_tokens: int
+
+
+def answered_rows(path: Path) -> list[Row]:
+    """Answered requests to GPT-4 in the recorded order; of a file that knows other models only, all.
+
+    Errors: ConfigError.
+    """
+    rows = list(csv.DictReader(read_text(path).splitlines()))
+    missing = [name for name in _COLUMNS if rows and name not in rows[0]]
+    if missing:
+        raise ConfigError("bench.dataset", f"--dataset-path {path}: no column {missing[0]!r}")
+    rows = [row for row in rows if row["Model"] == "GPT-4"] or rows
+    try:
+        found = [
+            Row(
+                float(row["Timestamp"]) if row.get("Timestamp") else None,
+                int(row["Request tokens"]),
+                int(row["Response tokens"]),
+            )
+            for row in rows
+        ]
+    except (ValueError, TypeError) as exc:
+        raise ConfigError("bench.dataset", f"--dataset-path {path}: {exc}") from exc
+    return [row for row in found if row.input_tokens > 0 and row.output_tokens > 0]
+
+
+def conversations(order: Order) -> list[Conversation]:
+    """Answered requests, from a place drawn from the seed. Errors: ConfigError."""
+    rows = answered_rows(order.path)
+    first = order.rng("order").randint(0, max(0, len(rows) - order.count))
+    words = order.words()
+    found = [
+        single(
+            order.texts.text(row.input_tokens, words),
+            row.input_tokens,
+            order.settings.output_len or row.output_tokens,
+            row.at_s,
+        )
+        for row in rows[first : first + order.count]
+    ]
+    return enough(found, order)

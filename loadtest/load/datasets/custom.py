@@ -1,0 +1,21 @@
+"""`custom`: your own prompts, one JSON object a line: `{"prompt": "...", "output_tokens": 64}`."""
+
+from tiercel.errors import ConfigError
+from tiercel.loadtest.load.conversation import Conversation
+from tiercel.loadtest.load.datasets.dataset import Order, enough, json_lines, single
+
+
+def conversations(order: Order) -> list[Conversation]:
+    """The file's prompts in its order. An output length given by flag wins over the file's. Errors: ConfigError."""
+    found: list[Conversation] = []
+    for number, line in json_lines(order.path):
+        if len(found) == order.count:
+            break
+        prompt, wanted = line.get("prompt"), line.get("output_tokens", 128)
+        if not isinstance(prompt, str) or not isinstance(wanted, int) or wanted < 1:
+            raise ConfigError(
+                "bench.dataset",
+                f"--dataset-path {order.path} line {number}: needs a text `prompt` and a number `output_tokens`",
+            )
+        found.append(single(prompt, order.texts.count(prompt), order.settings.output_len or wanted))
+    return enough(found, order)

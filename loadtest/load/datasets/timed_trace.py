@@ -1,0 +1,61 @@
+"""`timed_trace`: the Mooncake trace format. Times, lengths, and which blocks of 512 tokens two prompts share."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct, ValidationError, convert
+
+from tiercel.errors import ConfigError
+from tiercel.loadtest.load.conversation import Conversation
+from tiercel.loadtest.load.datasets.dataset import Order, enough, json_lines, single
+
+BLOCK_TOKENS = 512
+
+
+class TimedLine(Struct):
+    """One request of the trace. Each hash id names a block of 512 tokens, the last one perhaps cut short."""
+
+    timestamp: float  # ms
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = []
+
+
+def conversations(order: Order) -> list[Conversation]:
+    """The first `count` lines. Equal hash ids give equal text: prefixes are shared as recorded. Errors: ConfigError."""
+    blocks: dict[int, str] = {}
+    found: list[Conversation] = []
+    for number, line in enumerate(timed_lines(order.path, order.count), start=1):
+        prompt = _prompt(order, line, blocks, order.words(f"end/{number}"))
+        wanted = order.settings.output_len or max(1, line.output_length)
+        found.append(single(prompt, max(1, line.input_length), wanted, line.timestamp / 1000))
+    return enough(found, order)
+
+
+def timed_lines(path: Path, most: int) -> Iterator[TimedLine]:
+    """The first `most` lines. Errors: ConfigError that names the line."""
+    left = most
+    for number, values in json_lines(path):
+        if not left:
+            return
+        left -= 1
+        try:
+            line = convert(values, TimedLine)
+        except ValidationError as exc:
+            raise ConfigError("bench.dataset", f"--dataset-path {path} line {number}: {exc}") from exc
+        blocks = -(-line.input_length // BLOCK_TOKENS)
+        if line.hash_ids and not blocks - 1 <= len(line.hash_ids) <= blocks:
+            found = f"{len(line.hash_ids)} hash ids of {BLOCK_TOKENS} tokens for {line.input_length} tokens"
+            raise ConfigError("bench.dataset", f"--dataset-path {path} line {number}: {found}")
+        yield line
+
+
+def _prompt(order: Order, line: TimedLine, blocks: dict[int, str], rng: random.Random) -> str:
+    """Blocks by their ids; the last one, cut short, and what no id names is the line's own."""
+    whole = line.hash_ids[: line.input_length // BLOCK_TOKENS]
+    for block in whole:
+        if block not in blocks:
+            blocks[block] = order.texts.text(BLOCK_TOKENS, order.words(f"block/{block}"))
+    left = max(1, line.input_length) - len(whole) * BLOCK_TOKENS
+    return "".join(blocks[block] for block in whole) + (order.texts.text(left, rng) if left else "")

@@ -1,0 +1,1 @@
+"""The server's /metrics page: read, parsed and made into series."""

@@ -1,0 +1,1 @@
+"""The report: charts, HTML pages and text, also of `tiercel simulate`."""

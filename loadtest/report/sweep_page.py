@@ -1,0 +1,109 @@
+"""A sweep of the request rate: what is run at each rate, and the page that shows where the knee is."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tiercel.errors import ConfigError
+from tiercel.loadtest.report import page
+from tiercel.loadtest.report.chart import latency_chart, rate_chart
+from tiercel.loadtest.report.drawing import Picture, drawing_style, finish
+from tiercel.loadtest.report.report import goal_words, save_page
+from tiercel.loadtest.report.wording import LATENCY_NAMES, NONE, show_ms, show_number, show_percent
+from tiercel.loadtest.results.record import RunResult
+from tiercel.loadtest.results.sweep import Point, Sweep
+
+PAGE, FILE, RESULTS = "sweep.html", "sweep.json", "results.jsonl"
+COLUMNS = ("Offered /s", "Good", "Good /s", "Output tok/s", "TTFT median", "TTFT p99", "TPOT p99", "E2E p99")
+
+
+def point_cells(point: Point) -> list[str]:
+    """One row under COLUMNS."""
+    names = ("median_ttft_ms", "p99_ttft_ms", "p99_tpot_ms", "p99_e2el_ms")
+    numbers = (point.goodput, point.output_throughput)
+    return [
+        *(show_number(point.rate), show_percent(point.good_share), *map(show_number, numbers)),
+        *(show_ms(point.figures.get(name)) for name in names),
+    ]
+
+
+def verdict(sweep: Sweep) -> str:
+    """What the sweep found, in one line."""
+    share = show_percent(sweep.plan.wanted_share)
+    if sweep.knee is None:
+        return f"At no rate did {share} of the requests keep their goals."
+    at_end = sweep.knee.rate >= max(point.rate for point in sweep.points)
+    more = " It was not reached: the server may take more." if at_end else ""
+    return (
+        f"The knee is at {show_number(sweep.knee.rate)} requests/s: up to there {share} or more keep their goals."
+        f"{more} "
+        f"Most good requests: {show_number(sweep.best.goodput)}/s at {show_number(sweep.best.rate)}/s offered."
+    )
+
+
+def write_sweep(sweep: Sweep, facts: RunResult, folder: Path) -> Path:
+    """Write the points as JSON and draw the page. `facts`: any run of the sweep.
+
+    Errors: ConfigError when the folder cannot be written; without matplotlib, after the points were written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(sweep), indent=2))
+    except OSError as exc:
+        raise ConfigError("bench.report", f"{folder}: {exc.strerror}") from exc
+    drawn = list(_pictures(sweep, facts))
+    marked = None if sweep.knee is None else sweep.points.index(sweep.knee)
+    knee_words = NONE if sweep.knee is None else f"{show_number(sweep.knee.rate)} /s"
+    body = [
+        page.header(f"{facts.label or facts.model_id}: how much load it takes", verdict(sweep)),
+        page.key_figures(
+            [
+                ("Knee", knee_words, f"{show_percent(sweep.plan.wanted_share)} good, {goal_words(facts.goals)}"),
+                ("Most goodput", f"{show_number(sweep.best.goodput)} /s", f"at {show_number(sweep.best.rate)}/s"),
+            ]
+        ),
+        page.section("By rate", [page.pictures(drawn)]),
+        page.section(
+            "Every rate", [page.table(COLUMNS, [point_cells(point) for point in sweep.points], marked=marked)]
+        ),
+        page.section(
+            "How it was made",
+            [
+                page.command_line([shlex.join(sweep.command)]),
+                page.facts(
+                    {
+                        "Run": {"date": facts.date, "model": facts.model_id, "seed": f"{facts.seed}",
+                                "prompts": facts.dataset},
+                        "Machine": facts.machine,
+                        "Versions": facts.versions,
+                    }
+                ),
+            ],
+        ),
+    ]  # fmt: skip
+    return save_page(page.whole_page(f"{facts.model_id}: rate sweep", body), drawn, folder, PAGE)
+
+
+def _pictures(sweep: Sweep, facts: RunResult) -> Iterator[Picture]:
+    rates = [point.rate for point in sweep.points]
+    good = [point.goodput for point in sweep.points]
+    caption = f"Good requests per second, {goal_words(facts.goals)}."
+    with drawing_style():
+        figure = rate_chart(rates, good, sweep.knee.rate if sweep.knee else None, show_number)
+        yield finish(figure, "goodput", "Goodput", caption, verdict(sweep))
+    for metric in ("ttft", "tpot", "e2el"):
+        known = [
+            (point.rate, high, low)
+            for point in sweep.points
+            if (high := point.figures.get(f"p99_{metric}_ms")) and (low := point.figures.get(f"median_{metric}_ms"))
+        ]
+        if len(known) < 2:
+            continue
+        with drawing_style():
+            offered, highs, lows = zip(*known, strict=True)
+            figure = latency_chart(offered, highs, lows, show_ms)
+            title = LATENCY_NAMES[metric]
+            alt = f"{title} by offered rate, from {show_ms(known[0][1])} to {show_ms(known[-1][1])} at p99."
+            yield finish(figure, f"sweep-{metric}", title, "The slowest hundredth, and the median (grey).", alt)

@@ -1,0 +1,1 @@
+"""What came of a run: records, latencies, fairness, the result file and comparisons."""

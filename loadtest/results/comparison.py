@@ -1,0 +1,247 @@
+"""Two runs side by side: ratios with their spread, and which of the differences chance alone would explain."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+
+import msgspec
+from msgspec import Struct
+
+from tiercel.loadtest.results.bootstrap import (
+    Draw,
+    Spread,
+    grouped_quantile_draw,
+    interval,
+    mean_draw,
+    quantile_draw,
+    rounds_for,
+)
+from tiercel.loadtest.results.latency import gaps_s, is_good, latencies
+from tiercel.loadtest.results.record import RequestRecord, RunResult, Timeline
+
+ROUNDS = 2000
+_METRICS = ("ttft", "ttft_due", "tpot", "e2el")
+_PERCENTS = (50, 90, 99)
+_BLOCKS = 20  # of equal time: rates of neighbouring seconds are not independent, those of blocks nearly are
+_LEAST_STEPS = 2 * _BLOCKS
+_LEAST_BEYOND = 5  # samples above a percentile, for its spread to mean anything
+_LEAST_SAMPLES = 10
+
+
+class Verdict(Enum):
+    """What may be said of a difference."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    TIE = "tie"
+    UNKNOWN = "unknown"
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """One figure of both runs. Ratio: second over first."""
+
+    figure: str
+    tenant: str = ""  # whose; empty: all requests
+    first: float
+    second: float
+    ratio: float | None  # None: the first is zero
+    spread: Spread | None  # of the ratio; None: it cannot be told
+    verdict: Verdict
+    reason: str = ""  # why it is unknown
+
+
+class _View(Struct, frozen=True):
+    """A run, or one tenant's part of it, as far as it is compared."""
+
+    quantiles: dict[str, list[float]]
+    timeline: Timeline
+    records: list[RequestRecord]  # those that went well; empty where the result keeps no requests
+
+
+class _Side(Struct, frozen=True):
+    """A figure of one run: its value, and what draws it anew."""
+
+    value: float
+    draw: Draw | None
+    reason: str = ""  # why nothing can be drawn
+
+
+_NOT_KEPT = "saved without --save-detailed"
+_TOO_FEW = "too few samples"
+
+
+def compare(first: RunResult, second: RunResult, *, seed: int = 0, rounds: int = ROUNDS) -> list[Difference]:
+    """Every figure that both runs have, then the latencies of each tenant that both have.
+
+    Cost: a few seconds for ten thousand requests.
+    """
+    chance = random.Random(seed)  # noqa: S311 - statistics, no secret
+    views = _whole(first), _whole(second)
+    found = [
+        *_rates(*views, chance, rounds),
+        *_good(first, second, chance, rounds),
+        *_latencies(*views, chance, rounds),
+        *_gaps(*views, chance, rounds),
+    ]
+    others = {tenant.name for tenant in second.tenants}
+    shared = [tenant.name for tenant in first.tenants if tenant.name in others]
+    if len(shared) > 1:
+        for name in shared:
+            parts = _of_tenant(first, name), _of_tenant(second, name)
+            found += [
+                msgspec.structs.replace(difference, tenant=name)
+                for difference in _latencies(*parts, chance, rounds, ("ttft", "tpot"), (50, 99))
+            ]
+    return found
+
+
+def encode_comparison(differences: Sequence[Difference], unlike: dict[str, tuple[str, str]]) -> bytes:
+    """The comparison as JSON text."""
+    return msgspec.json.format(msgspec.json.encode({"differing": unlike, "figures": differences}), indent=2)
+
+
+def differing_settings(first: RunResult, second: RunResult) -> dict[str, tuple[str, str]]:
+    """What was not the same in both runs and may explain a difference."""
+    named: dict[str, Callable[[RunResult], object]] = {
+        "model": lambda run: run.model_id,
+        "dataset": lambda run: run.dataset,
+        "arrivals": lambda run: run.arrivals,
+        "prompts": lambda run: run.num_prompts,
+        "concurrency": lambda run: run.max_concurrency,
+        "seed": lambda run: run.seed,
+        "machine": lambda run: ", ".join(run.machine.values()),
+        "versions": lambda run: ", ".join(f"{name} {version}" for name, version in run.versions.items()),
+    }
+    pairs = {name: (f"{read(first)}", f"{read(second)}") for name, read in named.items()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _whole(run: RunResult) -> _View:
+    return _View(run.quantiles, run.timeline, [record for record in run.requests if record.error is None])
+
+
+def _of_tenant(run: RunResult, name: str) -> _View:
+    tenant = next(tenant for tenant in run.tenants if tenant.name == name)
+    records = [record for record in run.requests if record.tenant == name and record.error is None]
+    return _View(tenant.quantiles, tenant.timeline, records)
+
+
+def _rates(first: _View, second: _View, chance: random.Random, rounds: int) -> Iterator[Difference]:
+    """Rates over the run; their spread is that of the mean of equal blocks of time."""
+    for figure, read in (("output tokens/s", _tokens), ("requests/s", _finished)):
+        sides = [_rate(read(view.timeline), view.timeline.step_s, chance) for view in (first, second)]
+        yield _difference(figure, sides[0], sides[1], rounds, is_more_better=True)
+
+
+def _good(first: RunResult, second: RunResult, chance: random.Random, rounds: int) -> Iterator[Difference]:
+    """The share of the requests that kept all goals, where both runs have goals."""
+    if first.request_goodput is None or second.request_goodput is None:
+        return
+    sides: list[_Side] = []
+    for run in (first, second):
+        goals = {tenant.name: tenant.goals for tenant in run.tenants}
+        kept = [float(is_good(record, goals.get(record.tenant, run.goals))) for record in run.requests]
+        share = (run.request_goodput or 0.0) * run.duration / max(1, run.completed + run.failed)
+        is_enough = len(kept) >= _LEAST_SAMPLES
+        sides.append(_Side(share, mean_draw(kept, chance)) if is_enough else _Side(share, None, _NOT_KEPT))
+    yield _difference("good share", sides[0], sides[1], rounds, is_more_better=True)
+
+
+def _tokens(line: Timeline) -> Sequence[float]:
+    return line.output_tokens
+
+
+def _finished(line: Timeline) -> Sequence[float]:
+    return line.finished
+
+
+def _rate(steps: Sequence[float], step_s: float, chance: random.Random) -> _Side:
+    value = sum(steps) / (len(steps) * step_s) if steps else 0.0
+    if len(steps) < _LEAST_STEPS:
+        return _Side(value, None, "the run is too short")
+    width = len(steps) // _BLOCKS
+    blocks = [sum(steps[start : start + width]) / (width * step_s) for start in range(0, _BLOCKS * width, width)]
+    return _Side(value, mean_draw(blocks, chance))
+
+
+def _latencies(
+    first: _View,
+    second: _View,
+    chance: random.Random,
+    rounds: int,
+    metrics: Sequence[str] = _METRICS,
+    percents: Sequence[int] = _PERCENTS,
+) -> Iterator[Difference]:
+    values_ms = [latencies(view.records) for view in (first, second)]
+    for metric in metrics:
+        if not (_has(first, metric) and _has(second, metric)):
+            continue
+        for percent in percents:
+            sides = [
+                _quantile(view.quantiles[metric][percent], values[metric], percent, chance)
+                for view, values in zip((first, second), values_ms, strict=True)
+            ]
+            yield _difference(_figure(percent, metric), sides[0], sides[1], rounds, is_more_better=False)
+
+
+def _quantile(value: float, values: Sequence[float], percent: float, chance: random.Random) -> _Side:
+    if not values:
+        return _Side(value, None, _NOT_KEPT)
+    if len(values) < _LEAST_SAMPLES or len(values) * (1 - percent / 100) < _LEAST_BEYOND:
+        return _Side(value, None, _TOO_FEW)
+    return _Side(value, quantile_draw(values, percent, chance))
+
+
+def _gaps(first: _View, second: _View, chance: random.Random, rounds: int) -> Iterator[Difference]:
+    """Gaps between chunks. Requests are drawn, each with all its gaps."""
+    if not (_has(first, "itl") and _has(second, "itl")):
+        return
+    groups = [[gaps for record in view.records if (gaps := gaps_s(record))] for view in (first, second)]
+    enough = min(rounds_for(group, 99, rounds) for group in groups)
+    sides = [
+        _gap_tail(view.quantiles["itl"][99], group, chance) for view, group in zip((first, second), groups, strict=True)
+    ]
+    yield _difference("p99_itl_ms", sides[0], sides[1], enough, is_more_better=False)
+
+
+def _gap_tail(value: float, groups: Sequence[Sequence[float]], chance: random.Random) -> _Side:
+    if not groups:
+        return _Side(value, None, _NOT_KEPT)
+    if len(groups) < _LEAST_SAMPLES:
+        return _Side(value, None, _TOO_FEW)
+    return _Side(value, grouped_quantile_draw(groups, 99, chance))
+
+
+def _difference(figure: str, first: _Side, second: _Side, rounds: int, *, is_more_better: bool) -> Difference:
+    ratio = second.value / first.value if first.value else None
+    spread = None
+    if ratio is not None and first.draw is not None and second.draw is not None:
+        spread = interval(_quotient(first.draw, second.draw, ratio), rounds)
+    return Difference(
+        figure=figure, first=first.value, second=second.value, ratio=ratio, spread=spread,
+        verdict=_verdict(spread, is_more_better), reason=first.reason or second.reason,
+    )  # fmt: skip
+
+
+def _quotient(below: Draw, above: Draw, otherwise: float) -> Draw:
+    def draw() -> float:
+        bottom = below()
+        return above() / bottom if bottom else otherwise
+
+    return draw
+
+
+def _verdict(spread: Spread | None, is_more_better: bool) -> Verdict:
+    if spread is None:
+        return Verdict.UNKNOWN
+    if spread.low <= 1 <= spread.high:
+        return Verdict.TIE
+    return Verdict.BETTER if (spread.low > 1) == is_more_better else Verdict.WORSE
+
+
+def _has(view: _View, metric: str) -> bool:
+    return len(view.quantiles.get(metric, [])) == 101
+
+
+def _figure(percent: int, metric: str) -> str:
+    return f"{'median' if percent == 50 else f'p{percent}'}_{metric}_ms"

@@ -1,0 +1,323 @@
+import re
+import struct
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.loadtest.example_run import example_run, one_tenant_run
+from tiercel.errors import ConfigError
+from tiercel.loadtest.metrics.server_series import (
+    hit_rate,
+    preemption_rates,
+    service_shares,
+    tier_shares,
+    transfer_rates,
+    transfer_speeds,
+)
+from tiercel.loadtest.report.drawing import VARIABLES
+from tiercel.loadtest.report.plots import latency_pictures, server_pictures, tenant_pictures, timeline_pictures
+from tiercel.loadtest.report.report import write_report
+from tiercel.loadtest.report.wording import figure_words, show_factor, show_ms, show_number, show_percent
+from tiercel.loadtest.results.record import RunResult, Sample
+from tiercel.loadtest.results.result_file import decode_result, encode_result
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Page(HTMLParser):
+    """What a browser would find: tags with their attributes, ids, text, and whether every tag was closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"meta", "link"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [found for name, found in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(example_run(), tmp_path_factory.mktemp("report")).parent
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Page:
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else(folder: Path, page: Page) -> None:
+    assert page.open == []
+    assert not page.all("script")
+    assert not page.all("img")
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    outside = {url for url in re.findall(r"https?://[^\s\"'<]+", text) if not url.startswith("http://www.w3.org/")}
+    assert outside == set()
+    assert [link["href"] for link in page.all("link")] == ["data:,"]
+    assert "default-src 'none'" in text
+
+
+def test_every_picture_is_told_in_words_and_lies_beside_the_page(folder: Path, page: Page) -> None:
+    figures = [figure["id"] for figure in page.all("figure")]
+    drawings = [svg for svg in page.all("svg") if svg.get("role") == "img"]
+    assert len(figures) == len(drawings) == 14
+    assert all(len(svg["aria-label"] or "") > 20 for svg in drawings)
+    for name in figures:
+        content = (folder / f"{name}.png").read_bytes()
+        assert content[:8] == b"\x89PNG\r\n\x1a\n"
+        width, height = struct.unpack(">II", content[16:24])
+        assert width > 900
+        assert height > 250
+
+
+def test_ids_are_used_once(page: Page) -> None:
+    ids = [found["id"] for _, found in page.tags if "id" in found]
+    assert len(ids) == len(set(ids))
+
+
+def test_drawings_take_every_colour_and_the_font_from_the_page(folder: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    drawings = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert not re.findall(r"#[0-9a-f]{6}\b", drawings)
+    assert "DejaVu" not in drawings
+    assert all(f"var({variable})" in drawings for variable in VARIABLES.values())
+
+
+def test_the_page_says_what_the_reader_must_know(page: Page) -> None:
+    said = " ".join(page.words.split())
+    for words in (
+        "small-model", "300 requests in 60 s, 3 tenants", "within TTFT 500 ms, TPOT 60 ms", "Jain index",
+        "Lengths of prompts were estimated", "3 failed: 503 overloaded", "tiercel bench serve --tenants mix.yaml",
+        "a fast one", "0.1.0", "nightly <reports>", "p99 TTFT", "vllm:num_preemptions_total",
+    ):  # fmt: skip
+        assert words.replace(" ", "") in re.sub(r"[\s\u202f]", "", said), words
+
+
+def test_names_from_outside_are_escaped(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<reports>" not in text
+    assert "nightly &lt;reports&gt;" in text
+    evil = msgspec.structs.replace(one_tenant_run(), label="<script>alert(1)</script>", metadata={"<b>": "<i>"})
+    assert "<script" not in write_report(evil, tmp_path).read_text(encoding="utf-8")
+
+
+def test_a_single_tenant_without_readings_has_no_pictures_of_them_and_says_so(tmp_path: Path) -> None:
+    page = Page(write_report(one_tenant_run(), tmp_path).read_text(encoding="utf-8"))
+    names = {figure["id"] for figure in page.all("figure")}
+    assert names == {"latency-ttft", "latency-tpot", "latency-itl", "latency-e2el", "throughput", "in-flight"}
+    assert "/metrics were not read" in page.words
+    assert "Tenants" not in page.words
+    assert "Goodput" not in page.words
+
+
+def test_a_run_in_which_everything_failed_still_has_a_page(tmp_path: Path) -> None:
+    whole = one_tenant_run()
+    empty = msgspec.structs.replace(
+        whole, completed=0, failed=60, quantiles={}, figures={}, errors={"connection refused": 60}, tenants=[]
+    )
+    page = Page(write_report(empty, tmp_path).read_text(encoding="utf-8"))
+    assert "60 failed: connection refused" in page.words
+    assert "100" in page.words
+
+
+def test_what_the_server_does_not_export_is_named() -> None:
+    plain = [
+        Sample(sample.at_s, {key: value for key, value in sample.values.items() if "tier" not in key})
+        for sample in example_run().samples
+    ]
+    pictures, missing = server_pictures(msgspec.structs.replace(example_run(), samples=plain))
+    assert {picture.name for picture in pictures} == {"server-queue", "tiers", "prefix-hits", "preemptions"}
+    assert missing == ["The server does not export: transfers, service by the server's clock."]
+
+
+def test_what_stayed_at_zero_is_said_and_not_drawn() -> None:
+    calm = [
+        Sample(sample.at_s, {key: value for key, value in sample.values.items() if "preemptions" not in key}
+               | {"vllm:num_preemptions_total": 7.0})
+        for sample in example_run().samples
+    ]  # fmt: skip
+    pictures, said = server_pictures(msgspec.structs.replace(example_run(), samples=calm))
+    assert "preemptions" not in {picture.name for picture in pictures}
+    assert said == ["Zero all the time: preemptions."]
+
+
+def test_due_times_are_drawn_where_they_tell_something_else() -> None:
+    run = example_run()
+    first, per_token, *_ = latency_pictures(run)
+    assert "due" in first.caption
+    assert "due: p99" in first.svg
+    assert "due" not in per_token.caption
+    same = msgspec.structs.replace(run, quantiles=run.quantiles | {"ttft_due": run.quantiles["ttft"]})
+    first, *_ = latency_pictures(same)
+    assert "the same within 2 %" in first.caption
+    assert "due: p99" not in first.svg
+
+
+def test_a_long_run_is_drawn_with_few_steps() -> None:
+    run = example_run()
+    line = run.timeline
+    longer = msgspec.structs.replace(
+        line,
+        **{
+            name: list(getattr(line, name)) * 60
+            for name in ("output_tokens", "finished", "failed", "running", "queued")
+        },
+    )
+    long, _ = timeline_pictures(msgspec.structs.replace(run, timeline=longer))
+    short, _ = timeline_pictures(run)
+    assert len(long.svg) < 6 * len(short.svg)
+
+
+def test_many_tenants_are_drawn_as_the_largest_few() -> None:
+    run = example_run()
+    many = [
+        msgspec.structs.replace(run.tenants[0], name=f"tenant {number}", service_tokens=float(number))
+        for number in range(30)
+    ]
+    shares, _ = tenant_pictures(msgspec.structs.replace(run, tenants=many))
+    assert "The 22 tenants with less service are in the table only." in shares.caption
+    assert "tenant 29" in shares.svg
+    assert "tenant 3<" not in shares.svg
+
+
+_DRAW = """
+import sys, matplotlib
+from tiercel.loadtest.report.plots import latency_pictures
+from tests.loadtest.example_run import one_tenant_run
+
+def settings():  # but the backend: reading it loads pyplot
+    return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}
+
+before = settings()
+next(latency_pictures(one_tenant_run()))
+print(settings() == before, "matplotlib.pyplot" in sys.modules)
+"""
+
+
+def test_drawing_leaves_no_trace_in_matplotlib() -> None:
+    ran = subprocess.run([sys.executable, "-c", _DRAW], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "True False\n"
+
+
+def test_the_same_result_gives_the_same_page(tmp_path: Path) -> None:
+    first = write_report(one_tenant_run(), tmp_path / "a").read_bytes()
+    assert first == write_report(one_tenant_run(), tmp_path / "b").read_bytes()
+
+
+def test_a_detailed_result_survives_the_file() -> None:
+    run = example_run()
+    read = decode_result(encode_result(run))
+    assert read.requests == run.requests
+    assert read.errors == {"503 overloaded": 3}
+    assert read.quantiles == run.quantiles
+
+
+def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from tiercel.cli.main import main; sys.exit(main(['bench', 'report', sys.argv[1]]))"
+    )
+    result = tmp_path / "result.json"
+    result.write_bytes(encode_result(one_tenant_run()))
+    ran = subprocess.run([sys.executable, "-c", code, str(result)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr == "tiercel: error: pictures need matplotlib: pip install 'tiercel[bench]'\n"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="file"):
+        write_report(one_tenant_run(), tmp_path / "file")
+
+
+def test_tiers_are_shares_from_the_fastest_down_and_counters_become_rates() -> None:
+    run = example_run()
+    assert [reading.name for reading in tier_shares(run.samples)] == ["HBM", "DDR", "SSD"]
+    assert all(0 <= (value or 0) <= 1 for reading in tier_shares(run.samples) for value in reading.values)
+    (only,) = [reading for reading in transfer_rates(_counting(0, 10, 30, 5, 15)) if reading.name == "DDR to SSD"]
+    assert only.values == (10, 20, None, 10, 10)
+
+
+def test_a_routes_speed_is_that_while_it_moved_something() -> None:
+    assert transfer_speeds(example_run().counters) == {"HBM to DDR": 2e9}
+    (transfers,) = [picture for picture in server_pictures(example_run())[0] if picture.name == "transfers"]
+    assert transfers.caption.replace("\u202f", " ").endswith("While moving: HBM to DDR 2 GB/s.")
+
+
+def test_service_by_the_servers_clock_is_a_share_beside_what_weights_give() -> None:
+    shares = {share.got.name: share for share in service_shares(example_run().samples)}
+    assert shares["interactive"].got.values[5] == pytest.approx(0.6)
+    assert shares["interactive"].fair.values[5] == pytest.approx(0.6)
+    assert shares["batch"].fair.values[5] == pytest.approx(0.2)
+
+
+def test_preemptions_are_told_by_mode_or_all_together() -> None:
+    assert [history.name for history in preemption_rates(example_run().samples)] == [
+        "By recompute, 1/s", "By swap, 1/s",
+    ]  # fmt: skip
+    plain = [Sample(float(at_s), {"vllm:num_preemptions_total": 2.0 * at_s}) for at_s in range(3)]
+    assert [history.values for history in preemption_rates(plain)] == [(2, 2, 2)]
+
+
+def test_the_servers_of_others_draw_too() -> None:
+    samples = [
+        Sample(float(at_s), {"vllm:kv_cache_usage_perc": 0.5, "vllm:kv_offload_store_bytes_total": 100.0 * at_s})
+        for at_s in range(3)
+    ]
+    assert [reading.name for reading in tier_shares(samples)] == ["HBM"]
+    assert [(reading.name, reading.values[0]) for reading in transfer_rates(samples)] == [("HBM to DDR", 100.0)]
+    assert hit_rate(samples) is None
+
+
+def _counting(*values: float) -> list[Sample]:
+    key = 'tiercel_kv_transfer_bytes_total{route="ddr_ssd"}'
+    return [Sample(float(at_s), {key: value}) for at_s, value in enumerate(values)]
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert [show_number(value) for value in (0, 0.0421, 0.5, 7.25, 42.04, 812.4, 12_400.0)] == [
+        *("0", "0.042", "0.5", "7.25", "42", "812", "12,400"),
+    ]
+    assert [show_ms(value).replace("\u202f", " ") for value in (0.8, 142.3, 3210, 270_000)] == [
+        *("0.8 ms", "142 ms", "3.21 s", "4.5 min"),
+    ]
+    assert show_percent(0.373).replace("\u202f", " ") == "37.3 %"
+    assert show_factor(1.3).replace("\u202f", " ") == "\N{MULTIPLICATION SIGN} 1.30"
+    assert figure_words("p99_e2el_due_ms") == "p99 E2EL from due"
+
+
+def test_the_verb_writes_beside_the_result_and_takes_the_last_of_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tiercel.cli.main import main
+
+    runs: list[RunResult] = [one_tenant_run(), msgspec.structs.replace(one_tenant_run(), label="the last")]
+    path = tmp_path / "result.json"
+    path.write_bytes(b"\n".join(map(encode_result, runs)))
+    assert main(["bench", "report", str(path)]) == 0
+    captured = capsys.readouterr()
+    written = Path(captured.out.strip())
+    assert written == tmp_path / "result.report" / "report.html"
+    assert "the last" in written.read_text(encoding="utf-8")
+    assert "holds 2 results" in captured.err
