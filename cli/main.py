@@ -25,7 +25,6 @@ from tiercel.cli.plan import plan
 from tiercel.cli.serve import serve
 from tiercel.cli.simulate import simulate
 from tiercel.cli.tenants import tenants_app
-from tiercel.cli.top import top
 from tiercel.errors import ConfigError, TiercelError
 
 _FLAGGED = ("serve", "check", "calibrate", "show", "throughput", "latency")
@@ -88,7 +87,6 @@ def _app(shown: str, verb: str) -> typer.Typer:
     app.command()(collect_env)
     app.command()(plan)
     app.command()(simulate)
-    app.command()(top)
     app.add_typer(config_app(shown), name="config")
     app.add_typer(tenants_app(), name="tenants")
     app.add_typer(bench_app(shown, is_wanted=verb == "bench"), name="bench")

@@ -27,8 +27,8 @@ from tiercel.log import configure_log, set_log_level
 from tiercel.server.api.generation_config import load_sampling_defaults
 from tiercel.server.api.service import Service
 from tiercel.server.app import create_app
-from tiercel.server.control.configuration import Configuration, Edition
-from tiercel.server.control.notify import Notifier
+from tiercel.server.control.configuration import Configuration, SettingsVersion
+from tiercel.server.control.systemd import SystemdNotifier
 from tiercel.server.engine.child import EngineChild, engine_command
 from tiercel.server.engine.client import EngineClient, EngineState
 from tiercel.server.engine.inherited import Keep
@@ -37,10 +37,10 @@ from tiercel.server.http.listen import bind, check_tls, url_of
 from tiercel.server.http.reaper import Reaper
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import oldest_waits
-from tiercel.server.tenancy.account import Accounts
 from tiercel.server.tenancy.admission import Admission, shutting_down
 from tiercel.server.tenancy.directory import open_directory
 from tiercel.server.tenancy.tenants import TenantTable
+from tiercel.server.tenancy.usage import UsageBook
 from tiercel.server.text.chat_template import ChatTemplate
 from tiercel.server.text.tokenizer import load_text_codec
 from tiercel.server.tracing.sink import make_traces
@@ -134,36 +134,36 @@ def build_service(
         Path(settings.model), settings.generation_config, settings.override_generation_config
     )
     metrics = ServerMetrics(settings.served_model_names[0])
-    accounts = Accounts(clock, is_fair=settings.is_fair)
-    client = EngineClient(clock, metrics, accounts)
+    usages = UsageBook(clock, is_fair=settings.is_fair)
+    client = EngineClient(clock, metrics, usages)
     tenants = open_directory(settings, metrics)
 
-    def take(table: TenantTable) -> None:
-        accounts.set_table(table)
+    def apply_tenants(table: TenantTable) -> None:
+        usages.set_table(table)
         metrics.tenants.set_table(table)
         client.set_tenants(table.message)
 
-    tenants.tell(take)
-    admission = Admission(client, metrics, clock, accounts, max_queued=settings.max_num_queued_reqs)
+    tenants.add_listener(apply_tenants)
+    admission = Admission(client, metrics, clock, usages, max_queued=settings.max_num_queued_reqs)
     metrics.open(
         client,
-        accounts.counts,
+        usages.counts,
         lambda: oldest_waits(list(client.facts_by_seq.values()), clock.now_s()),
         lambda: admission.max_queued,
     )
     both = Settings(engine=engine or EngineSettings(model=settings.model), server=settings)
     configuration = Configuration(both, origin, metrics.config, time.time)
 
-    def adopt(edition: Edition) -> None:
-        server = edition.settings.server
-        metrics.config.on_config(edition.version, edition.at_s)
+    def apply_settings(new: SettingsVersion) -> None:
+        server = new.settings.server
+        metrics.config.on_config(new.version, new.at_s)
         admission.set_max_queued(server.max_num_queued_reqs)
-        accounts.set_fair(server.is_fair)
-        if edition.version > 1:  # the engine and the log began with the first one
-            client.set_settings(edition.version, edition.settings.engine)
+        usages.set_fair(server.is_fair)
+        if new.version > 1:  # the engine and the log began with the first one
+            client.set_settings(new.version, new.settings.engine)
             set_log_level(server.log_level)
 
-    configuration.tell(adopt)
+    configuration.add_listener(apply_settings)
     return Service(
         configuration=configuration,
         codec=codec,
@@ -213,7 +213,7 @@ class Daemon:
         self._second_signal = asyncio.Event()
         self._drained_by_s = 0.0  # end of what --shutdown-timeout grants
         self._reloads: set[asyncio.Task[None]] = set()
-        self._notifier = Notifier(notify_socket(), service.clock)
+        self._notifier = SystemdNotifier(notify_socket(), service.clock)
         self._status = ""  # for the service manager, from the moment the engine serves
         self._log = structlog.stdlib.get_logger("server.launch")
 

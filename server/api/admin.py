@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from tiercel.errors import AdmissionError, ConfigError
 from tiercel.server.api.service import Service
-from tiercel.server.control.configuration import RESTART, STALE, Edition
+from tiercel.server.control.configuration import RESTART, STALE, SettingsVersion
 from tiercel.server.http.watch import ClientGoneError
 from tiercel.server.tenancy.directory import BODY_NAME
 from tiercel.server.tenancy.document import DocumentError, read_json
@@ -59,7 +59,7 @@ class AdminRoutes:
 
     async def show_config(self) -> Response:
         """The settings in force, their version, and where each comes from. Secrets are masked."""
-        return _config_response(self._service.configuration.edition)
+        return _config_response(self._service.configuration.current)
 
     async def patch_config(self, request: Request) -> Response:
         """Other values from the next step on: all that were sent, or none and 400 or 409.
@@ -81,22 +81,22 @@ class AdminRoutes:
     async def reload(self) -> Response:
         """What SIGHUP does: read the settings file and the tenants file again, and take both or none."""
         try:
-            edition = await self._service.configuration.reload(self._service.tenants)
+            new = await self._service.configuration.reload(self._service.tenants)
         except ConfigError as exc:
             raise _refusal(exc) from exc
-        versions = {"config_version": edition.version, "tenants_version": self._service.tenants.table.version}
+        versions = {"config_version": new.version, "tenants_version": self._service.tenants.table.version}
         return JSONResponse(versions)
 
 
-def _config_response(edition: Edition) -> Response:
-    changed_at = datetime.datetime.fromtimestamp(edition.at_s, datetime.UTC).isoformat(timespec="milliseconds")
-    body: dict[str, object] = {"version": edition.version, "source": edition.occasion, "changed_at": changed_at}
-    shown = {} if edition.origin is None else shown_settings(edition.origin)
+def _config_response(current: SettingsVersion) -> Response:
+    changed_at = datetime.datetime.fromtimestamp(current.at_s, datetime.UTC).isoformat(timespec="milliseconds")
+    body: dict[str, object] = {"version": current.version, "source": current.occasion, "changed_at": changed_at}
+    shown = {} if current.origin is None else shown_settings(current.origin)
     body["settings"] = {
         key: {"value": one.value, "source": one.source, "name": one.name, "is_live": one.is_live}
         for key, one in shown.items()
     }
-    return JSONResponse(body, headers={"etag": f'"{edition.version}"'})
+    return JSONResponse(body, headers={"etag": f'"{current.version}"'})
 
 
 def _refusal(error: ConfigError) -> AdmissionError:

@@ -35,7 +35,7 @@ from tiercel.server.engine.generation import (
 )
 from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes
 from tiercel.server.http.watch import run_watched
-from tiercel.server.tenancy.admission import Entry, Order
+from tiercel.server.tenancy.admission import AdmissionRequest, Entry
 from tiercel.server.tenancy.auth import tenant_of
 from tiercel.server.tenancy.tenants import Tenant, narrowed
 from tiercel.server.text.detokenizer import make_detokenizer
@@ -165,7 +165,7 @@ class OpenAIRoutes:
     ) -> Generation:
         """Gate two, then the engine. Nothing is awaited in between: what was counted is what is submitted."""
         plan = prepared.plan
-        order = Order(
+        order = AdmissionRequest(
             prompts=[len(prompt) for prompt in prepared.prompts],
             choices=plan.n,
             max_tokens=max(params.max_tokens for params in prepared.params),

@@ -24,7 +24,7 @@ STALE = "config.stale"
 
 
 @dataclass(frozen=True, slots=True)
-class Edition:
+class SettingsVersion:
     """One version of the settings, whole."""
 
     version: int
@@ -41,40 +41,40 @@ class RefusalCounter(Protocol):
     def on_config_refused(self) -> None: ...
 
 
-Taker = Callable[[Edition], None]
+Listener = Callable[[SettingsVersion], None]
 """Whoever must know of new settings. Must not fail: they are in force."""
 
 
 class Configuration:
-    """Holds the edition in force. One change at a time; a wrong one changes nothing."""
+    """Hold the settings in force. One change at a time; a wrong one changes nothing."""
 
     def __init__(
         self, settings: Settings, origin: Resolved | None, counter: RefusalCounter, wall_s: Callable[[], float]
     ) -> None:
-        self._edition = Edition(1, "start", wall_s(), settings, origin, {})
+        self._current = SettingsVersion(1, "start", wall_s(), settings, origin, {})
         self._started = origin
         self._counter = counter
         self._wall_s = wall_s
-        self._takers: list[Taker] = []
+        self._listeners: list[Listener] = []
         self._turn = asyncio.Lock()
         self._log = structlog.stdlib.get_logger("server.config")
 
     @property
-    def edition(self) -> Edition:
+    def current(self) -> SettingsVersion:
         """The settings in force, with their version."""
-        return self._edition
+        return self._current
 
     @property
     def server(self) -> ServerSettings:
         """The settings in force of the HTTP process."""
-        return self._edition.settings.server
+        return self._current.settings.server
 
-    def tell(self, taker: Taker) -> None:
-        """Tell `taker` of the settings now and at every change."""
-        self._takers.append(taker)
-        taker(self._edition)
+    def add_listener(self, listener: Listener) -> None:
+        """Tell `listener` of the settings now and at every change."""
+        self._listeners.append(listener)
+        listener(self._current)
 
-    async def reload(self, tenants: TenantDirectory, run: InThread = in_thread) -> Edition:
+    async def reload(self, tenants: TenantDirectory, run: InThread = in_thread) -> SettingsVersion:
         """Read the settings file and the tenants file again, and take both; what requests had changed falls back.
 
         Errors: ConfigError when one of them is wrong or wants a restart; then everything stays as it was.
@@ -87,16 +87,16 @@ class Configuration:
 
     async def change(
         self, values: Mapping[str, object], *, over: int | None = None, run: InThread = in_thread
-    ) -> Edition:
+    ) -> SettingsVersion:
         """Take values by the keys of tiercel.toml, until the next reload or restart; None drops an earlier request.
 
         The settings file is as it was when it was read last. With `over` only when that version is in force.
         Errors: ConfigError naming key, value and what is allowed; then everything stays as it was.
         """
         async with self._turn:
-            if over not in (None, self._edition.version):
-                raise ConfigError(STALE, f"version {self._edition.version} is in force, not {over}")  # nothing is wrong
-            changes = dict(self._edition.changes)
+            if over not in (None, self._current.version):
+                raise ConfigError(STALE, f"version {self._current.version} is in force, not {over}")  # nothing is wrong
+            changes = dict(self._current.changes)
             try:
                 asked = words_of(values, "request", BODY_NAME)
             except ConfigError as exc:
@@ -113,7 +113,7 @@ class Configuration:
         self, how: Callable[[Resolved], Resolved], changes: Mapping[str, object], occasion: Occasion, run: InThread
     ) -> Resolved | None:
         """What the settings would be. Errors: ConfigError."""
-        started, before = self._started, self._edition.origin
+        started, before = self._started, self._current.origin
         if started is None or before is None:
             if not changes:
                 return None
@@ -126,26 +126,26 @@ class Configuration:
             raise self._refuse(exc, occasion) from None
         return found
 
-    def _set(self, found: Resolved | None, changes: Mapping[str, object], occasion: Occasion) -> Edition:
-        before = self._edition
+    def _set(self, found: Resolved | None, changes: Mapping[str, object], occasion: Occasion) -> SettingsVersion:
+        before = self._current
         changed: tuple[str, ...] = ()
         if found is not None and before.origin is not None:
             changed = changed_fields(before.origin.options, found.options)
         if found is None or not changed:
-            self._edition = replace(before, origin=found, changes=changes)
+            self._current = replace(before, origin=found, changes=changes)
             self._log.info("config_unchanged", version=before.version, source=occasion)
-            return self._edition
-        edition = Edition(before.version + 1, occasion, self._wall_s(), found.settings, found, changes)
+            return self._current
+        new = SettingsVersion(before.version + 1, occasion, self._wall_s(), found.settings, found, changes)
         shown = {name: shown_value(name, getattr(found.options, name)) for name in changed}
-        self._log.info("config_changed", version=edition.version, source=occasion, changed=shown)
-        self._edition = edition
-        for taker in self._takers:
-            taker(edition)
-        return edition
+        self._log.info("config_changed", version=new.version, source=occasion, changed=shown)
+        self._current = new
+        for listener in self._listeners:
+            listener(new)
+        return new
 
     def _refuse(self, error: ConfigError, occasion: Occasion) -> ConfigError:
         self._counter.on_config_refused()
-        self._log.error("config_refused", version=self._edition.version, source=occasion, reason=error.message)
+        self._log.error("config_refused", version=self._current.version, source=occasion, reason=error.message)
         return error
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
 from tiercel.server.engine.client import SequenceFacts
 from tiercel.server.metrics.exposition import Kind, family, histogram, joined, labels
-from tiercel.server.metrics.tally import Tally
+from tiercel.server.metrics.histogram import HistogramCounter
 from tiercel.wire import Ready
 
 ENGINE = "0"
@@ -40,7 +40,7 @@ Buckets = tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFigures:
+class EngineMetricsSample:
     """What was counted of all sequences together."""
 
     prompt_tokens: int = 0
@@ -87,7 +87,7 @@ class EngineMetrics:
         self._cached_below = 0  # from DDR and SSD
         self._corrupted = 0
         self._ends = dict.fromkeys(FinishReason, 0)
-        self._histograms: list[tuple[str, str, Tally]] = []
+        self._histograms: list[tuple[str, str, HistogramCounter]] = []
         lengths = _token_buckets(ready.max_model_len)
         self._first_token = self._tally("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_S)
         self._gap = self._tally("inter_token_latency_seconds", "Between two tokens.", _TOKEN_GAP_S)
@@ -156,9 +156,9 @@ class EngineMetrics:
             self._step_tokens.add(gauges.step_tokens)
         self._told = replace(told, gauges=gauges)
 
-    def figures(self) -> EngineFigures:
+    def sample(self) -> EngineMetricsSample:
         """What was counted."""
-        return EngineFigures(
+        return EngineMetricsSample(
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._num_tokens,
             cached_tokens=self._cached_here + self._cached_below,
@@ -237,7 +237,7 @@ class EngineMetrics:
         samples = ((self._with(**{label: of}), value) for of, value in values.items())
         return family(f"vllm:{name}", kind, text, samples)
 
-    def _tally(self, name: str, text: str, bounds: Sequence[float]) -> Tally:
-        tally = Tally(bounds)
+    def _tally(self, name: str, text: str, bounds: Sequence[float]) -> HistogramCounter:
+        tally = HistogramCounter(bounds)
         self._histograms.append((name, text, tally))
         return tally

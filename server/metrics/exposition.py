@@ -10,7 +10,7 @@ from typing import Literal
 
 from prometheus_client.utils import floatToGoString  # pyright: ignore[reportUnknownVariableType] - half typed
 
-from tiercel.server.metrics.tally import Tally
+from tiercel.server.metrics.histogram import HistogramCounter
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 
@@ -37,12 +37,12 @@ def family(name: str, kind: Kind, text: str, samples: Iterable[tuple[str, float]
     return head(name, kind, text) + "".join(f"{name}{{{of}}} {value}\n" for of, value in samples)
 
 
-def histogram(name: str, text: str, tallies: Iterable[tuple[str, Tally]]) -> str:
+def histogram(name: str, text: str, tallies: Iterable[tuple[str, HistogramCounter]]) -> str:
     """A family of histograms: labels and tally."""
     return head(name, "histogram", text) + "".join(_buckets(name, of, tally) for of, tally in tallies)
 
 
-def summary(name: str, text: str, tallies: Iterable[tuple[str, Tally]]) -> str:
+def summary(name: str, text: str, tallies: Iterable[tuple[str, HistogramCounter]]) -> str:
     """The same without buckets: sum and count alone."""
     return head(name, "summary", text) + "".join(_sums(name, of, tally.sum, tally.count) for of, tally in tallies)
 
@@ -63,7 +63,7 @@ def _bound(value: float) -> str:
     return floatToGoString(value)
 
 
-def _buckets(name: str, of: str, tally: Tally) -> str:
+def _buckets(name: str, of: str, tally: HistogramCounter) -> str:
     below = tally.below()
     lines = "".join(f'{name}_bucket{{le="{_bound(bound)}",{of}}} {count}\n' for bound, count in below[:-1])
     count = below[-1][1]

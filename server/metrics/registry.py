@@ -11,7 +11,7 @@ from tiercel.ids import TenantId
 from tiercel.outcome import Finished, Gauges
 from tiercel.server.engine.client import EngineState, SequenceFacts
 from tiercel.server.metrics.config import ConfigMetrics
-from tiercel.server.metrics.engine import ENGINE, EngineFigures, EngineMetrics
+from tiercel.server.metrics.engine import ENGINE, EngineMetrics, EngineMetricsSample
 from tiercel.server.metrics.exposition import joined
 from tiercel.server.metrics.tenants import Counts, TenantMetrics, Waits
 from tiercel.server.metrics.tiers import TierMetrics
@@ -123,9 +123,9 @@ class ServerMetrics:
         if self._engine is not None:
             self._engine.on_step(gauges)
 
-    def figures(self) -> EngineFigures:
+    def sample(self) -> EngineMetricsSample:
         """What was counted of all sequences together."""
-        return EngineFigures() if self._engine is None else self._engine.figures()
+        return EngineMetricsSample() if self._engine is None else self._engine.sample()
 
     def exposition(self, *, has_detail: bool = False) -> bytes:
         """Prometheus text. Safe in another thread than the one that counts. `has_detail`: see `TenantMetrics`."""

@@ -10,7 +10,7 @@ from tiercel.ids import TenantId
 from tiercel.outcome import FairGauges, Finished, Gauges, TenantGauges
 from tiercel.server.engine.client import SequenceFacts
 from tiercel.server.metrics.exposition import Kind, family, histogram, joined, labels, single, summary
-from tiercel.server.metrics.tally import Tally
+from tiercel.server.metrics.histogram import HistogramCounter
 from tiercel.server.tenancy.tenants import TenantTable
 from tiercel.tenant import Slo
 
@@ -33,7 +33,7 @@ def oldest_waits(books: Iterable[SequenceFacts], now_s: float) -> dict[TenantId,
 
 
 @dataclass(frozen=True, slots=True)
-class TenantFigures:
+class TenantMetricsSample:
     """What was counted of one tenant."""
 
     running: int = 0
@@ -56,7 +56,7 @@ class _Row:
         self.prompts = 0  # tokens
         self.outputs = 0  # tokens
         self.queue_s = 0.0
-        self.first_tokens = Tally(_FIRST_TOKEN_S)
+        self.first_tokens = HistogramCounter(_FIRST_TOKEN_S)
         self.throttled: dict[str, int] = {}
         self.swapped = 0  # tokens of sequences that ended
         self.recomputed = 0  # tokens of sequences that ended
@@ -158,13 +158,13 @@ class TenantMetrics:
         """
         return {**self._waits(), **{one.tenant: one.starving_s for one in self._fair.tenants}}
 
-    def figures(self, name: TenantId) -> TenantFigures:
+    def sample(self, name: TenantId) -> TenantMetricsSample:
         """What was counted of one tenant."""
         running, waiting = self._counts(name)
         row = self._row_by_name.get(name)
         if row is None:
-            return TenantFigures(running, waiting)
-        return TenantFigures(running, waiting, row.prompts, row.outputs, row.first_tokens.below())
+            return TenantMetricsSample(running, waiting)
+        return TenantMetricsSample(running, waiting, row.prompts, row.outputs, row.first_tokens.below())
 
     def exposition(self, *, has_detail: bool = False) -> str:
         """Prometheus text. Safe in another thread than the one that counts."""

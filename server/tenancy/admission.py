@@ -16,11 +16,11 @@ from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
 from tiercel.server.http.failure import SHUTTING_DOWN
-from tiercel.server.tenancy.account import Account, Accounts
-from tiercel.server.tenancy.bucket import Bucket, show_wait
 from tiercel.server.tenancy.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
-from tiercel.server.tenancy.ladder import Ladder, Rung
+from tiercel.server.tenancy.overload import OverloadControl, OverloadLevel
+from tiercel.server.tenancy.rate_bucket import RateBucket, show_wait
 from tiercel.server.tenancy.tenants import ANYBODY, Tenant
+from tiercel.server.tenancy.usage import TenantUsage, UsageBook
 from tiercel.tenant import LAST_BAND
 
 _SAMPLE_S = 1.0
@@ -32,7 +32,7 @@ _MOST_ROOM = 1 / 3  # part of a goal that is kept free at most, for first tokens
 _PRESSURE_S = 10.0  # of queue that counts as overload, where no tenant has a goal
 
 
-class Queue(Protocol):
+class AdmissionQueue(Protocol):
     """What admission must know of the engine's queue."""
 
     @property
@@ -50,7 +50,7 @@ class RejectionCounter(Protocol):
     def on_throttled(self, tenant: TenantId, reason: str) -> None: ...
 
 
-class Service(enum.Enum):
+class ServiceLevel(enum.Enum):
     """What a request gets, for the response header."""
 
     FULL = "full"
@@ -59,7 +59,7 @@ class Service(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class AdmissionRequest:
     """What a request comes to once it is tokenised."""
 
     prompts: Sequence[int]  # tokens of each
@@ -74,7 +74,7 @@ class Terms:
     """How an admitted request is served."""
 
     band: int
-    service: Service | None = None  # None: its tenant allows full service only
+    service: ServiceLevel | None = None  # None: its tenant allows full service only
     max_tokens: int | None = None  # a cap on what was asked for
     uncached_share: float = 1.0  # of its prompts, probably
     queue_s: float | None = None  # expected before its first slice
@@ -85,14 +85,14 @@ class Admission:
     """Counts sequences without a first token: those at the engine and those still being tokenised."""
 
     def __init__(
-        self, queue: Queue, counter: RejectionCounter, clock: Clock, accounts: Accounts, *, max_queued: int
+        self, queue: AdmissionQueue, counter: RejectionCounter, clock: Clock, usages: UsageBook, *, max_queued: int
     ) -> None:
         self._queue = queue
         self._counter = counter
         self._clock = clock
-        self._accounts = accounts
+        self._usages = usages
         self._max_queued = max_queued
-        self._ladder = Ladder(clock)
+        self._overload = OverloadControl(clock)
         self._reserved = 0
         self._is_closed = False
         self._sampled_s = clock.now_s()
@@ -130,12 +130,12 @@ class Admission:
         """
         sequences = choices * prompts
         self._sample_rate()
-        rung = self._ladder.feed(self._pressure())
-        account = self._accounts.of(tenant)
-        self._check_open(account, choices, prompts)
-        entry = Entry(self._accounts, account, self._counter, self._clock, rung)
+        level = self._overload.feed(self._pressure())
+        usage = self._usages.of(tenant)
+        self._check_open(usage, choices, prompts)
+        entry = Entry(self._usages, usage, self._counter, self._clock, level)
         self._reserved += sequences
-        account.reserved += sequences
+        usage.reserved += sequences
         is_submitted = False
         try:
             yield entry
@@ -144,65 +144,65 @@ class Admission:
             if not is_submitted:
                 entry.refund()
             self._reserved -= sequences
-            account.reserved -= sequences
-            self._accounts.close(account)
+            usage.reserved -= sequences
+            self._usages.close(usage)
 
     def rate_headers(self, tenant: Tenant) -> list[tuple[bytes, bytes]]:
         """What is left of a tenant's limits by the minute, in OpenAI's headers."""
-        account, now_s = self._accounts.of(tenant), self._clock.now_s()
+        usage, now_s = self._usages.of(tenant), self._clock.now_s()
         headers = [
             (f"x-ratelimit-{what}-{name}".encode(), text.encode())
-            for name, bucket in (("requests", account.requests), ("tokens", account.tokens))
+            for name, bucket in (("requests", usage.requests), ("tokens", usage.tokens))
             if bucket is not None
             for what, text in _figures(bucket, now_s)
         ]
-        self._accounts.close(account)
+        self._usages.close(usage)
         return headers
 
-    def _check_open(self, account: Account, choices: int, prompts: int) -> None:
+    def _check_open(self, usage: TenantUsage, choices: int, prompts: int) -> None:
         """Everything of gate one, the cheapest and most final first. Only a request that passes is charged."""
         if self._is_closed:
             self._counter.on_rejected(SHUTTING_DOWN)
             raise shutting_down()
-        sequences, limits = choices * prompts, account.tenant.limits
+        sequences, limits = choices * prompts, usage.tenant.limits
         places = self._max_queued
         if limits.queue_share is not None:
             places = max(int(self._max_queued * limits.queue_share), 1)
         most = places if limits.max_concurrency is None else min(places, limits.max_concurrency)
         if sequences > most:
             raise _never_fits(choices, prompts, most, is_own=most < self._max_queued)
-        if limits.max_concurrency is not None and account.open + sequences > limits.max_concurrency:
+        if limits.max_concurrency is not None and usage.open + sequences > limits.max_concurrency:
             raise self._throttled(
-                account,
+                usage,
                 "concurrency",
-                f"concurrent requests: Limit {limits.max_concurrency}, Used {account.open}, Requested {sequences}",
-                self._retry_after_s(account.open + sequences - limits.max_concurrency),
+                f"concurrent requests: Limit {limits.max_concurrency}, Used {usage.open}, Requested {sequences}",
+                self._retry_after_s(usage.open + sequences - limits.max_concurrency),
             )
-        if limits.queue_share is not None and account.queued + sequences > places:
+        if limits.queue_share is not None and usage.queued + sequences > places:
             raise self._throttled(
-                account,
+                usage,
                 "queue_share",
-                f"waiting requests: Limit {places}, Used {account.queued}, Requested {sequences}",
-                self._retry_after_s(account.queued + sequences - places),
+                f"waiting requests: Limit {places}, Used {usage.queued}, Requested {sequences}",
+                self._retry_after_s(usage.queued + sequences - places),
             )
         queued = self._queue.num_tokenless + self._reserved
         if queued + sequences > self._max_queued:
             self._counter.on_rejected("queue_full")
             raise overloaded(self._retry_after_s(queued + sequences - self._max_queued))
-        bucket, now_s = account.requests, self._clock.now_s()
+        bucket, now_s = usage.requests, self._clock.now_s()
         if bucket is not None and not bucket.take(1, now_s):
             raise self._throttled(
-                account, "requests", f"requests per min (RPM): {_used(bucket, 1, now_s)}", bucket.wait_s(1, now_s)
+                usage, "requests", f"requests per min (RPM): {_used(bucket, 1, now_s)}", bucket.wait_s(1, now_s)
             )
 
-    def _throttled(self, account: Account, reason: str, what: str, retry_s: float) -> AdmissionError:
-        return throttled(self._counter, account, reason, what, retry_s)
+    def _throttled(self, usage: TenantUsage, reason: str, what: str, retry_s: float) -> AdmissionError:
+        return throttled(self._counter, usage, reason, what, retry_s)
 
     def _pressure(self) -> float:
         """How full the queue is, or how long against the tightest goal, whichever is worse."""
         fill = (self._queue.num_tokenless + self._reserved) / self._max_queued
-        queue_s = self._accounts.forecast.queue_s(self._accounts.backlog) or 0.0
-        return max(fill, queue_s / (self._accounts.goal_s or _PRESSURE_S))
+        queue_s = self._usages.throughput.queue_s(self._usages.backlog) or 0.0
+        return max(fill, queue_s / (self._usages.goal_s or _PRESSURE_S))
 
     def _sample_rate(self) -> None:
         """Follow how many sequences a second leave the queue."""
@@ -224,53 +224,53 @@ class Entry:
     """A request behind gate one. Its places are given back when the `with` of `Admission.enter` ends."""
 
     def __init__(
-        self, accounts: Accounts, account: Account, counter: RejectionCounter, clock: Clock, rung: Rung
+        self, usages: UsageBook, usage: TenantUsage, counter: RejectionCounter, clock: Clock, level: OverloadLevel
     ) -> None:
-        self._accounts = accounts
-        self._account = account
+        self._usages = usages
+        self._usage = usage
         self._counter = counter
         self._clock = clock
-        self._rung = rung
+        self._level = level
         self._charged = 0
 
-    def admit(self, order: Order) -> Terms:
+    def admit(self, request: AdmissionRequest) -> Terms:
         """Gate two. What it charges is given back if the request fails before it is submitted.
 
         Errors: AdmissionError: 429 for tokens a minute, 503 for a goal that cannot be kept, both with Retry-After;
         400 for a prompt of more tokens than the tenant has in a minute.
         """
-        account = self._account
-        band = account.tenant.share.band_of(order.priority)
-        own = sum(order.prompts) * account.uncached_share
+        usage = self._usage
+        band = usage.tenant.share.band_of(request.priority)
+        own = sum(request.prompts) * usage.uncached_share
         late_s = self._late_s(band, own)
-        best_effort = account.tenant.best_effort
+        best_effort = usage.tenant.best_effort
         if late_s > 0 and best_effort is None:
             self._counter.on_rejected("deadline")
-            self._counter.on_throttled(account.tenant.name, "deadline")
+            self._counter.on_throttled(usage.tenant.name, "deadline")
             raise overloaded(_bounded(late_s))
-        rung = Rung.DEFERRED if late_s > 0 else self._rung
-        service, max_tokens = None, order.max_tokens
+        level = OverloadLevel.DEFERRED if late_s > 0 else self._level
+        service, max_tokens = None, request.max_tokens
         if best_effort is not None:
-            service = Service.FULL
+            service = ServiceLevel.FULL
             cap = best_effort.max_tokens
-            if rung >= Rung.SHORTENED and cap is not None and cap < max_tokens:
-                service, max_tokens = Service.SHORTENED, cap
-            if rung >= Rung.DEFERRED and best_effort.band is not None and best_effort.band > band:
-                service, band = Service.DEFERRED, best_effort.band
-        reserved = self._charge(order, max_tokens if order.is_named else 0)
+            if level >= OverloadLevel.SHORTENED and cap is not None and cap < max_tokens:
+                service, max_tokens = ServiceLevel.SHORTENED, cap
+            if level >= OverloadLevel.DEFERRED and best_effort.band is not None and best_effort.band > band:
+                service, band = ServiceLevel.DEFERRED, best_effort.band
+        reserved = self._charge(request, max_tokens if request.is_named else 0)
         return Terms(
             band=min(band, LAST_BAND),
             service=service,
-            max_tokens=max_tokens if max_tokens < order.max_tokens else None,
-            uncached_share=account.uncached_share,
-            queue_s=self._accounts.queue_s(account, band, own),
+            max_tokens=max_tokens if max_tokens < request.max_tokens else None,
+            uncached_share=usage.uncached_share,
+            queue_s=self._usages.queue_s(usage, band, own),
             reserved=reserved,
         )
 
     def refund(self) -> None:
         """The request failed before it was submitted: the tokens that it was charged are its tenant's again."""
-        if self._charged and self._account.tokens is not None:
-            self._account.tokens.settle(-self._charged, self._clock.now_s())
+        if self._charged and self._usage.tokens is not None:
+            self._usage.tokens.settle(-self._charged, self._clock.now_s())
         self._charged = 0
 
     def _late_s(self, band: int, own: float) -> float:
@@ -278,37 +278,37 @@ class Entry:
 
         A prompt that misses the goal on its own is held to the goal in the queue only: it would else never be served.
         """
-        account, accounts = self._account, self._accounts
-        slo = account.tenant.share.slo
-        if slo.ttft_s is None or slo.kind != "interactive" or accounts.tokens_ahead(account, band, own) <= 0:
+        usage, usages = self._usage, self._usages
+        slo = usage.tenant.share.slo
+        if slo.ttft_s is None or slo.kind != "interactive" or usages.tokens_ahead(usage, band, own) <= 0:
             return 0.0
-        compute_s = accounts.forecast.queue_s(own)
+        compute_s = usages.throughput.queue_s(own)
         if compute_s is None:
             return 0.0
         if compute_s <= slo.ttft_s:
-            queue_s = accounts.queue_s(account, band, own)
-            now_s, surplus = self._clock.now_s(), account.surplus
-            room_s = min(max(surplus.spread_s(now_s), _LEAST_ROOM * slo.ttft_s), _MOST_ROOM * slo.ttft_s)
-            half_life_s = IDLE_HALF_LIFE_S if accounts.is_fair and not account.backlog_by_band else HALF_LIFE_S
-            extra_s = surplus.at_s(now_s, half_life_s) + room_s
+            queue_s = usages.queue_s(usage, band, own)
+            now_s, forecast_error = self._clock.now_s(), usage.forecast_error
+            room_s = min(max(forecast_error.spread_s(now_s), _LEAST_ROOM * slo.ttft_s), _MOST_ROOM * slo.ttft_s)
+            half_life_s = IDLE_HALF_LIFE_S if usages.is_fair and not usage.backlog_by_band else HALF_LIFE_S
+            extra_s = forecast_error.at_s(now_s, half_life_s) + room_s
         else:
-            queue_s, extra_s = accounts.forecast.queue_s(accounts.tokens_ahead(account, band, own)), 0.0
+            queue_s, extra_s = usages.throughput.queue_s(usages.tokens_ahead(usage, band, own)), 0.0
         return 0.0 if queue_s is None else max(queue_s + extra_s - slo.ttft_s, 0.0)
 
-    def _charge(self, order: Order, max_tokens: int) -> int:
+    def _charge(self, request: AdmissionRequest, max_tokens: int) -> int:
         """Charge the prompts and what the client allows for outputs; returns the outputs charged for a sequence.
 
         Outputs are settled at the end of each sequence, so a large allowance only needs a full bucket.
         """
-        bucket, now_s = self._account.tokens, self._clock.now_s()
+        bucket, now_s = self._usage.tokens, self._clock.now_s()
         if bucket is None:
             return 0
-        prompts, sequences = sum(order.prompts), order.choices * len(order.prompts)
+        prompts, sequences = sum(request.prompts), request.choices * len(request.prompts)
         if prompts > bucket.per_minute:
             raise AdmissionError(
                 400,
                 f"The prompt has {prompts} tokens, more than the {bucket.per_minute:.0f} that"
-                f" {self._account.tenant.name} may use in a minute. Please reduce the length of the input prompt.",
+                f" {self._usage.tenant.name} may use in a minute. Please reduce the length of the input prompt.",
                 code="tenant_limit_exceeded",
                 param="input_tokens",
             )
@@ -317,7 +317,7 @@ class Entry:
         if not bucket.take(charge, now_s):
             raise throttled(
                 self._counter,
-                self._account,
+                self._usage,
                 "tokens",
                 f"tokens per min (TPM): {_used(bucket, charge, now_s)}",
                 bucket.wait_s(charge, now_s),
@@ -326,12 +326,12 @@ class Entry:
         return reserved
 
 
-def _figures(bucket: Bucket, now_s: float) -> list[tuple[str, str]]:
+def _figures(bucket: RateBucket, now_s: float) -> list[tuple[str, str]]:
     left = max(int(bucket.left(now_s) + 1e-6), 0)
     return [("limit", f"{bucket.per_minute:.0f}"), ("remaining", f"{left}"), ("reset", show_wait(bucket.full_s(now_s)))]
 
 
-def _used(bucket: Bucket, asked: int, now_s: float) -> str:
+def _used(bucket: RateBucket, asked: int, now_s: float) -> str:
     used = math.ceil(bucket.per_minute - bucket.left(now_s) - 1e-6)
     return f"Limit {bucket.per_minute:.0f}, Used {used}, Requested {asked}"
 
@@ -340,9 +340,9 @@ def _bounded(retry_s: float) -> float:
     return min(max(math.ceil(retry_s), 1), _MAX_RETRY_S)
 
 
-def throttled(counter: RejectionCounter, account: Account, reason: str, what: str, retry_s: float) -> AdmissionError:
+def throttled(counter: RejectionCounter, usage: TenantUsage, reason: str, what: str, retry_s: float) -> AdmissionError:
     """The refusal of a tenant that is over a limit of its own."""
-    name = account.tenant.name
+    name = usage.tenant.name
     counter.on_rejected(f"tenant_{reason}")
     counter.on_throttled(name, reason)
     return AdmissionError(

@@ -31,7 +31,7 @@ class ReloadCounter(Protocol):
     def on_tenants_refused(self) -> None: ...
 
 
-Taker = Callable[[TenantTable], None]
+Listener = Callable[[TenantTable], None]
 """Whoever must know of a new table. Must not fail: the table is in force."""
 
 
@@ -48,7 +48,7 @@ class TenantDirectory:
         self._path = path
         self._settings_admin = () if admin_key is None else (digest_of(admin_key),)
         self._counter = counter
-        self._takers: list[Taker] = []
+        self._listeners: list[Listener] = []
         self._turn = asyncio.Lock()
         self._log = structlog.stdlib.get_logger("server.tenants")
 
@@ -62,10 +62,10 @@ class TenantDirectory:
         """Whether a reload can bring anything."""
         return self._path is not None
 
-    def tell(self, taker: Taker) -> None:
-        """Tell `taker` of the table now and at every change."""
-        self._takers.append(taker)
-        taker(self._table)
+    def add_listener(self, listener: Listener) -> None:
+        """Tell `listener` of the table now and at every change."""
+        self._listeners.append(listener)
+        listener(self._table)
 
     async def reload(self, run: InThread = in_thread) -> bool:
         """Read the file again. A wrong one is logged and counted, and the old table stays; then False."""
@@ -113,8 +113,8 @@ class TenantDirectory:
     def _set(self, config: TenantConfig, source: Source, admin_digests: Sequence[bytes]) -> TenantTable:
         table = _table(config, self._table.version + 1, source, (*admin_digests, *self._settings_admin))
         self._table = table
-        for taker in self._takers:
-            taker(table)
+        for listener in self._listeners:
+            listener(table)
         self._log.info("tenants_changed", version=table.version, source=source, tenants=len(table.tenants))
         return table
 

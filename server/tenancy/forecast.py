@@ -10,7 +10,7 @@ _DRAIN_WINDOW_S = 0.5  # of time with a backlog, for one sample of how fast it d
 _SPREADS = 3.0  # mean deviations of a first token from its forecast that a goal must leave room for
 
 
-class Forecast:
+class PromptThroughput:
     """A moving average of the prompt tokens per second while sequences wait."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Forecast:
         return None if self._tokens_per_s is None else tokens / self._tokens_per_s
 
 
-class Drain:
+class DrainRate:
     """The prompt tokens per second of one tenant that reach their first token while some of its sequences wait.
 
     Measured for each tenant, because where service is shared, what one tenant gets in prompt tokens depends on who else
@@ -95,7 +95,7 @@ class Drain:
             self._since_s = now_s
 
 
-class Surplus:
+class ForecastError:
     """What one tenant's first tokens take beyond the forecast: a moving average, and room for how far they scatter.
 
     One for each tenant: how wrong the forecast was for long prompts in a long queue says nothing of short ones. It

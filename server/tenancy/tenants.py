@@ -31,8 +31,8 @@ class Limits:
 class BestEffort:
     """How service may be reduced under overload; at least one of the two."""
 
-    max_tokens: int | None = None  # outputs of a sequence, from the first rung on
-    band: int | None = None  # from the second rung on
+    max_tokens: int | None = None  # outputs of a sequence, from the first level on
+    band: int | None = None  # from the second level on
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tiercel.outcome import FairGauges, Gauges, SequenceGauges, SequenceState, T
 from tiercel.server.api.service import Service
 from tiercel.server.engine.client import EngineState, SequenceFacts
 from tiercel.server.metrics.registry import ServerMetrics
-from tiercel.server.metrics.tenants import TenantFigures
+from tiercel.server.metrics.tenants import TenantMetricsSample
 from tiercel.server.tenancy.auth import Viewer
 from tiercel.server.ui import picture
 from tiercel.tenant import TenantShare
@@ -93,7 +93,7 @@ class _Seat:
     """One tenant: its due, what it was served, and what it has now."""
 
     share: TenantShare
-    figures: TenantFigures
+    figures: TenantMetricsSample
     standing: TenantGauges
     waits_s: float
 
@@ -148,9 +148,9 @@ class _Moment:
             return list(self.seat_by_name.values())
         return [self.seat_by_name[own]] if own in self.seat_by_name else []
 
-    def figures(self, own: TenantId) -> TenantFigures:
+    def figures(self, own: TenantId) -> TenantMetricsSample:
         """Of one tenant, which may not have asked for anything."""
-        return self.seat_by_name[own].figures if own in self.seat_by_name else TenantFigures()
+        return self.seat_by_name[own].figures if own in self.seat_by_name else TenantMetricsSample()
 
     def books(self, own: TenantId | None) -> Sequence[_Book]:
         """Open requests of one tenant, or of all, in order of arrival."""
@@ -165,7 +165,7 @@ def _seats(service: Service, fair: FairGauges) -> Iterator[_Seat]:
     for name in dict.fromkeys((*metrics.seen, *waits_s)):
         if name in table.by_name:
             one = standing.get(name) or TenantGauges(tenant=name)
-            yield _Seat(table.by_name[name].share, metrics.figures(name), one, waits_s.get(name, 0.0))
+            yield _Seat(table.by_name[name].share, metrics.sample(name), one, waits_s.get(name, 0.0))
 
 
 def _tenants(moment: _Moment, own: TenantId | None) -> picture.Tenants:
@@ -206,7 +206,7 @@ def _band(band: int, sums: _BandSums, own: TenantId | None, moment: _Moment) -> 
 
 def _work(metrics: ServerMetrics, gauges: Gauges) -> picture.Work:
     """From the numbers that `/metrics` has."""
-    figures = metrics.figures()
+    figures = metrics.sample()
     return picture.Work(
         prompt_tokens=figures.prompt_tokens,
         generation_tokens=figures.generation_tokens,
@@ -220,7 +220,7 @@ def _work(metrics: ServerMetrics, gauges: Gauges) -> picture.Work:
     )
 
 
-def _own_work(figures: TenantFigures) -> picture.Work:
+def _own_work(figures: TenantMetricsSample) -> picture.Work:
     """What a tenant may know: its own."""
     return picture.Work(
         prompt_tokens=figures.prompt_tokens,

@@ -1,6 +1,6 @@
-"""Both gates, the accounts and the engine client in front of a simulated engine, in virtual time.
+"""Both gates, the usages and the engine client in front of a simulated engine, in virtual time.
 
-Everything between the HTTP handler and the machine is the real code: `Admission`, `Accounts`, `EngineClient`, the
+Everything between the HTTP handler and the machine is the real code: `Admission`, `UsageBook`, `EngineClient`, the
 frames, the loop, planner, policy and cache books. Only the machine takes its time from a table.
 """
 
@@ -16,9 +16,9 @@ from tiercel.request import SamplingParams
 from tiercel.scheduler.cost import linear_times
 from tiercel.server.engine.client import EngineClient, SequenceFacts, SequenceStart
 from tiercel.server.engine.mailbox import Mailbox
-from tiercel.server.tenancy.account import Accounts
-from tiercel.server.tenancy.admission import Admission, Order, Service
+from tiercel.server.tenancy.admission import Admission, AdmissionRequest, ServiceLevel
 from tiercel.server.tenancy.tenants import Tenant, make_table
+from tiercel.server.tenancy.usage import UsageBook
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import Part, prompt_bytes
 from tiercel.tenant import Tenants
@@ -44,7 +44,7 @@ class Sent:
     prompt: int  # tokens
     outputs: int
     status: int = 0  # 0: not sent
-    service: Service | None = None
+    service: ServiceLevel | None = None
     facts: SequenceFacts | None = None
 
     @property
@@ -95,17 +95,17 @@ class Overloaded:
     def run(self, requests: Sequence[Sent], until_s: float) -> list[Sent]:
         """Send requests at their times; stop when all have ended, at the latest at `until_s`."""
         self._simulation = simulation = Simulation(self.settings, [tenant.share for tenant in self.tenants])
-        accounts = Accounts(simulation.clock, is_fair=self.settings.policy == "fair")
-        accounts.set_table(make_table(self.tenants, version=1, source="file"))
+        usages = UsageBook(simulation.clock, is_fair=self.settings.policy == "fair")
+        usages.set_table(make_table(self.tenants, version=1, source="file"))
         silent, self._wire = _Silent(), _Wire()
-        self._client = EngineClient(simulation.clock, silent, accounts)
+        self._client = EngineClient(simulation.clock, silent, usages)
         self._client.connection_made(self._wire)  # type: ignore[arg-type]
         ready = Ready(
             max_model_len=32_768, vocab_size=65_536, block_size=16, blocks_total=1, dtype="float32", device="cpu",
             model_impl="native", weights_bytes=1, kv_bytes=1, load_s=0.0,
         )  # fmt: skip
         self._client.data_received(encode_frame(ready))
-        self._admission = Admission(self._client, silent, simulation.clock, accounts, max_queued=self.max_queued)
+        self._admission = Admission(self._client, silent, simulation.clock, usages, max_queued=self.max_queued)
         self._due = sorted(requests, key=lambda one: -one.at_s)
         simulation.tally.listener = self._hear
         simulation.loop.take([SetTenants(Tenants(1, tuple(tenant.share for tenant in self.tenants)))])
@@ -136,10 +136,10 @@ class Overloaded:
             self._ask(self._due.pop())
 
     def _ask(self, sent: Sent) -> None:
-        order = Order(prompts=[sent.prompt], max_tokens=sent.outputs)
+        request = AdmissionRequest(prompts=[sent.prompt], max_tokens=sent.outputs)
         try:
             with self._admission.enter(sent.tenant) as entry:
-                terms = entry.admit(order)
+                terms = entry.admit(request)
                 start = SequenceStart(
                     prompt=prompt_bytes((Part(id(sent), sent.prompt),)),
                     num_prompt=sent.prompt,

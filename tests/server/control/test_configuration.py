@@ -53,7 +53,7 @@ class Operator:
 
     @property
     def version(self) -> int:
-        return self.server.service.configuration.edition.version
+        return self.server.service.configuration.current.version
 
     async def get(self) -> dict[str, Any]:
         answer = await self.server.http.get(CONFIG, headers=BOSS)

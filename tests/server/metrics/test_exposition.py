@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tiercel.server.metrics.exposition import family, histogram, joined, labels, single, summary
-from tiercel.server.metrics.tally import Tally
+from tiercel.server.metrics.histogram import HistogramCounter
 
 BOUNDS = (0.01, 0.5, 1, 20)
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -26,7 +26,7 @@ def _read(text: str) -> tuple[list[tuple[str, str, str]], Series]:
 
 def test_a_tally_is_the_histogram_of_prometheus() -> None:
     rng = random.Random(1)
-    registry, tally = CollectorRegistry(), Tally(BOUNDS)
+    registry, tally = CollectorRegistry(), HistogramCounter(BOUNDS)
     theirs = Histogram("waits_seconds", "Waits.", ("who",), buckets=BOUNDS, registry=registry).labels('a"b\\c\nd')
     for value in (*BOUNDS, 0.0, 1e9, *(rng.expovariate(1.0) for _ in range(500))):
         tally.add(value)
@@ -40,15 +40,15 @@ def test_bounds_are_written_as_prometheus_client_writes_them() -> None:
     bounds = (0.001, 1, 200, 1_000_000, 2_500_000, 50_000_000)
     registry = CollectorRegistry()
     Histogram("waits_seconds", "Waits.", buckets=bounds, registry=registry)
-    written = [re.findall(r'le="([^"]+)"', text) for text in (
-        generate_latest(registry).decode(), histogram("waits_seconds", "Waits.", ((labels(who="a"), Tally(bounds)),)),
-    )]  # fmt: skip
+    page = generate_latest(registry).decode()
+    own = histogram("waits_seconds", "Waits.", ((labels(who="a"), HistogramCounter(bounds)),))
+    written = [re.findall(r'le="([^"]+)"', text) for text in (page, own)]
     assert written[0] == written[1]
     assert "1e+06" in written[1]
 
 
 def test_a_summary_has_sum_and_count_alone() -> None:
-    tally = Tally(BOUNDS)
+    tally = HistogramCounter(BOUNDS)
     tally.add(0.25)
     tally.add(2)
     families, series = _read(summary("waits_seconds", "Waits.", ((labels(who="a"), tally),)))

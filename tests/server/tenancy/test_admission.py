@@ -3,11 +3,11 @@ import pytest
 from tiercel.clock import ManualClock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
-from tiercel.server.tenancy.account import Accounts
 from tiercel.server.tenancy.admission import Admission
+from tiercel.server.tenancy.usage import UsageBook
 
 
-class Queue:
+class EngineQueue:
     """What the engine client would say."""
 
     def __init__(self) -> None:
@@ -28,9 +28,9 @@ class Counter:
         raise AssertionError(f"{tenant} has no {reason}")
 
 
-def _admission(max_queued: int = 4) -> tuple[Admission, Queue, Counter, ManualClock]:
-    queue, counter, clock = Queue(), Counter(), ManualClock()
-    return Admission(queue, counter, clock, Accounts(clock), max_queued=max_queued), queue, counter, clock
+def _admission(max_queued: int = 4) -> tuple[Admission, EngineQueue, Counter, ManualClock]:
+    queue, counter, clock = EngineQueue(), Counter(), ManualClock()
+    return Admission(queue, counter, clock, UsageBook(clock), max_queued=max_queued), queue, counter, clock
 
 
 def test_places_are_held_until_submission_and_given_back_after_a_failure() -> None:

@@ -1,69 +1,69 @@
 import pytest
 
-from tiercel.server.tenancy.forecast import Drain, Forecast, Surplus
+from tiercel.server.tenancy.forecast import DrainRate, ForecastError, PromptThroughput
 
 
 def test_nothing_is_foretold_before_anything_is_known() -> None:
-    forecast = Forecast()
-    forecast.note_step(0, 10.0)
-    assert forecast.queue_s(1000) is None
-    assert forecast.tokens_per_s is None
-    surplus = Surplus()
-    surplus.note(1.0, None, 0.0)
-    assert surplus.at_s(0.0) == 0
+    throughput = PromptThroughput()
+    throughput.note_step(0, 10.0)
+    assert throughput.queue_s(1000) is None
+    assert throughput.tokens_per_s is None
+    error = ForecastError()
+    error.note(1.0, None, 0.0)
+    assert error.at_s(0.0) == 0
 
 
 def test_the_speed_follows_what_was_computed_under_load() -> None:
-    forecast = Forecast()
+    throughput = PromptThroughput()
     for _ in range(100):
-        forecast.note_step(100, 0.1)
-    assert forecast.tokens_per_s == pytest.approx(1000)
-    assert forecast.queue_s(500) == pytest.approx(0.5)
+        throughput.note_step(100, 0.1)
+    assert throughput.tokens_per_s == pytest.approx(1000)
+    assert throughput.queue_s(500) == pytest.approx(0.5)
     for _ in range(200):
-        forecast.note_step(100, 1.0)
-    assert forecast.tokens_per_s == pytest.approx(100, rel=0.01)
+        throughput.note_step(100, 1.0)
+    assert throughput.tokens_per_s == pytest.approx(100, rel=0.01)
 
 
 def test_what_the_queue_does_not_explain_is_added() -> None:
-    surplus = Surplus()
+    error = ForecastError()
     for _ in range(50):
-        surplus.note(1.3, 1.0, 0.0)
-    assert surplus.at_s(0.0) == pytest.approx(0.3, rel=0.01)
+        error.note(1.3, 1.0, 0.0)
+    assert error.at_s(0.0) == pytest.approx(0.3, rel=0.01)
     for _ in range(50):
-        surplus.note(0.5, 1.0, 0.0)  # faster than foretold: never less than nothing
-    assert surplus.at_s(0.0) == 0
+        error.note(0.5, 1.0, 0.0)  # faster than foretold: never less than nothing
+    assert error.at_s(0.0) == 0
 
 
 def test_errors_to_both_sides_cancel() -> None:
-    surplus = Surplus()
+    error = ForecastError()
     for number in range(200):
-        surplus.note(3.0 if number % 2 else 1.0, 2.0, 0.0)
-    assert surplus.at_s(0.0) < 0.2
+        error.note(3.0 if number % 2 else 1.0, 2.0, 0.0)
+    assert error.at_s(0.0) < 0.2
 
 
 def test_a_tenant_that_is_refused_is_not_refused_for_ever() -> None:
-    surplus = Surplus()
-    surplus.note(9.0, 1.0, 100.0)
-    assert surplus.at_s(100.0) == 8.0
-    assert surplus.at_s(105.0) == 4.0
-    assert surplus.at_s(160.0) < 0.01
-    assert surplus.at_s(99.0) == 8.0
+    error = ForecastError()
+    error.note(9.0, 1.0, 100.0)
+    assert error.at_s(100.0) == 8.0
+    assert error.at_s(105.0) == 4.0
+    assert error.at_s(160.0) < 0.01
+    assert error.at_s(99.0) == 8.0
 
 
 def test_a_goal_leaves_room_for_how_far_first_tokens_scatter() -> None:
-    surplus = Surplus()
-    assert surplus.spread_s(0.0) == 0
+    error = ForecastError()
+    assert error.spread_s(0.0) == 0
     for _ in range(200):
-        surplus.note(1.2, 1.0, 0.0)
-    assert surplus.spread_s(0.0) == pytest.approx(0.0, abs=0.01)
+        error.note(1.2, 1.0, 0.0)
+    assert error.spread_s(0.0) == pytest.approx(0.0, abs=0.01)
     for number in range(200):
-        surplus.note(1.1 if number % 2 else 0.9, 1.0, 0.0)
-    assert 0.2 < surplus.spread_s(0.0) < 0.4
-    assert surplus.spread_s(5.0) == pytest.approx(surplus.spread_s(0.0) / 2)
+        error.note(1.1 if number % 2 else 0.9, 1.0, 0.0)
+    assert 0.2 < error.spread_s(0.0) < 0.4
+    assert error.spread_s(5.0) == pytest.approx(error.spread_s(0.0) / 2)
 
 
 def test_the_drain_of_a_tenant_counts_the_time_in_which_it_waits() -> None:
-    drain = Drain()
+    drain = DrainRate()
     assert drain.tokens_per_s is None
     drain.begin(0.0)
     drain.note(100, 0.4)

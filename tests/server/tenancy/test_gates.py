@@ -15,9 +15,9 @@ from tiercel.outcome import Finished, FinishReason
 from tiercel.request import SamplingParams
 from tiercel.server.engine.client import SequenceFacts, SequenceStart, Standing
 from tiercel.server.engine.mailbox import Mailbox
-from tiercel.server.tenancy.account import Accounts
-from tiercel.server.tenancy.admission import Admission, Entry, Order, Service, Terms
+from tiercel.server.tenancy.admission import Admission, AdmissionRequest, Entry, ServiceLevel, Terms
 from tiercel.server.tenancy.tenants import BestEffort, Limits, Tenant, TenantTable, make_table
+from tiercel.server.tenancy.usage import UsageBook
 from tiercel.tenant import Slo, TenantShare
 
 
@@ -36,25 +36,25 @@ class Desk:
     """Both gates over an engine that is told what to do."""
 
     clock: ManualClock
-    accounts: Accounts
+    usages: UsageBook
     max_queued: int = 100
     num_started: int = 0
     reasons: list[str] = field(default_factory=list)
     throttled: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self, self, self.clock, self.accounts, max_queued=self.max_queued)
+        self.admission = Admission(self, self, self.clock, self.usages, max_queued=self.max_queued)
 
     @staticmethod
     def of(*tenants: Tenant, max_queued: int = 100, is_fair: bool = False) -> "Desk":
         clock = ManualClock(1000.0)
-        desk = Desk(clock, Accounts(clock, is_fair=is_fair), max_queued)
-        desk.accounts.set_table(_table(*tenants))
+        desk = Desk(clock, UsageBook(clock, is_fair=is_fair), max_queued)
+        desk.usages.set_table(_table(*tenants))
         return desk
 
     @property
     def num_tokenless(self) -> int:
-        return sum(self.accounts.of(tenant).waiting for tenant in self.tenants)
+        return sum(self.usages.of(tenant).waiting for tenant in self.tenants)
 
     tenants: tuple[Tenant, ...] = ()
 
@@ -64,8 +64,8 @@ class Desk:
     def on_throttled(self, tenant: TenantId, reason: str) -> None:
         self.throttled.append((tenant, reason))
 
-    def submit(self, tenant: Tenant, order: Order, terms: Terms) -> SequenceFacts:
-        num_prompt = sum(order.prompts)
+    def submit(self, tenant: Tenant, request: AdmissionRequest, terms: Terms) -> SequenceFacts:
+        num_prompt = sum(request.prompts)
         start = SequenceStart(
             prompt=b"",
             num_prompt=num_prompt,
@@ -81,9 +81,9 @@ class Desk:
         self._move(facts, Standing.WAITING)
         return facts
 
-    def run(self, tenant: Tenant, order: Order) -> SequenceFacts:
-        with self.admission.enter(tenant, order.choices, prompts=len(order.prompts)) as entry:
-            return self.submit(tenant, order, entry.admit(order))
+    def run(self, tenant: Tenant, request: AdmissionRequest) -> SequenceFacts:
+        with self.admission.enter(tenant, request.choices, prompts=len(request.prompts)) as entry:
+            return self.submit(tenant, request, entry.admit(request))
 
     def first_token(self, facts: SequenceFacts) -> None:
         facts.first_token_s = self.clock.now_s()
@@ -97,12 +97,12 @@ class Desk:
             num_cached=num_cached,
         )  # fmt: skip
         self._move(facts, Standing.GONE)
-        self.accounts.on_finished(facts)
+        self.usages.on_finished(facts)
 
     def _move(self, facts: SequenceFacts, standing: Standing) -> None:
         before, facts.standing = facts.standing, standing
         if before is not standing:
-            self.accounts.on_moved(facts, before)
+            self.usages.on_moved(facts, before)
 
 
 def _table(*tenants: Tenant) -> TenantTable:
@@ -127,10 +127,10 @@ def _enter(desk: Desk, tenant: Tenant, choices: int = 1) -> contextlib.AbstractC
 
 
 def _keeps_nothing(desk: Desk, tenant: Tenant) -> None:
-    account = desk.accounts.of(tenant)
-    assert (account.reserved, account.waiting, account.running, desk.admission.num_reserved) == (0, 0, 0, 0)
-    assert account.backlog_by_band == {}
-    assert desk.accounts.backlog == 0
+    usage = desk.usages.of(tenant)
+    assert (usage.reserved, usage.waiting, usage.running, desk.admission.num_reserved) == (0, 0, 0, 0)
+    assert usage.backlog_by_band == {}
+    assert desk.usages.backlog == 0
 
 
 def test_requests_a_minute() -> None:
@@ -162,10 +162,10 @@ def test_a_request_that_is_refused_for_another_reason_is_not_counted_by_the_minu
     tenant = _tenant(limits=Limits(requests_per_minute=1, max_concurrency=1))
     desk = Desk.of(tenant, max_queued=1)
     with _refused(429, "rate_limit_exceeded"):
-        desk.accounts.of(tenant).running = 1
+        desk.usages.of(tenant).running = 1
         with _enter(desk, tenant):
             pass
-    desk.accounts.of(tenant).running = 0
+    desk.usages.of(tenant).running = 0
     with _enter(desk, tenant):
         pass
 
@@ -176,8 +176,8 @@ def test_sequences_at_once() -> None:
     with _refused(400, "invalid_value") as refusal, _enter(desk, tenant, 4):
         pass
     assert "your key may have 3" in refusal[0].message
-    order = Order(prompts=[5])
-    first, second = desk.run(tenant, order), desk.run(tenant, order)
+    request = AdmissionRequest(prompts=[5])
+    first, second = desk.run(tenant, request), desk.run(tenant, request)
     desk.first_token(second)
     with _enter(desk, tenant), _refused(429, "rate_limit_exceeded"), _enter(desk, tenant):
         pass
@@ -192,7 +192,7 @@ def test_sequences_at_once() -> None:
 def test_a_share_of_the_queue() -> None:
     tenant = _tenant(limits=Limits(queue_share=0.2))
     desk = Desk.of(tenant, max_queued=10)
-    waiting = [desk.run(tenant, Order(prompts=[5])) for _ in range(2)]
+    waiting = [desk.run(tenant, AdmissionRequest(prompts=[5])) for _ in range(2)]
     with _refused(429, "rate_limit_exceeded"), _enter(desk, tenant):
         pass
     desk.first_token(waiting[0])
@@ -215,10 +215,10 @@ def test_a_full_queue_is_the_servers_fault_and_a_limit_the_tenants() -> None:
 def test_tokens_a_minute_are_charged_first_and_settled_at_the_end() -> None:
     tenant = _tenant(limits=Limits(tokens_per_minute=600))
     desk = Desk.of(tenant)
-    facts = desk.run(tenant, Order(prompts=[100], max_tokens=200))
+    facts = desk.run(tenant, AdmissionRequest(prompts=[100], max_tokens=200))
     assert _left(desk, tenant) == 300
     with _refused(429, "rate_limit_exceeded") as refusal:
-        desk.run(tenant, Order(prompts=[100], max_tokens=400))
+        desk.run(tenant, AdmissionRequest(prompts=[100], max_tokens=400))
     assert refusal[0].retry_after_s == 20
     assert "tokens per min (TPM): Limit 600, Used 300, Requested 500" in refusal[0].message
     assert _left(desk, tenant) == 300
@@ -230,24 +230,24 @@ def test_tokens_a_minute_are_charged_first_and_settled_at_the_end() -> None:
 def test_what_the_client_left_open_is_charged_when_it_has_come() -> None:
     tenant = _tenant(limits=Limits(tokens_per_minute=600))
     desk = Desk.of(tenant)
-    facts = desk.run(tenant, Order(prompts=[100], max_tokens=100_000, is_named=False))
+    facts = desk.run(tenant, AdmissionRequest(prompts=[100], max_tokens=100_000, is_named=False))
     assert _left(desk, tenant) == 500
     desk.finish(facts, num_outputs=1100)
     assert _left(desk, tenant) == 0  # in the headers; it is overdrawn
     with _refused(429, "rate_limit_exceeded") as refusal:
-        desk.run(tenant, Order(prompts=[1], max_tokens=1))
+        desk.run(tenant, AdmissionRequest(prompts=[1], max_tokens=1))
     assert refusal[0].retry_after_s == 61
 
 
 def test_a_large_allowance_needs_a_full_bucket_and_a_large_prompt_is_refused_for_good() -> None:
     tenant = _tenant(limits=Limits(tokens_per_minute=600))
     desk = Desk.of(tenant)
-    facts = desk.run(tenant, Order(prompts=[100], max_tokens=5000))
+    facts = desk.run(tenant, AdmissionRequest(prompts=[100], max_tokens=5000))
     assert _left(desk, tenant) == 0
     desk.finish(facts, num_outputs=10)
     assert _left(desk, tenant) == 490
     with _refused(400, "tenant_limit_exceeded"):
-        desk.run(tenant, Order(prompts=[400, 300]))
+        desk.run(tenant, AdmissionRequest(prompts=[400, 300]))
     assert _left(desk, tenant) == 490
 
 
@@ -259,14 +259,14 @@ def test_a_failure_behind_gate_two_gives_the_tokens_back() -> None:
     tenant = _tenant(limits=Limits(tokens_per_minute=600))
     desk = Desk.of(tenant)
     with pytest.raises(ZeroDivisionError), _enter(desk, tenant) as entry:
-        entry.admit(Order(prompts=[100], max_tokens=100))
+        entry.admit(AdmissionRequest(prompts=[100], max_tokens=100))
         raise ZeroDivisionError
     assert _left(desk, tenant) == 600
     _keeps_nothing(desk, tenant)
 
 
 def _measured(desk: Desk, tokens_per_s: int) -> None:
-    desk.accounts.on_prompts(tokens_per_s, 1.0)
+    desk.usages.on_prompts(tokens_per_s, 1.0)
 
 
 def _interactive(name: str = "acme", ttft_s: float = 2.0, **more: object) -> Tenant:
@@ -276,13 +276,13 @@ def _interactive(name: str = "acme", ttft_s: float = 2.0, **more: object) -> Ten
 def test_a_goal_that_cannot_be_kept_is_refused_with_the_time_it_takes() -> None:
     tenant, batch = _interactive(), _tenant("batch", slo=Slo(kind="batch", ttft_s=0.001))
     desk = Desk.of(tenant, batch)
-    desk.run(batch, Order(prompts=[5000]))
-    assert desk.run(tenant, Order(prompts=[100])).standing is Standing.WAITING  # no speed is known yet
+    desk.run(batch, AdmissionRequest(prompts=[5000]))
+    assert desk.run(tenant, AdmissionRequest(prompts=[100])).standing is Standing.WAITING  # no speed is known yet
     _measured(desk, 1000)
     with _refused(503, "overloaded") as refusal:
-        desk.run(tenant, Order(prompts=[100]))
+        desk.run(tenant, AdmissionRequest(prompts=[100]))
     assert refusal[0].retry_after_s == 4  # 5.2 s of work against a goal of 2 s
-    assert desk.run(batch, Order(prompts=[100])).standing is Standing.WAITING  # batch work has no deadline
+    assert desk.run(batch, AdmissionRequest(prompts=[100])).standing is Standing.WAITING  # batch work has no deadline
     assert (desk.reasons, desk.throttled) == (["deadline"], [("acme", "deadline")])
 
 
@@ -290,37 +290,37 @@ def test_a_forecast_that_was_wrong_for_one_tenant_refuses_no_other() -> None:
     tenant, flood = _interactive(), _tenant("flood")
     desk = Desk.of(tenant, flood, is_fair=True)
     _measured(desk, 1000)
-    late = desk.run(flood, Order(prompts=[100]))
+    late = desk.run(flood, AdmissionRequest(prompts=[100]))
     desk.clock.advance(30)
     desk.first_token(late)
-    desk.run(flood, Order(prompts=[100_000]))
-    facts = desk.run(tenant, Order(prompts=[100]))
+    desk.run(flood, AdmissionRequest(prompts=[100_000]))
+    facts = desk.run(tenant, AdmissionRequest(prompts=[100]))
     desk.clock.advance(5)
     desk.first_token(facts)  # far later than foretold
     with _refused(503, "overloaded"):
-        desk.run(tenant, Order(prompts=[100]))
+        desk.run(tenant, AdmissionRequest(prompts=[100]))
     desk.clock.advance(30)  # nothing was heard since: it is tried again
-    assert desk.run(tenant, Order(prompts=[100])).standing is Standing.WAITING
+    assert desk.run(tenant, AdmissionRequest(prompts=[100])).standing is Standing.WAITING
 
 
 def test_only_work_of_own_and_higher_bands_is_ahead() -> None:
     tenant, low = _interactive(), _tenant("low", band=5)
     desk = Desk.of(tenant, low)
     _measured(desk, 1000)
-    desk.run(low, Order(prompts=[50_000]))
-    facts = desk.run(tenant, Order(prompts=[100]))
+    desk.run(low, AdmissionRequest(prompts=[50_000]))
+    facts = desk.run(tenant, AdmissionRequest(prompts=[100]))
     assert facts.start.queue_s == pytest.approx(0.1)
     with _refused(503, "overloaded"):
-        desk.run(tenant, Order(prompts=[100], priority=5))
+        desk.run(tenant, AdmissionRequest(prompts=[100], priority=5))
 
 
 def test_a_prompt_that_misses_its_goal_alone_is_held_to_the_queue_only() -> None:
     tenant = _interactive()
     desk = Desk.of(tenant)
     _measured(desk, 1000)
-    assert desk.run(tenant, Order(prompts=[10_000])).standing is Standing.WAITING
+    assert desk.run(tenant, AdmissionRequest(prompts=[10_000])).standing is Standing.WAITING
     with _refused(503, "overloaded"):
-        desk.run(tenant, Order(prompts=[10_000]))
+        desk.run(tenant, AdmissionRequest(prompts=[10_000]))
 
 
 def test_cached_prompts_take_no_time() -> None:
@@ -328,10 +328,10 @@ def test_cached_prompts_take_no_time() -> None:
     desk = Desk.of(tenant)
     _measured(desk, 1000)
     for _ in range(100):
-        facts = desk.run(tenant, Order(prompts=[1000]))
+        facts = desk.run(tenant, AdmissionRequest(prompts=[1000]))
         desk.first_token(facts)
         desk.finish(facts, num_cached=990)
-    waiting = [desk.run(tenant, Order(prompts=[1000])) for _ in range(5)]
+    waiting = [desk.run(tenant, AdmissionRequest(prompts=[1000])) for _ in range(5)]
     assert waiting[-1].start.queue_s == pytest.approx(0.05, rel=0.1)
 
 
@@ -339,13 +339,13 @@ def test_where_a_band_is_shared_by_weight_the_queue_of_another_does_not_count() 
     tenant, flood = _interactive(weight=3), _tenant("flood")
     desk = Desk.of(tenant, flood, is_fair=True)
     _measured(desk, 1000)
-    desk.run(flood, Order(prompts=[1_000_000]))
-    facts = desk.run(tenant, Order(prompts=[300]))
+    desk.run(flood, AdmissionRequest(prompts=[1_000_000]))
+    facts = desk.run(tenant, AdmissionRequest(prompts=[300]))
     assert facts.start.queue_s == pytest.approx(0.4)  # at three quarters of the speed
     for _ in range(3):
-        desk.run(tenant, Order(prompts=[300]))
+        desk.run(tenant, AdmissionRequest(prompts=[300]))
     with _refused(503, "overloaded"):
-        desk.run(tenant, Order(prompts=[600]))
+        desk.run(tenant, AdmissionRequest(prompts=[600]))
 
 
 @pytest.mark.parametrize("is_fair", [True, False])
@@ -353,45 +353,45 @@ def test_a_tenant_with_nothing_waiting_is_soon_tried_again_where_it_is_owed_its_
     tenant, flood = _interactive(), _tenant("flood")
     desk = Desk.of(tenant, flood, is_fair=is_fair)
     _measured(desk, 1000)
-    desk.run(flood, Order(prompts=[300]))
-    facts = desk.run(tenant, Order(prompts=[100]))
+    desk.run(flood, AdmissionRequest(prompts=[300]))
+    facts = desk.run(tenant, AdmissionRequest(prompts=[100]))
     desk.clock.advance(5)
     desk.first_token(facts)
     with _refused(503, "overloaded"):
-        desk.run(tenant, Order(prompts=[100]))
+        desk.run(tenant, AdmissionRequest(prompts=[100]))
     desk.clock.advance(3)
     if is_fair:
-        assert desk.run(tenant, Order(prompts=[100])).standing is Standing.WAITING
+        assert desk.run(tenant, AdmissionRequest(prompts=[100])).standing is Standing.WAITING
     else:
         with _refused(503, "overloaded"):
-            desk.run(tenant, Order(prompts=[100]))
+            desk.run(tenant, AdmissionRequest(prompts=[100]))
 
 
 def test_a_queue_that_drains_more_slowly_than_its_share_is_forecast_by_its_own_speed() -> None:
     tenant, flood = _interactive(ttft_s=1000.0), _tenant("flood")
     desk = Desk.of(tenant, flood, is_fair=True)
     _measured(desk, 1000)
-    desk.run(flood, Order(prompts=[100_000]))
-    waiting = [desk.run(tenant, Order(prompts=[100])) for _ in range(10)]
+    desk.run(flood, AdmissionRequest(prompts=[100_000]))
+    waiting = [desk.run(tenant, AdmissionRequest(prompts=[100])) for _ in range(10)]
     for facts in waiting[:5]:
         desk.clock.advance(1)  # 100 tokens a second, a fifth of its share
         desk.first_token(facts)
-    late = desk.run(tenant, Order(prompts=[100]))
+    late = desk.run(tenant, AdmissionRequest(prompts=[100]))
     assert late.start.queue_s == pytest.approx(6.0)
     desk.clock.advance(60)  # not heard of since: its share of the speed counts again
-    assert desk.run(tenant, Order(prompts=[100])).start.queue_s == pytest.approx(1.4, abs=0.01)
+    assert desk.run(tenant, AdmissionRequest(prompts=[100])).start.queue_s == pytest.approx(1.4, abs=0.01)
 
 
 def test_a_tenant_that_has_the_engine_to_itself_waits_no_longer_than_for_all_that_waits() -> None:
     tenant, flood = _interactive(ttft_s=1000.0), _tenant("flood")
     desk = Desk.of(tenant, flood, is_fair=True)
     _measured(desk, 1000)
-    held = desk.run(flood, Order(prompts=[100_000]))
-    waiting = [desk.run(tenant, Order(prompts=[100])) for _ in range(10)]
+    held = desk.run(flood, AdmissionRequest(prompts=[100_000]))
+    waiting = [desk.run(tenant, AdmissionRequest(prompts=[100])) for _ in range(10)]
     desk.clock.advance(10)
     desk.first_token(waiting[0])
     desk.first_token(held)  # the flood is over
-    assert desk.run(tenant, Order(prompts=[100])).start.queue_s == pytest.approx(1.0)
+    assert desk.run(tenant, AdmissionRequest(prompts=[100])).start.queue_s == pytest.approx(1.0)
 
 
 def test_a_tenant_that_allows_it_gets_less_instead_of_a_refusal() -> None:
@@ -399,11 +399,11 @@ def test_a_tenant_that_allows_it_gets_less_instead_of_a_refusal() -> None:
     desk = Desk.of(tenant)
     _measured(desk, 1000)
     with _enter(desk, tenant) as entry:
-        assert entry.admit(Order(prompts=[10], max_tokens=500)).service is Service.FULL
-    desk.run(tenant, Order(prompts=[5000]))
+        assert entry.admit(AdmissionRequest(prompts=[10], max_tokens=500)).service is ServiceLevel.FULL
+    desk.run(tenant, AdmissionRequest(prompts=[5000]))
     with _enter(desk, tenant) as entry:
-        terms = entry.admit(Order(prompts=[10], max_tokens=500))
-    assert (terms.service, terms.max_tokens, terms.band) == (Service.DEFERRED, 64, 7)
+        terms = entry.admit(AdmissionRequest(prompts=[10], max_tokens=500))
+    assert (terms.service, terms.max_tokens, terms.band) == (ServiceLevel.DEFERRED, 64, 7)
 
 
 def test_under_pressure_answers_get_shorter_then_later_and_whole_again() -> None:
@@ -412,43 +412,43 @@ def test_under_pressure_answers_get_shorter_then_later_and_whole_again() -> None
 
     def asked(max_tokens: int = 500) -> Terms:
         with _enter(desk, tenant) as entry:
-            return entry.admit(Order(prompts=[10], max_tokens=max_tokens))
+            return entry.admit(AdmissionRequest(prompts=[10], max_tokens=max_tokens))
 
     def wait(seconds: float) -> None:
         for _ in range(round(seconds * 10)):
             desk.clock.advance(0.1)
             asked()
 
-    assert asked() == Terms(band=0, service=Service.FULL)
+    assert asked() == Terms(band=0, service=ServiceLevel.FULL)
     with _enter(desk, plain, 6):
         wait(1)
-        assert asked() == Terms(band=0, service=Service.SHORTENED, max_tokens=64)
-        assert asked(64) == Terms(band=0, service=Service.FULL)
+        assert asked() == Terms(band=0, service=ServiceLevel.SHORTENED, max_tokens=64)
+        assert asked(64) == Terms(band=0, service=ServiceLevel.FULL)
         with _enter(desk, plain, 3):
             wait(1)
-            assert asked() == Terms(band=7, service=Service.DEFERRED, max_tokens=64)
+            assert asked() == Terms(band=7, service=ServiceLevel.DEFERRED, max_tokens=64)
             with _enter(desk, plain) as entry:
-                assert entry.admit(Order(prompts=[10], max_tokens=500)) == Terms(band=0)
+                assert entry.admit(AdmissionRequest(prompts=[10], max_tokens=500)) == Terms(band=0)
     wait(11)
-    assert asked() == Terms(band=0, service=Service.FULL)
+    assert asked() == Terms(band=0, service=ServiceLevel.FULL)
 
 
 def test_a_change_of_the_tenants_keeps_what_was_used_and_forgets_who_left() -> None:
     tenant, leaver = _tenant(limits=Limits(requests_per_minute=4, max_concurrency=9)), _tenant("leaver")
     desk = Desk.of(tenant, leaver)
-    facts = desk.run(leaver, Order(prompts=[5]))
+    facts = desk.run(leaver, AdmissionRequest(prompts=[5]))
     for _ in range(3):
         with _enter(desk, tenant):
             pass
-    desk.accounts.set_table(_table(_tenant(limits=Limits(requests_per_minute=8))))
+    desk.usages.set_table(_table(_tenant(limits=Limits(requests_per_minute=8))))
     assert dict(desk.admission.rate_headers(tenant))[b"x-ratelimit-remaining-requests"] == b"2"
-    assert len(desk.accounts) == 2
+    assert len(desk.usages) == 2
     desk.finish(facts)
-    assert len(desk.accounts) == 1
+    assert len(desk.usages) == 1
     with _enter(desk, leaver):  # its key was checked just before the change
-        assert len(desk.accounts) == 2
-    assert len(desk.accounts) == 1
-    desk.accounts.set_table(_table(_tenant()))
+        assert len(desk.usages) == 2
+    assert len(desk.usages) == 1
+    desk.usages.set_table(_table(_tenant()))
     assert desk.admission.rate_headers(tenant) == []
 
 
@@ -475,19 +475,19 @@ def test_nothing_is_left_of_any_history(moves: list[tuple[str, int, int]]) -> No
         chosen = live[amount % len(live)] if live else None
         if move == "run":
             with contextlib.suppress(AdmissionError):
-                live.append(desk.run(tenant, Order(prompts=[amount], max_tokens=amount)))
+                live.append(desk.run(tenant, AdmissionRequest(prompts=[amount], max_tokens=amount)))
         elif move == "fail":
             with contextlib.suppress(AdmissionError, ZeroDivisionError), _enter(desk, tenant) as entry:
-                entry.admit(Order(prompts=[amount], max_tokens=amount))
+                entry.admit(AdmissionRequest(prompts=[amount], max_tokens=amount))
                 raise ZeroDivisionError
         elif chosen is not None and move == "first" and chosen.standing is Standing.WAITING:
             desk.first_token(chosen)
         elif chosen is not None and move in ("finish", "leave"):
             live.remove(chosen)
             desk.finish(chosen, chosen.num_outputs)
-        assert desk.accounts.of(tenants[0]).open <= 3
-        assert desk.accounts.of(tenants[1]).queued <= 2
-        assert sum(desk.accounts.of(each).queued for each in tenants) <= 8
+        assert desk.usages.of(tenants[0]).open <= 3
+        assert desk.usages.of(tenants[1]).queued <= 2
+        assert sum(desk.usages.of(each).queued for each in tenants) <= 8
     for facts in live:
         desk.finish(facts)
     for tenant in tenants:

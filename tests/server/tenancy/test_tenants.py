@@ -290,7 +290,7 @@ def test_a_refused_request_leaves_no_reservation(model_folder: Path, file: Path)
         left = [int(headers["x-ratelimit-remaining-tokens"]) for headers in (before, after)]
         assert left[1] >= left[0] - 2
         await _idle(server)
-        assert server.service.metrics.tenants.figures(TenantId("small")).waiting == 0
+        assert server.service.metrics.tenants.sample(TenantId("small")).waiting == 0
 
     with_server(server_settings(model_folder), test, tenants_config=str(file))
 
@@ -394,7 +394,7 @@ def test_figures_of_the_tenants_that_were_seen(model_folder: Path, file: Path) -
         await _ask(server, "one", prompt=[8, 9], max_tokens=3)
         async with asyncio.TaskGroup() as group:
             group.create_task(_ask(server, "two", prompt=[8], max_tokens=20))
-            await until(lambda: server.service.metrics.tenants.figures(TenantId("other")).running == 1)
+            await until(lambda: server.service.metrics.tenants.sample(TenantId("other")).running == 1)
             return (await server.http.get("/metrics?detail=tenants")).text
 
     script = Script(step_s=0.02, told={"queued_s": 0.001})

@@ -3,24 +3,24 @@
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
 from tiercel.server.engine.client import SequenceFacts, Standing
-from tiercel.server.tenancy.bucket import Bucket
-from tiercel.server.tenancy.forecast import Drain, Forecast, Surplus
+from tiercel.server.tenancy.forecast import DrainRate, ForecastError, PromptThroughput
+from tiercel.server.tenancy.rate_bucket import RateBucket
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
 from tiercel.tenant import TenantShare
 
 _SMOOTHING = 0.1
 
 
-class Account:
-    """The record of one tenant. Written by `Accounts` and, at the gates, by `Admission`."""
+class TenantUsage:
+    """The record of one tenant. Written by `UsageBook` and, at the gates, by `Admission`."""
 
     __slots__ = (
         "backlog_by_band",
-        "drain",
+        "drain_rate",
+        "forecast_error",
         "requests",
         "reserved",
         "running",
-        "surplus",
         "tenant",
         "tokens",
         "uncached_share",
@@ -34,11 +34,11 @@ class Account:
         self.running = 0  # sequences with one
         self.backlog_by_band: dict[int, float] = {}  # prompt tokens of those that wait, without the cached ones
         self.uncached_share = 1.0  # of its prompts, lately
-        self.drain = Drain()
-        self.surplus = Surplus()
+        self.drain_rate = DrainRate()
+        self.forecast_error = ForecastError()
         limits = tenant.limits
-        self.requests = None if limits.requests_per_minute is None else Bucket(limits.requests_per_minute)
-        self.tokens = None if limits.tokens_per_minute is None else Bucket(limits.tokens_per_minute)
+        self.requests = None if limits.requests_per_minute is None else RateBucket(limits.requests_per_minute)
+        self.tokens = None if limits.tokens_per_minute is None else RateBucket(limits.tokens_per_minute)
 
     @property
     def queued(self) -> int:
@@ -57,29 +57,29 @@ class Account:
         self.tokens = _changed(self.tokens, tenant.limits.tokens_per_minute, now_s)
 
 
-def _changed(bucket: Bucket | None, per_minute: int | None, now_s: float) -> Bucket | None:
+def _changed(bucket: RateBucket | None, per_minute: int | None, now_s: float) -> RateBucket | None:
     if per_minute is None:
         return None
     if bucket is None:
-        return Bucket(per_minute)
+        return RateBucket(per_minute)
     bucket.change(per_minute, now_s)
     return bucket
 
 
-class Accounts:
-    """One account for each configured tenant, and for one that has left until its last sequence has ended."""
+class UsageBook:
+    """One usage for each configured tenant, and for one that has left until its last sequence has ended."""
 
     def __init__(self, clock: Clock, *, is_fair: bool = False) -> None:
         self._clock = clock
         self._is_fair = is_fair
-        self._account_by_name: dict[TenantId, Account] = {}
-        self._waiting: dict[TenantId, Account] = {}  # those with a backlog
+        self._usage_by_name: dict[TenantId, TenantUsage] = {}
+        self._waiting: dict[TenantId, TenantUsage] = {}  # those with a backlog
         self._backlog_by_band: dict[int, float] = {}
         self._table: TenantTable | None = None
-        self.forecast = Forecast()
+        self.throughput = PromptThroughput()
 
     def __len__(self) -> int:
-        return len(self._account_by_name)
+        return len(self._usage_by_name)
 
     @property
     def is_fair(self) -> bool:
@@ -104,31 +104,31 @@ class Accounts:
         """Other tenants from now on."""
         self._table = table
         now_s = self._clock.now_s()
-        for name, account in list(self._account_by_name.items()):
+        for name, usage in list(self._usage_by_name.items()):
             tenant = table.by_name.get(name)
             if tenant is not None:
-                account.change(tenant, now_s)
+                usage.change(tenant, now_s)
             else:
-                self._forget_idle(account)
+                self._forget_idle(usage)
 
-    def of(self, tenant: Tenant) -> Account:
-        """The account of a tenant, with the limits that are in force now."""
-        account = self._account_by_name.get(tenant.name)
-        if account is None:
+    def of(self, tenant: Tenant) -> TenantUsage:
+        """The usage of a tenant, with the limits that are in force now."""
+        usage = self._usage_by_name.get(tenant.name)
+        if usage is None:
             newest = tenant if self._table is None else self._table.by_name.get(tenant.name, tenant)
-            account = self._account_by_name[tenant.name] = Account(newest)
-        return account
+            usage = self._usage_by_name[tenant.name] = TenantUsage(newest)
+        return usage
 
-    def close(self, account: Account) -> None:
+    def close(self, usage: TenantUsage) -> None:
         """A reservation was given back."""
-        self._forget_idle(account)
+        self._forget_idle(usage)
 
     def counts(self, name: TenantId) -> tuple[int, int]:
         """Sequences of a tenant that run and that wait."""
-        account = self._account_by_name.get(name)
-        return (0, 0) if account is None else (account.running, account.queued)
+        usage = self._usage_by_name.get(name)
+        return (0, 0) if usage is None else (usage.running, usage.queued)
 
-    def tokens_ahead(self, account: Account, band: int, own: float) -> float:
+    def tokens_ahead(self, usage: TenantUsage, band: int, own: float) -> float:
         """Prompt tokens that would be computed before or beside the `own` ones of a new request in this band.
 
         Where the engine shares a band by weight, a tenant waits for no more than its own queue at its own share.
@@ -139,90 +139,90 @@ class Accounts:
             weights = sum(
                 other.tenant.share.weight for other in self._waiting.values() if band in other.backlog_by_band
             )
-            weight = account.tenant.share.weight
-            if band not in account.backlog_by_band:
+            weight = usage.tenant.share.weight
+            if band not in usage.backlog_by_band:
                 weights += weight
-            mine = account.backlog_by_band.get(band, 0.0) + own
+            mine = usage.backlog_by_band.get(band, 0.0) + own
             beside = min(beside, mine * weights / weight - own)
         return before + beside
 
-    def queue_s(self, account: Account, band: int, own: float) -> float | None:
+    def queue_s(self, usage: TenantUsage, band: int, own: float) -> float | None:
         """Return in how many seconds `own` prompt tokens of a new request in this band will be computed.
 
         Where the engine shares a band by weight, how fast the tenant's own queue has drained lately decides, but never
         more than if everything that waits went first. The longer ago that was heard, the more the share of the speed of
         all counts instead. None before any speed is known.
         """
-        whole_s = self.forecast.queue_s(self.tokens_ahead(account, band, own) + own)
-        speed = account.drain.tokens_per_s
+        whole_s = self.throughput.queue_s(self.tokens_ahead(usage, band, own) + own)
+        speed = usage.drain_rate.tokens_per_s
         if not self._is_fair or speed is None or whole_s is None:
             return whole_s
-        mine = sum(tokens for other, tokens in account.backlog_by_band.items() if other <= band) + own
+        mine = sum(tokens for other, tokens in usage.backlog_by_band.items() if other <= band) + own
         before = sum(tokens for other, tokens in self._backlog_by_band.items() if other < band)
-        before -= sum(tokens for other, tokens in account.backlog_by_band.items() if other < band)
+        before -= sum(tokens for other, tokens in usage.backlog_by_band.items() if other < band)
         everything = sum(tokens for other, tokens in self._backlog_by_band.items() if other <= band) + own
-        before_s, everything_s = self.forecast.queue_s(max(before, 0.0)), self.forecast.queue_s(everything)
+        before_s, everything_s = self.throughput.queue_s(max(before, 0.0)), self.throughput.queue_s(everything)
         assert before_s is not None
         assert everything_s is not None
         drained_s = min(before_s + mine / speed, max(everything_s, whole_s))
-        return whole_s + account.drain.freshness(self._clock.now_s()) * (drained_s - whole_s)
+        return whole_s + usage.drain_rate.freshness(self._clock.now_s()) * (drained_s - whole_s)
 
     def on_moved(self, facts: SequenceFacts, before: Standing | None) -> None:
         """A sequence came, got its first token or went."""
         start = facts.start
-        account = self._named(start.tenant)
+        usage = self._named(start.tenant)
         if before is Standing.WAITING:
-            account.waiting -= 1
-            self._add_backlog(account, start.band, -start.num_uncached)
+            usage.waiting -= 1
+            self._add_backlog(usage, start.band, -start.num_uncached)
         elif before is Standing.RUNNING:
-            account.running -= 1
+            usage.running -= 1
         if facts.standing is Standing.WAITING:
-            account.waiting += 1
-            self._add_backlog(account, start.band, start.num_uncached)
+            usage.waiting += 1
+            self._add_backlog(usage, start.band, start.num_uncached)
         elif facts.standing is Standing.RUNNING:
-            account.running += 1
-            account.drain.note(start.num_uncached, self._clock.now_s())
+            usage.running += 1
+            usage.drain_rate.note(start.num_uncached, self._clock.now_s())
             if facts.first_token_s is not None:
-                account.surplus.note(facts.first_token_s - facts.arrival_s, start.queue_s, self._clock.now_s())
+                usage.forecast_error.note(facts.first_token_s - facts.arrival_s, start.queue_s, self._clock.now_s())
         else:
-            self._forget_idle(account)
+            self._forget_idle(usage)
 
     def on_finished(self, facts: SequenceFacts) -> None:
         """A sequence ended: what was charged for its outputs becomes what they were."""
         start, finished = facts.start, facts.finished
-        account = self._account_by_name.get(start.tenant)
-        if account is None:
+        usage = self._usage_by_name.get(start.tenant)
+        if usage is None:
             return
-        if account.tokens is not None and facts.num_outputs != start.num_reserved:
-            account.tokens.settle(facts.num_outputs - start.num_reserved, self._clock.now_s())
+        if usage.tokens is not None and facts.num_outputs != start.num_reserved:
+            usage.tokens.settle(facts.num_outputs - start.num_reserved, self._clock.now_s())
         if finished is not None and start.n is not None and facts.first_token_s is not None:
             share = 1 - finished.num_cached / start.num_prompt
-            account.uncached_share += _SMOOTHING * (share - account.uncached_share)
+            usage.uncached_share += _SMOOTHING * (share - usage.uncached_share)
 
     def on_prompts(self, tokens: int, busy_s: float) -> None:
         """A step computed so much of prompts while sequences waited."""
-        self.forecast.note_step(tokens, busy_s)
+        self.throughput.note_step(tokens, busy_s)
 
-    def _named(self, name: TenantId) -> Account:
-        account = self._account_by_name.get(name)
-        return account if account is not None else self.of(Tenant(TenantShare(name=name)))
+    def _named(self, name: TenantId) -> TenantUsage:
+        usage = self._usage_by_name.get(name)
+        return usage if usage is not None else self.of(Tenant(TenantShare(name=name)))
 
-    def _add_backlog(self, account: Account, band: int, tokens: float) -> None:
-        for backlog in (account.backlog_by_band, self._backlog_by_band):
+    def _add_backlog(self, usage: TenantUsage, band: int, tokens: float) -> None:
+        for backlog in (usage.backlog_by_band, self._backlog_by_band):
             left = backlog.get(band, 0.0) + tokens
             if left > 0.5:  # what floating point leaves is no token
                 backlog[band] = left
             else:
                 backlog.pop(band, None)
-        if account.backlog_by_band:
-            self._waiting[account.tenant.name] = account
-            account.drain.begin(self._clock.now_s())
+        if usage.backlog_by_band:
+            self._waiting[usage.tenant.name] = usage
+            usage.drain_rate.begin(self._clock.now_s())
         else:
-            self._waiting.pop(account.tenant.name, None)
-            account.drain.pause(self._clock.now_s())
+            self._waiting.pop(usage.tenant.name, None)
+            usage.drain_rate.pause(self._clock.now_s())
 
-    def _forget_idle(self, account: Account) -> None:
-        name = account.tenant.name
+    def _forget_idle(self, usage: TenantUsage) -> None:
+        name = usage.tenant.name
         has_left = self._table is not None and name not in self._table.by_name
-        if has_left and not account.open:
-            self._account_by_name.pop(name, None)
+        if has_left and not usage.open:
+            self._usage_by_name.pop(name, None)

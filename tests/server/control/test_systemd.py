@@ -18,7 +18,7 @@ import pytest
 from tests.server.harness import text_body
 from tests.server.test_launch import FAKE, Started
 from tiercel.clock import ManualClock
-from tiercel.server.control.notify import Notifier
+from tiercel.server.control.systemd import SystemdNotifier
 
 START = """
 import json, sys
@@ -159,17 +159,17 @@ def test_the_watchdog_hears_nothing_any_more_when_the_engine_hangs_with_work(fol
 
 def test_without_a_manager_or_with_a_deaf_one_nothing_happens(tmp_path: Path) -> None:
     for address in (None, str(tmp_path / "nobody"), "@nobody-listens-here"):
-        notifier = Notifier(address, ManualClock())
+        notifier = SystemdNotifier(address, ManualClock())
         notifier.ready("serving")
         notifier.reloading()
         notifier.stopping("leaving", 1.0)
 
 
 def test_a_status_is_one_line(manager: Manager) -> None:
-    Notifier(manager.address, ManualClock()).ready("one\nREADY=0")
+    SystemdNotifier(manager.address, ManualClock()).ready("one\nREADY=0")
     assert manager.hear() == {"READY": "1", "STATUS": "one READY=0"}
 
 
 def test_a_reload_carries_the_monotonic_time(manager: Manager) -> None:
-    Notifier(manager.address, ManualClock(12.5)).reloading()
+    SystemdNotifier(manager.address, ManualClock(12.5)).reloading()
     assert manager.hear() == {"RELOADING": "1", "MONOTONIC_USEC": "12500000"}

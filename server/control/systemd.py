@@ -10,7 +10,7 @@ from tiercel.clock import Clock
 log = logging.getLogger(__name__)
 
 
-class Notifier:
+class SystemdNotifier:
     """Tells the service manager where the daemon is in its life. Without an address it says nothing."""
 
     def __init__(self, address: str | None, clock: Clock) -> None:

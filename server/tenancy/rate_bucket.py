@@ -5,7 +5,7 @@ import math
 _MINUTE_S = 60.0
 
 
-class Bucket:
+class RateBucket:
     """A token bucket in the form of GCRA: one time says how full it is. Starts full; may be overdrawn.
 
     `now_s` is passed in: a bucket has no clock and no timer.

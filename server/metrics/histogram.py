@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 
-class Tally:
+class HistogramCounter:
     """How many values lay below each bound, in plain numbers: no lock and no object a value.
 
     One thread adds, others may read. A reader sees every bucket as it was at one moment; `sum` may be a value ahead or

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercel.server.tenancy.bucket import Bucket, show_wait
+from tiercel.server.tenancy.rate_bucket import RateBucket, show_wait
 
 _gaps = st.floats(0, 90, allow_nan=False)
 _takes = st.lists(st.tuples(_gaps, st.integers(1, 40)), max_size=60)
@@ -14,7 +14,7 @@ _takes = st.lists(st.tuples(_gaps, st.integers(1, 40)), max_size=60)
 def test_no_window_lets_more_pass_than_a_full_bucket_and_what_flows_in(
     limit: int, takes: list[tuple[float, int]]
 ) -> None:
-    bucket, now_s = Bucket(limit), 100.0
+    bucket, now_s = RateBucket(limit), 100.0
     passed: list[tuple[float, int]] = []
     for gap_s, amount in takes:
         now_s += gap_s
@@ -30,7 +30,7 @@ def test_no_window_lets_more_pass_than_a_full_bucket_and_what_flows_in(
 
 @given(st.integers(1, 60), _takes)
 def test_it_agrees_with_a_plain_bucket(limit: int, takes: list[tuple[float, int]]) -> None:
-    bucket, now_s, level = Bucket(limit), 5.0, float(limit)
+    bucket, now_s, level = RateBucket(limit), 5.0, float(limit)
     for gap_s, amount in takes:
         now_s += gap_s
         level = min(level + gap_s * limit / 60, limit)
@@ -44,7 +44,7 @@ def test_it_agrees_with_a_plain_bucket(limit: int, takes: list[tuple[float, int]
 
 @given(st.integers(1, 60), _takes, st.integers(1, 60))
 def test_what_it_says_to_wait_is_enough_and_no_more(limit: int, takes: list[tuple[float, int]], asked: int) -> None:
-    bucket, now_s = Bucket(limit), 0.0
+    bucket, now_s = RateBucket(limit), 0.0
     for gap_s, amount in takes:
         now_s += gap_s
         bucket.take(amount, now_s)
@@ -58,7 +58,7 @@ def test_what_it_says_to_wait_is_enough_and_no_more(limit: int, takes: list[tupl
 
 
 def test_what_is_given_back_is_there_again_but_never_more_than_full() -> None:
-    bucket = Bucket(60)
+    bucket = RateBucket(60)
     assert bucket.take(60, 0.0)
     bucket.settle(-20, 0.0)
     assert bucket.left(0.0) == pytest.approx(20)
@@ -67,7 +67,7 @@ def test_what_is_given_back_is_there_again_but_never_more_than_full() -> None:
 
 
 def test_it_can_be_overdrawn_by_a_minute_at_most() -> None:
-    bucket = Bucket(60)
+    bucket = RateBucket(60)
     bucket.settle(1_000_000, 0.0)
     assert bucket.left(0.0) == pytest.approx(-60)
     assert bucket.wait_s(1, 0.0) == pytest.approx(61)
@@ -75,7 +75,7 @@ def test_it_can_be_overdrawn_by_a_minute_at_most() -> None:
 
 
 def test_another_limit_finds_it_as_full_as_before() -> None:
-    bucket = Bucket(60)
+    bucket = RateBucket(60)
     bucket.take(45, 0.0)
     bucket.change(600, 0.0)
     assert bucket.left(0.0) == pytest.approx(150)
