@@ -1,14 +1,14 @@
-# From a fresh clone, in any folder: `make serve` serves the embedded model, `make test` proves that it works; CI runs
-# `make test`, `make test-slow`, `make test-ui` and `make test-deploy`.
+# `make serve` serves the embedded model from a fresh clone, `make test` runs lint, types and tests. CI runs `make test`,
+# `make test-slow`, `make test-ui` and `make test-deploy`. `make help` lists the targets. Variables:
 #
-#   TORCH      which torch to install                           make setup TORCH='torch==2.13.0'
-#   PIP_ARGS   arguments of every pip install                   make setup PIP_ARGS='--extra-index-url URL'
-#   PYTHON     which Python makes .venv, 3.11 or newer          make setup PYTHON=python3.12
-#   ARGS       more flags of `tiercel serve`                    make serve ARGS='--log-format console'
-#   BROWSER    `required`: no Chromium is a failure             make test-ui BROWSER=required
-#   ENGINE     `required`: no Docker engine is a failure        make test-deploy ENGINE=required
-#   TOOLS      `required`: no strace or promtool is a failure   make test TOOLS=required
-#   TESTS      what pytest runs, and its flags                  make pytest TESTS='tests/cli -k port'
+#   TORCH      requirement of torch                             make setup TORCH='torch==2.13.0'
+#   PIP_ARGS   arguments of every `pip install`                 make setup PIP_ARGS='--extra-index-url URL'
+#   PYTHON     Python of .venv, 3.11 or newer                   make setup PYTHON=python3.12
+#   ARGS       additional flags of `tiercel serve`              make serve ARGS='--log-format console'
+#   BROWSER    `required`: fail without Chromium                make test-ui BROWSER=required
+#   ENGINE     `required`: fail without a Docker engine         make test-deploy ENGINE=required
+#   TOOLS      `required`: fail without strace or promtool      make test TOOLS=required
+#   TESTS      paths and flags of pytest                        make pytest TESTS='tests/cli -k port'
 
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
@@ -28,14 +28,14 @@ TEST_READY := $(VENV)/.setup-test
 BROWSER_READY := $(VENV)/.setup-browser
 FAST_TESTS := $(wildcard tests/tiercel tests/cli tests/kvcache tests/scheduler tests/docker tests/test_*.py)
 
-# Installs Chromium where there is none and root may. Without it the page is not tested, and that is said.
+# Installs Chromium if it is missing and the user is root. Otherwise prints that nothing is tested in a browser.
 CHROMIUM := for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && \
 	  apt-get install -qy --no-install-recommends chromium; then exit 0; fi; \
-	echo "There is no Chromium here: NOTHING is tested in a browser. On Debian and Ubuntu: apt install chromium" >&2; \
+	echo "Chromium is missing: NOTHING is tested in a browser. On Debian and Ubuntu: apt install chromium" >&2; \
 	[ "$(BROWSER)" != required ]
 
-# pyright asks the network for newer versions of itself otherwise
+# Without this, pyright looks for newer versions of itself on the network.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
@@ -43,10 +43,10 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
-help:  ## this list
+help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1 /p' Makefile | awk '{ name = $$1; $$1 = ""; printf "  make %-12s%s\n", name, $$0 }'
 
-setup: $(READY)  ## create .venv and install tiercel; does nothing when done
+setup: $(READY)  ## create .venv and install tiercel; no effect if it is up to date
 
 serve: $(READY)  ## serve the embedded model on port 8000
 	@exec $(BIN)/tiercel serve --port 8000 $(ARGS)
@@ -58,42 +58,42 @@ lint: $(TEST_READY)  ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-format: $(TEST_READY)  ## let ruff format and repair
+format: $(TEST_READY)  ## format and fix with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-pytest: $(TEST_READY)  ## all tests; strace and promtool, which some need, are installed where they can be
+pytest: $(TEST_READY)  ## all tests that need no browser and no Docker; installs strace and promtool if it may
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
 	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy $(TESTS)
 
-test-slow: $(TEST_READY)  ## kills, faults of the disk, walks by the hundred: about ten minutes; CI runs it, too
+test-slow: $(TEST_READY)  ## killed processes, disk faults, hundreds of random walks: about ten minutes
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
 	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/browser --ignore tests/deploy tests
 
-test-long: $(TEST_READY)  ## simulations and preemptions by the thousand: about an hour
+test-long: $(TEST_READY)  ## thousands of simulations and preemptions: about an hour
 	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser --ignore tests/deploy
 
 test-fast: $(TEST_READY)  ## tests that load no model
 	$(BIN)/python -m pytest -q -x $(FAST_TESTS)
 
-test-report: $(BROWSER_READY)  ## the load-test report in headless Chromium, which is installed where root may
+test-report: $(BROWSER_READY)  ## the load-test report in headless Chromium; installs Chromium if run as root
 	@$(CHROMIUM)
 	BROWSER='$(BROWSER)' $(BIN)/python -m pytest -q -rs tests/browser/test_report_page.py
 
-test-ui: $(BROWSER_READY)  ## the page at /ui in headless Chromium; leaves screenshots in tests/browser/pictures
+test-ui: $(BROWSER_READY)  ## the dashboard at /ui in headless Chromium; writes screenshots to tests/browser/pictures
 	@$(CHROMIUM)
 	BROWSER='$(BROWSER)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser/test_ui_*.py
 
-test-deploy: $(TEST_READY)  ## image and compose on a Docker engine of its own; static checks where none can run
+test-deploy: $(TEST_READY)  ## image and compose file on a separate Docker engine; without Docker, static checks only
 	TORCH='$(TORCH)' PIP_ARGS='$(PIP_ARGS)' ENGINE='$(ENGINE)' \
 	  $(BIN)/python -m pytest -q -rs --timeout 1200 tests/deploy tests/docker
 
-constraints: $(BROWSER_READY)  ## write constraints.txt from what .venv holds; after `make clean test`
-	{ echo '# What CI tested. Written by `make constraints`.'; \
+constraints: $(BROWSER_READY)  ## write constraints.txt from the packages in .venv; run `make clean test` first
+	{ echo '# Versions that CI tested. Written by `make constraints`.'; \
 	  $(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | grep -v '[@#]' | LC_ALL=C sort -f; } > constraints.new
 	mv constraints.new constraints.txt
 
-clean:  ## remove .venv and everything that was built
+clean:  ## remove .venv and all build products
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -104,13 +104,13 @@ $(BIN)/python:
 	done; \
 	if [ -z "$$found" ]; then \
 	  echo "tiercel needs Python 3.11 or newer; $(or $(PYTHON),python3) is $$($(or $(PYTHON),python3) --version 2>&1 | head -n 1)." >&2; \
-	  echo "Install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; fi; \
+	  echo "Install Python 3.11 or newer, or name one that is installed: make setup PYTHON=/path/to/python3" >&2; exit 1; fi; \
 	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
-	  echo "$$found cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; fi; \
+	  echo "$$found cannot create virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; fi; \
 	echo "creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv --clear $(VENV)
 
-# torch first and by itself: which build it is depends on the machine. The pin of torch is left to TORCH.
+# torch is installed first and separately, because its build depends on the machine: TORCH replaces the pin.
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	@grep -v '^torch==' constraints.txt > $(PINS)
 	@echo "installing $(TORCH) and tiercel; the first time takes minutes"
@@ -119,11 +119,11 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(TEST_READY): $(READY)
-	@echo "installing what the tests need"
+	@echo "installing the dependencies of the tests"
 	@$(PIP) install $(PIP_ARGS) -c $(PINS) -e ".[fast,test]"
 	@touch $@
 
 $(BROWSER_READY): $(TEST_READY)
-	@echo "installing what the browser tests need"
+	@echo "installing the dependencies of the browser tests"
 	@$(PIP) install $(PIP_ARGS) -c $(PINS) -e ".[browser]"
 	@touch $@
