@@ -75,9 +75,9 @@ def main() -> int:
 async def _measure(folder: Path, scrapes: int, *, has_detail: bool) -> dict[str, Any]:  # Any: JSON
     settings = replace(server_settings(folder), tenants_config=str(folder / "tenants.yaml"), enable_log_requests=False)
     async with running(settings, Script()) as server:
-        tenants = server.service.tenants.table.tenants
+        tenants = server.context.tenants.table.tenants
         await _see(server, tenants)
-        exposition = server.service.metrics.exposition
+        exposition = server.context.metrics.exposition
         cpu_ms: list[float] = []
         for _ in range(10):
             start_s = time.thread_time()
@@ -155,7 +155,7 @@ async def _see(server: Running, tenants: tuple[Tenant, ...]) -> None:
         for index in range(len(tenants)):
             group.create_task(ask(f"k{index}"))
     for tenant in tenants:
-        server.service.metrics.on_throttled(tenant.name, "requests")
+        server.context.metrics.on_throttled(tenant.name, "requests")
     told = tuple(
         TenantGauges(
             tenant=tenant.name,
@@ -168,7 +168,7 @@ async def _see(server: Running, tenants: tuple[Tenant, ...]) -> None:
     server.engine.send(
         Report(gauges=Gauges(fair=FairGauges(competing=len(tenants), jain=0.97, gap_s=1.5, tenants=told)))
     )
-    await until(lambda: server.service.client.gauges.fair is not None)
+    await until(lambda: server.context.client.gauges.fair is not None)
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -64,10 +64,10 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
 def _tokenizer(settings: Settings, vocab_size: int) -> Iterator[tuple[str, str]]:
     # lazy: it loads the HTTP stack
     from tiercel.engine.models.generation import read_end_tokens
-    from tiercel.server.launch import build_service
+    from tiercel.server.launch import build_context
 
-    service = build_service(settings.server)
-    codec, defaults = service.codec, service.defaults
+    context = build_context(settings.server)
+    codec, defaults = context.codec, context.defaults
     ends = read_end_tokens(Path(settings.server.model))
     size = codec.vocabulary.size
     if size > vocab_size:
@@ -75,5 +75,5 @@ def _tokenizer(settings: Settings, vocab_size: int) -> Iterator[tuple[str, str]]
     yield "tokens", f"{size:,} of the model's {vocab_size:,}" if size else f"not known, the model's {vocab_size:,}"
     yield "special tokens", " ".join(codec.special_texts) or "none"
     yield "end of sequence", " ".join(codec.token_name(token) or f"{token}" for token in ends) or "none"
-    yield "chat template", "yes" if service.template else "none: /v1/chat/completions cannot be used"
+    yield "chat template", "yes" if context.template else "none: /v1/chat/completions cannot be used"
     yield "sampling", f"temperature {defaults.temperature:g}, top_p {defaults.top_p:g}, top_k {defaults.top_k}"

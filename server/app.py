@@ -8,19 +8,19 @@ from starlette.middleware.cors import CORSMiddleware
 from tiercel import __version__
 from tiercel.errors import AdmissionError
 from tiercel.server.api.admin import AdminRoutes
+from tiercel.server.api.context import ServerContext
 from tiercel.server.api.middleware import BodyLimit, Bookkeeping, Boundary
 from tiercel.server.api.openai import OpenAIRoutes
 from tiercel.server.api.ops import OpsRoutes
-from tiercel.server.api.service import Service
 from tiercel.server.api.tokenize import TextRoutes
 from tiercel.server.http.failure import on_admission_error, on_http_error
 from tiercel.server.tenancy.auth import AdminGuard, Guard
 from tiercel.server.ui.routes import UiRoutes
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(context: ServerContext) -> FastAPI:
     """Routes and pure ASGI layers for one service; holds no state of its own."""
-    settings = service.settings
+    settings = context.settings
     has_docs = not settings.disable_fastapi_docs
     app = FastAPI(
         title="tiercel",
@@ -29,31 +29,31 @@ def create_app(service: Service) -> FastAPI:
         docs_url="/docs" if has_docs else None,
         redoc_url=None,
         openapi_url="/openapi.json" if has_docs else None,
-        middleware=_layers(service),
+        middleware=_layers(context),
         exception_handlers={AdmissionError: on_admission_error, HTTPException: on_http_error},
         redirect_slashes=False,
     )
-    guarded = [Depends(Guard(service.tenants))]
-    ops = OpsRoutes(service)
+    guarded = [Depends(Guard(context.tenants))]
+    ops = OpsRoutes(context)
     app.include_router(ops.open_router())
     app.include_router(ops.guarded_router(), dependencies=guarded)
-    app.include_router(OpenAIRoutes(service).router(), dependencies=guarded)
-    app.include_router(TextRoutes(service).router(), dependencies=guarded)
-    app.include_router(UiRoutes(service).router())
-    app.include_router(AdminRoutes(service).router(), dependencies=[Depends(AdminGuard(service.tenants))])
+    app.include_router(OpenAIRoutes(context).router(), dependencies=guarded)
+    app.include_router(TextRoutes(context).router(), dependencies=guarded)
+    app.include_router(UiRoutes(context).router())
+    app.include_router(AdminRoutes(context).router(), dependencies=[Depends(AdminGuard(context.tenants))])
     return app
 
 
-def _layers(service: Service) -> list[Middleware]:
+def _layers(context: ServerContext) -> list[Middleware]:
     """Outermost first."""
-    settings = service.settings
+    settings = context.settings
     layers = [
         Middleware(
             Bookkeeping,
-            metrics=service.metrics,
-            clock=service.clock,
-            wall_s=service.wall_s,
-            traces=service.traces,
+            metrics=context.metrics,
+            clock=context.clock,
+            wall_s=context.wall_s,
+            traces=context.traces,
             echo_id=settings.enable_request_id_headers,
             log_requests=settings.enable_log_requests,
         ),
@@ -69,5 +69,5 @@ def _layers(service: Service) -> list[Middleware]:
                 allow_credentials=settings.allow_credentials,
             )
         )
-    layers.append(Middleware(BodyLimit, limit_bytes=lambda: service.settings.max_body_bytes))
+    layers.append(Middleware(BodyLimit, limit_bytes=lambda: context.settings.max_body_bytes))
     return layers

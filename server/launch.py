@@ -24,14 +24,14 @@ from tiercel.config import Resolved, notify_socket, watchdog_s
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
 from tiercel.log import configure_log, set_log_level
+from tiercel.server.api.context import ServerContext
 from tiercel.server.api.generation_config import load_sampling_defaults
-from tiercel.server.api.service import Service
 from tiercel.server.app import create_app
 from tiercel.server.control.configuration import Configuration, SettingsVersion
 from tiercel.server.control.systemd import SystemdNotifier
 from tiercel.server.engine.child import EngineChild, engine_command
 from tiercel.server.engine.client import EngineClient, EngineState
-from tiercel.server.engine.inherited import Keep
+from tiercel.server.engine.inherited import InheritedResources
 from tiercel.server.engine.mailbox import EngineGone
 from tiercel.server.http.listen import bind, check_tls, url_of
 from tiercel.server.http.reaper import Reaper
@@ -82,21 +82,21 @@ def serve(
     try:
         check_exposure(settings.server)
         check_tls(settings.server)
-        keep = Keep.open(settings.engine)
+        inherited = InheritedResources.open(settings.engine)
         with contextlib.ExitStack() as undo:
-            undo.callback(keep.close)
+            undo.callback(inherited.close)
             sock = bind(settings.server)
             undo.pop_all()
     except ConfigError as exc:
         print(f"tiercel: {exc.message}", file=complaints, flush=True)
         return EXIT_CONFIG
-    with keep, sock, EngineChild.start(command or engine_command(), keep) as child:
+    with inherited, sock, EngineChild.start(command or engine_command(), inherited) as child:
         try:
-            service = build_service(settings.server, settings.engine, origin)  # while the engine's imports run
+            context = build_context(settings.server, settings.engine, origin)  # while the engine's imports run
         except ConfigError as exc:
             print(f"tiercel: {exc.message}", file=complaints, flush=True)
             return EXIT_CONFIG
-        daemon = Daemon(settings, service, sock, child, out or sys.stdout, complaints)
+        daemon = Daemon(settings, context, sock, child, out or sys.stdout, complaints)
         _settle_heap()
         logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
         loop_factory = uvicorn.Config(create_app, log_config=None).get_loop_factory()
@@ -116,9 +116,9 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     return record.msg != _CUT_STREAM
 
 
-def build_service(
+def build_context(
     settings: ServerSettings, engine: EngineSettings | None = None, origin: Resolved | None = None
-) -> Service:
+) -> ServerContext:
     """Read the model's text side and put the parts together; starts nothing.
 
     `engine` are the settings of the engine behind it, and `origin` is where both come from: without it they stay as
@@ -164,7 +164,7 @@ def build_service(
             set_log_level(server.log_level)
 
     configuration.add_listener(apply_settings)
-    return Service(
+    return ServerContext(
         configuration=configuration,
         codec=codec,
         template=template,
@@ -196,14 +196,14 @@ class Daemon:
     def __init__(
         self,
         settings: Settings,
-        service: Service,
+        context: ServerContext,
         sock: socket.socket,
         child: EngineChild,
         out: TextIO,
         err: TextIO,
     ) -> None:
         self._settings = settings
-        self._service = service
+        self._context = context
         self._sock = sock
         self._child = child
         self._out = out
@@ -213,7 +213,7 @@ class Daemon:
         self._second_signal = asyncio.Event()
         self._drained_by_s = 0.0  # end of what --shutdown-timeout grants
         self._reloads: set[asyncio.Task[None]] = set()
-        self._notifier = SystemdNotifier(notify_socket(), service.clock)
+        self._notifier = SystemdNotifier(notify_socket(), context.clock)
         self._status = ""  # for the service manager, from the moment the engine serves
         self._log = structlog.stdlib.get_logger("server.launch")
 
@@ -227,13 +227,13 @@ class Daemon:
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._log.info("engine_started", pid=child.pid)
-        if self._service.traces is not None:
-            self._service.traces.open()
-        self._service.metrics.watch_engine(lambda: child.pid)
+        if self._context.traces is not None:
+            self._context.traces.open()
+        self._context.metrics.watch_engine(lambda: child.pid)
         try:
-            await self._service.client.open(child.sock, self._settings.engine)
+            await self._context.client.open(child.sock, self._settings.engine)
             serving = asyncio.create_task(server.serve(sockets=[self._sock]))
-            reaper = Reaper(self._service.clock, max(_IDLE_S, 2 * self._settings.server.timeout_keep_alive_s))
+            reaper = Reaper(self._context.clock, max(_IDLE_S, 2 * self._settings.server.timeout_keep_alive_s))
             reaping = asyncio.create_task(reaper.run(server.server_state.connections))
             watching = self._start_watching()
             code = await self._live(url, child, serving)
@@ -244,14 +244,14 @@ class Daemon:
             await serving
             return await self._dismiss(child, code)
         finally:
-            if self._service.traces is not None:
-                await asyncio.to_thread(self._service.traces.close, _TRACES_S)
-            self._service.workers.shutdown(wait=False, cancel_futures=True)
+            if self._context.traces is not None:
+                await asyncio.to_thread(self._context.traces.close, _TRACES_S)
+            self._context.workers.shutdown(wait=False, cancel_futures=True)
 
     def _uvicorn_config(self) -> uvicorn.Config:
         settings = self._settings.server
         return uvicorn.Config(
-            create_app(self._service),
+            create_app(self._context),
             log_config=None,
             log_level=settings.uvicorn_log_level,
             access_log=not settings.disable_uvicorn_access_log,
@@ -268,17 +268,17 @@ class Daemon:
 
     def _start_watching(self) -> list["asyncio.Task[None]"]:
         """Keep the watchdog of the service manager quiet, where there is one, until the engine hangs."""
-        silence_s, service = watchdog_s(), self._service
+        silence_s, context = watchdog_s(), self._context
 
         def is_well() -> bool:
-            return service.client.state is not EngineState.READY or not service.is_stalled
+            return context.client.state is not EngineState.READY or not context.is_stalled
 
         return [] if silence_s is None else [asyncio.create_task(self._notifier.watch(silence_s, is_well))]
 
     def _on_signal(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            most_s = self._service.settings.shutdown_timeout_s + _FLUSH_S + 3 * _ENGINE_PATIENCE_S
+            most_s = self._context.settings.shutdown_timeout_s + _FLUSH_S + 3 * _ENGINE_PATIENCE_S
             self._notifier.stopping("letting answers finish", most_s)
         (self._first_signal if self._signals == 1 else self._second_signal).set()
 
@@ -295,7 +295,7 @@ class Daemon:
             self._notifier.reloading()
         status = self._status
         try:
-            await self._service.configuration.reload(self._service.tenants)
+            await self._context.configuration.reload(self._context.tenants)
         except ConfigError as exc:
             status = f"{status}; the last reload was refused: {exc.message}"
         finally:
@@ -304,7 +304,7 @@ class Daemon:
 
     async def _live(self, url: str, child: EngineChild, serving: "asyncio.Task[None]") -> int:
         """Load, serve, drain. Streams are settled when it returns. Raises what ended the HTTP server, if it failed."""
-        client = self._service.client
+        client = self._context.client
         asked = asyncio.create_task(self._first_signal.wait())
         gone = asyncio.create_task(client.wait_gone())
         loaded = asyncio.create_task(client.wait_ready())
@@ -326,7 +326,7 @@ class Daemon:
             await asyncio.gather(asked, gone, loaded, return_exceptions=True)
 
     async def _engine_ended(self, client: EngineClient, child: EngineChild) -> int:
-        self._service.admission.close()
+        self._context.admission.close()
         if client.failure is not None:
             print(f"tiercel: {client.failure.message}", file=self._err, flush=True)
             return EXIT_CONFIG
@@ -337,17 +337,17 @@ class Daemon:
 
     def _give_up_loading(self, client: EngineClient) -> int:
         """Asked to leave before anything was served: nothing to drain."""
-        self._service.admission.close()
+        self._context.admission.close()
         client.close()  # requests that wait for the model are refused
         return EXIT_OK
 
     async def _drain(self, gone: "asyncio.Task[None]") -> int:
         """Refuse new work, let streams finish for a while, then end them with an error event."""
-        client, timeout_s = self._service.client, self._service.settings.shutdown_timeout_s
-        self._drained_by_s = self._service.clock.now_s() + timeout_s
+        client, timeout_s = self._context.client, self._context.settings.shutdown_timeout_s
+        self._drained_by_s = self._context.clock.now_s() + timeout_s
         refusal = shutting_down()
         cut = EngineGone(refusal.message, refusal.code)
-        self._service.admission.close()
+        self._context.admission.close()
         self._log.info("draining", open=client.num_open, timeout_s=timeout_s)
         client.refuse_queued(cut)
         idle = asyncio.create_task(self._wait_idle())
@@ -365,8 +365,8 @@ class Daemon:
 
     async def _dismiss(self, child: EngineChild, code: int) -> int:
         """Let the engine persist with what is left of the drain's time, then leave. A second signal ends that too."""
-        client = self._service.client
-        patience_s = max(0.0, self._drained_by_s - self._service.clock.now_s()) if code == EXIT_OK else 0.0
+        client = self._context.client
+        patience_s = max(0.0, self._drained_by_s - self._context.clock.now_s()) if code == EXIT_OK else 0.0
         client.quit(patience_s)
         if patience_s:
             gone = asyncio.create_task(client.wait_gone())
@@ -382,19 +382,19 @@ class Daemon:
 
     async def _wait_idle(self) -> None:
         """Return when every admitted request has got its last token."""
-        while self._service.client.num_open or self._service.admission.num_reserved:  # noqa: ASYNC110 - two counters
+        while self._context.client.num_open or self._context.admission.num_reserved:  # noqa: ASYNC110 - two counters
             await asyncio.sleep(_POLL_S)
 
     def _announce(self, url: str, child: EngineChild) -> None:
         """The lines for people, on stdout."""
-        ready, settings = self._service.client.ready, self._settings.server
+        ready, settings = self._context.client.ready, self._settings.server
         if ready is None:
             return
         name = settings.served_model_names[0]
         self._status = f"serving {name} at {url}"
         self._notifier.ready(self._status)
         self._log.info("ready", url=url, model=name, load_s=round(ready.load_s, 2), engine_pid=child.pid)
-        print(_greeting(url, name, settings, has_chat=self._service.template is not None), file=self._out, flush=True)
+        print(_greeting(url, name, settings, has_chat=self._context.template is not None), file=self._out, flush=True)
 
 
 def _greeting(url: str, name: str, settings: ServerSettings, *, has_chat: bool) -> str:

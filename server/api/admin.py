@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from tiercel.errors import AdmissionError, ConfigError
-from tiercel.server.api.service import Service
+from tiercel.server.api.context import ServerContext
 from tiercel.server.control.configuration import RESTART, STALE, SettingsVersion
 from tiercel.server.http.watch import ClientGoneError
 from tiercel.server.tenancy.directory import BODY_NAME
@@ -26,8 +26,8 @@ _SHOWN_BYTES = 4  # of a digest: eight hexadecimal digits
 class AdminRoutes:
     """Handlers of /admin. Keys go in and never come out."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
 
     def router(self) -> APIRouter:
         """The routes, without their guard."""
@@ -41,7 +41,7 @@ class AdminRoutes:
 
     async def show(self) -> Response:
         """The tenants in force and their version."""
-        return JSONResponse(_shown(self._service.tenants.table))
+        return JSONResponse(_shown(self._context.tenants.table))
 
     async def put(self, request: Request) -> Response:
         """Other tenants from now on: all of them, or none and 400. They last until a reload or a restart."""
@@ -52,14 +52,14 @@ class AdminRoutes:
             )
         text = await _body(request)
         try:
-            table = await self._service.tenants.put(text, is_json=media_type == _JSON)
+            table = await self._context.tenants.put(text, is_json=media_type == _JSON)
         except ConfigError as exc:
             raise AdmissionError(400, exc.message, code="invalid_tenants", param="tenants") from exc
         return JSONResponse(_shown(table))
 
     async def show_config(self) -> Response:
         """The settings in force, their version, and where each comes from. Secrets are masked."""
-        return _config_response(self._service.configuration.current)
+        return _config_response(self._context.configuration.current)
 
     async def patch_config(self, request: Request) -> Response:
         """Other values from the next step on: all that were sent, or none and 400 or 409.
@@ -74,17 +74,17 @@ class AdminRoutes:
             raise AdmissionError(400, 'If-Match: expected a version such as "3"', code="invalid_config")
         version = None if over is None else int(over.strip('"')[:18])
         try:
-            return _config_response(await self._service.configuration.change(values, over=version))
+            return _config_response(await self._context.configuration.change(values, over=version))
         except ConfigError as exc:
             raise _refusal(exc) from exc
 
     async def reload(self) -> Response:
         """What SIGHUP does: read the settings file and the tenants file again, and take both or none."""
         try:
-            new = await self._service.configuration.reload(self._service.tenants)
+            new = await self._context.configuration.reload(self._context.tenants)
         except ConfigError as exc:
             raise _refusal(exc) from exc
-        versions = {"config_version": new.version, "tenants_version": self._service.tenants.table.version}
+        versions = {"config_version": new.version, "tenants_version": self._context.tenants.table.version}
         return JSONResponse(versions)
 
 

@@ -19,7 +19,7 @@ from tiercel.server.http.failure import fault_response, internal_error, slow_rea
 from tiercel.server.http.watch import ClientGoneError, SlowReaderError
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tracing.context import begin_context, read_context
-from tiercel.server.tracing.record import RequestStory
+from tiercel.server.tracing.record import RequestRecord
 from tiercel.server.tracing.sink import TraceSink
 from tiercel.server.tracing.trace import trace_of
 
@@ -37,13 +37,13 @@ _ENGINE_S = 5.0  # for its word on a sequence that was given up
 _LINGER_S = 1.0
 
 
-def story_of(scope: Scope) -> RequestStory:
-    """The story that `Bookkeeping` put into the scope."""
-    return cast(RequestStory, scope["state"]["story"])
+def record_of(scope: Scope) -> RequestRecord:
+    """The record that `Bookkeeping` put into the scope."""
+    return cast(RequestRecord, scope["state"]["request_record"])
 
 
 class Bookkeeping:
-    """Gives every request an id and a story; counts it at its end, and tells its story to the log and the traces."""
+    """Gives every request an id and a record; counts it at its end, and tells its story to the log and the traces."""
 
     def __init__(
         self,
@@ -73,57 +73,57 @@ class Bookkeeping:
         headers = Headers(scope=scope)
         client_id = headers.get("x-request-id", "")
         is_clients = _REQUEST_ID.fullmatch(client_id) is not None
-        story = RequestStory(client_id if is_clients else secrets.token_hex(16), self._clock)
-        story.is_generation = scope["method"] == "POST" and scope["path"].endswith(_GENERATIONS)
-        if story.is_generation:
-            story.trace = read_context(headers) or (None if self._traces is None else begin_context())
-        scope.setdefault("state", {})["story"] = story
-        echo = story.request_id.encode() if is_clients or self._echo_id else None
+        record = RequestRecord(client_id if is_clients else secrets.token_hex(16), self._clock)
+        record.is_generation = scope["method"] == "POST" and scope["path"].endswith(_GENERATIONS)
+        if record.is_generation:
+            record.trace = read_context(headers) or (None if self._traces is None else begin_context())
+        scope.setdefault("state", {})["request_record"] = record
+        echo = record.request_id.encode() if is_clients or self._echo_id else None
 
         async def send_noted(message: Message) -> None:
             is_start = message["type"] == "http.response.start"
             if is_start:
                 own = [] if echo is None else [(b"x-request-id", echo)]
-                message = {**message, "headers": [*message["headers"], *own, *story.headers()]}
+                message = {**message, "headers": [*message["headers"], *own, *record.headers()]}
             await send(message)
             if is_start:
-                story.status = message["status"]
+                record.status = message["status"]
 
         try:
             await self._app(scope, receive, send_noted)
         finally:
-            self._close(scope, story)
+            self._close(scope, record)
 
-    def _close(self, scope: Scope, story: RequestStory) -> None:
-        story.close()
+    def _close(self, scope: Scope, record: RequestRecord) -> None:
+        record.close()
         handler = getattr(scope.get("route"), "path", "none")
-        status = story.status or _CLIENT_CLOSED
+        status = record.status or _CLIENT_CLOSED
         if handler not in _UNCOUNTED:
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._metrics.on_http(method, handler, status, story.duration_s)
-        if not story.is_generation or not (self._log_requests or self._traces):
+            self._metrics.on_http(method, handler, status, record.duration_s)
+        if not record.is_generation or not (self._log_requests or self._traces):
             return
-        if story.generation is None or story.is_settled:
-            self._tell(story, handler, status)
+        if record.generation is None or record.is_settled:
+            self._tell(record, handler, status)
             return
-        task = asyncio.get_running_loop().create_task(self._tell_settled(story, story.generation, handler, status))
+        task = asyncio.get_running_loop().create_task(self._tell_settled(record, record.generation, handler, status))
         self._unsettled.add(task)
         task.add_done_callback(self._unsettled.discard)
 
-    async def _tell_settled(self, story: RequestStory, generation: Generation, handler: str, status: int) -> None:
+    async def _tell_settled(self, record: RequestRecord, generation: Generation, handler: str, status: int) -> None:
         """A client that left does not wait for the engine's last word; its story does."""
         try:
             await generation.settle(_ENGINE_S)
         finally:
-            self._tell(story, handler, status)
+            self._tell(record, handler, status)
 
-    def _tell(self, story: RequestStory, handler: str, status: int) -> None:
+    def _tell(self, record: RequestRecord, handler: str, status: int) -> None:
         if self._log_requests:
-            self._log.info("request_done", route=handler, status=status, **story.summary())
-        if self._traces is not None and story.trace is not None:
+            self._log.info("request_done", route=handler, status=status, **record.summary())
+        if self._traces is not None and record.trace is not None:
             epoch_s = self._wall_s() - self._clock.now_s()
             self._traces.take(
-                trace_of(story, story.trace, method="POST", route=handler, status=status, epoch_s=epoch_s)
+                trace_of(record, record.trace, method="POST", route=handler, status=status, epoch_s=epoch_s)
             )
 
 
@@ -141,23 +141,23 @@ class Boundary:
         try:
             await self._app(scope, receive, send)
         except ClientGoneError:
-            story_of(scope).outcome = "client_gone"
+            record_of(scope).outcome = "client_gone"
         except SlowReaderError:
-            story = story_of(scope)
-            story.outcome = "slow_reader"
-            if story.status is None:
+            record = record_of(scope)
+            record.outcome = "slow_reader"
+            if record.status is None:
                 await fault_response(slow_reader())(scope, receive, send)
         except Exception as exc:
             await self._answer(exc, scope, receive, send)
 
     async def _answer(self, exc: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-        story = story_of(scope)
+        record = record_of(scope)
         error_id = secrets.token_hex(8)
         frames = traceback.format_tb(exc.__traceback__)  # without the exception's text: it may quote a prompt
         self._log.error(
-            "internal_error", error_id=error_id, request_id=story.request_id, kind=type(exc).__name__, frames=frames
+            "internal_error", error_id=error_id, request_id=record.request_id, kind=type(exc).__name__, frames=frames
         )
-        if story.status is None:
+        if record.status is None:
             await fault_response(internal_error(error_id))(scope, receive, send)
 
 

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tiercel.request import SamplingParams, pack_tokens
-from tiercel.server.api.middleware import story_of
+from tiercel.server.api.context import ServerContext
+from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan, chat_plan, completion_plan
 from tiercel.server.api.prompt import chat_work, check_tokens, empty_prompt, encode_texts, split_prompts
 from tiercel.server.api.reply import ChatShape, ReplyHead, TextShape
@@ -23,8 +24,7 @@ from tiercel.server.api.schemas import (
     refuse_unsupported,
     refuse_unsupported_in_messages,
 )
-from tiercel.server.api.service import Service
-from tiercel.server.api.stream import EventStream, FailureNote, Shape, StreamRules, whole_reply
+from tiercel.server.api.stream import EventStream, FailureNote, ReplyShape, StreamRules, whole_reply
 from tiercel.server.engine.client import SequenceStart
 from tiercel.server.engine.generation import (
     ChoiceText,
@@ -39,7 +39,7 @@ from tiercel.server.tenancy.admission import AdmissionRequest, Entry
 from tiercel.server.tenancy.auth import tenant_of
 from tiercel.server.tenancy.tenants import Tenant, narrowed
 from tiercel.server.text.detokenizer import make_detokenizer
-from tiercel.server.tracing.record import RequestStory
+from tiercel.server.tracing.record import RequestRecord
 
 _LARGE_TOKENS = 16 * 1024  # of all prompts: more than this are checked by a worker
 
@@ -55,8 +55,8 @@ class _Prepared(Struct, frozen=True):
 class OpenAIRoutes:
     """Handlers of /v1. Every body is read and checked by us, never by the framework: errors stay OpenAI's."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
         self._log = structlog.stdlib.get_logger("server.generation")
 
     def router(self) -> APIRouter:
@@ -74,22 +74,22 @@ class OpenAIRoutes:
         refuse_unsupported_in_messages(body)
         fields = read_fields(ChatFields, body)
         head = self._head(fields, "chatcmpl-", with_logprobs=bool(fields.logprobs))
-        template = self._service.chat_template()
-        tenant, story = tenant_of(request.scope), story_of(request.scope)
-        story.note_parsed(head.model)
+        template = self._context.chat_template()
+        tenant, record = tenant_of(request.scope), record_of(request.scope)
+        record.note_parsed(head.model)
 
         async def prepare() -> _Prepared:
-            limits = await self._service.limits(tenant)
-            plan = chat_plan(fields, self._service.defaults, limits)
-            with story.tokenising():
-                prompt = await self._service.in_worker(chat_work(fields, template, self._service.codec, limits))
+            limits = await self._context.limits(tenant)
+            plan = chat_plan(fields, self._context.defaults, limits)
+            with record.tokenising():
+                prompt = await self._context.in_worker(chat_work(fields, template, self._context.codec, limits))
             if not prompt.tokens:
                 raise empty_prompt()
             return self._prepared(plan, [prompt.tokens], limits)
 
-        with self._service.admission.enter(tenant, fields.n or 1) as entry:
+        with self._context.admission.enter(tenant, fields.n or 1) as entry:
             prepared = await run_watched(prepare(), request.receive)
-            generation = self._submit(prepared, fields, tenant, entry, story)
+            generation = self._submit(prepared, fields, tenant, entry, record)
         return await self._answer(generation, ChatShape(head), fields, request)
 
     async def complete(self, request: Request) -> Response:
@@ -98,44 +98,44 @@ class OpenAIRoutes:
         fields = read_fields(CompletionFields, body)
         head = self._head(fields, "cmpl-", with_logprobs=fields.logprobs is not None)
         prompts = split_prompts(fields.prompt)
-        tenant, story = tenant_of(request.scope), story_of(request.scope)
-        story.note_parsed(head.model)
+        tenant, record = tenant_of(request.scope), record_of(request.scope)
+        record.note_parsed(head.model)
 
         async def prepare() -> _Prepared:
-            limits = await self._service.limits(tenant)
-            plan = completion_plan(fields, self._service.defaults, limits)
-            with story.tokenising():
+            limits = await self._context.limits(tenant)
+            plan = completion_plan(fields, self._context.defaults, limits)
+            with record.tokenising():
                 tokens = await self._tokens(prompts, fields, limits)
             return self._prepared(plan, tokens, limits)
 
-        with self._service.admission.enter(tenant, fields.n or 1, prompts=len(prompts)) as entry:
+        with self._context.admission.enter(tenant, fields.n or 1, prompts=len(prompts)) as entry:
             prepared = await run_watched(prepare(), request.receive)
-            generation = self._submit(prepared, fields, tenant, entry, story)
+            generation = self._submit(prepared, fields, tenant, entry, record)
         return await self._answer(generation, TextShape(head), fields, request)
 
     async def models(self) -> Response:
         """The names that this server answers to."""
-        cards = [self._card(name) for name in self._service.settings.served_model_names]
+        cards = [self._card(name) for name in self._context.settings.served_model_names]
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, name: str) -> Response:
         """One of them."""
-        return JSONResponse(self._card(self._service.model_name(name)))
+        return JSONResponse(self._card(self._context.model_name(name)))
 
     async def _read(self, request: Request) -> dict[str, object]:
-        story, tenant = story_of(request.scope), tenant_of(request.scope)
-        story.tenant = tenant.name
-        story.rate_headers = lambda: self._service.admission.rate_headers(tenant)
-        body = await self._service.read_object(request)
+        record, tenant = record_of(request.scope), tenant_of(request.scope)
+        record.tenant = tenant.name
+        record.rate_headers = lambda: self._context.admission.rate_headers(tenant)
+        body = await self._context.read_object(request)
         refuse_unsupported(body)
         return body
 
     def _head(self, fields: SamplingFields, prefix: str, *, with_logprobs: bool) -> ReplyHead:
-        settings = self._service.settings
+        settings = self._context.settings
         return ReplyHead(
             id=prefix + secrets.token_hex(16),
-            created=int(self._service.wall_s()),
-            model=self._service.model_name(fields.model),
+            created=int(self._context.wall_s()),
+            model=self._context.model_name(fields.model),
             with_logprobs=with_logprobs,
             with_details=settings.enable_prompt_tokens_details,
             role=settings.response_role,
@@ -146,22 +146,22 @@ class OpenAIRoutes:
     ) -> list[list[int]]:
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
-            codec = self._service.codec
+            codec = self._context.codec
             add = fields.add_special_tokens
-            return await self._service.in_worker(lambda: encode_texts(codec, texts, limits, add_special_tokens=add))
+            return await self._context.in_worker(lambda: encode_texts(codec, texts, limits, add_special_tokens=add))
         tokens = [prompt for prompt in prompts if isinstance(prompt, list)]
         if sum(map(len, tokens)) > _LARGE_TOKENS:
-            await self._service.in_worker(lambda: check_tokens(tokens, limits, "prompt"))
+            await self._context.in_worker(lambda: check_tokens(tokens, limits, "prompt"))
         else:
             check_tokens(tokens, limits, "prompt")
         return tokens
 
     def _prepared(self, plan: SamplingPlan, prompts: list[list[int]], limits: ModelLimits) -> _Prepared:
-        cap = self._service.defaults.max_new_tokens
+        cap = self._context.defaults.max_new_tokens
         return _Prepared(plan, prompts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
 
     def _submit(
-        self, prepared: _Prepared, fields: SamplingFields, tenant: Tenant, entry: Entry, story: RequestStory
+        self, prepared: _Prepared, fields: SamplingFields, tenant: Tenant, entry: Entry, record: RequestRecord
     ) -> Generation:
         """Gate two, then the engine. Nothing is awaited in between: what was counted is what is submitted."""
         plan = prepared.plan
@@ -173,7 +173,7 @@ class OpenAIRoutes:
             priority=fields.priority,
         )
         terms = entry.admit(order)
-        story.service = None if terms.service is None else terms.service.value
+        record.service = None if terms.service is None else terms.service.value
         scope = narrowed(tenant.scope, fields.cache_salt)
         starts: list[SequenceStart] = []
         choices: list[ChoiceText] = []
@@ -185,7 +185,7 @@ class OpenAIRoutes:
                     SequenceStart(
                         prompt=packed,
                         num_prompt=len(prompt),
-                        params=plan.choice_params(params, choice, self._service.draw_seed),
+                        params=plan.choice_params(params, choice, self._context.draw_seed),
                         n=plan.n if choice == 0 else None,
                         scope=scope,
                         tenant=tenant.name,
@@ -197,21 +197,23 @@ class OpenAIRoutes:
                 )
                 choices.append(self._choice_text(prompt, plan))
         mailbox = Mailbox(limit_bytes=unread_limit_bytes(len(starts), plan.params.logprobs or 0))
-        ticket = self._service.client.submit(starts, mailbox, story.arrival_s)
+        submission = self._context.client.submit(starts, mailbox, record.arrival_s)
         num_prompt = sum(len(prompt) for prompt in prepared.prompts)
-        clock = self._service.clock
-        generation = Generation(self._service.client, ticket, mailbox, choices, num_prompt, clock)
-        story.note_submitted(generation)
+        clock = self._context.clock
+        generation = Generation(self._context.client, submission, mailbox, choices, num_prompt, clock)
+        record.note_submitted(generation)
         return generation
 
     def _choice_text(self, prompt: Sequence[int], plan: SamplingPlan) -> ChoiceText:
-        vocabulary = self._service.codec.vocabulary
+        vocabulary = self._context.codec.vocabulary
         detokenizer = make_detokenizer(vocabulary, prompt, skip_special_tokens=plan.rules.skip_special_tokens)
-        interval = self._service.settings.stream_interval
+        interval = self._context.settings.stream_interval
         return ChoiceText(detokenizer, plan.rules, vocabulary, plan.params.stop_token_ids, interval)
 
-    async def _answer(self, generation: Generation, shape: Shape, fields: SamplingFields, request: Request) -> Response:
-        settings = self._service.settings
+    async def _answer(
+        self, generation: Generation, shape: ReplyShape, fields: SamplingFields, request: Request
+    ) -> Response:
+        settings = self._context.settings
         options = fields.stream_options
         include_usage = settings.enable_force_include_usage or bool(options and options.include_usage)
         rules = StreamRules(
@@ -220,33 +222,33 @@ class OpenAIRoutes:
             with_details=settings.enable_prompt_tokens_details,
             keep_alive_s=settings.sse_keep_alive_interval_s,
         )
-        note = self._failure_note(story_of(request.scope))
+        note = self._failure_note(record_of(request.scope))
         if fields.stream:
             return EventStream(generation, shape, rules, note)
         return await whole_reply(generation, shape, rules, note, request.receive)
 
-    def _failure_note(self, story: RequestStory) -> FailureNote:
+    def _failure_note(self, record: RequestRecord) -> FailureNote:
         def note(error: GenerationError) -> str:
             error_id = secrets.token_hex(8)
             reason = error.gone.code if isinstance(error, EngineGoneError) else "engine_error"
             detail = error.reason if isinstance(error, SequenceFailedError) else None
-            story.outcome = "error"
-            self._service.metrics.on_stream_error(reason)
+            record.outcome = "error"
+            self._context.metrics.on_stream_error(reason)
             self._log.warning(
-                "generation_failed", request_id=story.request_id, error_id=error_id, reason=reason, detail=detail
+                "generation_failed", request_id=record.request_id, error_id=error_id, reason=reason, detail=detail
             )
             return error_id
 
         return note
 
     def _card(self, name: str) -> dict[str, object]:
-        ready = self._service.client.ready
+        ready = self._context.client.ready
         return {
             "id": name,
             "object": "model",
-            "created": self._service.started_at,
+            "created": self._context.started_at,
             "owned_by": "tiercel",
-            "root": self._service.settings.served_model_names[0],
+            "root": self._context.settings.served_model_names[0],
             "parent": None,
             "max_model_len": None if ready is None else ready.max_model_len,
             "permission": [],

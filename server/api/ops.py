@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from tiercel import __version__
 from tiercel.errors import AdmissionError
-from tiercel.server.api.service import Service
+from tiercel.server.api.context import ServerContext
 from tiercel.server.engine.client import EngineState
 from tiercel.server.tenancy.auth import MetricsGuard
 from tiercel.server.tenancy.directory import in_thread
@@ -21,8 +21,8 @@ _DETAIL = "tenants"
 class OpsRoutes:
     """Answers from memory; never waits for the engine."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
 
     def open_router(self) -> APIRouter:
         """Routes that need no key."""
@@ -34,7 +34,7 @@ class OpsRoutes:
         for path in ("/ready", "/readiness", "/health/ready"):
             router.add_api_route(path, self.ready, methods=["GET"], response_model=None)
         router.add_api_route("/version", self.version, methods=["GET"], response_model=None)
-        guard = MetricsGuard(self._service.tenants)
+        guard = MetricsGuard(self._context.tenants)
         router.add_api_route(
             "/metrics", self.metrics, methods=["GET"], response_model=None, dependencies=[Depends(guard)]
         )
@@ -43,18 +43,18 @@ class OpsRoutes:
     def guarded_router(self) -> APIRouter:
         """Routes that need a key."""
         router = APIRouter(tags=["operations"])
-        if self._service.settings.enable_server_load_tracking:
+        if self._context.settings.enable_server_load_tracking:
             router.add_api_route("/load", self.load, methods=["GET"], response_model=None)
         return router
 
     async def health(self) -> Response:
         """200 while the engine serves and its steps end."""
-        state = self._service.client.state
-        if state is EngineState.READY and self._service.is_stalled:
-            return JSONResponse({"status": "stalled", "silence_s": round(self._service.client.silence_s(), 1)}, 503)
+        state = self._context.client.state
+        if state is EngineState.READY and self._context.is_stalled:
+            return JSONResponse({"status": "stalled", "silence_s": round(self._context.client.silence_s(), 1)}, 503)
         if state is EngineState.READY:
             return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": state.value, "stage": self._service.client.stage}, 503)
+        return JSONResponse({"status": state.value, "stage": self._context.client.stage}, 503)
 
     async def live(self) -> Response:
         """200 while this process answers at all."""
@@ -62,14 +62,14 @@ class OpsRoutes:
 
     async def ready(self) -> Response:
         """200 when a new request would be served now."""
-        client = self._service.client
+        client = self._context.client
         if client.state is EngineState.LOADING:
             return _unready("loading", f"Loading model: {client.stage}", client.stage)
         if client.state is not EngineState.READY:
             return _unready("dead", "The engine has stopped", client.stage)
-        if self._service.admission.is_closed:
+        if self._context.admission.is_closed:
             return _unready("draining", "The server is shutting down", "draining")
-        if self._service.is_stalled:
+        if self._context.is_stalled:
             return _unready("stalled", "No step has ended for too long", "stalled")
         return JSONResponse({"status": "ready"})
 
@@ -79,14 +79,14 @@ class OpsRoutes:
 
     async def load(self) -> Response:
         """Sequences that clients wait for."""
-        return JSONResponse({"server_load": self._service.client.num_open})
+        return JSONResponse({"server_load": self._context.client.num_open})
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text, with `?detail=tenants` more than ten lines a tenant. Errors: AdmissionError (400)."""
         detail = request.query_params.get("detail")
         if detail not in (None, _DETAIL):
             raise AdmissionError(400, f"detail must be {_DETAIL} or absent, not {detail[:64]}", param="detail")
-        page = functools.partial(self._service.metrics.exposition, has_detail=detail is not None)
+        page = functools.partial(self._context.metrics.exposition, has_detail=detail is not None)
         text = await in_thread(page)
         return Response(text, headers={"content-type": _METRICS_TYPE})
 

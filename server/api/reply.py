@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
-from tiercel.server.engine.generation import ChoiceDelta, DrawnToken, Usage
+from tiercel.server.engine.generation import ChoiceDelta, DrawnToken, TokenUsage
 
 
-class PromptDetails(Struct, frozen=True):
+class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
@@ -18,12 +18,12 @@ class UsageBody(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
-def usage_body(usage: Usage, *, with_details: bool) -> UsageBody:
+def usage_body(usage: TokenUsage, *, with_details: bool) -> UsageBody:
     """Usage as clients see it."""
-    details = PromptDetails(usage.cached_tokens) if with_details else None
+    details = PromptTokensDetails(usage.cached_tokens) if with_details else None
     total = usage.prompt_tokens + usage.completion_tokens
     return UsageBody(usage.prompt_tokens, usage.completion_tokens, total, details)
 

@@ -62,7 +62,7 @@ class SamplingFields(Fields):
     user: str | None = None  # says nothing of who pays: the key does
 
 
-class Message(Fields):
+class MessageFields(Fields):
     """`content` stays raw here: its parts are checked one by one, with their type in the message."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -73,7 +73,7 @@ class Message(Fields):
 class ChatTemplateFields(Fields):
     """Fields that decide how messages are rendered."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[MessageFields], Field(min_length=1, max_length=MAX_MESSAGES)]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, object] | None = None
@@ -225,7 +225,7 @@ def _refused_in_message(what: str) -> AdmissionError:
     return AdmissionError(400, f"messages: {what} is not supported", code="unsupported_parameter", param="messages")
 
 
-def message_text(message: Message) -> str:
+def message_text(message: MessageFields) -> str:
     """The content of one message as text; parts are joined by line ends.
 
     Errors: AdmissionError (400) naming the type of a part that is not text.

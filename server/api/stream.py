@@ -30,7 +30,7 @@ _HEADERS = (
 _SEND_S = 60.0  # a client that takes nothing for so long does not read
 
 
-class Shape(Protocol):
+class ReplyShape(Protocol):
     """How deltas look to the client."""
 
     def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> Sequence[ChatChunk] | Sequence[TextChunk]: ...
@@ -59,7 +59,7 @@ class EventStream(Response):
     Nothing is sent before the first news, so that what fails early still gets its own status.
     """
 
-    def __init__(self, generation: Generation, shape: Shape, rules: StreamRules, note: FailureNote) -> None:
+    def __init__(self, generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote) -> None:
         super().__init__(media_type=MEDIA_TYPE)
         self._generation = generation
         self._shape = shape
@@ -124,14 +124,14 @@ class EventStream(Response):
 
 
 async def whole_reply(
-    generation: Generation, shape: Shape, rules: StreamRules, note: FailureNote, receive: Receive
+    generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote, receive: Receive
 ) -> Response:
     """Wait for the end and answer at once. Errors: AdmissionError, ClientGoneError."""
     with generation:
         return await run_watched(_collect(generation, shape, rules, note), receive)
 
 
-async def _collect(generation: Generation, shape: Shape, rules: StreamRules, note: FailureNote) -> Response:
+async def _collect(generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote) -> Response:
     parts: list[list[ChoiceDelta]] = [[] for _ in range(generation.num_choices)]
     try:
         while not generation.is_done:

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.errors import AdmissionError
-from tiercel.server.api.middleware import story_of
+from tiercel.server.api.context import ServerContext
+from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.api.prompt import are_tokens, chat_work, check_tokens, encode_texts
 from tiercel.server.api.schemas import (
@@ -22,7 +23,6 @@ from tiercel.server.api.schemas import (
     refuse_unsupported,
     refuse_unsupported_in_messages,
 )
-from tiercel.server.api.service import Service
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.admission import Entry
 from tiercel.server.tenancy.auth import tenant_of
@@ -41,8 +41,8 @@ class TokenizeReply(Struct, frozen=True):
 class TextRoutes:
     """Text to tokens and back, exactly as the generation routes do it."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
 
     def router(self) -> APIRouter:
         """The routes, without their guard."""
@@ -53,50 +53,50 @@ class TextRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Tokens of a prompt or of a conversation."""
-        body = await self._service.read_object(request)
+        body = await self._context.read_object(request)
         refuse_unsupported(body)
         with self._enter(request):
             return await run_watched(self._tokenized(body), request.receive)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens, special ones included."""
-        body = await self._service.read_object(request)
+        body = await self._context.read_object(request)
         with self._enter(request):
             return await run_watched(self._detokenized(body), request.receive)
 
     def _enter(self, request: Request) -> AbstractContextManager[Entry]:
         tenant = tenant_of(request.scope)
-        story_of(request.scope).rate_headers = lambda: self._service.admission.rate_headers(tenant)
-        return self._service.admission.enter(tenant)
+        record_of(request.scope).rate_headers = lambda: self._context.admission.rate_headers(tenant)
+        return self._context.admission.enter(tenant)
 
     async def _tokenized(self, body: dict[str, object]) -> Response:
-        limits = await self._service.limits()
+        limits = await self._context.limits()
         work, with_names = self._chat_work(body, limits) if "messages" in body else self._text_work(body, limits)
-        codec = self._service.codec
+        codec = self._context.codec
 
         def reply() -> bytes:
             tokens = work()
             names = [codec.token_name(token) for token in tokens] if with_names else None
             return msgspec.json.encode(TokenizeReply(len(tokens), limits.max_model_len, tokens, names))
 
-        return Response(await self._service.in_worker(reply), media_type="application/json")
+        return Response(await self._context.in_worker(reply), media_type="application/json")
 
     async def _detokenized(self, body: dict[str, object]) -> Response:
-        limits = await self._service.limits()
+        limits = await self._context.limits()
         fields = read_fields(DetokenizeFields, body)
-        self._service.model_name(fields.model)
+        self._context.model_name(fields.model)
         tokens = _read_tokens(fields.tokens, limits)
 
         def reply() -> bytes:
             check_tokens([tokens], limits, "tokens")
-            return msgspec.json.encode({"prompt": self._service.codec.decode(tokens)})
+            return msgspec.json.encode({"prompt": self._context.codec.decode(tokens)})
 
-        return Response(await self._service.in_worker(reply), media_type="application/json")
+        return Response(await self._context.in_worker(reply), media_type="application/json")
 
     def _text_work(self, body: dict[str, object], limits: ModelLimits) -> tuple[TokenWork, bool]:
         fields = read_fields(TokenizeTextFields, body)
-        self._service.model_name(fields.model)
-        codec = self._service.codec
+        self._context.model_name(fields.model)
+        codec = self._context.codec
 
         def work() -> list[int]:
             if not fields.prompt:
@@ -108,13 +108,13 @@ class TextRoutes:
     def _chat_work(self, body: dict[str, object], limits: ModelLimits) -> tuple[TokenWork, bool]:
         refuse_unsupported_in_messages(body)
         fields = read_fields(TokenizeChatFields, body)
-        self._service.model_name(fields.model)
+        self._context.model_name(fields.model)
         if fields.add_special_tokens:
             raise AdmissionError(
                 400, "add_special_tokens is not supported for messages: the chat template has them",
                 param="add_special_tokens",
             )  # fmt: skip
-        work = chat_work(fields, self._service.chat_template(), self._service.codec, limits)
+        work = chat_work(fields, self._context.chat_template(), self._context.codec, limits)
         return lambda: work().tokens, bool(fields.return_token_strs)
 
 

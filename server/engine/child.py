@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from tiercel.openmp import engine_environment
-from tiercel.server.engine.inherited import Keep
+from tiercel.server.engine.inherited import InheritedResources
 
 _POLL_S = 0.02
 
@@ -30,12 +30,12 @@ class EngineChild:
         self.sock = sock  # our end
 
     @staticmethod
-    def start(command: Sequence[str], keep: Keep | None = None) -> "EngineChild":
+    def start(command: Sequence[str], inherited: InheritedResources | None = None) -> "EngineChild":
         """Start the engine on its end of a socket pair, with what outlives it. Leaving the `with` kills it.
 
         Errors: OSError.
         """
-        kept, told = (keep.fds, keep.arguments) if keep is not None else ((), ())
+        kept, told = (inherited.fds, inherited.arguments) if inherited is not None else ((), ())
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()

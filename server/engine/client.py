@@ -64,7 +64,7 @@ class SequenceStart(Struct, frozen=True, kw_only=True):
     num_reserved: int = 0  # outputs already charged to the tenant's tokens per minute
 
 
-class Standing(enum.Enum):
+class SequenceStage(enum.Enum):
     """What a sequence counts as."""
 
     WAITING = "waiting"  # for its first token
@@ -84,7 +84,7 @@ class SequenceFacts:
         "last_token_s",
         "mailbox",
         "num_outputs",
-        "standing",
+        "stage",
         "start",
         "started_s",
     )
@@ -100,13 +100,13 @@ class SequenceFacts:
         self.num_outputs = 0
         self.gaps_s: list[float] = []  # between tokens
         self.finished: Finished | None = None
-        self.standing: Standing | None = None  # None until it is submitted
+        self.stage: SequenceStage | None = None  # None until it is submitted
 
 
 class SequenceWatcher(Protocol):
     """Who keeps count of what each tenant has at the engine; see `account`."""
 
-    def on_moved(self, facts: SequenceFacts, before: Standing | None) -> None: ...
+    def on_moved(self, facts: SequenceFacts, before: SequenceStage | None) -> None: ...
 
     def on_finished(self, facts: SequenceFacts) -> None: ...
 
@@ -125,7 +125,7 @@ class EngineObserver(Protocol):
     def on_step(self, gauges: Gauges) -> None: ...
 
 
-class Ticket(Struct, frozen=True):
+class Submission(Struct, frozen=True):
     """The sequences of one client request, in the order of its choices."""
 
     seqs: tuple[SeqId, ...]
@@ -232,7 +232,7 @@ class EngineClient(asyncio.Protocol):
         if self.state is EngineState.READY:
             self._send(self._changed_settings)
 
-    def submit(self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float) -> Ticket:
+    def submit(self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float) -> Submission:
         """Hand sequences to the engine; their news goes to `mailbox`, choices numbered in this order."""
         if not self._facts_by_seq:
             self._last_report_s = self._clock.now_s()  # the silence of an idle engine does not count
@@ -244,13 +244,13 @@ class EngineClient(asyncio.Protocol):
             facts = SequenceFacts(start, choice, mailbox, arrival_s)
             self._facts_by_seq[seq] = facts
             self._tokenless[seq] = None
-            self._move(facts, Standing.WAITING)
+            self._move(facts, SequenceStage.WAITING)
             seqs.append(seq)
             books.append(facts)
             self._send(Submit(_request(seq, start, arrival_s)))
         if self.state is not EngineState.READY:
             self._fail_open(_GONE)
-        return Ticket(tuple(seqs), tuple(books))
+        return Submission(tuple(seqs), tuple(books))
 
     def abort(self, seqs: Sequence[SeqId], reason: FinishReason) -> None:
         """End sequences now and deliver nothing more of them. Finished ones are left alone."""
@@ -260,7 +260,7 @@ class EngineClient(asyncio.Protocol):
             if facts is not None and facts.mailbox is not None:
                 facts.mailbox = None
                 self._tokenless.pop(seq, None)
-                self._move(facts, Standing.GONE)
+                self._move(facts, SequenceStage.GONE)
                 running.append(seq)
         if running:
             self._send(Abort(tuple(running), reason))
@@ -355,7 +355,7 @@ class EngineClient(asyncio.Protocol):
             facts.first_token_s = now_s
             self._tokenless.pop(seq, None)
             self._num_started += 1
-            self._move(facts, Standing.RUNNING)
+            self._move(facts, SequenceStage.RUNNING)
         else:
             gap_s = now_s - facts.last_token_s
             facts.gaps_s.append(gap_s)
@@ -369,7 +369,7 @@ class EngineClient(asyncio.Protocol):
             return
         self._tokenless.pop(finished.seq, None)
         facts.finished = finished
-        self._move(facts, Standing.GONE)
+        self._move(facts, SequenceStage.GONE)
         if self._watcher is not None:
             self._watcher.on_finished(facts)
         self._observer.on_finished(facts, finished, now_s)
@@ -377,10 +377,10 @@ class EngineClient(asyncio.Protocol):
             facts.mailbox.put_finished(facts.choice, finished)
         self._signal_change()
 
-    def _move(self, facts: SequenceFacts, standing: Standing) -> None:
-        before = facts.standing
-        if before is not standing:
-            facts.standing = standing
+    def _move(self, facts: SequenceFacts, stage: SequenceStage) -> None:
+        before = facts.stage
+        if before is not stage:
+            facts.stage = stage
             if self._watcher is not None:
                 self._watcher.on_moved(facts, before)
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from tiercel.clock import Clock
 from tiercel.outcome import Finished, FinishReason, TokenLogprobs
-from tiercel.server.engine.client import EngineClient, SequenceFacts, Ticket
+from tiercel.server.engine.client import EngineClient, SequenceFacts, Submission
 from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox
 from tiercel.server.text.detokenizer import Detokenizer
 from tiercel.server.text.stop import StopScanner, TextRules
@@ -174,7 +174,7 @@ class ChoiceText:
         return TokenChoice(piece.decode("utf-8", "replace"), piece, max(logprob, -9999.0))
 
 
-class Texting:
+class DetokenizeTimes:
     """When news of a generation became text, and how long that took."""
 
     __slots__ = ("busy_s", "count", "first_s", "last_s")
@@ -194,7 +194,7 @@ class Texting:
         self.count += 1
 
 
-class Usage(Struct, frozen=True):
+class TokenUsage(Struct, frozen=True):
     """Tokens of a client request so far."""
 
     prompt_tokens: int
@@ -208,7 +208,7 @@ class Generation:
     def __init__(
         self,
         client: EngineClient,
-        ticket: Ticket,
+        submission: Submission,
         mailbox: Mailbox,
         choices: Sequence[ChoiceText],
         num_prompt: int,
@@ -216,11 +216,11 @@ class Generation:
     ) -> None:
         self._client = client
         self._clock = clock
-        self._ticket = ticket
+        self._submission = submission
         self._choices = tuple(choices)
         self._num_prompt = num_prompt  # tokens of all prompts
         self.mailbox = mailbox
-        self.texting = Texting()
+        self.detokenizing = DetokenizeTimes()
 
     def __enter__(self) -> Self:
         return self
@@ -228,7 +228,7 @@ class Generation:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._client.abort(self._ticket.seqs, FinishReason.ABORT)
+        self._client.abort(self._submission.seqs, FinishReason.ABORT)
 
     @property
     def num_choices(self) -> int:
@@ -238,7 +238,7 @@ class Generation:
     @property
     def facts(self) -> Sequence[SequenceFacts]:
         """What is known of the sequences, in the order of the choices."""
-        return self._ticket.facts
+        return self._submission.facts
 
     @property
     def finish_reasons(self) -> Sequence[str]:
@@ -266,22 +266,22 @@ class Generation:
             if delta is not None:
                 deltas.append(delta)
             if choice.stopped_by_text:
-                self._client.abort((self._ticket.seqs[delivery.choice],), FinishReason.STOP)
-        self.texting.note(start_s, self._clock.now_s())
+                self._client.abort((self._submission.seqs[delivery.choice],), FinishReason.STOP)
+        self.detokenizing.note(start_s, self._clock.now_s())
         return deltas
 
     async def settle(self, patience_s: float = _SETTLE_S) -> None:
         """Give the engine a moment to report the sequences that were ended from here: it knows the cached tokens."""
         try:
             async with asyncio.timeout(patience_s):
-                await self._client.wait_finished(self._ticket.facts)
+                await self._client.wait_finished(self._submission.facts)
         except TimeoutError:
             return
 
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """Tokens so far; cached tokens are known for the sequences that have finished."""
-        firsts = (facts.finished for facts in self._ticket.facts if facts.start.n is not None)
-        return Usage(
+        firsts = (facts.finished for facts in self._submission.facts if facts.start.n is not None)
+        return TokenUsage(
             self._num_prompt,
             sum(choice.num_outputs for choice in self._choices),
             sum(finished.num_cached for finished in firsts if finished is not None),

@@ -10,7 +10,7 @@ from tiercel.lock import lock_folder
 from tiercel.settings import EngineSettings
 
 
-class Keep:
+class InheritedResources:
     """Descriptors that every engine inherits, one after the other.
 
     The memfd takes no memory until an engine writes to it, and it is gone with the last process that has it. The
@@ -23,7 +23,7 @@ class Keep:
         self._closing = closing
 
     @staticmethod
-    def open(settings: EngineSettings) -> "Keep":
+    def open(settings: EngineSettings) -> "InheritedResources":
         """Effects: folders of the SSD tier are made with mode 0700. Errors: ConfigError when one is not ours alone."""
         with ExitStack() as closing:
             arena_fd = os.memfd_create("tiercel-kv")
@@ -32,7 +32,7 @@ class Keep:
             for folder in settings.kv_disk_paths:
                 lock_fds.append(lock_folder(Path(folder)))
                 closing.callback(os.close, lock_fds[-1])
-            return Keep(arena_fd, tuple(lock_fds), closing.pop_all())
+            return InheritedResources(arena_fd, tuple(lock_fds), closing.pop_all())
 
     @property
     def fds(self) -> tuple[int, ...]:

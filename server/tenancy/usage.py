@@ -2,7 +2,7 @@
 
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
-from tiercel.server.engine.client import SequenceFacts, Standing
+from tiercel.server.engine.client import SequenceFacts, SequenceStage
 from tiercel.server.tenancy.forecast import DrainRate, ForecastError, PromptThroughput
 from tiercel.server.tenancy.rate_bucket import RateBucket
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
@@ -167,19 +167,19 @@ class UsageBook:
         drained_s = min(before_s + mine / speed, max(everything_s, whole_s))
         return whole_s + usage.drain_rate.freshness(self._clock.now_s()) * (drained_s - whole_s)
 
-    def on_moved(self, facts: SequenceFacts, before: Standing | None) -> None:
+    def on_moved(self, facts: SequenceFacts, before: SequenceStage | None) -> None:
         """A sequence came, got its first token or went."""
         start = facts.start
         usage = self._named(start.tenant)
-        if before is Standing.WAITING:
+        if before is SequenceStage.WAITING:
             usage.waiting -= 1
             self._add_backlog(usage, start.band, -start.num_uncached)
-        elif before is Standing.RUNNING:
+        elif before is SequenceStage.RUNNING:
             usage.running -= 1
-        if facts.standing is Standing.WAITING:
+        if facts.stage is SequenceStage.WAITING:
             usage.waiting += 1
             self._add_backlog(usage, start.band, start.num_uncached)
-        elif facts.standing is Standing.RUNNING:
+        elif facts.stage is SequenceStage.RUNNING:
             usage.running += 1
             usage.drain_rate.note(start.num_uncached, self._clock.now_s())
             if facts.first_token_s is not None:

@@ -10,7 +10,7 @@ from tiercel.server.engine.generation import Generation
 from tiercel.server.tracing.context import TraceContext
 
 
-class RequestStory:
+class RequestRecord:
     """Filled while a request is served. Never holds texts or keys. Times are on the monotonic clock."""
 
     def __init__(self, request_id: str, clock: Clock, trace: TraceContext | None = None) -> None:
@@ -106,8 +106,8 @@ class RequestStory:
             stages["decode"] = max(end.decode_s for end in ends)
             if away_s := max(map(_away_s, ends)):
                 stages["swap"] = away_s
-        if self.generation is not None and self.generation.texting.count:
-            stages["detokenise"] = self.generation.texting.busy_s
+        if self.generation is not None and self.generation.detokenizing.count:
+            stages["detokenise"] = self.generation.detokenizing.busy_s
         return stages
 
     def queued_s(self, facts: SequenceFacts) -> float | None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tiercel.server.engine.client import SequenceFacts
 from tiercel.server.tracing.context import TraceContext
-from tiercel.server.tracing.record import RequestStory, cached_tokens
+from tiercel.server.tracing.record import RequestRecord, cached_tokens
 
 MOST_SEQUENCES = 8  # of one request that have spans of their own
 _SERVER_ERROR = 500
@@ -42,36 +42,36 @@ class Trace(Struct, frozen=True):
 
 
 def trace_of(
-    story: RequestStory, context: TraceContext, *, method: str, route: str, status: int, epoch_s: float
+    record: RequestRecord, context: TraceContext, *, method: str, route: str, status: int, epoch_s: float
 ) -> Trace:
     """The trace of a request that has ended. `epoch_s` is the wall clock less the monotonic one."""
-    end_s = story.arrival_s + story.duration_s
-    error = str(status) if status >= _SERVER_ERROR else "error" if story.outcome == "error" else None
+    end_s = record.arrival_s + record.duration_s
+    error = str(status) if status >= _SERVER_ERROR else "error" if record.outcome == "error" else None
     attributes: dict[str, Attribute] = {
         "http.request.method": method,
         "http.route": route,
         "http.response.status_code": status,
-        "tiercel.request_id": story.request_id,
+        "tiercel.request_id": record.request_id,
     }
     if error is not None:
         attributes["error.type"] = error
-    if story.tenant is not None:
-        attributes["tiercel.tenant"] = story.tenant
-    if story.outcome is not None:
-        attributes["tiercel.outcome"] = story.outcome
-    attributes.update(_answer(story, route))
-    stages = tuple(_stages(story, end_s))
-    return Trace(context, f"{method} {route}", story.arrival_s, end_s, epoch_s, attributes, stages, error)
+    if record.tenant is not None:
+        attributes["tiercel.tenant"] = record.tenant
+    if record.outcome is not None:
+        attributes["tiercel.outcome"] = record.outcome
+    attributes.update(_answer(record, route))
+    stages = tuple(_stages(record, end_s))
+    return Trace(context, f"{method} {route}", record.arrival_s, end_s, epoch_s, attributes, stages, error)
 
 
-def _answer(story: RequestStory, route: str) -> Iterator[tuple[str, Attribute]]:
+def _answer(record: RequestRecord, route: str) -> Iterator[tuple[str, Attribute]]:
     """What was asked for and what came of it."""
     yield "gen_ai.operation.name", "chat" if route.endswith("/chat/completions") else "text_completion"
     yield "gen_ai.provider.name", "tiercel"
-    if story.model is not None:
-        yield "gen_ai.request.model", story.model
-        yield "gen_ai.response.model", story.model
-    sequences, generation = story.sequences, story.generation
+    if record.model is not None:
+        yield "gen_ai.request.model", record.model
+        yield "gen_ai.response.model", record.model
+    sequences, generation = record.sequences, record.generation
     if not sequences or generation is None:
         return
     params, choices = sequences[0].start.params, sequences[0].start.n
@@ -82,14 +82,14 @@ def _answer(story: RequestStory, route: str) -> Iterator[tuple[str, Attribute]]:
         yield "gen_ai.request.choice.count", choices
     ends = [facts.finished for facts in sequences if facts.finished is not None]
     cached, from_ddr, from_ssd = cached_tokens(ends)
-    yield "gen_ai.usage.input_tokens", story.prompt_tokens
-    yield "gen_ai.usage.output_tokens", story.output_tokens
+    yield "gen_ai.usage.input_tokens", record.prompt_tokens
+    yield "gen_ai.usage.output_tokens", record.output_tokens
     yield "gen_ai.usage.cache_read.input_tokens", cached
     if generation.finish_reasons:
         yield "gen_ai.response.finish_reasons", tuple(generation.finish_reasons)
     firsts = [facts.first_token_s for facts in sequences if facts.first_token_s is not None]
     if firsts:
-        yield "gen_ai.response.time_to_first_chunk", min(firsts) - story.arrival_s
+        yield "gen_ai.response.time_to_first_chunk", min(firsts) - record.arrival_s
     yield "tiercel.sequences", len(sequences)
     counts = {
         "tiercel.cached_tokens.hbm": cached - from_ddr - from_ssd,
@@ -102,19 +102,19 @@ def _answer(story: RequestStory, route: str) -> Iterator[tuple[str, Attribute]]:
     yield from ((name, count) for name, count in counts.items() if count)
 
 
-def _stages(story: RequestStory, end_s: float) -> Iterator[Stage]:
-    if story.parsed_s is not None:
-        yield Stage("parse", story.arrival_s, story.parsed_s, {})
-    if story.tokenising_s is not None:
-        tokenised_s = end_s if story.tokenised_s is None else story.tokenised_s
-        yield Stage("tokenise", story.tokenising_s, tokenised_s, {})
-    sequences = story.sequences
+def _stages(record: RequestRecord, end_s: float) -> Iterator[Stage]:
+    if record.parsed_s is not None:
+        yield Stage("parse", record.arrival_s, record.parsed_s, {})
+    if record.tokenising_s is not None:
+        tokenised_s = end_s if record.tokenised_s is None else record.tokenised_s
+        yield Stage("tokenise", record.tokenising_s, tokenised_s, {})
+    sequences = record.sequences
     for facts in sequences[:MOST_SEQUENCES]:
-        yield from _engine_stages(story, facts, end_s, _choice_attributes(sequences, facts))
-    if story.generation is not None and story.generation.texting.count:
-        texting = story.generation.texting
-        busy: dict[str, Attribute] = {"tiercel.busy_ms": 1000 * texting.busy_s}
-        yield Stage("detokenise", texting.first_s, texting.last_s, busy)
+        yield from _engine_stages(record, facts, end_s, _choice_attributes(sequences, facts))
+    if record.generation is not None and record.generation.detokenizing.count:
+        detokenizing = record.generation.detokenizing
+        busy: dict[str, Attribute] = {"tiercel.busy_ms": 1000 * detokenizing.busy_s}
+        yield Stage("detokenise", detokenizing.first_s, detokenizing.last_s, busy)
 
 
 def _choice_attributes(sequences: Sequence[SequenceFacts], facts: SequenceFacts) -> dict[str, Attribute]:
@@ -122,17 +122,17 @@ def _choice_attributes(sequences: Sequence[SequenceFacts], facts: SequenceFacts)
 
 
 def _engine_stages(
-    story: RequestStory, facts: SequenceFacts, end_s: float, choice: dict[str, Attribute]
+    record: RequestRecord, facts: SequenceFacts, end_s: float, choice: dict[str, Attribute]
 ) -> Iterator[Stage]:
     """What the engine did for one sequence. What it has not told ends with the request."""
-    if story.submitted_s is None:
+    if record.submitted_s is None:
         return
-    finished, queued_s = facts.finished, story.queued_s(facts)
+    finished, queued_s = facts.finished, record.queued_s(facts)
     if queued_s is None:
-        yield Stage("queue", story.submitted_s, end_s, choice)
+        yield Stage("queue", record.submitted_s, end_s, choice)
         return
-    started_s = story.submitted_s + queued_s
-    yield Stage("queue", story.submitted_s, started_s, choice)
+    started_s = record.submitted_s + queued_s
+    yield Stage("queue", record.submitted_s, started_s, choice)
     if finished is None:
         first_s = end_s if facts.first_token_s is None else facts.first_token_s
         yield Stage("prefill", started_s, first_s, choice)

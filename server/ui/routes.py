@@ -5,10 +5,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from tiercel.server.api.service import Service
+from tiercel.server.api.context import ServerContext
 from tiercel.server.tenancy.auth import PageGuard, viewer_of
-from tiercel.server.ui.painter import Painter
-from tiercel.server.ui.shelf import read_shelf
+from tiercel.server.ui.dashboard import Dashboard
+from tiercel.server.ui.static_files import read_static_files
 
 _PAGE = "index.html"
 _POLICY = "; ".join(
@@ -38,10 +38,10 @@ _HEADERS = {
 class UiRoutes:
     """Handlers of /ui."""
 
-    def __init__(self, service: Service) -> None:
-        self._files = read_shelf()
-        self._painter = Painter(service)
-        self._guard = PageGuard(service.tenants)
+    def __init__(self, context: ServerContext) -> None:
+        self._files = read_static_files()
+        self._dashboard = Dashboard(context)
+        self._guard = PageGuard(context.tenants)
 
     def router(self) -> APIRouter:
         """The routes, with the guard of those that need one."""
@@ -68,7 +68,7 @@ class UiRoutes:
 
     async def data(self, request: Request) -> Response:
         """What the viewer may know, now."""
-        body = self._painter.paint(viewer_of(request.scope))
+        body = self._dashboard.snapshot(viewer_of(request.scope))
         return Response(body, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type="application/json")
 
     def _send(self, name: str, request: Request) -> Response:

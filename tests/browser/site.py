@@ -108,7 +108,7 @@ def full_gauges(name: str = "default") -> Gauges:
 
 
 def visit(page: "Page", site: Site | Daemon) -> None:
-    """Open the page and wait for its first picture."""
+    """Open the page and wait for its first snapshot."""
     page.goto(f"{site.url}/ui")
     page.wait_for_selector("body[data-redraws]")
 

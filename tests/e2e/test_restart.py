@@ -18,7 +18,7 @@ from tiercel.ids import SeqId
 from tiercel.outcome import Finished, Gauges
 from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
 from tiercel.server.engine.child import EngineChild, engine_command
-from tiercel.server.engine.inherited import Keep
+from tiercel.server.engine.inherited import InheritedResources
 from tiercel.settings import EngineSettings
 from tiercel.tier import Route
 from tiercel.wire import FrameReader, FromEngine, Ready, Report, Start, Submit, encode_frame
@@ -177,26 +177,26 @@ class HandEngine:
 
 
 @pytest.fixture
-def keep() -> Iterator[Keep]:
-    with Keep.open(EngineSettings(model="unused")) as keep:
-        yield keep
+def inherited() -> Iterator[InheritedResources]:
+    with InheritedResources.open(EngineSettings(model="unused")) as inherited:
+        yield inherited
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_a_restarted_engine_finds_the_host_tier_of_the_one_before(keep: Keep, apart: bool) -> None:
+def test_a_restarted_engine_finds_the_host_tier_of_the_one_before(inherited: InheritedResources, apart: bool) -> None:
     settings = EngineSettings(
         model=str(MODEL_DIR), num_gpu_blocks_override=300, cpu_device_pool=apart, kv_host_bytes=32 << 20, threads=1,
         log_level="warning",
     )  # fmt: skip
     prompt = [100 + number * 7919 % 1000 for number in range(500)]
     blocks = len(prompt) // settings.block_size
-    with EngineChild.start(engine_command(), keep) as child:
+    with EngineChild.start(engine_command(), inherited) as child:
         first = HandEngine(child, settings)
         said, cached = first.ask(1, prompt)
         assert cached == 0
         first.wait_copied(blocks)
         child.kill()
-    with EngineChild.start(engine_command(), keep) as child:
+    with EngineChild.start(engine_command(), inherited) as child:
         again = HandEngine(child, settings)
         time.sleep(0.5)  # checksums are compared beside the loop
         assert again.ask(1, prompt) == (said, blocks * settings.block_size)

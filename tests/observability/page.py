@@ -84,11 +84,11 @@ def read_page(model_folder: Path, folder: Path, *, detail: bool = True) -> str:
 
     async def run() -> str:
         async with running(settings, Script(cached=1, step_s=0.01, max_running=1, fail_prompt_with=7)) as server:
-            server.service.metrics.watch_engine(os.getpid)
+            server.context.metrics.watch_engine(os.getpid)
             await _traffic(server)
             assert (await server.http.put("/admin/tenants", content=b"[", headers=_key("boss"))).status_code == 400
             server.engine.send(Report(gauges=GAUGES))
-            await until(lambda: server.service.client.gauges.fair is not None)
+            await until(lambda: server.context.client.gauges.fair is not None)
             query = "?detail=tenants" if detail else ""
             return (await server.http.get(f"/metrics{query}")).raise_for_status().text
 
@@ -119,7 +119,7 @@ async def _traffic(server: Running) -> None:
     assert (await _ask(server, "one", prompt=[7])).status_code == 500
     statuses = {(await _ask(server, "two", max_tokens=1)).status_code for _ in range(4)}
     assert 429 in statuses
-    await until(lambda: server.service.client.num_unfinished == 0)
+    await until(lambda: server.context.client.num_unfinished == 0)
 
 
 async def _ask(server: Running, key: str, **fields: object) -> httpx.Response:

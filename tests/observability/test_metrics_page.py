@@ -52,7 +52,7 @@ def test_errors_are_told_before_the_first_one(page: str, model_folder: Path) -> 
 
     async def test(server: Running) -> None:
         fresh = set(_events((await server.http.get("/metrics")).text))
-        paths: dict[str, object] = create_app(server.service).openapi()["paths"]
+        paths: dict[str, object] = create_app(server.context).openapi()["paths"]
         posts = {path for path, methods in paths.items() if "post" in str(methods)}
         posts = {path for path in posts if not path.startswith(("/admin", "/ping"))}  # those take no work
         assert "/v1/completions" in posts

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from tests.server.fake_engine import FakeEngine, Script
 from tiercel.config import Resolved
-from tiercel.server.api.service import Service
+from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
 from tiercel.server.http.listen import bind
-from tiercel.server.launch import QuietServer, build_service
+from tiercel.server.launch import QuietServer, build_context
 from tiercel.settings import EngineSettings, ServerSettings
 
 MODEL = "tiny"
@@ -37,7 +37,7 @@ T = TypeVar("T")
 class Running:
     """One server under test."""
 
-    service: Service
+    context: ServerContext
     engine: FakeEngine
     server: uvicorn.Server
     http: httpx.AsyncClient
@@ -58,19 +58,19 @@ async def running(
     script: Script | None = None,
     *,
     wait: bool = True,
-    changed: Callable[[Service], Service] = lambda service: service,
+    changed: Callable[[ServerContext], ServerContext] = lambda context: context,
     origin: Resolved | None = None,
 ) -> AsyncIterator[Running]:
     """Serve until the block ends."""
-    service = changed(build_service(settings, origin=origin))
+    context = changed(build_context(settings, origin=origin))
     engine = FakeEngine(script or Script())
     ours, theirs = socket.socketpair()
     await engine.open(theirs)
-    await service.client.open(ours, EngineSettings(model=settings.model))
+    await context.client.open(ours, EngineSettings(model=settings.model))
     listener = bind(settings)
     port = listener.getsockname()[1]
     config = uvicorn.Config(
-        create_app(service),
+        create_app(context),
         log_config=None,
         log_level="critical",
         lifespan="off",
@@ -80,18 +80,18 @@ async def running(
     server = QuietServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     if wait:
-        await service.client.wait_ready()
+        await context.client.wait_ready()
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
-            yield Running(service, engine, server, http, port)
+            yield Running(context, engine, server, http, port)
     finally:
         server.should_exit = True
         await serving
-        service.client.close()
+        context.client.close()
         engine.die()
         await engine.closed.wait()
-        assert isinstance(service.workers, ThreadPoolExecutor)
-        service.workers.shutdown()
+        assert isinstance(context.workers, ThreadPoolExecutor)
+        context.workers.shutdown()
 
 
 def with_server(

@@ -153,8 +153,8 @@ class Overloaded:
                     queue_s=terms.queue_s,
                     num_reserved=terms.reserved,
                 )
-                ticket = self._client.submit([start], Mailbox(), sent.at_s)
-                sent.status, sent.service, sent.facts = 200, terms.service, ticket.facts[0]
+                submission = self._client.submit([start], Mailbox(), sent.at_s)
+                sent.status, sent.service, sent.facts = 200, terms.service, submission.facts[0]
         except AdmissionError as error:
             sent.status = error.status
 

@@ -27,7 +27,7 @@ from tiercel.outcome import (
     TierGauges,
 )
 from tiercel.server.tenancy.auth import Viewer
-from tiercel.server.ui.painter import MOST_PARTS, MOST_REQUESTS, MOST_TENANTS, Painter
+from tiercel.server.ui.dashboard import MOST_PARTS, MOST_REQUESTS, MOST_TENANTS, Dashboard
 from tiercel.tier import Route, Tier
 from tiercel.wire import Report
 
@@ -166,7 +166,7 @@ def test_a_tenant_sees_its_own_and_the_operator_all(model_folder: Path, file: Pa
         for key, tokens in (("one", 2), ("two", 5)):
             assert (await _complete(server, key, max_tokens=tokens)).status_code == 200
         server.engine.send(Report(gauges=_full_gauges()))
-        await until(lambda: bool(server.service.client.gauges.tiers))
+        await until(lambda: bool(server.context.client.gauges.tiers))
         own, everything = await _look(server, "one"), await _look(server, "boss")
 
         assert own["viewer"] == {"role": "tenant", "tenant": "acme", "has_chat": True}
@@ -213,7 +213,7 @@ def test_shares_count_those_that_want_service_now(model_folder: Path, file: Path
             server.http.stream("POST", "/v1/completions", json=text_body(**stream), headers=_bearer("two")) as second,
         ):
             assert first.status_code == second.status_code == 200
-            await until(lambda: server.service.client.num_started == 2)
+            await until(lambda: server.context.client.num_started == 2)
             rows = {row["name"]: row for row in (await _look(server, "boss"))["tenants"]["rows"]}
             assert {name: row["fair_share"] for name, row in rows.items()} == {"acme": 0.75, "beta": 0.25}
             assert {name: row["running"] for name, row in rows.items()} == {"acme": 1, "beta": 1}
@@ -225,13 +225,13 @@ def test_shares_count_those_that_want_service_now(model_folder: Path, file: Path
 def test_requests_are_told_with_what_the_engine_does_and_never_with_their_text(
     model_folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiercel.server.ui.painter._FRESH_S", 0.0)
+    monkeypatch.setattr("tiercel.server.ui.dashboard._FRESH_S", 0.0)
 
     async def test(server: Running) -> None:
         stream = {"stream": True, "max_tokens": 200, "ignore_eos": True}
         body = text_body("naïve secret words", **stream)
         async with server.http.stream("POST", "/v1/completions", json=body, headers=_bearer("one")):
-            await until(lambda: server.service.client.num_started == 1)
+            await until(lambda: server.context.client.num_started == 1)
             told = await _look(server, "one")
             (row,) = told["requests"]["rows"]
             assert (row["tenant"], row["state"], row["most_outputs"]) == ("acme", "decode", 200)
@@ -244,13 +244,13 @@ def test_requests_are_told_with_what_the_engine_does_and_never_with_their_text(
             gave_way = SequenceGauges(SeqId(row["seq"]), SequenceState.PREEMPTED, 11, 2)
             tiers = _full_gauges().tiers
             server.engine.send(Report(gauges=Gauges(tiers=tiers, sequences=(gave_way,))))
-            await until(lambda: server.service.client.gauges.sequences == (gave_way,))
+            await until(lambda: server.context.client.gauges.sequences == (gave_way,))
             (row,) = (await _look(server, "boss"))["requests"]["rows"]
             assert (row["state"], row["computed_tokens"], row["preemptions"]) == ("preempted", 11, 2)
             server.engine.send(Report(gauges=Gauges(num_running=1)))
-            await until(lambda: server.service.client.gauges.num_running == 1)
-            assert server.service.client.gauges.sequences == (gave_way,), "what a report leaves out is still so"
-            assert server.service.client.gauges.tiers == tiers
+            await until(lambda: server.context.client.gauges.num_running == 1)
+            assert server.context.client.gauges.sequences == (gave_way,), "what a report leaves out is still so"
+            assert server.context.client.gauges.tiers == tiers
 
     with_server(server_settings(model_folder), test, SLOW, tenants_config=str(file))
 
@@ -280,17 +280,17 @@ def test_however_many_look_each_tenant_is_counted_once(model_folder: Path, file:
     async def test(server: Running) -> None:
         for key, tokens in (("one", 2), ("two", 5)):
             assert (await _complete(server, key, max_tokens=tokens)).status_code == 200
-        clock, metrics = ManualClock(), server.service.metrics.tenants
+        clock, metrics = ManualClock(), server.context.metrics.tenants
         counted: list[TenantId] = []
         of_tenant = metrics.figures
         metrics.figures = lambda name: (counted.append(name), of_tenant(name))[1]
-        painter = Painter(dataclasses.replace(server.service, clock=clock))
-        tenants = server.service.tenants.table.by_name.values()
+        dashboard = Dashboard(dataclasses.replace(server.context, clock=clock))
+        tenants = server.context.tenants.table.by_name.values()
         for viewer in (Viewer(None, is_operator=True), *(Viewer(tenant, is_operator=False) for tenant in tenants)):
-            painter.paint(viewer)
+            dashboard.snapshot(viewer)
         assert sorted(counted) == ["acme", "beta"]
         clock.advance(0.5)
-        painter.paint(Viewer(None, is_operator=True))
+        dashboard.snapshot(Viewer(None, is_operator=True))
         assert len(counted) == 4, "a moment later it is another picture"
 
     with_server(server_settings(model_folder), test, tenants_config=str(file))
@@ -300,11 +300,11 @@ def test_however_many_look_each_tenant_is_counted_once(model_folder: Path, file:
 def test_who_waits_with_its_first_request_is_seen_to_wait(policy: str, model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         async with _open(server, [_bearer("one")], text_body(max_tokens=9)):
-            await until(lambda: server.service.client.num_tokenless == 1)
+            await until(lambda: server.context.client.num_tokenless == 1)
             if policy == "fair":
                 told = TenantGauges(tenant=TenantId("acme"), starving_s=150.0)
                 server.engine.send(Report(gauges=Gauges(fair=FairGauges(tenants=(told,)))))
-                await until(lambda: server.service.client.gauges.fair is not None)
+                await until(lambda: server.context.client.gauges.fair is not None)
             page = (await server.http.get("/metrics", headers=_bearer("boss"))).text
             (line,) = re.findall(r'^tiercel_tenant_starvation_age_seconds\{tenant="acme"\} (\S+)$', page, re.MULTILINE)
             (row,) = (await _look(server, "boss"))["tenants"]["rows"]
@@ -324,12 +324,12 @@ def test_its_size_is_bounded_whatever_there_is(model_folder: Path, tmp_path: Pat
         async with running(settings, Script(step_s=60.0)) as server:
             body = text_body(max_tokens=9, n=2)
             async with _open(server, [_bearer(f"key-{name}") for name in names[:60]], body):
-                await until(lambda: server.service.client.num_unfinished == 120)
+                await until(lambda: server.context.client.num_unfinished == 120)
                 parts = tuple(TenantBlocks(TenantId(name), 5, 5) for name in names[:32])
                 tier = TierGauges(tier=Tier.HBM, block_bytes=1000, blocks_total=900, tenants=parts)
                 fair = FairGauges(tenants=tuple(TenantGauges(tenant=TenantId(name)) for name in names))
                 server.engine.send(Report(gauges=Gauges(tiers=(tier,), fair=fair)))
-                await until(lambda: bool(server.service.client.gauges.tiers))
+                await until(lambda: bool(server.context.client.gauges.tiers))
                 answer = await server.http.get("/ui/data", headers=_bearer("boss"))
                 told = answer.json()
                 assert len(told["tenants"]["rows"]) == MOST_TENANTS
@@ -359,7 +359,7 @@ async def _open(server: Running, headers: list[dict[str, str]], body: dict[str, 
 def test_it_is_there_while_the_model_loads(model_folder: Path) -> None:
     async def test() -> None:
         async with running(server_settings(model_folder), Script(load_s=60.0), wait=False) as server:
-            await until(lambda: server.service.client.stage == "loading weights")
+            await until(lambda: server.context.client.stage == "loading weights")
             told = await _look(server)
             assert (told["engine"]["state"], told["engine"]["stage"]) == ("loading", "loading weights")
             assert told["engine"]["context_tokens"] is None

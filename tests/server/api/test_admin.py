@@ -42,7 +42,7 @@ def test_only_the_admin_key_opens_it(model_folder: Path, file: Path) -> None:
             for answer in (await server.http.get(ADMIN, headers=_headers(key)), await _put(server, OTHER, key)):
                 assert answer.status_code == 401
                 assert answer.json()["error"]["code"] == "invalid_api_key"
-        assert server.service.tenants.table.version == 1
+        assert server.context.tenants.table.version == 1
         for key in ("boss", "deputy"):
             assert (await server.http.get(ADMIN, headers=_headers(key))).status_code == 200
             assert await _status(server, key) == 401
@@ -95,16 +95,16 @@ def test_it_shows_everything_but_keys(model_folder: Path, file: Path) -> None:
 def test_a_document_takes_the_place_of_the_tenants(kind: str, model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         text = OTHER if "json" not in kind else json.dumps({"tenants": [{"name": "new", "keys": ["two", "three"]}]})
-        before = server.service.tenants.table
+        before = server.context.tenants.table
         answer = await _put(server, text, kind=kind)
         assert (answer.status_code, answer.json()["version"], answer.json()["source"]) == (200, 2, "request")
         assert [tenant["name"] for tenant in answer.json()["tenants"]] == ["new"]
         assert [await _status(server, key) for key in ("one", "two", "three")] == [401, 200, 200]
-        after = server.service.tenants.table
+        after = server.context.tenants.table
         assert (after.secret, after.admin_digests) == (before.secret, before.admin_digests)
-        assert await server.service.tenants.reload()
+        assert await server.context.tenants.reload()
         assert [await _status(server, key) for key in ("one", "two")] == [200, 401]
-        assert server.service.tenants.table.version == 3
+        assert server.context.tenants.table.version == 3
 
     with_server(server_settings(model_folder), test, tenants_config=str(file))
 
@@ -125,7 +125,7 @@ def test_a_server_without_a_file_can_be_given_tenants(model_folder: Path) -> Non
         assert (await _put(server, OTHER)).status_code == 200
         assert (await server.http.post("/v1/completions", json=text_body(max_tokens=1))).status_code == 401
         assert await _status(server, "two") == 200
-        assert not await server.service.tenants.reload()
+        assert not await server.context.tenants.reload()
         assert await _status(server, "two") == 200
 
     with_server(server_settings(model_folder), test, admin_key="boss")
@@ -151,7 +151,7 @@ def test_a_wrong_document_changes_nothing(text: str, kind: str, words: str, mode
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (400, "invalid_tenants")
         assert words in error["message"]
-        assert (server.service.tenants.table.version, await _status(server, "one")) == (1, 200)
+        assert (server.context.tenants.table.version, await _status(server, "one")) == (1, 200)
         refused = 0 if kind == "image/png" else 1
         assert f"config_errors_total {refused}\n" in (await server.http.get("/metrics")).text
         assert (await server.http.get("/ready")).status_code == 200
@@ -166,6 +166,6 @@ def test_changes_at_once_are_made_one_by_one(model_folder: Path, file: Path) -> 
             answers = await asyncio.gather(*(_put(server, text) for text in texts))
             assert sorted(answer.json()["version"] for answer in answers) == list(range(2, 12))
             last = max(answers, key=lambda answer: answer.json()["version"]).json()["tenants"][0]["name"]
-            assert server.service.tenants.table.tenants[0].name == last
+            assert server.context.tenants.table.tenants[0].name == last
 
     asyncio.run(test())

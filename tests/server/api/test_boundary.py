@@ -8,19 +8,19 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tests.server.harness import chat_body, running, server_settings
 from tiercel.clock import ManualClock
+from tiercel.server.api.context import ServerContext
 from tiercel.server.api.middleware import Boundary
-from tiercel.server.api.service import Service
 from tiercel.server.http.watch import SlowReaderError
-from tiercel.server.tracing.record import RequestStory
+from tiercel.server.tracing.record import RequestRecord
 
 WORDS = "private words from a prompt, /secret/path"
 
 
-def _broken(service: Service) -> Service:
+def _broken(context: ServerContext) -> ServerContext:
     def draw_seed() -> int:
         raise RuntimeError(WORDS)
 
-    return dataclasses.replace(service, draw_seed=draw_seed)
+    return dataclasses.replace(context, draw_seed=draw_seed)
 
 
 def test_an_unexpected_error_shows_an_id_and_nothing_else(model_folder: Path) -> None:
@@ -36,8 +36,8 @@ def test_an_unexpected_error_shows_an_id_and_nothing_else(model_folder: Path) ->
             assert entry["kind"] == "RuntimeError"
             assert "private" not in str(logs)
             assert "secret" not in str(logs) + answer.text
-            assert server.service.client.num_unfinished == 0
-            assert server.service.admission.num_reserved == 0
+            assert server.context.client.num_unfinished == 0
+            assert server.context.admission.num_reserved == 0
             assert (await server.http.post("/v1/chat/completions", json=chat_body(seed=1))).status_code == 200
             counted = (await server.http.get("/metrics")).text
             assert 'handler="/v1/chat/completions",method="POST",status="5xx"} 1.0' in counted
@@ -57,14 +57,14 @@ def test_a_slow_reader_without_its_first_byte_gets_an_error_in_the_shape_of_open
     async def send(message: Message) -> None:
         sent.append(message)
 
-    story = RequestStory("id", ManualClock())
-    scope: Scope = {"type": "http", "state": {"story": story}}
+    record = RequestRecord("id", ManualClock())
+    scope: Scope = {"type": "http", "state": {"request_record": record}}
     asyncio.run(Boundary(overflows)(scope, receive, send))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     error = json.loads(sent[1]["body"])["error"]
     assert (sent[0]["status"], error["code"], set(error)) == (408, "slow_reader", {"message", "type", "param", "code"})
-    assert story.outcome == "slow_reader"
+    assert record.outcome == "slow_reader"
     sent.clear()
-    story.status = 200
+    record.status = 200
     asyncio.run(Boundary(overflows)(scope, receive, send))
     assert sent == []

@@ -15,7 +15,7 @@ TEXT = "/v1/completions"
 
 
 def _has_nothing(server: Running) -> bool:
-    client = server.service.client
+    client = server.context.client
     return server.engine.live == 0 and client.num_unfinished == 0 and client.num_tokenless == 0
 
 
@@ -77,8 +77,8 @@ def test_a_client_that_leaves_while_the_model_loads_is_forgotten(model_folder: P
     async def test() -> None:
         async with running(server_settings(model_folder), Script(load_s=1.5), wait=False) as server:
             waiting = asyncio.create_task(server.http.post(TEXT, json=text_body(max_tokens=2)))
-            await _leave_when(server, text_body(), lambda: server.service.admission.num_reserved == 2)
-            await until(lambda: server.service.admission.num_reserved == 1)
+            await _leave_when(server, text_body(), lambda: server.context.admission.num_reserved == 2)
+            await until(lambda: server.context.admission.num_reserved == 1)
             assert (await waiting).status_code == 200
             assert len(server.engine.submitted) == 1
 
@@ -88,7 +88,7 @@ def test_a_client_that_leaves_while_the_model_loads_is_forgotten(model_folder: P
 def test_a_client_that_leaves_the_text_routes_while_the_model_loads_is_forgotten(model_folder: Path) -> None:
     async def test() -> None:
         async with running(server_settings(model_folder), Script(load_s=5), wait=False) as server:
-            admission = server.service.admission
+            admission = server.context.admission
             asked: dict[str, dict[str, object]] = {"/tokenize": text_body(), "/detokenize": {"tokens": [5]}}
             for route, body in asked.items():
                 await _leave_when(server, body, lambda: admission.num_reserved == 1, route)

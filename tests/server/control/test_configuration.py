@@ -49,11 +49,11 @@ class Operator:
 
     @property
     def settings(self) -> Any:
-        return self.server.service.settings
+        return self.server.context.settings
 
     @property
     def version(self) -> int:
-        return self.server.service.configuration.current.version
+        return self.server.context.configuration.current.version
 
     async def get(self) -> dict[str, Any]:
         answer = await self.server.http.get(CONFIG, headers=BOSS)

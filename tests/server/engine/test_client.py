@@ -17,8 +17,8 @@ from tiercel.server.engine.client import (
     EngineStartError,
     EngineState,
     SequenceFacts,
+    SequenceStage,
     SequenceStart,
-    Standing,
 )
 from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox, unread_limit_bytes
 from tiercel.server.metrics.registry import ServerMetrics
@@ -94,14 +94,14 @@ def test_an_aborted_sequence_delivers_nothing_more_and_is_forgotten() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
         await client.wait_ready()
         mailbox = Mailbox()
-        ticket = client.submit([_start(200), _start(200)], mailbox, 0.0)
+        submission = client.submit([_start(200), _start(200)], mailbox, 0.0)
         await mailbox.take()
-        client.abort(ticket.seqs, FinishReason.STOP)
-        client.abort(ticket.seqs, FinishReason.ABORT)
+        client.abort(submission.seqs, FinishReason.STOP)
+        client.abort(submission.seqs, FinishReason.ABORT)
         assert (client.num_open, client.num_tokenless) == (0, 0)
         await until(lambda: client.num_unfinished == 0)
-        assert engine.aborted == [(seq, FinishReason.STOP) for seq in ticket.seqs]
-        assert {facts.finished.reason for facts in ticket.facts if facts.finished} == {FinishReason.STOP}
+        assert engine.aborted == [(seq, FinishReason.STOP) for seq in submission.seqs]
+        assert {facts.finished.reason for facts in submission.facts if facts.finished} == {FinishReason.STOP}
 
     _with_pair(test, Script(step_s=0.01))
 
@@ -110,7 +110,7 @@ def test_a_death_reaches_every_reader_after_its_last_tokens() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
         await client.wait_ready()
         mailbox = Mailbox()
-        ticket = client.submit([_start(100)], mailbox, 0.0)
+        submission = client.submit([_start(100)], mailbox, 0.0)
         await client.wait_gone()
         assert client.state is EngineState.DEAD
         first = await mailbox.take()
@@ -118,8 +118,8 @@ def test_a_death_reaches_every_reader_after_its_last_tokens() -> None:
         assert len(first[0].tokens) == 4
         assert isinstance(await mailbox.take(), EngineGone)
         assert client.num_unfinished == 0
-        assert ticket.facts[0].finished is not None
-        assert ticket.facts[0].finished.reason is FinishReason.ERROR
+        assert submission.facts[0].finished is not None
+        assert submission.facts[0].finished.reason is FinishReason.ERROR
         late = Mailbox()
         client.submit([_start()], late, 0.0)
         assert isinstance(await late.take(), EngineGone)
@@ -181,7 +181,7 @@ class Listener:
     def __init__(self) -> None:
         self.prompts: list[tuple[int, float]] = []
 
-    def on_moved(self, facts: SequenceFacts, before: Standing | None) -> None:
+    def on_moved(self, facts: SequenceFacts, before: SequenceStage | None) -> None:
         pass
 
     def on_finished(self, facts: SequenceFacts) -> None:

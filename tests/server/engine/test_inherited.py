@@ -10,7 +10,7 @@ import pytest
 from tiercel.errors import ConfigError
 from tiercel.lock import lock_folder, lock_holder
 from tiercel.server.engine.child import EngineChild
-from tiercel.server.engine.inherited import Keep
+from tiercel.server.engine.inherited import InheritedResources
 from tiercel.settings import EngineSettings
 
 _ENGINE = """
@@ -26,27 +26,27 @@ socket.socket(fileno=given.fd).sendall(before.rstrip(b"\\0") or b"nothing")
 """
 
 
-def run_engine(keep: Keep) -> tuple[bytes, int]:
+def run_engine(inherited: InheritedResources) -> tuple[bytes, int]:
     """What it found, and its pid."""
-    with EngineChild.start((sys.executable, "-c", _ENGINE), keep) as child:
+    with EngineChild.start((sys.executable, "-c", _ENGINE), inherited) as child:
         return child.sock.recv(100), child.pid
 
 
 def test_an_engine_finds_what_the_one_before_it_left() -> None:
-    with Keep.open(EngineSettings(model="unused")) as keep:
-        found, pid = run_engine(keep)
+    with InheritedResources.open(EngineSettings(model="unused")) as inherited:
+        found, pid = run_engine(inherited)
         assert found == b"nothing"
-        assert run_engine(keep)[0] == f"left by {pid}".encode()
+        assert run_engine(inherited)[0] == f"left by {pid}".encode()
 
 
 def test_the_folders_are_held_until_the_end(tmp_path: Path) -> None:
     folders = (str(tmp_path / "a"), str(tmp_path / "b"))
     settings = EngineSettings(model="unused", kv_disk_paths=folders, kv_disk_bytes=1)
-    with Keep.open(settings) as keep:
-        assert len(keep.fds) == 3
+    with InheritedResources.open(settings) as inherited:
+        assert len(inherited.fds) == 3
         assert lock_holder(tmp_path / "b") == os.getpid()
         with pytest.raises(ConfigError, match=f"in use by the daemon with pid {os.getpid()}"):
-            Keep.open(settings)
+            InheritedResources.open(settings)
     os.close(lock_folder(tmp_path / "a"))
 
 
@@ -54,15 +54,15 @@ def test_a_folder_that_is_taken_leaves_nothing_held(tmp_path: Path) -> None:
     taken = lock_folder(tmp_path / "b")
     settings = EngineSettings(model="unused", kv_disk_paths=(str(tmp_path / "a"), str(tmp_path / "b")), kv_disk_bytes=1)
     with pytest.raises(ConfigError):
-        Keep.open(settings)
+        InheritedResources.open(settings)
     assert lock_holder(tmp_path / "a") is None
     os.close(taken)
 
 
 def test_an_engine_that_outlives_us_still_holds_the_folder(tmp_path: Path) -> None:
     settings = EngineSettings(model="unused", kv_disk_paths=(str(tmp_path / "a"),), kv_disk_bytes=1)
-    with Keep.open(settings) as keep:
-        child = subprocess.Popen(["sleep", "60"], pass_fds=keep.fds)
+    with InheritedResources.open(settings) as inherited:
+        child = subprocess.Popen(["sleep", "60"], pass_fds=inherited.fds)
     try:
         assert lock_holder(tmp_path / "a") == os.getpid()
     finally:
@@ -72,5 +72,5 @@ def test_an_engine_that_outlives_us_still_holds_the_folder(tmp_path: Path) -> No
 
 
 def test_nothing_is_inherited_by_accident() -> None:
-    with Keep.open(EngineSettings(model="unused")) as keep:
-        assert not any(os.get_inheritable(fd) for fd in keep.fds)
+    with InheritedResources.open(EngineSettings(model="unused")) as inherited:
+        assert not any(os.get_inheritable(fd) for fd in inherited.fds)

@@ -13,7 +13,7 @@ from tiercel.errors import AdmissionError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason
 from tiercel.request import SamplingParams
-from tiercel.server.engine.client import SequenceFacts, SequenceStart, Standing
+from tiercel.server.engine.client import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.engine.mailbox import Mailbox
 from tiercel.server.tenancy.admission import Admission, AdmissionRequest, Entry, ServiceLevel, Terms
 from tiercel.server.tenancy.tenants import BestEffort, Limits, Tenant, TenantTable, make_table
@@ -78,7 +78,7 @@ class Desk:
             num_reserved=terms.reserved,
         )
         facts = SequenceFacts(start, 0, Mailbox(), self.clock.now_s())
-        self._move(facts, Standing.WAITING)
+        self._move(facts, SequenceStage.WAITING)
         return facts
 
     def run(self, tenant: Tenant, request: AdmissionRequest) -> SequenceFacts:
@@ -88,7 +88,7 @@ class Desk:
     def first_token(self, facts: SequenceFacts) -> None:
         facts.first_token_s = self.clock.now_s()
         facts.num_outputs = 1
-        self._move(facts, Standing.RUNNING)
+        self._move(facts, SequenceStage.RUNNING)
 
     def finish(self, facts: SequenceFacts, num_outputs: int = 1, num_cached: int = 0) -> None:
         facts.num_outputs = num_outputs
@@ -96,12 +96,12 @@ class Desk:
             seq=SeqId(1), reason=FinishReason.STOP, num_prompt=facts.start.num_prompt, num_outputs=num_outputs,
             num_cached=num_cached,
         )  # fmt: skip
-        self._move(facts, Standing.GONE)
+        self._move(facts, SequenceStage.GONE)
         self.usages.on_finished(facts)
 
-    def _move(self, facts: SequenceFacts, standing: Standing) -> None:
-        before, facts.standing = facts.standing, standing
-        if before is not standing:
+    def _move(self, facts: SequenceFacts, stage: SequenceStage) -> None:
+        before, facts.stage = facts.stage, stage
+        if before is not stage:
             self.usages.on_moved(facts, before)
 
 
@@ -277,12 +277,12 @@ def test_a_goal_that_cannot_be_kept_is_refused_with_the_time_it_takes() -> None:
     tenant, batch = _interactive(), _tenant("batch", slo=Slo(kind="batch", ttft_s=0.001))
     desk = Desk.of(tenant, batch)
     desk.run(batch, AdmissionRequest(prompts=[5000]))
-    assert desk.run(tenant, AdmissionRequest(prompts=[100])).standing is Standing.WAITING  # no speed is known yet
+    assert desk.run(tenant, AdmissionRequest(prompts=[100])).stage is SequenceStage.WAITING  # no speed is known yet
     _measured(desk, 1000)
     with _refused(503, "overloaded") as refusal:
         desk.run(tenant, AdmissionRequest(prompts=[100]))
     assert refusal[0].retry_after_s == 4  # 5.2 s of work against a goal of 2 s
-    assert desk.run(batch, AdmissionRequest(prompts=[100])).standing is Standing.WAITING  # batch work has no deadline
+    assert desk.run(batch, AdmissionRequest(prompts=[100])).stage is SequenceStage.WAITING  # batch work has no deadline
     assert (desk.reasons, desk.throttled) == (["deadline"], [("acme", "deadline")])
 
 
@@ -300,7 +300,7 @@ def test_a_forecast_that_was_wrong_for_one_tenant_refuses_no_other() -> None:
     with _refused(503, "overloaded"):
         desk.run(tenant, AdmissionRequest(prompts=[100]))
     desk.clock.advance(30)  # nothing was heard since: it is tried again
-    assert desk.run(tenant, AdmissionRequest(prompts=[100])).standing is Standing.WAITING
+    assert desk.run(tenant, AdmissionRequest(prompts=[100])).stage is SequenceStage.WAITING
 
 
 def test_only_work_of_own_and_higher_bands_is_ahead() -> None:
@@ -318,7 +318,7 @@ def test_a_prompt_that_misses_its_goal_alone_is_held_to_the_queue_only() -> None
     tenant = _interactive()
     desk = Desk.of(tenant)
     _measured(desk, 1000)
-    assert desk.run(tenant, AdmissionRequest(prompts=[10_000])).standing is Standing.WAITING
+    assert desk.run(tenant, AdmissionRequest(prompts=[10_000])).stage is SequenceStage.WAITING
     with _refused(503, "overloaded"):
         desk.run(tenant, AdmissionRequest(prompts=[10_000]))
 
@@ -361,7 +361,7 @@ def test_a_tenant_with_nothing_waiting_is_soon_tried_again_where_it_is_owed_its_
         desk.run(tenant, AdmissionRequest(prompts=[100]))
     desk.clock.advance(3)
     if is_fair:
-        assert desk.run(tenant, AdmissionRequest(prompts=[100])).standing is Standing.WAITING
+        assert desk.run(tenant, AdmissionRequest(prompts=[100])).stage is SequenceStage.WAITING
     else:
         with _refused(503, "overloaded"):
             desk.run(tenant, AdmissionRequest(prompts=[100]))
@@ -480,7 +480,7 @@ def test_nothing_is_left_of_any_history(moves: list[tuple[str, int, int]]) -> No
             with contextlib.suppress(AdmissionError, ZeroDivisionError), _enter(desk, tenant) as entry:
                 entry.admit(AdmissionRequest(prompts=[amount], max_tokens=amount))
                 raise ZeroDivisionError
-        elif chosen is not None and move == "first" and chosen.standing is Standing.WAITING:
+        elif chosen is not None and move == "first" and chosen.stage is SequenceStage.WAITING:
             desk.first_token(chosen)
         elif chosen is not None and move in ("finish", "leave"):
             live.remove(chosen)

@@ -17,7 +17,7 @@ from tests.server.fake_engine import Script
 from tests.server.harness import Running, chat_body, running, server_settings, text_body, until, with_server
 from tiercel.ids import TenantId
 from tiercel.request import Request
-from tiercel.server.api.service import Service
+from tiercel.server.api.context import ServerContext
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 FILE = """
@@ -57,8 +57,8 @@ async def _ask(server: Running, key: str, route: str = TEXT, **fields: object) -
 
 async def _idle(server: Running) -> None:
     """Nothing of any request is left."""
-    await until(lambda: server.service.client.num_unfinished == 0)
-    assert server.service.admission.num_reserved == 0
+    await until(lambda: server.context.client.num_unfinished == 0)
+    assert server.context.admission.num_reserved == 0
 
 
 def test_the_key_chooses_the_tenant_and_nothing_else_does(model_folder: Path, file: Path) -> None:
@@ -142,9 +142,9 @@ def test_the_engine_hears_of_the_tenants_once_it_serves_and_at_every_change(mode
         settings = replace(server_settings(model_folder), tenants_config=str(file))
         async with running(settings, Script(load_s=0.2), wait=False) as server:
             assert server.engine.tenants == []
-            await server.service.client.wait_ready()
+            await server.context.client.wait_ready()
             await until(lambda: len(server.engine.tenants) == 1)
-            assert await server.service.tenants.reload()
+            assert await server.context.tenants.reload()
             await until(lambda: len(server.engine.tenants) == 2)
             assert [told.version for told in server.engine.tenants] == [1, 2]
             told = server.engine.tenants[0].tenants
@@ -220,7 +220,7 @@ def test_sequences_at_once_and_places_in_the_queue_answer_429(model_folder: Path
                 pass  # its whole answer was taken: nothing is held by then
             async with asyncio.TaskGroup() as group:
                 group.create_task(_ask(server, key, prompt=[8], max_tokens=3))
-                await until(lambda: server.service.client.num_tokenless == 1)
+                await until(lambda: server.context.client.num_tokenless == 1)
                 _check_refusal(await _ask(server, key, prompt=[8], max_tokens=3))
             assert (await _ask(server, key, prompt=[8], max_tokens=1)).status_code == 200
             await _idle(server)
@@ -259,9 +259,9 @@ class _Counted(ThreadPoolExecutor):
 def test_gate_one_refuses_before_anything_is_tokenised(model_folder: Path, file: Path) -> None:
     workers = _Counted(1)
 
-    def counted(service: Service) -> Service:
-        service.workers.shutdown()
-        return dataclasses.replace(service, workers=workers)
+    def counted(context: ServerContext) -> ServerContext:
+        context.workers.shutdown()
+        return dataclasses.replace(context, workers=workers)
 
     async def test() -> None:
         settings = replace(server_settings(model_folder), tenants_config=str(file), max_num_queued_reqs=1)
@@ -273,7 +273,7 @@ def test_gate_one_refuses_before_anything_is_tokenised(model_folder: Path, file:
                 _check_refusal(await _ask(server, "rpm", route))
             async with asyncio.TaskGroup() as group:
                 group.create_task(_ask(server, "two", prompt=[8], max_tokens=1))
-                await until(lambda: server.service.client.num_tokenless == 1)
+                await until(lambda: server.context.client.num_tokenless == 1)
                 full = await _ask(server, "three")
                 assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
             assert workers.jobs == 2
@@ -290,7 +290,7 @@ def test_a_refused_request_leaves_no_reservation(model_folder: Path, file: Path)
         left = [int(headers["x-ratelimit-remaining-tokens"]) for headers in (before, after)]
         assert left[1] >= left[0] - 2
         await _idle(server)
-        assert server.service.metrics.tenants.sample(TenantId("small")).waiting == 0
+        assert server.context.metrics.tenants.sample(TenantId("small")).waiting == 0
 
     with_server(server_settings(model_folder), test, tenants_config=str(file))
 
@@ -304,7 +304,7 @@ def test_under_overload_a_kind_tenant_is_told_that_its_answer_is_shorter(model_f
             await until(lambda: server.engine.live == 1)
             for _ in range(8):
                 group.create_task(_ask(server, "two", prompt=[8], max_tokens=1))
-            await until(lambda: server.service.client.num_tokenless == 8)
+            await until(lambda: server.context.client.num_tokenless == 8)
             for _ in range(15):  # requests show how full the queue is, for long enough
                 await asyncio.sleep(0.1)
                 await server.http.post("/tokenize", json={"prompt": "a"}, headers=_key("two"))
@@ -341,15 +341,15 @@ def test_a_reload_under_traffic_is_all_or_nothing(model_folder: Path, file: Path
                 group.create_task(ask(key))
             for turn in range(30):
                 _write(file, tables["ab"[turn % 2]] if turn % 3 else "tenants: [")
-                is_good = await server.service.tenants.reload()
+                is_good = await server.context.tenants.reload()
                 assert is_good == bool(turn % 3)
-                names = {key: server.service.tenants.table.find(f"Bearer {key}") for key in ("one", "two")}
+                names = {key: server.context.tenants.table.find(f"Bearer {key}") for key in ("one", "two")}
                 found = {tenant.name for tenant in names.values() if tenant is not None}
                 assert found == {"x", "y"}
                 assert (await server.http.get("/ready")).status_code == 200
             is_over = True
         assert set(seen) == {200}
-        assert server.service.tenants.table.version == 1 + 20
+        assert server.context.tenants.table.version == 1 + 20
         await _idle(server)
         text = (await server.http.get("/metrics")).text
         assert "tiercel_tenants_config_version 21\n" in text
@@ -368,10 +368,10 @@ def test_a_bad_reload_is_told_in_the_log_and_streams_of_a_tenant_that_left_go_on
             lines = answer.aiter_lines()
             await anext(lines)
             _write(file, FILE.replace("weight", "wait").replace("band: 2", "band: 99"))
-            assert not await server.service.tenants.reload()
+            assert not await server.context.tenants.reload()
             assert (await server.http.get("/v1/models", headers=_key("two"))).status_code == 200
             _write(file, "tenants: [{name: new, key: five}]")
-            assert await server.service.tenants.reload()
+            assert await server.context.tenants.reload()
             assert (await server.http.get("/v1/models", headers=_key("two"))).status_code == 401
             assert (await server.http.get("/v1/models", headers=_key("five"))).status_code == 200
             rest = [line async for line in lines if line]
@@ -394,7 +394,7 @@ def test_figures_of_the_tenants_that_were_seen(model_folder: Path, file: Path) -
         await _ask(server, "one", prompt=[8, 9], max_tokens=3)
         async with asyncio.TaskGroup() as group:
             group.create_task(_ask(server, "two", prompt=[8], max_tokens=20))
-            await until(lambda: server.service.metrics.tenants.sample(TenantId("other")).running == 1)
+            await until(lambda: server.context.metrics.tenants.sample(TenantId("other")).running == 1)
             return (await server.http.get("/metrics?detail=tenants")).text
 
     script = Script(step_s=0.02, told={"queued_s": 0.001})
@@ -426,7 +426,7 @@ def test_a_prompt_that_cannot_meet_its_goal_is_refused_at_gate_two(model_folder:
         async with asyncio.TaskGroup() as group:
             for _ in range(5):
                 group.create_task(_ask(server, "two", prompt=[8] * 200, max_tokens=30))
-            await until(lambda: server.service.client.num_started == 3)  # the speed is known by now
+            await until(lambda: server.context.client.num_started == 3)  # the speed is known by now
             answer = await _ask(server, "one", prompt=[8], max_tokens=1)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
         assert int(answer.headers["retry-after"]) >= 1

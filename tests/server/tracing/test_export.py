@@ -28,14 +28,14 @@ from tiercel.errors import ConfigError
 from tiercel.ids import SeqId
 from tiercel.outcome import Absence
 from tiercel.request import SamplingParams
-from tiercel.server.api.service import Service
-from tiercel.server.engine.client import EngineClient, SequenceFacts, SequenceStart, Ticket
+from tiercel.server.api.context import ServerContext
+from tiercel.server.engine.client import EngineClient, SequenceFacts, SequenceStart, Submission
 from tiercel.server.engine.generation import Generation
 from tiercel.server.engine.mailbox import Mailbox
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tracing.context import TraceContext, begin_context, read_context
 from tiercel.server.tracing.export import OtlpSender, Sender, TraceExport
-from tiercel.server.tracing.record import RequestStory
+from tiercel.server.tracing.record import RequestRecord
 from tiercel.server.tracing.sink import TraceSink, make_traces
 from tiercel.server.tracing.trace import MOST_SEQUENCES, Stage, Trace, trace_of
 
@@ -64,8 +64,8 @@ class _Kept:
 def _serve(
     model_folder: Path, test: Callable[[Running], Awaitable[None]], sink: TraceSink, script: Script | None = None
 ) -> None:
-    def traced(service: Service) -> Service:
-        return dataclasses.replace(service, traces=sink)
+    def traced(context: ServerContext) -> ServerContext:
+        return dataclasses.replace(context, traces=sink)
 
     async def run() -> None:
         async with running(server_settings(model_folder), script, changed=traced) as server:
@@ -91,10 +91,10 @@ def _trace(
 def test_stages_lie_in_order_within_the_request(model_folder: Path) -> None:
     trace = _trace(model_folder, chat_body(max_tokens=4), script=Script(step_s=0.005, told={"prefill_s": 0.002}))
     assert [stage.name for stage in trace.stages] == ["parse", "tokenise", "queue", "prefill", "decode", "detokenise"]
-    parse, tokenise, queue, prefill, decode, texting = trace.stages
+    parse, tokenise, queue, prefill, decode, detokenizing = trace.stages
     assert trace.start_s == parse.start_s < parse.end_s <= tokenise.start_s < tokenise.end_s <= queue.start_s
     assert queue.end_s == prefill.start_s < prefill.end_s == decode.start_s < decode.end_s
-    assert queue.end_s < texting.start_s < texting.end_s <= trace.end_s
+    assert queue.end_s < detokenizing.start_s < detokenizing.end_s <= trace.end_s
     assert trace.name == f"POST {CHAT}"
     assert trace.error is None
 
@@ -183,32 +183,32 @@ def test_a_client_that_leaves_has_a_trace_with_the_last_word_of_the_engine(model
     assert {"queue", "decode"} <= {stage.name for stage in trace.stages}
 
 
-def _silent_story(clock: ManualClock) -> tuple[RequestStory, SequenceFacts]:
+def _silent_record(clock: ManualClock) -> tuple[RequestRecord, SequenceFacts]:
     """Of a sequence that was submitted at 11 s to an engine that has said nothing of its end."""
-    story = RequestStory("id", clock)
+    record = RequestRecord("id", clock)
     start = SequenceStart(prompt=b"", num_prompt=2, params=SamplingParams(), n=1)
-    facts = SequenceFacts(start, 0, Mailbox(), story.arrival_s)
+    facts = SequenceFacts(start, 0, Mailbox(), record.arrival_s)
     client = EngineClient(clock, ServerMetrics("tiny"))
     clock.advance(1.0)
-    story.note_submitted(Generation(client, Ticket((SeqId(1),), (facts,)), Mailbox(), [], 2, clock))
-    return story, facts
+    record.note_submitted(Generation(client, Submission((SeqId(1),), (facts,)), Mailbox(), [], 2, clock))
+    return record, facts
 
 
-def _stages(story: RequestStory) -> list[tuple[str, float, float]]:
-    trace = trace_of(story, begin_context(), method="POST", route=TEXT, status=499, epoch_s=0.0)
+def _stages(record: RequestRecord) -> list[tuple[str, float, float]]:
+    trace = trace_of(record, begin_context(), method="POST", route=TEXT, status=499, epoch_s=0.0)
     return [(stage.name, stage.start_s, stage.end_s) for stage in trace.stages]
 
 
 def test_what_the_engine_never_ended_ends_with_the_request() -> None:
     clock = ManualClock(10.0)
-    story, facts = _silent_story(clock)
+    record, facts = _silent_record(clock)
     clock.advance(2.0)
-    story.close()
-    assert _stages(story) == [("queue", 11.0, 13.0)]
+    record.close()
+    assert _stages(record) == [("queue", 11.0, 13.0)]
     facts.started_s = 11.5
-    assert _stages(story) == [("queue", 11.0, 11.5), ("prefill", 11.5, 13.0)]
+    assert _stages(record) == [("queue", 11.0, 11.5), ("prefill", 11.5, 13.0)]
     facts.first_token_s = 12.0
-    assert _stages(story) == [("queue", 11.0, 11.5), ("prefill", 11.5, 12.0), ("decode", 12.0, 13.0)]
+    assert _stages(record) == [("queue", 11.0, 11.5), ("prefill", 11.5, 12.0), ("decode", 12.0, 13.0)]
 
 
 # ---- from a trace to a collector

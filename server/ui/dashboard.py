@@ -10,12 +10,28 @@ import msgspec
 from tiercel import __version__
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, Gauges, SequenceGauges, SequenceState, TenantGauges, TierGauges
-from tiercel.server.api.service import Service
+from tiercel.server.api.context import ServerContext
 from tiercel.server.engine.client import EngineState, SequenceFacts
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import TenantMetricsSample
 from tiercel.server.tenancy.auth import Viewer
-from tiercel.server.ui import picture
+from tiercel.server.ui.snapshot import (
+    BandSnapshot,
+    DashboardSnapshot,
+    EngineSnapshot,
+    HistogramSnapshot,
+    QueueSnapshot,
+    RequestSnapshot,
+    RequestsSnapshot,
+    RequestState,
+    RouteSnapshot,
+    TenantBytes,
+    TenantSnapshot,
+    TenantsSnapshot,
+    TierSnapshot,
+    ViewerSnapshot,
+    WorkSnapshot,
+)
 from tiercel.tenant import TenantShare
 
 MOST_TENANTS = 24  # told by name
@@ -27,44 +43,44 @@ _FRESH_S = 0.2  # several who look at once see the same picture
 _Book = tuple[SeqId, SequenceFacts]
 
 
-class Painter:
-    """Pictures of one service, as JSON."""
+class Dashboard:
+    """Pictures of one server, as JSON."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
         self._bodies: dict[tuple[TenantId | None, bool], bytes] = {}
         self._moment: _Moment | None = None
 
-    def paint(self, viewer: Viewer) -> bytes:
+    def snapshot(self, viewer: Viewer) -> bytes:
         """The picture of now, or of a moment ago, without I/O.
 
         Cost: O(open sequences + tenants seen) once in 0.2 s; beside that a tenant's picture costs what it holds itself.
         """
-        now_s, moment = self._service.clock.now_s(), self._moment
+        now_s, moment = self._context.clock.now_s(), self._moment
         if moment is None or now_s - moment.at_s >= _FRESH_S:
             self._bodies.clear()
-            moment = self._moment = _Moment(self._service, now_s)
+            moment = self._moment = _Moment(self._context, now_s)
         name = None if viewer.tenant is None else viewer.tenant.name
         body = self._bodies.get((name, viewer.is_operator))
         if body is None:
-            body = msgspec.json.encode(self._picture(viewer, moment))
+            body = msgspec.json.encode(self._build(viewer, moment))
             self._bodies[name, viewer.is_operator] = body
         return body
 
-    def _picture(self, viewer: Viewer, moment: "_Moment") -> picture.Picture:
-        service, gauges = self._service, moment.gauges
+    def _build(self, viewer: Viewer, moment: "_Moment") -> DashboardSnapshot:
+        context, gauges = self._context, moment.gauges
         own = None if viewer.is_operator or viewer.tenant is None else viewer.tenant.name
-        return picture.Picture(
+        return DashboardSnapshot(
             at_s=round(moment.at_s, 4),
             version=__version__,
             engine=self._engine(),
-            viewer=picture.Viewer(
+            viewer=ViewerSnapshot(
                 role="operator" if own is None else "tenant",
                 tenant=None if viewer.tenant is None else viewer.tenant.name,
-                has_chat=service.template is not None,
+                has_chat=context.template is not None,
             ),
-            queue=picture.Queue(running=gauges.num_running, waiting=gauges.num_waiting, preempted=gauges.num_preempted),
-            work=_work(service.metrics, gauges) if own is None else _own_work(moment.figures(own)),
+            queue=QueueSnapshot(running=gauges.num_running, waiting=gauges.num_waiting, preempted=gauges.num_preempted),
+            work=_work(context.metrics, gauges) if own is None else _own_work(moment.figures(own)),
             tiers=[_tier(tier, own) for tier in gauges.tiers],
             disk_state=gauges.disk_state.value,
             routes=_routes(gauges) if own is None else [],
@@ -72,15 +88,15 @@ class Painter:
             requests=_requests(moment, own),
         )
 
-    def _engine(self) -> picture.Engine:
-        service = self._service
-        client, ready = service.client, service.client.ready
-        return picture.Engine(
+    def _engine(self) -> EngineSnapshot:
+        context = self._context
+        client, ready = context.client, context.client.ready
+        return EngineSnapshot(
             state=client.state.value,
             stage=client.stage,
-            is_stalled=client.state is EngineState.READY and service.is_stalled,
-            is_draining=service.admission.is_closed,
-            model=service.settings.served_model_names[0],
+            is_stalled=client.state is EngineState.READY and context.is_stalled,
+            is_draining=context.admission.is_closed,
+            model=context.settings.served_model_names[0],
             device=None if ready is None else ready.device,
             dtype=None if ready is None else ready.dtype,
             block_tokens=None if ready is None else ready.block_size,
@@ -125,19 +141,19 @@ class _BandSums:
 class _Moment:
     """What all pictures of one moment are drawn from, gathered once, however many look."""
 
-    def __init__(self, service: Service, at_s: float) -> None:
+    def __init__(self, context: ServerContext, at_s: float) -> None:
         self.at_s = at_s
-        self.gauges = service.client.gauges
+        self.gauges = context.client.gauges
         self.fair = self.gauges.fair or FairGauges()
         self.told_by_seq = {one.seq: one for one in self.gauges.sequences}
-        self.seat_by_name = {seat.share.name: seat for seat in _seats(service, self.fair)}
+        self.seat_by_name = {seat.share.name: seat for seat in _seats(context, self.fair)}
         self.sums_by_band: dict[int, _BandSums] = {}
         for seat in self.seat_by_name.values():
             sums = self.sums_by_band.setdefault(seat.share.band, _BandSums())
             sums.active_weight += seat.active_weight
             sums.service_s += seat.standing.service_s
             sums.generation_tokens += seat.figures.generation_tokens
-        self._books = [(seq, facts) for seq, facts in service.client.facts_by_seq.items() if facts.mailbox is not None]
+        self._books = [(seq, facts) for seq, facts in context.client.facts_by_seq.items() if facts.mailbox is not None]
         self._books_by_name: dict[TenantId, list[_Book]] = {}
         for seq, facts in self._books:
             self._books_by_name.setdefault(facts.start.tenant, []).append((seq, facts))
@@ -157,9 +173,9 @@ class _Moment:
         return self._books if own is None else self._books_by_name.get(own, ())
 
 
-def _seats(service: Service, fair: FairGauges) -> Iterator[_Seat]:
+def _seats(context: ServerContext, fair: FairGauges) -> Iterator[_Seat]:
     """Every configured tenant that has asked for anything."""
-    metrics, table = service.metrics.tenants, service.tenants.table
+    metrics, table = context.metrics.tenants, context.tenants.table
     standing = {one.tenant: one for one in fair.tenants}
     waits_s = metrics.waits_s()
     for name in dict.fromkeys((*metrics.seen, *waits_s)):
@@ -168,12 +184,12 @@ def _seats(service: Service, fair: FairGauges) -> Iterator[_Seat]:
             yield _Seat(table.by_name[name].share, metrics.sample(name), one, waits_s.get(name, 0.0))
 
 
-def _tenants(moment: _Moment, own: TenantId | None) -> picture.Tenants:
+def _tenants(moment: _Moment, own: TenantId | None) -> TenantsSnapshot:
     seats, fair = moment.seats(own), moment.fair
     busiest = nlargest(MOST_TENANTS, seats, key=lambda seat: seat.busyness)
     bands = sorted({seat.share.band for seat in seats})
     is_told = own is None
-    return picture.Tenants(
+    return TenantsSnapshot(
         rows=[_tenant(seat, moment.sums_by_band[seat.share.band].active_weight) for seat in busiest],
         seen=len(seats),
         bands=[_band(band, moment.sums_by_band[band], own, moment) for band in bands],
@@ -182,9 +198,9 @@ def _tenants(moment: _Moment, own: TenantId | None) -> picture.Tenants:
     )
 
 
-def _tenant(seat: _Seat, active_weight: float) -> picture.TenantPicture:
+def _tenant(seat: _Seat, active_weight: float) -> TenantSnapshot:
     share, figures, standing = seat.share, seat.figures, seat.standing
-    return picture.TenantPicture(
+    return TenantSnapshot(
         name=share.name,
         weight=share.weight,
         band=share.band,
@@ -198,16 +214,16 @@ def _tenant(seat: _Seat, active_weight: float) -> picture.TenantPicture:
     )
 
 
-def _band(band: int, sums: _BandSums, own: TenantId | None, moment: _Moment) -> picture.BandPicture:
+def _band(band: int, sums: _BandSums, own: TenantId | None, moment: _Moment) -> BandSnapshot:
     """Device time of everybody in it, tokens of those that are shown alone."""
     tokens = sums.generation_tokens if own is None else moment.figures(own).generation_tokens
-    return picture.BandPicture(band=band, service_s=round(sums.service_s, 4), generation_tokens=tokens)
+    return BandSnapshot(band=band, service_s=round(sums.service_s, 4), generation_tokens=tokens)
 
 
-def _work(metrics: ServerMetrics, gauges: Gauges) -> picture.Work:
+def _work(metrics: ServerMetrics, gauges: Gauges) -> WorkSnapshot:
     """From the numbers that `/metrics` has."""
     figures = metrics.sample()
-    return picture.Work(
+    return WorkSnapshot(
         prompt_tokens=figures.prompt_tokens,
         generation_tokens=figures.generation_tokens,
         cached_tokens=figures.cached_tokens,
@@ -220,9 +236,9 @@ def _work(metrics: ServerMetrics, gauges: Gauges) -> picture.Work:
     )
 
 
-def _own_work(figures: TenantMetricsSample) -> picture.Work:
+def _own_work(figures: TenantMetricsSample) -> WorkSnapshot:
     """What a tenant may know: its own."""
-    return picture.Work(
+    return WorkSnapshot(
         prompt_tokens=figures.prompt_tokens,
         generation_tokens=figures.generation_tokens,
         cached_tokens=None,
@@ -235,15 +251,15 @@ def _own_work(figures: TenantMetricsSample) -> picture.Work:
     )
 
 
-def _histogram(below: Sequence[tuple[float, int]]) -> picture.Histogram:
+def _histogram(below: Sequence[tuple[float, int]]) -> HistogramSnapshot:
     """The last bound is infinite, and goes without saying."""
-    return picture.Histogram(tuple(bound for bound, _ in below[:-1]), tuple(count for _, count in below))
+    return HistogramSnapshot(tuple(bound for bound, _ in below[:-1]), tuple(count for _, count in below))
 
 
-def _tier(tier: TierGauges, own: TenantId | None) -> picture.TierPicture:
+def _tier(tier: TierGauges, own: TenantId | None) -> TierSnapshot:
     told = (part for part in tier.tenants if own is None or part.tenant == own)
     size = tier.block_bytes
-    return picture.TierPicture(
+    return TierSnapshot(
         tier=tier.tier.value,
         capacity=tier.blocks_total * size,
         used=tier.blocks_used * size,
@@ -253,15 +269,15 @@ def _tier(tier: TierGauges, own: TenantId | None) -> picture.TierPicture:
         missed_tokens=tier.missed_tokens if own is None else None,
         evictions=tier.evictions if own is None else None,
         tenants=[
-            picture.TenantBytes(name=part.tenant, used=part.used * size, cached=part.cached * size)
+            TenantBytes(name=part.tenant, used=part.used * size, cached=part.cached * size)
             for part in islice(told, MOST_PARTS)
         ],
     )
 
 
-def _routes(gauges: Gauges) -> list[picture.RoutePicture]:
+def _routes(gauges: Gauges) -> list[RouteSnapshot]:
     return [
-        picture.RoutePicture(
+        RouteSnapshot(
             route=route.route.value,
             blocks=route.blocks,
             bytes=route.bytes,
@@ -273,20 +289,20 @@ def _routes(gauges: Gauges) -> list[picture.RoutePicture]:
     ]
 
 
-def _requests(moment: _Moment, own: TenantId | None) -> picture.Requests:
+def _requests(moment: _Moment, own: TenantId | None) -> RequestsSnapshot:
     running: list[_Book] = []
     waiting: list[_Book] = []
     for seq, facts in moment.books(own):
         (waiting if facts.first_token_s is None else running).append((seq, facts))
     shown = islice((*running, *waiting), MOST_REQUESTS)
     rows = [_request(seq, facts, moment.told_by_seq.get(seq), moment.at_s) for seq, facts in shown]
-    return picture.Requests(rows=rows, running=len(running), waiting=len(waiting))
+    return RequestsSnapshot(rows=rows, running=len(running), waiting=len(waiting))
 
 
-def _request(seq: SeqId, facts: SequenceFacts, told: SequenceGauges | None, now_s: float) -> picture.RequestPicture:
+def _request(seq: SeqId, facts: SequenceFacts, told: SequenceGauges | None, now_s: float) -> RequestSnapshot:
     start, first_s = facts.start, facts.first_token_s
     gaps = facts.num_outputs - 1
-    return picture.RequestPicture(
+    return RequestSnapshot(
         seq=seq,
         tenant=start.tenant,
         band=start.band,
@@ -302,7 +318,7 @@ def _request(seq: SeqId, facts: SequenceFacts, told: SequenceGauges | None, now_
     )
 
 
-def _state(facts: SequenceFacts, told: SequenceGauges | None) -> picture.RequestState:
+def _state(facts: SequenceFacts, told: SequenceGauges | None) -> RequestState:
     """What the engine told last; of a sequence that it did not tell of, what can be seen from here."""
     match told.state if told is not None else None:
         case SequenceState.RESTORING:

@@ -10,7 +10,7 @@ from msgspec import Struct
 RequestState = Literal["waiting", "restoring", "prefill", "decode", "draining", "preempted"]
 
 
-class Engine(Struct, frozen=True, kw_only=True):
+class EngineSnapshot(Struct, frozen=True, kw_only=True):
     """Who answers, and how it is."""
 
     state: str  # loading | ready | failed | dead
@@ -24,7 +24,7 @@ class Engine(Struct, frozen=True, kw_only=True):
     context_tokens: int | None
 
 
-class Viewer(Struct, frozen=True, kw_only=True):
+class ViewerSnapshot(Struct, frozen=True, kw_only=True):
     """Who looks. A tenant sees its own requests and how full the server is; the operator sees all."""
 
     role: Literal["operator", "tenant"]
@@ -32,7 +32,7 @@ class Viewer(Struct, frozen=True, kw_only=True):
     has_chat: bool  # the model has a chat template
 
 
-class Queue(Struct, frozen=True, kw_only=True):
+class QueueSnapshot(Struct, frozen=True, kw_only=True):
     """Sequences of everybody, as the engine counts them."""
 
     running: int
@@ -40,14 +40,14 @@ class Queue(Struct, frozen=True, kw_only=True):
     preempted: int  # of the waiting
 
 
-class Histogram(Struct, frozen=True):
+class HistogramSnapshot(Struct, frozen=True):
     """As in Prometheus: `counts[i]` values were at most `bounds[i]` seconds, and the last count is of all."""
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
 
 
-class Work(Struct, frozen=True, kw_only=True):
+class WorkSnapshot(Struct, frozen=True, kw_only=True):
     """What was done for whom the viewer may see. None: not told to this viewer."""
 
     prompt_tokens: float
@@ -56,9 +56,9 @@ class Work(Struct, frozen=True, kw_only=True):
     finished: float | None  # sequences
     swaps: int | None  # preemptions that kept the blocks
     recomputes: int | None  # preemptions that dropped them
-    first_token: Histogram
-    gap: Histogram | None
-    queue: Histogram | None
+    first_token: HistogramSnapshot
+    gap: HistogramSnapshot | None
+    queue: HistogramSnapshot | None
 
 
 class TenantBytes(Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class TenantBytes(Struct, frozen=True, kw_only=True):
     cached: int
 
 
-class TierPicture(Struct, frozen=True, kw_only=True):
+class TierSnapshot(Struct, frozen=True, kw_only=True):
     """One tier, in bytes; the largest tenants alone. None: not told to this viewer."""
 
     tier: str  # hbm | ddr | ssd
@@ -83,7 +83,7 @@ class TierPicture(Struct, frozen=True, kw_only=True):
     tenants: list[TenantBytes]
 
 
-class RoutePicture(Struct, frozen=True, kw_only=True):
+class RouteSnapshot(Struct, frozen=True, kw_only=True):
     """One way of a copy between tiers."""
 
     route: str
@@ -94,7 +94,7 @@ class RoutePicture(Struct, frozen=True, kw_only=True):
     late: int
 
 
-class TenantPicture(Struct, frozen=True, kw_only=True):
+class TenantSnapshot(Struct, frozen=True, kw_only=True):
     """One tenant and what it is served."""
 
     name: str
@@ -109,7 +109,7 @@ class TenantPicture(Struct, frozen=True, kw_only=True):
     fair_share: float  # of its band, among those that want service now; 0: it wants none
 
 
-class BandPicture(Struct, frozen=True, kw_only=True):
+class BandSnapshot(Struct, frozen=True, kw_only=True):
     """All tenants of one band together."""
 
     band: int
@@ -117,17 +117,17 @@ class BandPicture(Struct, frozen=True, kw_only=True):
     generation_tokens: int  # of those that the viewer may see
 
 
-class Tenants(Struct, frozen=True, kw_only=True):
+class TenantsSnapshot(Struct, frozen=True, kw_only=True):
     """The busiest tenants, and how fair it was in the last minute."""
 
-    rows: list[TenantPicture]
+    rows: list[TenantSnapshot]
     seen: int  # tenants that have asked for anything, as far as the viewer may know
-    bands: list[BandPicture]
+    bands: list[BandSnapshot]
     jain: float | None  # None: fewer than two competed, or not told to this viewer; so is the gap
     gap_s: float | None
 
 
-class RequestPicture(Struct, frozen=True, kw_only=True):
+class RequestSnapshot(Struct, frozen=True, kw_only=True):
     """One sequence whose client listens."""
 
     seq: int
@@ -144,25 +144,25 @@ class RequestPicture(Struct, frozen=True, kw_only=True):
     preemptions: int
 
 
-class Requests(Struct, frozen=True, kw_only=True):
+class RequestsSnapshot(Struct, frozen=True, kw_only=True):
     """Those that run, then those that wait, oldest first."""
 
-    rows: list[RequestPicture]
+    rows: list[RequestSnapshot]
     running: int
     waiting: int
 
 
-class Picture(Struct, frozen=True, kw_only=True):
+class DashboardSnapshot(Struct, frozen=True, kw_only=True):
     """Everything at one moment of the server's steady clock."""
 
     at_s: float
     version: str
-    engine: Engine
-    viewer: Viewer
-    queue: Queue
-    work: Work
-    tiers: list[TierPicture]
+    engine: EngineSnapshot
+    viewer: ViewerSnapshot
+    queue: QueueSnapshot
+    work: WorkSnapshot
+    tiers: list[TierSnapshot]
     disk_state: str
-    routes: list[RoutePicture]
-    tenants: Tenants
-    requests: Requests
+    routes: list[RouteSnapshot]
+    tenants: TenantsSnapshot
+    requests: RequestsSnapshot

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServerContext:
     """One model behind one engine. Frozen: what changes lives in `configuration`, `client`, `admission`, `tenants` and
     `metrics`."""
 

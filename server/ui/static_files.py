@@ -23,7 +23,7 @@ class StaticFile:
     etag: str
 
 
-def read_shelf(folder: Path = _FOLDER) -> Mapping[str, StaticFile]:
+def read_static_files(folder: Path = _FOLDER) -> Mapping[str, StaticFile]:
     """Every file that a browser may ask for, by its path below `folder`. A name that is not here does not exist."""
     return {
         path.relative_to(folder).as_posix(): _read(path)
