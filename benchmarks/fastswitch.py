@@ -61,9 +61,10 @@ from tiercel.plan import Slice
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
-from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.step_limits import StepLimits
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.tier import Route
 from tiercel.wire import Report, Submit
 

@@ -32,10 +32,10 @@ from tiercel.scheduler.nanobatch import (
     SplitRow,
     SplitTable,
     Splitter,
+    candidate_splits,
     cut,
     read_table,
     shape_of,
-    splits_of,
     write_table,
 )
 from tiercel.settings import EngineSettings
@@ -60,7 +60,7 @@ def check(bench: SplitBench, splitter: Splitter, points: list[Point], seconds: f
     for point in points:
         slices = bench.open(*point)
         chosen = splitter.choose(slices)
-        splits = splits_of(shape_of(slices))
+        splits = candidate_splits(shape_of(slices))
         rows = bench.ratios(slices, [*splits, chosen], 21, seconds / len(points))
         finding, timing = rows[::2], rows[1::2]
         medians = [statistics.median(column) for column in zip(*finding, strict=True)][:-1]

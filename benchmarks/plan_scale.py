@@ -21,11 +21,11 @@ import time
 from itertools import islice
 
 from tiercel.ids import SeqId, TenantId
-from tiercel.scheduler.cost import Piece, StepCosts, linear_times
+from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times
 from tiercel.scheduler.fairness import Account, Charge, TenantBook
-from tiercel.scheduler.limits import fair_limits
-from tiercel.scheduler.order import Fair, Waiting
+from tiercel.scheduler.fairness_limits import fair_limits
 from tiercel.scheduler.queue import WaitingQueue
+from tiercel.scheduler.queue_order import FairOrder, WaitingSequence
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import Ask, Part, Sources
 from tiercel.tenant import TenantShare
@@ -42,7 +42,7 @@ class Bench:
         self.costs = StepCosts(linear_times())
         weights = {tenant: self.rng.choice((0.5, 1.0, 2.0)) for tenant in self.tenants}
         self.book = TenantBook(fair_limits(step_ms), weights)
-        self.queue = WaitingQueue(Fair(), self.book)
+        self.queue = WaitingQueue(FairOrder(), self.book)
         self.running: dict[SeqId, Account] = {}
         self.runs: dict[Account, int] = {}
         self.now_s = 0.0
@@ -58,7 +58,7 @@ class Bench:
         self.count += 1
         tenant = self.rng.choice(self.tenants)
         work_s = self.rng.expovariate(2.0)
-        self.queue.add(Waiting(SeqId(self.count), tenant, self.now_s, self.now_s, 0, 1.0, work_s), self.now_s)
+        self.queue.add(WaitingSequence(SeqId(self.count), tenant, self.now_s, self.now_s, 0, 1.0, work_s), self.now_s)
 
     def admit(self, seq: SeqId) -> None:
         account = Account(0, self.queue[seq].tenant)
@@ -79,10 +79,10 @@ class Bench:
     def launch(self, admitted: list[SeqId]) -> None:
         for seq in list(islice(self.running, len(admitted))):
             self.run(self.running.pop(seq), -1)
-        pieces = [Piece(account, 1, 800, True) for account in self.running.values()]
+        pieces = [BilledSlice(account, 1, 800, True) for account in self.running.values()]
         for seq in admitted:
             self.admit(seq)
-            pieces.append(Piece(self.running[seq], 64, 0, False))
+            pieces.append(BilledSlice(self.running[seq], 64, 0, False))
         self.charges.append(self.book.charge(self.costs.share_ms(pieces), self.now_s))
         if len(self.charges) > 1:
             charge = self.charges.pop(0)

@@ -27,15 +27,15 @@ from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import FinishReason, RouteGauges, StepOutcome
+from tiercel.outcome import FinishReason, RouteGauges, SequenceState, StepOutcome
 from tiercel.plan import StepPlan
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
-from tiercel.scheduler.preemption import SwapChooser
-from tiercel.scheduler.sequence import SequenceState
+from tiercel.scheduler.step_limits import StepLimits
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PreemptionMode
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 from tiercel.tier import Landing, Route, Transfer, Verdict

@@ -37,8 +37,9 @@ from tiercel.plan import NanoBatch, StepPlan
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.step_limits import StepLimits
 from tiercel.tier import Landing, Route, Transfer, Verdict
 from tiercel.wire import Abort, Report, Submit, encode_frame
 

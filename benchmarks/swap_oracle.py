@@ -247,7 +247,7 @@ class Stage:
 
     @contextmanager
     def _log_switches(self) -> Iterator[None]:
-        logger = logging.getLogger("tiercel.scheduler.switch")
+        logger = logging.getLogger("tiercel.scheduler.preemption_book")
         logger.addHandler(self._log)
         level = logger.level
         logger.setLevel(logging.DEBUG)

@@ -38,7 +38,7 @@ from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.nanobatch import Splitter
 from tiercel.scheduler.planner import Planner
-from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
 from tiercel.wire import Loading

@@ -11,14 +11,14 @@ from tiercel.engine.attention.base import ForwardState
 from tiercel.engine.staging import Staging
 from tiercel.ids import SeqId
 from tiercel.plan import NanoBatch
-from tiercel.scheduler.sequence import Sequence
+from tiercel.scheduler.sequence import SequenceProgress
 
 
 class SequenceReader(Protocol):
     """The book of sequences, to read."""
 
     def __contains__(self, seq: object, /) -> bool: ...
-    def __getitem__(self, seq: SeqId, /) -> Sequence: ...
+    def __getitem__(self, seq: SeqId, /) -> SequenceProgress: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,7 @@
 import logging
 from array import array
 from collections import deque
-from collections.abc import Iterable
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -305,7 +304,7 @@ class EngineLoop:
         except DeviceError as error:
             return RefusedFlight(step, error)
 
-    def _is_blamed(self, step: int, batches: List[NanoBatch], error: DeviceError) -> bool:
+    def _is_blamed(self, step: int, batches: Sequence[NanoBatch], error: DeviceError) -> bool:
         """Whether one of its sequences may have broken a step: they run alone from now on.
 
         Not where memory was short and smaller forwards may help.
@@ -340,8 +339,8 @@ class EngineLoop:
         now_s = self._clock.now_s()
         self._book.settle(now_s - max(self._started_s.popleft(), self._committed_s), now_s)
         self._committed_s = now_s
-        for back in self._book.switches.take_returned():
-            self._book.switches.note(back, self._cache.copied_s(back.seq))
+        for back in self._book.preemption_book.take_returned():
+            self._book.preemption_book.note(back, self._cache.copied_s(back.seq))
         commit = self._book.commit(flight.plan.nano_batches, outcome.tokens, now_s)
         self._cache.commit(flight.plan.step, commit.progress)
         self._relief.step_ended()
@@ -440,7 +439,7 @@ class EngineLoop:
             tiers=self._cache.tier_gauges() if is_full else (),
             routes=self._mover.gauges() if is_full else (),
             disk_state=self.disk_state,
-            switches=self._book.switches.gauges(),
+            switches=self._book.preemption_book.gauges(),
             sequences=self._book.gauges(_MOST_SEQUENCES) if is_full else (),
             preemptions_by_reason=dict(self._book.preemptions_by_reason),
             fair=self._errands.standing(self._clock.now_s()) if is_full else None,

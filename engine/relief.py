@@ -1,8 +1,7 @@
 """Relief when the device is out of memory: smaller forwards, and larger ones again later. Imports no torch."""
 
 import logging
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 
 from tiercel.errors import OutOfDeviceMemoryError
 from tiercel.plan import NanoBatch
@@ -43,7 +42,7 @@ class Relief:
         """Of a nano-batch; None: as many as the operator allows."""
         return self._most_tokens
 
-    def shrink(self, step: int, batches: List[NanoBatch], error: OutOfDeviceMemoryError) -> bool:
+    def shrink(self, step: int, batches: Sequence[NanoBatch], error: OutOfDeviceMemoryError) -> bool:
         """This step ran out of memory. False: what was in it may be to blame, as no forward can be smaller."""
         self.num_shortages += 1
         self._give_back()

@@ -28,8 +28,8 @@ from tiercel.errors import ConfigError
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.scheduler.nanobatch import Split, SplitRow, Timed, cut, shape_of, splits_of
-from tiercel.scheduler.sequence import Sequence
+from tiercel.scheduler.nanobatch import MeasuredSplit, Split, SplitRow, candidate_splits, cut, shape_of
+from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
 
@@ -58,7 +58,7 @@ class SplitBench:
         self._longest = min(_LONGEST, model.max_model_len)
         self._block_size = spec.block_size
         self._rows = RowBook(_ROWS, -(-self._longest // spec.block_size))
-        self._sequences: dict[SeqId, Sequence] = {}
+        self._sequences: dict[SeqId, SequenceProgress] = {}
         sampler = Sampler(_ROWS, model.vocab_size, self.kv.device)
         self._runner = Runner(model, self.kv, sampler, lane, self._rows, self._sequences, ())
         self._vocab_size = model.vocab_size
@@ -91,7 +91,7 @@ class SplitBench:
             seq = SeqId(next(self._ids))
             prompt = pack_tokens([at % self._vocab_size for at in range(start + length)])
             request = Request(id=seq, prompt=prompt, params=params, arrival_s=0.0)
-            self._sequences[seq] = Sequence(request, (0.0,), start + length + 8)
+            self._sequences[seq] = SequenceProgress(request, (0.0,), start + length + 8)
             updates.append(TableUpdate(seq, 0, self._slots(seq, start + length)))
             slices.append(Slice(seq, start, length, True))
         self._updates = tuple(updates)
@@ -151,7 +151,7 @@ def search(
     for point in points:
         slices = bench.open(*point)
         ratio_by_split: dict[Split, float] = {}
-        splits = splits_of(shape_of(slices))[1:]
+        splits = candidate_splits(shape_of(slices))[1:]
         for turns in _TURNS:
             if not splits:
                 break
@@ -159,7 +159,7 @@ def search(
             for split, ratios in zip(splits, zip(*found, strict=True), strict=True):
                 ratio_by_split[split] = max(statistics.median(ratios), ratio_by_split.get(split, 0.0))
             splits = [split for split in splits if ratio_by_split[split] < _LOOKS_FREE]
-        cuts = tuple(Timed(split, round(ratio, 4)) for split, ratio in ratio_by_split.items())
+        cuts = tuple(MeasuredSplit(split, round(ratio, 4)) for split, ratio in ratio_by_split.items())
         rows.append(SplitRow(*point, cuts=cuts))
         tell(rows[-1])
     return tuple(rows)

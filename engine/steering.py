@@ -8,8 +8,9 @@ from tiercel.kvcache.manager import CacheManager
 from tiercel.log import set_log_level
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
-from tiercel.scheduler.planner import YIELD_LOSS, Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import Policy, open_policy
+from tiercel.scheduler.step_limits import YIELD_LOSS, StepLimits
 from tiercel.settings import EngineSettings
 
 log = logging.getLogger(__name__)

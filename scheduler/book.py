@@ -2,20 +2,28 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import MOST_ABSENCES, Absence, FairGauges, Finished, FinishReason, FirstToken, SequenceGauges
+from tiercel.outcome import (
+    MOST_ABSENCES,
+    Absence,
+    FairGauges,
+    Finished,
+    FinishReason,
+    FirstToken,
+    SequenceGauges,
+    SequenceState,
+)
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
 from tiercel.request import Request
 from tiercel.scheduler.fairness import Account
 from tiercel.scheduler.policy import Policy
-from tiercel.scheduler.sequence import Sequence, SequenceState
-from tiercel.scheduler.switch import SwitchBook
-from tiercel.scheduler.tally import PreemptionTally
+from tiercel.scheduler.preemption_book import PreemptionBook
+from tiercel.scheduler.preemption_counts import PreemptionCounts
+from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.settings import PolicyName
 from tiercel.tenant import Tenants, TenantShare
 
@@ -39,21 +47,21 @@ class Commit:
         self.prompt_tokens = 0  # computed by the step
 
 
-def _come_back(sequence: Sequence, now_s: float) -> None:
+def _come_back(sequence: SequenceProgress, now_s: float) -> None:
     """Its next slice is launched, or it has ended: an absence is over."""
     if sequence.away_since_s is not None and len(sequence.absences) < MOST_ABSENCES:
         sequence.absences += (Absence(sequence.away_since_s, now_s, sequence.away_for),)
     sequence.away_since_s = None
 
 
-def _prompt_shape(pieces: List[tuple[Sequence, Slice]]) -> tuple[int, int]:
+def _prompt_shape(pieces: Sequence[tuple[SequenceProgress, Slice]]) -> tuple[int, int]:
     """Tokens and context of a step that computes prompts alone; (0, 0) for any other step."""
     if any(piece.length == 1 for _, piece in pieces):
         return 0, 0
     return sum(piece.length for _, piece in pieces), sum(piece.start for _, piece in pieces)
 
 
-def _rank(sequence: Sequence) -> tuple[float, ...]:
+def _rank(sequence: SequenceProgress) -> tuple[float, ...]:
     return sequence.rank
 
 
@@ -61,18 +69,18 @@ class SequenceBook:
     """Sequences by id; those that run, in rank order; those that wait, in the policy's queue."""
 
     def __init__(self, policy: Policy, max_model_len: int, end_tokens: Iterable[int]) -> None:
-        self.running: list[Sequence] = []  # rank order
-        self.waiting: dict[SeqId, Sequence] = {}  # WAITING and PREEMPTED; the policy knows their order
+        self.running: list[SequenceProgress] = []  # rank order
+        self.waiting: dict[SeqId, SequenceProgress] = {}  # WAITING and PREEMPTED; the policy knows their order
         self.num_preemptions = 0  # since start
         self.preemptions_by_reason: dict[PreemptionReason, int] = {}
-        self.tally = PreemptionTally()
-        self.switches = SwitchBook()
+        self.tally = PreemptionCounts()
+        self.preemption_book = PreemptionBook()
         self._prompts: deque[tuple[int, int]] = deque()  # shapes of the launched steps
         self.num_swapped = 0  # of them: with blocks to spill
         self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
         self.num_preempted = 0  # now: PREEMPTED or DRAINING
         self.num_suspects = 0
-        self._by_id: dict[SeqId, Sequence] = {}
+        self._by_id: dict[SeqId, SequenceProgress] = {}
         self._seqs_by_tenant: dict[TenantId, dict[SeqId, None]] = {}  # in order of their coming
         self._policy = policy
         self._max_model_len = max_model_len
@@ -94,19 +102,19 @@ class SequenceBook:
     def __contains__(self, seq: object) -> bool:
         return seq in self._by_id
 
-    def __getitem__(self, seq: SeqId) -> Sequence:
+    def __getitem__(self, seq: SeqId) -> SequenceProgress:
         return self._by_id[seq]
 
     def add(
         self, request: Request, now_s: float = 0.0, near_tokens: int = 0, most_tokens: int | None = None
-    ) -> Sequence:
+    ) -> SequenceProgress:
         """A new sequence waits. `near_tokens` of it are cached as of now; it ends at `most_tokens`, if not before."""
         if request.id in self._by_id:
             raise InvariantError("book.added_twice", seq=request.id)
         num_prompt = len(request.prompt) // 4
         longest = self._max_model_len if most_tokens is None else min(most_tokens, self._max_model_len)
         limit = min(num_prompt + request.params.max_tokens, longest)
-        sequence = Sequence(request, self._policy.rank(request, request.band), limit)
+        sequence = SequenceProgress(request, self._policy.rank(request, request.band), limit)
         sequence.near_tokens = near_tokens
         sequence.tbt_goal_s = self._policy.slo(request.tenant).tbt_s
         self._by_id[request.id] = self.waiting[request.id] = sequence
@@ -188,7 +196,7 @@ class SequenceBook:
     def launch(self, plan: Plan, now_s: float) -> None:
         """The plan is sealed and launched: its slices are on their way."""
         self._switch(plan, now_s)
-        pieces: list[tuple[Sequence, Slice]] = []
+        pieces: list[tuple[SequenceProgress, Slice]] = []
         for piece in whole_slices(plan.nano_batches):
             sequence = self._by_id[piece.seq]
             pieces.append((sequence, piece))
@@ -212,7 +220,7 @@ class SequenceBook:
                 self._policy.decode(sequence, now_s)
         if pieces:
             self._policy.launch(pieces, now_s)
-            self.switches.launch(pieces, self._policy.costs)
+            self.preemption_book.launch(pieces, self._policy.costs)
             self._prompts.append(_prompt_shape(pieces))
 
     def _switch(self, plan: Plan, now_s: float) -> None:
@@ -224,7 +232,7 @@ class SequenceBook:
         for seq, reason, gains, kept, price_ms, cost in victims:
             sequence = self._by_id[seq]
             if sequence.scheduled:  # else this switch loses nothing, and an earlier one goes on
-                self.switches.leave(seq, cost, sequence.scheduled, is_swap=seq in swapped)
+                self.preemption_book.leave(seq, cost, sequence.scheduled, is_swap=seq in swapped)
             self._policy.preempt(sequence, reason, price_ms)
             self.preemptions_by_reason[reason] = self.preemptions_by_reason.get(reason, 0) + 1
             self.tally.add(sequence.request.tenant, reason, is_swap=seq in swapped)
@@ -256,7 +264,7 @@ class SequenceBook:
         sequence.state = SequenceState.RUNNING
         sequence.computed = sequence.scheduled = sequence.resumed_at = tokens
 
-    def commit(self, batches: List[NanoBatch], tokens: List[int], now_s: float) -> Commit:
+    def commit(self, batches: Sequence[NanoBatch], tokens: Sequence[int], now_s: float) -> Commit:
         """A launched step ended well. `tokens` belong to its sampling slices in order.
 
         Slices of sequences that ended meanwhile are ghosts: what they computed is discarded.
@@ -275,7 +283,7 @@ class SequenceBook:
     ) -> Finished:
         """End a sequence in whatever state it is."""
         sequence = self._by_id.pop(seq)
-        self.switches.forget(seq)
+        self.preemption_book.forget(seq)
         tenant = sequence.request.tenant
         del self._seqs_by_tenant[tenant][seq]
         if not self._seqs_by_tenant[tenant]:
@@ -323,12 +331,12 @@ class SequenceBook:
     def settle(self, measured_s: float, now_s: float) -> None:
         """The oldest launched step took so long; 0 when it was void."""
         self._policy.settle(1e3 * measured_s, now_s)
-        self.switches.settle(measured_s)
+        self.preemption_book.settle(measured_s)
         tokens, context = self._prompts.popleft()
         if tokens >= _LEAST_PROMPT:
             self._policy.costs.correct_prompts(tokens, context, 1e3 * measured_s)
 
-    def void(self, batches: List[NanoBatch], now_s: float, *, is_suspect: bool) -> list[SeqId]:
+    def void(self, batches: Sequence[NanoBatch], now_s: float, *, is_suspect: bool) -> list[SeqId]:
         """A launched step failed, or was launched behind one that did: nothing of it counts.
 
         Returns the sequences that were in it and are still known. As suspects they run alone from now on.
@@ -377,7 +385,9 @@ class SequenceBook:
             raise InvariantError("book.queue", seqs=unplaced[:8])
         self._policy.check_integrity()
 
-    def _advance(self, sequence: Sequence, piece: Slice, token: int | None, now_s: float, commit: Commit) -> None:
+    def _advance(
+        self, sequence: SequenceProgress, piece: Slice, token: int | None, now_s: float, commit: Commit
+    ) -> None:
         sequence.in_flight -= 1
         if sequence.is_suspect:
             self._clear_suspect(sequence)
@@ -400,7 +410,7 @@ class SequenceBook:
                 stop_token = token if reason is FinishReason.STOP else None
                 commit.finished.append(self.finish(sequence.id, reason, now_s, stop_token=stop_token))
 
-    def _end(self, sequence: Sequence, token: int) -> FinishReason | None:
+    def _end(self, sequence: SequenceProgress, token: int) -> FinishReason | None:
         params = sequence.request.params
         if token in self._end_tokens and not params.ignore_eos:
             return FinishReason.STOP
@@ -410,7 +420,7 @@ class SequenceBook:
             return FinishReason.LENGTH
         return None
 
-    def _preempt(self, sequence: Sequence, now_s: float, reason: PreemptionReason, *, is_swap: bool) -> None:
+    def _preempt(self, sequence: SequenceProgress, now_s: float, reason: PreemptionReason, *, is_swap: bool) -> None:
         self.running.remove(sequence)
         self._policy.release(sequence, now_s)
         sequence.preemptions += 1
@@ -428,16 +438,16 @@ class SequenceBook:
         else:
             self._wait_again(sequence, now_s)
 
-    def _wait_again(self, sequence: Sequence, now_s: float) -> None:
+    def _wait_again(self, sequence: SequenceProgress, now_s: float) -> None:
         sequence.state = SequenceState.PREEMPTED
         sequence.computed = sequence.scheduled = 0
         self.waiting[sequence.id] = sequence
         self._policy.wait(sequence, now_s, now_s)
 
-    def _mark_suspect(self, sequence: Sequence) -> None:
+    def _mark_suspect(self, sequence: SequenceProgress) -> None:
         self.num_suspects += not sequence.is_suspect
         sequence.is_suspect = True
 
-    def _clear_suspect(self, sequence: Sequence) -> None:
+    def _clear_suspect(self, sequence: SequenceProgress) -> None:
         self.num_suspects -= sequence.is_suspect
         sequence.is_suspect = False

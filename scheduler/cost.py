@@ -27,7 +27,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     ms: tuple[float, ...]
 
 
-class Piece(NamedTuple, Generic[Payer]):
+class BilledSlice(NamedTuple, Generic[Payer]):
     """One slice as costs see it."""
 
     payer: Payer
@@ -194,7 +194,7 @@ class StepCosts:
             tokens -= steps * chunk
         return total_ms
 
-    def share_ms(self, pieces: Iterable[Piece[Payer]]) -> dict[Payer, float]:
+    def share_ms(self, pieces: Iterable[BilledSlice[Payer]]) -> dict[Payer, float]:
         """The step's predicted milliseconds by who pays; they add up to the prediction.
 
         What any step costs is split by slices; what its decodes add, by decodes and their context; what its prefill

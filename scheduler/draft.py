@@ -8,12 +8,12 @@ from tiercel.ids import SeqId, TenantId
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, SwapCost
 from tiercel.scheduler.fairness import Account
 from tiercel.scheduler.nanobatch import capped
-from tiercel.scheduler.preemption import SwapChooser
-from tiercel.scheduler.sequence import Sequence
-from tiercel.scheduler.victim import SwitchBrake
+from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.scheduler.swap_choice import SwapChooser
+from tiercel.scheduler.victim import PreemptionLimiter
 
 
-class Found(Protocol):
+class CachedPrefix(Protocol):
     """The prefix of a sequence that need not be computed."""
 
     @property
@@ -37,7 +37,7 @@ class CacheView(Protocol):
     def touched_blocks(self) -> int: ...
     def num_blocks(self, seq: SeqId) -> int: ...
     def quota_left(self, seq: SeqId) -> int | None: ...
-    def match(self, seq: SeqId, *, may_load: bool = True) -> Found | None: ...
+    def match(self, seq: SeqId, *, may_load: bool = True) -> CachedPrefix | None: ...
     def blocks_below(self, seq: SeqId) -> tuple[int, int, int]: ...
     def reserve(self, seq: SeqId, tokens: int) -> bool: ...
     def claim(self, seq: SeqId, start: int, end: int) -> None: ...
@@ -61,7 +61,7 @@ class Draft:
         self.budget = budget  # tokens that are left of them
         self.rows = rows  # sequences that may run at once
         self.now_s = now_s
-        self.brake = SwitchBrake()
+        self.brake = PreemptionLimiter()
         self.most_prompt: Callable[[int], int] | None = None  # tokens by prompt context that keep the goals of decodes
         self.prompt_tokens = 0  # computed by this step
         self.prompt_context = 0  # the longest before a slice of a prompt
@@ -95,7 +95,7 @@ class Draft:
         """Nothing is computed, and nobody is on the way in or out."""
         return not (self.slice_by_seq or self.restores or self.victims)
 
-    def add(self, sequence: Sequence, start: int, length: int) -> None:
+    def add(self, sequence: SequenceProgress, start: int, length: int) -> None:
         """The sequence computes tokens [start, start + length)."""
         samples = start + length == sequence.num_tokens
         self.slice_by_seq[sequence.id] = Slice(sequence.id, start, length, samples)
@@ -117,19 +117,21 @@ class Draft:
         most = self.most_prompt(max(self.prompt_context, start)) - self.prompt_tokens
         return min(self.budget, max(most, 0 if self.prompt_tokens else self.cache.block_size))
 
-    def decode(self, sequence: Sequence) -> None:
+    def decode(self, sequence: SequenceProgress) -> None:
         """The sequence computes the one token that it wants."""
         self.slice_by_seq[sequence.id] = Slice(sequence.id, sequence.scheduled, 1, True)
         self.budget -= 1
 
-    def extend(self, sequence: Sequence, length: int) -> None:
+    def extend(self, sequence: SequenceProgress, length: int) -> None:
         """A longer slice instead of the one it has. The budget gives the difference."""
         piece = self.slice_by_seq[sequence.id]
         self.budget += piece.length
         self.prompt_tokens -= piece.length
         self.add(sequence, piece.start, length)
 
-    def preempt(self, victim: Sequence, reason: PreemptionReason, beneficiary: Sequence, price_ms: float = 0.0) -> bool:
+    def preempt(
+        self, victim: SequenceProgress, reason: PreemptionReason, beneficiary: SequenceProgress, price_ms: float = 0.0
+    ) -> bool:
         """Preempt a sequence on behalf of another. Return True when some of its blocks are spilled first."""
         piece = self.slice_by_seq.pop(victim.id, None)
         if piece is not None:

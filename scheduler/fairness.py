@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tiercel.errors import InvariantError
 from tiercel.ids import TenantId
-from tiercel.scheduler.limits import FairLimits
+from tiercel.scheduler.fairness_limits import FairLimits
 
 
 class Account(NamedTuple):

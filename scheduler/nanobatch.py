@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from tiercel.errors import ConfigError
 from tiercel.plan import NanoBatch, Slice
-from tiercel.scheduler.budget import chunk_length
+from tiercel.scheduler.chunk import chunk_length
 
 _MOST_PARTS = 16
 _MOST_ROWS = 4096
@@ -26,7 +26,7 @@ _GAIN = 0.97  # of the whole step's time, at most, for a step that is cut
 _REACH = 2.0  # beyond its ends the table speaks for shapes of so many times the size
 
 
-class Shape(NamedTuple):
+class SplitShape(NamedTuple):
     """Slices as costs see them. Context is KV before the slices, of prompts and of decodes."""
 
     prefill_tokens: int
@@ -45,7 +45,7 @@ class Split(Struct, frozen=True, gc=False, array_like=True, forbid_unknown_field
 WHOLE = Split()
 
 
-class Timed(Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+class MeasuredSplit(Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """What a cut costs: its time over that of the whole step."""
 
     split: Split
@@ -61,7 +61,7 @@ class SplitRow(Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fi
     prefill_tokens: _Count
     decodes: _Count
     context_tokens: _Count
-    cuts: Annotated[tuple[Timed, ...], Meta(max_length=_MOST_PARTS * _MOST_PARTS)]
+    cuts: Annotated[tuple[MeasuredSplit, ...], Meta(max_length=_MOST_PARTS * _MOST_PARTS)]
 
 
 class SplitTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +93,7 @@ def write_table(table: SplitTable) -> bytes:
 # ---- cutting
 
 
-def shape_of(slices: Iterable[Slice]) -> Shape:
+def shape_of(slices: Iterable[Slice]) -> SplitShape:
     """What a forward of these slices computes."""
     prefill_tokens = prefill_context = decodes = decode_context = 0
     for piece in slices:
@@ -103,7 +103,7 @@ def shape_of(slices: Iterable[Slice]) -> Shape:
         else:
             prefill_tokens += piece.length
             prefill_context += piece.start
-    return Shape(prefill_tokens, prefill_context, decodes, decode_context)
+    return SplitShape(prefill_tokens, prefill_context, decodes, decode_context)
 
 
 def cut(slices: tuple[Slice, ...], split: Split, block_size: int) -> tuple[NanoBatch, ...]:
@@ -174,7 +174,7 @@ def capped(batches: tuple[NanoBatch, ...], most_tokens: int, block_size: int) ->
     return tuple(made)
 
 
-def splits_of(shape: Shape) -> list[Split]:
+def candidate_splits(shape: SplitShape) -> list[Split]:
     """Every cut that is tried on a shape, the whole step first."""
     prompt_parts = (1, 2, 3, 4, 8) if shape.prefill_tokens else (1,)
     decode_parts = () if not shape.decodes else (1, 2) if shape.prefill_tokens else (2, 4)
@@ -206,7 +206,9 @@ class Splitter:
         """Return how the step is to be cut."""
         if self._lookup is None or sum(piece.length for piece in slices) < _LEAST_TOKENS:
             return WHOLE
-        best = min(self._lookup.cuts(shape_of(slices)), key=lambda timed: timed.ratio, default=Timed(WHOLE, 1.0))
+        best = min(
+            self._lookup.cuts(shape_of(slices)), key=lambda timed: timed.ratio, default=MeasuredSplit(WHOLE, 1.0)
+        )
         return best.split if best.ratio <= _GAIN else WHOLE
 
 
@@ -220,7 +222,7 @@ class _Lookup:
         }
         self._axes = tuple(sorted(set(values)) for values in zip(*self._ratios_by_shape, strict=True))
 
-    def cuts(self, shape: Shape) -> list[Timed]:
+    def cuts(self, shape: SplitShape) -> list[MeasuredSplit]:
         """Cuts that were measured at every neighbour of the shape, each with its ratio there or between them."""
         if not self._axes:
             return []
@@ -237,7 +239,7 @@ class _Lookup:
             return []
         total = sum(weight for _, weight in near)
         known = [split for split in near[0][0] if all(split in ratios for ratios, _ in near)]
-        return [Timed(split, sum(ratios[split] * weight for ratios, weight in near) / total) for split in known]
+        return [MeasuredSplit(split, sum(ratios[split] * weight for ratios, weight in near) / total) for split in known]
 
 
 def _neighbours(axis: list[int], value: int) -> tuple[tuple[int, float], ...]:

@@ -1,40 +1,26 @@
 """The planner: from the book and a cache overlay to the plan of one step."""
 
 import functools
-from dataclasses import dataclass
 from itertools import chain, islice
 
 from tiercel.ids import SeqId
+from tiercel.outcome import SequenceState
 from tiercel.plan import Plan
 from tiercel.rates import Rates
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.budget import chunk_length
+from tiercel.scheduler.chunk import chunk_length
 from tiercel.scheduler.draft import CacheView, Draft, StepSplitter
 from tiercel.scheduler.fairness import Account
 from tiercel.scheduler.nanobatch import Splitter
-from tiercel.scheduler.preemption import SwapChooser
 from tiercel.scheduler.room import RoomMaker
-from tiercel.scheduler.sequence import Sequence, SequenceState
-from tiercel.scheduler.victim import Hunger, SwitchBrake
+from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.scheduler.step_limits import YIELD_LOSS, StepLimits
+from tiercel.scheduler.swap_choice import SwapChooser
+from tiercel.scheduler.victim import PreemptionLimiter, StarvationCounter
 
 _MOST_CANDIDATES = 64  # looked at in one step, without those that wait for something on its way
 _MOST_DEFERRED = 256  # of those
 _MOST_LONG = 1024  # long prompts passed over in one step because too many are under way: about 2 ms
-YIELD_LOSS = 0.03  # of the throughput of prompts, at most, is given up so that a step ends sooner
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """What one step may hold."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int  # at least max_num_seqs, so that every decode fits beside a prefill's first token
-    long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0 = no cap
-    max_long_partial_prefills: int = 0  # long prompts under way at once; 0 = no cap
-    long_prompt_tokens: int = 2048  # from here on a prompt is long
-    tbt_goal_ms: float = 0.0  # between two tokens of those that decode, where the tenant has no goal; 0 = none
-    yield_ms: float = 0.0  # after which a step without decodes is to end; 0: it holds as many tokens as it may
-    block_bytes: int = 0  # of KV
 
 
 class Planner:
@@ -53,7 +39,7 @@ class Planner:
         self._chooser = chooser or SwapChooser("auto", Rates)
         self._splitter = splitter or Splitter()
         self._room = RoomMaker(book, self._chooser)
-        self._hunger = Hunger()
+        self._hunger = StarvationCounter()
         self._most_forward_tokens: int | None = None
 
     @property
@@ -94,7 +80,7 @@ class Planner:
         if self._book.num_suspects:
             self._run_suspect(draft)
             return draft.plan()
-        draft.brake = SwitchBrake(is_void=self._hunger.is_void)
+        draft.brake = PreemptionLimiter(is_void=self._hunger.is_void)
         draft.held = self._debtors(now_s)
         prefills, decodes = self._running()
         self._decode(draft, self._free(draft, decodes), has_prefills=bool(prefills))
@@ -118,10 +104,10 @@ class Planner:
             return limits.max_num_batched_tokens
         return min(limits.max_num_batched_tokens, max(most, limits.max_num_seqs, len(self._book.running)))
 
-    def _running(self) -> tuple[list[Sequence], list[Sequence]]:
+    def _running(self) -> tuple[list[SequenceProgress], list[SequenceProgress]]:
         """Those whose prompt is not through, and those that want the one token of a decode; in rank order."""
-        prefills: list[Sequence] = []
-        decodes: list[Sequence] = []
+        prefills: list[SequenceProgress] = []
+        decodes: list[SequenceProgress] = []
         in_queue = self._policy.queue.seqs
         for sequence in self._book.running:
             if sequence.id in in_queue:
@@ -154,14 +140,14 @@ class Planner:
             stalled.add(account)
         return frozenset()
 
-    def _free(self, draft: Draft, sequences: list[Sequence]) -> list[Sequence]:
+    def _free(self, draft: Draft, sequences: list[SequenceProgress]) -> list[SequenceProgress]:
         """Those that need not pause."""
         held = draft.held
         return [one for one in sequences if one.account not in held] if held else sequences
 
     # ---- decodes
 
-    def _decode(self, draft: Draft, decodes: list[Sequence], *, has_prefills: bool) -> None:
+    def _decode(self, draft: Draft, decodes: list[SequenceProgress], *, has_prefills: bool) -> None:
         """One token each for those whose prompt is through, and the prompt budget that their goals leave.
 
         Decodes inside a block go first: they need nothing. Who needs a block gets it in rank order, so that what the
@@ -182,7 +168,7 @@ class Planner:
                 draft.decode(sequence)
         self._keep_goals(draft, [one for one in decodes if one.id in draft.slice_by_seq])
 
-    def _keep_goals(self, draft: Draft, decoding: list[Sequence]) -> None:
+    def _keep_goals(self, draft: Draft, decoding: list[SequenceProgress]) -> None:
         """Limit the prompt tokens of the step so that it ends within the tightest goal of the sequences that decode.
 
         A step without decodes ends after `yield_ms`. The number of tokens falls as the context of the prompt grows.
@@ -214,14 +200,14 @@ class Planner:
 
     # ---- prompts
 
-    def _fill(self, draft: Draft, prefills: list[Sequence]) -> None:
+    def _fill(self, draft: Draft, prefills: list[SequenceProgress]) -> None:
         """Chunks and admissions in the policy's order, until the budget is spent.
 
         Who waits for something on its way, or at its tenant's quota, is not first: switching would not help it.
         """
         num_long, num_passed = sum(self._is_long(one) for one in prefills), 0
         first: SeqId | None = None
-        capped: list[Sequence] = []
+        capped: list[SequenceProgress] = []
         self._room.tend()
         draft.aged = self._room.starved or self._policy.starving(draft.now_s)
         in_order = self._policy.candidates(draft.now_s, draft.blocked)
@@ -267,13 +253,13 @@ class Planner:
         """Nobody else can be admitted by this step."""
         return draft.is_short or draft.is_full or bool(draft.victims)
 
-    def _continue_others(self, draft: Draft, prefills: list[Sequence]) -> list[Sequence]:
+    def _continue_others(self, draft: Draft, prefills: list[SequenceProgress]) -> list[SequenceProgress]:
         """The prompts under way that the search for candidates did not reach: who holds blocks must get on.
 
         Returns those that got a part of what they want.
         """
         left = [one for one in prefills if one.id not in draft.looked_at]
-        capped: list[Sequence] = []
+        capped: list[SequenceProgress] = []
         for sequence in sorted(left, key=self._policy.place):
             if draft.budget <= 0:
                 break
@@ -286,18 +272,18 @@ class Planner:
         return capped
 
     @staticmethod
-    def _has_part(draft: Draft, sequence: Sequence) -> bool:
+    def _has_part(draft: Draft, sequence: SequenceProgress) -> bool:
         """The step computes a part of what the sequence wants."""
         piece = draft.slice_by_seq.get(sequence.id)
         return piece is not None and piece.start + piece.length < sequence.num_tokens
 
-    def _allowance(self, draft: Draft, sequence: Sequence) -> int:
+    def _allowance(self, draft: Draft, sequence: SequenceProgress) -> int:
         """Tokens one sequence may have of this step: its tenant's share of the prompts' budget, a block at least."""
         share = self._policy.prefill_share(sequence.account)
         budget = draft.prompt_budget(max(sequence.scheduled, sequence.near_tokens))
         return budget if share >= 1 else min(budget, max(draft.cache.block_size, int(share * budget)))
 
-    def _spend_rest(self, draft: Draft, capped: list[Sequence]) -> None:
+    def _spend_rest(self, draft: Draft, capped: list[SequenceProgress]) -> None:
         """What nobody else wanted goes to the prompts that got a part of what they want, in order."""
         for sequence in capped:
             piece = draft.slice_by_seq.get(sequence.id)
@@ -311,7 +297,7 @@ class Planner:
             if draft.cache.reserve(sequence.id, end):
                 draft.extend(sequence, length)
 
-    def _continue(self, draft: Draft, sequence: Sequence, budget: int) -> None:
+    def _continue(self, draft: Draft, sequence: SequenceProgress, budget: int) -> None:
         if not sequence.want or budget <= 0:
             return
         before = draft.cache.num_blocks(sequence.id)
@@ -320,14 +306,14 @@ class Planner:
             draft.add(sequence, sequence.scheduled, length)
             draft.outstanding -= draft.cache.num_blocks(sequence.id) - before
 
-    def _may_come(self, draft: Draft, sequence: Sequence) -> bool:
+    def _may_come(self, draft: Draft, sequence: SequenceProgress) -> bool:
         """Nobody passes on space those of the same account, of a higher band, or for whom space was freed."""
         account = sequence.account
         if self._room.is_kept_from(draft, sequence):
             return False
         return account not in draft.blocked and account.band <= draft.blocked_band
 
-    def _admit(self, draft: Draft, sequence: Sequence, allowance: int) -> bool:
+    def _admit(self, draft: Draft, sequence: SequenceProgress, allowance: int) -> bool:
         """Its first slice, or the way up of its blocks. False: it waits, and whoever may gives way for it."""
         cache = draft.cache
         others = len(self._book.running) + len(draft.admitted)
@@ -372,7 +358,7 @@ class Planner:
         draft.admitted.append(sequence.id)
         return True
 
-    def _block(self, draft: Draft, sequence: Sequence, needed: int) -> None:
+    def _block(self, draft: Draft, sequence: SequenceProgress, needed: int) -> None:
         """It does not fit. Whom the policy lets it gives way for the first such; it comes when the room is there."""
         is_first, draft.has_misfit = not draft.has_misfit, True
         draft.blocked.add(self._policy.queue.account(sequence.id))
@@ -382,13 +368,13 @@ class Planner:
 
     # ---- limits
 
-    def _is_too_long(self, sequence: Sequence, num_long: int) -> bool:
+    def _is_too_long(self, sequence: SequenceProgress, num_long: int) -> bool:
         """A long prompt that waits while as many are under way as the operator allows."""
         limit = self._limits.max_long_partial_prefills
         is_waiting = sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)
         return bool(limit) and num_long >= limit and is_waiting and self._is_long(sequence)
 
-    def _is_long(self, sequence: Sequence) -> bool:
+    def _is_long(self, sequence: SequenceProgress) -> bool:
         return sequence.num_tokens - sequence.scheduled >= self._limits.long_prompt_tokens
 
     def _chunk(self, draft: Draft, start: int, want: int, budget: int) -> int:

@@ -8,15 +8,15 @@ from tiercel.outcome import FairGauges, TenantGauges
 from tiercel.plan import PreemptionReason, Slice
 from tiercel.request import Request
 from tiercel.scheduler.aging import AgingShare
-from tiercel.scheduler.cost import Piece, StepCosts, linear_times
+from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times
 from tiercel.scheduler.fairness import Account, Charge, TenantBook
-from tiercel.scheduler.limits import fair_limits
-from tiercel.scheduler.order import Waiting, open_order
+from tiercel.scheduler.fairness_limits import fair_limits
+from tiercel.scheduler.preemption_budget import PreemptionBudget
+from tiercel.scheduler.preemption_counts import PreemptionCounts
 from tiercel.scheduler.queue import OpenGate, WaitingQueue
-from tiercel.scheduler.sequence import Sequence
-from tiercel.scheduler.standing import ServiceWindow, by_band, gap_ms, jain
-from tiercel.scheduler.switch_budget import SwitchBudget
-from tiercel.scheduler.tally import PreemptionTally
+from tiercel.scheduler.queue_order import WaitingSequence, open_order
+from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.scheduler.service_window import ServiceWindow, by_band, gap_ms, jain
 from tiercel.settings import PolicyName
 from tiercel.tenant import Slo, Tenants, TenantShare
 
@@ -36,7 +36,7 @@ class Policy:
         self.costs = costs
         self.fair = fair
         self.aging = aging
-        self.switching = SwitchBudget()
+        self.preemption_budget = PreemptionBudget()
         self.queue = WaitingQueue(open_order(name), fair or OpenGate())
         self._served_ms: dict[TenantId, float] = fair.served_ms if fair is not None else {}
         self._share_by_tenant: dict[TenantId, TenantShare] = {}
@@ -91,7 +91,7 @@ class Policy:
             self.fair.set_weight(tenant, 1.0 if share is None else share.weight, now_s)
 
     def switch(
-        self, name: PolicyName, waiting: Iterable[tuple[Sequence, float]], now_s: float, *, step_ms: float,
+        self, name: PolicyName, waiting: Iterable[tuple[SequenceProgress, float]], now_s: float, *, step_ms: float,
         patience_s: float,
     ) -> None:  # fmt: skip
         """Another policy for the same sequences: `waiting` are those in the queue, each since when.
@@ -122,7 +122,7 @@ class Policy:
         if self.aging is not None:
             self.aging = AgingShare(step_ms)
 
-    def wait(self, sequence: Sequence, since_s: float, now_s: float) -> None:
+    def wait(self, sequence: SequenceProgress, since_s: float, now_s: float) -> None:
         """It waits for its first slice, for its way back, or for the rest of its prompt."""
         waiting = self._waiting(sequence, since_s)
         if sequence.id in self.queue:
@@ -130,35 +130,35 @@ class Policy:
         else:
             self.queue.add(waiting, now_s)
 
-    def admit(self, sequence: Sequence, now_s: float) -> None:
+    def admit(self, sequence: SequenceProgress, now_s: float) -> None:
         """It holds blocks from now on. It stays in the queue until its prompt is through."""
         self._num_admitted += 1
         sequence.admitted = self._num_admitted
         self._run(sequence.account, 1, now_s)
         self._resume((sequence.account.tenant,), now_s)
 
-    def decode(self, sequence: Sequence, now_s: float) -> None:
+    def decode(self, sequence: SequenceProgress, now_s: float) -> None:
         """Its prompt is through: it waits for nobody's turn any more."""
         self._forget(sequence.id, now_s)
 
-    def release(self, sequence: Sequence, now_s: float) -> None:
+    def release(self, sequence: SequenceProgress, now_s: float) -> None:
         """It holds no blocks any more."""
         self._run(sequence.account, -1, now_s)
         self._resume((sequence.account.tenant,), now_s)
 
-    def leave(self, sequence: Sequence, now_s: float) -> None:
+    def leave(self, sequence: SequenceProgress, now_s: float) -> None:
         """It has ended, or does not wait while its last step is under way."""
         self._forget(sequence.id, now_s)
 
-    def end(self, sequence: Sequence, now_s: float) -> None:
+    def end(self, sequence: SequenceProgress, now_s: float) -> None:
         """The sequence has ended."""
-        self.switching.make_up(sequence.id)  # how much of it was done again by now nobody counts
+        self.preemption_budget.make_up(sequence.id)  # how much of it was done again by now nobody counts
         self._forget(sequence.id, now_s)
 
-    def preempt(self, sequence: Sequence, reason: PreemptionReason, price_ms: float) -> None:
+    def preempt(self, sequence: SequenceProgress, reason: PreemptionReason, price_ms: float) -> None:
         """The sequence is preempted at this price. For debt, its account stays out while an eligible one waits."""
         if reason in ("debt", "share"):
-            self.switching.spend(sequence.id, price_ms)
+            self.preemption_budget.spend(sequence.id, price_ms)
         if reason == "debt" and self.fair is not None:
             self.fair.bar(sequence.account, price_ms)
 
@@ -227,7 +227,7 @@ class Policy:
         """Who owes so much, and for so long, that its sequences pause or give way for this one's."""
         return self.fair.debtors(creditor, now_s) if self.fair is not None else frozenset()
 
-    def place(self, sequence: Sequence) -> tuple[float, ...]:
+    def place(self, sequence: SequenceProgress) -> tuple[float, ...]:
         """Where it stands among those that wait; for sorting a few."""
         waiting, account = self.queue[sequence.id], sequence.account
         is_spent = self.fair is not None and not self.fair.is_eligible(account)
@@ -254,7 +254,7 @@ class Policy:
         """Predicted milliseconds of the step launched last; 0 when none is in flight."""
         return self._charges[-1][1] if self._charges else 0.0
 
-    def launch(self, pieces: list[tuple[Sequence, Slice]], now_s: float) -> None:
+    def launch(self, pieces: list[tuple[SequenceProgress, Slice]], now_s: float) -> None:
         """A step is launched: charge it."""
         prompts = [piece for _, piece in pieces if piece.length > 1]
         decodes = [piece for _, piece in pieces if piece.length == 1]
@@ -269,18 +269,18 @@ class Policy:
             shares: dict[Account, float] = {}
             aged_ms = repeated_ms = 0.0
             for (account, is_aged, is_repeated), share_ms in self.costs.share_ms(
-                Piece(self._payment(sequence, piece), piece.length, piece.start, piece.length == 1)
+                BilledSlice(self._payment(sequence, piece), piece.length, piece.start, piece.length == 1)
                 for sequence, piece in pieces
             ).items():
                 shares[account] = shares.get(account, 0.0) + share_ms
                 aged_ms += share_ms if is_aged else 0.0
                 repeated_ms += share_ms if is_repeated else 0.0
             self.aging.add(predicted_ms, aged_ms)
-            self.switching.launch(predicted_ms - repeated_ms)
-            if self.switching.owes:
+            self.preemption_budget.launch(predicted_ms - repeated_ms)
+            if self.preemption_budget.owes:
                 for sequence, piece in pieces:
                     if piece.start + piece.length >= sequence.redo_until:
-                        self.switching.make_up(sequence.id)
+                        self.preemption_budget.make_up(sequence.id)
             if self.fair is not None:
                 charge = self.fair.charge(shares, now_s)
         for sequence, _ in pieces:
@@ -295,12 +295,12 @@ class Policy:
             self.fair.settle(charge, measured_ms, now_s)
         self.costs.correct(predicted_ms, measured_ms)
 
-    def standing(self, tally: PreemptionTally, now_s: float) -> FairGauges:
+    def standing(self, tally: PreemptionCounts, now_s: float) -> FairGauges:
         """How fair it was, tenant by tenant, and who gave way. Cost: O(tenants)."""
         *_, told = self.standings(tally, now_s)
         return told or FairGauges()
 
-    def standings(self, tally: PreemptionTally, now_s: float) -> Iterator[FairGauges | None]:
+    def standings(self, tally: PreemptionCounts, now_s: float) -> Iterator[FairGauges | None]:
         """Find out the same in pieces of about 1 ms: the last one is the answer, the others are None."""
         since: dict[TenantId, float] = {}
         for number, (tenant, since_s) in enumerate(self.queue.waits(), 1):
@@ -337,16 +337,16 @@ class Policy:
     def check_integrity(self) -> None:
         """Errors: InvariantError."""
         self.queue.check_integrity()
-        self.switching.check_integrity()
+        self.preemption_budget.check_integrity()
         if self.fair is not None:
             self.fair.check_integrity()
 
     # ---- inside
 
-    def _waiting(self, sequence: Sequence, since_s: float) -> Waiting:
+    def _waiting(self, sequence: SequenceProgress, since_s: float) -> WaitingSequence:
         slo = self.slo(sequence.request.tenant)
         uncached = sequence.num_tokens - max(sequence.scheduled, sequence.near_tokens)
-        return Waiting(
+        return WaitingSequence(
             seq=sequence.id,
             tenant=sequence.request.tenant,
             arrival_s=sequence.request.arrival_s,
@@ -356,7 +356,7 @@ class Policy:
             work_s=self.costs.recompute_ms(uncached, sequence.num_tokens - uncached) / 1e3,
         )
 
-    def _payment(self, sequence: Sequence, piece: Slice) -> tuple[Account, bool, bool]:
+    def _payment(self, sequence: SequenceProgress, piece: Slice) -> tuple[Account, bool, bool]:
         """Who pays for a slice; whether it runs on the aging share; whether its tokens were computed before.
 
         What a preemption threw away is computed again at the cost of the account that gained by it.

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.fairness import Account
-from tiercel.scheduler.order import Order, Waiting
+from tiercel.scheduler.queue_order import Order, WaitingSequence
 
 
 class Gate(Protocol):
@@ -47,7 +47,7 @@ class _Entry:
 
     __slots__ = ("is_deferred", "line", "since_s", "stamp", "waiting")
 
-    def __init__(self, waiting: Waiting, line: "_Line", stamp: int) -> None:
+    def __init__(self, waiting: WaitingSequence, line: "_Line", stamp: int) -> None:
         self.waiting = waiting
         self.line = line
         self.stamp = stamp
@@ -126,18 +126,18 @@ class WaitingQueue:
         """All that wait, in no order."""
         return self._entries.keys()
 
-    def __getitem__(self, seq: SeqId) -> Waiting:
+    def __getitem__(self, seq: SeqId) -> WaitingSequence:
         return self._entries[seq].waiting
 
     def account(self, seq: SeqId) -> Account:
         """Under which it waits: `priority` and `fcfs` know no tenants. Errors: KeyError when it does not wait."""
         return self._entries[seq].line.account
 
-    def place_of(self, waiting: Waiting, *, is_spent: bool) -> tuple[float, float, float]:
+    def place_of(self, waiting: WaitingSequence, *, is_spent: bool) -> tuple[float, float, float]:
         """Lower goes first, as drawing would have it."""
         return self._order.account(waiting).band, is_spent, self._order.key(waiting)
 
-    def add(self, waiting: Waiting, now_s: float) -> None:
+    def add(self, waiting: WaitingSequence, now_s: float) -> None:
         """It waits. Errors: InvariantError when it did."""
         if waiting.seq in self._entries:
             raise InvariantError("queue.added_twice", seq=waiting.seq)
@@ -155,7 +155,7 @@ class WaitingQueue:
         line.num_deferred -= entry.is_deferred
         self._changed(line, now_s)
 
-    def place(self, waiting: Waiting, now_s: float) -> None:
+    def place(self, waiting: WaitingSequence, now_s: float) -> None:
         """Its work, goal, band or the order's alpha has changed. Errors: KeyError when it does not wait."""
         entry = self._entries[waiting.seq]
         before, entry.line = entry.line, self._line(self._order.account(waiting))

@@ -11,9 +11,9 @@ from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import Draft
 from tiercel.scheduler.fairness import Account
 from tiercel.scheduler.policy import Holdings
-from tiercel.scheduler.preemption import SwapChooser
-from tiercel.scheduler.sequence import Sequence
-from tiercel.scheduler.victim import Holder, victims
+from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.scheduler.swap_choice import SwapChooser
+from tiercel.scheduler.victim import VictimCandidate, victims
 
 _LEAST_SINCE_RESUME = 16  # tokens before somebody who came back may be sent away again for one who waits
 _EARMARK_STEPS = 64  # for so long nobody takes what was freed for somebody else
@@ -22,7 +22,7 @@ _EARMARK_STEPS = 64  # for so long nobody takes what was freed for somebody else
 class _Victim(NamedTuple):
     """A running sequence that may be preempted."""
 
-    sequence: Sequence
+    sequence: SequenceProgress
     reason: PreemptionReason
     price_ms: float
     is_worth: bool  # what the preemption settles is worth its price
@@ -42,7 +42,7 @@ class RoomMaker:
 
     # ---- for who runs
 
-    def grow(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
+    def grow(self, draft: Draft, sequence: SequenceProgress, tokens: int) -> bool:
         """Reserve blocks, preempting those behind it in rank. False: wait for blocks that are coming.
 
         Or, where its tenant's quota is full, for an older one of that tenant to end: nobody else waits with it.
@@ -76,7 +76,7 @@ class RoomMaker:
             if victim is not None:
                 draft.preempt(victim, "growth", min(growing, key=lambda one: one.rank))
 
-    def _behind(self, draft: Draft, beneficiary: Sequence) -> Sequence | None:
+    def _behind(self, draft: Draft, beneficiary: SequenceProgress) -> SequenceProgress | None:
         """Of those behind it in rank: the lowest band, the tenant furthest ahead of its share, the newest.
 
         Ranks never change by themselves, so that two cannot take from each other in turns.
@@ -88,13 +88,13 @@ class RoomMaker:
 
     # ---- quotas
 
-    def lacks_quota(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
+    def lacks_quota(self, draft: Draft, sequence: SequenceProgress, tokens: int) -> bool:
         """For so many tokens it needs blocks that its tenant may not hold beside what it holds."""
         missing = -(-tokens // draft.cache.block_size) - draft.cache.num_blocks(sequence.id)
         left = draft.cache.quota_left(sequence.id) if missing > 0 else None
         return left is not None and missing > left
 
-    def may_not_come(self, draft: Draft, sequence: Sequence, missing: int) -> bool:
+    def may_not_come(self, draft: Draft, sequence: SequenceProgress, missing: int) -> bool:
         """Its tenant's quota has no room for it, for what the tenant's others still need, and one block each to grow.
 
         Alone it may come whatever the quota: it was accepted under another one, and waiting would not help it.
@@ -107,7 +107,7 @@ class RoomMaker:
         owed = sum(max(0, -(-one.num_tokens // cache.block_size) - cache.num_blocks(one.id)) for one in others)
         return bool(others) and missing + owed + len(others) > left
 
-    def _make_quota(self, draft: Draft, sequence: Sequence, tokens: int) -> bool:
+    def _make_quota(self, draft: Draft, sequence: SequenceProgress, tokens: int) -> bool:
         """Where it lacks quota, its tenant's newest give way. False: the others of its tenant are older."""
         while self.lacks_quota(draft, sequence, tokens):
             others = self._siblings(draft, sequence)
@@ -117,12 +117,12 @@ class RoomMaker:
             draft.preempt(max(behind, key=lambda one: one.rank), "growth", sequence)
         return True
 
-    def clear_quota(self, draft: Draft, sequence: Sequence, tokens: int) -> None:
+    def clear_quota(self, draft: Draft, sequence: SequenceProgress, tokens: int) -> None:
         """Where it lacks quota, its tenant's others give way, newest first, whatever their rank."""
         while self.lacks_quota(draft, sequence, tokens) and (others := self._siblings(draft, sequence)):
             draft.preempt(max(others, key=lambda one: one.rank), "growth", sequence)
 
-    def _siblings(self, draft: Draft, sequence: Sequence) -> list[Sequence]:
+    def _siblings(self, draft: Draft, sequence: SequenceProgress) -> list[SequenceProgress]:
         """The others of its tenant that hold blocks. Cost: one look at those that run."""
         holders = chain(self._book.running, map(self._book.__getitem__, draft.admitted))
         tenant = sequence.account.tenant
@@ -130,7 +130,7 @@ class RoomMaker:
 
     # ---- for who waits
 
-    def take(self, draft: Draft, sequence: Sequence, needed: int) -> None:
+    def take(self, draft: Draft, sequence: SequenceProgress, needed: int) -> None:
         """Preempt on behalf of a waiting sequence that needs `needed` blocks and a row. It is admitted later."""
         cache = draft.cache
         for victim, reason, price_ms, _ in self._chosen(draft, sequence, needed):
@@ -154,7 +154,7 @@ class RoomMaker:
         """Room was freed for this one because it starved, and it has not come in."""
         return self._earmark if self._is_for_aged else None
 
-    def is_kept_from(self, draft: Draft, sequence: Sequence) -> bool:
+    def is_kept_from(self, draft: Draft, sequence: SequenceProgress) -> bool:
         """The room there is was freed for another, who stands before it and still waits; or starves."""
         earmark = self._earmark
         if earmark is None or earmark == sequence.id or earmark in draft.admitted:
@@ -182,13 +182,13 @@ class RoomMaker:
             for account, blocks in blocks_by_account.items()
         }
 
-    def _chosen(self, draft: Draft, beneficiary: Sequence, needed: int) -> list[_Victim]:
+    def _chosen(self, draft: Draft, beneficiary: SequenceProgress, needed: int) -> list[_Victim]:
         """The sequences to preempt, first to last: those of lower bands, then as many as suffice and are affordable.
 
         Preemptions for debt or for a share that would not free enough together, or whose prices exceed the budget,
         are not begun: their work would be lost for nothing.
         """
-        cache, left_ms = draft.cache, self._policy.switching.left_ms
+        cache, left_ms = draft.cache, self._policy.preemption_budget.left_ms
         missing = missing_at_any_price = max(1, needed - cache.available_blocks - cache.coming_blocks)
         chosen: list[_Victim] = []
         num_free = 0  # of the victims of lower bands
@@ -208,7 +208,7 @@ class RoomMaker:
         self.is_too_dear = missing > 0 >= missing_at_any_price
         return chosen if missing <= 0 else chosen[:num_free]
 
-    def _victims(self, draft: Draft, beneficiary: Sequence, needed: int) -> Iterator[_Victim]:
+    def _victims(self, draft: Draft, beneficiary: SequenceProgress, needed: int) -> Iterator[_Victim]:
         """Running sequences that may be preempted on its behalf, first to last. Cost: one look at each that runs."""
         policy, first = self._policy, beneficiary.account
         starves = beneficiary.id == draft.aged
@@ -240,7 +240,7 @@ class RoomMaker:
                 price_by_account[account] = together_ms
             yield _Victim(victim, worth or reason, price_ms, is_worth=worth is not None)
 
-    def _price_ms(self, draft: Draft, victim: Sequence) -> float:
+    def _price_ms(self, draft: Draft, victim: SequenceProgress) -> float:
         """Return the predicted device time of preempting a sequence: moving its blocks, computing again what is left.
 
         Work in flight is discarded, and counts as what is computed.
@@ -255,8 +255,8 @@ class RoomMaker:
         cost = self._chooser.cost(*draft.cache.blocks_below(seq), self._book[seq].scheduled)
         return min(draft.cache.num_blocks(seq), max(needed, 1)) / (1e-6 + min(cost.swap_s, cost.recompute_s))
 
-    def _holder(self, sequence: Sequence) -> Holder:
-        return Holder(
+    def _holder(self, sequence: SequenceProgress) -> VictimCandidate:
+        return VictimCandidate(
             seq=sequence.id,
             account=sequence.account,
             is_batch=self._policy.slo(sequence.request.tenant).kind == "batch",

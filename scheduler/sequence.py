@@ -3,14 +3,13 @@
 from array import array
 
 from tiercel.ids import SeqId
-from tiercel.outcome import Absence
-from tiercel.outcome import SequenceState as SequenceState
+from tiercel.outcome import Absence, SequenceState
 from tiercel.plan import PreemptionReason
 from tiercel.request import Request, unpack_tokens
 from tiercel.scheduler.fairness import Account
 
 
-class Sequence:
+class SequenceProgress:
     """One sequence. Written by the SequenceBook only.
 
     One progress number chases the number of tokens: `computed` (KV committed) <= `scheduled` (KV launched) <=

@@ -9,7 +9,7 @@ from tiercel.ids import SeqId
 from tiercel.scheduler.fairness import Account
 
 
-class Holder(Struct, frozen=True, gc=False):
+class VictimCandidate(Struct, frozen=True, gc=False):
     """A running sequence as a possible victim."""
 
     seq: SeqId
@@ -20,7 +20,7 @@ class Holder(Struct, frozen=True, gc=False):
 
 
 def victims(
-    holders: Iterable[Holder],
+    holders: Iterable[VictimCandidate],
     lead: Callable[[Account], float],
     gain: Callable[[SeqId], float],
     least_tokens: int = 16,
@@ -32,7 +32,7 @@ def victims(
     with fewer than `least_tokens` since it resumed; 0 where rule 5 makes that void.
     """
 
-    def place(holder: Holder) -> tuple[int, bool, float]:
+    def place(holder: VictimCandidate) -> tuple[int, bool, float]:
         return (-holder.account.band, not holder.is_batch, -lead(holder.account))
 
     able = [one for one in holders if one.since_resume >= least_tokens]
@@ -44,10 +44,10 @@ def victims(
         yield from (one.seq for one in equals)
 
 
-class SwitchBrake:
+class PreemptionLimiter:
     """At most two switches a step and no restore in a step that spilled. One per step.
 
-    Both are there for speed: they are void when the first in rank has had no slice for too many steps (`Hunger`).
+    Both limits exist for speed. They are lifted while the `StarvationCounter` is starving.
     """
 
     def __init__(self, *, is_void: bool = False, most: int = 2) -> None:
@@ -72,7 +72,7 @@ class SwitchBrake:
         self._switches += 1
 
 
-class Hunger:
+class StarvationCounter:
     """How many steps in a row the first in rank got no slice: from `most_steps` (G) on the brake is void.
 
     Whoever the first was: where two are first in turn, a count of each would never reach G.

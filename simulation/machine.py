@@ -9,7 +9,7 @@ from tiercel.clock import ManualClock
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import StepOutcome
 from tiercel.plan import StepPlan
-from tiercel.scheduler.cost import Piece, StepCosts, StepTimes
+from tiercel.scheduler.cost import BilledSlice, StepCosts, StepTimes
 
 
 class CostFlight:
@@ -94,7 +94,7 @@ class CostMachine:
 
     def _share(self, plan: StepPlan, owner: Callable[[SeqId], TenantId]) -> None:
         pieces = (
-            Piece(owner(piece.seq), piece.length, piece.start, piece.length == 1)
+            BilledSlice(owner(piece.seq), piece.length, piece.start, piece.length == 1)
             for batch in plan.nano_batches
             for piece in batch.slices
         )

@@ -15,9 +15,9 @@ from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
-from tiercel.scheduler.planner import StepLimits
 from tiercel.scheduler.policy import Policy, open_policy
-from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.step_limits import StepLimits
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PolicyName, PreemptionMode
 from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.machine import CostMachine

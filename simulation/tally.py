@@ -11,8 +11,9 @@ from tiercel.outcome import Finished, FinishReason
 from tiercel.plan import Plan
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import CacheView
-from tiercel.scheduler.planner import Planner, StepLimits
-from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.planner import Planner
+from tiercel.scheduler.step_limits import StepLimits
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.simulation.histogram import Histogram, bucket_of
 from tiercel.simulation.http import HttpProcess
 from tiercel.tenant import TenantShare

@@ -15,7 +15,7 @@ MOST_ABSENCES = 32  # told of one sequence
 BAD_LOGITS = "the model's logits are not finite"
 """`Finished.error` of a sequence whose logits were NaN or infinite."""
 
-PreemptionMode = Literal["swap", "recompute"]
+PreemptionKind = Literal["swap", "recompute"]
 """Whether a victim's blocks were kept in another tier."""
 
 
@@ -130,14 +130,14 @@ class PreemptionCount(Struct, frozen=True, array_like=True, gc=False):
     """How often sequences of a tenant gave way, for one reason and in one mode."""
 
     reason: PreemptionReason
-    mode: PreemptionMode
+    mode: PreemptionKind
     count: int
 
 
 class SwitchGauges(Struct, frozen=True, array_like=True, gc=False):
     """Victims that have come back in one mode, and what that took, since start."""
 
-    mode: PreemptionMode
+    mode: PreemptionKind
     count: int
     predicted_s: float  # when they were preempted
     realised_s: float  # copies of their blocks and steps that computed their tokens once more

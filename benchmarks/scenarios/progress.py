@@ -1,7 +1,7 @@
 """How much work gets done: random mixes of tenants and lengths, played under several policies on one small engine."""
 
 import random
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan, Slice, whole_slices
-from tiercel.scheduler.cost import Piece, StepCosts, linear_times
+from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times
 from tiercel.settings import PolicyName
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import Ask, Part, Sources
@@ -134,7 +134,7 @@ class _Watch:
         """A plan was drawn, and is about to be launched."""
         if plan.nano_batches:
             pieces = [
-                Piece(self._kind(piece), piece.length, piece.start, piece.length == 1)
+                BilledSlice(self._kind(piece), piece.length, piece.start, piece.length == 1)
                 for piece in whole_slices(plan.nano_batches)
             ]
             ms_by_kind = self._costs.share_ms(pieces)
@@ -157,7 +157,7 @@ class _Watch:
         return "taken" if piece.seq in self._taken else "repeated"
 
 
-def _worst_window(useful_ms: List[float], repeated_ms: List[float]) -> float:
+def _worst_window(useful_ms: Sequence[float], repeated_ms: Sequence[float]) -> float:
     """The largest part of the useful work of a window of steps that its repeated work comes to."""
     useful, repeated = [0.0, *accumulate(useful_ms)], [0.0, *accumulate(repeated_ms)]
     width = min(WINDOW_STEPS, len(useful_ms))

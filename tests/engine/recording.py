@@ -26,8 +26,9 @@ from tiercel.errors import OutOfDeviceMemoryError
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
-from tiercel.scheduler.planner import Planner, StepLimits
-from tiercel.scheduler.sequence import Sequence
+from tiercel.scheduler.planner import Planner
+from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.scheduler.step_limits import StepLimits
 from tiercel.wire import Abort
 
 VOCAB = 11
@@ -168,7 +169,7 @@ class StepBench:
         shape = (2 * sequences + 1, model.layers, 4, model.kv_heads, 2 * model.head_dim)
         self.kv = torch.zeros(shape, device=torch_device)
         rows = RowBook(sequences, 2)
-        self._sequences: dict[SeqId, Sequence] = {}
+        self._sequences: dict[SeqId, SequenceProgress] = {}
         staging = Staging(torch_device, lane, HostRing(is_pinned=device == "cuda"))
         sampler = Sampler(sequences, model.vocab_size, torch_device)
         if device == "cuda":
@@ -186,7 +187,7 @@ class StepBench:
         for number, prompt in enumerate(prompts, start=1):
             seq = SeqId(number)
             request = Request(id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=0.0)
-            self._sequences[seq] = Sequence(request, (0.0,), 8)
+            self._sequences[seq] = SequenceProgress(request, (0.0,), 8)
             updates.append(TableUpdate(seq, 0, (SlotId(2 * number), SlotId(2 * number - 1))))
             slices.append(Slice(seq, 0, len(prompt), True))
         return self.launch(slices, tuple(updates))

@@ -23,9 +23,10 @@ from tiercel.outcome import FinishReason
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import PolicyName, open_policy
-from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.step_limits import StepLimits
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PreemptionMode
 from tiercel.tenant import KvQuota, Slo, Tenants, TenantShare
 from tiercel.tier import Route, Tier, Transfer, Verdict

@@ -10,8 +10,9 @@ from tiercel.engine.lookahead import Lookahead
 from tiercel.engine.loop import EngineLoop
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts, linear_times
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.step_limits import StepLimits
 
 
 class YieldingBench(Bench):

@@ -14,12 +14,12 @@ from tiercel.device.sim import SimMachine, expected_outputs
 from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import Finished, FinishReason
+from tiercel.outcome import Finished, FinishReason, SequenceState
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
-from tiercel.scheduler.sequence import SequenceState
+from tiercel.scheduler.step_limits import StepLimits
 from tiercel.tenant import DEFAULT_TENANT, Slo, Tenants, TenantShare
 from tiercel.wire import Abort, Report, SetTenants, Submit
 

@@ -18,13 +18,14 @@ from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
+from tiercel.outcome import SequenceState
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
-from tiercel.scheduler.preemption import SwapChooser
-from tiercel.scheduler.sequence import SequenceState
+from tiercel.scheduler.step_limits import StepLimits
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PreemptionMode
 from tiercel.tier import Route, Transfer, Verdict
 from tiercel.wire import Abort, Submit, ToEngine

@@ -18,8 +18,9 @@ from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.plan import NanoBatch, Slice, StepPlan
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.step_limits import StepLimits
 from tiercel.wire import Abort
 
 ENDED_WELL = {FinishReason.STOP, FinishReason.LENGTH}

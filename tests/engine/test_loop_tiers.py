@@ -17,14 +17,14 @@ from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.policy import Keep
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import FinishReason
+from tiercel.outcome import FinishReason, SequenceState
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import PolicyName, open_policy
-from tiercel.scheduler.preemption import SwapChooser
-from tiercel.scheduler.sequence import SequenceState
+from tiercel.scheduler.step_limits import StepLimits
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PreemptionMode
 from tiercel.tenant import DEFAULT_TENANT
 from tiercel.tier import Route, Transfer, Verdict

@@ -23,9 +23,10 @@ from tiercel.plan import NanoBatch, Slice
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import StepSplitter
-from tiercel.scheduler.nanobatch import cut, shape_of, splits_of
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.nanobatch import candidate_splits, cut, shape_of
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.step_limits import StepLimits
 from tiercel.settings import AttentionName, EngineSettings
 from tiercel.wire import Abort, Submit
 
@@ -41,7 +42,7 @@ class RandomSplitter:
         if self._rng.random() < 0.3:
             batches = _single_tokens(slices)
         else:
-            splits = splits_of(shape_of(slices))
+            splits = candidate_splits(shape_of(slices))
             batches = cut(slices, self._rng.choice(splits[1:] or splits), block_size)
         self.most = max(self.most, len(batches))
         return batches

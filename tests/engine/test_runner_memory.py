@@ -21,8 +21,9 @@ from tiercel.kvcache.manager import CacheManager
 from tiercel.outcome import FinishReason
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.step_limits import StepLimits
 from tiercel.wire import Submit
 
 MOST_BYTES = 1 << 58  # no machine has them

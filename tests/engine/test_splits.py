@@ -14,11 +14,11 @@ from tiercel.engine.split_search import calibrate_splits
 from tiercel.engine.splits_file import SplitsFile
 from tiercel.errors import ConfigError
 from tiercel.plan import StepPlan
-from tiercel.scheduler.nanobatch import Split, SplitRow, Timed
+from tiercel.scheduler.nanobatch import MeasuredSplit, Split, SplitRow
 from tiercel.settings import EngineSettings
 
 PROMPT = list(range(3, 131))  # 128 tokens: one step
-HALVES = SplitRow(128, 0, 0, (Timed(Split(2, 0), 0.5),))
+HALVES = SplitRow(128, 0, 0, (MeasuredSplit(Split(2, 0), 0.5),))
 
 
 @pytest.fixture(scope="module")

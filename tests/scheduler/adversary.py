@@ -13,10 +13,10 @@ from itertools import combinations
 from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.fairness import Account, Charge, TenantBook
-from tiercel.scheduler.limits import FairLimits, fair_limits
-from tiercel.scheduler.order import Fair, Waiting
+from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
 from tiercel.scheduler.queue import WaitingQueue
-from tiercel.scheduler.victim import Holder, SwitchBrake, victims
+from tiercel.scheduler.queue_order import FairOrder, WaitingSequence
+from tiercel.scheduler.victim import PreemptionLimiter, VictimCandidate, victims
 
 BASE_MS, PREFILL_MS, DECODE_MS = 2.0, 0.2, 1.0
 LEAST_TOKENS = 4
@@ -66,7 +66,7 @@ class Machine:
         self.limits = fair_limits(1.1 * (BASE_MS + budget * PREFILL_MS + rows * DECODE_MS), patience_s)
         self.weights = {TenantId(name): weight for name, weight in weights.items()}
         self.book = open_book(self.limits, self.weights)
-        self.queue = WaitingQueue(Fair(), self.book)
+        self.queue = WaitingQueue(FairOrder(), self.book)
         self.aging = AgingShare(self.limits.step_ms, starve_s=starve_s)
         self.now_s = 0.0
         self.jobs: dict[SeqId, Job] = {}
@@ -169,11 +169,11 @@ class Machine:
             return self.book.may_take_for_debt(first.account, job.account, self.now_s)
 
         holders = [
-            Holder(job.seq, job.account, False, job.admitted, job.since_resume)
+            VictimCandidate(job.seq, job.account, False, job.admitted, job.since_resume)
             for job in self.running.values()
             if may_take(job)
         ]
-        brake = SwitchBrake()
+        brake = PreemptionLimiter()
         for seq in victims(holders, self.book.lead, lambda seq: self.jobs[seq].blocks, LEAST_TOKENS):
             if not brake.may_preempt():
                 break
@@ -205,10 +205,10 @@ class Machine:
     def _num_running(self, account: Account) -> int:
         return sum(one.account == account for one in self.running.values())
 
-    def _waiting(self, job: Job) -> Waiting:
+    def _waiting(self, job: Job) -> WaitingSequence:
         goal_s = 0.2 if job.account.band == 0 else 5.0
         work_s = 1e-3 * PREFILL_MS * job.prompt
-        return Waiting(job.seq, job.account.tenant, job.arrival_s, self.now_s, job.account.band, goal_s, work_s)
+        return WaitingSequence(job.seq, job.account.tenant, job.arrival_s, self.now_s, job.account.band, goal_s, work_s)
 
     def _run(self, pieces: list[tuple[Job, int, bool]]) -> None:
         shares: dict[Account, float] = {}

@@ -7,8 +7,9 @@ from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
-from tiercel.scheduler.planner import Planner, StepLimits
+from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import Policy, open_policy
+from tiercel.scheduler.step_limits import StepLimits
 from tiercel.tenant import DEFAULT_TENANT
 
 BLOCK = 4

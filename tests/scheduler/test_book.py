@@ -7,7 +7,7 @@ from tiercel.rates import Rates
 from tiercel.scheduler.fairness import Account
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
-from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PreemptionMode
 from tiercel.tenant import Slo, Tenants, TenantShare
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tiercel.errors import InvariantError
-from tiercel.scheduler.cost import Piece, StepCosts, StepTimes, linear_times
+from tiercel.scheduler.cost import BilledSlice, StepCosts, StepTimes, linear_times
 
 AXES = ((0, 64, 512), (0, 4, 32), (0, 1000, 20_000))
 
@@ -151,8 +151,8 @@ def test_shares_add_up_to_the_prediction() -> None:
     costs = StepCosts(measured(3))
     rng = random.Random(0)
     for _ in range(50):
-        pieces = [Piece(rng.choice("abc"), 1, rng.randrange(2000), True) for _ in range(rng.randrange(9))]
-        pieces += [Piece(rng.choice("abc"), rng.randint(1, 300), rng.randrange(2000), False) for _ in range(3)]
+        pieces = [BilledSlice(rng.choice("abc"), 1, rng.randrange(2000), True) for _ in range(rng.randrange(9))]
+        pieces += [BilledSlice(rng.choice("abc"), rng.randint(1, 300), rng.randrange(2000), False) for _ in range(3)]
         decodes = sum(piece.is_decode for piece in pieces)
         tokens = sum(piece.tokens for piece in pieces if not piece.is_decode)
         ours = sum(piece.context for piece in pieces if not piece.is_decode)
@@ -165,7 +165,9 @@ def test_shares_add_up_to_the_prediction() -> None:
 
 def test_who_asks_for_more_pays_more() -> None:
     costs = StepCosts(linear_times())
-    shares = costs.share_ms([Piece("short", 1, 100, True), Piece("long", 1, 50_000, True), Piece("new", 500, 0, False)])
+    shares = costs.share_ms(
+        [BilledSlice("short", 1, 100, True), BilledSlice("long", 1, 50_000, True), BilledSlice("new", 500, 0, False)]
+    )
     assert shares["short"] < shares["long"] < shares["new"]
 
 

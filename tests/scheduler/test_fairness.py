@@ -9,7 +9,7 @@ from tiercel.errors import InvariantError
 from tiercel.ids import TenantId
 from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.fairness import Account, TenantBook
-from tiercel.scheduler.limits import FairLimits, fair_limits
+from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
 from tiercel.scheduler.policy import open_policy
 
 LIMITS = FairLimits(step_ms=10, quantum_ms=40, debt_ms=20, patience_s=0.5)

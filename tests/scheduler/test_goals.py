@@ -5,8 +5,8 @@ import pytest
 from tests.scheduler.counting import BLOCK, Room, slices
 from tiercel.ids import SeqId
 from tiercel.scheduler.cost import StepCosts, StepTimes
-from tiercel.scheduler.planner import StepLimits
 from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.step_limits import StepLimits
 
 # A step of 64 prompt tokens takes 4 ms behind none and 22 ms behind 400, as attention makes it.
 TIMES = StepTimes(

@@ -9,16 +9,16 @@ from tiercel.ids import SeqId
 from tiercel.plan import NanoBatch, Slice, whole_slices
 from tiercel.scheduler.nanobatch import (
     WHOLE,
+    MeasuredSplit,
     Split,
     SplitRow,
     SplitTable,
     Splitter,
-    Timed,
+    candidate_splits,
     capped,
     cut,
     read_table,
     shape_of,
-    splits_of,
     write_table,
 )
 
@@ -45,7 +45,8 @@ def rows(*ratios: tuple[int, float]) -> SplitTable:
     """Prompts of so many tokens, and what halving costs there."""
     return SplitTable(
         rows=tuple(
-            SplitRow(tokens, 0, 0, (Timed(Split(2, 0), ratio), Timed(Split(4, 0), 1.3))) for tokens, ratio in ratios
+            SplitRow(tokens, 0, 0, (MeasuredSplit(Split(2, 0), ratio), MeasuredSplit(Split(4, 0), 1.3)))
+            for tokens, ratio in ratios
         )
     )
 
@@ -54,7 +55,7 @@ def rows(*ratios: tuple[int, float]) -> SplitTable:
 def test_a_cut_loses_nothing_and_keeps_the_order_of_what_is_sampled(seed: int) -> None:
     rng = random.Random(seed)
     slices = random_slices(rng)
-    for split in splits_of(shape_of(slices)):
+    for split in candidate_splits(shape_of(slices)):
         batches = cut(slices, split, BLOCK)
         assert all(batch.slices and all(piece.length >= 1 for piece in batch.slices) for batch in batches)
         assert len(batches) <= max(split.prompt_parts, 1) + split.decode_parts
@@ -70,7 +71,7 @@ def test_a_cut_loses_nothing_and_keeps_the_order_of_what_is_sampled(seed: int) -
 def test_a_cap_holds_for_every_nano_batch_and_loses_nothing(seed: int) -> None:
     rng = random.Random(seed)
     slices = random_slices(rng)
-    before = cut(slices, rng.choice(splits_of(shape_of(slices))), BLOCK)
+    before = cut(slices, rng.choice(candidate_splits(shape_of(slices))), BLOCK)
     most = rng.choice([1, 5, 16, 100, 10**6])
     batches = capped(before, most, BLOCK)
     assert all(1 <= sum(piece.length for piece in batch.slices) <= most for batch in batches)
@@ -127,7 +128,9 @@ def test_a_table_s_choice_is_near_the_best_of_every_row(seed: int) -> None:
     rng = random.Random(seed)
     table = SplitTable(
         rows=tuple(
-            SplitRow(tokens, 0, 0, tuple(Timed(Split(parts, 0), rng.uniform(0.8, 1.4)) for parts in (2, 3, 4, 8)))
+            SplitRow(
+                tokens, 0, 0, tuple(MeasuredSplit(Split(parts, 0), rng.uniform(0.8, 1.4)) for parts in (2, 3, 4, 8))
+            )
             for tokens in (64, 256, 1024)
         )
     )

@@ -7,10 +7,10 @@ from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.plan import Slice
-from tiercel.scheduler.budget import chunk_length
-from tiercel.scheduler.planner import StepLimits
+from tiercel.scheduler.chunk import chunk_length
 from tiercel.scheduler.policy import open_policy
-from tiercel.scheduler.victim import SwitchBrake
+from tiercel.scheduler.step_limits import StepLimits
+from tiercel.scheduler.victim import PreemptionLimiter
 from tiercel.settings import PolicyName
 
 
@@ -133,11 +133,11 @@ def is_void_by_step(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each step that is planned: whether its brake is void."""
     seen: list[bool] = []
 
-    def brake(*, is_void: bool) -> SwitchBrake:
+    def brake(*, is_void: bool) -> PreemptionLimiter:
         seen.append(is_void)
-        return SwitchBrake(is_void=is_void)
+        return PreemptionLimiter(is_void=is_void)
 
-    monkeypatch.setattr("tiercel.scheduler.planner.SwitchBrake", brake)
+    monkeypatch.setattr("tiercel.scheduler.planner.PreemptionLimiter", brake)
     return seen
 
 

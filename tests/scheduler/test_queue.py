@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.fairness import Account, TenantBook
-from tiercel.scheduler.limits import fair_limits
-from tiercel.scheduler.order import Fair, FirstCome, StrictPriority, Waiting, open_order
+from tiercel.scheduler.fairness_limits import fair_limits
 from tiercel.scheduler.queue import OpenGate, WaitingQueue
+from tiercel.scheduler.queue_order import ArrivalOrder, FairOrder, PriorityOrder, WaitingSequence, open_order
 
 
 class ScriptedGate(OpenGate):
@@ -48,12 +48,12 @@ class ScriptedGate(OpenGate):
 
 def waiting(
     seq: int, *, tenant: str = "a", arrival_s: float = 0.0, band: int = 0, goal_s: float = 0.0, work_s: float = 0.0
-) -> Waiting:
-    return Waiting(SeqId(seq), TenantId(tenant), arrival_s, arrival_s, band, goal_s, work_s)
+) -> WaitingSequence:
+    return WaitingSequence(SeqId(seq), TenantId(tenant), arrival_s, arrival_s, band, goal_s, work_s)
 
 
-def queue_of(*items: Waiting, order: Fair | StrictPriority | FirstCome | None = None) -> WaitingQueue:
-    queue = WaitingQueue(order or Fair(), OpenGate())
+def queue_of(*items: WaitingSequence, order: FairOrder | PriorityOrder | ArrivalOrder | None = None) -> WaitingQueue:
+    queue = WaitingQueue(order or FairOrder(), OpenGate())
     for item in items:
         queue.add(item, 0.0)
     return queue
@@ -69,7 +69,7 @@ def test_a_lower_band_goes_first() -> None:
 
 def test_in_a_band_who_has_deficit_goes_first() -> None:
     gate = ScriptedGate()
-    queue = WaitingQueue(Fair(), gate)
+    queue = WaitingQueue(FairOrder(), gate)
     for item in (waiting(1, tenant="a"), waiting(2, tenant="b", arrival_s=5), waiting(3, tenant="a", band=1)):
         queue.add(item, 0.0)
     gate.turn(Account(0, TenantId("a")), is_eligible=False)
@@ -82,7 +82,7 @@ def test_in_a_band_who_has_deficit_goes_first() -> None:
 
 def test_many_who_turn_at_once_are_all_found() -> None:
     gate = ScriptedGate()
-    queue = WaitingQueue(Fair(), gate)
+    queue = WaitingQueue(FairOrder(), gate)
     for number in range(300):
         queue.add(waiting(number, tenant=f"t{number}", arrival_s=number), 0.0)
     for number in range(0, 300, 2):
@@ -99,9 +99,9 @@ def test_little_load_is_earliest_deadline_first_and_much_is_shortest_work_first(
         for seq in range(200)
     ]
     by_deadline = sorted(items, key=lambda one: one.arrival_s + one.ttft_goal_s)
-    assert drawn(queue_of(*items, order=Fair(alpha=0.0))) == [one.seq for one in by_deadline]
+    assert drawn(queue_of(*items, order=FairOrder(alpha=0.0))) == [one.seq for one in by_deadline]
     by_work = sorted(items, key=lambda one: one.work_s)
-    assert drawn(queue_of(*items, order=Fair(alpha=1e6))) == [one.seq for one in by_work]
+    assert drawn(queue_of(*items, order=FairOrder(alpha=1e6))) == [one.seq for one in by_work]
 
 
 def test_a_cached_prefix_goes_before_an_equal_without_one() -> None:
@@ -111,13 +111,13 @@ def test_a_cached_prefix_goes_before_an_equal_without_one() -> None:
 def test_the_other_policies_know_no_tenant_or_no_band() -> None:
     items = (waiting(1, tenant="a", arrival_s=3, band=0), waiting(2, tenant="b", arrival_s=2, band=1, work_s=-9))
     third = waiting(3, tenant="c", arrival_s=1, band=1)
-    assert drawn(queue_of(*items, third, order=StrictPriority())) == [1, 3, 2]
-    assert drawn(queue_of(*items, third, order=FirstCome())) == [3, 2, 1]
-    assert drawn(queue_of(waiting(8), waiting(7), order=FirstCome())) == [7, 8], "the id breaks ties"
+    assert drawn(queue_of(*items, third, order=PriorityOrder())) == [1, 3, 2]
+    assert drawn(queue_of(*items, third, order=ArrivalOrder())) == [3, 2, 1]
+    assert drawn(queue_of(waiting(8), waiting(7), order=ArrivalOrder())) == [7, 8], "the id breaks ties"
 
 
 def test_policies_by_name() -> None:
-    assert [type(open_order(name)) for name in ("fair", "priority", "fcfs")] == [Fair, StrictPriority, FirstCome]
+    assert [type(open_order(name)) for name in ("fair", "priority", "fcfs")] == [FairOrder, PriorityOrder, ArrivalOrder]
     with pytest.raises(InvariantError):
         open_order("lottery")
 
@@ -136,7 +136,7 @@ def test_aborts_leave_nothing_behind() -> None:
 
 def test_a_changed_priority_moves_a_sequence() -> None:
     gate = ScriptedGate()
-    queue = WaitingQueue(Fair(), gate)
+    queue = WaitingQueue(FairOrder(), gate)
     queue.add(waiting(1), 0.0)
     queue.add(waiting(2, work_s=1.0), 0.0)
     queue.place(waiting(2, band=-1), 0.0)
@@ -149,7 +149,7 @@ def test_a_changed_priority_moves_a_sequence() -> None:
 
 def test_placing_anew_is_no_return_from_idle() -> None:
     book = TenantBook(fair_limits(10.0))
-    queue = WaitingQueue(Fair(), book)
+    queue = WaitingQueue(FairOrder(), book)
     account = Account(0, TenantId("a"))
     queue.add(waiting(1), 0.0)
     book.refill(0.0)
@@ -160,7 +160,7 @@ def test_placing_anew_is_no_return_from_idle() -> None:
 
 def test_a_deferred_sequence_is_passed_and_keeps_its_place() -> None:
     gate = ScriptedGate()
-    queue = WaitingQueue(Fair(), gate)
+    queue = WaitingQueue(FairOrder(), gate)
     for item in (waiting(1), waiting(2, arrival_s=1)):
         queue.add(item, 0.0)
     queue.defer(SeqId(1), 0.0)
@@ -179,7 +179,7 @@ def test_a_deferred_sequence_is_passed_and_keeps_its_place() -> None:
 
 def test_a_barred_tenant_is_not_drawn() -> None:
     gate = ScriptedGate()
-    queue = WaitingQueue(Fair(), gate)
+    queue = WaitingQueue(FairOrder(), gate)
     for item in (waiting(1), waiting(2, tenant="b"), waiting(3)):
         queue.add(item, 0.0)
     gate.barred.add(Account(0, TenantId("a")))
@@ -188,7 +188,7 @@ def test_a_barred_tenant_is_not_drawn() -> None:
 
 def test_the_oldest_starving_sequence_is_found_in_any_band() -> None:
     gate = ScriptedGate()
-    queue = WaitingQueue(Fair(), gate)
+    queue = WaitingQueue(FairOrder(), gate)
     for item in (waiting(1, arrival_s=5), waiting(2, tenant="b", band=3, arrival_s=2), waiting(3, arrival_s=9)):
         queue.add(item, 0.0)
     assert queue.oldest(31.0, 30.0) is None
@@ -224,8 +224,8 @@ class QueueAgainstList(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.gate = ScriptedGate()
-        self.queue = WaitingQueue(Fair(alpha=2.0), self.gate)
-        self.items: dict[SeqId, Waiting] = {}
+        self.queue = WaitingQueue(FairOrder(alpha=2.0), self.gate)
+        self.items: dict[SeqId, WaitingSequence] = {}
         self.deferred: set[SeqId] = set()
         self.count = 0
 
@@ -276,7 +276,7 @@ class QueueAgainstList(RuleBasedStateMachine):
     def draws_what_sorting_would(self) -> None:
         ready = [one for one in self.items.values() if one.seq not in self.deferred]
 
-        def place(one: Waiting) -> tuple[int, bool, float, int]:
+        def place(one: WaitingSequence) -> tuple[int, bool, float, int]:
             key = one.arrival_s + one.ttft_goal_s + 2.0 * one.work_s
             return (one.band, Account(one.band, one.tenant) in self.gate.spent, key, one.seq)
 

@@ -5,9 +5,9 @@ import pytest
 from tests.scheduler.counting import BLOCK, CountingCache, Hit, Room, slices
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan
-from tiercel.scheduler.planner import StepLimits
 from tiercel.scheduler.policy import Policy, open_policy
-from tiercel.scheduler.switch_budget import WORTH
+from tiercel.scheduler.preemption_budget import WORTH
+from tiercel.scheduler.step_limits import StepLimits
 from tiercel.settings import PolicyName
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 

@@ -2,16 +2,18 @@
 
 from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.fairness import Account
-from tiercel.scheduler.victim import Holder, Hunger, SwitchBrake, victims
+from tiercel.scheduler.victim import PreemptionLimiter, StarvationCounter, VictimCandidate, victims
 
 
 def holder(
     seq: int, *, tenant: str = "a", band: int = 0, is_batch: bool = False, admitted: int = 0, tokens: int = 99
-) -> Holder:
-    return Holder(SeqId(seq), Account(band, TenantId(tenant)), is_batch, admitted, tokens)
+) -> VictimCandidate:
+    return VictimCandidate(SeqId(seq), Account(band, TenantId(tenant)), is_batch, admitted, tokens)
 
 
-def order(*holders: Holder, leads: dict[str, float] | None = None, gains: dict[int, float] | None = None) -> list[int]:
+def order(
+    *holders: VictimCandidate, leads: dict[str, float] | None = None, gains: dict[int, float] | None = None
+) -> list[int]:
     return list(
         victims(
             holders,
@@ -51,7 +53,7 @@ def test_who_resumed_just_now_stays() -> None:
 
 
 def test_two_switches_a_step() -> None:
-    brake = SwitchBrake()
+    brake = PreemptionLimiter()
     for _ in range(2):
         assert brake.may_preempt()
         brake.preempt(spills=False)
@@ -60,7 +62,7 @@ def test_two_switches_a_step() -> None:
 
 
 def test_no_restore_beside_a_spill() -> None:
-    brake = SwitchBrake()
+    brake = PreemptionLimiter()
     brake.preempt(spills=False)
     assert brake.may_restore()
     brake.preempt(spills=True)
@@ -68,17 +70,17 @@ def test_no_restore_beside_a_spill() -> None:
 
 
 def test_the_brake_never_stops_the_machine() -> None:
-    brake = SwitchBrake(is_void=True)
+    brake = PreemptionLimiter(is_void=True)
     brake.preempt(spills=True)
     brake.preempt(spills=True)
     assert brake.may_preempt()
     assert brake.may_restore()
     brake.restore()
-    assert SwitchBrake(is_void=True, most=0).may_preempt()
+    assert PreemptionLimiter(is_void=True, most=0).may_preempt()
 
 
 def test_the_first_in_rank_goes_hungry_for_so_many_steps_only() -> None:
-    hunger = Hunger(most_steps=3)
+    hunger = StarvationCounter(most_steps=3)
     for _ in range(3):
         assert not hunger.is_void
         hunger.step(was_served=False)

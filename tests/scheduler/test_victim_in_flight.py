@@ -4,7 +4,7 @@ from tests.scheduler.counting import BLOCK, Room
 from tiercel.rates import Rates
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
-from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.swap_choice import SwapChooser
 
 
 def test_work_in_flight_counts_when_the_cheaper_victim_is_chosen() -> None:

@@ -9,7 +9,7 @@ from benchmarks.scenarios.mixes import long_prompts
 from benchmarks.scenarios.progress import draw_mix, play
 from tiercel.ids import TenantId
 from tiercel.plan import Plan, whole_slices
-from tiercel.scheduler.switch_budget import LOSS_SHARE
+from tiercel.scheduler.preemption_budget import LOSS_SHARE
 from tiercel.settings import PolicyName
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import Ask, Part, Sources

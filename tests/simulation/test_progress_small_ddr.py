@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.scenarios.progress import draw_mix, play
-from tiercel.scheduler.switch_budget import LOSS_SHARE
+from tiercel.scheduler.preemption_budget import LOSS_SHARE
 
 
 @pytest.mark.parametrize("seed", [7044, 7074])

@@ -10,7 +10,7 @@ from tiercel.ids import TenantId
 from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.fairness import TenantBook
-from tiercel.scheduler.limits import FairLimits, fair_limits
+from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
 from tiercel.scheduler.policy import Policy
 from tiercel.simulation.simulator import SimSettings
 

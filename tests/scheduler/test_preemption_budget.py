@@ -5,20 +5,20 @@ import random
 import pytest
 
 from tiercel.ids import SeqId
-from tiercel.scheduler.switch_budget import SwitchBudget
+from tiercel.scheduler.preemption_budget import PreemptionBudget
 
 A, B = SeqId(1), SeqId(2)
 
 
-def worked(steps: int = 10) -> SwitchBudget:
-    budget = SwitchBudget(share=0.1, steps=10)
+def worked(steps: int = 10) -> PreemptionBudget:
+    budget = PreemptionBudget(share=0.1, steps=10)
     for _ in range(steps):
         budget.launch(100.0)
     return budget
 
 
 def test_nothing_is_affordable_before_any_work_was_done() -> None:
-    assert SwitchBudget().left_ms == 0.0
+    assert PreemptionBudget().left_ms == 0.0
 
 
 def test_a_tenth_of_the_last_steps_is_affordable() -> None:
@@ -60,7 +60,7 @@ def test_what_is_repeated_in_any_window_stays_within_the_share(number: int) -> N
     """Whoever preempts whenever it can, and makes up for it as late as it likes, repeats a tenth at most."""
     seed = number or random.SystemRandom().randrange(1 << 31)
     rng = random.Random(seed)
-    budget, owed, repeated_at = SwitchBudget(share=0.1, steps=50), [], []
+    budget, owed, repeated_at = PreemptionBudget(share=0.1, steps=50), [], []
     for step in range(3000):
         budget.launch(10.0)
         price_ms = rng.choice([1.0, 5.0, 20.0])

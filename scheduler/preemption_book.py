@@ -2,8 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterable
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from msgspec import Struct
@@ -11,13 +10,13 @@ from msgspec import Struct
 from tiercel.ids import SeqId
 from tiercel.outcome import SwitchGauges
 from tiercel.plan import Slice, SwapCost
-from tiercel.scheduler.cost import Piece, StepCosts
-from tiercel.scheduler.sequence import Sequence
+from tiercel.scheduler.cost import BilledSlice, StepCosts
+from tiercel.scheduler.sequence import SequenceProgress
 
 log = logging.getLogger(__name__)
 
 
-class Return(Struct, frozen=True, gc=False):
+class ReturnedVictim(Struct, frozen=True, gc=False):
     """A victim has computed all that it had lost."""
 
     seq: SeqId
@@ -48,7 +47,7 @@ class _Share(Struct, frozen=True, gc=False):
     is_last: bool
 
 
-class SwitchBook:
+class PreemptionBook:
     """Follows victims from preemption to return. Written by the SequenceBook, read out by the loop.
 
     A victim that is preempted again before it is back begins anew, with what it has computed by then; one that ends on
@@ -58,7 +57,7 @@ class SwitchBook:
     def __init__(self) -> None:
         self._away: dict[SeqId, _Switch] = {}
         self._steps: deque[list[_Share]] = deque()  # launched, not settled
-        self._returned: list[Return] = []
+        self._returned: list[ReturnedVictim] = []
         self._count = {False: 0, True: 0}  # by `is_swap`, since start
         self._predicted_s = {False: 0.0, True: 0.0}
         self._realised_s = {False: 0.0, True: 0.0}
@@ -76,13 +75,13 @@ class SwitchBook:
         """A sequence has ended."""
         self._away.pop(seq, None)
 
-    def launch(self, pieces: List[tuple[Sequence, Slice]], costs: StepCosts) -> None:
+    def launch(self, pieces: Sequence[tuple[SequenceProgress, Slice]], costs: StepCosts) -> None:
         """A step is launched: find out which part of it repeats work. Cost: nothing where nobody is on the way back."""
         shares: list[_Share] = []
         back = [(self._away[one.id], piece) for one, piece in pieces if one.id in self._away] if self._away else ()
         if back:
             ms_by_seq = costs.share_ms(
-                Piece(one.id, piece.length, piece.start, piece.length == 1) for one, piece in pieces
+                BilledSlice(one.id, piece.length, piece.start, piece.length == 1) for one, piece in pieces
             )
             total_ms = sum(ms_by_seq.values())
             for switch, piece in back:
@@ -102,15 +101,15 @@ class SwitchBook:
             if share.is_last:
                 del self._away[switch.seq]
                 self._returned.append(
-                    Return(switch.seq, switch.is_swap, switch.tokens, switch.cost, switch.recompute_s)
+                    ReturnedVictim(switch.seq, switch.is_swap, switch.tokens, switch.cost, switch.recompute_s)
                 )
 
-    def take_returned(self) -> Iterable[Return]:
+    def take_returned(self) -> Iterable[ReturnedVictim]:
         """The victims that have returned since the last call."""
         returned, self._returned = self._returned, []
         return returned
 
-    def note(self, back: Return, copied_s: float) -> float:
+    def note(self, back: ReturnedVictim, copied_s: float) -> float:
         """Log and count one return whose copies took `copied_s`. Returns the realised seconds."""
         chosen_s, other_s = back.cost.swap_s, back.cost.recompute_s
         if not back.is_swap:

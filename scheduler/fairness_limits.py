@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from tiercel.scheduler.switch_budget import WORTH
+from tiercel.scheduler.preemption_budget import WORTH
 
 
 class FairLimits(Struct, frozen=True, kw_only=True):
@@ -13,7 +13,7 @@ class FairLimits(Struct, frozen=True, kw_only=True):
     Two accounts i and j of one band that both have dispatchable work differ by at most `bound_ms` of service per
     weight: the sum, over both, of quantum_ms + debt_ms + (step_ms + 1e3 * patience_s + worth * price_ms) / weight.
     `price_ms` is what preempting a sequence of the account costs. A sequence whose price exceeds what the
-    `SwitchBudget` leaves is not preempted: until it ends, its account may be served more than that.
+    `PreemptionBudget` leaves is not preempted: until it ends, its account may be served more than that.
     """
 
     step_ms: float  # U: the most that one step charges

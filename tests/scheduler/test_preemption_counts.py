@@ -3,13 +3,13 @@
 from tests.engine.test_loop_tiers import TierBench
 from tiercel.ids import TenantId
 from tiercel.outcome import PreemptionCount
-from tiercel.scheduler.tally import PreemptionTally
+from tiercel.scheduler.preemption_counts import PreemptionCounts
 
 A, B = TenantId("a"), TenantId("b")
 
 
 def test_preemptions_are_told_by_reason_and_mode() -> None:
-    tally = PreemptionTally()
+    tally = PreemptionCounts()
     for is_swap in (True, True, False):
         tally.add(A, "debt", is_swap=is_swap)
     tally.add(A, "band", is_swap=True)

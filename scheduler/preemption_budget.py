@@ -23,7 +23,7 @@ Prices are predictions, and what is repeated takes the place of useful work in i
 WINDOW_STEPS = 1000
 
 
-class SwitchBudget:
+class PreemptionBudget:
     """The work that preemptions for debt and for a share have cost, against the useful work of the last steps.
 
     The price of a preemption is owed from the moment of the preemption until the victim has computed again what it

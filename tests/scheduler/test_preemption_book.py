@@ -6,26 +6,26 @@ from tiercel.ids import SeqId
 from tiercel.plan import Slice, SwapCost
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.cost import StepCosts, linear_times
-from tiercel.scheduler.sequence import Sequence
-from tiercel.scheduler.switch import Return, SwitchBook
+from tiercel.scheduler.preemption_book import PreemptionBook, ReturnedVictim
+from tiercel.scheduler.sequence import SequenceProgress
 
 COST = SwapCost(0.25, 0.5)
 COSTS = StepCosts(linear_times(base_ms=1.0, prefill_ms=1.0, decode_ms=1.0, context_ms=1e-9))
 
 
-def piece(seq: int, start: int, length: int) -> tuple[Sequence, Slice]:
+def piece(seq: int, start: int, length: int) -> tuple[SequenceProgress, Slice]:
     request = Request(id=SeqId(seq), prompt=pack_tokens([1]), params=SamplingParams(), arrival_s=0.0)
-    return Sequence(request, (0.0,), 100), Slice(SeqId(seq), start, length, samples=True)
+    return SequenceProgress(request, (0.0,), 100), Slice(SeqId(seq), start, length, samples=True)
 
 
-def step(book: SwitchBook, measured_s: float, *pieces: tuple[Sequence, Slice]) -> list[Return]:
+def step(book: PreemptionBook, measured_s: float, *pieces: tuple[SequenceProgress, Slice]) -> list[ReturnedVictim]:
     book.launch(pieces, COSTS)
     book.settle(measured_s)
     return list(book.take_returned())
 
 
 def test_steps_that_compute_lost_tokens_again_add_up_until_the_last_one() -> None:
-    book = SwitchBook()
+    book = PreemptionBook()
     book.leave(SeqId(1), COST, 40, is_swap=False)
     assert not step(book, 1.0, piece(1, 0, 16))
     assert not step(book, 2.0, piece(1, 16, 16))
@@ -36,21 +36,21 @@ def test_steps_that_compute_lost_tokens_again_add_up_until_the_last_one() -> Non
 
 
 def test_a_step_is_divided_among_those_in_it() -> None:
-    book = SwitchBook()
+    book = PreemptionBook()
     book.leave(SeqId(1), COST, 32, is_swap=False)
     (back,) = step(book, 3.0, piece(1, 0, 32), piece(2, 0, 64))
     assert back.recompute_s == pytest.approx(3.0 * 32.5 / 97)
 
 
 def test_a_victim_whose_blocks_are_all_back_computes_nothing_again() -> None:
-    book = SwitchBook()
+    book = PreemptionBook()
     book.leave(SeqId(1), COST, 32, is_swap=True)
     (back,) = step(book, 1.0, piece(1, 32, 1))
     assert back.recompute_s == 0
 
 
 def test_a_void_step_costs_nothing_and_is_no_return() -> None:
-    book = SwitchBook()
+    book = PreemptionBook()
     book.leave(SeqId(1), COST, 32, is_swap=False)
     assert not step(book, 0.0, piece(1, 0, 33))
     (back,) = step(book, 1.0, piece(1, 0, 32))
@@ -58,7 +58,7 @@ def test_a_void_step_costs_nothing_and_is_no_return() -> None:
 
 
 def test_steps_in_flight_behind_the_last_one_change_nothing() -> None:
-    book = SwitchBook()
+    book = PreemptionBook()
     book.leave(SeqId(1), COST, 32, is_swap=True)
     for start in (32, 33):
         book.launch([piece(1, start, 1)], COSTS)
@@ -68,7 +68,7 @@ def test_steps_in_flight_behind_the_last_one_change_nothing() -> None:
 
 
 def test_a_victim_that_gives_way_once_more_begins_anew_and_one_that_ends_leaves_no_trace() -> None:
-    book = SwitchBook()
+    book = PreemptionBook()
     book.leave(SeqId(1), COST, 32, is_swap=False)
     book.launch([piece(1, 0, 16)], COSTS)
     book.leave(SeqId(1), COST, 48, is_swap=True)
@@ -81,10 +81,10 @@ def test_a_victim_that_gives_way_once_more_begins_anew_and_one_that_ends_leaves_
 
 
 def test_predictions_and_outcomes_are_counted_by_mode() -> None:
-    book = SwitchBook()
-    assert book.note(Return(SeqId(1), True, 32, COST, 0.125), copied_s=1.0) == 1.125
-    book.note(Return(SeqId(2), False, 32, COST, 2.0), copied_s=0.0)
-    book.note(Return(SeqId(3), True, 32, SwapCost(float("inf"), 0.5), 2.0), copied_s=0.0)
+    book = PreemptionBook()
+    assert book.note(ReturnedVictim(SeqId(1), True, 32, COST, 0.125), copied_s=1.0) == 1.125
+    book.note(ReturnedVictim(SeqId(2), False, 32, COST, 2.0), copied_s=0.0)
+    book.note(ReturnedVictim(SeqId(3), True, 32, SwapCost(float("inf"), 0.5), 2.0), copied_s=0.0)
     swap, recompute = book.gauges()
     assert (swap.mode, swap.count, swap.predicted_s, swap.realised_s) == ("swap", 1, 0.25, 1.125)
     assert (recompute.mode, recompute.count, recompute.predicted_s, recompute.realised_s) == ("recompute", 1, 0.5, 2.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from tiercel.ids import TenantId
-from tiercel.scheduler.standing import ServiceWindow, by_band, gap_ms, jain
+from tiercel.scheduler.service_window import ServiceWindow, by_band, gap_ms, jain
 
 A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 

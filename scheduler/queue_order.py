@@ -10,7 +10,7 @@ from tiercel.scheduler.fairness import Account
 from tiercel.settings import PolicyName
 
 
-class Waiting(Struct, frozen=True, gc=False):
+class WaitingSequence(Struct, frozen=True, gc=False):
     """What the order of a waiting sequence depends on. A prefill that is not through waits, too."""
 
     seq: SeqId
@@ -25,11 +25,11 @@ class Waiting(Struct, frozen=True, gc=False):
 class Order(Protocol):
     """Places a waiting sequence: in which account, and where in it. The lower key goes first, across accounts too."""
 
-    def account(self, waiting: Waiting) -> Account: ...
-    def key(self, waiting: Waiting) -> float: ...
+    def account(self, waiting: WaitingSequence) -> Account: ...
+    def key(self, waiting: WaitingSequence) -> float: ...
 
 
-class Fair:
+class FairOrder:
     """Bands, then the tenants' gate, then the deadline moved by the work.
 
     `arrival + goal + alpha * work`: the earliest deadline first while alpha is small, the shortest remaining prefill
@@ -39,30 +39,30 @@ class Fair:
     def __init__(self, alpha: float = 1.0) -> None:
         self.alpha = alpha  # of the sequences placed from now on; larger in overload
 
-    def account(self, waiting: Waiting) -> Account:
+    def account(self, waiting: WaitingSequence) -> Account:
         return Account(waiting.band, waiting.tenant)
 
-    def key(self, waiting: Waiting) -> float:
+    def key(self, waiting: WaitingSequence) -> float:
         return waiting.arrival_s + waiting.ttft_goal_s + self.alpha * waiting.work_s
 
 
-class StrictPriority:
+class PriorityOrder:
     """Bands, then arrival."""
 
-    def account(self, waiting: Waiting) -> Account:
+    def account(self, waiting: WaitingSequence) -> Account:
         return Account(waiting.band, TenantId(""))
 
-    def key(self, waiting: Waiting) -> float:
+    def key(self, waiting: WaitingSequence) -> float:
         return waiting.arrival_s
 
 
-class FirstCome:
+class ArrivalOrder:
     """Arrival alone."""
 
-    def account(self, waiting: Waiting) -> Account:
+    def account(self, waiting: WaitingSequence) -> Account:
         return Account(0, TenantId(""))
 
-    def key(self, waiting: Waiting) -> float:
+    def key(self, waiting: WaitingSequence) -> float:
         return waiting.arrival_s
 
 
@@ -70,10 +70,10 @@ def open_order(name: PolicyName | str) -> Order:
     """The order that the operator chose. Errors: InvariantError for a name that settings do not know."""
     match name:
         case "fair":
-            return Fair()
+            return FairOrder()
         case "priority":
-            return StrictPriority()
+            return PriorityOrder()
         case "fcfs":
-            return FirstCome()
+            return ArrivalOrder()
         case _:
             raise InvariantError("queue.order", name=name)

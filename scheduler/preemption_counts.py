@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 
 from tiercel.ids import TenantId
-from tiercel.outcome import PreemptionCount, PreemptionMode
+from tiercel.outcome import PreemptionCount, PreemptionKind
 from tiercel.plan import PreemptionReason
 
 
-class PreemptionTally:
+class PreemptionCounts:
     """Preemptions by tenant, reason and mode. Written by the SequenceBook."""
 
     def __init__(self) -> None:
-        self._counts_by_tenant: dict[TenantId, dict[tuple[PreemptionReason, PreemptionMode], int]] = {}
+        self._counts_by_tenant: dict[TenantId, dict[tuple[PreemptionReason, PreemptionKind], int]] = {}
 
     @property
     def tenants(self) -> Iterable[TenantId]:
@@ -28,5 +28,5 @@ class PreemptionTally:
     def add(self, tenant: TenantId, reason: PreemptionReason, *, is_swap: bool) -> None:
         """A sequence of the tenant gives way."""
         counts = self._counts_by_tenant.setdefault(tenant, {})
-        kind: tuple[PreemptionReason, PreemptionMode] = (reason, "swap" if is_swap else "recompute")
+        kind: tuple[PreemptionReason, PreemptionKind] = (reason, "swap" if is_swap else "recompute")
         counts[kind] = counts.get(kind, 0) + 1

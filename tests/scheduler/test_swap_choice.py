@@ -3,7 +3,7 @@
 import pytest
 
 from tiercel.rates import Rates
-from tiercel.scheduler.preemption import SwapChooser
+from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PreemptionMode
 from tiercel.tier import Route
 

@@ -27,4 +27,4 @@ def test_a_victim_whose_slice_is_discarded_has_not_returned() -> None:
     room.book.settle(1.0, 0.0)
     room.commit(back)
     assert room.book[SeqId(1)].computed == 0
-    assert not list(room.book.switches.take_returned()), "nothing of it is back"
+    assert not list(room.book.preemption_book.take_returned()), "nothing of it is back"

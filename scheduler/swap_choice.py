@@ -10,7 +10,7 @@ from tiercel.settings import PreemptionMode
 from tiercel.tier import Route
 
 
-class Decision(Struct, frozen=True, gc=False):
+class SwapDecision(Struct, frozen=True, gc=False):
     """The way that a victim takes, and the prediction for both ways."""
 
     swaps: bool
@@ -60,13 +60,13 @@ class SwapChooser:
             recompute_s = min(recompute_s, clean_s + _rest_s(rates, near + far, tokens))
         return SwapCost(dirty_s + clean_s + _rest_s(rates, dirty + near + far, tokens), recompute_s)
 
-    def decide(self, dirty: int, near: int, far: int, tokens: int) -> Decision:
+    def decide(self, dirty: int, near: int, far: int, tokens: int) -> SwapDecision:
         """Choose the way of a victim: swapped blocks are kept in or moved to a lower tier, all others are dropped."""
         cost = self.cost(dirty, near, far, tokens)
         if not dirty + near + far:  # nothing that a lower tier could hold
-            return Decision(swaps=False, cost=SwapCost(float("inf"), cost.recompute_s))
+            return SwapDecision(swaps=False, cost=SwapCost(float("inf"), cost.recompute_s))
         swaps = cost.swap_s <= cost.recompute_s if self._mode == "auto" else self._mode == "swap"
-        return Decision(swaps, cost)
+        return SwapDecision(swaps, cost)
 
 
 def _move_s(rates: Rates, route: Route, blocks: int) -> float:
