@@ -8,8 +8,6 @@ from itertools import islice, pairwise
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import (
-    MOST_ABSENCES,
-    Absence,
     FairGauges,
     Finished,
     FinishReason,
@@ -45,13 +43,6 @@ class Commit:
         self.firsts: list[FirstToken] = []  # of them: the first of their sequences
         self.finished: list[Finished] = []
         self.prompt_tokens = 0  # computed by the step
-
-
-def _come_back(sequence: SequenceProgress, now_s: float) -> None:
-    """Its next slice is launched, or it has ended: an absence is over."""
-    if sequence.away_since_s is not None and len(sequence.absences) < MOST_ABSENCES:
-        sequence.absences += (Absence(sequence.away_since_s, now_s, sequence.away_for),)
-    sequence.away_since_s = None
 
 
 def _prompt_shape(pieces: Sequence[tuple[SequenceProgress, Slice]]) -> tuple[int, int]:
@@ -210,8 +201,7 @@ class SequenceBook:
                 self.recomputed_tokens += again
                 sequence.recomputed += again
                 sequence.lost = 0
-            if sequence.away_since_s is not None:
-                _come_back(sequence, now_s)
+            sequence.end_absence(now_s)
             sequence.scheduled = piece.start + piece.length
             sequence.near_tokens = 0
             sequence.in_flight += 1
@@ -300,25 +290,8 @@ class SequenceBook:
         self._clear_suspect(sequence)
         self.num_preempted -= sequence.state in (SequenceState.PREEMPTED, SequenceState.DRAINING)
         sequence.state = SequenceState.DONE
-        if sequence.away_since_s is not None:
-            _come_back(sequence, now_s)
-        started, first = sequence.first_launch_s, sequence.first_token_s
-        arrival_s = sequence.request.arrival_s
-        return Finished(
-            seq=seq,
-            reason=reason,
-            num_prompt=sequence.num_prompt,
-            num_outputs=sequence.num_outputs,
-            num_cached=sequence.num_cached,
-            preemptions=sequence.preemptions,
-            recomputed_tokens=sequence.recomputed,
-            absences=sequence.absences,
-            queued_s=(now_s if started is None else started) - arrival_s,
-            prefill_s=0.0 if started is None else (now_s if first is None else first) - started,
-            decode_s=0.0 if first is None else now_s - first,
-            stop_token=stop_token,
-            error=error,
-        )
+        sequence.end_absence(now_s)
+        return sequence.finished(reason, now_s, stop_token=stop_token, error=error)
 
     def standing(self, now_s: float) -> FairGauges:
         """How fair it was, tenant by tenant. Cost: O(tenants)."""

@@ -3,7 +3,7 @@
 from array import array
 
 from tiercel.ids import SeqId
-from tiercel.outcome import Absence, SequenceState
+from tiercel.outcome import MOST_ABSENCES, Absence, Finished, FinishReason, SequenceState
 from tiercel.plan import PreemptionReason
 from tiercel.request import Request, unpack_tokens
 from tiercel.scheduler.fairness import Account
@@ -102,3 +102,28 @@ class SequenceProgress:
         if self.state is SequenceState.RESTORING or self.num_tokens >= self.limit:
             return 0
         return self.num_tokens - self.scheduled
+
+    def end_absence(self, now_s: float) -> None:
+        """Record the absence that is over, if there is one: the next slice is launched, or the sequence has ended."""
+        if self.away_since_s is not None and len(self.absences) < MOST_ABSENCES:
+            self.absences += (Absence(self.away_since_s, now_s, self.away_for),)
+        self.away_since_s = None
+
+    def finished(self, reason: FinishReason, now_s: float, *, stop_token: int | None, error: str | None) -> Finished:
+        """Return the report of a sequence that ends now."""
+        started_s, first_s, arrival_s = self.first_launch_s, self.first_token_s, self.request.arrival_s
+        return Finished(
+            seq=self.id,
+            reason=reason,
+            num_prompt=self.num_prompt,
+            num_outputs=self.num_outputs,
+            num_cached=self.num_cached,
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed,
+            absences=self.absences,
+            queued_s=(now_s if started_s is None else started_s) - arrival_s,
+            prefill_s=0.0 if started_s is None else (now_s if first_s is None else first_s) - started_s,
+            decode_s=0.0 if first_s is None else now_s - first_s,
+            stop_token=stop_token,
+            error=error,
+        )
