@@ -52,7 +52,6 @@ ALSO: dict[str, set[str]] = {
     "tiercel/config.py": {"pydantic", "pydantic_settings", "embedded"},
     "tiercel/options.py": {"pydantic", "pydantic_settings"},
     "tiercel/log.py": {"structlog"},
-    "server/tracing/encode.py": {"opentelemetry"},
     "server/tracing/export.py": {"opentelemetry"},
     "server/launch.py": {"engine.process"},
     "simulation/simulator.py": {"engine.loop"},

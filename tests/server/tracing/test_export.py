@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import structlog
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from starlette.datastructures import Headers
@@ -34,7 +36,7 @@ from tiercel.server.engine.generation import Generation
 from tiercel.server.engine.mailbox import Mailbox
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tracing.context import TraceContext, begin_context, read_context
-from tiercel.server.tracing.export import OtlpSender, Sender, TraceExport
+from tiercel.server.tracing.export import TraceExport
 from tiercel.server.tracing.record import RequestRecord
 from tiercel.server.tracing.sink import TraceSink, make_traces
 from tiercel.server.tracing.trace import MOST_SEQUENCES, Stage, Trace, trace_of
@@ -42,6 +44,13 @@ from tiercel.server.tracing.trace import MOST_SEQUENCES, Stage, Trace, trace_of
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 5.0
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
 
 
 # ---- from a request to a trace
@@ -215,14 +224,10 @@ def test_what_the_engine_never_ended_ends_with_the_request() -> None:
 
 
 @contextmanager
-def _export(
-    endpoint: str, sender: Sender | None = None, waiting: Sequence[Trace] = (), **options: int
-) -> Iterator[TraceExport]:
+def _export(endpoint: str, exporter: SpanExporter | None = None, **options: int) -> Iterator[TraceExport]:
     level = logging.getLogger("opentelemetry").level
-    opener = None if sender is None else lambda _: sender
-    export = TraceExport(endpoint, every_s=0.01, open_sender=opener, **options)
-    for trace in waiting:
-        export.take(trace)
+    opener = None if exporter is None else lambda _: exporter
+    export = TraceExport(endpoint, interval_s=0.01, open_exporter=opener, **options)
     export.open()
     try:
         yield export
@@ -231,8 +236,8 @@ def _export(
         logging.getLogger("opentelemetry").setLevel(level)
 
 
-class _Sent:
-    """Takes what would go to a collector, as soon as its gate is open."""
+class _Exported(SpanExporter):
+    """Keeps the messages that would go to a collector; `export` waits until the gate is open."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.gate = threading.Event()
@@ -241,13 +246,11 @@ class _Sent:
         if is_open:
             self.gate.set()
 
-    def send(self, body: bytes) -> bool:
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.has_begun.set()
         self.gate.wait(10)
-        self.batches += ExportTraceServiceRequest.FromString(body).resource_spans
-        return True
-
-    def shutdown(self) -> None: ...
+        self.batches += encode_spans(spans).resource_spans
+        return SpanExportResult.SUCCESS
 
     @property
     def spans(self) -> list[Span]:
@@ -280,22 +283,22 @@ def test_a_collector_gets_one_server_span_and_the_stages_below_it(model_folder: 
 
 @pytest.mark.parametrize(("parent", "spans"), [(SAMPLED, 1), (UNSAMPLED, 0), ("", 1), (f"{UNSAMPLED}9", 1)])
 def test_the_caller_decides_what_is_sampled(parent: str, spans: int) -> None:
-    sent = _Sent()
+    exported = _Exported()
     context = read_context(Headers({"traceparent": parent})) or begin_context()
-    with _export("", sent) as export:
+    with _export("", exported) as export:
         export.take(Trace(context, "POST /", 1.0, 2.0, 0.0, {}, ()))
-    assert len(sent.spans) == spans
+    assert len(exported.spans) == spans
 
 
 def test_the_variables_of_opentelemetry_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    sent = _Sent()
-    with _export("", sent) as export:
+    exported = _Exported()
+    with _export("", exported) as export:
         export.take(Trace(begin_context(), "dropped", 1.0, 2.0, 0.0, {}, ()))
         export.take(Trace(TraceContext(TRACE, PARENT, True), "kept", 1.0, 2.0, 0.0, {}, ()))
-    (batch,) = sent.batches
-    assert [span.name for span in sent.spans] == ["kept"]
+    (batch,) = exported.batches
+    assert [span.name for span in exported.spans] == ["kept"]
     assert {entry.key: entry.value.string_value for entry in batch.resource.attributes}["service.name"] == "mine"
 
 
@@ -303,11 +306,11 @@ def test_a_trace_becomes_the_spans_that_the_format_asks_for() -> None:
     stages = (Stage("queue", 1.25, 1.5, {"tiercel.choice": 1}), Stage("decode", 1.5, 1.5, {}))
     attributes = {"text": "é", "count": 2**40, "share": 0.5, "reasons": ("stop", "length")}
     context = TraceContext(TRACE, PARENT, True, (("a", "1"), ("b@c", "2")))
-    sent = _Sent()
-    with _export("", sent) as export:
+    exported = _Exported()
+    with _export("", exported) as export:
         export.take(Trace(context, "POST /", 1.0, 2.0, 1e9, attributes, stages, "500"))
         export.take(Trace(begin_context(), "own", 1.0, 2.0, 0.0, {}, ()))
-    server, queue, decode, own = sent.spans
+    server, queue, decode, own = exported.spans
     told = {entry.key: entry.value for entry in server.attributes}
     assert (told["text"].string_value, told["count"].int_value, told["share"].double_value) == ("é", 2**40, 0.5)
     assert [part.string_value for part in told["reasons"].array_value.values] == ["stop", "length"]
@@ -322,8 +325,8 @@ def test_a_trace_becomes_the_spans_that_the_format_asks_for() -> None:
     assert queue.attributes[0].value.int_value == 1
     assert decode.start_time_unix_nano == decode.end_time_unix_nano
     assert (own.parent_span_id, own.trace_state, own.status.code) == (b"", "", Status.STATUS_CODE_UNSET)
-    assert len({span.span_id for span in sent.spans}) == 4
-    assert {len(span.span_id) for span in sent.spans} == {8}
+    assert len({span.span_id for span in exported.spans}) == 4
+    assert {len(span.span_id) for span in exported.spans} == {8}
 
 
 def test_a_collector_that_is_away_is_told_once_and_fails_nobody(model_folder: Path) -> None:
@@ -345,48 +348,37 @@ def test_nobody_listens_at_all_and_the_end_is_soon(model_folder: Path) -> None:
 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
+        before = set(threading.enumerate())
         with _export(f"http://127.0.0.1:{unused.getsockname()[1]}/v1/traces") as export:
             _serve(model_folder, test, export)
-            export.close(0.1)  # its repetitions would take ten seconds
-            assert "traces" not in {thread.name for thread in threading.enumerate()}
+            begun_s = time.monotonic()
+            export.close(0.1)  # the exporter's retries would take ten seconds
+            assert time.monotonic() - begun_s < 1.0
+            wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_collector_that_hangs_costs_traces_and_nothing_else() -> None:
-    sent = _Sent(is_open=False)
-    with structlog.testing.capture_logs() as logs, _export("", sent, most_waiting=3) as export:
+    exported = _Exported(is_open=False)
+    with structlog.testing.capture_logs() as logs, _export("", exported, max_queued_spans=3) as export:
         export.take(Trace(begin_context(), "first", 1.0, 2.0, 0.0, {}, ()))
-        assert sent.has_begun.wait(10)
+        assert exported.has_begun.wait(10)
         for number in range(5):
             export.take(Trace(begin_context(), f"later {number}", 1.0, 2.0, 0.0, {}, ()))
-        sent.gate.set()
-    assert [span.name for span in sent.spans] == ["first", "later 0", "later 1", "later 2"]
+        exported.gate.set()
+    assert [span.name for span in exported.spans] == ["first", "later 0", "later 1", "later 2"]
     assert [(entry["event"], entry["lost"]) for entry in logs] == [
         ("traces_not_exported", 2),
         ("traces_exported_again", 2),
     ]
 
 
-def test_a_sender_that_is_shut_down_posts_nothing() -> None:
-    with collector() as (url, spans):
-        sender, request = OtlpSender(url), ExportTraceServiceRequest()
-        batch = request.resource_spans.add()
-        batch.resource.attributes.add(key="service.name").value.string_value = "tiercel"
-        batch.scope_spans.add().spans.add(name="late")
-        assert sender.send(request.SerializeToString())
-        sender.shutdown()
-        assert not sender.send(request.SerializeToString())
-        assert len(spans) == 1
-
-
-@pytest.mark.parametrize("end_s", [2.0, float("inf")])
-def test_a_batch_that_cannot_be_written_is_lost_alone_and_told_once(end_s: float) -> None:
-    wrong = Trace(begin_context(), "wrong", 1.0, end_s, 0.0, {"gen_ai.request.model": "\ud800"}, ())
-    right = Trace(begin_context(), "right", 1.0, 2.0, 0.0, {}, ())
-    sent = _Sent()
-    with structlog.testing.capture_logs() as logs, _export("", sent, [*[wrong] * 128, right]):  # two batches of wrong
-        pass
-    assert [span.name for span in sent.spans] == ["right"]
-    assert [(entry["event"], entry["lost"]) for entry in logs] == [("traces_not_encoded", 64)]
+def test_an_attribute_that_cannot_be_encoded_is_left_out_alone() -> None:
+    attributes = {"gen_ai.request.model": "\ud800", "tiercel.sequences": 1}
+    with structlog.testing.capture_logs() as logs, collector() as (url, spans):
+        with _export(url) as export:
+            export.take(Trace(begin_context(), "wrong", 1.0, 2.0, 0.0, attributes, ()))
+        assert [[entry.key for entry in span.attributes] for span in spans] == [["tiercel.sequences"]]
+    assert logs == []
 
 
 def test_requests_go_on_while_a_collector_hangs(model_folder: Path) -> None:
