@@ -91,7 +91,7 @@ def progress(seeds: int) -> Verdict:
             found = play(mix, policy, 2000, first_come.until_s)
             worst[policy] = min(worst[policy], found.useful_ms / first_come.useful_ms)
             tokens[policy] = min(tokens[policy], found.useful_tokens / first_come.useful_tokens)
-            repeated, ended = max(repeated, found.worst_window), ended and found.ended == len(mix.asks)
+            repeated, ended = max(repeated, found.worst_window), ended and found.ended == len(mix.requests)
     text = (
         f"{seeds} random mixes: at least {100 * worst['fair']:.1f} % (fair), {100 * worst['priority']:.1f} % (priority)"
         f" of the work of fcfs in the time of its 2,000 steps (target >= 85; tokens after 2,000 steps of their own"

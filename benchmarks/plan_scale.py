@@ -27,7 +27,7 @@ from tiercel.scheduler.fairness_limits import fair_limits
 from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import FairOrder, WaitingSequence
 from tiercel.simulation.simulator import SimSettings, Simulation
-from tiercel.simulation.workload import Ask, Part, Sources
+from tiercel.simulation.workload import PromptPart, SimRequest, Sources
 from tiercel.tenant import TenantShare
 
 ROWS = 256
@@ -109,10 +109,10 @@ class Real:
         """As many wait as before."""
         while len(self.simulation.book.waiting) < self.waiting:
             share = self.rng.choice(self.shares)
-            prefix = Part(self.sources.named(share.name), 128)
-            own = Part(self.sources.new(), self.rng.randint(16, 800))
+            prefix = PromptPart(self.sources.named(share.name), 128)
+            own = PromptPart(self.sources.new(), self.rng.randint(16, 800))
             outputs = self.rng.randint(8, 200)
-            self.simulation.submit(Ask(self.simulation.now_s, share.name, (prefix, own), outputs))
+            self.simulation.submit(SimRequest(self.simulation.now_s, share.name, (prefix, own), outputs))
 
     def step(self) -> tuple[float, float]:
         """Milliseconds of planning alone, on a ledger that is thrown away, and of the whole step."""

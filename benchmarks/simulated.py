@@ -41,8 +41,7 @@ from tiercel.simulation.histogram import percentile
 from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.simulator import SimSettings
-from tiercel.simulation.workload import Ask as SimAsk
-from tiercel.simulation.workload import Part, Workload, order
+from tiercel.simulation.workload import PromptPart, SimRequest, Workload, ordered_workload
 from tiercel.tenant import TenantShare
 
 PROMPT, OUTPUTS = 256, 16  # mean tokens
@@ -100,10 +99,12 @@ def draw(seed: str, count: int, rate: float = 1.0) -> list[Ask]:
 
 def as_workload(asks: list[Ask], *, is_closed: bool = False) -> Workload:
     """The same requests for the simulation. No two prompts begin alike."""
-    return order(
+    return ordered_workload(
         (TENANT,),
         [
-            SimAsk(0.0 if is_closed else ask.at_s, TENANT.name, (Part(number + 1, len(ask.prompt)),), ask.outputs)
+            SimRequest(
+                0.0 if is_closed else ask.at_s, TENANT.name, (PromptPart(number + 1, len(ask.prompt)),), ask.outputs
+            )
             for number, ask in enumerate(asks)
         ],
     )

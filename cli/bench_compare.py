@@ -45,7 +45,7 @@ def _print(
     from rich.text import Text
 
     # lazy: as above
-    from tiercel.loadtest.results.comparison import Verdict
+    from tiercel.loadtest.results.comparison import ComparisonVerdict
 
     console = Console(highlight=False)
     for name, pair in unlike.items():
@@ -57,7 +57,12 @@ def _print(
     table.add_column("ratio", justify="right", no_wrap=True)
     table.add_column("95 % interval", no_wrap=True)
     table.add_column("", no_wrap=True)
-    styles = {Verdict.BETTER: "green", Verdict.WORSE: "red", Verdict.TIE: "dim", Verdict.UNKNOWN: "dim"}
+    styles = {
+        ComparisonVerdict.BETTER: "green",
+        ComparisonVerdict.WORSE: "red",
+        ComparisonVerdict.TIE: "dim",
+        ComparisonVerdict.UNKNOWN: "dim",
+    }
     for difference in differences:
         table.add_row(*_cells(difference), Text(_verdict(difference), style=styles[difference.verdict]))
     console.print(table)

@@ -22,12 +22,12 @@ from tiercel.cli.plan_input import (
 )
 from tiercel.errors import ConfigError
 from tiercel.simulation.sizing import (
-    Bucket,
     BucketLoad,
     ContextFigures,
     DeviceProfile,
     ModelShape,
     Session,
+    WorkloadBucket,
     admissible_rate,
     bucket_requests_per_s,
     context_figures,
@@ -137,7 +137,7 @@ def _check_room(shape: ModelShape, profile: DeviceProfile, reserve_bytes: int) -
 
 
 def _check_bucket(
-    place: str, bucket: Bucket, shape: ModelShape, profile: DeviceProfile, limit: int, reserve_bytes: int
+    place: str, bucket: WorkloadBucket, shape: ModelShape, profile: DeviceProfile, limit: int, reserve_bytes: int
 ) -> None:
     tokens = bucket.input_tokens + bucket.output_tokens
     if tokens > limit:

@@ -12,7 +12,7 @@ from tiercel.checkpoint import read_json_object
 from tiercel.cli.console import warn
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
-from tiercel.simulation.sizing import DEVICES, Bucket, DeviceProfile, ModelShape
+from tiercel.simulation.sizing import DEVICES, DeviceProfile, ModelShape, WorkloadBucket
 from tiercel.units import parse_bytes, parse_length
 
 MOST_TOKENS = 10**9
@@ -181,7 +181,7 @@ def read_device(name: str) -> DeviceProfile:
 # Workload
 
 
-def read_workload(path: Path) -> tuple[Bucket, ...]:
+def read_workload(path: Path) -> tuple[WorkloadBucket, ...]:
     """The histogram in a JSON or TOML file: `buckets`, a list of input_tokens, output_tokens and share.
 
     Shares sum to 1. A bucket may have requests_per_s: what the device was measured to serve of such requests alone.
@@ -199,13 +199,13 @@ def read_workload(path: Path) -> tuple[Bucket, ...]:
     return buckets
 
 
-def _bucket(place: str, row: object) -> Bucket:
+def _bucket(place: str, row: object) -> WorkloadBucket:
     if not isinstance(row, dict):
         raise ConfigError("plan.workload", f"{place}: expected an object")
     fields = cast("dict[str, object]", row)
     _refuse_unknown(fields, ("input_tokens", "output_tokens", "share", "requests_per_s"), place)
     rate = fields.get("requests_per_s")
-    return Bucket(
+    return WorkloadBucket(
         input_tokens=whole(f"{place}.input_tokens", _needed(fields, "input_tokens", place), 1, MOST_TOKENS),
         output_tokens=whole(f"{place}.output_tokens", _needed(fields, "output_tokens", place), 1, MOST_TOKENS),
         share=number(f"{place}.share", _needed(fields, "share", place), 0, 1, is_above=True),

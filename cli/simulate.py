@@ -142,8 +142,8 @@ def _check(settings: "SimSettings", asked: "Workload") -> None:
         raise ConfigError("simulate.flags", "--max-concurrency: at least 1")
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise ConfigError("simulate.flags", "--max-num-batched-tokens: at least --max-num-seqs")
-    if not asked.asks:
+    if not asked.requests:
         raise ConfigError("simulate.flags", "nothing is asked in that time")
-    longest = max(ask.num_prompt for ask in asked.asks)
+    longest = max(request.num_prompt for request in asked.requests)
     if longest >= min(settings.max_model_len, settings.blocks * settings.block_size):
         warn(f"prompts of up to {longest:,} tokens: those that do not fit are refused and counted so")

@@ -16,7 +16,16 @@ from tiercel.loadtest.load.datasets.timed_trace import BLOCK_TOKENS, timed_lines
 from tiercel.loadtest.load.mix import ArrivalSettings, Process
 from tiercel.scheduler.cost import StepTimes
 from tiercel.simulation.fitting import Calibration
-from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order
+from tiercel.simulation.workload import (
+    Lengths,
+    PromptPart,
+    SimRequest,
+    Sources,
+    Workload,
+    deal_to_tenants,
+    draw_requests,
+    ordered_workload,
+)
 from tiercel.tenant import Slo, TenantShare
 
 
@@ -106,13 +115,13 @@ def read_workload_file(path: Path, flags: Flags) -> Workload:
 
 def trace_workload(path: Path, kind: str, flags: Flags) -> Workload:
     """A recorded trace, dealt out to tenants. Errors: ConfigError."""
-    asks = _mooncake(path, flags) if kind == "mooncake" else _burstgpt(path, flags)
-    first_s = min((ask.at_s for ask in asks), default=0.0)
-    moved = [Ask((ask.at_s - first_s) / flags.speed, ask.tenant, ask.prompt, ask.outputs) for ask in asks]
-    due = [ask for ask in moved if ask.at_s < flags.duration_s]
+    requests = _mooncake(path, flags) if kind == "mooncake" else _burstgpt(path, flags)
+    first_s = min((request.at_s for request in requests), default=0.0)
+    moved = [msgspec.structs.replace(one, at_s=(one.at_s - first_s) / flags.speed) for one in requests]
+    due = [request for request in moved if request.at_s < flags.duration_s]
     # All of a trace shares what its hashes say that it shares.
     shares = [TenantShare(name=TenantId(f"tenant-{number}"), group="trace") for number in range(flags.tenants)]
-    return order(shares, deal(due, shares, flags.skew, random.Random(f"{flags.seed}/deal")))  # noqa: S311 - no secrets
+    return ordered_workload(shares, deal_to_tenants(due, shares, flags.skew, random.Random(f"{flags.seed}/deal")))  # noqa: S311 - no secrets
 
 
 def read_step_times(path: Path) -> StepTimes:
@@ -160,7 +169,7 @@ def read_calibration(path: Path) -> Calibration:
 def _draw(tenants: Sequence[SimTenant], flags: Flags) -> Workload:
     sources = Sources()
     shares: list[TenantShare] = []
-    asks: list[Ask] = []
+    requests: list[SimRequest] = []
     for tenant in tenants:
         for name in _names(tenant):
             share = TenantShare(
@@ -169,8 +178,8 @@ def _draw(tenants: Sequence[SimTenant], flags: Flags) -> Workload:
             rng = random.Random(f"{flags.seed}/{name}")  # noqa: S311 - arrivals, not secrets
             times = _times(tenant.arrivals, flags.duration_s, rng)
             shares.append(share)
-            asks += draw_asks(share, times, tenant.lengths, rng, sources)
-    return order(shares, asks)
+            requests += draw_requests(share, times, tenant.lengths, rng, sources)
+    return ordered_workload(shares, requests)
 
 
 def _times(settings: ArrivalSettings, duration_s: float, rng: random.Random) -> list[float]:
@@ -201,23 +210,23 @@ def _lengths(flags: Flags) -> Lengths:
     )
 
 
-def _mooncake(path: Path, flags: Flags) -> list[Ask]:
+def _mooncake(path: Path, flags: Flags) -> list[SimRequest]:
     """Blocks of 512 tokens by their ids; the last one, cut short, is the request's own."""
     sources = Sources()
-    asks: list[Ask] = []
+    requests: list[SimRequest] = []
     for line in timed_lines(path, flags.most_requests):
         whole = line.hash_ids[: line.input_length // BLOCK_TOKENS]
-        parts = [Part(sources.named(f"block {block}"), BLOCK_TOKENS) for block in whole]
+        parts = [PromptPart(sources.named(f"block {block}"), BLOCK_TOKENS) for block in whole]
         left = max(1, line.input_length) - BLOCK_TOKENS * len(whole)
         if left:
-            parts.append(Part(sources.new(), left))
-        asks.append(Ask(line.timestamp / 1e3, TenantId(""), tuple(parts), max(1, line.output_length)))
-    return asks
+            parts.append(PromptPart(sources.new(), left))
+        requests.append(SimRequest(line.timestamp / 1e3, TenantId(""), tuple(parts), max(1, line.output_length)))
+    return requests
 
 
-def _burstgpt(path: Path, flags: Flags) -> list[Ask]:
+def _burstgpt(path: Path, flags: Flags) -> list[SimRequest]:
     sources = Sources()
     return [
-        Ask(row.at_s or 0.0, TenantId(""), (Part(sources.new(), row.input_tokens),), row.output_tokens)
+        SimRequest(row.at_s or 0.0, TenantId(""), (PromptPart(sources.new(), row.input_tokens),), row.output_tokens)
         for row in answered_rows(path)[: flags.most_requests]
     ]

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiercel.cli.console import print_tables
-from tiercel.loadtest.report.chart import Curve, Row, Span, range_chart, rows_chart
-from tiercel.loadtest.report.drawing import Picture, drawing_style, finish
+from tiercel.loadtest.report.chart import ChartRow, Curve, Span, range_chart, rows_chart
+from tiercel.loadtest.report.drawing import Chart, drawing_style, finish
 from tiercel.loadtest.report.wording import show_ms, show_number, show_percent
 from tiercel.simulation.replay import Replay
-from tiercel.simulation.result import Figures, Spread, TenantFigures
+from tiercel.simulation.result import Percentiles, SimResult, SimTenantResult
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DRAWN = 8  # tenants of a picture
 
 
-def show(found: Figures, most_rows: int) -> None:
+def show(found: SimResult, most_rows: int) -> None:
     """Totals, and a row a tenant: those with the most service."""
     # lazy: drawing alone needs none
     from rich.console import Console
@@ -32,7 +32,7 @@ def show(found: Figures, most_rows: int) -> None:
         print(f"and {len(tenants) - most_rows} tenants more")
 
 
-def draw(replay: Replay, found: Figures, folder: Path) -> list[Path]:
+def draw(replay: Replay, found: SimResult, folder: Path) -> list[Path]:
     """Pictures of the run. Errors: ConfigError where matplotlib is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
@@ -44,7 +44,7 @@ def draw(replay: Replay, found: Figures, folder: Path) -> list[Path]:
     return paths
 
 
-def _totals(found: Figures) -> dict[str, str]:
+def _totals(found: SimResult) -> dict[str, str]:
     rows = {
         "policy": found.policy,
         "virtual time": f"{found.virtual_s:,.1f} s, {found.steps:,} steps, busy {show_percent(found.busy)}",
@@ -67,7 +67,7 @@ def _totals(found: Figures) -> dict[str, str]:
     return rows
 
 
-def _table(tenants: Sequence[TenantFigures], columns: Mapping[str, Callable[[TenantFigures], str]]) -> "Table":
+def _table(tenants: Sequence[SimTenantResult], columns: Mapping[str, Callable[[SimTenantResult], str]]) -> "Table":
     # lazy: drawing alone needs none
     from rich.table import Table
 
@@ -80,7 +80,7 @@ def _table(tenants: Sequence[TenantFigures], columns: Mapping[str, Callable[[Ten
     return table
 
 
-_SERVICE: dict[str, Callable[[TenantFigures], str]] = {
+_SERVICE: dict[str, Callable[[SimTenantResult], str]] = {
     "weight": lambda one: f"{one.weight:g}",
     "finished": lambda one: f"{one.finished}/{one.requests}",
     "prompts": lambda one: f"{one.prompt_tokens:,}",
@@ -94,7 +94,7 @@ _SERVICE: dict[str, Callable[[TenantFigures], str]] = {
     "swapped": lambda one: f"{one.swapped_tokens:,}",
     "redone": lambda one: f"{one.recomputed_tokens:,}",
 }
-_LATENCY: dict[str, Callable[[TenantFigures], str]] = {
+_LATENCY: dict[str, Callable[[SimTenantResult], str]] = {
     "longest wait": lambda one: f"{one.starved_s:.2f} s",
     "queue p50": lambda one: show_ms(1e3 * one.queue_s.p50),
     "p99": lambda one: show_ms(1e3 * one.queue_s.p99),
@@ -108,7 +108,7 @@ _LATENCY: dict[str, Callable[[TenantFigures], str]] = {
 }
 
 
-def _spread(spread: Spread) -> str:
+def _spread(spread: Percentiles) -> str:
     values = (("p50", spread.p50), ("p95", spread.p95), ("p99", spread.p99))
     return ", ".join(f"{name} {show_ms(1e3 * value)}" for name, value in values)
 
@@ -117,30 +117,30 @@ def _preemptions(table: Mapping[str, Mapping[str, int]]) -> str:
     return ", ".join(f"{reason} {count} {mode}" for reason, modes in table.items() for mode, count in modes.items())
 
 
-def _load(replay: Replay) -> Picture:
+def _load(replay: Replay) -> Chart:
     line = replay.timeline
     rates = [
         (after - before) / max(end_s - start_s, 1e-9)
         for before, after, start_s, end_s in zip(line.tokens, line.tokens[1:], line.at_s, line.at_s[1:], strict=False)
     ]
     rows = [
-        Row("Output tokens/s", [Curve(line.at_s, [*rates, *rates[-1:]], "")]),
-        Row("Sequences running", [Curve(line.at_s, [float(count) for count in line.num_running], "")]),
-        Row("Sequences waiting", [Curve(line.at_s, [float(count) for count in line.num_waiting], "")]),
-        Row("Blocks in use", [Curve(line.at_s, [float(count) for count in line.blocks_used], "")]),
+        ChartRow("Output tokens/s", [Curve(line.at_s, [*rates, *rates[-1:]], "")]),
+        ChartRow("Sequences running", [Curve(line.at_s, [float(count) for count in line.num_running], "")]),
+        ChartRow("Sequences waiting", [Curve(line.at_s, [float(count) for count in line.num_waiting], "")]),
+        ChartRow("Blocks in use", [Curve(line.at_s, [float(count) for count in line.blocks_used], "")]),
     ]
     chart = rows_chart(rows, show_number, "virtual seconds")
     return finish(chart, "load", "Load", "", "Tokens per second, sequences and blocks over time.")
 
 
-def _service(replay: Replay, found: Figures) -> Picture | None:
+def _service(replay: Replay, found: SimResult) -> Chart | None:
     """Service by weight so far: lines that rise alike are tenants that are served alike."""
     line = replay.timeline
     if len(line.at_s) < 2:
         return None
     most = sorted(found.tenants, key=lambda tenant: -tenant.service_s)[:_DRAWN]
     rows = [
-        Row(
+        ChartRow(
             f"{one.name}: seconds of service by weight",
             [Curve(line.at_s, [served.get(name, 0.0) / 1e3 / one.weight for served in line.served], "")],
         )
@@ -152,7 +152,7 @@ def _service(replay: Replay, found: Figures) -> Picture | None:
     return finish(chart, "service", "Service by weight", "", "Each tenant's service by weight so far.")
 
 
-def _latency(found: Figures) -> Picture | None:
+def _latency(found: SimResult) -> Chart | None:
     most = sorted((one for one in found.tenants if one.ttft_s.p99 > 0), key=lambda one: -one.service_s)[: 2 * _DRAWN]
     if not most:
         return None

@@ -20,7 +20,7 @@ from tiercel.loadtest.load.tokens import TextMaker
 from tiercel.loadtest.machine import cores
 from tiercel.loadtest.metrics import metric
 from tiercel.loadtest.metrics.scrape import Scraper
-from tiercel.loadtest.plan import Plan, make_plan, mix_of
+from tiercel.loadtest.plan import LoadPlan, make_plan, mix_of
 from tiercel.loadtest.results.record import RunResult
 from tiercel.loadtest.settings import BenchSettings, pairs
 from tiercel.loadtest.target import Target
@@ -38,11 +38,11 @@ class Observer(Protocol):
     def progress(self, progress: Progress) -> None: ...
 
 
-class _Prepared(Struct, frozen=True):
+class _BenchRun(Struct, frozen=True):
     """All that the runs of one command share."""
 
     settings: BenchSettings
-    plan: Plan
+    plan: LoadPlan
     assignment: Assignment
     workers: int
     clock: Clock
@@ -69,7 +69,7 @@ async def run_bench(
         observer.stage("making prompts", 0)
         texts = TextMaker(counter)
         plan = await asyncio.to_thread(make_plan, mix, texts, settings.seed, headers)
-        prepared = _Prepared(
+        prepared = _BenchRun(
             settings, plan, _assignment(settings, plan, {**body, "model": model}), _workers(settings, plan), clock
         )
         await _warm_up(prepared, texts, headers, observer)
@@ -84,7 +84,7 @@ async def run_bench(
 
 
 async def _each_alone(
-    prepared: _Prepared, mix: Mix, texts: TextMaker, headers: Mapping[str, str], target: Target, observer: Observer
+    prepared: _BenchRun, mix: Mix, texts: TextMaker, headers: Mapping[str, str], target: Target, observer: Observer
 ) -> dict[str, Measured]:
     """Every tenant that disturbs nobody, alone, with prompts that the run together does not repeat."""
     found: dict[str, Measured] = {}
@@ -97,7 +97,7 @@ async def _each_alone(
     return found
 
 
-async def _measure(prepared: _Prepared, plan: Plan, target: Target, observer: Observer, title: str) -> Measured:
+async def _measure(prepared: _BenchRun, plan: LoadPlan, target: Target, observer: Observer, title: str) -> Measured:
     """One run with its metrics."""
     names = ", ".join(tenant.name for tenant in plan.tenants)
     observer.stage(f"{title}{names}" if len(prepared.plan.tenants) > 1 else "running", plan.requests)
@@ -127,7 +127,7 @@ async def _until_interrupted(fleet: Fleet, scraper: Scraper) -> tuple[Gathered, 
             loop.remove_signal_handler(signal.SIGINT)
 
 
-async def _warm_up(prepared: _Prepared, texts: TextMaker, headers: Mapping[str, str], observer: Observer) -> None:
+async def _warm_up(prepared: _BenchRun, texts: TextMaker, headers: Mapping[str, str], observer: Observer) -> None:
     """Short requests of the first tenant, of words that the run does not use. Errors: TiercelError when all fail."""
     settings = prepared.settings
     if settings.num_warmups < 1:
@@ -161,7 +161,7 @@ async def _profiled(target: Target) -> AsyncIterator[None]:
         await target.post("/stop_profile")
 
 
-def _assignment(settings: BenchSettings, plan: Plan, body: dict[str, object]) -> Assignment:
+def _assignment(settings: BenchSettings, plan: LoadPlan, body: dict[str, object]) -> Assignment:
     return Assignment(
         worker=0,
         workers=1,
@@ -179,7 +179,7 @@ def _assignment(settings: BenchSettings, plan: Plan, body: dict[str, object]) ->
     )
 
 
-def _workers(settings: BenchSettings, plan: Plan) -> int:
+def _workers(settings: BenchSettings, plan: LoadPlan) -> int:
     """As many processes as the load needs; no more than cores, and half of them where the server needs the rest."""
     if settings.client_processes != "auto":
         return int(settings.client_processes)

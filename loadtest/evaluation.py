@@ -10,7 +10,7 @@ from tiercel.loadtest.client.assignment import Load
 from tiercel.loadtest.client.client_load import client_load
 from tiercel.loadtest.load.mix import TenantSettings
 from tiercel.loadtest.machine import machine_facts, versions
-from tiercel.loadtest.plan import Plan, goals_of
+from tiercel.loadtest.plan import LoadPlan, goals_of
 from tiercel.loadtest.results.fairness import contended, fairness, service_within
 from tiercel.loadtest.results.latency import Latencies, figures, has_goals, is_good, latencies, quantiles
 from tiercel.loadtest.results.record import (
@@ -63,7 +63,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
 
 
 def make_result(
-    settings: BenchSettings, plan: Plan, facts: RunFacts, measured: Measured, alone: Mapping[str, Measured]
+    settings: BenchSettings, plan: LoadPlan, facts: RunFacts, measured: Measured, alone: Mapping[str, Measured]
 ) -> RunResult:
     """Sum up a run. Records are kept only with --save-detailed."""
     records = measured.records
@@ -123,7 +123,7 @@ def make_result(
 
 
 def _tenants(
-    plan: Plan, by_tenant: Mapping[str, Sequence[RequestRecord]], duration_s: float, ranks: Sequence[float]
+    plan: LoadPlan, by_tenant: Mapping[str, Sequence[RequestRecord]], duration_s: float, ranks: Sequence[float]
 ) -> list[TenantResult]:
     whole: list[Interval] = [(float("-inf"), float("inf"))]
     shared = (contended(by_tenant) if len(by_tenant) > 1 else []) or whole
@@ -179,7 +179,7 @@ def _tenant(
     )
 
 
-def _fairness(plan: Plan, by_tenant: Mapping[str, Sequence[RequestRecord]]) -> Fairness | None:
+def _fairness(plan: LoadPlan, by_tenant: Mapping[str, Sequence[RequestRecord]]) -> Fairness | None:
     if len(by_tenant) < 2:
         return None
     return fairness(by_tenant, {tenant.name: tenant.weight for tenant in plan.tenants})
@@ -204,7 +204,7 @@ def _isolation(
     return found
 
 
-def _notes(plan: Plan, facts: RunFacts, measured: Measured, client: ClientLoad, *, is_isolation: bool) -> list[str]:
+def _notes(plan: LoadPlan, facts: RunFacts, measured: Measured, client: ClientLoad, *, is_isolation: bool) -> list[str]:
     notes: list[str] = []
     if client.saturated:
         notes.append(f"THE CLIENT IS SATURATED: {client.reason}; the latencies are the client's, not the server's")
@@ -244,7 +244,7 @@ def _arrivals_in_words(tenant: TenantSettings) -> str:
     return f"{words}, at most {tenant.max_concurrency} at a time"
 
 
-def _plain(settings: BenchSettings, plan: Plan) -> dict[str, object]:
+def _plain(settings: BenchSettings, plan: LoadPlan) -> dict[str, object]:
     """Every flag, and the tenants, without keys."""
     flags: dict[str, object] = {
         name: "inf" if value == float("inf") else value

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tiercel.errors import ConfigError
 from tiercel.loadtest.client.assignment import Job, Source
 from tiercel.loadtest.load.arrivals import due_times
-from tiercel.loadtest.load.datasets.dataset import Order
+from tiercel.loadtest.load.datasets.dataset import DatasetQuery
 from tiercel.loadtest.load.datasets.registry import conversations
 from tiercel.loadtest.load.mix import ArrivalSettings, DatasetSettings, Mix, TenantSettings, read_mix
 from tiercel.loadtest.load.tokens import TextMaker
@@ -22,7 +22,7 @@ _LEAST_SWEEP_PROMPTS = 20  # of one rate of a sweep
 _GOALS = ("ttft", "tpot", "e2el")
 
 
-class Plan(Struct, frozen=True):
+class LoadPlan(Struct, frozen=True):
     """What will be sent."""
 
     tenants: list[TenantSettings]
@@ -33,7 +33,7 @@ class Plan(Struct, frozen=True):
     def requests(self) -> int:
         return sum(len(job.conversation.turns) for source in self.sources for job in source.jobs)
 
-    def only(self, name: str) -> "Plan":
+    def only(self, name: str) -> "LoadPlan":
         """The plan with one tenant of it."""
         return replace(
             self,
@@ -56,7 +56,7 @@ def mix_of(settings: BenchSettings) -> Mix:
     )
 
 
-def make_plan(mix: Mix, texts: TextMaker, seed: int, headers: Mapping[str, str], words_seed: str = "") -> Plan:
+def make_plan(mix: Mix, texts: TextMaker, seed: int, headers: Mapping[str, str], words_seed: str = "") -> LoadPlan:
     """Draw arrivals and prompts of every tenant from the seed and the tenant's name.
 
     Another `words_seed` gives other words in prompts of the same lengths at the same times. `headers` go with every
@@ -65,8 +65,8 @@ def make_plan(mix: Mix, texts: TextMaker, seed: int, headers: Mapping[str, str],
     sources: list[Source] = []
     first = 0
     for tenant in mix.tenants:
-        order = Order(tenant.dataset, tenant.num_prompts or 1, f"{seed}/{tenant.name}", texts, words_seed)
-        jobs = _jobs(tenant, order, first)
+        query = DatasetQuery(tenant.dataset, tenant.num_prompts or 1, f"{seed}/{tenant.name}", texts, words_seed)
+        jobs = _jobs(tenant, query, first)
         first += len(jobs)
         own = {"authorization": f"Bearer {tenant.key}"} if tenant.key else {}
         sources.append(
@@ -78,7 +78,7 @@ def make_plan(mix: Mix, texts: TextMaker, seed: int, headers: Mapping[str, str],
                 jobs=jobs,
             )
         )
-    return Plan(mix.tenants, sources, mix.duration_s)
+    return LoadPlan(mix.tenants, sources, mix.duration_s)
 
 
 def settings_at(settings: BenchSettings, rate: float, step_s: float, number: int) -> BenchSettings:
@@ -107,12 +107,12 @@ def goals_of(words: Sequence[str]) -> Goals:
     return goals
 
 
-def _jobs(tenant: TenantSettings, order: Order, first: int) -> list[Job]:
-    found = conversations(order)
+def _jobs(tenant: TenantSettings, query: DatasetQuery, first: int) -> list[Job]:
+    found = conversations(query)
     if tenant.arrivals.process == "at_once" and tenant.max_concurrency is not None:
         times: Sequence[float | None] = [None] * len(found)
     else:
-        rng = random.Random(f"{order.seed}/arrivals")  # noqa: S311 - arrivals, not secrets
+        rng = random.Random(f"{query.seed}/arrivals")  # noqa: S311 - arrivals, not secrets
         times = due_times(tenant.arrivals, len(found), rng, [conversation.recorded_s for conversation in found])
     if times and tenant.arrivals.process == "trace":
         together = sorted(zip(times, found, strict=True), key=lambda pair: pair[0] or 0.0)

@@ -7,7 +7,7 @@ _RATIO = math.log(1.01)
 _LEAST = 1e-6
 
 
-class Histogram:
+class LogHistogram:
     """Counts by size, each bucket 1 % wide."""
 
     __slots__ = ("count_by_bucket",)
@@ -29,7 +29,7 @@ class Histogram:
                 return _LEAST * math.exp(_RATIO * bucket)
         return 0.0
 
-    def add_all(self, other: "Histogram") -> None:
+    def add_all(self, other: "LogHistogram") -> None:
         """Everything that the other counted."""
         mine = self.count_by_bucket
         for bucket, count in other.count_by_bucket.items():

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.simulation.machine import CostMachine
-from tiercel.simulation.workload import Ask
+from tiercel.simulation.workload import SimRequest
 
 
 class HttpTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,19 +39,19 @@ class HttpProcess:
         self._machine = machine
         self._closes_s = closes_s  # no request of a closed loop is sent from then on
         self._busy_until_s = 0.0
-        self._due: list[tuple[float, int, Ask]] = []  # a heap: requests by when they are sent
-        self._ready: deque[tuple[float, Ask]] = deque()  # requests by when the engine has them
-        self._asks: deque[Ask] = deque()  # requests of a closed loop that no client has sent
+        self._due: list[tuple[float, int, SimRequest]] = []  # a heap: requests by when they are sent
+        self._ready: deque[tuple[float, SimRequest]] = deque()  # requests by when the engine has them
+        self._unsent: deque[SimRequest] = deque()  # requests of a closed loop that no client has sent
         self._concurrency = concurrency
         self._count = 0
 
-    def expect(self, asks: tuple[Ask, ...]) -> None:
+    def expect(self, requests: tuple[SimRequest, ...]) -> None:
         """Take the requests of a run: all at their times, or as many of a closed loop as run at once."""
         if self._concurrency is None:
-            for ask in asks:
-                self._send(ask)
+            for request in requests:
+                self._send(request)
             return
-        self._asks.extend(asks)
+        self._unsent.extend(requests)
         for _ in range(self._concurrency):
             self._send_next(0.0)
 
@@ -62,10 +62,10 @@ class HttpProcess:
             return self._ready[0][0]
         return self._due[0][0] if self._due else None
 
-    def take(self, now_s: float) -> list[Ask]:
+    def take(self, now_s: float) -> list[SimRequest]:
         """Return the requests that have reached the engine by now."""
         self._advance(now_s)
-        ready: list[Ask] = []
+        ready: list[SimRequest] = []
         while self._ready and self._ready[0][0] <= now_s:
             ready.append(self._ready.popleft()[1])
         return ready
@@ -85,19 +85,20 @@ class HttpProcess:
             self._send_next(at_s)
 
     def _send_next(self, at_s: float) -> None:
-        if self._asks and at_s < self._closes_s:
-            self._send(replace(self._asks.popleft(), at_s=at_s))
+        if self._unsent and at_s < self._closes_s:
+            self._send(replace(self._unsent.popleft(), at_s=at_s))
 
-    def _send(self, ask: Ask) -> None:
+    def _send(self, request: SimRequest) -> None:
         self._count += 1
-        heapq.heappush(self._due, (ask.at_s, self._count, ask))
+        heapq.heappush(self._due, (request.at_s, self._count, request))
 
     def _advance(self, now_s: float) -> None:
         """Handle the requests that have been sent by now."""
         times = self._times
         while self._due and self._due[0][0] <= now_s:
-            at_s, _, ask = heapq.heappop(self._due)
-            self._ready.append((self._work(at_s, times.request_ms + times.prompt_token_ms * ask.num_prompt), ask))
+            at_s, _, request = heapq.heappop(self._due)
+            ready_s = self._work(at_s, times.request_ms + times.prompt_token_ms * request.num_prompt)
+            self._ready.append((ready_s, request))
 
     def _work(self, from_s: float, ms: float) -> float:
         """Return when so much work ends that can begin at a time; what it takes from the engine's step is taken."""

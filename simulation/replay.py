@@ -8,7 +8,7 @@ from tiercel.scheduler.fairness import Account
 from tiercel.simulation.gap import GapMeter
 from tiercel.simulation.http import HttpProcess, HttpTimes
 from tiercel.simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
-from tiercel.simulation.timeline import Timeline
+from tiercel.simulation.timeline import SimTimeline
 from tiercel.simulation.workload import Workload
 
 _METERED = 16  # tenants whose service is compared pair by pair
@@ -28,11 +28,11 @@ class Replay:
         self.http = HttpProcess(
             settings.http, self.simulation.machine, concurrency=settings.concurrency, closes_s=closes_s
         )
-        self.http.expect(workload.asks)
+        self.http.expect(workload.requests)
         if settings.http != HttpTimes() or settings.concurrency is not None:
             self.simulation.tally.http = self.http
-        span_s = duration_s or (workload.asks[-1].at_s if workload.asks else 0.0)
-        self.timeline = Timeline(self.simulation, span_s)
+        span_s = duration_s or (workload.requests[-1].at_s if workload.requests else 0.0)
+        self.timeline = SimTimeline(self.simulation, span_s)
         self.meter = self._open_meter()
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
@@ -40,8 +40,8 @@ class Replay:
         simulation, timeline, meter, http = self.simulation, self.timeline, self.meter, self.http
         while simulation.now_s < self._end_s:
             now_s = simulation.now_s
-            for ask in http.take(now_s):
-                simulation.submit(ask)
+            for request in http.take(now_s):
+                simulation.submit(request)
             if now_s >= timeline.next_s:
                 timeline.sample()
                 progress(now_s)
@@ -63,8 +63,8 @@ class Replay:
         if fair is None:
             return None
         tokens: dict[TenantId, int] = {}
-        for ask in self.workload.asks:
-            tokens[ask.tenant] = tokens.get(ask.tenant, 0) + ask.num_prompt + ask.outputs
+        for request in self.workload.requests:
+            tokens[request.tenant] = tokens.get(request.tenant, 0) + request.num_prompt + request.outputs
         band = {share.name: share.band for share in self.workload.tenants}
         most = sorted(tokens, key=lambda name: (-tokens[name], name))
         return GapMeter(fair, [Account(band.get(name, 0), name) for name in islice(most, _METERED)])

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from tiercel.ids import TenantId
-from tiercel.simulation.histogram import Histogram, percentile
+from tiercel.simulation.histogram import LogHistogram, percentile
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.tally import TenantTally, preemption_table
-from tiercel.simulation.timeline import Timeline
+from tiercel.simulation.timeline import SimTimeline
 
 
-class Spread(Struct, frozen=True):
+class Percentiles(Struct, frozen=True):
     """Percentiles, seconds."""
 
     p50: float = 0.0
@@ -20,7 +20,7 @@ class Spread(Struct, frozen=True):
     p99: float = 0.0
 
 
-class TenantFigures(Struct, frozen=True, kw_only=True):
+class SimTenantResult(Struct, frozen=True, kw_only=True):
     """One tenant."""
 
     name: str
@@ -37,16 +37,16 @@ class TenantFigures(Struct, frozen=True, kw_only=True):
     weight_share: float  # of all weights
     gap_s: float | None  # largest against any other while both could be served; None: not metered
     starved_s: float  # longest wait of a sequence without a slice, also of one that never had any
-    queue_s: Spread
-    ttft_s: Spread
+    queue_s: Percentiles
+    ttft_s: Percentiles
     ttft_kept: float | None  # part of the finished within the goal; None: no goal
-    tbt_s: Spread
+    tbt_s: Percentiles
     preemptions: dict[str, dict[str, int]]  # by reason and mode
     swapped_tokens: int
     recomputed_tokens: int
 
 
-class Figures(Struct, frozen=True, kw_only=True):
+class SimResult(Struct, frozen=True, kw_only=True):
     """A run."""
 
     policy: str
@@ -64,16 +64,16 @@ class Figures(Struct, frozen=True, kw_only=True):
     gap_bound_s: float | None
     gap_tenants: int  # so many are metered, those that ask for the most
     starved_s: float
-    queue_s: Spread
-    ttft_s: Spread
-    tbt_s: Spread
+    queue_s: Percentiles
+    ttft_s: Percentiles
+    tbt_s: Percentiles
     preemptions: dict[str, dict[str, int]]
     swapped_tokens: int
     recomputed_tokens: int
-    tenants: tuple[TenantFigures, ...]
+    tenants: tuple[SimTenantResult, ...]
 
 
-def figures(replay: Replay) -> Figures:
+def figures(replay: Replay) -> SimResult:
     """The figures of a replay that has run."""
     simulation, timeline, meter = replay.simulation, replay.timeline, replay.meter
     tallies = list(simulation.tally.by_tenant.values())
@@ -84,7 +84,7 @@ def figures(replay: Replay) -> Figures:
     queue, ttft, tbt = (
         _all([tally.queue_s for tally in tallies]),
         _all([tally.ttft_s for tally in tallies]),
-        Histogram(),
+        LogHistogram(),
     )
     preemptions: Counter[tuple[str, str]] = Counter()
     for tally in tallies:
@@ -93,7 +93,7 @@ def figures(replay: Replay) -> Figures:
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
     cached_tokens = sum(tally.cached_tokens for tally in tallies)
     now_s = max(simulation.now_s, 1e-9)
-    return Figures(
+    return SimResult(
         policy=simulation.policy.name,
         virtual_s=simulation.now_s,
         steps=simulation.machine.steps,
@@ -124,11 +124,11 @@ def figures(replay: Replay) -> Figures:
 def _tenant(
     tally: TenantTally, served_ms: float, total_ms: float, weights: float, gaps: dict[TenantId, float],
     waits: dict[TenantId, float],
-) -> TenantFigures:  # fmt: skip
+) -> SimTenantResult:  # fmt: skip
     share, name = tally.share, tally.share.name
     goal_s = share.slo.ttft_s
     ttft = sorted(tally.ttft_s)
-    return TenantFigures(
+    return SimTenantResult(
         name=name,
         weight=share.weight,
         band=share.band,
@@ -153,7 +153,7 @@ def _tenant(
     )
 
 
-def _longest_waits(timeline: Timeline) -> dict[TenantId, float]:
+def _longest_waits(timeline: SimTimeline) -> dict[TenantId, float]:
     """By tenant, as far as the samples saw."""
     longest: dict[TenantId, float] = {}
     for at_s, since in zip(timeline.at_s, timeline.waiting, strict=True):
@@ -162,7 +162,7 @@ def _longest_waits(timeline: Timeline) -> dict[TenantId, float]:
     return longest
 
 
-def _jain(timeline: Timeline, weights: dict[TenantId, float]) -> float:
+def _jain(timeline: SimTimeline, weights: dict[TenantId, float]) -> float:
     """Over windows between samples, of the tenants that waited at both ends; 1 where there never were two."""
     total = total_s = 0.0
     width = max(1, len(timeline.at_s) // 36)  # too short a window holds a turn or two of each
@@ -183,9 +183,9 @@ def _all(lists: Sequence[Sequence[float]]) -> list[float]:
     return sorted(value for values in lists for value in values)
 
 
-def _spread(ordered: Sequence[float]) -> Spread:
-    return Spread(*(percentile(ordered, percent) for percent in (50, 95, 99)))
+def _spread(ordered: Sequence[float]) -> Percentiles:
+    return Percentiles(*(percentile(ordered, percent) for percent in (50, 95, 99)))
 
 
-def _histogram_spread(histogram: Histogram) -> Spread:
-    return Spread(*(histogram.percentile(percent) for percent in (50, 95, 99)))
+def _histogram_spread(histogram: LogHistogram) -> Percentiles:
+    return Percentiles(*(histogram.percentile(percent) for percent in (50, 95, 99)))

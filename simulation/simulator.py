@@ -21,8 +21,8 @@ from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PolicyName, PreemptionMode
 from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.machine import CostMachine
-from tiercel.simulation.tally import Tally, WatchedPlanner
-from tiercel.simulation.workload import Ask, prompt_bytes
+from tiercel.simulation.tally import SimTally, WatchedPlanner
+from tiercel.simulation.workload import SimRequest, prompt_bytes
 from tiercel.tenant import Tenants, TenantShare
 from tiercel.tier import Route
 from tiercel.wire import Submit
@@ -84,7 +84,7 @@ class Simulation:
         self.settings = settings
         self.shares = tuple(tenants)
         self.clock = ManualClock()
-        self.tally = Tally(self.shares, self.clock)
+        self.tally = SimTally(self.shares, self.clock)
         self.policy = open_with(settings, StepCosts(settings.times))
         self.book = SequenceBook(self.policy, settings.max_model_len, ())
         rates = _rates(settings)
@@ -128,22 +128,22 @@ class Simulation:
         """Virtual seconds since the start."""
         return self.clock.now_s()
 
-    def submit(self, ask: Ask) -> SeqId:
+    def submit(self, request: SimRequest) -> SeqId:
         """It reaches the engine now; it is as old as it says."""
         self._count += 1
         seq = SeqId(self._count)
-        share = self._share_by_tenant.get(ask.tenant) or TenantShare(name=ask.tenant)
-        self.tally.submit(seq, ask.tenant)
-        request = Request(
+        share = self._share_by_tenant.get(request.tenant) or TenantShare(name=request.tenant)
+        self.tally.submit(seq, request.tenant)
+        submitted = Request(
             id=seq,
-            prompt=prompt_bytes(ask.prompt),
-            params=SamplingParams(temperature=0.0, max_tokens=ask.outputs, ignore_eos=True),
-            arrival_s=ask.at_s,
-            tenant=ask.tenant,
+            prompt=prompt_bytes(request.prompt),
+            params=SamplingParams(temperature=0.0, max_tokens=request.outputs, ignore_eos=True),
+            arrival_s=request.at_s,
+            tenant=request.tenant,
             band=share.band,
-            scope=(f"group {share.group}" if share.group else f"tenant {ask.tenant}").encode(),
+            scope=(f"group {share.group}" if share.group else f"tenant {request.tenant}").encode(),
         )
-        self.loop.take([Submit(request)])
+        self.loop.take([Submit(submitted)])
         return seq
 
     def step(self, until_s: float = float("inf")) -> bool:

@@ -91,7 +91,7 @@ class ContextFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class WorkloadBucket:
     """Requests of like lengths in a histogram of a workload."""
 
     input_tokens: int
@@ -104,7 +104,7 @@ class Bucket:
 class BucketLoad:
     """What a bucket costs: `load` is the part of the device that it takes at one request per second of the mix."""
 
-    bucket: Bucket
+    bucket: WorkloadBucket
     requests_per_s: float  # with such requests alone
     load: float
 
@@ -204,7 +204,7 @@ def context_figures(
 
 
 def bucket_requests_per_s(
-    model: ModelShape, device: DeviceProfile, bucket: Bucket, max_sequences: int, reserve_bytes: int = 0
+    model: ModelShape, device: DeviceProfile, bucket: WorkloadBucket, max_sequences: int, reserve_bytes: int = 0
 ) -> float:
     """Requests of one bucket per second of a device that serves nothing else; 0 when not even one fits.
 
@@ -221,7 +221,11 @@ def bucket_requests_per_s(
 
 
 def workload_loads(
-    model: ModelShape, device: DeviceProfile, buckets: Sequence[Bucket], max_sequences: int, reserve_bytes: int = 0
+    model: ModelShape,
+    device: DeviceProfile,
+    buckets: Sequence[WorkloadBucket],
+    max_sequences: int,
+    reserve_bytes: int = 0,
 ) -> tuple[BucketLoad, ...]:
     """Each bucket's load, share / throughput, as Mélange counts it.
 

@@ -14,7 +14,7 @@ from tiercel.scheduler.draft import CacheView
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.simulation.histogram import Histogram, bucket_of
+from tiercel.simulation.histogram import LogHistogram, bucket_of
 from tiercel.simulation.http import HttpProcess
 from tiercel.tenant import TenantShare
 from tiercel.wire import Report
@@ -33,7 +33,7 @@ class TenantTally:
         self.output_tokens = 0  # said
         self.queue_s = array("d")
         self.ttft_s = array("d")
-        self.gaps = Histogram()  # between two tokens of a sequence, seconds
+        self.gaps = LogHistogram()  # between two tokens of a sequence, seconds
         self.preemptions: Counter[tuple[str, str]] = Counter()  # by reason and mode
         self.swapped_tokens = 0  # that came back from DDR
         self.recomputed_tokens = 0
@@ -51,7 +51,7 @@ class _Live:
         self.last_s = -1.0  # its last token
 
 
-class Tally:
+class SimTally:
     """The loop's post: reports become counts of tenants."""
 
     def __init__(self, shares: tuple[TenantShare, ...], clock: ManualClock) -> None:
@@ -126,7 +126,7 @@ class Tally:
 class WatchedPlanner(Planner):
     """The planner, and what each plan does to whom."""
 
-    def __init__(self, book: SequenceBook, limits: StepLimits, chooser: SwapChooser, tally: Tally) -> None:
+    def __init__(self, book: SequenceBook, limits: StepLimits, chooser: SwapChooser, tally: SimTally) -> None:
         super().__init__(book, limits, chooser)
         self._tally = tally
         self._sequences = book

@@ -6,7 +6,7 @@ from tiercel.simulation.simulator import Simulation
 _SAMPLES = 360  # of a run that ends when its arrivals do
 
 
-class Timeline:
+class SimTimeline:
     """Samples at even distances: service by tenant so far, who waits, how full the engine is."""
 
     def __init__(self, simulation: Simulation, span_s: float) -> None:

@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tiercel.ids import TenantId
 from tiercel.tenant import TenantShare
 
 
-class Part(Struct, frozen=True, gc=False):
+class PromptPart(Struct, frozen=True, gc=False):
     """A stretch of a prompt. Equal sources say the same; no two sources share a block."""
 
     source: int
     tokens: int
 
 
-class Ask(Struct, frozen=True, gc=False):
+class SimRequest(Struct, frozen=True, gc=False):
     """One request."""
 
     at_s: float
     tenant: TenantId
-    prompt: tuple[Part, ...]
+    prompt: tuple[PromptPart, ...]
     outputs: int  # tokens it says
 
     @property
@@ -36,7 +37,7 @@ class Workload(Struct, frozen=True):
     """Everything that is asked in a run, in order of time."""
 
     tenants: tuple[TenantShare, ...]
-    asks: tuple[Ask, ...]
+    requests: tuple[SimRequest, ...]
 
 
 class Lengths(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,35 +77,37 @@ class Sources:
         return source
 
 
-def draw_asks(
+def draw_requests(
     share: TenantShare, times_s: Sequence[float], lengths: Lengths, rng: random.Random, sources: Sources
-) -> list[Ask]:
+) -> list[SimRequest]:
     """A tenant's requests at these times."""
     owner = f"group {share.group}" if share.group else f"tenant {share.name}"
-    asks: list[Ask] = []
+    requests: list[SimRequest] = []
     for at_s in times_s:
-        own = Part(sources.new(), _draw(lengths.input_len, lengths, rng))
+        own = PromptPart(sources.new(), _draw(lengths.input_len, lengths, rng))
         prompt = (own,)
         if lengths.prefix_len:
             prefix = sources.named(f"{owner} prefix {rng.randrange(lengths.num_prefixes)}")
-            prompt = (Part(prefix, lengths.prefix_len), own)
-        asks.append(Ask(at_s, share.name, prompt, _draw(lengths.output_len, lengths, rng)))
-    return asks
+            prompt = (PromptPart(prefix, lengths.prefix_len), own)
+        requests.append(SimRequest(at_s, share.name, prompt, _draw(lengths.output_len, lengths, rng)))
+    return requests
 
 
-def deal(asks: Sequence[Ask], tenants: Sequence[TenantShare], skew: float, rng: random.Random) -> list[Ask]:
+def deal_to_tenants(
+    requests: Sequence[SimRequest], tenants: Sequence[TenantShare], skew: float, rng: random.Random
+) -> list[SimRequest]:
     """Requests of a trace that names no tenants, dealt out: the n-th tenant gets a part in proportion to n ** -skew."""
     totals = list(accumulate((number + 1) ** -skew for number in range(len(tenants))))
     names = [share.name for share in tenants]
-    return [Ask(ask.at_s, rng.choices(names, cum_weights=totals)[0], ask.prompt, ask.outputs) for ask in asks]
+    return [replace(request, tenant=rng.choices(names, cum_weights=totals)[0]) for request in requests]
 
 
-def order(tenants: Sequence[TenantShare], asks: Sequence[Ask]) -> Workload:
+def ordered_workload(tenants: Sequence[TenantShare], requests: Sequence[SimRequest]) -> Workload:
     """Everything of a run; asks of one moment stay in the order in which they were drawn."""
-    return Workload(tuple(tenants), tuple(sorted(asks, key=lambda ask: ask.at_s)))
+    return Workload(tuple(tenants), tuple(sorted(requests, key=lambda request: request.at_s)))
 
 
-def prompt_bytes(parts: Sequence[Part]) -> bytes:
+def prompt_bytes(parts: Sequence[PromptPart]) -> bytes:
     """Raw uint32 tokens. Every pair of tokens names its source, so that each block tells them apart."""
     pieces: list[bytes] = []
     for part in parts:

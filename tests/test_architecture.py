@@ -42,7 +42,7 @@ THEIRS: dict[str, set[str]] = {
         *("fastapi", "starlette", "uvicorn", "pydantic", "msgspec", "structlog", "tokenizers", "jinja2"),
         *("prometheus_client", "anyio", "yaml"),
     },
-    "loadtest": {"httpx", "matplotlib", "tokenizers", "msgspec", "yaml"},
+    "loadtest": {"httpx", "httptools", "jinja2", "matplotlib", "tokenizers", "msgspec", "yaml"},
     "embedded": set(),
     "simulation": {"msgspec"},
     "cli": {"typer", "rich", "httpx", "pydantic", "torch"},

@@ -8,7 +8,7 @@ from tiercel.scheduler.cost import linear_times
 from tiercel.scheduler.fairness import Account
 from tiercel.simulation.gap import GapMeter
 from tiercel.simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
-from tiercel.simulation.workload import Ask, Part, Sources
+from tiercel.simulation.workload import PromptPart, SimRequest, Sources
 from tiercel.tenant import TenantShare
 from tiercel.wire import Abort
 
@@ -78,7 +78,7 @@ class Schemer:
 
     def _ask(self, simulation: Simulation, prompt: int, outputs: int, source: int | None = None) -> SeqId:
         source = self._sources.new() if source is None else source
-        return simulation.submit(Ask(simulation.now_s, self.share.name, (Part(source, prompt),), outputs))
+        return simulation.submit(SimRequest(simulation.now_s, self.share.name, (PromptPart(source, prompt),), outputs))
 
 
 def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> float:

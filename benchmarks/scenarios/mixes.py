@@ -10,9 +10,17 @@ from tiercel.ids import TenantId
 from tiercel.scheduler.cost import linear_times
 from tiercel.settings import PolicyName
 from tiercel.simulation.replay import Replay
-from tiercel.simulation.result import Figures, figures
+from tiercel.simulation.result import SimResult, figures
 from tiercel.simulation.simulator import SimSettings
-from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, draw_asks, order
+from tiercel.simulation.workload import (
+    Lengths,
+    PromptPart,
+    SimRequest,
+    Sources,
+    Workload,
+    draw_requests,
+    ordered_workload,
+)
 from tiercel.tenant import Slo, TenantShare
 
 # A step of 40 decodes and 256 prompt tokens takes 19 ms.
@@ -47,9 +55,9 @@ def saturating(weights: tuple[float, float], *, seconds: float, window_s: float,
     second = _share("second", weights[1])
     sources = Sources()
     many = [0.02 * number for number in range(int(seconds / 0.02))]
-    asks = draw_asks(first, many, Lengths(input_len=120, output_len=30, sigma=0.5), rng, sources)
-    asks += draw_asks(second, many[::2], Lengths(input_len=400, output_len=90, sigma=0.5), rng, sources)
-    return _parts(_play(SMALL, order([first, second], asks), seconds), window_s, 2.0, seconds)
+    requests = draw_requests(first, many, Lengths(input_len=120, output_len=30, sigma=0.5), rng, sources)
+    requests += draw_requests(second, many[::2], Lengths(input_len=400, output_len=90, sigma=0.5), rng, sources)
+    return _parts(_play(SMALL, ordered_workload([first, second], requests), seconds), window_s, 2.0, seconds)
 
 
 def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: float = 30.0, seed: int = 0) -> Shares:
@@ -62,24 +70,26 @@ def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: flo
     sources = Sources()
     times = [0.01 * number for number in range(int(seconds / 0.01))]
     lengths = Lengths(input_len=200, output_len=60, sigma=0.5)
-    asks = draw_asks(guest, [at_s for at_s in times if at_s >= away_s], lengths, rng, sources)
-    asks += draw_asks(flood, times, lengths, rng, sources)
+    requests = draw_requests(guest, [at_s for at_s in times if at_s >= away_s], lengths, rng, sources)
+    requests += draw_requests(flood, times, lengths, rng, sources)
     settings = replace(SMALL, policy=policy)
-    return _parts(_play(settings, order([guest, flood], asks), seconds), (seconds - away_s) / 3, away_s, seconds)
+    replay = _play(settings, ordered_workload([guest, flood], requests), seconds)
+    return _parts(replay, (seconds - away_s) / 3, away_s, seconds)
 
 
-def long_prompts(policy: PolicyName, *, host_blocks: int = 0, seconds: float = 1800.0, seed: int = 0) -> Figures:
+def long_prompts(policy: PolicyName, *, host_blocks: int = 0, seconds: float = 1800.0, seed: int = 0) -> SimResult:
     """Six tenants with prompts of 100,000 tokens, 2.4 times as many as the machine can compute."""
     rng = random.Random(seed)
-    shares, sources, asks = [_share(f"tenant-{number}") for number in range(6)], Sources(), list[Ask]()
+    shares, sources, requests = [_share(f"tenant-{number}") for number in range(6)], Sources(), list[SimRequest]()
     for share in shares:
         at_s = [rng.uniform(0.0, seconds) for _ in range(int(0.4 * seconds / 6))]
-        asks += draw_asks(share, sorted(at_s), Lengths(input_len=100_000, output_len=16, sigma=0.05), rng, sources)
+        lengths = Lengths(input_len=100_000, output_len=16, sigma=0.05)
+        requests += draw_requests(share, sorted(at_s), lengths, rng, sources)
     settings = replace(LONG, policy=policy, host_blocks=host_blocks)
-    return figures(_play(settings, order(shares, asks), seconds))
+    return figures(_play(settings, ordered_workload(shares, requests), seconds))
 
 
-def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: int = 0) -> Figures:
+def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: int = 0) -> SimResult:
     """Four tenants of one group ask about more documents than fit the cache, faster than they can be answered.
 
     The yardstick is pure longest-prefix-match.
@@ -88,12 +98,12 @@ def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: 
     shares = [_share(f"t{number}", group="all") for number in range(4)]
     sources = Sources()
     lengths = Lengths(input_len=60, output_len=24, prefix_len=512, num_prefixes=24, range_ratio=0.5)
-    asks: list[Ask] = []
+    requests: list[SimRequest] = []
     for share in shares:
-        asks += draw_asks(
+        requests += draw_requests(
             share, sorted(rng.uniform(0, seconds) for _ in range(int(14 * seconds))), lengths, rng, sources
         )
-    workload = order(shares, asks)
+    workload = ordered_workload(shares, requests)
     if not is_yardstick:
         return figures(_play(SMALL, workload, None))
     replay = Replay(SMALL, workload, open_with=lambda _, costs: LongestPrefix(costs))
@@ -104,22 +114,22 @@ def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: 
     return figures(replay)
 
 
-def mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> Figures:
+def mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> SimResult:
     """Tenants of many kinds, half as much again as the machine can do, until everything is done."""
     rng = random.Random(seed)
     sources = Sources()
     shares: list[TenantShare] = []
-    asks: list[Ask] = []
+    requests: list[SimRequest] = []
     for number, (weight, prompt, outputs) in enumerate(_KINDS):
         share = _share(f"t{number}", weight)
         lengths = Lengths(input_len=prompt, output_len=outputs, sigma=0.6, prefix_len=64, num_prefixes=3)
         count = int(seconds * 56 / len(_KINDS))
-        asks += draw_asks(share, sorted(rng.uniform(0, seconds) for _ in range(count)), lengths, rng, sources)
+        requests += draw_requests(share, sorted(rng.uniform(0, seconds) for _ in range(count)), lengths, rng, sources)
         shares.append(share)
-    return figures(_play(replace(SMALL, policy=policy), order(shares, asks), None))
+    return figures(_play(replace(SMALL, policy=policy), ordered_workload(shares, requests), None))
 
 
-def overload(*, seconds: float = 60.0, seed: int = 0) -> Figures:
+def overload(*, seconds: float = 60.0, seed: int = 0) -> SimResult:
     """Half as much again as the machine can do: a third of it is interactive, in a band before the batch work."""
     rng = random.Random(seed)
     slo = Slo(kind="interactive", ttft_s=0.5)
@@ -129,7 +139,7 @@ def overload(*, seconds: float = 60.0, seed: int = 0) -> Figures:
         TenantShare(name=TenantId("nightly"), band=10, slo=Slo(kind="batch")),
     ]
     sources = Sources()
-    asks: list[Ask] = []
+    requests: list[SimRequest] = []
     for share, rate, lengths in (
         (shares[0], 7.0, Lengths(input_len=150, output_len=60, sigma=0.5)),
         (shares[1], 7.0, Lengths(input_len=150, output_len=60, sigma=0.5)),
@@ -138,20 +148,20 @@ def overload(*, seconds: float = 60.0, seed: int = 0) -> Figures:
         at_s, times = 0.0, list[float]()
         while (at_s := at_s + rng.expovariate(rate)) < seconds:
             times.append(at_s)
-        asks += draw_asks(share, times, lengths, rng, sources)
-    return figures(_play(SMALL, order(shares, asks), seconds))
+        requests += draw_requests(share, times, lengths, rng, sources)
+    return figures(_play(SMALL, ordered_workload(shares, requests), seconds))
 
 
-def waits(policy: PolicyName = "fair", *, seconds: float = 120.0) -> Figures:
+def waits(policy: PolicyName = "fair", *, seconds: float = 120.0) -> SimResult:
     """Band 0 alone is more than the machine can do, and one request of band 5 waits behind it."""
     rng = random.Random(0)
     flood = _share("flood")
     last = TenantShare(name=TenantId("last"), band=5)
     sources = Sources()
     times = [0.02 * number for number in range(int(seconds / 0.02))]
-    asks = draw_asks(flood, times, Lengths(input_len=200, output_len=60, sigma=0.5), rng, sources)
-    asks += [Ask(30.0, last.name, (Part(sources.new(), 300),), 40)]
-    return figures(_play(SMALL, order([flood, last], asks), seconds))
+    requests = draw_requests(flood, times, Lengths(input_len=200, output_len=60, sigma=0.5), rng, sources)
+    requests += [SimRequest(30.0, last.name, (PromptPart(sources.new(), 300),), 40)]
+    return figures(_play(SMALL, ordered_workload([flood, last], requests), seconds))
 
 
 def _share(name: str, weight: float = 1.0, group: str | None = None) -> TenantShare:

@@ -14,7 +14,7 @@ from tiercel.plan import Plan, Slice, whole_slices
 from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times
 from tiercel.settings import PolicyName
 from tiercel.simulation.simulator import SimSettings, Simulation
-from tiercel.simulation.workload import Ask, Part, Sources
+from tiercel.simulation.workload import PromptPart, SimRequest, Sources
 from tiercel.tenant import TenantShare
 
 WINDOW_STEPS = 1000
@@ -29,7 +29,7 @@ class Mix(Struct, frozen=True, kw_only=True):
 
     settings: SimSettings
     tenants: tuple[TenantShare, ...]
-    asks: tuple[Ask, ...]  # by time
+    requests: tuple[SimRequest, ...]  # by time
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -70,16 +70,16 @@ def draw_mix(seed: int, steps: int) -> Mix:
     burst = rng.random() < 0.5  # everything at once, or spread over the time that the steps take
     span_s = 0.0 if burst else 1e-3 * steps * settings.longest_step_ms * rng.uniform(0.2, 0.8)
     sources = Sources()
-    asks: list[Ask] = []
+    requests: list[SimRequest] = []
     left = int(1.1 * steps * batch)
     while left > 0:
         name = rng.choice(tenants).name
         prompt = max(1, min(most - 2, int(prompts[name] * rng.uniform(0.5, 1.5))))
         output = max(1, min(most - prompt, int(outputs[name] * rng.uniform(0.5, 1.5))))
-        asks.append(Ask(rng.uniform(0.0, span_s), name, (Part(sources.new(), prompt),), output))
+        requests.append(SimRequest(rng.uniform(0.0, span_s), name, (PromptPart(sources.new(), prompt),), output))
         left -= prompt + output
-    asks.sort(key=lambda ask: ask.at_s)
-    return Mix(settings=settings, tenants=tenants, asks=tuple(asks))
+    requests.sort(key=lambda request: request.at_s)
+    return Mix(settings=settings, tenants=tenants, requests=tuple(requests))
 
 
 def play(mix: Mix, policy: PolicyName, steps: int, until_s: float | None = None) -> Progress:
@@ -91,7 +91,7 @@ def play(mix: Mix, policy: PolicyName, steps: int, until_s: float | None = None)
     simulation = Simulation(replace(mix.settings, policy=policy), mix.tenants)
     watch = _Watch(simulation)
     simulation.planner.listener = watch.note
-    waiting = list(reversed(mix.asks))
+    waiting = list(reversed(mix.requests))
     useful_tokens, ended_s = 0, 0.0
     while waiting or not simulation.loop.is_idle:
         while waiting and waiting[-1].at_s <= simulation.now_s:

@@ -25,7 +25,7 @@ from tiercel.loadtest.client.assignment import (
     encode_frame,
     read_frame,
 )
-from tiercel.loadtest.client.shared_counter import ticket_file
+from tiercel.loadtest.client.shared_counter import counter_file
 from tiercel.loadtest.results.record import RequestRecord
 
 _HEAD_START_S = 0.1  # between the signal and the zero of the run: every process has read it by then
@@ -53,7 +53,7 @@ class Fleet:
 
     async def run(self, began: Callable[[float], None]) -> Gathered:
         """Run to the end. `began` learns the zero of all times. Errors: TiercelError when a process dies."""
-        with ticket_file() as tickets:
+        with counter_file() as tickets:
             async with _started(self._workers) as processes:
                 self._processes = processes
                 shares = [replace(share, tickets=tickets) for share in shared_out(self._assignment, self._workers)]

@@ -5,17 +5,17 @@ from collections.abc import Coroutine
 
 from tiercel.clock import Clock
 from tiercel.loadtest.client.assignment import Assignment, Job, Progress, Source
-from tiercel.loadtest.client.sender import Ask, Sender
-from tiercel.loadtest.client.shared_counter import Tickets
+from tiercel.loadtest.client.sender import RequestSender, RequestSpec
+from tiercel.loadtest.client.shared_counter import SharedCounters
 from tiercel.loadtest.results.record import RequestRecord
 
 _LATE_S = 0.05
 
 
-class Runner:
+class LoadRunner:
     """Runs an assignment once. Times are from `start_s` on the clock."""
 
-    def __init__(self, assignment: Assignment, sender: Sender, tickets: Tickets, clock: Clock) -> None:
+    def __init__(self, assignment: Assignment, sender: RequestSender, tickets: SharedCounters, clock: Clock) -> None:
         self.records: list[RequestRecord] = []
         self.late_sends = 0
         self.uncounted = 0
@@ -107,7 +107,7 @@ class Runner:
                 due_s = sendable_s = self._now_s() + turn.think_s
                 if not await self._wait_until(due_s):
                     return
-            ask = Ask(
+            ask = RequestSpec(
                 source=source, index=job.index, turn=turn, number=number, is_only=len(turns) == 1, said=said,
                 due_s=due_s,
             )  # fmt: skip

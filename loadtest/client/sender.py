@@ -11,14 +11,15 @@ from msgspec import Struct
 from tiercel.clock import Clock
 from tiercel.loadtest.client.answer import Answer
 from tiercel.loadtest.client.assignment import Assignment, Source
-from tiercel.loadtest.client.http1 import BODY, SENT_S, ArrivingBody, Http1Transport
+from tiercel.loadtest.client.connection import ArrivingBody
+from tiercel.loadtest.client.http1 import BODY, SENT_S, Http1Transport
 from tiercel.loadtest.load.conversation import Turn
 from tiercel.loadtest.results.record import RequestRecord
 
 _CONNECT_S = 30.0
 
 
-class Ask(Struct, frozen=True, kw_only=True):
+class RequestSpec(Struct, frozen=True, kw_only=True):
     """One request to send, and what its record needs to know."""
 
     source: Source
@@ -38,7 +39,7 @@ class Sent(Struct, frozen=True):
     is_counted: bool  # the server told the number of tokens
 
 
-class Sender:
+class RequestSender:
     """Sends requests of one assignment. Use with `async with`."""
 
     def __init__(self, assignment: Assignment, clock: Clock) -> None:
@@ -50,13 +51,13 @@ class Sender:
         self._client = httpx.AsyncClient(transport=self._transport, timeout=None, follow_redirects=False)  # noqa: S113 - `asyncio.timeout` below
         self._encoder = msgspec.json.Encoder()
 
-    async def __aenter__(self) -> "Sender":
+    async def __aenter__(self) -> "RequestSender":
         return self
 
     async def __aexit__(self, *_error: object) -> None:
         await self._client.aclose()
 
-    async def send(self, ask: Ask) -> Sent:
+    async def send(self, ask: RequestSpec) -> Sent:
         """Send and wait for the end. A failure is in the record, never raised."""
         request = self._request(ask)
         answer = Answer(is_stream=self._assignment.is_stream)
@@ -88,7 +89,7 @@ class Sender:
         else:
             answer.refuse(response.status_code)
 
-    def _request(self, ask: Ask) -> httpx.Request:
+    def _request(self, ask: RequestSpec) -> httpx.Request:
         fields: dict[str, object] = {
             **self._assignment.body,
             "max_tokens": ask.turn.output_tokens,
@@ -103,7 +104,7 @@ class Sender:
         }
         return httpx.Request("POST", self._assignment.url, headers=headers, content=body)
 
-    def _record(self, ask: Ask, answer: Answer, status: int | None, sent_s: float) -> Sent:
+    def _record(self, ask: RequestSpec, answer: Answer, status: int | None, sent_s: float) -> Sent:
         start_s = self.start_s
         usage = answer.usage
         counted = usage.completion_tokens if usage is not None else None
@@ -132,7 +133,7 @@ class Sender:
         return Sent(record, answer.text, counted is not None or answer.error is not None)
 
 
-def _prompt_fields(ask: Ask, *, is_chat: bool) -> dict[str, object]:
+def _prompt_fields(ask: RequestSpec, *, is_chat: bool) -> dict[str, object]:
     if not is_chat:
         before = "".join(f"{question}{answer}" for question, answer in ask.said)
         return {"prompt": before + ask.turn.prompt}

@@ -12,7 +12,7 @@ from typing import Self
 _NUMBER = struct.Struct("<Q")
 
 
-class Tickets:
+class SharedCounters:
     """Counters in a file, one a row. Use with `with`; cost of a ticket: a few microseconds."""
 
     def __init__(self, path: str) -> None:
@@ -42,7 +42,7 @@ class Tickets:
 
 
 @contextmanager
-def ticket_file() -> Iterator[str]:
+def counter_file() -> Iterator[str]:
     """A fresh file of tickets, gone afterwards."""
     with tempfile.NamedTemporaryFile(prefix="tiercel-bench-") as file:
         yield file.name

@@ -34,7 +34,7 @@ def _text_of(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-class Message(Struct):
+class ChoiceMessage(Struct):
     """The new text of a chat choice."""
 
     content: str | None = None
@@ -50,8 +50,8 @@ class Choice(Struct):
     """One choice of an event or of a whole answer."""
 
     text: str | None = None
-    delta: Message | None = None
-    message: Message | None = None
+    delta: ChoiceMessage | None = None
+    message: ChoiceMessage | None = None
     finish_reason: str | None = None
 
     @property
@@ -62,7 +62,7 @@ class Choice(Struct):
         return message.text if message is not None else ""
 
 
-class PromptDetails(Struct):
+class PromptTokenDetails(Struct):
     """What the server says about the prompt's tokens."""
 
     cached_tokens: int | None = None
@@ -73,7 +73,7 @@ class Usage(Struct):
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None
-    prompt_tokens_details: PromptDetails | None = None
+    prompt_tokens_details: PromptTokenDetails | None = None
 
 
 class Event(Struct):

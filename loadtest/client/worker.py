@@ -25,9 +25,9 @@ from tiercel.loadtest.client.assignment import (
     read_frame,
 )
 from tiercel.loadtest.client.load_meter import LoadMeter
-from tiercel.loadtest.client.runner import Runner
-from tiercel.loadtest.client.sender import Sender
-from tiercel.loadtest.client.shared_counter import Tickets
+from tiercel.loadtest.client.runner import LoadRunner
+from tiercel.loadtest.client.sender import RequestSender
+from tiercel.loadtest.client.shared_counter import SharedCounters
 
 _PROGRESS_S = 0.25
 _RECORDS_A_FRAME = 500
@@ -43,9 +43,9 @@ async def work(clock: Clock) -> int:
     assignment = await read_frame(reader, decoder)
     if not isinstance(assignment, Assignment):
         return 1
-    with Tickets(assignment.tickets) as tickets:
-        async with Sender(assignment, clock) as sender:
-            runner = Runner(assignment, sender, tickets, clock)
+    with SharedCounters(assignment.tickets) as tickets:
+        async with RequestSender(assignment, clock) as sender:
+            runner = LoadRunner(assignment, sender, tickets, clock)
             gc.collect()
             gc.freeze()  # the plan stays to the end: no collection need look at it
             _post(Prepared())
@@ -56,7 +56,9 @@ async def work(clock: Clock) -> int:
     return 0
 
 
-async def _run(runner: Runner, sender: Sender, clock: Clock, go: Go, order: "asyncio.Future[ToWorker | None]") -> None:
+async def _run(
+    runner: LoadRunner, sender: RequestSender, clock: Clock, go: Go, order: "asyncio.Future[ToWorker | None]"
+) -> None:
     await asyncio.sleep(max(0.0, go.start_s - clock.now_s()))
     meter = LoadMeter(clock, lambda: sender.chunks)
     meter.start()
@@ -77,7 +79,7 @@ async def _run(runner: Runner, sender: Sender, clock: Clock, go: Go, order: "asy
     _post(_load(runner, meter))
 
 
-def _load(runner: Runner, meter: LoadMeter) -> Load:
+def _load(runner: LoadRunner, meter: LoadMeter) -> Load:
     ordered = sorted(meter.lags_ms, reverse=True)
     thinned = ordered[:: max(1, len(ordered) // _MAX_LAGS)]  # the largest stays
     return Load(

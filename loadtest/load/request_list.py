@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from tiercel.errors import ConfigError, TiercelError
-from tiercel.loadtest.load.datasets.dataset import Order
+from tiercel.loadtest.load.datasets.dataset import DatasetQuery
 from tiercel.loadtest.load.datasets.registry import conversations
 from tiercel.loadtest.load.mix import DatasetSettings
 from tiercel.loadtest.load.tokens import FolderCounter, TextMaker
@@ -87,7 +87,7 @@ def draw_requests(
             raise ConfigError("bench.tokenizer", needs)
         counter = FolderCounter(tokenizer)
         texts, encode = TextMaker(counter), counter.encode
-    found = conversations(Order(settings, count, f"{seed}/{ONLY}", texts))
+    found = conversations(DatasetQuery(settings, count, f"{seed}/{ONLY}", texts))
     turns = [conversation.turns[0] for conversation in found]
     try:
         return [ListedRequest(prompt_token_ids=encode(turn.prompt), output_len=turn.output_tokens) for turn in turns]

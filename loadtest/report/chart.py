@@ -41,7 +41,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChartRow:
     """Curves that share one scale."""
 
     title: str
@@ -81,7 +81,7 @@ def quantile_chart(lines: Sequence[Quantiles], show: Show) -> "Figure":
     return figure
 
 
-def rows_chart(rows: Sequence[Row], show: Show, time_label: str = "seconds since the run began") -> "Figure":
+def rows_chart(rows: Sequence[ChartRow], show: Show, time_label: str = "seconds since the run began") -> "Figure":
     """Rows of curves above each other over one time scale, each named above its left end."""
     single = len(rows) == 1
     figure = new_figure(HEIGHT_PT if single else _ROW_PT * len(rows) + _AXIS_PT)
@@ -151,7 +151,7 @@ def latency_chart(offered: Sequence[float], high: Sequence[float], low: Sequence
     return figure
 
 
-def _draw_row(axes: "Axes", row: Row, show: Show, end_s: float, ticks: int) -> None:
+def _draw_row(axes: "Axes", row: ChartRow, show: Show, end_s: float, ticks: int) -> None:
     # lazy: heavy, and an extra
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 

@@ -61,7 +61,7 @@ _STYLE: "dict[RcKeyType, object]" = {
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Chart:
     """One drawing in both formats. `alt` says what it shows to those who cannot see it."""
 
     name: str  # of its PNG file, without the ending
@@ -104,8 +104,8 @@ def rows_of(figure: "Figure", count: int) -> "list[Axes]":
     return [grid[row][0] for row in range(count)]
 
 
-def finish(figure: "Figure", name: str, title: str, caption: str, alt: str) -> Picture:
-    """The figure as a `Picture`. Call within `drawing_style`."""
+def finish(figure: "Figure", name: str, title: str, caption: str, alt: str) -> Chart:
+    """The figure as a `Chart`. Call within `drawing_style`."""
     # lazy: heavy, and an extra
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -118,7 +118,7 @@ def finish(figure: "Figure", name: str, title: str, caption: str, alt: str) -> P
     figure.set_facecolor("white")
     FigureCanvasAgg(figure)
     figure.savefig(pixels, format="png", dpi=200, metadata={"Software": None})
-    return Picture(name, title, caption, alt, _inline(vector.getvalue(), name), pixels.getvalue())
+    return Chart(name, title, caption, alt, _inline(vector.getvalue(), name), pixels.getvalue())
 
 
 def _inline(svg: str, name: str) -> str:

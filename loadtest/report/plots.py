@@ -14,8 +14,8 @@ from tiercel.loadtest.metrics.server_series import (
     transfer_rates,
     transfer_speeds,
 )
-from tiercel.loadtest.report.chart import Curve, Quantiles, Row, Span, quantile_chart, range_chart, rows_chart
-from tiercel.loadtest.report.drawing import Picture, drawing_style, finish
+from tiercel.loadtest.report.chart import ChartRow, Curve, Quantiles, Span, quantile_chart, range_chart, rows_chart
+from tiercel.loadtest.report.drawing import Chart, drawing_style, finish
 from tiercel.loadtest.report.wording import LATENCY_NAMES, show_bytes_per_s, show_ms, show_number, show_percent
 from tiercel.loadtest.results.record import RunResult, Sample, TenantResult, Timeline
 
@@ -34,7 +34,7 @@ _CAPTIONS = {
 }
 
 
-def latency_pictures(result: RunResult) -> Iterator[Picture]:
+def latency_charts(result: RunResult) -> Iterator[Chart]:
     """The distribution of each latency; from the due time too where that tells something else."""
     for latency, title in LATENCY_NAMES.items():
         caption = _CAPTIONS[latency]
@@ -56,7 +56,7 @@ def latency_pictures(result: RunResult) -> Iterator[Picture]:
             yield finish(quantile_chart(lines, show_ms), f"latency-{latency}", title, caption, alt)
 
 
-def timeline_pictures(result: RunResult) -> Iterator[Picture]:
+def timeline_charts(result: RunResult) -> Iterator[Chart]:
     """Throughput and the requests under way, as the client saw them."""
     line = result.timeline
     if not line.output_tokens:
@@ -65,13 +65,15 @@ def timeline_pictures(result: RunResult) -> Iterator[Picture]:
     at_s = _ends(line)
     tokens = [count / line.step_s for count in line.output_tokens]
     rows = [
-        Row("Output tokens/s", [Curve(at_s, _held(tokens), "")]),
-        Row("Requests finished/s", [Curve(at_s, _held([count / line.step_s for count in line.finished]), "")]),
+        ChartRow("Output tokens/s", [Curve(at_s, _held(tokens), "")]),
+        ChartRow("Requests finished/s", [Curve(at_s, _held([count / line.step_s for count in line.finished]), "")]),
     ]
     best, mean = show_number(result.max_output_tokens_per_s), show_number(result.output_throughput)
     caption = f"Mean {mean} tokens/s, best second {best}."
     if any(line.failed):
-        rows.append(Row("Requests failed/s", [Curve(at_s, _held([count / line.step_s for count in line.failed]), "")]))
+        rows.append(
+            ChartRow("Requests failed/s", [Curve(at_s, _held([count / line.step_s for count in line.failed]), "")])
+        )
         caption += f" {sum(line.failed)} requests failed."
     with drawing_style():
         alt = f"Output tokens and finished requests per second over time. {caption}"
@@ -82,11 +84,11 @@ def timeline_pictures(result: RunResult) -> Iterator[Picture]:
         curves.append(Curve(at_s, _held(line.queued), "not sent", is_main=False))
         caption += f" Due and not yet sent (grey): at most {max(line.queued):.0f}."
     with drawing_style():
-        figure = rows_chart([Row("Requests", curves)], show_number)
+        figure = rows_chart([ChartRow("Requests", curves)], show_number)
         yield finish(figure, "in-flight", "Requests under way", caption, f"Requests under way over time. {caption}")
 
 
-def tenant_pictures(result: RunResult) -> Iterator[Picture]:
+def tenant_charts(result: RunResult) -> Iterator[Chart]:
     """Each tenant's service against its fair share, and its time to first token. Nothing for a single tenant."""
     if len(result.tenants) < 2:
         return
@@ -119,12 +121,12 @@ def tenant_pictures(result: RunResult) -> Iterator[Picture]:
         )  # fmt: skip
 
 
-def server_pictures(result: RunResult) -> tuple[list[Picture], list[str]]:
+def server_charts(result: RunResult) -> tuple[list[Chart], list[str]]:
     """What /metrics told over time, and in words what it did not tell."""
     if len(result.samples) < 2:
         return [], ["The server's /metrics were not read: there are no pictures of its queue, tiers and transfers."]
     samples = result.samples[:: -(-len(result.samples) // _STEPS)]
-    pictures: list[Picture] = []
+    charts: list[Chart] = []
     missing: list[str] = []
     still: list[str] = []
     parts = [
@@ -146,9 +148,9 @@ def server_pictures(result: RunResult) -> tuple[list[Picture], list[str]]:
             continue
         with drawing_style():
             names = ", ".join(row.title for row in rows)
-            pictures.append(finish(rows_chart(rows, show), name, title, caption, f"{title} over time: {names}."))
+            charts.append(finish(rows_chart(rows, show), name, title, caption, f"{title} over time: {names}."))
     said = [f"The server does not export: {', '.join(missing)}."] if missing else []
-    return pictures, said + ([f"Zero all the time: {', '.join(still)}."] if still else [])
+    return charts, said + ([f"Zero all the time: {', '.join(still)}."] if still else [])
 
 
 def _moved(result: RunResult) -> str:
@@ -157,35 +159,35 @@ def _moved(result: RunResult) -> str:
     return f"Bytes per second by route.{moving}"
 
 
-def _queue_rows(samples: Sequence[Sample]) -> list[Row]:
+def _queue_rows(samples: Sequence[Sample]) -> list[ChartRow]:
     running = gauge(samples, metric.RUNNING)
     waiting = gauge(samples, metric.WAITING)
     curves = [_curve(running, "running")] if running else []
     if waiting:
         curves.append(_curve(waiting, "waiting", is_main=running is None))
-    return [Row("Sequences", curves)] if curves else []
+    return [ChartRow("Sequences", curves)] if curves else []
 
 
-def _share_rows(readings: Sequence[History | None]) -> list[Row]:
-    return [Row(reading.name, [_curve(reading, "")], top=1.0) for reading in readings if reading is not None]
+def _share_rows(readings: Sequence[History | None]) -> list[ChartRow]:
+    return [ChartRow(reading.name, [_curve(reading, "")], top=1.0) for reading in readings if reading is not None]
 
 
-def _service_rows(shares: Sequence[Share]) -> list[Row]:
+def _service_rows(shares: Sequence[Share]) -> list[ChartRow]:
     return [
-        Row(share.got.name, [_curve(share.got, ""), _curve(share.fair, "", is_main=False)], top=1.0)
+        ChartRow(share.got.name, [_curve(share.got, ""), _curve(share.fair, "", is_main=False)], top=1.0)
         for share in shares[:TENANTS_DRAWN]
     ]
 
 
-def _plain_rows(readings: Sequence[History | None]) -> list[Row]:
-    return [Row(reading.name, [_curve(reading, "")]) for reading in readings if reading is not None]
+def _plain_rows(readings: Sequence[History | None]) -> list[ChartRow]:
+    return [ChartRow(reading.name, [_curve(reading, "")]) for reading in readings if reading is not None]
 
 
 def _curve(reading: History, label: str, *, is_main: bool = True) -> Curve:
     return Curve(reading.at_s, reading.values, label, is_main)
 
 
-def _share_row(tenant: TenantResult, everyone: Sequence[TenantResult]) -> Row:
+def _share_row(tenant: TenantResult, everyone: Sequence[TenantResult]) -> ChartRow:
     """A tenant's share of the service in each window, and the share its weight gives among those with work."""
     line = tenant.timeline
     width = max(1, -(-len(tenant.service) // _WINDOWS))
@@ -202,7 +204,7 @@ def _share_row(tenant: TenantResult, everyone: Sequence[TenantResult]) -> Row:
     at_s = [start * line.step_s for start in (*starts, len(tenant.service))]
     curves = [Curve(at_s, _held(got), ""), Curve(at_s, _held(fair), "", is_main=False)]
     title = f"{tenant.name}: {show_percent(tenant.share)}, fair {show_percent(tenant.fair_share)}"
-    return Row(title, curves, top=1.0)
+    return ChartRow(title, curves, top=1.0)
 
 
 def _thinned(line: Timeline) -> Timeline:

@@ -1,14 +1,12 @@
 """The report of a run: one HTML file that needs nothing else, and every picture of it as a PNG beside it."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from tiercel.errors import ConfigError
 from tiercel.loadtest.metrics.server_series import reported
-from tiercel.loadtest.report import page
-from tiercel.loadtest.report.drawing import Picture
-from tiercel.loadtest.report.plots import latency_pictures, server_pictures, tenant_pictures, timeline_pictures
+from tiercel.loadtest.report.page import KeyFigure, Table, write_page
+from tiercel.loadtest.report.plots import latency_charts, server_charts, tenant_charts, timeline_charts
 from tiercel.loadtest.report.wording import (
     LATENCY_NAMES,
     figure_words,
@@ -40,33 +38,31 @@ def write_report(result: RunResult, folder: Path) -> Path:
     Effects: writes report.html and the PNGs; makes the folder.
     Errors: ConfigError when matplotlib is missing or the folder cannot be written.
     """
-    latency, timeline = list(latency_pictures(result)), list(timeline_pictures(result))
-    tenants = list(tenant_pictures(result))
-    server, missing = server_pictures(result)
-    body = [
-        page.header(result.label or result.model_id, _lead(result)),
-        page.key_figures(list(_key_figures(result))),
-        page.notes([*result.notes, *_warnings(result)]),
-        page.section("Latency", [page.pictures(latency), _latency_table(result)]),
-        page.section("Over time", [page.pictures(timeline)]),
-        page.section("Tenants", [*_tenants(result, tenants)]),
-        page.section("Inside the server", [page.pictures(server), *map(page.paragraph, missing), _counters(result)]),
-        page.section("How it was made", [page.command_line([shlex.join(result.command)]), _facts(result)]),
-    ]
-    text = page.whole_page(f"{result.label or result.model_id}: load test of {result.date}", body)
-    return save_page(text, [*latency, *timeline, *tenants, *server], folder, FILE)
-
-
-def save_page(text: str, drawn: Sequence[Picture], folder: Path, name: str) -> Path:
-    """Write a page and its pictures. Errors: ConfigError when the folder cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for picture in drawn:
-            (folder / f"{picture.name}.png").write_bytes(picture.png)
-        (folder / name).write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError("bench.report", f"{folder}: {exc.strerror}") from exc
-    return folder / name
+    latency, timeline = list(latency_charts(result)), list(timeline_charts(result))
+    tenants = list(tenant_charts(result))
+    server, missing = server_charts(result)
+    name = result.label or result.model_id
+    content = {
+        "title": f"{name}: load test of {result.date}",
+        "heading": name,
+        "lead": _lead(result),
+        "key_figures": list(_key_figures(result)),
+        "notes": [*result.notes, *_warnings(result)],
+        "latency": latency,
+        "latency_table": _latency_table(result),
+        "timeline": timeline,
+        "has_tenants": len(result.tenants) > 1,
+        "fairness": _fairness(result),
+        "tenants": tenants,
+        "tenant_table": _tenant_table(result),
+        "isolation_table": _isolation_table(result),
+        "server": server,
+        "missing": missing,
+        "counter_table": _counter_table(result),
+        "command": shlex.join(result.command),
+        "facts": _facts(result),
+    }
+    return write_page("report.html", content, [*latency, *timeline, *tenants, *server], folder, FILE)
 
 
 def _lead(result: RunResult) -> str:
@@ -75,7 +71,7 @@ def _lead(result: RunResult) -> str:
     return " \N{MIDDLE DOT} ".join(part for part in parts if part)
 
 
-def _key_figures(result: RunResult) -> Iterator[tuple[str, str, str]]:
+def _key_figures(result: RunResult) -> Iterator[KeyFigure]:
     yield (
         "Output",
         f"{show_number(result.output_throughput)} tok/s",
@@ -111,36 +107,40 @@ def _warnings(result: RunResult) -> Iterator[str]:
         yield f"{count:,} failed: {reason}"
 
 
-def _latency_table(result: RunResult) -> str:
+def _latency_table(result: RunResult) -> Table:
     rows: list[list[str]] = []
     for metric, name in _ROWS:
         values = result.quantiles.get(metric, [])
         if len(values) == 101:
             mean = result.figures.get(f"mean_{metric}_ms")
             rows.append([name, show_ms(mean), *(show_ms(values[percent]) for percent in _PERCENTS)])
-    return page.table(["", "Mean", "Median", "p90", "p95", "p99", "Slowest"], rows, "All requests that went well")
+    return Table(["", "Mean", "Median", "p90", "p95", "p99", "Slowest"], rows, "All requests that went well")
 
 
-def _tenants(result: RunResult, drawn: Sequence[Picture]) -> Iterator[str]:
-    if len(result.tenants) < 2:
-        return
+def _fairness(result: RunResult) -> str:
     fairness = result.fairness
-    if fairness is not None:
-        when = (
-            f"over the {show_s(fairness.contended_s)} in which every tenant had work"
-            if fairness.contended_s
-            else "over the whole run, as the tenants never all had work"
-        )
-        yield page.paragraph(
-            f"Jain index of service by weight: {fairness.jain_index:.3f} {when} (1 is even). Longest time with work "
-            f"and nothing received: {show_s(fairness.largest_gap_s)} ({fairness.largest_gap_tenant}). Largest "
-            f"difference of service by weight between two tenants: "
-            f"{show_number(fairness.largest_difference_tokens)} tokens."
-        )
-    yield page.pictures(drawn)
+    if fairness is None:
+        return ""
+    when = (
+        f"over the {show_s(fairness.contended_s)} in which every tenant had work"
+        if fairness.contended_s
+        else "over the whole run, as the tenants never all had work"
+    )
+    return (
+        f"Jain index of service by weight: {fairness.jain_index:.3f} {when} (1 is even). Longest time with work "
+        f"and nothing received: {show_s(fairness.largest_gap_s)} ({fairness.largest_gap_tenant}). Largest "
+        f"difference of service by weight between two tenants: "
+        f"{show_number(fairness.largest_difference_tokens)} tokens."
+    )
+
+
+def _tenant_table(result: RunResult) -> Table:
     columns = ["Tenant", "Weight", "Done", "Failed", "Output tok/s", "Share", "Fair share",
                "TTFT median", "TTFT p99", "TPOT p99", "Longest gap"]  # fmt: skip
-    yield page.table(columns, [_tenant_row(tenant, result.duration) for tenant in result.tenants], "By tenant")
+    return Table(columns, [_tenant_row(tenant, result.duration) for tenant in result.tenants], "By tenant")
+
+
+def _isolation_table(result: RunResult) -> Table:
     rows = [
         [
             f"{item.tenant}: {figure_words(name)}",
@@ -151,7 +151,7 @@ def _tenants(result: RunResult, drawn: Sequence[Picture]) -> Iterator[str]:
         for item in result.isolation or []
         for name, ratio in item.ratios.items()
     ]
-    yield page.table(["Isolation", "Alone", "Together", "Ratio"], rows, "Each tenant alone, then beside the others")
+    return Table(["Isolation", "Alone", "Together", "Ratio"], rows, "Each tenant alone, then beside the others")
 
 
 def _tenant_row(tenant: TenantResult, duration_s: float) -> list[str]:
@@ -167,32 +167,30 @@ def _tenant_row(tenant: TenantResult, duration_s: float) -> list[str]:
     ]
 
 
-def _counters(result: RunResult) -> str:
+def _counter_table(result: RunResult) -> Table:
     rows = [[series, show_number(counter.delta)] for series, counter in reported(result.counters).items()]
-    return page.table(["Counter", "During the run"], rows, "What the server counted")
+    return Table(["Counter", "During the run"], rows, "What the server counted")
 
 
-def _facts(result: RunResult) -> str:
+def _facts(result: RunResult) -> dict[str, dict[str, str]]:
     client = result.client
-    return page.facts(
-        {
-            "Run": {
-                "date": result.date,
-                "model": result.model_id,
-                "seed": f"{result.seed}",
-                "prompts": result.dataset,
-                "arrivals": result.arrivals,
-                **result.metadata,
-            },
-            "Machine": result.machine,
-            "Versions": result.versions,
-            "Client": {
-                "processes": f"{client.processes}",
-                "CPU": f"{show_s(client.cpu_s)}; busiest process {show_percent(client.busiest_share)} of a core",
-                "chunks": f"{show_number(client.chunks_per_s)}/s, best second {show_number(client.peak_chunks_per_s)}",
-                "lag": f"p99 {show_ms(client.lag_p99_ms)}, at most {show_ms(client.lag_max_ms)}",
-                "sent late": f"{client.late_sends:,}",
-                "saturated": f"yes: {client.reason}" if client.saturated else "no",
-            },
-        }
-    )
+    return {
+        "Run": {
+            "date": result.date,
+            "model": result.model_id,
+            "seed": f"{result.seed}",
+            "prompts": result.dataset,
+            "arrivals": result.arrivals,
+            **result.metadata,
+        },
+        "Machine": result.machine,
+        "Versions": result.versions,
+        "Client": {
+            "processes": f"{client.processes}",
+            "CPU": f"{show_s(client.cpu_s)}; busiest process {show_percent(client.busiest_share)} of a core",
+            "chunks": f"{show_number(client.chunks_per_s)}/s, best second {show_number(client.peak_chunks_per_s)}",
+            "lag": f"p99 {show_ms(client.lag_p99_ms)}, at most {show_ms(client.lag_max_ms)}",
+            "sent late": f"{client.late_sends:,}",
+            "saturated": f"yes: {client.reason}" if client.saturated else "no",
+        },
+    }

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from tiercel.errors import ConfigError
-from tiercel.loadtest.report import page
 from tiercel.loadtest.report.chart import latency_chart, rate_chart
-from tiercel.loadtest.report.drawing import Picture, drawing_style, finish
-from tiercel.loadtest.report.report import goal_words, save_page
+from tiercel.loadtest.report.drawing import Chart, drawing_style, finish
+from tiercel.loadtest.report.page import Table, write_page
+from tiercel.loadtest.report.report import goal_words
 from tiercel.loadtest.report.wording import LATENCY_NAMES, NONE, show_ms, show_number, show_percent
 from tiercel.loadtest.results.record import RunResult
 from tiercel.loadtest.results.sweep import Point, Sweep
@@ -53,40 +53,33 @@ def write_sweep(sweep: Sweep, facts: RunResult, folder: Path) -> Path:
         (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(sweep), indent=2))
     except OSError as exc:
         raise ConfigError("bench.report", f"{folder}: {exc.strerror}") from exc
-    drawn = list(_pictures(sweep, facts))
-    marked = None if sweep.knee is None else sweep.points.index(sweep.knee)
+    charts = list(_charts(sweep, facts))
     knee_words = NONE if sweep.knee is None else f"{show_number(sweep.knee.rate)} /s"
-    body = [
-        page.header(f"{facts.label or facts.model_id}: how much load it takes", verdict(sweep)),
-        page.key_figures(
-            [
-                ("Knee", knee_words, f"{show_percent(sweep.plan.wanted_share)} good, {goal_words(facts.goals)}"),
-                ("Most goodput", f"{show_number(sweep.best.goodput)} /s", f"at {show_number(sweep.best.rate)}/s"),
-            ]
+    content = {
+        "title": f"{facts.model_id}: rate sweep",
+        "heading": f"{facts.label or facts.model_id}: how much load it takes",
+        "lead": verdict(sweep),
+        "key_figures": [
+            ("Knee", knee_words, f"{show_percent(sweep.plan.wanted_share)} good, {goal_words(facts.goals)}"),
+            ("Most goodput", f"{show_number(sweep.best.goodput)} /s", f"at {show_number(sweep.best.rate)}/s"),
+        ],
+        "charts": charts,
+        "rate_table": Table(
+            COLUMNS,
+            [point_cells(point) for point in sweep.points],
+            marked=None if sweep.knee is None else sweep.points.index(sweep.knee),
         ),
-        page.section("By rate", [page.pictures(drawn)]),
-        page.section(
-            "Every rate", [page.table(COLUMNS, [point_cells(point) for point in sweep.points], marked=marked)]
-        ),
-        page.section(
-            "How it was made",
-            [
-                page.command_line([shlex.join(sweep.command)]),
-                page.facts(
-                    {
-                        "Run": {"date": facts.date, "model": facts.model_id, "seed": f"{facts.seed}",
-                                "prompts": facts.dataset},
-                        "Machine": facts.machine,
-                        "Versions": facts.versions,
-                    }
-                ),
-            ],
-        ),
-    ]  # fmt: skip
-    return save_page(page.whole_page(f"{facts.model_id}: rate sweep", body), drawn, folder, PAGE)
+        "command": shlex.join(sweep.command),
+        "facts": {
+            "Run": {"date": facts.date, "model": facts.model_id, "seed": f"{facts.seed}", "prompts": facts.dataset},
+            "Machine": facts.machine,
+            "Versions": facts.versions,
+        },
+    }
+    return write_page("sweep.html", content, charts, folder, PAGE)
 
 
-def _pictures(sweep: Sweep, facts: RunResult) -> Iterator[Picture]:
+def _charts(sweep: Sweep, facts: RunResult) -> Iterator[Chart]:
     rates = [point.rate for point in sweep.points]
     good = [point.goodput for point in sweep.points]
     caption = f"Good requests per second, {goal_words(facts.goals)}."

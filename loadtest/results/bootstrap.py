@@ -18,17 +18,17 @@ Draw = Callable[[], float]
 """One statistic of one new sample."""
 
 
-class Spread(Struct, frozen=True):
+class ConfidenceInterval(Struct, frozen=True):
     """Where 95 of 100 new samples would be."""
 
     low: float
     high: float
 
 
-def interval(draw: Draw, rounds: int) -> Spread:
+def interval(draw: Draw, rounds: int) -> ConfidenceInterval:
     """The middle 95 % of `rounds` draws."""
     drawn = sorted(draw() for _ in range(rounds))
-    return Spread(drawn[int(0.025 * (rounds - 1))], drawn[math.ceil(0.975 * (rounds - 1))])
+    return ConfidenceInterval(drawn[int(0.025 * (rounds - 1))], drawn[math.ceil(0.975 * (rounds - 1))])
 
 
 def quantile_draw(values: Sequence[float], percent: float, chance: random.Random) -> Draw:

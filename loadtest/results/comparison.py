@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from tiercel.loadtest.results.bootstrap import (
+    ConfidenceInterval,
     Draw,
-    Spread,
     grouped_quantile_draw,
     interval,
     mean_draw,
@@ -28,7 +28,7 @@ _LEAST_BEYOND = 5  # samples above a percentile, for its spread to mean anything
 _LEAST_SAMPLES = 10
 
 
-class Verdict(Enum):
+class ComparisonVerdict(Enum):
     """What may be said of a difference."""
 
     BETTER = "better"
@@ -45,8 +45,8 @@ class Difference(Struct, frozen=True, kw_only=True):
     first: float
     second: float
     ratio: float | None  # None: the first is zero
-    spread: Spread | None  # of the ratio; None: it cannot be told
-    verdict: Verdict
+    spread: ConfidenceInterval | None  # of the ratio; None: it cannot be told
+    verdict: ComparisonVerdict
     reason: str = ""  # why it is unknown
 
 
@@ -231,12 +231,12 @@ def _quotient(below: Draw, above: Draw, otherwise: float) -> Draw:
     return draw
 
 
-def _verdict(spread: Spread | None, is_more_better: bool) -> Verdict:
+def _verdict(spread: ConfidenceInterval | None, is_more_better: bool) -> ComparisonVerdict:
     if spread is None:
-        return Verdict.UNKNOWN
+        return ComparisonVerdict.UNKNOWN
     if spread.low <= 1 <= spread.high:
-        return Verdict.TIE
-    return Verdict.BETTER if (spread.low > 1) == is_more_better else Verdict.WORSE
+        return ComparisonVerdict.TIE
+    return ComparisonVerdict.BETTER if (spread.low > 1) == is_more_better else ComparisonVerdict.WORSE
 
 
 def _has(view: _View, metric: str) -> bool:

@@ -5,7 +5,7 @@ from collections import Counter
 from tiercel.engine.errands import Errands
 from tiercel.ids import TenantId
 from tiercel.simulation.simulator import SimSettings, Simulation
-from tiercel.simulation.workload import Ask, Part, Sources
+from tiercel.simulation.workload import PromptPart, SimRequest, Sources
 from tiercel.tenant import Tenants, TenantShare
 
 MANY = 600
@@ -24,7 +24,7 @@ def shares(band: int, weight: float) -> tuple[TenantShare, ...]:
 def test_a_reload_that_comes_while_another_is_under_way_leaves_nothing_of_it_undone() -> None:
     simulation, sources = Simulation(SimSettings(policy="priority", max_num_seqs=1), shares(0, 1.0)), Sources()
     for _ in range(300):
-        simulation.submit(Ask(0.0, TenantId("t0"), (Part(sources.new(), 40),), 4))
+        simulation.submit(SimRequest(0.0, TenantId("t0"), (PromptPart(sources.new(), 40),), 4))
     errands = Errands(simulation.book, simulation.cache)
     errands.reload(Tenants(2, shares(1, 1.0)), 0.0)
     assert errands.go_on()

@@ -13,7 +13,7 @@ from tiercel.kvcache.chain import WriteBudget
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.settings import EngineSettings, PolicyName
 from tiercel.simulation.simulator import SimSettings, Simulation
-from tiercel.simulation.workload import Ask, Part
+from tiercel.simulation.workload import PromptPart, SimRequest
 from tiercel.tenant import TenantShare
 from tiercel.wire import SetSettings
 
@@ -52,7 +52,7 @@ class Bench:
         for _ in range(count):
             self.version += 1  # a prompt of its own
             at_s = self.simulation.now_s
-            self.simulation.submit(Ask(at_s, share.name, (Part(self.version, prompt),), outputs))
+            self.simulation.submit(SimRequest(at_s, share.name, (PromptPart(self.version, prompt),), outputs))
 
     def steps(self, most: int) -> None:
         for _ in range(most):
@@ -219,7 +219,7 @@ def test_the_longest_step_is_the_one_that_prompts_alone_may_fill() -> None:
         SimSettings(times=linear_times(base_ms=30.0, prefill_ms=4.0, context_ms=0.0), tbt_goal_ms=200.0, yields=True),
         (LIGHT,),
     )
-    simulation.submit(Ask(0.0, LIGHT.name, (Part(1, 4096),), 1))
+    simulation.submit(SimRequest(0.0, LIGHT.name, (PromptPart(1, 4096),), 1))
     simulation.step()
     assert 1e3 * simulation.machine.busy_s == pytest.approx(cut, rel=0.1)
     assert cut == pytest.approx(30 + 4 * 225, rel=0.1)

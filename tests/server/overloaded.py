@@ -20,7 +20,7 @@ from tiercel.server.tenancy.admission import Admission, AdmissionRequest, Servic
 from tiercel.server.tenancy.tenants import Tenant, make_table
 from tiercel.server.tenancy.usage import UsageBook
 from tiercel.simulation.simulator import SimSettings, Simulation
-from tiercel.simulation.workload import Part, prompt_bytes
+from tiercel.simulation.workload import PromptPart, prompt_bytes
 from tiercel.tenant import Tenants
 from tiercel.wire import FrameReader, Ready, Report, SetTenants, Submit, ToEngine, encode_frame
 
@@ -141,7 +141,7 @@ class Overloaded:
             with self._admission.enter(sent.tenant) as entry:
                 terms = entry.admit(request)
                 start = SequenceStart(
-                    prompt=prompt_bytes((Part(id(sent), sent.prompt),)),
+                    prompt=prompt_bytes((PromptPart(id(sent), sent.prompt),)),
                     num_prompt=sent.prompt,
                     params=SamplingParams(
                         temperature=0.0, max_tokens=terms.max_tokens or sent.outputs, ignore_eos=True

@@ -14,7 +14,15 @@ from tiercel.simulation.machine import CostMachine
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import figures
 from tiercel.simulation.simulator import SimSettings
-from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, draw_asks, order
+from tiercel.simulation.workload import (
+    Lengths,
+    PromptPart,
+    SimRequest,
+    Sources,
+    Workload,
+    draw_requests,
+    ordered_workload,
+)
 from tiercel.tenant import TenantShare
 
 A = TenantShare(name=TenantId("a"))
@@ -22,14 +30,17 @@ TIMES = linear_times(base_ms=2.0, prefill_ms=0.05, decode_ms=0.1, context_ms=0.0
 SMALL = SimSettings(times=TIMES, blocks=1024, max_num_seqs=16, max_num_batched_tokens=256)
 
 
-def asks(*at_s: float, prompt: int = 20, outputs: int = 5) -> Workload:
-    return order((A,), [Ask(one_s, A.name, (Part(number + 1, prompt),), outputs) for number, one_s in enumerate(at_s)])
+def requests(*at_s: float, prompt: int = 20, outputs: int = 5) -> Workload:
+    return ordered_workload(
+        (A,),
+        [SimRequest(sent_s, A.name, (PromptPart(number + 1, prompt),), outputs) for number, sent_s in enumerate(at_s)],
+    )
 
 
 def drawn(count: int, seed: int = 0) -> Workload:
     lengths = Lengths(input_len=120, output_len=16, sigma=0.5)
     rng = random.Random(seed)
-    return order((A,), draw_asks(A, [0.0] * count, lengths, rng, Sources()))
+    return ordered_workload((A,), draw_requests(A, [0.0] * count, lengths, rng, Sources()))
 
 
 def process(times: HttpTimes, concurrency: int | None = None) -> HttpProcess:
@@ -38,7 +49,7 @@ def process(times: HttpTimes, concurrency: int | None = None) -> HttpProcess:
 
 def test_requests_reach_the_engine_one_after_the_other() -> None:
     http = process(HttpTimes(request_ms=10.0, prompt_token_ms=1.0))
-    http.expect(asks(0.0, 0.001).asks)
+    http.expect(requests(0.0, 0.001).requests)
     assert http.next_s == 0.0
     assert http.take(0.029) == []
     assert http.next_s == pytest.approx(0.030)
@@ -48,7 +59,7 @@ def test_requests_reach_the_engine_one_after_the_other() -> None:
 
 def test_a_report_waits_for_the_requests_before_it() -> None:
     http = process(HttpTimes(request_ms=10.0, report_ms=1.0, token_ms=2.0))
-    http.expect(asks(0.0, 0.020).asks)
+    http.expect(requests(0.0, 0.020).requests)
     assert http.report(0.005) == pytest.approx(0.011)
     assert http.token(0.005) == pytest.approx(0.013)
     assert http.token(0.005) == pytest.approx(0.015)
@@ -57,12 +68,12 @@ def test_a_report_waits_for_the_requests_before_it() -> None:
 
 def test_a_first_token_is_as_late_as_http_makes_it() -> None:
     times = HttpTimes(request_ms=4.0, report_ms=1.0, token_ms=0.5)
-    bare, real = (play(replace(SMALL, http=http), asks(0.0)).simulation.tally for http in (HttpTimes(), times))
+    bare, real = (play(replace(SMALL, http=http), requests(0.0)).simulation.tally for http in (HttpTimes(), times))
     assert real.by_tenant[A.name].ttft_s[0] == pytest.approx(bare.by_tenant[A.name].ttft_s[0] + 0.0055)
 
 
 def test_times_of_nothing_change_nothing() -> None:
-    workload = asks(*(0.01 * number for number in range(50)))
+    workload = requests(*(0.01 * number for number in range(50)))
     plain = Replay(SMALL, workload)
     plain.run()
     listened = Replay(SMALL, workload)
@@ -76,7 +87,7 @@ def test_contention_makes_a_step_longer_by_what_it_takes_and_an_idle_machine_los
     machine = CostMachine(TIMES, clock)
     machine.delay(1.0)
     assert machine.busy_s == 0.0
-    workload = asks(*(0.002 * number for number in range(200)))
+    workload = requests(*(0.002 * number for number in range(200)))
     without, shared = (
         play(replace(SMALL, http=HttpTimes(request_ms=1.0, contention=part)), workload).simulation
         for part in (0.0, 1.0)

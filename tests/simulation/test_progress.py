@@ -12,7 +12,7 @@ from tiercel.plan import Plan, whole_slices
 from tiercel.scheduler.preemption_budget import LOSS_SHARE
 from tiercel.settings import PolicyName
 from tiercel.simulation.simulator import SimSettings, Simulation
-from tiercel.simulation.workload import Ask, Part, Sources
+from tiercel.simulation.workload import PromptPart, SimRequest, Sources
 from tiercel.tenant import TenantShare
 
 STEPS = 2000
@@ -21,12 +21,12 @@ STEPS = 2000
 def check_progress(seed: int) -> None:
     mix = draw_mix(seed, STEPS)
     first_come = play(mix, "fcfs", STEPS)
-    assert first_come.ended == len(mix.asks)
+    assert first_come.ended == len(mix.requests)
     policies: tuple[PolicyName, ...] = ("fair", "priority")
     for policy in policies:
         found = play(mix, policy, STEPS, first_come.until_s)
         told = f"seed {seed}, {policy}: {found}, first come first served: {first_come}"
-        assert found.ended == len(mix.asks), told
+        assert found.ended == len(mix.requests), told
         assert found.useful_ms >= 0.85 * first_come.useful_ms, told
         assert found.worst_window <= LOSS_SHARE, told
 
@@ -71,7 +71,7 @@ def test_prompts_that_fill_the_pool_one_by_one_all_end(policy: PolicyName) -> No
     tenants = [TenantShare(name=TenantId(f"t{number}")) for number in range(4)]
     simulation, sources = Simulation(settings, tenants), Sources()
     for tenant in tenants:
-        simulation.submit(Ask(0.0, tenant.name, (Part(sources.new(), 400),), 4))
+        simulation.submit(SimRequest(0.0, tenant.name, (PromptPart(sources.new(), 400),), 4))
     while simulation.step():
         assert simulation.machine.steps < 4 * 50 * 1.2
     assert all(tally.finished == 1 for tally in simulation.tally.by_tenant.values())
@@ -92,11 +92,11 @@ def test_work_that_was_in_flight_at_a_preemption_counts_as_done_twice(seed: int)
             computed_by_seq[piece.seq] = max(before, end)
 
     simulation.planner.listener = note
-    for ask in mix.asks:
-        while simulation.now_s < ask.at_s and simulation.step(ask.at_s):
+    for request in mix.requests:
+        while simulation.now_s < request.at_s and simulation.step(request.at_s):
             pass
-        simulation.pass_time(ask.at_s)
-        simulation.submit(ask)
+        simulation.pass_time(request.at_s)
+        simulation.submit(request)
     while simulation.step():
         pass
     assert repeated > 0

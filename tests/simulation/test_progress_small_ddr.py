@@ -12,7 +12,7 @@ def test_copies_of_those_who_wait_are_not_the_room_of_the_next_victim(seed: int)
     """A victim that is priced as moved evicts the last copies of the victim before it: that one computes all again."""
     mix = draw_mix(seed, 300)
     found = play(replace(mix, settings=replace(mix.settings, host_blocks=mix.settings.blocks)), "fair", 300)
-    assert found.ended == len(mix.asks)
+    assert found.ended == len(mix.requests)
     assert found.worst_window <= LOSS_SHARE
 
 

@@ -5,12 +5,22 @@ import random
 import pytest
 
 from tiercel.ids import TenantId
-from tiercel.simulation.histogram import Histogram, bucket_of, percentile
+from tiercel.simulation.histogram import LogHistogram, bucket_of, percentile
 from tiercel.simulation.profile import profile
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import figures
 from tiercel.simulation.simulator import SimSettings
-from tiercel.simulation.workload import Ask, Lengths, Part, Sources, Workload, deal, draw_asks, order, prompt_bytes
+from tiercel.simulation.workload import (
+    Lengths,
+    PromptPart,
+    SimRequest,
+    Sources,
+    Workload,
+    deal_to_tenants,
+    draw_requests,
+    ordered_workload,
+    prompt_bytes,
+)
 from tiercel.tenant import TenantShare
 
 A, B = (TenantShare(name=TenantId(name)) for name in "ab")
@@ -20,12 +30,12 @@ SMALL = SimSettings(blocks=128, max_num_seqs=8, max_num_batched_tokens=128)
 def workload(requests: int = 40, seed: int = 0) -> Workload:
     rng, sources = random.Random(seed), Sources()
     lengths = Lengths(input_len=100, output_len=30, sigma=0.5, prefix_len=40)
-    asks = [
-        ask
+    requests = [
+        request
         for share in (A, B)
-        for ask in draw_asks(share, [rng.uniform(0, 5) for _ in range(requests // 2)], lengths, rng, sources)
+        for request in draw_requests(share, [rng.uniform(0, 5) for _ in range(requests // 2)], lengths, rng, sources)
     ]
-    return order((A, B), asks)
+    return ordered_workload((A, B), requests)
 
 
 @pytest.mark.parametrize("policy", ["fair", "priority", "fcfs"])
@@ -36,9 +46,10 @@ def test_every_request_ends_once_and_says_what_it_should(policy: str, depth: int
     replay.run()
     replay.simulation.loop.check_integrity()
     found = figures(replay)
-    assert found.finished == found.requests == len(asked.asks)
-    assert sum(tenant.output_tokens for tenant in found.tenants) == sum(ask.outputs for ask in asked.asks)
-    assert sum(tenant.prompt_tokens for tenant in found.tenants) == sum(ask.num_prompt for ask in asked.asks)
+    assert found.finished == found.requests == len(asked.requests)
+    assert sum(tenant.output_tokens for tenant in found.tenants) == sum(request.outputs for request in asked.requests)
+    prompt_tokens = sum(request.num_prompt for request in asked.requests)
+    assert sum(tenant.prompt_tokens for tenant in found.tenants) == prompt_tokens
     assert sum(tenant.share for tenant in found.tenants) == pytest.approx(1.0)
 
 
@@ -53,8 +64,8 @@ def test_a_seed_gives_the_same_figures_again() -> None:
 
 def test_who_is_swapped_comes_back_from_ddr() -> None:
     settings = SimSettings(blocks=40, host_blocks=400, max_num_seqs=8, preemption_mode="swap")
-    asks = [Ask(0.0, A.name, (Part(number, 64),), 200) for number in range(1, 9)]
-    replay = Replay(settings, order((A,), asks))
+    requests = [SimRequest(0.0, A.name, (PromptPart(number, 64),), 200) for number in range(1, 9)]
+    replay = Replay(settings, ordered_workload((A,), requests))
     replay.run()
     found = figures(replay)
     assert found.finished == 8
@@ -63,26 +74,27 @@ def test_who_is_swapped_comes_back_from_ddr() -> None:
 
 
 def test_what_never_fits_is_refused_and_counted() -> None:
-    replay = Replay(SMALL, order((A,), [Ask(0.0, A.name, (Part(1, 128 * 16),), 10)]))
+    replay = Replay(SMALL, ordered_workload((A,), [SimRequest(0.0, A.name, (PromptPart(1, 128 * 16),), 10)]))
     replay.run()
     assert figures(replay).tenants[0].refused == 1
 
 
 def test_prompts_share_their_prefix_within_a_group_only() -> None:
-    first = prompt_bytes((Part(1, 32), Part(2, 9)))
-    second = prompt_bytes((Part(1, 32), Part(3, 9)))
+    first = prompt_bytes((PromptPart(1, 32), PromptPart(2, 9)))
+    second = prompt_bytes((PromptPart(1, 32), PromptPart(3, 9)))
     assert len(first) == 4 * 41
     assert first[:128] == second[:128]
     assert first[128:] != second[128:]
 
 
 def test_the_deal_of_a_trace_follows_the_skew() -> None:
-    asks = deal([Ask(0.0, TenantId(""), (Part(1, 5),), 1)] * 3000, (A, B), 1.0, random.Random(0))
-    assert sum(ask.tenant == "a" for ask in asks) == pytest.approx(2000, abs=100)
+    nameless = [SimRequest(0.0, TenantId(""), (PromptPart(1, 5),), 1)] * 3000
+    requests = deal_to_tenants(nameless, (A, B), 1.0, random.Random(0))
+    assert sum(request.tenant == "a" for request in requests) == pytest.approx(2000, abs=100)
 
 
 def test_percentiles_are_right_within_a_percent() -> None:
-    histogram = Histogram()
+    histogram = LogHistogram()
     values = sorted(random.Random(0).expovariate(10.0) for _ in range(5000))
     for value in values:
         counts = histogram.count_by_bucket
@@ -101,9 +113,11 @@ def test_an_h200_decodes_faster_than_the_default_machine() -> None:
 def crowd(requests_of_a: int, prompt: int) -> Workload:
     """One tenant fills the rows; then a hundred others come, one request each."""
     others = [TenantShare(name=TenantId(f"other-{number}")) for number in range(100)]
-    asks = [Ask(0.0, A.name, (Part(number + 1, prompt),), 4) for number in range(requests_of_a)]
-    asks += [Ask(0.02, share.name, (Part(1000 + number, 40),), 4) for number, share in enumerate(others)]
-    return order((A, *others), asks)
+    requests = [SimRequest(0.0, A.name, (PromptPart(number + 1, prompt),), 4) for number in range(requests_of_a)]
+    requests += [
+        SimRequest(0.02, share.name, (PromptPart(1000 + number, 40),), 4) for number, share in enumerate(others)
+    ]
+    return ordered_workload((A, *others), requests)
 
 
 def test_prompts_under_way_get_on_though_many_others_wait_before_them() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from tiercel.simulation.sizing import (
     DEVICES,
-    Bucket,
     ModelShape,
     Session,
+    WorkloadBucket,
     admissible_rate,
     bucket_requests_per_s,
     concurrency,
@@ -162,9 +162,9 @@ def test_a_mixture_of_experts_multiplies_and_reads_what_is_active() -> None:
 
 
 def test_a_bucket_takes_its_prefill_and_its_part_of_the_steps() -> None:
-    one_token = bucket_requests_per_s(YI_34B, A100, Bucket(1000, 1, 1.0), 256)
+    one_token = bucket_requests_per_s(YI_34B, A100, WorkloadBucket(1000, 1, 1.0), 256)
     assert one_token == pytest.approx(1 / prefill_s(YI_34B, A100, 1000))
-    bucket = Bucket(1000, 201, 1.0)
+    bucket = WorkloadBucket(1000, 201, 1.0)
     alone = bucket_requests_per_s(YI_34B, A100, bucket, max_sequences=1)
     assert 1 / alone == pytest.approx(1 / one_token + 200 * step_s(YI_34B, A100, 1100.5, 1))
     assert bucket_requests_per_s(YI_34B, A100, bucket, max_sequences=8) > 5 * alone
@@ -174,23 +174,28 @@ def test_a_bucket_takes_its_prefill_and_its_part_of_the_steps() -> None:
 
 
 def test_a_bucket_that_does_not_fit_has_no_throughput() -> None:
-    assert bucket_requests_per_s(YI_34B, A100, Bucket(70_000, 5000, 1.0), 256) == 0.0
+    assert bucket_requests_per_s(YI_34B, A100, WorkloadBucket(70_000, 5000, 1.0), 256) == 0.0
 
 
 def test_loads_are_shares_over_throughputs_and_sum_to_one_at_the_admissible_rate() -> None:
-    buckets = (Bucket(100, 100, 0.75, requests_per_s=10.0), Bucket(4000, 400, 0.25, requests_per_s=1.0))
+    buckets = (WorkloadBucket(100, 100, 0.75, requests_per_s=10.0), WorkloadBucket(4000, 400, 0.25, requests_per_s=1.0))
     loads = workload_loads(LLAMA_8B, H200, buckets, 256)
     assert [part.load for part in loads] == pytest.approx([0.075, 0.25])
     assert admissible_rate(loads) == pytest.approx(1 / 0.325)
 
 
 def test_a_workload_of_one_bucket_is_admitted_at_its_throughput() -> None:
-    bucket = Bucket(1024, 512, 0.3)
+    bucket = WorkloadBucket(1024, 512, 0.3)
     loads = workload_loads(LLAMA_8B, H200, [bucket], 256)
     assert admissible_rate(loads) == pytest.approx(bucket_requests_per_s(LLAMA_8B, H200, bucket, 256))
 
 
 def test_splitting_a_bucket_changes_nothing() -> None:
-    whole = workload_loads(LLAMA_8B, H200, [Bucket(1024, 512, 0.6), Bucket(64, 64, 0.4)], 256)
-    parts = workload_loads(LLAMA_8B, H200, [Bucket(1024, 512, 0.2), Bucket(64, 64, 0.4), Bucket(1024, 512, 0.4)], 256)
+    whole = workload_loads(LLAMA_8B, H200, [WorkloadBucket(1024, 512, 0.6), WorkloadBucket(64, 64, 0.4)], 256)
+    parts = workload_loads(
+        LLAMA_8B,
+        H200,
+        [WorkloadBucket(1024, 512, 0.2), WorkloadBucket(64, 64, 0.4), WorkloadBucket(1024, 512, 0.4)],
+        256,
+    )
     assert admissible_rate(whole) == pytest.approx(admissible_rate(parts))

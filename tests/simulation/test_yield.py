@@ -14,7 +14,7 @@ from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.settings import PolicyName
 from tiercel.simulation.machine import CostFlight, CostMachine
 from tiercel.simulation.simulator import SimSettings, Simulation
-from tiercel.simulation.workload import Ask, Part
+from tiercel.simulation.workload import PromptPart, SimRequest
 from tiercel.tenant import Slo, TenantShare
 
 BUSY = TenantShare(name=TenantId("busy"), band=2, slo=Slo(kind="batch"))
@@ -98,10 +98,10 @@ def wait_for_slices(
     next_s, tokens = 3.0, 0
     while asked[PERSON.name].finished < arrivals:
         while asked[BUSY.name].submitted - asked[BUSY.name].finished < 4:
-            simulation.submit(Ask(simulation.now_s, BUSY.name, (Part(next(sources), PROMPT),), 1))
+            simulation.submit(SimRequest(simulation.now_s, BUSY.name, (PromptPart(next(sources), PROMPT),), 1))
             tokens += PROMPT
         while next_s <= simulation.now_s:  # mail is read between two steps only
-            seq = simulation.submit(Ask(next_s, PERSON.name, (Part(next(sources), 32),), 1))
+            seq = simulation.submit(SimRequest(next_s, PERSON.name, (PromptPart(next(sources), 32),), 1))
             arrival_by_seq[seq] = next_s
             next_s += 4.0 + 0.0917 * (len(arrival_by_seq) % 23)  # each at another phase
         simulation.step()
@@ -146,7 +146,7 @@ def test_a_step_ends_within_the_goal_unless_it_would_waste_time() -> None:
         simulation = Simulation(
             SimSettings(times=times, max_num_batched_tokens=2048, tbt_goal_ms=GOAL_MS, yields=True), (BUSY,)
         )
-        simulation.submit(Ask(0.0, BUSY.name, (Part(1, PROMPT),), 1))
+        simulation.submit(SimRequest(0.0, BUSY.name, (PromptPart(1, PROMPT),), 1))
         while not simulation.loop.is_idle:
             before_s = simulation.machine.busy_s
             simulation.step()

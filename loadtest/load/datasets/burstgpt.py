@@ -7,12 +7,12 @@ from msgspec import Struct
 
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
-from tiercel.loadtest.load.datasets.dataset import Order, enough, read_text, single
+from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, read_text, single
 
 _COLUMNS = ("Model", "Request tokens", "Response tokens")
 
 
-class Row(Struct, frozen=True):
+class AnsweredRequest(Struct, frozen=True):
     """One answered request."""
 
     at_s: float | None
@@ -20,7 +20,7 @@ class Row(Struct, frozen=True):
     output_tokens: int
 
 
-def answered_rows(path: Path) -> list[Row]:
+def answered_rows(path: Path) -> list[AnsweredRequest]:
     """Answered requests to GPT-4 in the recorded order; of a file that knows other models only, all.
 
     Errors: ConfigError.
@@ -32,7 +32,7 @@ def answered_rows(path: Path) -> list[Row]:
     rows = [row for row in rows if row["Model"] == "GPT-4"] or rows
     try:
         found = [
-            Row(
+            AnsweredRequest(
                 float(row["Timestamp"]) if row.get("Timestamp") else None,
                 int(row["Request tokens"]),
                 int(row["Response tokens"]),
@@ -44,18 +44,18 @@ def answered_rows(path: Path) -> list[Row]:
     return [row for row in found if row.input_tokens > 0 and row.output_tokens > 0]
 
 
-def conversations(order: Order) -> list[Conversation]:
+def conversations(query: DatasetQuery) -> list[Conversation]:
     """Answered requests, from a place drawn from the seed. Errors: ConfigError."""
-    rows = answered_rows(order.path)
-    first = order.rng("order").randint(0, max(0, len(rows) - order.count))
-    words = order.words()
+    rows = answered_rows(query.path)
+    first = query.rng("order").randint(0, max(0, len(rows) - query.count))
+    words = query.words()
     found = [
         single(
-            order.texts.text(row.input_tokens, words),
+            query.texts.text(row.input_tokens, words),
             row.input_tokens,
-            order.settings.output_len or row.output_tokens,
+            query.settings.output_len or row.output_tokens,
             row.at_s,
         )
-        for row in rows[first : first + order.count]
+        for row in rows[first : first + query.count]
     ]
-    return enough(found, order)
+    return enough(found, query)

@@ -2,20 +2,20 @@
 
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
-from tiercel.loadtest.load.datasets.dataset import Order, enough, json_lines, single
+from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, json_lines, single
 
 
-def conversations(order: Order) -> list[Conversation]:
+def conversations(query: DatasetQuery) -> list[Conversation]:
     """The file's prompts in its order. An output length given by flag wins over the file's. Errors: ConfigError."""
     found: list[Conversation] = []
-    for number, line in json_lines(order.path):
-        if len(found) == order.count:
+    for number, line in json_lines(query.path):
+        if len(found) == query.count:
             break
         prompt, wanted = line.get("prompt"), line.get("output_tokens", 128)
         if not isinstance(prompt, str) or not isinstance(wanted, int) or wanted < 1:
             raise ConfigError(
                 "bench.dataset",
-                f"--dataset-path {order.path} line {number}: needs a text `prompt` and a number `output_tokens`",
+                f"--dataset-path {query.path} line {number}: needs a text `prompt` and a number `output_tokens`",
             )
-        found.append(single(prompt, order.texts.count(prompt), order.settings.output_len or wanted))
-    return enough(found, order)
+        found.append(single(prompt, query.texts.count(prompt), query.settings.output_len or wanted))
+    return enough(found, query)

@@ -13,7 +13,7 @@ from tiercel.loadtest.load.mix import DatasetSettings
 from tiercel.loadtest.load.tokens import TextMaker
 
 
-class Order(Struct, frozen=True):
+class DatasetQuery(Struct, frozen=True):
     """What a dataset is asked for."""
 
     settings: DatasetSettings
@@ -37,7 +37,7 @@ class Order(Struct, frozen=True):
         return Path(self.settings.path)
 
 
-Dataset = Callable[[Order], list[Conversation]]
+Dataset = Callable[[DatasetQuery], list[Conversation]]
 
 
 def single(prompt: str, input_tokens: int, output_tokens: int, recorded_s: float | None = None) -> Conversation:
@@ -79,8 +79,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         yield number, value
 
 
-def enough(found: list[Conversation], order: Order) -> list[Conversation]:
+def enough(found: list[Conversation], query: DatasetQuery) -> list[Conversation]:
     """The first `count`. Errors: ConfigError when there is nothing at all; fewer than asked is a shorter run."""
     if not found:
-        raise ConfigError("bench.dataset", f"dataset {order.settings.name}: no usable request in {order.settings.path}")
-    return found[: order.count]
+        raise ConfigError("bench.dataset", f"dataset {query.settings.name}: no usable request in {query.settings.path}")
+    return found[: query.count]

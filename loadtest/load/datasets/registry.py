@@ -13,7 +13,7 @@ from tiercel.loadtest.load.datasets import (
     sonnet,
     timed_trace,
 )
-from tiercel.loadtest.load.datasets.dataset import Dataset, Order
+from tiercel.loadtest.load.datasets.dataset import Dataset, DatasetQuery
 from tiercel.loadtest.load.mix import DatasetName
 
 _BY_NAME: dict[DatasetName, Dataset] = {
@@ -29,6 +29,6 @@ _BY_NAME: dict[DatasetName, Dataset] = {
 NAMES: tuple[str, ...] = get_args(DatasetName)
 
 
-def conversations(order: Order) -> list[Conversation]:
+def conversations(query: DatasetQuery) -> list[Conversation]:
     """What the named dataset yields. Errors: ConfigError."""
-    return _BY_NAME[order.settings.name](order)
+    return _BY_NAME[query.settings.name](query)

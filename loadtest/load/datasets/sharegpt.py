@@ -4,42 +4,42 @@ from collections.abc import Iterator
 
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
-from tiercel.loadtest.load.datasets.dataset import Order, enough, read_json, read_text, single
+from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, read_json, read_text, single
 
 _MIN_TOKENS = 4
 _MAX_INPUT_TOKENS = 1024
 _MAX_TOKENS = 2048
 
 
-def conversations(order: Order) -> list[Conversation]:
+def conversations(query: DatasetQuery) -> list[Conversation]:
     """The first pair of each recorded conversation, in an order drawn from the seed; very short and long ones left out.
 
     With an output length given, answers are that long and only the prompt's length is checked.
     """
-    pairs = [texts[:2] for texts in recorded_texts(order)]
-    order.rng("order").shuffle(pairs)
-    fixed = order.settings.output_len
+    pairs = [texts[:2] for texts in recorded_texts(query)]
+    query.rng("order").shuffle(pairs)
+    fixed = query.settings.output_len
     found: list[Conversation] = []
     for prompt, answer in pairs:
-        if len(found) == order.count:
+        if len(found) == query.count:
             break
         if len(prompt) > 16 * _MAX_INPUT_TOKENS:
             continue  # too long by any tokenizer: not worth a call
-        tokens = order.texts.count(prompt)
-        wanted = fixed or order.texts.count(answer)
+        tokens = query.texts.count(prompt)
+        wanted = fixed or query.texts.count(answer)
         if tokens < _MIN_TOKENS or wanted < _MIN_TOKENS:
             continue
         if tokens > _MAX_INPUT_TOKENS or (not fixed and tokens + wanted > _MAX_TOKENS):
             continue
         found.append(single(prompt, tokens, wanted))
-    return enough(found, order)
+    return enough(found, query)
 
 
-def recorded_texts(order: Order) -> Iterator[list[str]]:
+def recorded_texts(query: DatasetQuery) -> Iterator[list[str]]:
     """What was said in each conversation of at least two turns. Errors: ConfigError."""
-    entries = read_json(order.path, read_text(order.path))
+    entries = read_json(query.path, read_text(query.path))
     if not isinstance(entries, list):
-        raise ConfigError("bench.dataset", f"--dataset-path {order.path}: not a list of conversations")
+        raise ConfigError("bench.dataset", f"--dataset-path {query.path}: not a list of conversations")
     for entry in entries:
         said = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
         if not isinstance(said, list) or len(said) < 2:

@@ -4,35 +4,35 @@ import random
 
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
-from tiercel.loadtest.load.datasets.dataset import Order, read_text, single
+from tiercel.loadtest.load.datasets.dataset import DatasetQuery, read_text, single
 from tiercel.loadtest.load.datasets.sonnet_lines import LINES
 
 _TASK = "Pick as many lines as you can from these poem lines:\n"
 
 
-def conversations(order: Order) -> list[Conversation]:
+def conversations(query: DatasetQuery) -> list[Conversation]:
     """Lines of the file, or of the built-in sonnets, up to `input_len` tokens; `prefix_len` of them shared.
 
     A line is never cut: prompts are shorter than asked by up to one line. Errors: ConfigError.
     """
-    settings = order.settings
-    lines = [line for line in read_text(order.path).splitlines() if line.strip()] if settings.path else list(LINES)
+    settings = query.settings
+    lines = [line for line in read_text(query.path).splitlines() if line.strip()] if settings.path else list(LINES)
     if not lines:
         raise ConfigError("bench.dataset", f"--dataset-path {settings.path}: no lines")
-    tokens_by_line = {line: order.texts.count(line + "\n") for line in dict.fromkeys(lines)}
+    tokens_by_line = {line: query.texts.count(line + "\n") for line in dict.fromkeys(lines)}
     input_len, output_len, prefix_len = (
         settings.input_len or 550,
         settings.output_len or 150,
         settings.prefix_len or 200,
     )
-    task = order.texts.count(_TASK)
+    task = query.texts.count(_TASK)
     if input_len <= task:
         raise ConfigError("bench.dataset", f"dataset sonnet: an input of {input_len} tokens holds no line of poetry")
-    rng = order.words("lines")
+    rng = query.words("lines")
     shared = _draw(tokens_by_line, lines, min(prefix_len, input_len) - task, rng, is_random=False)
     used = task + sum(tokens_by_line[line] for line in shared)
     found: list[Conversation] = []
-    for _ in range(order.count):
+    for _ in range(query.count):
         own = _draw(tokens_by_line, lines, input_len - used, rng, is_random=True)
         tokens = used + sum(tokens_by_line[line] for line in own)
         found.append(single(_TASK + "\n".join([*shared, *own]), tokens, output_len))

@@ -8,7 +8,7 @@ from msgspec import Struct, ValidationError, convert
 
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
-from tiercel.loadtest.load.datasets.dataset import Order, enough, json_lines, single
+from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, json_lines, single
 
 BLOCK_TOKENS = 512
 
@@ -22,15 +22,15 @@ class TimedLine(Struct):
     hash_ids: list[int] = []
 
 
-def conversations(order: Order) -> list[Conversation]:
+def conversations(query: DatasetQuery) -> list[Conversation]:
     """The first `count` lines. Equal hash ids give equal text: prefixes are shared as recorded. Errors: ConfigError."""
     blocks: dict[int, str] = {}
     found: list[Conversation] = []
-    for number, line in enumerate(timed_lines(order.path, order.count), start=1):
-        prompt = _prompt(order, line, blocks, order.words(f"end/{number}"))
-        wanted = order.settings.output_len or max(1, line.output_length)
+    for number, line in enumerate(timed_lines(query.path, query.count), start=1):
+        prompt = _prompt(query, line, blocks, query.words(f"end/{number}"))
+        wanted = query.settings.output_len or max(1, line.output_length)
         found.append(single(prompt, max(1, line.input_length), wanted, line.timestamp / 1000))
-    return enough(found, order)
+    return enough(found, query)
 
 
 def timed_lines(path: Path, most: int) -> Iterator[TimedLine]:
@@ -51,11 +51,11 @@ def timed_lines(path: Path, most: int) -> Iterator[TimedLine]:
         yield line
 
 
-def _prompt(order: Order, line: TimedLine, blocks: dict[int, str], rng: random.Random) -> str:
+def _prompt(query: DatasetQuery, line: TimedLine, blocks: dict[int, str], rng: random.Random) -> str:
     """Blocks by their ids; the last one, cut short, and what no id names is the line's own."""
     whole = line.hash_ids[: line.input_length // BLOCK_TOKENS]
     for block in whole:
         if block not in blocks:
-            blocks[block] = order.texts.text(BLOCK_TOKENS, order.words(f"block/{block}"))
+            blocks[block] = query.texts.text(BLOCK_TOKENS, query.words(f"block/{block}"))
     left = max(1, line.input_length) - len(whole) * BLOCK_TOKENS
-    return "".join(blocks[block] for block in whole) + (order.texts.text(left, rng) if left else "")
+    return "".join(blocks[block] for block in whole) + (query.texts.text(left, rng) if left else "")

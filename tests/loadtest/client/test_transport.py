@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from tiercel.clock import MonotonicClock
-from tiercel.loadtest.client.http1 import BODY, ArrivingBody, Http1Transport
+from tiercel.loadtest.client.connection import ArrivingBody
+from tiercel.loadtest.client.http1 import BODY, Http1Transport
 from tiercel.loadtest.client.sender import tls_context
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -82,13 +83,13 @@ def test_a_body_without_a_length_ends_with_the_connection_and_interim_answers_ar
     [
         (b"", "without an answer"),
         (b"HTTP/1.1 200", "mid-response"),
-        (b"SMTP ready\r\n\r\n", "does not speak HTTP/1.1"),
-        (b"HTTP/1.1 200 OK\r\nnonsense\r\n\r\n", "malformed"),
+        (b"SMTP ready\r\n\r\n", "not valid HTTP/1.1"),
+        (b"HTTP/1.1 200 OK\r\nnonsense\r\n\r\n", "not valid HTTP/1.1"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", "mid-response"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "no length"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "chunk size"),
     ],
 )
-def test_a_broken_answer_is_an_error_that_says_how(said: bytes, words: str) -> None:
+def test_a_broken_response_is_an_error_that_says_how(said: bytes, words: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1000)
         writer.write(said)

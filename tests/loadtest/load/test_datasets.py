@@ -8,13 +8,13 @@ import pytest
 from tests.loadtest.builders import texts
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
-from tiercel.loadtest.load.datasets.dataset import Order
+from tiercel.loadtest.load.datasets.dataset import DatasetQuery
 from tiercel.loadtest.load.datasets.registry import NAMES, conversations
 from tiercel.loadtest.load.mix import DatasetSettings
 
 
 def _ask(settings: DatasetSettings, count: int = 20, seed: str = "1") -> list[Conversation]:
-    return conversations(Order(settings, count, seed, texts()))
+    return conversations(DatasetQuery(settings, count, seed, texts()))
 
 
 def _words(conversation: Conversation, turn: int = 0) -> list[str]:
@@ -59,8 +59,8 @@ def test_a_seed_gives_the_same_prompts_again(name: str, files: dict[str, str]) -
 @pytest.mark.parametrize("name", ["random", "multi_turn", "prefix_repetition", "burstgpt", "timed_trace"])
 def test_other_words_keep_the_lengths_and_times(name: str, files: dict[str, str]) -> None:
     settings = DatasetSettings(name=name, path=files.get(name), input_len=64, range_ratio=0.5)  # type: ignore[arg-type]
-    first = conversations(Order(settings, 5, "1", texts()))
-    second = conversations(Order(settings, 5, "1", texts(), "other"))
+    first = conversations(DatasetQuery(settings, 5, "1", texts()))
+    second = conversations(DatasetQuery(settings, 5, "1", texts(), "other"))
 
     def shapes(found: list[Conversation]) -> list[object]:
         return [

@@ -19,7 +19,7 @@ from tiercel.loadtest.metrics.server_series import (
     transfer_speeds,
 )
 from tiercel.loadtest.report.drawing import VARIABLES
-from tiercel.loadtest.report.plots import latency_pictures, server_pictures, tenant_pictures, timeline_pictures
+from tiercel.loadtest.report.plots import latency_charts, server_charts, tenant_charts, timeline_charts
 from tiercel.loadtest.report.report import write_report
 from tiercel.loadtest.report.wording import figure_words, show_factor, show_ms, show_number, show_percent
 from tiercel.loadtest.results.record import RunResult, Sample
@@ -146,7 +146,7 @@ def test_what_the_server_does_not_export_is_named() -> None:
         Sample(sample.at_s, {key: value for key, value in sample.values.items() if "tier" not in key})
         for sample in example_run().samples
     ]
-    pictures, missing = server_pictures(msgspec.structs.replace(example_run(), samples=plain))
+    pictures, missing = server_charts(msgspec.structs.replace(example_run(), samples=plain))
     assert {picture.name for picture in pictures} == {"server-queue", "tiers", "prefix-hits", "preemptions"}
     assert missing == ["The server does not export: transfers, service by the server's clock."]
 
@@ -157,19 +157,19 @@ def test_what_stayed_at_zero_is_said_and_not_drawn() -> None:
                | {"vllm:num_preemptions_total": 7.0})
         for sample in example_run().samples
     ]  # fmt: skip
-    pictures, said = server_pictures(msgspec.structs.replace(example_run(), samples=calm))
+    pictures, said = server_charts(msgspec.structs.replace(example_run(), samples=calm))
     assert "preemptions" not in {picture.name for picture in pictures}
     assert said == ["Zero all the time: preemptions."]
 
 
 def test_due_times_are_drawn_where_they_tell_something_else() -> None:
     run = example_run()
-    first, per_token, *_ = latency_pictures(run)
+    first, per_token, *_ = latency_charts(run)
     assert "due" in first.caption
     assert "due: p99" in first.svg
     assert "due" not in per_token.caption
     same = msgspec.structs.replace(run, quantiles=run.quantiles | {"ttft_due": run.quantiles["ttft"]})
-    first, *_ = latency_pictures(same)
+    first, *_ = latency_charts(same)
     assert "the same within 2 %" in first.caption
     assert "due: p99" not in first.svg
 
@@ -184,8 +184,8 @@ def test_a_long_run_is_drawn_with_few_steps() -> None:
             for name in ("output_tokens", "finished", "failed", "running", "queued")
         },
     )
-    long, _ = timeline_pictures(msgspec.structs.replace(run, timeline=longer))
-    short, _ = timeline_pictures(run)
+    long, _ = timeline_charts(msgspec.structs.replace(run, timeline=longer))
+    short, _ = timeline_charts(run)
     assert len(long.svg) < 6 * len(short.svg)
 
 
@@ -195,7 +195,7 @@ def test_many_tenants_are_drawn_as_the_largest_few() -> None:
         msgspec.structs.replace(run.tenants[0], name=f"tenant {number}", service_tokens=float(number))
         for number in range(30)
     ]
-    shares, _ = tenant_pictures(msgspec.structs.replace(run, tenants=many))
+    shares, _ = tenant_charts(msgspec.structs.replace(run, tenants=many))
     assert "The 22 tenants with less service are in the table only." in shares.caption
     assert "tenant 29" in shares.svg
     assert "tenant 3<" not in shares.svg
@@ -203,14 +203,14 @@ def test_many_tenants_are_drawn_as_the_largest_few() -> None:
 
 _DRAW = """
 import sys, matplotlib
-from tiercel.loadtest.report.plots import latency_pictures
+from tiercel.loadtest.report.plots import latency_charts
 from tests.loadtest.example_run import one_tenant_run
 
 def settings():  # but the backend: reading it loads pyplot
     return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}
 
 before = settings()
-next(latency_pictures(one_tenant_run()))
+next(latency_charts(one_tenant_run()))
 print(settings() == before, "matplotlib.pyplot" in sys.modules)
 """
 
@@ -261,7 +261,7 @@ def test_tiers_are_shares_from_the_fastest_down_and_counters_become_rates() -> N
 
 def test_a_routes_speed_is_that_while_it_moved_something() -> None:
     assert transfer_speeds(example_run().counters) == {"HBM to DDR": 2e9}
-    (transfers,) = [picture for picture in server_pictures(example_run())[0] if picture.name == "transfers"]
+    (transfers,) = [picture for picture in server_charts(example_run())[0] if picture.name == "transfers"]
     assert transfers.caption.replace("\u202f", " ").endswith("While moving: HBM to DDR 2 GB/s.")
 
 

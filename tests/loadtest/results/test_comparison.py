@@ -14,7 +14,7 @@ from tiercel.loadtest.results.bootstrap import (
     quantile_draw,
     rounds_for,
 )
-from tiercel.loadtest.results.comparison import Difference, Verdict, compare, differing_settings
+from tiercel.loadtest.results.comparison import ComparisonVerdict, Difference, compare, differing_settings
 from tiercel.loadtest.results.latency import percentile
 from tiercel.loadtest.results.record import RunResult
 from tiercel.loadtest.results.result_file import write_result
@@ -37,18 +37,18 @@ def by_figure(differences: list[Difference]) -> dict[str, Difference]:
 
 
 def test_runs_of_the_same_kind_are_ties_about_as_often_as_the_intervals_say() -> None:
-    verdicts: list[Verdict] = []
+    verdicts: list[ComparisonVerdict] = []
     for seed in range(10, 18):
         pair = (example_run(seed=number, num_requests=300) for number in (seed, seed + 100))
         verdicts += [difference.verdict for difference in compare(*pair, rounds=200) if not difference.tenant]
-    told = [verdict for verdict in verdicts if verdict is not Verdict.UNKNOWN]
+    told = [verdict for verdict in verdicts if verdict is not ComparisonVerdict.UNKNOWN]
     assert len(told) > 80
-    assert told.count(Verdict.TIE) / len(told) > 0.88
+    assert told.count(ComparisonVerdict.TIE) / len(told) > 0.88
 
 
 def test_a_run_against_itself_is_a_tie_in_everything(first: RunResult) -> None:
     found = compare(first, first, rounds=ROUNDS)
-    assert {difference.verdict for difference in found} <= {Verdict.TIE, Verdict.UNKNOWN}
+    assert {difference.verdict for difference in found} <= {ComparisonVerdict.TIE, ComparisonVerdict.UNKNOWN}
     assert {difference.ratio for difference in found} == {1.0}
 
 
@@ -56,15 +56,15 @@ def test_a_slower_run_is_found_worse_and_the_truth_lies_in_the_interval(first: R
     found = by_figure(compare(first, slower, rounds=ROUNDS))
     for figure in ("median_ttft_ms", "median_tpot_ms", "p90_tpot_ms", "p99_tpot_ms", "median_e2el_ms", "p99_itl_ms"):
         difference = found[figure]
-        assert difference.verdict is Verdict.WORSE, figure
+        assert difference.verdict is ComparisonVerdict.WORSE, figure
         assert difference.spread is not None
         assert difference.spread.low < 1.3 < difference.spread.high, figure
 
 
 def test_the_other_way_round_it_is_better(first: RunResult, slower: RunResult) -> None:
     found = by_figure(compare(slower, first, rounds=ROUNDS))
-    assert found["median_tpot_ms"].verdict is Verdict.BETTER
-    assert found["output tokens/s"].verdict is Verdict.TIE, "both were offered the same"
+    assert found["median_tpot_ms"].verdict is ComparisonVerdict.BETTER
+    assert found["output tokens/s"].verdict is ComparisonVerdict.TIE, "both were offered the same"
 
 
 def test_the_same_seed_gives_the_same_intervals(first: RunResult, slower: RunResult) -> None:
@@ -76,7 +76,9 @@ def test_tenants_that_both_runs_have_are_compared(first: RunResult, slower: RunR
     found = compare(first, slower, rounds=50)
     assert {difference.tenant for difference in found} == {"", "interactive", "batch", "nightly <reports>"}
     (tail,) = [one for one in found if one.tenant == "nightly <reports>" and one.figure == "p99_ttft_ms"]
-    assert tail.verdict is Verdict.UNKNOWN, "one of a hundred requests says nothing about the slowest hundredth"
+    assert tail.verdict is ComparisonVerdict.UNKNOWN, (
+        "one of a hundred requests says nothing about the slowest hundredth"
+    )
     assert tail.reason == "too few samples"
 
 
@@ -85,9 +87,9 @@ def test_without_single_requests_latencies_have_ratios_and_no_verdict() -> None:
     found = by_figure(compare(plain, plain, rounds=50))
     assert found["p99_ttft_ms"].ratio == 1
     assert found["p99_ttft_ms"].spread is None
-    assert found["p99_ttft_ms"].verdict is Verdict.UNKNOWN
+    assert found["p99_ttft_ms"].verdict is ComparisonVerdict.UNKNOWN
     assert "--save-detailed" in found["p99_ttft_ms"].reason
-    assert found["requests/s"].verdict is Verdict.TIE
+    assert found["requests/s"].verdict is ComparisonVerdict.TIE
 
 
 def test_what_was_not_the_same_is_named(first: RunResult, slower: RunResult) -> None:

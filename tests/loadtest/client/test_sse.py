@@ -1,42 +1,10 @@
-"""Bodies and events cut anywhere on their way."""
+"""Events cut anywhere on their way, and the text and errors in them."""
 
 import pytest
 
-from tiercel.loadtest.client.http1_body import ChunkedBody, ProtocolFault, body_reader
 from tiercel.loadtest.client.sse import EventReader, decode_event, error_message
 
-CHUNKED = b"5\r\nhello\r\n1;name=x\r\n \r\n5\r\nworld\r\n0\r\nTrailer: x\r\n\r\n"
 EVENTS = b': hi\n\ndata: {"a":1}\n\ndata: two\r\ndata: lines\r\n\r\nevent: x\ndata:[DONE]\n\n'
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, len(CHUNKED)])
-def test_a_chunked_body_is_whole_however_it_is_cut(size: int) -> None:
-    body = ChunkedBody()
-    found = b"".join(body.feed(CHUNKED[at : at + size]) for at in range(0, len(CHUNKED), size))
-    assert found == b"hello world"
-    assert body.is_complete
-
-
-@pytest.mark.parametrize("broken", [b"xyz\r\n", b"1\r\nab\r\n", b"f" * 20_000])
-def test_a_broken_chunk_is_a_fault(broken: bytes) -> None:
-    body = ChunkedBody()
-    with pytest.raises(ProtocolFault):
-        body.feed(broken)
-        body.feed(b"")
-
-
-def test_a_body_ends_by_its_length_or_with_the_connection() -> None:
-    by_length, is_kept = body_reader(200, [(b"Content-Length", b"3")])
-    assert (by_length.feed(b"abcdef"), by_length.is_complete, is_kept) == (b"abc", True, True)
-    by_close, is_kept = body_reader(200, [(b"Connection", b"close")])
-    assert (by_close.feed(b"abc"), by_close.is_complete, by_close.ends_with_connection, is_kept) == (
-        b"abc",
-        False,
-        True,
-        False,
-    )
-    with pytest.raises(ProtocolFault):
-        body_reader(200, [(b"Content-Length", b"-1")])
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, len(EVENTS)])
