@@ -26,8 +26,8 @@ import torch
 from tiercel.clock import MonotonicClock
 from tiercel.device.base import CopyLane
 from tiercel.device.registry import open_device
-from tiercel.engine.attention.base import AttentionParams, ForwardState
 from tiercel.engine.attention.grouped import GroupedAttention
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena, open_arena
 from tiercel.kvcache.store.mover import CopyLanes, StoreMover

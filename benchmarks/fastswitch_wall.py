@@ -220,7 +220,7 @@ class Server:
     def run(self, trace: Sequence[Conversation], seed: int) -> tuple[Result, Clients]:
         """Everything is asked and answered. Errors: TimeoutError when it does not come to an end."""
         engine, loop = self._engine, self._engine.loop
-        before, routes = loop.gauges(), self._bytes()
+        before, routes = loop.gauges.read(), self._bytes()
         clients = self._clients = Clients(trace, seed)
         began_s, steps = time.monotonic(), 0
         while clients.unfinished:
@@ -236,7 +236,7 @@ class Server:
             if time.monotonic() > began_s + MOST_S:
                 raise TimeoutError(f"{self.arm.name}: {clients.unfinished} turns have not ended in {MOST_S:.0f} s")
         wall_s = time.monotonic() - began_s
-        after, moved = loop.gauges(), self._bytes()
+        after, moved = loop.gauges.read(), self._bytes()
         result = Result(
             arm=self.arm.name,
             wall_s=wall_s,

@@ -18,15 +18,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 from random_llama import random_llama
 
 from tiercel.device.registry import open_device
 from tiercel.embedded import MODEL_DIR
-from tiercel.engine.assembly import kv_spec
 from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.measure.split_search import Point, SplitBench, search
+from tiercel.engine.models.base import kv_spec
 from tiercel.engine.models.registry import load_model
-from tiercel.engine.split_search import Point, SplitBench, search
 from tiercel.scheduler.nanobatch import (
     Split,
     SplitRow,
@@ -34,9 +35,7 @@ from tiercel.scheduler.nanobatch import (
     Splitter,
     candidate_splits,
     cut,
-    read_table,
     shape_of,
-    write_table,
 )
 from tiercel.settings import EngineSettings
 
@@ -136,11 +135,13 @@ def main() -> None:
     identity = f"{'random' if args.random else model.fingerprint.hex()[:16]} threads={args.threads}"
     points = bench.points(args.tokens, MOST_ROWS)
     if args.table and args.table.exists():
-        table = read_table(args.table.read_bytes(), identity)
+        table = msgspec.json.decode(args.table.read_bytes(), type=SplitTable)
+        if table.identity != identity:
+            parser.error(f"--table {args.table}: measured for {table.identity}, not for {identity}")
     else:
         table = SplitTable(identity=identity, rows=search(bench, points, args.seconds, tell))
         if args.table:
-            args.table.write_bytes(write_table(table))
+            args.table.write_bytes(msgspec.json.encode(table))
     splitter = Splitter(table)
     print("shapes of the grid")
     check(bench, splitter, points, args.check_seconds)

@@ -27,9 +27,9 @@ import torch
 from tiercel.clock import MonotonicClock
 from tiercel.device.timer import WallTimer
 from tiercel.engine.loop import EngineLoop
-from tiercel.engine.rows import RowBook
-from tiercel.engine.runner import Flight, Ran, Runner
 from tiercel.engine.sampling import Sampled, Sampler
+from tiercel.engine.step.rows import RowBook
+from tiercel.engine.step.runner import BatchResult, DeviceFlight, Runner
 from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.outcome import RouteGauges
@@ -49,10 +49,10 @@ BLOCK_SIZE = 16
 class Done:
     """A job of which only the inputs were looked at."""
 
-    def __init__(self, ran: list[Ran | None]) -> None:
+    def __init__(self, ran: list[BatchResult | None]) -> None:
         self._ran = ran
 
-    def result(self) -> list[Ran | None]:
+    def result(self) -> list[BatchResult | None]:
         return self._ran
 
 
@@ -62,15 +62,15 @@ class IdleLane:
     def __init__(self) -> None:
         self.plan: StepPlan | None = None  # of the next job
 
-    def run(self, job: Callable[[], list[Ran | None]]) -> Done:
+    def run(self, job: Callable[[], list[BatchResult | None]]) -> Done:
         assert self.plan is not None
         return Done([self._say(batch) for batch in self.plan.nano_batches])
 
     @staticmethod
-    def _say(batch: NanoBatch) -> Ran:
+    def _say(batch: NanoBatch) -> BatchResult:
         seqs = tuple(piece.seq for piece in batch.slices if piece.samples)
         sampled = Sampled(torch.full((len(seqs),), 7), torch.zeros(len(seqs), dtype=torch.bool))
-        return Ran(SimpleNamespace(seqs=seqs), sampled, WallTimer(MonotonicClock(), 0.0))  # type: ignore[arg-type]
+        return BatchResult(SimpleNamespace(seqs=seqs), sampled, WallTimer(MonotonicClock(), 0.0))  # type: ignore[arg-type]
 
     def close(self) -> None:
         pass
@@ -83,7 +83,7 @@ class IdleRunner(Runner):
         super().__init__(None, torch.zeros(1, 1, BLOCK_SIZE, 1, 2), sampler, lane, rows, book, (2,))  # type: ignore[arg-type]
         self._idle = lane
 
-    def launch(self, plan: StepPlan) -> Flight:
+    def launch(self, plan: StepPlan) -> DeviceFlight:
         self._idle.plan = plan
         return super().launch(plan)
 
@@ -190,7 +190,7 @@ def main() -> int:
         loop.step()
         cpu.append(1e3 * (time.thread_time() - cpu_s))
         wall.append(1e3 * (time.perf_counter() - wall_s))
-    gauges = loop.gauges()
+    gauges = loop.gauges.read()
     assert gauges.num_running >= 0.9 * args.sequences, gauges
     for name, values in (("cpu", cpu), ("wall", wall)):
         values.sort()

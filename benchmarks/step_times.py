@@ -22,12 +22,12 @@ import torch
 from tiercel.clock import MonotonicClock
 from tiercel.device.registry import open_device
 from tiercel.embedded import MODEL_DIR
-from tiercel.engine.assembly import kv_spec
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.capacity import size_pool
+from tiercel.engine.measure.step_grid import StepGrid, StepShape
+from tiercel.engine.measure.step_times import Trial, limits_of, open_step_times
+from tiercel.engine.memory.capacity import size_pool
+from tiercel.engine.models.base import kv_spec
 from tiercel.engine.models.registry import load_model
-from tiercel.engine.step_grid import Shape, StepGrid
-from tiercel.engine.step_times import Trial, limits_of, open_step_times
 from tiercel.scheduler.cost import StepCosts, StepTimes
 from tiercel.settings import EngineSettings
 
@@ -41,14 +41,14 @@ def show(times: StepTimes) -> None:
         print(f"{prefill:>8}{decodes:>8} |              " + "".join(f"{ms:>9.2f}" for ms in values))
 
 
-def draw(grid: StepGrid, rng: random.Random) -> Shape:
+def draw(grid: StepGrid, rng: random.Random) -> StepShape:
     """A step that can be: sizes drawn evenly over their magnitudes."""
     limits = grid.limits
     while True:
         prefill = 0 if rng.random() < 0.3 else round(limits.step_tokens ** rng.random())
         decodes = 0 if rng.random() < 0.2 else round(limits.max_num_seqs ** rng.random())
         context = round(grid.context_tokens[-1] ** rng.random())
-        shape = Shape(0 if prefill == 1 else prefill, decodes, context)
+        shape = StepShape(0 if prefill == 1 else prefill, decodes, context)
         if prefill + decodes <= limits.step_tokens and not grid.has(shape) and grid.slices(shape) is not None:
             return shape
 
@@ -86,10 +86,10 @@ def main() -> int:
     limits = limits_of(settings, model, device, capacity)
     grid, costs, rng = StepGrid(limits), StepCosts(times), random.Random(args.seed)
     trial = Trial(model, kv, spec, lane, clock)
-    warm = grid.slices(Shape(0, 1, 0))
+    warm = grid.slices(StepShape(0, 1, 0))
     assert warm is not None
     trial.fastest_ms(warm, 0.1)
-    rows: list[tuple[Shape, float, float]] = []
+    rows: list[tuple[StepShape, float, float]] = []
     for shape in sorted(draw(grid, rng) for _ in range(args.shapes)):
         slices = grid.slices(shape)
         assert slices is not None

@@ -204,10 +204,10 @@ class Stage:
         self._inbox.clear()
         victim = self._submit(draw(rng, tokens), band=5)
         self._step_until(lambda: self._said(victim) >= SAYS)
-        before, down_s = loop.gauges(), self._down_s()
+        before, down_s = loop.gauges.read(), self._down_s()
         rival = self._submit(draw(rng, 16), band=0)
         self._step_until(lambda: self._said(rival) >= 1 and not len(tiers.transfers))
-        after, down_s = loop.gauges(), self._down_s() - down_s
+        after, down_s = loop.gauges.read(), self._down_s() - down_s
         if after.preemptions != before.preemptions + 1:
             raise RuntimeError(f"{after.preemptions - before.preemptions} preemptions where one was wanted")
         self._evict(tiers.device)

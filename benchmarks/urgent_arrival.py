@@ -36,7 +36,7 @@ adopt_engine_environment()
 from tiercel.clock import MonotonicClock  # noqa: E402
 from tiercel.embedded import MODEL_DIR  # noqa: E402 - OpenMP reads the environment when torch is loaded
 from tiercel.engine.assembly import Engine, open_engine  # noqa: E402
-from tiercel.engine.loop import Flight, StepRunner  # noqa: E402
+from tiercel.engine.step.flight import Flight, StepRunner  # noqa: E402
 from tiercel.engine.wake import Wake  # noqa: E402
 from tiercel.ids import SeqId, TenantId  # noqa: E402
 from tiercel.outcome import StepOutcome  # noqa: E402

@@ -19,7 +19,7 @@ from tiercel.options import Options, flag_of
 from tiercel.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from tiercel.engine.offline import Asked, EngineFacts, OfflineEngine
+    from tiercel.engine.offline import EngineFacts, OfflineEngine, OfflineRequest
     from tiercel.loadtest.load.request_list import ListedRequest
 
 _PANELS = ("Model", "Memory", "Scheduler", "Log")
@@ -182,14 +182,14 @@ def check_requests(requests: Sequence["ListedRequest"], most_tokens: int, vocab_
             )
 
 
-def asked_of(requests: Sequence["ListedRequest"], temperature: float) -> list["Asked"]:
+def asked_of(requests: Sequence["ListedRequest"], temperature: float) -> list["OfflineRequest"]:
     """Requests as the engine takes them: each goes on to its full length."""
     # lazy: as above
-    from tiercel.engine.offline import Asked
+    from tiercel.engine.offline import OfflineRequest
     from tiercel.request import SamplingParams, pack_tokens
 
     return [
-        Asked(
+        OfflineRequest(
             pack_tokens(request.prompt_token_ids),
             SamplingParams(temperature=temperature, seed=number, max_tokens=request.output_len, ignore_eos=True),
         )

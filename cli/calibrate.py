@@ -21,7 +21,7 @@ def calibrate(given: dict[str, object]) -> int:
         warn(line)
     adopt_engine_environment()
     # lazy: it loads torch, which takes seconds and reads the environment
-    from tiercel.engine.split_search import calibrate_splits
+    from tiercel.engine.measure.split_search import calibrate_splits
 
     def tell(row: SplitRow) -> None:
         best = min(row.cuts, key=lambda timed: timed.ratio)

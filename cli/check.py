@@ -27,7 +27,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
     # lazy: they load torch, which takes seconds and which the other verbs do without
     from tiercel.cli.model_facts import LoadedDevice, read_model_facts
     from tiercel.device.registry import open_device
-    from tiercel.engine.capacity import size_pool, step_tokens
+    from tiercel.engine.memory.capacity import size_pool, step_tokens
 
     engine = settings.engine
     facts = read_model_facts(engine)

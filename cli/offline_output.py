@@ -17,7 +17,7 @@ from tiercel.loadtest.results.latency import percentile
 from tiercel.units import show_bytes
 
 if TYPE_CHECKING:
-    from tiercel.engine.offline import EngineFacts, Run
+    from tiercel.engine.offline import EngineFacts, OfflineRun
 
 SCHEMA_VERSION = 1
 """Rises when a key of the JSON changes its meaning or goes."""
@@ -33,7 +33,7 @@ Result = dict[str, Any]  # Any: JSON
 
 
 def throughput_result(
-    plan: OfflinePlan, facts: "EngineFacts", requests: Sequence[ListedRequest], temperature: float, run: "Run"
+    plan: OfflinePlan, facts: "EngineFacts", requests: Sequence[ListedRequest], temperature: float, run: "OfflineRun"
 ) -> Result:
     """The JSON of `bench throughput`; the keys up to `tokens_per_second` are those of vLLM."""
     prompt = sum(len(request.prompt_token_ids) for request in requests)
@@ -57,7 +57,7 @@ def latency_result(
     facts: "EngineFacts",
     requests: Sequence[ListedRequest],
     temperature: float,
-    runs: Sequence["Run"],
+    runs: Sequence["OfflineRun"],
 ) -> Result:
     """The JSON of `bench latency`; the keys up to `percentiles` are those of vLLM.
 
@@ -126,7 +126,7 @@ def _shared(
     facts: "EngineFacts",
     requests: Sequence[ListedRequest],
     temperature: float,
-    runs: Sequence["Run"],
+    runs: Sequence["OfflineRun"],
 ) -> Result:
     return {
         "schema_version": SCHEMA_VERSION,
@@ -146,7 +146,7 @@ def _shared(
     }
 
 
-def _steps(runs: Sequence["Run"]) -> Result:
+def _steps(runs: Sequence["OfflineRun"]) -> Result:
     """Where the time of the loop's thread went. Shares are of the elapsed time; `idle` is what no step took.
 
     `host_share`: the thread worked itself. `device_share`: the device did, which may be meanwhile.

@@ -127,8 +127,8 @@ def trace_workload(path: Path, kind: str, flags: Flags) -> Workload:
 def read_step_times(path: Path) -> StepTimes:
     """Measured step times as the engine keeps them. Errors: ConfigError."""
     # lazy: numpy, which only this needs
-    from tiercel.engine.step_grid import GridLimits, Shape, StepGrid
-    from tiercel.engine.times_file import StoredTimes
+    from tiercel.engine.measure.step_grid import GridLimits, StepGrid
+    from tiercel.engine.measure.stored_times import StoredTimes
 
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=StoredTimes)
@@ -149,8 +149,7 @@ def read_step_times(path: Path) -> StepTimes:
             kv_tokens=max(context, 1),
         )
     )
-    known = {Shape(time.prefill_tokens, time.decodes, time.context_tokens): time.ms for time in stored.times}
-    known = {shape: ms for shape, ms in known.items() if grid.has(shape)}
+    known = stored.on_grid(grid)
     if not known:
         raise ConfigError("simulate.step_times", f"--step-times {path}: no point of it lies on a grid of its size")
     return grid.table(known)

@@ -37,7 +37,7 @@ class SimRates:
 Fate = Callable[[Transfer], Verdict]
 
 
-class Arena(Protocol):
+class SimArena(Protocol):
     """What lies in the slots of the device tier."""
 
     def block(self, slot: int) -> tuple[int, ...]: ...
@@ -54,7 +54,7 @@ class SimMover:
     """What `engine.loop` asks of a mover, in virtual time."""
 
     def __init__(
-        self, machine: Arena, clock: ManualClock, *, has_host: bool, rates: SimRates, fate: Fate | None = None
+        self, machine: SimArena, clock: ManualClock, *, has_host: bool, rates: SimRates, fate: Fate | None = None
     ) -> None:
         self.bytes_by_route: dict[Route, int] = dict.fromkeys(Route, 0)
         self.copies_by_route: dict[Route, int] = dict.fromkeys(Route, 0)

@@ -11,23 +11,26 @@ from tiercel.clock import Clock
 from tiercel.device.base import Device, Lane
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.capacity import show_arithmetic, size_pool, step_tokens
-from tiercel.engine.footprint import measure_footprint
-from tiercel.engine.graphs import DecodeGraphs, graph_sizes, record_graphs, wants_graphs
-from tiercel.engine.loop import EngineLoop, StepRunner
-from tiercel.engine.models.base import Model
+from tiercel.engine.loop import EngineLoop
+from tiercel.engine.measure.footprint import measure_footprint
+from tiercel.engine.measure.machine_facts import machine_facts
+from tiercel.engine.measure.rate_book import RateBook
+from tiercel.engine.measure.rates import measure_rates
+from tiercel.engine.measure.split_search import open_splits_file
+from tiercel.engine.measure.step_times import open_step_times
+from tiercel.engine.memory.capacity import show_arithmetic, size_pool, step_tokens
+from tiercel.engine.memory.tiers import Tiers, open_tiers
+from tiercel.engine.models.base import Model, dtype_name, kv_spec
 from tiercel.engine.models.generation import read_end_tokens
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.progress import LoadProgress, Outbox
-from tiercel.engine.rates import RateBook, measure_rates
-from tiercel.engine.relief import Relief
-from tiercel.engine.rows import RowBook
-from tiercel.engine.runner import Runner
 from tiercel.engine.sampling import open_sampler
-from tiercel.engine.splits_file import SplitsFile
 from tiercel.engine.steering import Steering, daily_blocks, policy_of, step_limits
-from tiercel.engine.step_times import facts_of, open_step_times
-from tiercel.engine.tiers import Tiers, open_tiers
+from tiercel.engine.step.flight import StepRunner
+from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs, wants_graphs
+from tiercel.engine.step.memory_relief import MemoryRelief
+from tiercel.engine.step.rows import RowBook
+from tiercel.engine.step.runner import Runner
 from tiercel.engine.upkeep import Upkeep
 from tiercel.engine.wake import Wake
 from tiercel.kvcache.manager import CacheManager
@@ -47,7 +50,6 @@ log = logging.getLogger("tiercel.engine.process")
 
 _BUSY_S = 0.01  # a look at the mail when work is pending that nothing will wake us for
 _IDLE_S = 1.0
-_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 class Engine:
@@ -78,7 +80,7 @@ class Engine:
     @property
     def dtype(self) -> str:
         """Of weights, activations and KV."""
-        return _DTYPE_NAMES[self.model.dtype]
+        return dtype_name(self.model)
 
     def patience_s(self) -> float:
         """How long the loop may sleep when it has nothing to do: neither a late read nor a wait that ends wakes it."""
@@ -92,17 +94,6 @@ class Engine:
         """Stop the lanes and let writes to the disk end."""
         self._lane.close()
         self.tiers.close()
-
-
-def kv_spec(model: Model, block_size: int) -> KVSpec:
-    """The block layout of a model."""
-    return KVSpec(
-        layers=model.layers,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        block_size=block_size,
-        dtype=_DTYPE_NAMES[model.dtype],
-    )
 
 
 def open_engine(
@@ -163,7 +154,7 @@ def assemble(
     book = SequenceBook(policy, capacity.max_model_len, end_tokens)
     cache = _open_cache(settings, model, spec, capacity, tiers, rates)
     limits = step_limits(settings, most_tokens, spec.block_bytes, yields=yields)
-    splits = SplitsFile(settings.cache_folder, facts_of(settings, model, spec, device)).read()
+    splits = open_splits_file(settings.cache_folder, machine_facts(settings, model, spec, device)).read()
     chooser = SwapChooser(settings.preemption_mode, lambda: rates.rates)
     planner = Planner(book, limits, chooser, Splitter(splits))
     rows = RowBook(max_rows, max_blocks)
@@ -180,9 +171,10 @@ def assemble(
         settings.async_depth,
         tiers.mover,
         steering,
-        Relief(planner, device.give_back_cached),
+        MemoryRelief(planner, device.give_back_cached),
+        lambda: tiers.disk_state,
     )
-    upkeep = Upkeep(tiers, rates, cache.idle, loop, clock, policy.costs if settings.calibration_s else None)
+    upkeep = Upkeep(tiers, rates, cache.idle, clock, policy.costs if settings.calibration_s else None)
     return Engine(loop, model, cache, tiers, upkeep, lane, device, capacity, clock)
 
 

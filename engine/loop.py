@@ -1,23 +1,26 @@
-"""The loop: carries plans to the machine and facts back to the books. Imports no torch."""
+"""The loop: plans a step, launches it, and books its outcome. Imports no torch."""
 
 import logging
-from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from tiercel.clock import Clock
-from tiercel.engine.errands import Errands
+from tiercel.engine.fairness_survey import FairnessSurvey
+from tiercel.engine.gauges import GaugeReader
 from tiercel.engine.lookahead import Lookahead
-from tiercel.engine.relief import NO_MEMORY, Relief
+from tiercel.engine.reports import Post, Reporter
+from tiercel.engine.step.flight import Flight, RefusedFlight, StepRunner
+from tiercel.engine.step.memory_relief import NO_MEMORY, MemoryRelief
+from tiercel.engine.tenant_reload import TenantReload
 from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.table import NO_REUSE
-from tiercel.outcome import BAD_LOGITS, DiskState, Finished, FinishReason, Gauges, RouteGauges, StepOutcome
+from tiercel.outcome import BAD_LOGITS, DiskState, Finished, FinishReason, RouteGauges, StepOutcome
 from tiercel.plan import NanoBatch, StepPlan, whole_slices
 from tiercel.request import Request
 from tiercel.scheduler.book import Commit, SequenceBook
@@ -25,40 +28,11 @@ from tiercel.scheduler.planner import Planner
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
 from tiercel.tier import Landing, Transfer
-from tiercel.wire import Abort, Quit, Report, SetSettings, SetTenants, Start, Submit, ToEngine
+from tiercel.wire import Abort, Quit, SetSettings, SetTenants, Start, Submit, ToEngine
 
 log = logging.getLogger(__name__)
 
-_FULL_EVERY_S = 0.25  # between two reports with every tier and route
-_MOST_SEQUENCES = 64  # told one by one
 _LIKELY_VICTIMS = 8  # running sequences whose blocks are written back first
-
-
-class Flight(Protocol):
-    """A launched step."""
-
-    @property
-    def plan(self) -> StepPlan: ...
-    def result(self) -> StepOutcome: ...
-
-
-class RefusedFlight:
-    """A step that the device did not take as a whole. A part of it may run, so it is a launched step that fails."""
-
-    def __init__(self, plan: StepPlan, error: DeviceError) -> None:
-        self.plan = plan
-        self._error = error
-
-    def result(self) -> StepOutcome:
-        """Errors: what the launch raised."""
-        raise self._error
-
-
-class StepRunner(Protocol):
-    """Launches sealed steps. The seam to every device, also to a simulated one."""
-
-    def launch(self, plan: StepPlan) -> Flight: ...
-    def forget(self, seqs: Iterable[SeqId]) -> None: ...
 
 
 class Mover(Protocol):
@@ -92,12 +66,6 @@ class Steers(Protocol):
     def steer(self, settings: EngineSettings, now_s: float) -> None: ...
 
 
-class Post(Protocol):
-    """Where reports go."""
-
-    def post(self, message: Report) -> None: ...
-
-
 class EngineLoop:
     """One step: mail, landings, plan, seal, launch, start transfers, commit the step before, post.
 
@@ -116,31 +84,28 @@ class EngineLoop:
         depth: int = 1,
         mover: Mover | None = None,
         steering: Steers | None = None,
-        relief: Relief | None = None,
+        relief: MemoryRelief | None = None,
+        disk_state: Callable[[], DiskState] = lambda: DiskState.NONE,
     ) -> None:
         self._book = book
         self._cache = cache
         self._planner = planner
         self._runner = runner
-        self._post = post
         self._clock = clock
         self._depth = depth
         self._mover = mover or NoMover()
         self._steering = steering
-        self._relief = relief or Relief(planner)
+        self._relief = relief or MemoryRelief(planner)
         self._lookahead = Lookahead()
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
-        self._committed = 0  # steps that ended well
-        self._nano_batches = 0  # of those steps
         self._started_s: deque[float] = deque()  # launches of the steps in flight
         self._committed_s = 0.0  # the last commit: the device was busy until then
         self._order: tuple[SeqId, ...] = ()  # who waits, drawn once a step: for prefetch, and published with the plan
-        self._finished: list[Finished] = []  # ended outside a commit; posted with the next report
-        self.disk_state = DiskState.NONE  # whoever looks after the disk writes it
-        self._full_s = 0.0
-        self._told: object = None  # tiers, routes and the disk's state, as last told between requests
-        self._errands = Errands(book, cache)
+        self._reload = TenantReload(book, cache)
+        self._survey = FairnessSurvey(book)
+        self.gauges = GaugeReader(book, cache, self._relief, self._survey, self._mover.gauges, disk_state, clock)
+        self._reporter = Reporter(book, self.gauges, self._survey, post, clock)
         self.has_quit = False
         self.quit_patience_s = 0.0  # to persist what lies in memory
 
@@ -153,11 +118,6 @@ class EngineLoop:
     def is_idle(self) -> bool:
         """Nothing waits, runs or flies."""
         return not self._flights and not len(self._book)
-
-    @property
-    def has_chores(self) -> bool:
-        """Something flies between tiers, or would if it were given time."""
-        return self._cache.idle.is_busy
 
     @property
     def has_unsaved(self) -> bool:
@@ -195,7 +155,8 @@ class EngineLoop:
         if is_launched:
             self._lookahead.launched(self._clock.now_s() - began_s, is_alone=is_alone)
         depth = 0 if is_launched and self._is_long() else self._depth
-        has_more = self._errands.go_on() or self._cache.has_more
+        is_reloading, is_surveying = self._reload.go_on(), self._survey.go_on()
+        has_more = is_reloading or is_surveying or self._cache.has_more
         self._do_chores()
         is_committed = False
         while self._flights and (len(self._flights) > depth or not is_launched):
@@ -205,10 +166,10 @@ class EngineLoop:
                 break
         if is_committed:
             return True
-        if self._finished:
-            self._report(Commit(), StepOutcome(()))
+        if self._reporter.has_finished:
+            self._reporter.report(Commit(), StepOutcome(()))
         elif not is_launched:
-            self._tell_of_chores()
+            self._reporter.report_changes()
         return is_launched or has_more
 
     def _is_long(self) -> bool:
@@ -221,7 +182,7 @@ class EngineLoop:
         self._cache.check_integrity()
 
     def _set_tenants(self, tenants: Tenants) -> None:
-        self._errands.reload(tenants, self._clock.now_s())
+        self._reload.start(tenants, self._clock.now_s())
 
     def _set_settings(self, version: int, settings: EngineSettings) -> None:
         if self._steering is not None:
@@ -248,7 +209,7 @@ class EngineLoop:
             self._end(request.id, FinishReason.ERROR, "there is nothing to compute")
 
     def _end(self, seq: SeqId, reason: FinishReason, error: str | None = None) -> None:
-        self._finished.append(self._close(self._book.finish(seq, reason, self._clock.now_s(), error=error)))
+        self._reporter.add_finished(self._close(self._book.finish(seq, reason, self._clock.now_s(), error=error)))
 
     def _close(self, finished: Finished) -> Finished:
         """The cache forgets the sequence, too; what lower tiers have brought it is told with its end."""
@@ -345,9 +306,8 @@ class EngineLoop:
         self._cache.commit(flight.plan.step, commit.progress)
         self._relief.step_ended()
         commit.finished = [self._close(finished) for finished in commit.finished]
-        self._committed += 1
-        self._nano_batches += len(flight.plan.nano_batches)
-        self._report(commit, outcome)
+        self.gauges.count_step(len(flight.plan.nano_batches))
+        self._reporter.report(commit, outcome)
 
     def _void(self, failed: Flight, error: DeviceError) -> None:
         """The step failed: void it and every step launched behind it; its sequences are suspects."""
@@ -377,70 +337,3 @@ class EngineLoop:
         for index in bad:
             if sampling[index] in self._book:
                 self._end(sampling[index], FinishReason.ERROR, BAD_LOGITS)
-
-    def _report(self, commit: Commit, outcome: StepOutcome) -> None:
-        said = commit.said
-        logprobs = outcome.logprobs
-        if logprobs:
-            known = {seq for seq, _ in said}
-            logprobs = tuple(found for found in logprobs if found.seq in known)
-        finished = (*self._finished, *commit.finished)
-        self._finished.clear()
-        self._post.post(
-            Report(
-                seqs=array("Q", [seq for seq, _ in said]).tobytes(),
-                tokens=array("I", [token for _, token in said]).tobytes(),
-                logprobs=logprobs,
-                firsts=tuple(commit.firsts),
-                finished=finished,
-                gauges=self.gauges(commit.prompt_tokens + len(said), is_full=self._is_full_due()),
-            )
-        )
-
-    def _is_full_due(self) -> bool:
-        """Tiers and routes are told now and then, and when the last sequence has ended."""
-        now_s = self._clock.now_s()
-        if now_s - self._full_s < _FULL_EVERY_S and len(self._book):
-            return False
-        self._full_s = now_s
-        return True
-
-    def _tell_of_chores(self) -> None:
-        """Between requests, too, the HTTP process hears now and then what has been copied."""
-        if self._clock.now_s() - self._full_s < _FULL_EVERY_S:
-            return
-        self._full_s = self._clock.now_s()
-        is_found = self._errands.has_standing
-        gauges = self.gauges()
-        if is_found or (gauges.tiers, gauges.routes, gauges.disk_state) != self._told:
-            self._post.post(Report(gauges=gauges))
-        self._told = gauges.tiers, gauges.routes, gauges.disk_state
-
-    def gauges(self, step_tokens: int = 0, *, is_full: bool = True) -> Gauges:
-        """The books in numbers; with `is_full` tier by tier and route by route, too."""
-        return Gauges(
-            num_running=len(self._book.running),
-            num_waiting=len(self._book) - len(self._book.running),
-            num_preempted=self._book.num_preempted,
-            blocks_total=self._cache.blocks,
-            blocks_used=self._cache.blocks_used,
-            blocks_cached=self._cache.blocks_cached,
-            step_tokens=step_tokens,
-            prefix_queries=self._cache.prefix_queries,
-            prefix_hits=self._cache.prefix_hits,
-            preemptions=self._book.num_preemptions,
-            preemptions_swap=self._book.num_swapped,
-            preemptions_recompute=self._book.num_preemptions - self._book.num_swapped,
-            swapped_tokens=self._cache.swapped_tokens,
-            recomputed_tokens=self._book.recomputed_tokens,
-            steps=self._committed,
-            nano_batches=self._nano_batches,
-            out_of_memory=self._relief.num_shortages,
-            tiers=self._cache.tier_gauges() if is_full else (),
-            routes=self._mover.gauges() if is_full else (),
-            disk_state=self.disk_state,
-            switches=self._book.preemption_book.gauges(),
-            sequences=self._book.gauges(_MOST_SEQUENCES) if is_full else (),
-            preemptions_by_reason=dict(self._book.preemptions_by_reason),
-            fair=self._errands.standing(self._clock.now_s()) if is_full else None,
-        )

@@ -10,7 +10,7 @@ from tiercel.wire import FrameReader, FromEngine, ToEngine, encode_frame
 _CHUNK_BYTES = 1 << 18
 
 
-class Mailbox:
+class EngineMailbox:
     """Frames over one non-blocking stream socket."""
 
     def __init__(self, sock: socket.socket, wake: Wake | None = None) -> None:
@@ -72,7 +72,7 @@ class Mailbox:
         self.flush()
 
 
-def receive_start(mailbox: Mailbox) -> list[ToEngine]:
+def receive_start(mailbox: EngineMailbox) -> list[ToEngine]:
     """Wait for the first frames. Errors: WireError when the peer leaves before it says anything."""
     while True:
         messages = mailbox.take()

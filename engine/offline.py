@@ -13,8 +13,8 @@ import torch
 from tiercel.clock import Clock
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.capacity import step_tokens
-from tiercel.engine.stopwatch import Laps, Stopwatch
+from tiercel.engine.measure.stopwatch import Laps, Stopwatch
+from tiercel.engine.memory.capacity import step_tokens
 from tiercel.engine.wake import Wake
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId
@@ -25,7 +25,7 @@ from tiercel.wire import FromEngine, Report, Submit
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OfflineRequest:
     """One request: raw uint32 token ids (`pack_tokens`), and how the answer is drawn."""
 
     prompt: bytes
@@ -33,7 +33,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OfflineAnswer:
     """What came of it. Times count from when all requests were handed over."""
 
     tokens: "array[int]"
@@ -42,10 +42,10 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class OfflineRun:
     """All answers in the order that was asked, and what they took."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[OfflineAnswer, ...]
     elapsed_s: float  # from before the first request was handed over until the last has ended
     laps: Laps
     before: Gauges  # the books when it began
@@ -149,7 +149,7 @@ class OfflineEngine:
             weights_bytes=capacity.weights_bytes,
         )
 
-    def run(self, asked: Sequence[Asked], tell: Callable[[int], None] | None = None) -> Run:
+    def run(self, asked: Sequence[OfflineRequest], tell: Callable[[int], None] | None = None) -> OfflineRun:
         """Hand over all requests at once and step until each has its whole answer.
 
         `tell` hears how many have ended. Requests must go on past the end of sequence (`ignore_eos`): each has to get
@@ -158,7 +158,7 @@ class OfflineEngine:
         loop, inbox = self._engine.loop, self._inbox
         inbox.clear()
         self._stopwatch.take()
-        before = loop.gauges()
+        before = loop.gauges.read()
         first, self._next = self._next, self._next + len(asked)
         now_s = self._clock.now_s()
         mail = [
@@ -178,7 +178,7 @@ class OfflineEngine:
         while not loop.is_idle:  # ghosts that were launched before the last end was known
             self._turn()
         answers = _answers(asked, first, started_s, inbox.reports)
-        return Run(answers, elapsed_s, laps, before, loop.gauges())
+        return OfflineRun(answers, elapsed_s, laps, before, loop.gauges.read())
 
     def _turn(self) -> None:
         """One step of the loop; sleep when there is nothing to do. A turn that did nothing is no step."""
@@ -192,8 +192,8 @@ class OfflineEngine:
 
 
 def _answers(
-    asked: Sequence[Asked], first: int, started_s: float, reports: Sequence[tuple[float, Report]]
-) -> tuple[Answer, ...]:
+    asked: Sequence[OfflineRequest], first: int, started_s: float, reports: Sequence[tuple[float, Report]]
+) -> tuple[OfflineAnswer, ...]:
     """Tokens and times by request. Errors: TiercelError where one is not as long as asked."""
     tokens = [array("I") for _ in asked]
     first_s, last_s = [0.0] * len(asked), [0.0] * len(asked)
@@ -209,10 +209,10 @@ def _answers(
             ends[finished.seq - first] = finished
     for place, one in enumerate(asked):
         _check_length(place + 1, one, len(tokens[place]), ends[place])
-    return tuple(Answer(*answer) for answer in zip(tokens, first_s, last_s, strict=True))
+    return tuple(OfflineAnswer(*answer) for answer in zip(tokens, first_s, last_s, strict=True))
 
 
-def _check_length(number: int, asked: Asked, got: int, end: Finished) -> None:
+def _check_length(number: int, asked: OfflineRequest, got: int, end: Finished) -> None:
     """Errors: TiercelError when prompt or answer has another length than was asked for."""
     wanted_prompt, wanted = len(asked.prompt) // array("I").itemsize, asked.params.max_tokens
     if (end.num_prompt, end.num_outputs, got, end.reason) == (wanted_prompt, wanted, wanted, FinishReason.LENGTH):

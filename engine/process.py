@@ -11,7 +11,7 @@ import sys
 from tiercel.clock import Clock, MonotonicClock
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.heap import keep_heap
-from tiercel.engine.mailbox import Mailbox, receive_start
+from tiercel.engine.mailbox import EngineMailbox, receive_start
 from tiercel.engine.wake import Wake
 from tiercel.errors import ConfigError
 from tiercel.log import configure_log
@@ -25,7 +25,7 @@ EXIT_CRASH = 3
 _ADOPT_S = 0.5
 
 
-def run(engine: Engine, mailbox: Mailbox, clock: Clock) -> None:
+def run(engine: Engine, mailbox: EngineMailbox, clock: Clock) -> None:
     """Serve until the HTTP process says so or is gone; then persist for as long as it grants."""
     loop = engine.loop
     while not (loop.has_quit or mailbox.is_closed):
@@ -38,7 +38,7 @@ def run(engine: Engine, mailbox: Mailbox, clock: Clock) -> None:
         log.info("quit is_saved=%s of_s=%.1f left_s=%.1f", not is_cut, loop.quit_patience_s, end_s - clock.now_s())
 
 
-def _adopt(engine: Engine, mailbox: Mailbox, clock: Clock) -> None:
+def _adopt(engine: Engine, mailbox: EngineMailbox, clock: Clock) -> None:
     """Know what the volume holds before the first request asks for it; a large one goes on beside the work."""
     scan, end_s = engine.tiers.scan, clock.now_s() + _ADOPT_S
     while scan is not None and not scan.is_done and (left_s := end_s - clock.now_s()) > 0:
@@ -46,7 +46,7 @@ def _adopt(engine: Engine, mailbox: Mailbox, clock: Clock) -> None:
             mailbox.wait(min(left_s, 0.01))
 
 
-def _turn(engine: Engine, mailbox: Mailbox, most_s: float) -> None:
+def _turn(engine: Engine, mailbox: EngineMailbox, most_s: float) -> None:
     """Mail and one step; sleep when there is nothing to do."""
     loop = engine.loop
     loop.take(mailbox.take())
@@ -57,7 +57,7 @@ def _turn(engine: Engine, mailbox: Mailbox, most_s: float) -> None:
         mailbox.wait(min(most_s, engine.patience_s()))
 
 
-def serve(mailbox: Mailbox, wake: Wake, clock: Clock, arena_fd: int | None) -> int:
+def serve(mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None) -> int:
     """The life of the process, from the first frame on. Returns the exit code."""
     first, *rest = receive_start(mailbox)
     if not isinstance(first, Start):
@@ -96,7 +96,7 @@ def serve(mailbox: Mailbox, wake: Wake, clock: Clock, arena_fd: int | None) -> i
     return 0
 
 
-def _drain(mailbox: Mailbox, clock: Clock, patience_s: float = 2.0) -> None:
+def _drain(mailbox: EngineMailbox, clock: Clock, patience_s: float = 2.0) -> None:
     end_s = clock.now_s() + patience_s
     while mailbox.has_unsent and clock.now_s() < end_s:
         mailbox.wait(0.1)
@@ -112,7 +112,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         wake = Wake.open()
-        mailbox = Mailbox(socket.socket(fileno=arguments.fd), wake)
+        mailbox = EngineMailbox(socket.socket(fileno=arguments.fd), wake)
         return serve(mailbox, wake, MonotonicClock(), arguments.arena_fd)
     except Exception:
         log.exception("engine died pid=%d", os.getpid())

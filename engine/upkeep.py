@@ -1,9 +1,8 @@
 """What the engine looks after now and then: rates, and the health of the disk."""
 
 from tiercel.clock import Clock
-from tiercel.engine.loop import EngineLoop
-from tiercel.engine.rates import RateBook
-from tiercel.engine.tiers import Tiers
+from tiercel.engine.measure.rate_book import RateBook
+from tiercel.engine.memory.tiers import Tiers
 from tiercel.kvcache.idle import IdleWork
 from tiercel.outcome import DiskState
 from tiercel.scheduler.cost import StepCosts
@@ -14,13 +13,10 @@ _EVERY_S = 0.5
 class Upkeep:
     """Takes measurements home to the rates, and stops what writes to a disk that takes no more."""
 
-    def __init__(
-        self, tiers: Tiers, rates: RateBook, idle: IdleWork, loop: EngineLoop, clock: Clock, costs: StepCosts | None
-    ) -> None:
+    def __init__(self, tiers: Tiers, rates: RateBook, idle: IdleWork, clock: Clock, costs: StepCosts | None) -> None:
         self._tiers = tiers
         self._rates = rates
         self._idle = idle
-        self._loop = loop
         self._clock = clock
         self._costs = costs  # of steps, where they were measured
         self._tended_s = 0.0
@@ -36,6 +32,6 @@ class Upkeep:
         if self._costs is not None:
             self._rates.follow(self._costs)
         self._rates.learn(self._tiers.mover.gauges(), disk.counts if disk is not None else None, elapsed_s)
-        self._loop.disk_state = self._tiers.disk_state
-        if self._loop.disk_state in (DiskState.OFF, DiskState.READ_ONLY):
-            self._idle.close_disk(is_readable=self._loop.disk_state is DiskState.READ_ONLY)
+        disk_state = self._tiers.disk_state
+        if disk_state in (DiskState.OFF, DiskState.READ_ONLY):
+            self._idle.close_disk(is_readable=disk_state is DiskState.READ_ONLY)

@@ -10,16 +10,13 @@ from itertools import product
 from math import log2
 from typing import Annotated, NamedTuple
 
-import msgspec
 from msgspec import Meta, Struct
 
-from tiercel.errors import ConfigError
 from tiercel.plan import NanoBatch, Slice
 from tiercel.scheduler.chunk import chunk_length
 
 _MOST_PARTS = 16
 _MOST_ROWS = 4096
-_MOST_TABLE_BYTES = 1 << 20
 _LEAST_TOKENS = 64  # of a step that is worth a look at the table
 _LEAST_PART = 16  # tokens of a part of the prompts
 _GAIN = 0.97  # of the whole step's time, at most, for a step that is cut
@@ -70,24 +67,6 @@ class SplitTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: Annotated[int, Meta(ge=1, le=1)] = 1
     identity: Annotated[str, Meta(max_length=200)] = ""  # of model and machine: times hold for no other
     rows: Annotated[tuple[SplitRow, ...], Meta(max_length=_MOST_ROWS)]
-
-
-def read_table(content: bytes, identity: str) -> SplitTable:
-    """A table from a file, which anybody may have written. Errors: ConfigError when it is not a table, or another's."""
-    if len(content) > _MOST_TABLE_BYTES:
-        raise ConfigError("nanobatch.table_too_long", bytes=len(content))
-    try:
-        table = msgspec.json.decode(content, type=SplitTable)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ConfigError("nanobatch.table", reason=str(exc)) from exc
-    if table.identity != identity:
-        raise ConfigError("nanobatch.table_of_another", identity=table.identity)
-    return table
-
-
-def write_table(table: SplitTable) -> bytes:
-    """The file of a table."""
-    return msgspec.json.encode(table)
 
 
 # ---- cutting

@@ -80,14 +80,25 @@ LOADTEST: dict[str, set[str]] = {
     "client": {"results", "load"},
     "report": {"results", "metrics"},
 }
-INNER_ROOMS = {"server": SERVER, "loadtest": LOADTEST}
+# The rooms of the engine -> rooms of the engine that they may import; `loop`, `assembly` and `process` stand on top.
+ENGINE: dict[str, set[str]] = {
+    "forward": set(),
+    "kernels": {"forward"},
+    "attention": {"forward", "kernels"},
+    "models": {"forward", "kernels", "attention"},
+    "sampling": {"kernels"},
+    "step": {"forward", "models", "sampling"},
+    "memory": set(),
+    "measure": {"forward", "attention", "models", "sampling", "step", "memory"},
+}
+INNER_ROOMS = {"server": SERVER, "loadtest": LOADTEST, "engine": ENGINE}
 # Files of a room without torch that verbs import when they need it.
 NEEDS_TORCH = {"cli/model_facts.py"}
 
 # Files that may catch everything: process main, engine request boundary, I/O thread body, HTTP handler.
 CATCH_ALL = {
     "engine/process.py": 1,
-    "engine/runner.py": 2,  # the launch and the result of one step
+    "engine/step/runner.py": 2,  # the launch and the result of one step
     "kvcache/store/disk.py": 1,  # the body of the I/O threads
     "kvcache/store/mover.py": 1,  # the body of the copying threads
     "server/api/middleware.py": 1,
@@ -237,6 +248,18 @@ def _graph() -> dict[str, set[str]]:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = _graph()
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_folder_imports_itself_by_way_of_others() -> None:
+    folder_by_module = {_module(path): path.rpartition("/")[0] for path in FILES}
+    graph: dict[str, set[str]] = {}
+    for module, targets in _graph().items():
+        folder = folder_by_module[module]
+        graph.setdefault(folder, set()).update({folder_by_module[target] for target in targets} - {folder})
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

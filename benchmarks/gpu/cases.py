@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 
 LAYER = 1  # the one that is used; the others must stay as they are
 

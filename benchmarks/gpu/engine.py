@@ -8,7 +8,7 @@ from statistics import median
 from benchmarks.gpu.dummy import LLAMA_3_8B, write_model
 from tiercel.cli.bench_offline import asked_of, plan_offline
 from tiercel.clock import MonotonicClock
-from tiercel.engine.offline import Asked, OfflineEngine, Run
+from tiercel.engine.offline import OfflineEngine, OfflineRequest, OfflineRun
 from tiercel.loadtest.load.request_list import ListedRequest
 from tiercel.settings import EngineSettings
 
@@ -36,12 +36,12 @@ def draw(engine: OfflineEngine, count: int, prompt: int, output: int, seed: int)
     return [ListedRequest(prompt_token_ids=rng.choices(ids, k=prompt), output_len=output) for _ in range(count)]
 
 
-def asked(requests: Sequence[ListedRequest]) -> list[Asked]:
+def asked(requests: Sequence[ListedRequest]) -> list[OfflineRequest]:
     """Greedy, each to its full length."""
     return asked_of(requests, 0.0)
 
 
-def step_ends(run: Run) -> list[float]:
+def step_ends(run: OfflineRun) -> list[float]:
     """When each step of a run had ended, in seconds since the first began."""
     laps = run.laps
     ends: list[float] = []
@@ -52,7 +52,7 @@ def step_ends(run: Run) -> list[float]:
     return ends
 
 
-def full_steps(run: Run) -> list[tuple[float, float]]:
+def full_steps(run: OfflineRun) -> list[tuple[float, float]]:
     """Steps in which every sequence decoded: (seconds, tokens that one of them had said before, on average)."""
     ends = step_ends(run)
     first_s = [answer.first_s for answer in run.answers]
@@ -66,7 +66,7 @@ def full_steps(run: Run) -> list[tuple[float, float]]:
     ]
 
 
-def step_ms(run: Run) -> float:
+def step_ms(run: OfflineRun) -> float:
     """The median step in which every sequence decoded. Errors: ValueError when there was none."""
     steps = full_steps(run)
     if not steps:
@@ -74,6 +74,6 @@ def step_ms(run: Run) -> float:
     return 1e3 * median(seconds for seconds, _ in steps)
 
 
-def device_s(run: Run) -> float:
+def device_s(run: OfflineRun) -> float:
     """Seconds in which the device computed; 0 where nobody timed it."""
     return sum(run.laps.nano_batch_s)

@@ -23,10 +23,11 @@ from benchmarks.gpu.cases import (
     poisoned,
     relative_error,
 )
-from tiercel.engine.attention.base import Attention, AttentionParams, ForwardState, PagedReader
+from tiercel.engine.attention.base import Attention, PagedReader
 from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
 from tiercel.engine.attention.paged import TritonAttention
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 from tiercel.engine.models.config import RopeConfig
 from tiercel.engine.models.layers import RMSNorm

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from benchmarks.gpu.bounds import ModelShape
 from benchmarks.gpu.timing import BF16, DEVICE
-from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 
 _PIECE = 1 << 30  # elements that are filled at a time
 

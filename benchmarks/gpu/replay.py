@@ -164,7 +164,7 @@ def run(bench: Bench) -> None:
 def say(bench: Bench, engine: Engine, replay: Replay, most_s: float) -> None:
     """Run it and record its figures."""
     took_s = replay.run(most_s)
-    gauges = engine.loop.gauges()
+    gauges = engine.loop.gauges.read()
     swaps: list[RouteGauges] = [one for one in gauges.routes if one.route in _SWAPS]
     size, copies = sum(one.bytes for one in swaps), sum(one.copies for one in swaps)
     is_whole = engine.loop.is_idle

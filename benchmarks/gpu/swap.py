@@ -123,7 +123,7 @@ class Switch:
 
     def round(self, number: int) -> float:
         """Milliseconds from the rival's last token to the victim's next one. Errors: TiercelError."""
-        before = self._engine.loop.gauges()
+        before = self._engine.loop.gauges.read()
         self._inbox.clear()
         victim = self._submit(self._victim_tokens, VICTIM_SAYS * 4, 5, seed=2 * number)
         self._step_until(lambda: len(self._times_s(victim)) >= VICTIM_SAYS)
@@ -131,7 +131,7 @@ class Switch:
         self._step_until(lambda: len(self._times_s(rival)) >= RIVAL_SAYS)
         freed_s = self._times_s(rival)[-1]
         self._step_until(lambda: self._inbox.ended >= 2)
-        after = self._engine.loop.gauges()
+        after = self._engine.loop.gauges.read()
         if after.preemptions == before.preemptions or after.swapped_tokens == before.swapped_tokens:
             raise TiercelError("bench.not_swapped", "the victim was not swapped", round=number)
         return 1e3 * min(at_s - freed_s for at_s in self._times_s(victim) if at_s > freed_s)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.forward.state import ForwardState
 
 
 def write_rows(key: Tensor, value: Tensor, kv: Tensor, state: ForwardState) -> None:

@@ -10,8 +10,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState, PagedReader
+from tiercel.engine.attention.base import PagedReader
 from tiercel.engine.attention.block import write_rows
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.errors import ConfigError
 
 PACKAGE = "flash_attn_interface"  # of the wheel flash_attn_3; importing it registers the operator
@@ -42,7 +43,7 @@ def load_fa3() -> Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Fa3Layout:
     """What the operator wants to know of a step in its own types: made by the first layer, read by the others.
 
     Shapes: table [S, blocks] int32.
@@ -66,7 +67,7 @@ class Fa3Attention:
         self._forward = forward
         self._processors = processors
         self._spare = spare
-        self._layouts: deque[Layout] = deque(maxlen=2)  # of the nano-batches of a step
+        self._layouts: deque[Fa3Layout] = deque(maxlen=2)  # of the nano-batches of a step
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
@@ -100,7 +101,7 @@ class Fa3Attention:
             num_splits=self._choose_splits(query, kv.shape[2], state.num_sequences, layout.longest),
         )[0]
 
-    def _layout(self, state: ForwardState) -> Layout:
+    def _layout(self, state: ForwardState) -> Fa3Layout:
         """What is kept of this step; whoever records a graph comes with a state of its own."""
         for layout in self._layouts:
             if layout.state is state:
@@ -108,7 +109,7 @@ class Fa3Attention:
         starts = state.query_starts
         longest = max(end - start for start, end in pairwise(starts))
         table = state.block_tables.to(torch.int32)
-        self._layouts.append(Layout(state, table, longest))
+        self._layouts.append(Fa3Layout(state, table, longest))
         return self._layouts[-1]
 
     def _choose_splits(self, query: Tensor, kv_heads: int, sequences: int, longest: int) -> int:

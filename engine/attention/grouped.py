@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState
 from tiercel.engine.attention.block import gather_rows, write_rows
 from tiercel.engine.attention.sdpa import attend_by_scores, attend_sequence
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 
-_SCRATCH_BYTES = 4 * 1024 * 1024  # of one bucket, unless one sequence alone is longer
-_PADDING = 1.25  # a bucket's longest sequence over its shortest, in blocks
+_SCRATCH_BYTES = 4 * 1024 * 1024  # of one group, unless one sequence alone is longer
+_PADDING = 1.25  # a group's longest sequence over its shortest, in blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class LengthGroup:
     """Decoding sequences of similar length, and where their blocks are.
 
     Shapes: queries [n] int64, rows of the forward; slots [n * blocks] int64; unseen [u] int64, rows of the gathered
@@ -39,7 +39,7 @@ class GroupedAttention:
 
     def __init__(self) -> None:
         self._state: ForwardState | None = None
-        self._buckets_by_window: dict[int | None, tuple[Bucket, ...]] = {}
+        self._groups_by_window: dict[int | None, tuple[LengthGroup, ...]] = {}
         self._scratch = torch.empty(0)
 
     def attend(
@@ -48,8 +48,8 @@ class GroupedAttention:
         """See `Attention.attend`."""
         write_rows(key, value, kv, state)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for bucket in self._buckets(kv, state, params.window):
-            out[bucket.queries] = self._attend_bucket(query[bucket.queries], kv, bucket, params)
+        for group in self._groups(kv, state, params.window):
+            out[group.queries] = self._attend_group(query[group.queries], kv, group, params)
         if not state.is_decode:
             for index, context in enumerate(state.context_lengths):
                 start, end = state.query_starts[index], state.query_starts[index + 1]
@@ -62,51 +62,53 @@ class GroupedAttention:
                 out[start:end] = attend_sequence(query[start:end], keys, values, params)
         return out
 
-    def _attend_bucket(self, query: Tensor, kv: Tensor, bucket: Bucket, params: AttentionParams) -> Tensor:
+    def _attend_group(self, query: Tensor, kv: Tensor, group: LengthGroup, params: AttentionParams) -> Tensor:
         kv_heads, width = kv.shape[2:]
         sequences, heads, head_dim = query.shape
-        gathered = self._borrow(kv, bucket.slots.numel())
-        torch.index_select(kv.view(kv.shape[0], -1), 0, bucket.slots, out=gathered)
-        gathered.view(-1, kv_heads * width).index_fill_(0, bucket.unseen, 0)  # stale rows may hold anything, NaN too
+        gathered = self._borrow(kv, group.slots.numel())
+        torch.index_select(kv.view(kv.shape[0], -1), 0, group.slots, out=gathered)
+        gathered.view(-1, kv_heads * width).index_fill_(0, group.unseen, 0)  # stale rows may hold anything, NaN too
         rows = gathered.view(sequences, -1, kv_heads, width).transpose(1, 2)
         keys, values = rows[..., :head_dim], rows[..., head_dim:]
         queries = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
         if params.softcap is None and params.sinks is None:
-            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bucket.mask, scale=params.scale)
+            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask, scale=params.scale)
         else:
-            mask = None if bucket.mask is None else bucket.mask.unsqueeze(1)
+            mask = None if group.mask is None else group.mask.unsqueeze(1)
             out = attend_by_scores(queries.unsqueeze(3), keys.unsqueeze(2), values.unsqueeze(2), mask, params)
         return out.reshape(sequences, heads, head_dim)
 
     def _borrow(self, kv: Tensor, blocks: int) -> Tensor:
-        """Room for so many blocks; overwritten by the next bucket. Grows to the longest sequence seen."""
+        """Room for so many blocks; overwritten by the next group. Grows to the longest sequence seen."""
         count = blocks * kv[0].numel()
         if self._scratch.numel() < count or self._scratch.dtype != kv.dtype or self._scratch.device != kv.device:
             with torch.inference_mode(False):  # else it could only be written to in inference mode
                 self._scratch = torch.empty(count, dtype=kv.dtype, device=kv.device)
         return self._scratch[:count].view(blocks, -1)
 
-    def _buckets(self, kv: Tensor, state: ForwardState, window: int | None) -> tuple[Bucket, ...]:
+    def _groups(self, kv: Tensor, state: ForwardState, window: int | None) -> tuple[LengthGroup, ...]:
         """The layout of this step's decodes: computed by the first layer, read by the others."""
         if self._state is not state:
-            self._state, self._buckets_by_window = state, {}
-        buckets = self._buckets_by_window.get(window)
-        if buckets is None:
+            self._state, self._groups_by_window = state, {}
+        groups = self._groups_by_window.get(window)
+        if groups is None:
             block_bytes = kv[0].numel() * kv.element_size()
-            buckets = lay_out_decodes(state, kv.shape[1], block_bytes, window)
-            self._buckets_by_window[window] = buckets
-        return buckets
+            groups = lay_out_decodes(state, kv.shape[1], block_bytes, window)
+            self._groups_by_window[window] = groups
+        return groups
 
 
-def lay_out_decodes(state: ForwardState, block_size: int, block_bytes: int, window: int | None) -> tuple[Bucket, ...]:
-    """Sort the slices of one token into buckets of similar length that fit the scratch buffer."""
+def lay_out_decodes(
+    state: ForwardState, block_size: int, block_bytes: int, window: int | None
+) -> tuple[LengthGroup, ...]:
+    """Sort the slices of one token into groups of similar length that fit the scratch buffer."""
     spans: list[tuple[int, int, int]] = []  # blocks in sight, first of them, sequence
     for index, context in enumerate(state.context_lengths):
         if state.query_starts[index + 1] - state.query_starts[index] == 1:
             first = 0 if window is None else max(0, context - window) // block_size
             spans.append((-(-context // block_size) - first, first, index))
     spans.sort()
-    buckets: list[Bucket] = []
+    groups: list[LengthGroup] = []
     start = 0
     for end in range(1, len(spans) + 1):
         if end < len(spans):
@@ -114,12 +116,14 @@ def lay_out_decodes(state: ForwardState, block_size: int, block_bytes: int, wind
             is_similar = longest <= max(shortest * _PADDING, shortest + 1)
             if is_similar and longest * (end + 1 - start) * block_bytes <= _SCRATCH_BYTES:
                 continue
-        buckets.append(_make_bucket(state, spans[start:end], block_size, window))
+        groups.append(_make_group(state, spans[start:end], block_size, window))
         start = end
-    return tuple(buckets)
+    return tuple(groups)
 
 
-def _make_bucket(state: ForwardState, spans: list[tuple[int, int, int]], block_size: int, window: int | None) -> Bucket:
+def _make_group(
+    state: ForwardState, spans: list[tuple[int, int, int]], block_size: int, window: int | None
+) -> LengthGroup:
     device = state.block_tables.device
     sequences = torch.tensor([index for _, _, index in spans], device=device)
     firsts = torch.tensor([first for _, first, _ in spans], device=device)[:, None]
@@ -133,4 +137,4 @@ def _make_bucket(state: ForwardState, spans: list[tuple[int, int, int]], block_s
         mask &= positions >= contexts - window
     queries = torch.tensor([state.query_starts[index] for _, _, index in spans], device=device)
     unseen = (~mask).flatten().nonzero().squeeze(1)
-    return Bucket(queries, slots.flatten(), unseen, mask[:, None, None, :] if unseen.numel() else None)
+    return LengthGroup(queries, slots.flatten(), unseen, mask[:, None, None, :] if unseen.numel() else None)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_decode import attend_singles
 from tiercel.engine.kernels.paged_partition import Partition, partition_contexts
 from tiercel.engine.kernels.paged_prefill import attend_slices

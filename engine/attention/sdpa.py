@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState
 from tiercel.engine.attention.block import gather_rows, write_rows
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 
 
 def causal_mask(length: int, context: int, window: int | None, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, first_seen
 from tiercel.engine.kernels.tiles import Tile
 

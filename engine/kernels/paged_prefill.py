@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
 from tiercel.engine.kernels.tiles import PREFILL_TILES, Tile, choose_tile
 

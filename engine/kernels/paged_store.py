@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.forward.state import ForwardState
 
 
 @triton.jit(do_not_specialize_on_alignment=("slot_ids", "slot_offsets"))

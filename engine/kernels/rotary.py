@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.forward.state import ForwardState
 
 Norm = tuple[Tensor, float]
 """The weight [head_dim] of a root-mean-square norm and its epsilon."""

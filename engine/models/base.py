@@ -5,7 +5,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.forward.state import ForwardState
+from tiercel.tier import KVSpec
+
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 class Model(Protocol):
@@ -32,3 +35,19 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """The head. Shapes: hidden [N, hidden] -> [N, vocab_size] float32; on a GPU it may be the model's dtype."""
         ...
+
+
+def dtype_name(model: Model) -> str:
+    """Return the name of the dtype of a model's weights, activations and KV."""
+    return _DTYPE_NAMES[model.dtype]
+
+
+def kv_spec(model: Model, block_size: int) -> KVSpec:
+    """Return the layout of a model's KV blocks of `block_size` tokens."""
+    return KVSpec(
+        layers=model.layers,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        block_size=block_size,
+        dtype=dtype_name(model),
+    )

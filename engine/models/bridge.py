@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
-from tiercel.engine.attention.base import Attention, AttentionParams, ForwardState
+from tiercel.engine.attention.base import Attention
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.errors import ConfigError, InvariantError
 
 INTERFACE_NAME = "tiercel"

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.config import DecoderConfig
 from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
 from tiercel.engine.models.ops import Angles, Ops

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.layers import RMSNorm
 from tiercel.engine.models.rope import Rotary
 

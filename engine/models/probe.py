@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tiercel.engine.attention.base import ForwardState
+from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
 from tiercel.errors import ConfigError

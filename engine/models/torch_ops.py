@@ -3,7 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiercel.engine.attention.base import Attention, AttentionParams, ForwardState
+from tiercel.engine.attention.base import Attention
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.layers import RMSNorm, rms_norm
 from tiercel.engine.models.ops import Angles
 from tiercel.engine.models.rope import Rotary, rotate

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import ModelOutput
 
-from tiercel.engine.attention.base import Attention, ForwardState
+from tiercel.engine.attention.base import Attention
+from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
 from tiercel.engine.models.config import ConfigFields, read_architecture
 from tiercel.engine.models.probe import check_paged_logits, own_logits, probe_prompts, record_calls

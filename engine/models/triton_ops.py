@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState, PagedReader
+from tiercel.engine.attention.base import PagedReader
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.activation import silu_mul
 from tiercel.engine.kernels.norm import add_norm
 from tiercel.engine.kernels.rotary import place_heads, position_angles

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiercel.engine.sampling.row import Ask, Column
+from tiercel.engine.sampling.row import Column, Feature
 from tiercel.engine.sampling.upload import Subset, upload_no_sync
 
 MassSearch = Callable[[Tensor, Tensor], Tensor]
@@ -41,30 +41,30 @@ def least_no_sync(probabilities: Tensor, wanted_mass: Tensor) -> Tensor:
 
 def limits_no_sync(
     scores: Tensor,
-    asks: NDArray[np.uint8],
+    features: NDArray[np.uint8],
     floats: Tensor,
     top_ks: NDArray[np.int64],
     search: MassSearch = least_no_sync,
 ) -> Tensor:
     """The smallest score that each row may draw.
 
-    Shapes:  scores [M, vocab] after temperature; asks, top_ks [M] on the host; floats [M, len(Column)];
+    Shapes:  scores [M, vocab] after temperature; features, top_ks [M] on the host; floats [M, len(Column)];
              returns [M, 1], -inf where nothing is filtered.
     Cost:    each filter reads only the rows that ask for it.
     """
-    limits = scores.new_full((len(asks), 1), -torch.inf)
-    rows = Subset((asks & Ask.MIN_P) != 0, scores.device)
+    limits = scores.new_full((len(features), 1), -torch.inf)
+    rows = Subset((features & Feature.MIN_P) != 0, scores.device)
     if rows:
         limits = rows.put(limits, min_p_limits(rows.take(scores), rows.take(floats)[:, Column.LOG_MIN_P]))
-    rows = Subset((asks & Ask.TOP_K) != 0, scores.device)
+    rows = Subset((features & Feature.TOP_K) != 0, scores.device)
     if rows:
         some, floor = rows.take(scores), rows.take(limits)
         largest = some.topk(int(top_ks[rows.host].max()), dim=-1).values
         floor = torch.maximum(floor, top_k_limits(largest, upload_no_sync(top_ks[rows.host], scores.device)))
-        if np.any(asks[rows.host] & Ask.TOP_P):
+        if np.any(features[rows.host] & Feature.TOP_P):
             floor = top_k_top_p_limits(some, largest, floor, rows.take(floats)[:, Column.TOP_P])
         limits = rows.put(limits, floor)
-    rows = Subset((asks & (Ask.TOP_P | Ask.TOP_K)) == Ask.TOP_P, scores.device)
+    rows = Subset((features & (Feature.TOP_P | Feature.TOP_K)) == Feature.TOP_P, scores.device)
     if rows:
         top_p = rows.take(floats)[:, Column.TOP_P]
         limits = rows.put(limits, top_p_limits(rows.take(scores), rows.take(limits), top_p, search))

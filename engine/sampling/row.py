@@ -12,7 +12,7 @@ GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in vLLM: dividing 
 NO_IDS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
-class Ask(enum.IntFlag):
+class Feature(enum.IntFlag):
     """What a row asks beyond the largest logit. Rows are grouped by this number: DRAW is its highest bit."""
 
     LOGPROBS = 1
@@ -39,13 +39,13 @@ class Column(enum.IntEnum):
 class RowTable:
     """The sampling parameters of every row.
 
-    Shapes: asks [max_rows] uint8 (`Ask`), floats [max_rows, len(Column)] float32, seeds, top_ks, min_tokens and
+    Shapes: asks [max_rows] uint8 (`Feature`), floats [max_rows, len(Column)] float32, seeds, top_ks, min_tokens and
             num_logprobs [max_rows] int64.
     """
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self.asks = np.zeros(max_rows, np.uint8)
+        self.features = np.zeros(max_rows, np.uint8)
         self.floats = np.zeros((max_rows, len(Column)), np.float32)
         self.seeds = np.zeros(max_rows, np.int64)
         self.top_ks = np.ones(max_rows, np.int64)
@@ -57,7 +57,7 @@ class RowTable:
 
     def set_row(self, row: int, params: SamplingParams, end_tokens: tuple[int, ...]) -> None:
         """Replace everything that is known of the row."""
-        self.asks[row] = _asks(params, self._vocab_size)
+        self.features[row] = _features(params, self._vocab_size)
         self.floats[row] = (
             params.temperature,
             math.log(params.min_p) if params.min_p > 0 else -math.inf,
@@ -75,33 +75,33 @@ class RowTable:
         self.biased[row] = np.array([token for token, _ in params.logit_bias], np.int64)
         self.biases[row] = np.array([bias for _, bias in params.logit_bias], np.float32)
 
-    def asks_at(self, rows: NDArray[np.int64], output_index: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def features_at(self, rows: NDArray[np.int64], output_index: NDArray[np.int64]) -> NDArray[np.uint8]:
         """What the rows ask at this step: BAN only while fewer than min_tokens were drawn. Shapes: all [N]."""
-        asks = self.asks[rows]
-        if np.bitwise_or.reduce(asks) & Ask.BAN:
+        features = self.features[rows]
+        if np.bitwise_or.reduce(features) & Feature.BAN:
             reached = output_index >= self.min_tokens[rows]
-            asks[reached] &= ~np.uint8(Ask.BAN)
-        return asks
+            features[reached] &= ~np.uint8(Feature.BAN)
+        return features
 
 
-def _asks(params: SamplingParams, vocab_size: int) -> Ask:
+def _features(params: SamplingParams, vocab_size: int) -> Feature:
     """The flags of one row; filters and noise mean nothing to a greedy one."""
-    asks = Ask(0)
+    features = Feature(0)
     if params.logprobs is not None:
-        asks |= Ask.LOGPROBS
+        features |= Feature.LOGPROBS
     if params.logit_bias:
-        asks |= Ask.BIAS
+        features |= Feature.BIAS
     if params.min_tokens > 0:
-        asks |= Ask.BAN
+        features |= Feature.BAN
     if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
-        asks |= Ask.PENALTY
+        features |= Feature.PENALTY
     if params.temperature < GREEDY_BELOW:
-        return asks
-    asks |= Ask.DRAW
+        return features
+    features |= Feature.DRAW
     if params.min_p > 0:
-        asks |= Ask.MIN_P
+        features |= Feature.MIN_P
     if params.top_p < 1:
-        asks |= Ask.TOP_P
+        features |= Feature.TOP_P
     if 0 < params.top_k < vocab_size:
-        asks |= Ask.TOP_K
-    return asks
+        features |= Feature.TOP_K
+    return features

@@ -12,7 +12,7 @@ from torch import Tensor
 from tiercel.engine.sampling.filter import MassSearch, least_no_sync, limits_no_sync
 from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 from tiercel.engine.sampling.penalty import PenaltyCounts
-from tiercel.engine.sampling.row import NO_IDS, Ask, Column, RowTable
+from tiercel.engine.sampling.row import NO_IDS, Column, Feature, RowTable
 from tiercel.engine.sampling.sampled import Logprobs, Sampled
 from tiercel.engine.sampling.upload import Subset, upload_no_sync
 from tiercel.request import SamplingParams
@@ -23,8 +23,8 @@ Ints = Sequence[int] | NDArray[np.integer]  # on the host
 DrawKernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Temperature, noise, the largest and the check of a row in one reading: see `engine.kernels.sampling.draw_no_sync`."""
 
-_CHANGES = np.uint8(0xFF & ~Ask.LOGPROBS)
-_FILTERS = Ask.MIN_P | Ask.TOP_P | Ask.TOP_K
+_CHANGES = np.uint8(0xFF & ~Feature.LOGPROBS)
+_FILTERS = Feature.MIN_P | Feature.TOP_P | Feature.TOP_K
 _CHUNK_ELEMENTS_CPU = 1 << 17  # half a MiB of float32: the temporaries of one chunk stay in the L2 cache
 _CHUNK_ELEMENTS = 1 << 26  # 256 MiB: bounds the memory, at few launches
 
@@ -32,7 +32,7 @@ _CHUNK_ELEMENTS = 1 << 26  # 256 MiB: bounds the memory, at few launches
 class Sampler:
     """Draws the next token of every row that a step samples.
 
-    A sequence holds a row from admission until it finishes or is preempted. The host knows what each row asks, so
+    A sequence holds a row from admission until it finishes or is preempted. The host knows what each row features, so
     it decides which kernels run: a greedy row is one maximum. What a row draws depends on its logits, parameters
     and tokens alone, never on its number or on the rows beside it.
 
@@ -68,7 +68,7 @@ class Sampler:
         Effects: whatever the row was before is gone, for steps that are queued later.
         """
         self._table.set_row(row, params, end_tokens)
-        if self._table.asks[row] & Ask.PENALTY:
+        if self._table.features[row] & Feature.PENALTY:
             self._counts.set_row_no_sync(row, np.frombuffer(prompt, np.uint32), np.frombuffer(outputs, np.uint32))
 
     def sample_no_sync(self, logits: Tensor, rows: Ints, positions: Ints, output_index: Ints) -> Sampled:
@@ -85,69 +85,69 @@ class Sampler:
         """
         row_ids = np.asarray(rows, np.int64)
         token_positions = np.asarray(positions, np.int64)
-        asks = self._table.asks_at(row_ids, np.asarray(output_index, np.int64))
-        changes = asks & _CHANGES
+        features = self._table.features_at(row_ids, np.asarray(output_index, np.int64))
+        changes = features & _CHANGES
         if self._kernel is None or not len(row_ids):
             largest, tokens = logits.max(dim=-1)
             bad_rows = (largest - largest) != 0  # only finite numbers leave 0; isfinite is five kernels
         else:
-            temperatures = np.where(changes == Ask.DRAW, self._table.floats[row_ids, Column.TEMPERATURE], 0)
+            temperatures = np.where(changes == Feature.DRAW, self._table.floats[row_ids, Column.TEMPERATURE], 0)
             tokens, bad_rows = self._kernel(logits, self._upload_draws_no_sync(row_ids, token_positions, temperatures))
-            changes[changes == Ask.DRAW] = 0
+            changes[changes == Feature.DRAW] = 0
         changed = np.flatnonzero(changes)
         if len(changed):
-            changed = changed[np.argsort(asks[changed], kind="stable")]  # alike beside alike: fewer partial copies
-            drawn = self._draw_no_sync(logits, changed, row_ids, asks, token_positions)
+            changed = changed[np.argsort(features[changed], kind="stable")]  # alike beside alike: fewer partial copies
+            drawn = self._draw_no_sync(logits, changed, row_ids, features, token_positions)
             tokens.index_copy_(0, upload_no_sync(changed, self._device), drawn)
-        penalised = Subset((asks & Ask.PENALTY) != 0, self._device)
+        penalised = Subset((features & Feature.PENALTY) != 0, self._device)
         if penalised:
             penalised_rows = upload_no_sync(row_ids[penalised.host], self._device)
             self._counts.count_no_sync(penalised_rows, penalised.take(tokens))
-        return Sampled(tokens, bad_rows, self._logprobs_no_sync(logits, row_ids, asks, tokens))
+        return Sampled(tokens, bad_rows, self._logprobs_no_sync(logits, row_ids, features, tokens))
 
     def _draw_no_sync(
         self,
         logits: Tensor,
         chosen: NDArray[np.int64],
         row_ids: NDArray[np.int64],
-        asks: NDArray[np.uint8],
+        features: NDArray[np.uint8],
         positions: NDArray[np.int64],
     ) -> Tensor:
         """Tokens [C] of the chosen of N rows, which are ordered with the greedy ones first."""
         budget = _CHUNK_ELEMENTS_CPU if self._device.type == "cpu" else _CHUNK_ELEMENTS
         length = max(1, budget // self._vocab_size)
-        num_greedy = int(np.count_nonzero(asks[chosen] < Ask.DRAW))
+        num_greedy = int(np.count_nonzero(features[chosen] < Feature.DRAW))
         tokens: list[Tensor] = []
         for start, stop in ((0, num_greedy), (num_greedy, len(chosen))):
             for first in range(start, stop, length):
                 ids = chosen[first : min(first + length, stop)]
                 scores = logits.index_select(0, upload_no_sync(ids, self._device)).float()
-                tokens.append(self._draw_chunk_no_sync(scores, row_ids[ids], asks[ids], positions[ids]))
+                tokens.append(self._draw_chunk_no_sync(scores, row_ids[ids], features[ids], positions[ids]))
         return torch.cat(tokens)
 
     def _draw_chunk_no_sync(
-        self, scores: Tensor, row_ids: NDArray[np.int64], asks: NDArray[np.uint8], positions: NDArray[np.int64]
+        self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8], positions: NDArray[np.int64]
     ) -> Tensor:
         """Tokens [M] of rows that all draw or are all greedy. Shapes: scores [M, vocab], consumed; others [M]."""
-        wanted = int(np.bitwise_or.reduce(asks))
+        wanted = int(np.bitwise_or.reduce(features))
         floats = upload_no_sync(self._table.floats[row_ids], self._device)
-        if wanted & Ask.BIAS:
+        if wanted & Feature.BIAS:
             self._add_bias_no_sync(scores, row_ids)
-        if wanted & Ask.BAN:
-            self._ban_no_sync(scores, row_ids, asks)
-        if wanted & Ask.PENALTY:
-            some = Subset((asks & Ask.PENALTY) != 0, self._device)
+        if wanted & Feature.BAN:
+            self._ban_no_sync(scores, row_ids, features)
+        if wanted & Feature.PENALTY:
+            some = Subset((features & Feature.PENALTY) != 0, self._device)
             ids = upload_no_sync(row_ids[some.host], self._device)
             scores = some.put(scores, self._counts.apply_no_sync(some.take(scores), ids, some.take(floats)))
-        if wanted & Ask.DRAW:
+        if wanted & Feature.DRAW:
             scores.div_(floats[:, Column.TEMPERATURE, None])
             if wanted & _FILTERS:
-                limits = limits_no_sync(scores, asks, floats, self._table.top_ks[row_ids], self._search)
+                limits = limits_no_sync(scores, features, floats, self._table.top_ks[row_ids], self._search)
                 scores.masked_fill_(scores < limits, -torch.inf)
         if self._kernel is not None:
-            temperatures = np.full(len(row_ids), 1 if wanted & Ask.DRAW else 0)
+            temperatures = np.full(len(row_ids), 1 if wanted & Feature.DRAW else 0)
             return self._kernel(scores, self._upload_draws_no_sync(row_ids, positions, temperatures))[0]
-        if wanted & Ask.DRAW:
+        if wanted & Feature.DRAW:
             keys = upload_no_sync(noise_keys(self._table.seeds[row_ids], positions), self._device)
             scores.add_(gumbel_no_sync(keys, self._vocab_size))
         return scores.max(dim=-1).indices  # the lowest of equal ones, and on the CPU faster than argmax
@@ -166,9 +166,12 @@ class Sampler:
         biases = np.concatenate([self._table.biases[row] for row in row_ids])
         scores.view(-1).scatter_add_(0, ids, upload_no_sync(biases, self._device))
 
-    def _ban_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64], asks: NDArray[np.uint8]) -> None:
+    def _ban_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8]) -> None:
         """Make the tokens that would end a sequence too early impossible. Shapes: as above; asks [M]."""
-        banned = [self._table.banned[row] if ask & Ask.BAN else NO_IDS for row, ask in zip(row_ids, asks, strict=True)]
+        banned = [
+            self._table.banned[row] if row_features & Feature.BAN else NO_IDS
+            for row, row_features in zip(row_ids, features, strict=True)
+        ]
         scores.view(-1).index_fill_(0, self._flat_ids(banned), -torch.inf)
 
     def _flat_ids(self, ids_by_row: list[NDArray[np.int64]]) -> Tensor:
@@ -177,10 +180,10 @@ class Sampler:
         return upload_no_sync(starts + np.concatenate(ids_by_row), self._device)
 
     def _logprobs_no_sync(
-        self, logits: Tensor, row_ids: NDArray[np.int64], asks: NDArray[np.uint8], tokens: Tensor
+        self, logits: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8], tokens: Tensor
     ) -> Logprobs | None:
         """Log-probabilities of the rows that asked. Shapes: logits [N, vocab]; others [N]."""
-        some = Subset((asks & Ask.LOGPROBS) != 0, self._device)
+        some = Subset((features & Feature.LOGPROBS) != 0, self._device)
         if not some:
             return None
         num_top = np.minimum(self._table.num_logprobs[row_ids[some.host]], self._vocab_size)

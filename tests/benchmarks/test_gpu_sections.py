@@ -30,12 +30,12 @@ from benchmarks.gpu.copies import BLOCK_BYTES, GROUP_BLOCKS, Ends, lanes, pieces
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.traffic import Traffic
 from tiercel.device.cpu import CpuDevice
-from tiercel.engine.attention.base import AttentionParams, ForwardState
 from tiercel.engine.attention.block import write_rows
 from tiercel.engine.attention.paged import TritonAttention
 from tiercel.engine.attention.sdpa import SdpaAttention
-from tiercel.engine.offline import Answer, OfflineEngine, Run
-from tiercel.engine.stopwatch import Laps
+from tiercel.engine.forward.state import AttentionParams, ForwardState
+from tiercel.engine.measure.stopwatch import Laps
+from tiercel.engine.offline import OfflineAnswer, OfflineEngine, OfflineRun
 from tiercel.outcome import Gauges
 
 CPU = torch.device("cpu")
@@ -268,13 +268,13 @@ def test_only_steps_in_which_everybody_decodes_count() -> None:
     for _ in range(6):  # steps of a second
         for part, seconds in ((laps.plan_s, 0.1), (laps.launch_s, 0.1), (laps.wait_s, 0.7), (laps.commit_s, 0.1)):
             part.append(seconds)
-    answers = tuple(Answer(np.array(()), first_s, last_s) for first_s, last_s in ((1.0, 6.0), (2.0, 5.5)))  # type: ignore[arg-type]
-    run = Run(answers, 6.0, laps, Gauges(), Gauges())
+    answers = tuple(OfflineAnswer(np.array(()), first_s, last_s) for first_s, last_s in ((1.0, 6.0), (2.0, 5.5)))  # type: ignore[arg-type]
+    run = OfflineRun(answers, 6.0, laps, Gauges(), Gauges())
     steps = engine.full_steps(run)
     assert [round(seconds, 6) for seconds, _ in steps] == [1.0, 1.0]  # those that end at 4 and at 5
     assert engine.step_ms(run) == pytest.approx(1000)
     with pytest.raises(ValueError, match="no step"):
-        engine.step_ms(Run(answers[:1], 1.0, Laps(), Gauges(), Gauges()))
+        engine.step_ms(OfflineRun(answers[:1], 1.0, Laps(), Gauges(), Gauges()))
 
 
 def test_a_victim_is_swapped_and_comes_back(tmp_path: Path, tiny: dict[str, object]) -> None:

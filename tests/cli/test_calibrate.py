@@ -4,7 +4,7 @@ import pytest
 
 from tiercel.cli.main import main
 from tiercel.embedded import MODEL_DIR
-from tiercel.engine import split_search
+from tiercel.engine.measure import split_search
 
 
 def test_a_table_is_searched_shown_and_kept(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tiercel.clock import MonotonicClock
 from tiercel.engine.assembly import Engine, open_engine
+from tiercel.engine.step.flight import StepRunner
 from tiercel.engine.wake import Wake
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, Gauges, TokenLogprobs
@@ -41,12 +42,18 @@ class Inbox:
 class EngineBench:
     """One engine on one compute thread, stepped by hand."""
 
-    def __init__(self, folder: Path, arena_fd: int | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        arena_fd: int | None = None,
+        wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
+        **settings: object,
+    ) -> None:
         self.inbox = Inbox()
         self.wake = Wake.open()
         chosen = {"model": str(folder), "threads": 1, "max_num_seqs": 16, "dtype": "float32", **settings}
         asked = EngineSettings(**chosen)  # type: ignore[arg-type]
-        self.engine: Engine = open_engine(asked, self.inbox, self.wake, MonotonicClock(), arena_fd)
+        self.engine: Engine = open_engine(asked, self.inbox, self.wake, MonotonicClock(), arena_fd, wrap)
         self._next = 1
         self.is_checked = True  # every book, after every step
 
@@ -62,7 +69,7 @@ class EngineBench:
 
     def settle(self) -> None:
         """Until nothing flies between tiers."""
-        self._turn_while(lambda: self.engine.loop.has_chores)
+        self._turn_while(lambda: self.engine.cache.idle.is_busy)
         assert self.gauges.blocks_used == 0
 
     def _turn_while(self, is_wanted: Callable[[], bool]) -> None:
@@ -87,7 +94,7 @@ class EngineBench:
 
     @property
     def gauges(self) -> Gauges:
-        return self.engine.loop.gauges()
+        return self.engine.loop.gauges.read()
 
     def close(self) -> None:
         self.engine.close()

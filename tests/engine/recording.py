@@ -10,18 +10,18 @@ from tests.engine.test_loop import END, MAX_MODEL_LEN, Bench, random_prompt
 from tests.engine.test_nanobatch import RandomSplitter
 from tiercel.device.base import Device, Lane
 from tiercel.device.graph import GraphRecorder
-from tiercel.engine.attention.base import ForwardState
-from tiercel.engine.graphs import DecodeGraphs, graph_sizes, record_graphs
+from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import ConfigFields, parse_decoder
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.weights import fill_dummy
-from tiercel.engine.rows import RowBook
-from tiercel.engine.runner import Flight, Runner
 from tiercel.engine.sampling import Sampler
-from tiercel.engine.staging import HostRing, Staging
+from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs
+from tiercel.engine.step.rows import RowBook
+from tiercel.engine.step.runner import DeviceFlight, Runner
+from tiercel.engine.step.staging import HostRing, Staging
 from tiercel.errors import OutOfDeviceMemoryError
 from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
@@ -180,7 +180,7 @@ class StepBench:
         self.runner = Runner(model, self.kv, sampler, lane, rows, self._sequences, (), staging=staging, graphs=graphs)
         self._steps = 0
 
-    def prefill(self, prompts: list[list[int]], params: SamplingParams) -> Flight:
+    def prefill(self, prompts: list[list[int]], params: SamplingParams) -> DeviceFlight:
         """The first step of these."""
         updates: list[TableUpdate] = []
         slices: list[Slice] = []
@@ -192,11 +192,11 @@ class StepBench:
             slices.append(Slice(seq, 0, len(prompt), True))
         return self.launch(slices, tuple(updates))
 
-    def decode(self, start_by_number: dict[int, int]) -> Flight:
+    def decode(self, start_by_number: dict[int, int]) -> DeviceFlight:
         """One token more for sequences with so many computed ones. Their book is told nothing of what they say."""
         return self.launch([Slice(SeqId(number), start, 1, True) for number, start in start_by_number.items()])
 
-    def launch(self, slices: list[Slice], updates: tuple[TableUpdate, ...] = ()) -> Flight:
+    def launch(self, slices: list[Slice], updates: tuple[TableUpdate, ...] = ()) -> DeviceFlight:
         """A step in one nano-batch."""
         self._steps += 1
         return self.runner.launch(StepPlan(self._steps, (NanoBatch(tuple(slices)),), updates))

@@ -262,7 +262,7 @@ class Walk:
         """Fair weather until everybody has ended and nothing flies."""
         self.weather = WEATHER[0]
         idle = 0
-        while not self.loop.is_idle or self.mover.next_landing_s is not None or self.loop.has_chores:
+        while not self.loop.is_idle or self.mover.next_landing_s is not None or self.cache.idle.is_busy:
             idle = 0 if self.step() else idle + 1
             assert idle < 3000, "somebody waits for ever"
 

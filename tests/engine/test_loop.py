@@ -166,7 +166,7 @@ def test_preemption_happens_and_nobody_notices() -> None:
         bench.submit([number] * 12, max_tokens=50, ignore_eos=True)
     bench.run()
     bench.assert_all_right()
-    assert bench.loop.gauges().preemptions > 0
+    assert bench.loop.gauges.read().preemptions > 0
     assert {finished.reason for finished in bench.client.finished.values()} == {FinishReason.LENGTH}
 
 

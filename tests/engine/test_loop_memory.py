@@ -12,7 +12,7 @@ from tests.engine.test_loop import Bench, LoopWalk, random_prompt
 from tests.engine.test_loop_tiers import TierBench
 from tiercel.device.sim import SimFlight, SimMachine
 from tiercel.engine.loop import EngineLoop
-from tiercel.engine.relief import NO_MEMORY, Relief
+from tiercel.engine.step.memory_relief import NO_MEMORY, MemoryRelief
 from tiercel.errors import OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
@@ -58,7 +58,7 @@ class ShortBench(Bench):
 
     @property
     def shortages(self) -> int:
-        return self.loop.gauges().out_of_memory
+        return self.loop.gauges.read().out_of_memory
 
     def step(self) -> bool:
         is_busy = self.loop.step()
@@ -151,7 +151,7 @@ def test_decodes_that_do_not_fit_in_one_forward_go_on_in_several() -> None:
     assert {seq: len(bench.client.tokens[seq]) - before[seq] for seq in seqs} == dict.fromkeys(seqs, 1)
     bench.run()
     bench.assert_all_right()
-    gauges = bench.loop.gauges()
+    gauges = bench.loop.gauges.read()
     assert gauges.preemptions == 0
     assert gauges.nano_batches > gauges.steps
 
@@ -188,7 +188,7 @@ def planner_of(tokens: int) -> Planner:
 
 
 def test_where_memory_stays_short_tries_for_more_get_rare() -> None:
-    relief = Relief(planner_of(256))
+    relief = MemoryRelief(planner_of(256))
     size, fits, failed_at = 256, 100, list[int]()
     for step in range(20_000):
         if size > fits:
@@ -205,7 +205,7 @@ def test_where_memory_stays_short_tries_for_more_get_rare() -> None:
 
 
 def test_after_a_quiet_time_patience_is_what_it_was() -> None:
-    relief = Relief(planner_of(64))
+    relief = MemoryRelief(planner_of(64))
     error = OutOfDeviceMemoryError("short")
     for _ in range(3):
         relief.shrink(1, nano_batch_of(64), error)
@@ -223,7 +223,7 @@ def test_after_a_quiet_time_patience_is_what_it_was() -> None:
 
 def test_memory_is_given_back_and_a_step_launched_before_the_halving_says_nothing_new() -> None:
     given: list[int] = []
-    relief = Relief(planner_of(64), lambda: given.append(1))
+    relief = MemoryRelief(planner_of(64), lambda: given.append(1))
     error = OutOfDeviceMemoryError("short")
     assert relief.shrink(1, nano_batch_of(64), error) and relief.most_tokens == 32
     assert relief.shrink(2, nano_batch_of(40), error) and relief.most_tokens == 32
@@ -232,7 +232,7 @@ def test_memory_is_given_back_and_a_step_launched_before_the_halving_says_nothin
 
 
 def test_the_log_tells_the_tokens_before_and_after(caplog: pytest.LogCaptureFixture) -> None:
-    relief = Relief(planner_of(64))
+    relief = MemoryRelief(planner_of(64))
     relief.shrink(7, nano_batch_of(40), OutOfDeviceMemoryError("short", "64 MiB are missing"))
     (record,) = caplog.records
     assert record.levelname == "WARNING"

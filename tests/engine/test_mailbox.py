@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tiercel.engine.mailbox import Mailbox, receive_start
+from tiercel.engine.mailbox import EngineMailbox, receive_start
 from tiercel.errors import WireError
 from tiercel.ids import SeqId
 from tiercel.settings import EngineSettings
@@ -13,13 +13,13 @@ from tiercel.wire import Abort, FrameReader, FromEngine, Loading, Quit, Report, 
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Mailbox, socket.socket]]:
+def ends() -> Iterator[tuple[EngineMailbox, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield Mailbox(ours), theirs
+        yield EngineMailbox(ours), theirs
 
 
-def test_frames_arrive_whole_however_they_are_cut(ends: tuple[Mailbox, socket.socket]) -> None:
+def test_frames_arrive_whole_however_they_are_cut(ends: tuple[EngineMailbox, socket.socket]) -> None:
     mailbox, peer = ends
     frames = encode_frame(Start(settings=EngineSettings(model="m"))) + encode_frame(Abort((SeqId(5),)))
     taken = []
@@ -31,7 +31,7 @@ def test_frames_arrive_whole_however_they_are_cut(ends: tuple[Mailbox, socket.so
     assert not mailbox.is_closed
 
 
-def test_what_the_socket_does_not_take_now_goes_later(ends: tuple[Mailbox, socket.socket]) -> None:
+def test_what_the_socket_does_not_take_now_goes_later(ends: tuple[EngineMailbox, socket.socket]) -> None:
     mailbox, peer = ends
     report = Report(seqs=bytes(8 * 100_000), tokens=bytes(4 * 100_000))
     for _ in range(5):
@@ -48,7 +48,7 @@ def test_what_the_socket_does_not_take_now_goes_later(ends: tuple[Mailbox, socke
     assert not mailbox.has_unsent
 
 
-def test_a_peer_that_left_is_noticed(ends: tuple[Mailbox, socket.socket]) -> None:
+def test_a_peer_that_left_is_noticed(ends: tuple[EngineMailbox, socket.socket]) -> None:
     mailbox, peer = ends
     peer.sendall(encode_frame(Quit()))
     peer.close()
@@ -58,7 +58,7 @@ def test_a_peer_that_left_is_noticed(ends: tuple[Mailbox, socket.socket]) -> Non
     mailbox.post(Loading("into the void"))
 
 
-def test_a_peer_that_says_nothing_is_an_error(ends: tuple[Mailbox, socket.socket]) -> None:
+def test_a_peer_that_says_nothing_is_an_error(ends: tuple[EngineMailbox, socket.socket]) -> None:
     mailbox, peer = ends
     peer.close()
     with pytest.raises(WireError):

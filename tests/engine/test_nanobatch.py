@@ -14,9 +14,9 @@ from tiercel.device.sim import SimMachine
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.models.registry import load_model
-from tiercel.engine.rows import RowBook
-from tiercel.engine.runner import Runner
 from tiercel.engine.sampling import Sampler
+from tiercel.engine.step.rows import RowBook
+from tiercel.engine.step.runner import Runner
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.plan import NanoBatch, Slice

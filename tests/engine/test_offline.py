@@ -11,7 +11,7 @@ import pytest
 
 from tiercel.clock import MonotonicClock
 from tiercel.embedded import MODEL_DIR
-from tiercel.engine.offline import Asked, OfflineEngine
+from tiercel.engine.offline import OfflineEngine, OfflineRequest
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId
 from tiercel.openmp import engine_environment
@@ -25,10 +25,10 @@ SETTINGS = EngineSettings(
 )  # fmt: skip
 
 
-def asked(prompt_len: int, output_len: int, number: int = 0, temperature: float = 0.0) -> Asked:
+def asked(prompt_len: int, output_len: int, number: int = 0, temperature: float = 0.0) -> OfflineRequest:
     rng = random.Random(number)
     params = SamplingParams(temperature=temperature, seed=number, max_tokens=output_len, ignore_eos=True)
-    return Asked(pack_tokens(rng.choices(range(1792), k=prompt_len)), params)
+    return OfflineRequest(pack_tokens(rng.choices(range(1792), k=prompt_len)), params)
 
 
 REQUESTS = [asked(5 + 7 * number, 4 + number, number, temperature=number % 2) for number in range(12)]

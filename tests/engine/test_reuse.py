@@ -36,7 +36,7 @@ def test_a_prefix_from_ddr_is_told_as_such_and_so_is_the_wait_for_it() -> None:
     bench.run()
     told = bench.client.finished[4]
     assert 0 < told.num_cached_ddr <= told.num_cached
-    assert told.num_cached_ssd == told.swapped_tokens == bench.loop.gauges().swapped_tokens == 0
+    assert told.num_cached_ssd == told.swapped_tokens == bench.loop.gauges.read().swapped_tokens == 0
     (absence,) = told.absences
     assert absence.reason is None
     request = bench.requests[4]

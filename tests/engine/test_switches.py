@@ -62,7 +62,7 @@ def test_every_switch_that_is_over_has_a_prediction_and_an_outcome(mode: Preempt
         bench.submit([first, *range(12)], max_tokens=40)
     bench.run()
     bench.assert_all_right()
-    gauges = bench.loop.gauges()
+    gauges = bench.loop.gauges.read()
     by_mode = {one.mode: one for one in gauges.switches}
     told = sum(one.count for one in gauges.switches)
     assert 0 < told <= gauges.preemptions
@@ -77,7 +77,7 @@ def test_the_copies_of_a_switch_are_those_of_its_victim() -> None:
     for first in range(8):
         bench.submit([first, *range(12)], max_tokens=40)
     bench.run()
-    swap = next(one for one in bench.loop.gauges().switches if one.mode == "swap")
+    swap = next(one for one in bench.loop.gauges.read().switches if one.mode == "swap")
     moved = sum(bench.mover.bytes_by_route[route] for route in (Route.SPILL, Route.RESTORE))
     copies = sum(bench.mover.copies_by_route[route] for route in (Route.SPILL, Route.RESTORE))
     assert bench.book.recomputed_tokens < bench.cache.swapped_tokens
@@ -89,6 +89,6 @@ def test_without_a_lower_tier_a_switch_costs_what_the_steps_took_that_repeat_it(
     for first in range(8):
         bench.submit([first, *range(12)], max_tokens=40)
     bench.run()
-    swap, recompute = bench.loop.gauges().switches
+    swap, recompute = bench.loop.gauges.read().switches
     assert swap.count == 0
     assert 0 < recompute.realised_s < bench.clock.now_s() - 100

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from tiercel.errors import ConfigError
 from tiercel.ids import SeqId
 from tiercel.plan import NanoBatch, Slice, whole_slices
 from tiercel.scheduler.nanobatch import (
@@ -17,9 +16,7 @@ from tiercel.scheduler.nanobatch import (
     candidate_splits,
     capped,
     cut,
-    read_table,
     shape_of,
-    write_table,
 )
 
 BLOCK = 16
@@ -140,30 +137,3 @@ def test_a_table_s_choice_is_near_the_best_of_every_row(seed: int) -> None:
         ratio = ratio_by_split[splitter.choose((prompt(row.prefill_tokens),))]
         assert ratio <= 1.0
         assert ratio <= 1.05 * min(ratio_by_split.values())
-
-
-def test_a_table_survives_its_file() -> None:
-    table = rows((256, 0.9))
-    assert read_table(write_table(table), "") == table
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"version":2,"rows":[]}',
-        b'{"rows":[[-1,0,0,[]]]}',
-        b'{"rows":[[256,0,0,[[[2,0],0]]]]}',
-        b'{"rows":[[256,0,0,[[[99,0],1.0]]]]}',
-        b'{"rows":[[256,0,0,[[[2,0],NaN]]]]}',
-        b'{"rows":[[256,0,0,[[[2,0],1e999]]]]}',
-        b'{"rows":[],"more":1}',
-        b'{"rows":[],"identity":"another"}',
-        b" " * (2 << 20),
-    ],
-)
-def test_a_file_that_is_no_table_is_refused(content: bytes) -> None:
-    with pytest.raises(ConfigError, match="nanobatch"):
-        read_table(content, "")

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tiercel.engine.attention import Attention, AttentionParams, ForwardState
+from tiercel.engine.attention.base import Attention
 from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.tiles import Tile
 
 LAYERS, LAYER = 3, 1

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tests.engine.attention.scene import CPU, KERNEL_DEVICE, Scene, open_triton
 from tests.engine.kernels.checking import relative_error
-from tiercel.engine.attention import Attention, AttentionParams
+from tiercel.engine.attention.base import Attention
 from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.forward.state import AttentionParams
 
 BACKENDS: dict[str, Callable[[], Attention]] = {
     "sdpa": SdpaAttention,

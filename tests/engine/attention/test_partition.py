@@ -14,13 +14,13 @@ from tests.engine.attention.scene import CPU, KERNEL_DEVICE, Scene
 from tests.engine.kernels.checking import relative_error
 from tests.engine.recording import FakeRecorder
 from tiercel.device.cpu import InlineLane
-from tiercel.engine.attention.base import AttentionParams, ForwardState
 from tiercel.engine.attention.paged import TritonAttention
-from tiercel.engine.graphs import record_graphs
-from tiercel.engine.inputs import BatchInputs
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_partition import partition_contexts
 from tiercel.engine.kernels.tiles import Tile
-from tiercel.engine.staging import HostRing, Staging
+from tiercel.engine.step.graphs import record_graphs
+from tiercel.engine.step.inputs import BatchInputs
+from tiercel.engine.step.staging import HostRing, Staging
 from tiercel.ids import SeqId
 
 KEYS = 16

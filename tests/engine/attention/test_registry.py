@@ -6,10 +6,10 @@ import pytest
 import torch
 import triton
 
-from tiercel.engine.attention import open_attention
 from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3
 from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.errors import ConfigError
 

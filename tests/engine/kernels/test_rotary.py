@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.engine.kernels.checking import draw, relative_error
-from tiercel.engine.attention.base import ForwardState
 from tiercel.engine.attention.block import write_rows
+from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.kernels.rotary import place_heads, position_angles
 from tiercel.engine.models.config import RopeConfig
 from tiercel.engine.models.layers import rms_norm

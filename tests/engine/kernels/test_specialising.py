@@ -15,8 +15,8 @@ from triton.backends.compiler import BaseBackend
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, native_specialize_impl
 
-from tiercel.engine.attention.base import AttentionParams, ForwardState
 from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 from tiercel.engine.models.triton_ops import TritonOps
 from tiercel.engine.sampling import Sampler

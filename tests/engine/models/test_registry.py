@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.conformance.models import make_checkpoint
-from tiercel.engine.attention import open_attention
+from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
 from tiercel.errors import ConfigError

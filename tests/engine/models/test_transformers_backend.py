@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tests.conformance.models import make_checkpoint
 from tests.engine.models.paged_run import PagedRun
-from tiercel.engine.attention import AttentionParams, ForwardState
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.bridge import Bridge, paged_attention
 from tiercel.engine.models.registry import load_model

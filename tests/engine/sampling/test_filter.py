@@ -21,7 +21,7 @@ def kept(scores, *params):
     for row, each in enumerate(params):
         table.set_row(row, each, ())
     floats = torch.from_numpy(table.floats)
-    return scores >= limits_no_sync(scores, table.asks, floats, table.top_ks)
+    return scores >= limits_no_sync(scores, table.features, floats, table.top_ks)
 
 
 def kept_by_transformers(scores, params):

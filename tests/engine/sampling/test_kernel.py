@@ -63,7 +63,7 @@ def test_what_no_row_asks_for_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -
         return torch.from_numpy(array)
 
     for module in ("upload", "sampler", "filter"):
-        monkeypatch.setattr(f"engine.sampling.{module}.upload_no_sync", upload)
+        monkeypatch.setattr(f"tiercel.engine.sampling.{module}.upload_no_sync", upload)
     sampler = filled([SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=4)], 61, draw_no_sync)
     sampler.sample_no_sync(random_logits(1, 2, 61), [0, 1], [4, 4], [1, 1])
     assert uploads == [(2, 3)]  # keys and temperatures for the kernel

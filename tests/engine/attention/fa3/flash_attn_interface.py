@@ -6,8 +6,8 @@ The schema is that of hopper/flash_api.cpp of Dao-AILab/flash-attention; what it
 import torch
 from torch import Tensor
 
-from tiercel.engine.attention.base import AttentionParams
 from tiercel.engine.attention.sdpa import attend_sequence
+from tiercel.engine.forward.state import AttentionParams
 
 SCHEMA = (
     "fwd(Tensor q, Tensor k, Tensor v, Tensor(k_new!)? k_new = None, Tensor(v_new!)? v_new = None, Tensor? q_v = None, "

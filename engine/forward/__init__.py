@@ -1,0 +1,1 @@
+"""The description of one forward that kernels, attention backends and models share."""

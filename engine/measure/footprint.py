@@ -1,0 +1,173 @@
+"""What steps take beside weights and KV, found by running the largest ones before the KV pool takes the rest."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tiercel.device.base import Device, Lane
+from tiercel.device.shortage import is_shortage
+from tiercel.engine.forward.state import ForwardState
+from tiercel.engine.memory.capacity import step_tokens
+from tiercel.engine.models.base import Model
+from tiercel.engine.sampling import Sampler
+from tiercel.engine.step.graphs import StaticInputs, graph_sizes, wants_graphs
+from tiercel.errors import ConfigError
+from tiercel.kvcache.store.arena import open_arena
+from tiercel.request import SamplingParams, pack_tokens
+from tiercel.settings import EngineSettings
+from tiercel.tier import KVSpec
+from tiercel.units import MIB, show_bytes
+
+log = logging.getLogger(__name__)
+
+_MARGIN_SHARE = 0.1  # of a step: the allocator rounds up, and what is free lies in pieces
+_MARGIN_BYTES = 128 * MIB  # kernels and workspaces that are first loaded while serving
+_GRAPH_BYTES = 16 * MIB  # an allowance for what the driver keeps of one CUDA graph, beside the memory that all share
+_WORKSPACE_BYTES = 32 * MIB  # what torch lends cuBLAS for the stream that records, on Hopper; an allowance elsewhere
+_MOST_WISHES = SamplingParams(
+    temperature=1.0,
+    top_p=0.9,
+    top_k=50,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias=((0, 1.0),),
+    min_tokens=1,
+    stop_token_ids=(0,),
+    logprobs=20,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of device memory that the KV pool must leave."""
+
+    step_bytes: int = 0  # the most that a step took
+    graph_bytes: int = 0  # what CUDA graphs will take, if any are recorded
+
+    @property
+    def reserved_bytes(self) -> int:
+        """With a margin: a tenth of the step and 128 MiB."""
+        if not self.step_bytes:
+            return 0
+        return self.step_bytes + self.graph_bytes + int(_MARGIN_SHARE * self.step_bytes) + _MARGIN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """The slices of a step: so many sequences, each from `start` on, `tokens` in all."""
+
+    seqs: int
+    tokens: int
+    start: int = 0
+
+    def ends(self) -> list[int]:
+        """Where the slices end; they are as equal as can be."""
+        least, longer = divmod(self.tokens, self.seqs)
+        return [self.start + least + (index < longer) for index in range(self.seqs)]
+
+
+def measure_footprint(
+    settings: EngineSettings,
+    model: Model,
+    sampler: Sampler,
+    spec: KVSpec,
+    device: Device,
+    lane: Lane,
+    place: torch.device,
+) -> Footprint:
+    """Run the largest steps once and read how much memory each took at most.
+
+    Two are largest: as many sequences as may run at once, all with every sampling wish, and one prompt at the end of
+    the longest context. CUDA graphs keep what a decode of their largest size takes, what they
+    read, a workspace, and a little each.
+    Cost:    three forwards; nothing on the CPU, where nobody counts memory and pages are real only once written.
+    Effects: KV goes to the null block of an arena made for the purpose. The sampler's rows are filled, and what it
+             keeps for penalties is allocated now: it need not be found later.
+    Errors:  ConfigError when such a step does not fit beside the weights.
+    """
+    if device.name == "cpu":
+        return Footprint()
+    tokens = step_tokens(settings, device)
+    longest = min(settings.max_model_len or model.max_model_len, model.max_model_len)
+    seqs = settings.max_num_seqs
+    chunk = min(tokens, longest)
+    sizes = graph_sizes(seqs) if wants_graphs(settings, model) else ()
+    free = device.free_bytes()
+    trial = _Trial(model, sampler, open_arena(spec, 0, place).kv, device, lane)
+    try:
+        trial.fill_rows(seqs)
+        crowd = trial.peak_bytes(Crowd(seqs, min(tokens, seqs * longest)))
+        prompt = trial.peak_bytes(Crowd(1, chunk, longest - chunk))
+        decode = trial.peak_bytes(Crowd(sizes[-1], sizes[-1])) if sizes else 0
+    except (RuntimeError, MemoryError) as exc:
+        if not is_shortage(exc):
+            raise
+        raise ConfigError(
+            "step.no_memory",
+            f"a step of {tokens} tokens and {seqs} sequences, or one at the end of {longest} tokens, does not fit into "
+            f"the {show_bytes(free)} that are free beside {show_bytes(model.weights_bytes)} of weights: "
+            "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len",
+        ) from exc
+    finally:
+        del trial
+        device.give_back_cached()
+    graphs = decode + _graph_bytes(sizes, -(-longest // spec.block_size)) if sizes else 0
+    found = Footprint(max(crowd, prompt), graphs)
+    log.info(
+        "footprint crowd_bytes=%d prompt_bytes=%d decode_bytes=%d graphs=%d graph_bytes=%d reserved_bytes=%d",
+        crowd,
+        prompt,
+        decode,
+        len(sizes),
+        found.graph_bytes,
+        found.reserved_bytes,
+    )
+    return found
+
+
+def _graph_bytes(sizes: tuple[int, ...], max_blocks: int) -> int:
+    """What graphs of so many rows take beside what their decodes compute in."""
+    inputs = StaticInputs.open(sizes[-1], max_blocks, torch.device("meta"))
+    return inputs.nbytes + _WORKSPACE_BYTES + len(sizes) * _GRAPH_BYTES
+
+
+class _Trial:
+    """Whole steps of sequences that nobody asked for."""
+
+    def __init__(self, model: Model, sampler: Sampler, null_block: Tensor, device: Device, lane: Lane) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._null_block = null_block
+        self._device = device
+        self._lane = lane
+
+    def fill_rows(self, rows: int) -> None:
+        """They ask for everything. What that takes for good is no part of a step."""
+
+        def fill() -> None:
+            for row in range(rows):
+                self._sampler.set_row(row, _MOST_WISHES, pack_tokens([0]), b"", ())
+
+        self._lane.run(fill).result()
+
+    def peak_bytes(self, crowd: Crowd) -> int:
+        """The most that this step took beside what was there before it."""
+        self._device.give_back_cached()
+        self._device.reset_peak()
+        self._lane.run(lambda: self._step(crowd)).result()
+        return self._device.peak_bytes()
+
+    @torch.inference_mode()
+    def _step(self, crowd: Crowd) -> None:
+        ends, block_size = crowd.ends(), self._null_block.shape[2]
+        tables = torch.zeros(
+            (crowd.seqs, -(-max(ends) // block_size)), dtype=torch.int64, device=self._null_block.device
+        )
+        state = ForwardState.of_slices(tables, [crowd.start] * crowd.seqs, ends, block_size, writes_null_block=True)
+        hidden = self._model.forward(state.positions % self._model.vocab_size, self._null_block, state)
+        logits = self._model.logits(hidden[state.device_query_starts[1:].long() - 1])
+        self._sampler.sample_no_sync(logits, range(crowd.seqs), ends, [0] * crowd.seqs).to_host_no_sync()

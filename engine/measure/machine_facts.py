@@ -1,0 +1,47 @@
+"""What measurements of a model depend on: the model, its KV layout, the machine and the libraries."""
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from tiercel import __version__
+from tiercel.device.base import Device
+from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.models.base import Model
+from tiercel.engine.step.graphs import wants_graphs
+from tiercel.openmp import thread_facts
+from tiercel.settings import EngineSettings
+from tiercel.tier import KVSpec
+
+
+def machine_facts(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> tuple[str, ...]:
+    """Return the facts that identify a file of measurements; limits of the engine are not among them."""
+    is_cuda = device.name == "cuda"
+    attention = open_attention(
+        settings.attention_backend, torch.device(device.name), device.processors, device.capability
+    )
+    return (
+        model.fingerprint.hex(),
+        model.impl,
+        str(spec),
+        device.name,
+        torch.cuda.get_device_name() if is_cuda else _cpu_name(),
+        str(settings.threads or len(os.sched_getaffinity(0))),
+        *thread_facts(),
+        torch.backends.cpu.get_cpu_capability(),
+        type(attention).__name__,  # `auto` depends on which packages are installed
+        "graphs" if wants_graphs(settings, model) else "kernels",
+        torch.__version__,
+        __version__,
+    )
+
+
+def _cpu_name() -> str:
+    """Return the name of the processor in /proc/cpuinfo, else the machine type."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

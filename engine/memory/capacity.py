@@ -1,0 +1,189 @@
+"""How much fits: from measured free memory to blocks of KV in every tier."""
+
+from typing import Protocol
+
+from tiercel.device.volume_format import fit
+from tiercel.errors import ConfigError
+from tiercel.kvcache.store.memory_file import KeptMemory
+from tiercel.settings import EngineSettings
+from tiercel.tier import Capacity, KVSpec
+from tiercel.units import GIB, show_bytes
+
+DEFAULT_STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+_CPU_SHARE = 0.4  # of free memory: the machine's other programs and the page cache live there too
+_CPU_MOST_BYTES = 4 * GIB
+_HOST_SHARE = 0.25  # of free host memory, for a DDR tier that nobody sized
+_HOST_MOST_BYTES = 16 * GIB
+_SLACK = 2  # blocks beyond one longest sequence: two steps of growth
+_NOTHING_KEPT = KeptMemory()
+
+
+class DeviceMemory(Protocol):
+    """What sizing must know of a device."""
+
+    name: str  # cpu | cuda
+
+    def free_bytes(self) -> int: ...
+    def total_bytes(self) -> int: ...
+    def host_free_bytes(self) -> int: ...
+
+
+def step_tokens(settings: EngineSettings, device: DeviceMemory) -> int:
+    """The token budget of a step; never less than the sequences that may decode in it."""
+    budget = settings.max_num_batched_tokens or DEFAULT_STEP_TOKENS[device.name]
+    return max(budget, settings.max_num_seqs)
+
+
+def is_unified(settings: EngineSettings, device: DeviceMemory) -> bool:
+    """One RAM arena is device and host tier in one."""
+    return device.name == "cpu" and not settings.cpu_device_pool
+
+
+def size_pool(
+    settings: EngineSettings,
+    spec: KVSpec,
+    device: DeviceMemory,
+    model_len: int,
+    weights_bytes: int,
+    kept: KeptMemory = _NOTHING_KEPT,
+    reserved_bytes: int = 0,
+) -> Capacity:
+    """Blocks of every tier, and the context that the device tier can hold.
+
+    The device pool is what the operator said, else what is free, and never more than all sequences at full length
+    need. On the CPU one arena is both memory tiers: --kv-host-size comes on top. An arena that an earlier engine left
+    keeps its size: its blocks would be lost otherwise. `reserved_bytes` of what is free are left to steps.
+    Errors: ConfigError, with the arithmetic, when not even one block fits or --max-model-len does not.
+    """
+    wanted_len = settings.max_model_len or model_len
+    if wanted_len > model_len:
+        raise ConfigError(
+            "model.too_long", f"--max-model-len {wanted_len} is over the model's own limit of {model_len} tokens"
+        )
+    unified = is_unified(settings, device)
+    kept_by_device = kept.bytes if device.name == "cpu" else 0  # host memory is not the GPU's
+    available = device.free_bytes() + kept_by_device - reserved_bytes
+    if unified and kept.blocks:
+        blocks = kept.blocks
+    else:
+        per_sequence = -(-wanted_len // spec.block_size) + _SLACK
+        blocks = _device_blocks(settings, spec, device, available, per_sequence, reserved_bytes)
+        if unified and settings.kv_host_bytes:
+            blocks += settings.kv_host_bytes // spec.block_bytes
+            _check_fits(settings.kv_host_bytes, available - (blocks + 1) * spec.block_bytes + settings.kv_host_bytes)
+    fits_len = blocks * spec.block_size
+    if fits_len < wanted_len and settings.max_model_len is not None:
+        raise ConfigError(
+            "kv.too_small",
+            f"--max-model-len {wanted_len} needs {show_bytes(wanted_len * spec.token_bytes)} of KV, the pool has "
+            f"{show_bytes(blocks * spec.block_bytes)}: {fits_len} tokens",
+        )
+    taken = (blocks + 1) * spec.block_bytes
+    host_free = device.host_free_bytes() + kept.bytes - (taken if device.name == "cpu" else 0)
+    return Capacity(
+        blocks=blocks,
+        block_size=spec.block_size,
+        max_model_len=min(wanted_len, fits_len),
+        weights_bytes=weights_bytes,
+        kv_bytes=taken,
+        host_blocks=0 if unified else kept.blocks or _host_blocks(settings, spec, host_free, taken),
+        disk_blocks=_disk_blocks(settings, spec),
+        reserved_bytes=reserved_bytes,
+    )
+
+
+def show_arithmetic(capacity: Capacity, spec: KVSpec, device: DeviceMemory) -> str:
+    """One line: how the pool came about."""
+    tokens = capacity.blocks * capacity.block_size
+    beside = "".join(
+        f"; {name} {blocks} blocks = {show_bytes(blocks * spec.block_bytes)}"
+        for name, blocks in (("DDR", capacity.host_blocks), ("SSD", capacity.disk_blocks))
+        if blocks
+    )
+    steps = f"{show_bytes(capacity.reserved_bytes)} left to steps, " if capacity.reserved_bytes else ""
+    return (
+        f"weights {show_bytes(capacity.weights_bytes)}, {steps}free now {show_bytes(device.free_bytes())}; "
+        f"KV pool {show_bytes(capacity.kv_bytes)} = {capacity.blocks} blocks x {capacity.block_size} tokens x "
+        f"{spec.token_bytes} B; {tokens} tokens, {tokens / capacity.max_model_len:.1f} sequences of the full "
+        f"{capacity.max_model_len} tokens{beside}"
+    )
+
+
+def _device_blocks(
+    settings: EngineSettings, spec: KVSpec, device: DeviceMemory, available: int, per_sequence: int, reserved: int
+) -> int:
+    free = _free_bytes(settings, device, available, reserved)
+    blocks = settings.num_gpu_blocks_override or free // spec.block_bytes - 1
+    if settings.num_gpu_blocks_override is None and settings.kv_cache_memory_bytes is None:
+        blocks = min(blocks, per_sequence * settings.max_num_seqs)
+    if blocks < 1 or (settings.num_gpu_blocks_override and (blocks + 1) * spec.block_bytes > available):
+        raise ConfigError(
+            "kv.no_room",
+            f"no room for KV: {show_bytes(max(0, free))} free for it{_beside_steps(reserved)}, one block of "
+            f"{spec.block_size} tokens takes {show_bytes(spec.block_bytes)}; "
+            + ("let steps be smaller with --max-num-batched-tokens and --max-num-seqs, " if reserved else "")
+            + "give more with --kv-cache-memory-bytes or take a smaller model",
+        )
+    return blocks
+
+
+def _host_blocks(settings: EngineSettings, spec: KVSpec, free: int, device_bytes: int) -> int:
+    """Blocks of a DDR tier apart: what the operator said, else a share of free host memory, 0 for none."""
+    if settings.kv_host_bytes is None:
+        wanted = min(int(free * _HOST_SHARE), _HOST_MOST_BYTES)
+        if settings.cpu_device_pool:
+            wanted = min(wanted, device_bytes)  # for tests and trials: no larger than what it stands beside
+    else:
+        wanted = settings.kv_host_bytes
+        _check_fits(wanted, free)
+    blocks = max(0, wanted // spec.block_bytes - 1)
+    if settings.kv_host_bytes and not blocks:
+        raise ConfigError(
+            "kv.host_too_small",
+            f"--kv-host-size {show_bytes(wanted)} holds no block: one and a spare take "
+            f"{show_bytes(2 * spec.block_bytes)}",
+        )
+    return blocks
+
+
+def _check_fits(wanted: int, free: int) -> None:
+    if wanted > free:
+        raise ConfigError(
+            "kv.no_host_memory",
+            f"--kv-host-size {show_bytes(wanted)} is more than the {show_bytes(max(0, free))} of host memory that are "
+            "free beside the KV pool",
+        )
+
+
+def _disk_blocks(settings: EngineSettings, spec: KVSpec) -> int:
+    """Slots of the volume: each has a header, and the whole with its index stays under the cap."""
+    if not settings.kv_disk_paths:
+        return 0
+    layout = fit(settings.kv_disk_bytes, len(settings.kv_disk_paths), spec.block_bytes)
+    if layout is None:
+        raise ConfigError(
+            "kv.disk_too_small",
+            f"--kv-disk-size {show_bytes(settings.kv_disk_bytes)} holds not one block of "
+            f"{show_bytes(spec.block_bytes)} in each of {len(settings.kv_disk_paths)} folders",
+        )
+    return layout.slots
+
+
+def _beside_steps(reserved: int) -> str:
+    return f" beside the {show_bytes(reserved)} that the largest steps take" if reserved else ""
+
+
+def _free_bytes(settings: EngineSettings, device: DeviceMemory, available: int, reserved: int) -> int:
+    """DeviceMemory for the pool, after the weights were loaded."""
+    if settings.kv_cache_memory_bytes is not None:
+        if settings.kv_cache_memory_bytes > available:
+            raise ConfigError(
+                "kv.no_memory",
+                f"--kv-cache-memory-bytes {show_bytes(settings.kv_cache_memory_bytes)} is more than the "
+                f"{show_bytes(max(0, available))} that are free{_beside_steps(reserved)}",
+            )
+        return settings.kv_cache_memory_bytes
+    if device.name == "cpu":
+        return min(int(available * min(_CPU_SHARE, settings.gpu_memory_utilization)), _CPU_MOST_BYTES)
+    used = device.total_bytes() - device.free_bytes()
+    return int(device.total_bytes() * settings.gpu_memory_utilization) - used - reserved

@@ -1,0 +1,159 @@
+"""The tiers of one engine, opened and closed together: arenas, volume, the threads between them."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from tiercel.clock import Clock
+from tiercel.device.base import Device, Pinned
+from tiercel.device.volume import Volume, open_volume
+from tiercel.engine.memory.capacity import is_unified
+from tiercel.engine.memory.volume_scan import VolumeScan
+from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.store.arena import Arena, open_arena
+from tiercel.kvcache.store.disk import DiskLanes
+from tiercel.kvcache.store.memory_file import identity_of
+from tiercel.kvcache.store.mover import CopyLanes, StoreMover
+from tiercel.outcome import DiskState
+from tiercel.settings import EngineSettings
+from tiercel.tier import Capacity, KVSpec
+
+log = logging.getLogger(__name__)
+
+_CLOSE_S = 5.0  # for writes under way
+
+
+class Tiers:
+    """What `open_tiers` opened."""
+
+    def __init__(
+        self,
+        device: Arena,
+        host: Arena | None,
+        volume: Volume | None,
+        disk: DiskLanes | None,
+        lanes: CopyLanes | None,
+        mover: StoreMover,
+        machine: Device,
+        pinned: Pinned | None,
+        closing: ExitStack,
+    ) -> None:
+        self.device = device
+        self.host = host  # None: the device arena is the host tier too
+        self.lanes = lanes  # between the two
+        self.volume = volume
+        self.disk = disk
+        self.mover = mover
+        self.scan: VolumeScan | None = None  # after `start_scan`
+        self._machine = machine
+        self._pinned = pinned
+        self._closing = closing
+
+    @property
+    def ram(self) -> Arena:
+        """The host tier."""
+        return self.host or self.device
+
+    @property
+    def disk_state(self) -> DiskState:
+        """How the SSD tier does."""
+        match self.disk:
+            case None:
+                return DiskState.NONE
+            case lanes if lanes.is_off:
+                return DiskState.OFF
+            case lanes if lanes.is_read_only:
+                return DiskState.READ_ONLY
+            case _:
+                return DiskState.ON
+
+    def host_records(self) -> Iterator[tuple[SlotId, BlockKey]]:
+        """Copies that an earlier engine left in the host tier, to be verified before their first use."""
+        if self.ram.is_kept and self.ram.journal is not None:
+            yield from self.ram.journal.records()
+
+    def start_locking(self) -> None:
+        """Begin to lock the host tier for the copy engines; until it is, its copies are slow."""
+        if self._pinned is not None:
+            self._pinned.start()
+
+    def start_scan(self, wake: Callable[[], None], entries: Iterable[tuple[int, bytes]] | None = None) -> None:
+        """Begin to read what the volume holds, or the `entries` of its `recover`."""
+        if self.volume is not None:
+            self.scan = VolumeScan(entries if entries is not None else self.volume.recover(), wake)
+            self.scan.start()
+
+    @contextmanager
+    def trial_arenas(self, blocks: int) -> Iterator[tuple[Arena, Arena]]:
+        """Arenas beside the device tier and the host tier, to measure copies with."""
+        above = open_arena(self.device.spec, blocks, self.device.kv.device)
+        below = open_arena(self.device.spec, blocks, torch.device("cpu"))
+        pinned = _pin(self._machine, below)
+        pinned.wait()
+        try:
+            yield above, below
+        finally:
+            pinned.close()
+
+    def close(self) -> None:
+        """Let writes to the disk end, then give everything up. The arenas' memory goes with the last tensor."""
+        if self.scan is not None:
+            self.scan.close()
+        try:
+            self.mover.close()
+        finally:
+            if self._pinned is not None:
+                self._pinned.close()
+        if self.disk is not None and not self.disk.close(_CLOSE_S):
+            log.warning("kv disk call still under way: the volume stays open until the process ends")
+            return
+        self._closing.close()
+
+
+def open_tiers(
+    settings: EngineSettings,
+    spec: KVSpec,
+    capacity: Capacity,
+    device: Device,
+    clock: Clock,
+    arena_fd: int | None,
+    fingerprint: bytes,
+    wake: Callable[[], None],
+    *,
+    lock: bool = False,
+) -> Tiers:
+    """Open every tier that the capacity speaks of, and the mover between them.
+
+    `arena_fd` is a memfd that outlives this process: the host tier lies in it. `wake` is called from other threads
+    whenever the mover or the scan has news. `lock`: nobody else holds the volume's folders for us.
+    Errors: ConfigError with the line to print.
+    """
+    torch_device, cpu = torch.device(device.name), torch.device("cpu")
+    unified = is_unified(settings, device)
+    arena = open_arena(spec, capacity.blocks, torch_device, arena_fd if unified else None, fingerprint)
+    host, lanes, pinned = None, None, None
+    with ExitStack() as closing:
+        if capacity.host_blocks:
+            host = open_arena(spec, capacity.host_blocks, cpu, arena_fd, fingerprint)
+            pinned = _pin(device, host)
+            closing.callback(pinned.close)
+            slab_slots = pinned.slab_bytes // spec.block_bytes
+            lanes = CopyLanes(down=device.open_copy_lane(), up=device.open_copy_lane(), slab_slots=slab_slots)
+        volume, disk = None, None
+        if capacity.disk_blocks:
+            folders = tuple(map(Path, settings.kv_disk_paths))
+            identity = identity_of(spec, fingerprint)
+            volume = open_volume(folders, settings.kv_disk_bytes, spec.block_bytes, identity, lock=lock)
+            closing.callback(volume.close)
+            disk = DiskLanes(volume, clock, wake)
+            disk.start()
+        mover = StoreMover(arena, host, lanes, disk, clock, wake)
+        return Tiers(arena, host, volume, disk, lanes, mover, device, pinned, closing.pop_all())
+
+
+def _pin(machine: Device, host: Arena) -> Pinned:
+    """To be locked; a later engine locks the same memory again."""
+    return machine.pin(host.kv.data_ptr(), host.kv.nbytes, host.spec.block_bytes)

@@ -1,0 +1,215 @@
+"""From a sealed nano-batch to the arrays of its forward."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tiercel.engine.forward.state import ForwardState
+from tiercel.engine.step.staging import Staging
+from tiercel.ids import SeqId
+from tiercel.plan import NanoBatch
+from tiercel.scheduler.sequence import SequenceProgress
+
+
+class SequenceReader(Protocol):
+    """The book of sequences, to read."""
+
+    def __contains__(self, seq: object, /) -> bool: ...
+    def __getitem__(self, seq: SeqId, /) -> SequenceProgress: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInputs:
+    """One nano-batch on the device. Shapes: those of `BatchInputs`."""
+
+    tokens: Tensor
+    is_unknown: Tensor
+    token_rows: Tensor
+    sample_at: Tensor
+    rows: Tensor
+    state: ForwardState
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputs:
+    """One nano-batch, ready to run; built on the host without waiting for the step in flight.
+
+    Tokens that the step in flight is still sampling are 0 here and marked as unknown; the lane takes the last token of
+    their row instead.
+
+    Shapes: tokens, token_rows, token_positions, slot_ids, slot_offsets [T] int64; is_unknown [T] bool; query_starts
+            [S + 1], context_lengths [S] int32; block_tables [S, blocks] int64; sample_at [N] (index into T), rows,
+            positions, output_index [N] int64 of the slices that sample.
+    """
+
+    tokens: NDArray[np.int64]
+    is_unknown: NDArray[np.bool_]
+    token_rows: NDArray[np.int64]
+    token_positions: NDArray[np.int64]
+    slot_ids: NDArray[np.int64]
+    slot_offsets: NDArray[np.int64]
+    query_starts: NDArray[np.int32]
+    context_lengths: NDArray[np.int32]
+    block_tables: NDArray[np.int64]
+    sample_at: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    output_index: NDArray[np.int64]
+    seqs: tuple[SeqId, ...]  # of the slices that sample
+    slice_seqs: tuple[SeqId, ...]  # of all slices
+
+    @property
+    def is_decode(self) -> bool:
+        """Every slice is one token and samples: the arrays of the tokens and of the slices that sample are one."""
+        return len(self.tokens) == len(self.slice_seqs) == len(self.sample_at)
+
+    @classmethod
+    def of_decodes(cls, starts: NDArray[np.int64], block_tables: NDArray[np.int64]) -> "BatchInputs":
+        """Return decodes for measuring that write the null block. Shapes: starts [S]; block_tables [S, blocks]."""
+        count = len(starts)
+        at, zeros = np.arange(count), np.zeros(count, np.int64)
+        return cls(
+            tokens=zeros,
+            is_unknown=np.zeros(count, np.bool_),
+            token_rows=at,
+            token_positions=starts,
+            slot_ids=zeros,
+            slot_offsets=zeros,
+            query_starts=_starts(np.ones(count, np.int64)),
+            context_lengths=(starts + 1).astype(np.int32),
+            block_tables=block_tables,
+            sample_at=at,
+            rows=at,
+            positions=starts + 1,
+            output_index=zeros,
+            seqs=tuple(map(SeqId, range(count))),
+            slice_seqs=tuple(map(SeqId, range(count))),
+        )
+
+    def without(self, gone: frozenset[SeqId]) -> "BatchInputs | None":
+        """The same without the slices of these sequences; None when none is left."""
+        kept = np.array([seq not in gone for seq in self.slice_seqs])
+        if not kept.any():
+            return None
+        lengths = np.diff(self.query_starts)
+        token_kept = np.repeat(kept, lengths)
+        new_at = np.cumsum(token_kept) - 1
+        sample_kept = token_kept[self.sample_at]
+        return BatchInputs(
+            tokens=self.tokens[token_kept],
+            is_unknown=self.is_unknown[token_kept],
+            token_rows=self.token_rows[token_kept],
+            token_positions=self.token_positions[token_kept],
+            slot_ids=self.slot_ids[token_kept],
+            slot_offsets=self.slot_offsets[token_kept],
+            query_starts=_starts(lengths[kept]),
+            context_lengths=self.context_lengths[kept],
+            block_tables=self.block_tables[kept],
+            sample_at=new_at[self.sample_at[sample_kept]],
+            rows=self.rows[sample_kept],
+            positions=self.positions[sample_kept],
+            output_index=self.output_index[sample_kept],
+            seqs=tuple(seq for seq in self.seqs if seq not in gone),
+            slice_seqs=tuple(seq for seq in self.slice_seqs if seq not in gone),
+        )
+
+    def upload_no_sync(self, staging: Staging) -> DeviceInputs:
+        """What the forward needs, on the device. Cost and effects: see `Staging.upload_no_sync`."""
+        tokens, token_rows, positions, slot_ids, slot_offsets, sample_at, rows, starts, lengths, is_unknown, tables = (
+            staging.upload_no_sync(
+                (
+                    self.tokens,
+                    self.token_rows,
+                    self.token_positions,
+                    self.slot_ids,
+                    self.slot_offsets,
+                    self.sample_at,
+                    self.rows,
+                    self.query_starts,
+                    self.context_lengths,
+                    self.is_unknown,
+                    self.block_tables,
+                )
+            )
+        )
+        state = ForwardState(
+            query_starts=tuple(self.query_starts.tolist()),
+            context_lengths=tuple(self.context_lengths.tolist()),
+            block_tables=tables,
+            positions=positions,
+            slot_ids=slot_ids,
+            slot_offsets=slot_offsets,
+            device_query_starts=starts,
+            device_context_lengths=lengths,
+        )
+        return DeviceInputs(tokens, is_unknown, token_rows, sample_at, rows, state)
+
+
+def build_inputs(
+    batch: NanoBatch,
+    sequences: SequenceReader,
+    row_by_seq: dict[SeqId, int],
+    tables: NDArray[np.int64],
+    block_size: int,
+) -> BatchInputs:
+    """Arrays of one nano-batch. Cost: a short loop over its slices, the rest in numpy."""
+    slices = batch.slices
+    rows = np.array([row_by_seq[piece.seq] for piece in slices], np.int64)
+    starts = np.array([piece.start for piece in slices], np.int64)
+    lengths = np.array([piece.length for piece in slices], np.int64)
+    ends = starts + lengths
+    query_ends = np.cumsum(lengths)
+    query_starts = query_ends - lengths
+    num_tokens = int(query_ends[-1])
+    token_rows = np.repeat(rows, lengths)
+    token_positions = np.arange(num_tokens) + np.repeat(starts - query_starts, lengths)
+
+    tokens = np.zeros(num_tokens, np.int64)
+    unknown: list[int] = []
+    prompts: list[int] = []
+    at = 0
+    for index, piece in enumerate(slices):
+        sequence = sequences[piece.seq]
+        prompts.append(sequence.num_prompt)
+        known = sequence.tokens
+        if piece.length > 1:
+            # A copy of the slice: a view would forbid the array to grow.
+            chunk = known[piece.start : piece.start + piece.length]
+            tokens[at : at + piece.length] = np.frombuffer(chunk, np.uint32)
+        elif piece.start < len(known):
+            tokens[at] = known[piece.start]
+        else:
+            unknown.append(index)
+        at += piece.length
+
+    sampling = np.array([index for index, piece in enumerate(slices) if piece.samples], np.int64)
+    widest = -(-int(ends.max()) // block_size)
+    is_unknown = np.zeros(num_tokens, np.bool_)
+    is_unknown[query_starts[np.array(unknown, np.int64)]] = True
+    return BatchInputs(
+        tokens=tokens,
+        is_unknown=is_unknown,
+        token_rows=token_rows,
+        token_positions=token_positions,
+        slot_ids=tables[token_rows, token_positions // block_size],
+        slot_offsets=token_positions % block_size,
+        query_starts=_starts(lengths),
+        context_lengths=ends.astype(np.int32),
+        block_tables=tables[rows, :widest],
+        sample_at=query_ends[sampling] - 1,
+        rows=rows[sampling],
+        positions=ends[sampling],
+        output_index=ends[sampling] - np.array(prompts, np.int64)[sampling],
+        seqs=tuple(slices[index].seq for index in sampling.tolist()),
+        slice_seqs=tuple(piece.seq for piece in slices),
+    )
+
+
+def _starts(lengths: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Where each slice begins in the row of tokens, and where the last one ends. Shapes: lengths [S] -> [S + 1]."""
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return starts

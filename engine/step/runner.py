@@ -1,0 +1,208 @@
+"""The runner: launches sealed steps on the device and hands back flights."""
+
+import traceback
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tiercel.clock import Clock, MonotonicClock
+from tiercel.device.base import Lane, Pending
+from tiercel.device.shortage import is_shortage
+from tiercel.device.timer import Timer
+from tiercel.engine.models.base import Model
+from tiercel.engine.sampling import Sampled, Sampler, token_logprobs
+from tiercel.engine.step.graphs import DecodeGraphs
+from tiercel.engine.step.inputs import BatchInputs, SequenceReader, build_inputs
+from tiercel.engine.step.rows import RowBook
+from tiercel.engine.step.staging import Staging, open_staging
+from tiercel.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
+from tiercel.ids import SeqId
+from tiercel.outcome import StepOutcome, TokenLogprobs
+from tiercel.plan import StepPlan
+from tiercel.request import SamplingParams
+
+_NO_TOKEN = 0  # of a slice that was not computed, as its sequence had ended: the book discards it
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRow:
+    """A sampler row to fill, in lane order."""
+
+    row: int
+    params: SamplingParams
+    prompt: bytes
+    outputs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """One nano-batch that has run."""
+
+    batch: BatchInputs  # without the sequences that had gone by then
+    sampled: Sampled
+    timer: Timer
+
+
+class DeviceFlight:
+    """A launched step."""
+
+    def __init__(
+        self, plan: StepPlan, batches: tuple[BatchInputs, ...], pending: Pending[list[BatchResult | None]], lane: Lane
+    ) -> None:
+        self.plan = plan
+        self._batches = batches
+        self._pending = pending
+        self._lane = lane
+
+    def result(self) -> StepOutcome:
+        """Wait, with the GIL free, for what the step sampled.
+
+        Errors: DeviceError when the device failed the step; nothing of it counts then. DeviceLostError when it will
+                fail all others too.
+        """
+        try:
+            ran = self._pending.result()
+        except Exception as exc:  # the boundary round everything that request data can break in a forward
+            raise _failure(self._lane, exc, self.plan.step) from exc
+        tokens: list[int] = []
+        bad: list[int] = []
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        for planned, one in zip(self._batches, ran, strict=True):
+            seqs: tuple[SeqId, ...] = () if one is None else one.batch.seqs
+            drawn: list[int] = [] if one is None else one.sampled.tokens.tolist()
+            place_by_seq = {seq: len(tokens) + index for index, seq in enumerate(planned.seqs)}
+            token_by_seq = dict(zip(seqs, drawn, strict=True))
+            tokens += [token_by_seq.get(seq, _NO_TOKEN) for seq in planned.seqs]
+            if one is not None:
+                bad_rows: list[int] = one.sampled.bad_rows.nonzero().flatten().tolist()
+                bad += [place_by_seq[seqs[index]] for index in bad_rows]
+                logprobs += token_logprobs(one.sampled, seqs)
+        times = tuple(0.0 if one is None else one.timer.ms() for one in ran)
+        return StepOutcome(tuple(tokens), logprobs, tuple(bad), times)
+
+
+def _failure(lane: Lane, error: Exception, step: int) -> DeviceError | DeviceLostError:
+    kind = DeviceLostError if lane.is_lost(error) else DeviceError
+    if kind is DeviceError and is_shortage(error):
+        kind = OutOfDeviceMemoryError
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors that filled the device
+    return kind("device.step_failed", f"{type(error).__name__}: {error}", step=step)
+
+
+class Runner:
+    """Model, arena, sampler and lane behind one call: `launch`.
+
+    Sampled tokens stay on the device between steps: `_last_tokens[row]` is the last token of the row's sequence, so
+    step n + 1 is launched before the host has seen the tokens of step n. Only `DeviceFlight.result` waits for the
+    device.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv: Tensor,
+        sampler: Sampler,
+        lane: Lane,
+        rows: RowBook,
+        sequences: SequenceReader,
+        end_tokens: tuple[int, ...],
+        clock: Clock | None = None,
+        staging: Staging | None = None,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """`graphs`: recorded on the same model, arena, rows and lane."""
+        self._clock = clock or MonotonicClock()
+        self._model = model
+        self._kv = kv
+        self._sampler = sampler
+        self._lane = lane
+        self._rows = rows
+        self._sequences = sequences
+        self._end_tokens = end_tokens
+        self._block_size = kv.shape[2]
+        if graphs is None:
+            self._last_tokens = torch.zeros(rows.tables.shape[0], dtype=torch.int64, device=kv.device)
+        else:
+            self._last_tokens = graphs.last_tokens
+        self._staging = staging or open_staging(kv.device, lane)
+        self._graphs = graphs
+        self._unfilled: deque[FreshRow] = deque()  # rows whose steps failed before they were filled come first
+
+    def launch(self, plan: StepPlan) -> DeviceFlight:
+        """Queue one step on the compute lane. Never waits for the device unless that fails.
+
+        Errors: DeviceError when the lane cannot take it (a CUDA lane runs out of memory here, not in the flight).
+        """
+        self._rows.release(plan.gone)
+        fresh = [self._fresh_row(seq) for seq in self._rows.update(plan.table_updates)]
+        batches = tuple(
+            build_inputs(batch, self._sequences, self._rows.row_by_seq, self._rows.tables, self._block_size)
+            for batch in plan.nano_batches
+        )
+        try:
+            pending = self._lane.run(lambda: self._run(fresh, batches))
+        except Exception as exc:  # as in `DeviceFlight.result`: the boundary round what request data can break
+            with suppress(RuntimeError):  # what a lost device answers
+                self._lane.mark().wait()  # half of the step may be queued, and its slots are about to go to others
+            raise _failure(self._lane, exc, plan.step) from exc
+        return DeviceFlight(plan, batches, pending, self._lane)
+
+    def forget(self, seqs: Iterable[SeqId]) -> None:
+        """Steps of these sequences were voided: their rows are filled anew with the next table update."""
+        self._rows.release(seqs)
+
+    def _fresh_row(self, seq: SeqId) -> FreshRow:
+        sequence = self._sequences[seq]
+        said = sequence.tokens[sequence.num_prompt :].tobytes()
+        return FreshRow(self._rows.row_by_seq[seq], sequence.request.params, sequence.request.prompt, said)
+
+    @torch.inference_mode()
+    def _run(self, fresh: list[FreshRow], batches: tuple[BatchInputs, ...]) -> list[BatchResult | None]:
+        """The step itself, on the lane."""
+        self._unfilled.extend(fresh)
+        while self._unfilled:
+            row = self._unfilled[0]
+            self._sampler.set_row(row.row, row.params, row.prompt, row.outputs, self._end_tokens)
+            self._unfilled.popleft()
+        return [self._run_batch(batch) for batch in batches]
+
+    def _run_batch(self, batch: BatchInputs) -> BatchResult | None:
+        """One nano-batch for those of its sequences that the book still knows; None when it knows none.
+
+        Whoever has ended since the launch is not computed. Its blocks stay in limbo until the step has committed, none
+        that this step would have filled is ever published, and its row is filled anew before anybody else has it; so
+        nobody reads what was not written. Its token would be a ghost's, which the book discards.
+        """
+        gone = frozenset(seq for seq in batch.slice_seqs if seq not in self._sequences)
+        left = batch.without(gone) if gone else batch
+        if left is None:
+            return None
+        timer = self._lane.start_timer(self._clock)
+        logits, rows = self._decode(left) or self._forward(left)
+        sampled = self._sampler.sample_no_sync(logits, left.rows, left.positions, left.output_index)
+        self._last_tokens.index_copy_(0, rows, sampled.tokens)
+        on_host = sampled.to_host_no_sync()
+        timer.stop()
+        return BatchResult(left, on_host, timer)
+
+    def _decode(self, batch: BatchInputs) -> tuple[Tensor, Tensor] | None:
+        """Logits and rows of what samples, in one launch; None where there is no graph for it."""
+        size = None if self._graphs is None else self._graphs.size_of(batch)
+        if self._graphs is None or size is None:
+            return None
+        return self._graphs.run_no_sync(batch, size, self._staging)
+
+    def _forward(self, batch: BatchInputs) -> tuple[Tensor, Tensor]:
+        """The same, piece by piece."""
+        on_device = batch.upload_no_sync(self._staging)
+        tokens = on_device.tokens
+        if batch.is_unknown.any():
+            said = self._last_tokens.index_select(0, on_device.token_rows)
+            tokens = torch.where(on_device.is_unknown, said, tokens)
+        hidden = self._model.forward(tokens, self._kv, on_device.state)
+        sampling = hidden if batch.is_decode else hidden.index_select(0, on_device.sample_at)
+        return self._model.logits(sampling), on_device.rows

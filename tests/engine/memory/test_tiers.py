@@ -1,0 +1,241 @@
+"""All tiers opened together: bytes go down to the disk and come back, now and after a restart."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tiercel.clock import MonotonicClock
+from tiercel.device.cpu import CpuDevice
+from tiercel.device.pinned import PinnedMemory
+from tiercel.engine.memory.capacity import size_pool
+from tiercel.engine.memory.tiers import Tiers, open_tiers
+from tiercel.engine.memory.volume_scan import VolumeScan
+from tiercel.engine.wake import Wake
+from tiercel.errors import ConfigError
+from tiercel.ids import BlockKey, SlotId
+from tiercel.kvcache.store.memory_file import kept_memory
+from tiercel.outcome import DiskState
+from tiercel.settings import EngineSettings
+from tiercel.tier import Capacity, KVSpec, Landing, Purpose, Route, Transfer, Verdict
+from tiercel.units import MIB
+
+SPEC = KVSpec(layers=2, kv_heads=2, head_dim=32, block_size=16, dtype="float32")  # 16 KiB a block
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(number.to_bytes(32, "big"))
+
+
+class Bench:
+    """Engines that come and go over one memfd and one folder."""
+
+    def __init__(self, folder: Path, fd: int) -> None:
+        self.folder = folder
+        self.fd = fd
+        self.wake = Wake.open()
+        self._next = 0
+
+    def open(self, fingerprint: bytes = b"model", device: CpuDevice | None = None, **changes: Any) -> Tiers:
+        settings = EngineSettings(
+            model="unused",
+            kv_cache_memory_bytes=MIB,
+            kv_host_bytes=2 * MIB,
+            kv_disk_paths=(str(self.folder),),
+            kv_disk_bytes=8 * MIB,
+            **changes,
+        )
+        device = device or CpuDevice(1)
+        kept = kept_memory(self.fd, SPEC, fingerprint)
+        self.capacity: Capacity = size_pool(settings, SPEC, device, 64, 0, kept)
+        return open_tiers(
+            settings, SPEC, self.capacity, device, MonotonicClock(), self.fd, fingerprint, self.wake.set, lock=True
+        )
+
+    def move(self, tiers: Tiers, route: Route, source: int, target: int, name: int) -> Landing:
+        self._next += 1
+        transfer = Transfer(self._next, route, Purpose.PREFETCH, (key(name),), (SlotId(source),), (SlotId(target),))
+        tiers.mover.start([transfer])
+        return self.until(tiers.mover.poll)[0]
+
+    def until(self, ask: Callable[[], Any]) -> Any:
+        end_s = time.monotonic() + 10
+        while not (answer := ask()):
+            assert time.monotonic() < end_s
+            time.sleep(0.001)
+        return answer
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    fd = os.memfd_create("arena")
+    yield Bench(tmp_path / "kv", fd)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_block_survives_every_tier_and_every_restart(bench: Bench, is_apart: bool) -> None:
+    tiers = bench.open(cpu_device_pool=is_apart)
+    assert (tiers.host is not None) == is_apart
+    assert tiers.disk_state is DiskState.ON
+    assert list(tiers.host_records()) == []
+    payload = torch.randn(tiers.device.kv[0].shape)
+    tiers.device.kv[5] = payload
+    down = bench.move(tiers, Route.SPILL, 5, 9, 1) if is_apart else bench.move(tiers, Route.SIGN, 5, 5, 1)
+    assert down.verdict is Verdict.LANDED
+    bench.until(lambda: not tiers.mover.num_unsigned)
+    at = 9 if is_apart else 5
+    assert bench.move(tiers, Route.PERSIST, at, 3, 1).verdict is Verdict.LANDED
+    del tiers  # a crash: nothing is closed
+
+    again = Bench(bench.folder.with_name("other"), bench.fd)
+    tiers = again.open(cpu_device_pool=is_apart)
+    assert tiers.ram.is_kept
+    assert list(tiers.host_records()) == [(at, key(1))]
+    assert again.move(tiers, Route.VERIFY, at, at, 1).verdict is Verdict.LANDED
+    assert torch.equal(tiers.ram.kv[at], payload)
+    if is_apart:
+        assert again.move(tiers, Route.RESTORE, at, 2, 1).verdict is Verdict.LANDED
+        assert torch.equal(tiers.device.kv[2], payload)
+    tiers.close()
+
+
+def test_a_restart_of_the_daemon_finds_what_lies_on_the_disk(bench: Bench) -> None:
+    tiers = bench.open()
+    payload = torch.randn(tiers.device.kv[0].shape)
+    tiers.device.kv[5] = payload
+    assert bench.move(tiers, Route.PERSIST, 5, 3, 1).verdict is Verdict.LANDED
+    tiers.close()
+
+    fd = os.memfd_create("arena")
+    again = Bench(bench.folder, fd)
+    tiers = again.open()
+    assert list(tiers.host_records()) == []
+    tiers.start_scan(again.wake.set)
+    scan = tiers.scan
+    assert scan is not None
+    assert again.until(scan.take) == [(3, key(1))]
+    again.until(lambda: scan.is_done)
+    assert again.move(tiers, Route.PREFETCH, 3, 7, 1).verdict is Verdict.LANDED
+    assert torch.equal(tiers.ram.kv[7], payload)
+    assert again.move(tiers, Route.PREFETCH, 3, 8, 2).verdict is Verdict.MISS
+    tiers.close()
+    os.close(fd)
+
+
+class LockNow(PinnedMemory):
+    """Waits for what it began."""
+
+    def start(self) -> None:
+        super().start()
+        self._thread.join()
+
+
+class LockingDevice(CpuDevice):
+    """Keeps what it was asked to lock, slab by slab."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.locked: dict[int, int] = {}
+
+    def pin(self, address: int, size: int, block_bytes: int) -> PinnedMemory:  # type: ignore[override]
+        return LockNow(address, size, block_bytes, self.locked.__setitem__, self.locked.__delitem__, 1 << 18)
+
+
+def test_the_host_tier_is_locked_while_it_is_open_and_no_copy_crosses_a_slab(bench: Bench) -> None:
+    machine = LockingDevice()
+    tiers = bench.open(cpu_device_pool=True, device=machine)
+    assert tiers.host is not None and tiers.lanes is not None
+    assert machine.locked == {}
+    tiers.start_locking()
+    assert sum(machine.locked.values()) == tiers.host.kv.nbytes
+    assert min(machine.locked) == tiers.host.kv.data_ptr()
+    assert tiers.lanes.slab_slots == (1 << 18) // SPEC.block_bytes == 16
+    before = dict(machine.locked)
+    with tiers.trial_arenas(3) as (_, below):
+        assert machine.locked[below.kv.data_ptr()] == below.kv.nbytes
+    assert machine.locked == before
+    tiers.close()
+    assert machine.locked == {}
+
+
+def test_the_host_tier_stays_locked_until_no_copy_is_under_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = LockingDevice()
+    tiers = bench.open(cpu_device_pool=True, device=machine)
+    close, locked = tiers.mover.close, []
+
+    def close_mover() -> None:
+        close()
+        locked.append(len(machine.locked))
+
+    monkeypatch.setattr(tiers.mover, "close", close_mover)
+    tiers.start_locking()
+    every_slab = len(machine.locked)
+    tiers.close()
+    assert locked == [every_slab] != [0]
+    assert machine.locked == {}
+
+
+def test_nothing_stays_locked_when_another_tier_does_not_open(bench: Bench) -> None:
+    bench.folder.write_text("no folder")
+    machine = LockingDevice()
+    with pytest.raises(ConfigError):
+        bench.open(cpu_device_pool=True, device=machine)
+    assert machine.locked == {}
+
+
+def test_another_model_finds_nothing(bench: Bench) -> None:
+    tiers = bench.open()
+    bench.move(tiers, Route.SIGN, 5, 5, 1)
+    bench.move(tiers, Route.PERSIST, 5, 3, 1)
+    tiers.close()
+    tiers = bench.open(b"other")
+    assert not tiers.ram.is_kept
+    tiers.start_scan(bench.wake.set)
+    assert tiers.scan is not None
+    bench.until(lambda: tiers.scan is not None and tiers.scan.is_done)
+    assert list(tiers.host_records()) == []
+    tiers.close()
+
+
+def test_a_kept_arena_keeps_its_size(bench: Bench) -> None:
+    tiers = bench.open()
+    before = bench.capacity
+    assert before.blocks == (MIB + 2 * MIB) // SPEC.block_bytes - 1
+    assert before.disk_blocks == tiers.volume.slots if tiers.volume else False
+    tiers.close()
+    tiers = bench.open(num_gpu_blocks_override=10)
+    assert bench.capacity.blocks == before.blocks and tiers.ram.is_kept
+    tiers.close()
+
+
+def test_the_scan_goes_on_in_pieces_and_ends_when_it_is_told_to() -> None:
+    wakes: list[int] = []
+    scan = VolumeScan([(slot, bytes(key(slot))) for slot in range(1000)], lambda: wakes.append(1))
+    scan.start()
+    found: list[tuple[SlotId, BlockKey]] = []
+    end_s = time.monotonic() + 10
+    while not scan.is_done:
+        found += scan.take(100)
+        assert time.monotonic() < end_s
+    assert found == [(slot + 1, key(slot)) for slot in range(1000)]
+    assert wakes
+    endless = VolumeScan(((slot, bytes(key(slot))) for slot in range(10**9)), lambda: None)
+    endless.start()
+    endless.close()
+    assert not endless.is_done
+
+
+def test_waking_is_seen_once() -> None:
+    wake = Wake.open()
+    wake.set()
+    wake.set()
+    assert os.eventfd_read(wake.fileno()) == 2
+    wake.clear()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(wake.fileno())
+    wake.close()
