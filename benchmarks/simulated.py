@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -37,7 +38,6 @@ from start_time import TIERCEL, is_ready
 from tiercel.cli.simulate_input import read_step_times
 from tiercel.ids import TenantId
 from tiercel.simulation.fitting import Calibration, ClosedLoop, fit_steps, play
-from tiercel.simulation.histogram import percentile
 from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.simulator import SimSettings
@@ -206,10 +206,10 @@ def compare(
     tally = replay.simulation.tally
     simulated = sorted(1e3 * ttft_s for ttft_s in tally.by_tenant[TENANT.name].ttft_s)
     rate = len(done) / lasted_s(done)
-    p50, p99 = ((percentile(measured, part), percentile(simulated, part)) for part in (50, 99))
+    p50, p99 = ((np.percentile(measured, part), np.percentile(simulated, part)) for part in (50, 99))
     rates = rate, tally.finished / replay.simulation.now_s
     bare = sorted(1e3 * ttft_s for ttft_s in plain.simulation.tally.by_tenant[TENANT.name].ttft_s)
-    bare_ratio = percentile(bare, 99) / p99[0]
+    bare_ratio = np.percentile(bare, 99) / p99[0]
     return Point(name, elsewhere, rate / capacity, len(done), len(answers) - len(done), rates, p50, p99, bare_ratio)
 
 

@@ -13,7 +13,7 @@ from tiercel.errors import TiercelError
 from tiercel.loadtest.load.request_list import ListedRequest, digest
 from tiercel.loadtest.machine import machine_facts, versions
 from tiercel.loadtest.report.wording import show_ms, show_percent
-from tiercel.loadtest.results.latency import percentile
+from tiercel.loadtest.results.distribution import percentile
 from tiercel.units import show_bytes
 
 if TYPE_CHECKING:

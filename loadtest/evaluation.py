@@ -11,8 +11,9 @@ from tiercel.loadtest.client.client_load import client_load
 from tiercel.loadtest.load.mix import TenantSettings
 from tiercel.loadtest.machine import machine_facts, versions
 from tiercel.loadtest.plan import LoadPlan, goals_of
+from tiercel.loadtest.results.distribution import Latencies, figures, quantiles
 from tiercel.loadtest.results.fairness import contended, fairness, service_within
-from tiercel.loadtest.results.latency import Latencies, figures, has_goals, is_good, latencies, quantiles
+from tiercel.loadtest.results.latency import has_goals, is_good, latencies
 from tiercel.loadtest.results.record import (
     STOPPED,
     ClientLoad,

@@ -1,7 +1,6 @@
 """Percentiles of very many values in little room."""
 
 import math
-from collections.abc import Sequence
 
 _RATIO = math.log(1.01)
 _LEAST = 1e-6
@@ -39,13 +38,3 @@ class LogHistogram:
 def bucket_of(value: float) -> int:
     """Where a value is counted."""
     return max(0, round(math.log(max(value, _LEAST) / _LEAST) / _RATIO))
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Between two of the sorted values in a straight line. 0 of nothing."""
-    if not ordered:
-        return 0.0
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -3,13 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec import Struct
 
 from tiercel.ids import TenantId
-from tiercel.simulation.histogram import LogHistogram, percentile
+from tiercel.simulation.histogram import LogHistogram
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.tally import TenantTally, preemption_table
 from tiercel.simulation.timeline import SimTimeline
+
+_PERCENTS = (50, 95, 99)
 
 
 class Percentiles(Struct, frozen=True):
@@ -184,8 +187,10 @@ def _all(lists: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _spread(ordered: Sequence[float]) -> Percentiles:
-    return Percentiles(*(percentile(ordered, percent) for percent in (50, 95, 99)))
+    if not ordered:
+        return Percentiles()
+    return Percentiles(*(float(value) for value in np.percentile(ordered, _PERCENTS)))
 
 
 def _histogram_spread(histogram: LogHistogram) -> Percentiles:
-    return Percentiles(*(histogram.percentile(percent) for percent in (50, 95, 99)))
+    return Percentiles(*(histogram.percentile(percent) for percent in _PERCENTS))

@@ -42,9 +42,9 @@ THEIRS: dict[str, set[str]] = {
         *("fastapi", "starlette", "uvicorn", "pydantic", "msgspec", "structlog", "tokenizers", "jinja2"),
         *("prometheus_client", "anyio", "yaml"),
     },
-    "loadtest": {"httpx", "httptools", "jinja2", "matplotlib", "tokenizers", "msgspec", "yaml"},
+    "loadtest": {"httpx", "httptools", "jinja2", "matplotlib", "numpy", "tokenizers", "msgspec", "yaml"},
     "embedded": set(),
-    "simulation": {"msgspec"},
+    "simulation": {"msgspec", "numpy"},
     "cli": {"typer", "rich", "httpx", "pydantic", "torch"},
 }
 # What single files may import beyond their room.
@@ -369,8 +369,8 @@ def _modules(room: str) -> list[str]:
     return [_module(path) for path in FILES if _room(path) == room and path not in NEEDS_TORCH]
 
 
-# Rooms whose books, or those of a room that they import, work on arrays: decision 19.
-WITH_NUMPY = {"kvcache", "simulation", "cli"}
+# Rooms whose books, or those of a room that they import, work on arrays (decision 19), and the statistics of results.
+WITH_NUMPY = {"kvcache", "simulation", "cli", "loadtest"}
 
 
 def _import_without_torch(modules: list[str], *others: str) -> str:
@@ -383,6 +383,11 @@ def _import_without_torch(modules: list[str], *others: str) -> str:
 @pytest.mark.parametrize("room", ["tiercel", "kvcache", "scheduler", "server", "cli", "loadtest", "simulation"])
 def test_the_room_lives_without_torch(room: str) -> None:
     assert _import_without_torch(_modules(room), *(() if room in WITH_NUMPY else ("numpy",))) == ""
+
+
+def test_a_client_process_of_the_load_test_starts_without_numpy() -> None:
+    """It would take a tenth of a second of every start, and of every process."""
+    assert _import_without_torch(["tiercel.loadtest.client.worker"], "numpy") == ""
 
 
 def test_the_simulated_device_lives_without_torch() -> None:

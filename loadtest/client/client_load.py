@@ -4,7 +4,7 @@ from collections import Counter as Tally
 from collections.abc import Sequence
 
 from tiercel.loadtest.client.assignment import Load
-from tiercel.loadtest.results.latency import percentile
+from tiercel.loadtest.results.distribution import percentile
 from tiercel.loadtest.results.record import ClientLoad
 
 _BUSY_SHARE = 0.9

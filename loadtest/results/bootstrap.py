@@ -1,86 +1,92 @@
-"""How far a statistic of a sample may be from the truth: what it would have been in other samples like this one.
+"""Confidence intervals by the bootstrap: how far a statistic varies between samples like the given one.
 
-The bootstrap draws n values from n values with replacement, many times. Quantiles need no drawing: the place of the
-k-th smallest of n uniform draws has a Beta distribution, so one number from it does the work of n.
+A new sample is n values drawn with replacement from the n given values. A percentile needs no sample: the position of
+the k-th smallest of n uniform draws has a Beta distribution, so that one number replaces n.
 """
 
-import math
-import random
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
-_MOST_DRAWN = 3000  # values; the mean of more is normal for our purposes
-_GAP_STEPS = 1_500_000  # of work on gaps, all rounds together
+_MOST_DRAWN = 3000  # values; the mean of more values has a normal distribution for this purpose
+_MOST_STEPS = 200_000_000  # values looked at for groups, in all rounds together: a few seconds
 _LEAST_ROUNDS = 200
 
-Draw = Callable[[], float]
-"""One statistic of one new sample."""
+Floats = NDArray[np.float64]
+Sampler = Callable[[int], Floats]
+"""Returns the statistic of the given number of new samples."""
 
 
 class ConfidenceInterval(Struct, frozen=True):
-    """Where 95 of 100 new samples would be."""
+    """The range that holds the statistic of 95 of 100 new samples."""
 
     low: float
     high: float
 
 
-def interval(draw: Draw, rounds: int) -> ConfidenceInterval:
-    """The middle 95 % of `rounds` draws."""
-    drawn = sorted(draw() for _ in range(rounds))
-    return ConfidenceInterval(drawn[int(0.025 * (rounds - 1))], drawn[math.ceil(0.975 * (rounds - 1))])
+def interval(drawn: Floats) -> ConfidenceInterval:
+    """Return the middle 95 % of the drawn statistics."""
+    low, high = np.percentile(drawn, 2.5, method="lower"), np.percentile(drawn, 97.5, method="higher")
+    return ConfidenceInterval(float(low), float(high))
 
 
-def quantile_draw(values: Sequence[float], percent: float, chance: random.Random) -> Draw:
-    """Draws the percentile of new samples, between neighbours linear as the figures are."""
-    ordered = sorted(values)
+def percentile_sampler(values: Sequence[float], rank: float, rng: np.random.Generator) -> Sampler:
+    """Return a sampler of a percentile, as `distribution.percentile` defines it."""
+    ordered = np.sort(np.asarray(values, np.float64))
     count = len(ordered)
-    place = (count - 1) * percent / 100
-    rank, part = math.floor(place) + 1, place - math.floor(place)
+    position = (count - 1) * rank / 100
+    below = int(position)
+    part = position - below
 
-    def draw() -> float:
-        share = chance.betavariate(rank, count + 1 - rank)
-        low = ordered[min(int(share * count), count - 1)]
+    def draw(rounds: int) -> Floats:
+        share = rng.beta(below + 1, count - below, rounds)
+        low = ordered[_places(share, count)]
         if not part:
             return low
-        next_share = share + (1 - share) * chance.betavariate(1, count - rank)
-        return low + part * (ordered[min(int(next_share * count), count - 1)] - low)
+        next_share = share + (1 - share) * rng.beta(1, count - below - 1, rounds)
+        return low + part * (ordered[_places(next_share, count)] - low)
 
     return draw
 
 
-def mean_draw(values: Sequence[float], chance: random.Random) -> Draw:
-    """Draws the mean of new samples."""
-    count = len(values)
-    if count <= _MOST_DRAWN:
-        return lambda: math.fsum(chance.choices(values, k=count)) / count
-    mean = math.fsum(values) / count
-    error = math.sqrt(math.fsum((value - mean) ** 2 for value in values)) / count
-    return lambda: chance.gauss(mean, error)
+def mean_sampler(values: Sequence[float], rng: np.random.Generator) -> Sampler:
+    """Return a sampler of the mean."""
+    all_values = np.asarray(values, np.float64)
+    count = len(all_values)
 
-
-def grouped_quantile_draw(groups: Sequence[Sequence[float]], percent: float, chance: random.Random) -> Draw:
-    """Draws a high percentile of all values when whole groups are drawn: gaps of one request are not independent."""
-    ranked = sorted(((value, group) for group, values in enumerate(groups) for value in values), reverse=True)
-    sizes = [len(values) for values in groups]
-    places = range(len(groups))
-
-    def draw() -> float:
-        times = [0] * len(groups)
-        for place in chance.choices(places, k=len(groups)):
-            times[place] += 1
-        beyond = (1 - percent / 100) * sum(size * count for size, count in zip(sizes, times, strict=True))
-        seen = 0
-        for value, group in ranked:
-            seen += times[group]
-            if seen > beyond:
-                return value
-        return ranked[-1][0]
+    def draw(rounds: int) -> Floats:
+        if count > _MOST_DRAWN:
+            return rng.normal(all_values.mean(), all_values.std() / count**0.5, rounds)
+        return np.array([rng.choice(all_values, count).mean() for _ in range(rounds)])
 
     return draw
 
 
-def rounds_for(groups: Sequence[Sequence[float]], percent: float, rounds: int) -> int:
-    """As many rounds as the size of the groups lets one wait for."""
-    steps = len(groups) * 2 + sum(map(len, groups)) * (1 - percent / 100)
-    return max(_LEAST_ROUNDS, min(rounds, int(_GAP_STEPS / max(steps, 1))))
+def grouped_percentile_sampler(groups: Sequence[Sequence[float]], rank: float, rng: np.random.Generator) -> Sampler:
+    """Return a sampler of a percentile of all values that draws whole groups.
+
+    The gaps of one request are not independent of each other; requests are.
+    """
+    values = np.concatenate([np.asarray(group, np.float64) for group in groups])
+    group_by_value = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    order = np.argsort(-values, kind="stable")
+    ranked, group_by_value = values[order], group_by_value[order]
+
+    def draw_one() -> float:
+        times = np.bincount(rng.integers(len(groups), size=len(groups)), minlength=len(groups))
+        seen = np.cumsum(times[group_by_value])  # of the new sample, values at least as large as each ranked one
+        beyond = (1 - rank / 100) * seen[-1]
+        return float(ranked[min(int(np.searchsorted(seen, beyond, side="right")), len(ranked) - 1)])
+
+    return lambda rounds: np.array([draw_one() for _ in range(rounds)])
+
+
+def rounds_for(groups: Sequence[Sequence[float]], rounds: int) -> int:
+    """Return `rounds`, or fewer for groups with so many values that they would take more than a few seconds."""
+    return max(_LEAST_ROUNDS, min(rounds, _MOST_STEPS // max(1, sum(map(len, groups)))))
+
+
+def _places(shares: Floats, count: int) -> NDArray[np.intp]:
+    return np.minimum((shares * count).astype(np.intp), count - 1)

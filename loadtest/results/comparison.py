@@ -1,19 +1,20 @@
 """Two runs side by side: ratios with their spread, and which of the differences chance alone would explain."""
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from tiercel.loadtest.results.bootstrap import (
     ConfidenceInterval,
-    Draw,
-    grouped_quantile_draw,
+    Floats,
+    Sampler,
+    grouped_percentile_sampler,
     interval,
-    mean_draw,
-    quantile_draw,
+    mean_sampler,
+    percentile_sampler,
     rounds_for,
 )
 from tiercel.loadtest.results.latency import gaps_s, is_good, latencies
@@ -62,7 +63,7 @@ class _Side(Struct, frozen=True):
     """A figure of one run: its value, and what draws it anew."""
 
     value: float
-    draw: Draw | None
+    sampler: Sampler | None
     reason: str = ""  # why nothing can be drawn
 
 
@@ -75,13 +76,13 @@ def compare(first: RunResult, second: RunResult, *, seed: int = 0, rounds: int =
 
     Cost: a few seconds for ten thousand requests.
     """
-    chance = random.Random(seed)  # noqa: S311 - statistics, no secret
+    rng = np.random.default_rng(seed)
     views = _whole(first), _whole(second)
     found = [
-        *_rates(*views, chance, rounds),
-        *_good(first, second, chance, rounds),
-        *_latencies(*views, chance, rounds),
-        *_gaps(*views, chance, rounds),
+        *_rates(*views, rng, rounds),
+        *_good(first, second, rng, rounds),
+        *_latencies(*views, rng, rounds),
+        *_gaps(*views, rng, rounds),
     ]
     others = {tenant.name for tenant in second.tenants}
     shared = [tenant.name for tenant in first.tenants if tenant.name in others]
@@ -90,7 +91,7 @@ def compare(first: RunResult, second: RunResult, *, seed: int = 0, rounds: int =
             parts = _of_tenant(first, name), _of_tenant(second, name)
             found += [
                 msgspec.structs.replace(difference, tenant=name)
-                for difference in _latencies(*parts, chance, rounds, ("ttft", "tpot"), (50, 99))
+                for difference in _latencies(*parts, rng, rounds, ("ttft", "tpot"), (50, 99))
             ]
     return found
 
@@ -126,14 +127,14 @@ def _of_tenant(run: RunResult, name: str) -> _View:
     return _View(tenant.quantiles, tenant.timeline, records)
 
 
-def _rates(first: _View, second: _View, chance: random.Random, rounds: int) -> Iterator[Difference]:
+def _rates(first: _View, second: _View, rng: np.random.Generator, rounds: int) -> Iterator[Difference]:
     """Rates over the run; their spread is that of the mean of equal blocks of time."""
     for figure, read in (("output tokens/s", _tokens), ("requests/s", _finished)):
-        sides = [_rate(read(view.timeline), view.timeline.step_s, chance) for view in (first, second)]
+        sides = [_rate(read(view.timeline), view.timeline.step_s, rng) for view in (first, second)]
         yield _difference(figure, sides[0], sides[1], rounds, is_more_better=True)
 
 
-def _good(first: RunResult, second: RunResult, chance: random.Random, rounds: int) -> Iterator[Difference]:
+def _good(first: RunResult, second: RunResult, rng: np.random.Generator, rounds: int) -> Iterator[Difference]:
     """The share of the requests that kept all goals, where both runs have goals."""
     if first.request_goodput is None or second.request_goodput is None:
         return
@@ -143,7 +144,7 @@ def _good(first: RunResult, second: RunResult, chance: random.Random, rounds: in
         kept = [float(is_good(record, goals.get(record.tenant, run.goals))) for record in run.requests]
         share = (run.request_goodput or 0.0) * run.duration / max(1, run.completed + run.failed)
         is_enough = len(kept) >= _LEAST_SAMPLES
-        sides.append(_Side(share, mean_draw(kept, chance)) if is_enough else _Side(share, None, _NOT_KEPT))
+        sides.append(_Side(share, mean_sampler(kept, rng)) if is_enough else _Side(share, None, _NOT_KEPT))
     yield _difference("good share", sides[0], sides[1], rounds, is_more_better=True)
 
 
@@ -155,19 +156,19 @@ def _finished(line: Timeline) -> Sequence[float]:
     return line.finished
 
 
-def _rate(steps: Sequence[float], step_s: float, chance: random.Random) -> _Side:
+def _rate(steps: Sequence[float], step_s: float, rng: np.random.Generator) -> _Side:
     value = sum(steps) / (len(steps) * step_s) if steps else 0.0
     if len(steps) < _LEAST_STEPS:
         return _Side(value, None, "the run is too short")
     width = len(steps) // _BLOCKS
     blocks = [sum(steps[start : start + width]) / (width * step_s) for start in range(0, _BLOCKS * width, width)]
-    return _Side(value, mean_draw(blocks, chance))
+    return _Side(value, mean_sampler(blocks, rng))
 
 
 def _latencies(
     first: _View,
     second: _View,
-    chance: random.Random,
+    rng: np.random.Generator,
     rounds: int,
     metrics: Sequence[str] = _METRICS,
     percents: Sequence[int] = _PERCENTS,
@@ -178,57 +179,54 @@ def _latencies(
             continue
         for percent in percents:
             sides = [
-                _quantile(view.quantiles[metric][percent], values[metric], percent, chance)
+                _quantile(view.quantiles[metric][percent], values[metric], percent, rng)
                 for view, values in zip((first, second), values_ms, strict=True)
             ]
             yield _difference(_figure(percent, metric), sides[0], sides[1], rounds, is_more_better=False)
 
 
-def _quantile(value: float, values: Sequence[float], percent: float, chance: random.Random) -> _Side:
+def _quantile(value: float, values: Sequence[float], percent: float, rng: np.random.Generator) -> _Side:
     if not values:
         return _Side(value, None, _NOT_KEPT)
     if len(values) < _LEAST_SAMPLES or len(values) * (1 - percent / 100) < _LEAST_BEYOND:
         return _Side(value, None, _TOO_FEW)
-    return _Side(value, quantile_draw(values, percent, chance))
+    return _Side(value, percentile_sampler(values, percent, rng))
 
 
-def _gaps(first: _View, second: _View, chance: random.Random, rounds: int) -> Iterator[Difference]:
+def _gaps(first: _View, second: _View, rng: np.random.Generator, rounds: int) -> Iterator[Difference]:
     """Gaps between chunks. Requests are drawn, each with all its gaps."""
     if not (_has(first, "itl") and _has(second, "itl")):
         return
     groups = [[gaps for record in view.records if (gaps := gaps_s(record))] for view in (first, second)]
-    enough = min(rounds_for(group, 99, rounds) for group in groups)
+    enough = min(rounds_for(group, rounds) for group in groups)
     sides = [
-        _gap_tail(view.quantiles["itl"][99], group, chance) for view, group in zip((first, second), groups, strict=True)
+        _gap_tail(view.quantiles["itl"][99], group, rng) for view, group in zip((first, second), groups, strict=True)
     ]
     yield _difference("p99_itl_ms", sides[0], sides[1], enough, is_more_better=False)
 
 
-def _gap_tail(value: float, groups: Sequence[Sequence[float]], chance: random.Random) -> _Side:
+def _gap_tail(value: float, groups: Sequence[Sequence[float]], rng: np.random.Generator) -> _Side:
     if not groups:
         return _Side(value, None, _NOT_KEPT)
     if len(groups) < _LEAST_SAMPLES:
         return _Side(value, None, _TOO_FEW)
-    return _Side(value, grouped_quantile_draw(groups, 99, chance))
+    return _Side(value, grouped_percentile_sampler(groups, 99, rng))
 
 
 def _difference(figure: str, first: _Side, second: _Side, rounds: int, *, is_more_better: bool) -> Difference:
     ratio = second.value / first.value if first.value else None
     spread = None
-    if ratio is not None and first.draw is not None and second.draw is not None:
-        spread = interval(_quotient(first.draw, second.draw, ratio), rounds)
+    if ratio is not None and first.sampler is not None and second.sampler is not None:
+        spread = interval(_quotients(first.sampler(rounds), second.sampler(rounds), ratio))
     return Difference(
         figure=figure, first=first.value, second=second.value, ratio=ratio, spread=spread,
         verdict=_verdict(spread, is_more_better), reason=first.reason or second.reason,
     )  # fmt: skip
 
 
-def _quotient(below: Draw, above: Draw, otherwise: float) -> Draw:
-    def draw() -> float:
-        bottom = below()
-        return above() / bottom if bottom else otherwise
-
-    return draw
+def _quotients(below: Floats, above: Floats, otherwise: float) -> Floats:
+    """Return above / below; `otherwise` where the divisor is zero."""
+    return np.divide(above, below, out=np.full_like(above, otherwise), where=below != 0)
 
 
 def _verdict(spread: ConfidenceInterval | None, is_more_better: bool) -> ComparisonVerdict:

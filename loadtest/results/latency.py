@@ -1,43 +1,41 @@
-"""Latencies of requests and the figures made of them.
+"""Latencies of single requests.
 
-TTFT: first chunk with content, from when the request was sent. TPOT: time behind the first chunk by tokens behind the
-first; requests of one token have none. ITL: gaps between chunks, one a gap, all requests together. E2EL: last chunk,
-from when the request was sent. `_due`: the same from when the request was due. Only requests without an error count.
+TTFT: from sending the request to the first chunk with content. TPOT: the time after the first chunk divided by the
+number of tokens after the first; a request of one token has none. ITL: the gap between two chunks; a request has as
+many values as gaps. E2EL: from sending the request to its last chunk. The metrics that end in `_due` count from when
+the request was due. Only requests without an error count.
 """
 
-import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 
 from tiercel.loadtest.results.record import METRICS, Goals, RequestRecord
 
-_ALWAYS = (90.0, 95.0, 99.0)
-Latencies = Mapping[str, Sequence[float]]
-"""Sorted values in ms by metric."""
-
 
 def ttft_ms(record: RequestRecord) -> float | None:
+    """Return the time to the first token, or None without one."""
     return None if record.first_s is None else (record.first_s - record.sent_s) * 1000
 
 
 def tpot_ms(record: RequestRecord) -> float | None:
+    """Return the mean time per output token after the first, or None with fewer than two tokens."""
     if record.first_s is None or record.output_tokens <= 1:
         return None
     return (record.end_s - record.first_s) * 1000 / (record.output_tokens - 1)
 
 
 def e2el_ms(record: RequestRecord) -> float:
+    """Return the end-to-end latency."""
     return (record.end_s - record.sent_s) * 1000
 
 
 def gaps_s(record: RequestRecord) -> list[float]:
-    """Between its chunks."""
+    """Return the gaps between the chunks of a request."""
     return [after - before for before, after in pairwise(record.chunks_s)]
 
 
 def latencies(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
-    """Sorted values by metric."""
+    """Return the sorted values of every metric, in ms."""
     found: dict[str, list[float]] = {metric: [] for metric in METRICS}
     for record in records:
         if record.error is not None:
@@ -58,39 +56,8 @@ def latencies(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
     return found
 
 
-def percentile(ordered: Sequence[float], rank: float) -> float:
-    """The value at `rank` percent of sorted values, between two of them in a straight line, as numpy does it."""
-    place = (len(ordered) - 1) * rank / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def figures(values_by_metric: Latencies, ranks: Iterable[float]) -> dict[str, float | None]:
-    """`mean_ttft_ms` and so on; None where no request has the metric."""
-    all_ranks = sorted({*ranks, *_ALWAYS})
-    found: dict[str, float | None] = {}
-    for metric, ordered in values_by_metric.items():
-        has_values = bool(ordered)
-        found[f"mean_{metric}_ms"] = statistics.fmean(ordered) if has_values else None
-        found[f"median_{metric}_ms"] = percentile(ordered, 50) if has_values else None
-        found[f"std_{metric}_ms"] = _deviation(ordered) if has_values else None
-        for rank in all_ranks:
-            found[f"p{rank:g}_{metric}_ms"] = percentile(ordered, rank) if has_values else None
-    return found
-
-
-def quantiles(values_by_metric: Latencies) -> dict[str, list[float]]:
-    """The 0th to the 100th percentile of each metric that has values."""
-    return {
-        metric: [round(percentile(ordered, rank), 3) for rank in range(101)]
-        for metric, ordered in values_by_metric.items()
-        if ordered
-    }
-
-
 def is_good(record: RequestRecord, goals: Goals) -> bool:
-    """Whether a request keeps all goals. A request of one token has no TPOT to miss."""
+    """Return whether a request kept all goals. A request of one token keeps any TPOT goal."""
     if record.error is not None:
         return False
     first_ms = ttft_ms(record)
@@ -102,9 +69,5 @@ def is_good(record: RequestRecord, goals: Goals) -> bool:
 
 
 def has_goals(goals: Goals) -> bool:
+    """Return whether there is any goal."""
     return goals != Goals()
-
-
-def _deviation(ordered: Sequence[float]) -> float:
-    mean = statistics.fmean(ordered)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / len(ordered))

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tiercel.loadtest.results.latency import figures, latencies, quantiles
+from tiercel.loadtest.results.distribution import figures, quantiles
+from tiercel.loadtest.results.latency import latencies
 from tiercel.loadtest.results.record import (
     ClientLoad,
     Counter,

@@ -25,7 +25,7 @@ from tiercel.loadtest.report.wording import figure_words, show_factor, show_ms, 
 from tiercel.loadtest.results.record import RunResult, Sample
 from tiercel.loadtest.results.result_file import decode_result, encode_result
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Page(HTMLParser):

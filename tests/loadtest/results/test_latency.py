@@ -6,7 +6,8 @@ import numpy
 import pytest
 
 from tests.loadtest.builders import record
-from tiercel.loadtest.results.latency import figures, is_good, latencies, percentile, quantiles
+from tiercel.loadtest.results.distribution import figures, percentile, quantiles
+from tiercel.loadtest.results.latency import is_good, latencies
 from tiercel.loadtest.results.record import METRICS, Goals
 
 
