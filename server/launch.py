@@ -30,9 +30,10 @@ from tiercel.server.app import create_app
 from tiercel.server.control.configuration import Configuration, SettingsVersion
 from tiercel.server.control.systemd import SystemdNotifier
 from tiercel.server.engine.child import EngineChild, engine_command
-from tiercel.server.engine.client import EngineClient, EngineState
+from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.inherited import InheritedResources
 from tiercel.server.engine.mailbox import EngineGone
+from tiercel.server.engine.status import EngineState
 from tiercel.server.http.listen import bind, check_tls, url_of
 from tiercel.server.http.reaper import Reaper
 from tiercel.server.metrics.registry import ServerMetrics
@@ -144,11 +145,11 @@ def build_context(
         client.set_tenants(table.message)
 
     tenants.add_listener(apply_tenants)
-    admission = Admission(client, metrics, clock, usages, max_queued=settings.max_num_queued_reqs)
+    admission = Admission(client.sequences, metrics, clock, usages, max_queued=settings.max_num_queued_reqs)
     metrics.open(
-        client,
+        client.status,
         usages.counts,
-        lambda: oldest_waits(list(client.facts_by_seq.values()), clock.now_s()),
+        lambda: oldest_waits(list(client.sequences.facts_by_seq.values()), clock.now_s()),
         lambda: admission.max_queued,
     )
     both = Settings(engine=engine or EngineSettings(model=settings.model), server=settings)
@@ -271,7 +272,7 @@ class Daemon:
         silence_s, context = watchdog_s(), self._context
 
         def is_well() -> bool:
-            return context.client.state is not EngineState.READY or not context.is_stalled
+            return context.client.status.state is not EngineState.READY or not context.is_stalled
 
         return [] if silence_s is None else [asyncio.create_task(self._notifier.watch(silence_s, is_well))]
 
@@ -306,18 +307,18 @@ class Daemon:
         """Load, serve, drain. Streams are settled when it returns. Raises what ended the HTTP server, if it failed."""
         client = self._context.client
         asked = asyncio.create_task(self._first_signal.wait())
-        gone = asyncio.create_task(client.wait_gone())
-        loaded = asyncio.create_task(client.wait_ready())
+        gone = asyncio.create_task(client.status.wait_gone())
+        loaded = asyncio.create_task(client.status.wait_ready())
         try:
             await asyncio.wait([asked, gone, loaded, serving], return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done() and client.state is EngineState.READY:
+            if not asked.done() and client.status.state is EngineState.READY:
                 self._announce(url, child)
                 await asyncio.wait([asked, gone, serving], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
             if not asked.done():
                 return await self._engine_ended(client, child)
-            if client.state is EngineState.LOADING:
+            if client.status.state is EngineState.LOADING:
                 return self._give_up_loading(client)
             return await self._drain(gone)
         finally:
@@ -327,11 +328,11 @@ class Daemon:
 
     async def _engine_ended(self, client: EngineClient, child: EngineChild) -> int:
         self._context.admission.close()
-        if client.failure is not None:
-            print(f"tiercel: {client.failure.message}", file=self._err, flush=True)
+        if client.status.failure is not None:
+            print(f"tiercel: {client.status.failure.message}", file=self._err, flush=True)
             return EXIT_CONFIG
-        was_ready = client.ready is not None
-        when = "the engine died" if was_ready else f"the engine died at its start ({client.stage})"
+        was_ready = client.status.ready is not None
+        when = "the engine died" if was_ready else f"the engine died at its start ({client.status.stage})"
         print(f"tiercel: {when}: {await child.cause(_CAUSE_S)}", file=self._err, flush=True)
         return EXIT_ENGINE
 
@@ -348,7 +349,7 @@ class Daemon:
         refusal = shutting_down()
         cut = EngineGone(refusal.message, refusal.code)
         self._context.admission.close()
-        self._log.info("draining", open=client.num_open, timeout_s=timeout_s)
+        self._log.info("draining", open=client.sequences.num_open, timeout_s=timeout_s)
         client.refuse_queued(cut)
         idle = asyncio.create_task(self._wait_idle())
         again = asyncio.create_task(self._second_signal.wait())
@@ -359,7 +360,7 @@ class Daemon:
                 task.cancel()
         client.refuse_all(cut)
         self._log.info("drained", forced=self._second_signal.is_set())
-        if client.state is EngineState.DEAD:
+        if client.status.state is EngineState.DEAD:
             return EXIT_ENGINE
         return EXIT_FORCED if self._second_signal.is_set() else EXIT_OK
 
@@ -369,7 +370,7 @@ class Daemon:
         patience_s = max(0.0, self._drained_by_s - self._context.clock.now_s()) if code == EXIT_OK else 0.0
         client.quit(patience_s)
         if patience_s:
-            gone = asyncio.create_task(client.wait_gone())
+            gone = asyncio.create_task(client.status.wait_gone())
             again = asyncio.create_task(self._second_signal.wait())
             most_s = patience_s + _ENGINE_PATIENCE_S
             await asyncio.wait([gone, again], timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
@@ -382,12 +383,12 @@ class Daemon:
 
     async def _wait_idle(self) -> None:
         """Return when every admitted request has got its last token."""
-        while self._context.client.num_open or self._context.admission.num_reserved:  # noqa: ASYNC110 - two counters
+        while self._context.client.sequences.num_open or self._context.admission.num_reserved:  # noqa: ASYNC110 - two counters
             await asyncio.sleep(_POLL_S)
 
     def _announce(self, url: str, child: EngineChild) -> None:
         """The lines for people, on stdout."""
-        ready, settings = self._context.client.ready, self._settings.server
+        ready, settings = self._context.client.status.ready, self._settings.server
         if ready is None:
             return
         name = settings.served_model_names[0]

@@ -13,7 +13,8 @@ from tiercel.errors import AdmissionError
 from tiercel.server.api.generation_config import SamplingDefaults
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.control.configuration import Configuration
-from tiercel.server.engine.client import EngineClient, EngineStartError, EngineState
+from tiercel.server.engine.client import EngineClient
+from tiercel.server.engine.status import EngineStartError, EngineState
 from tiercel.server.http.body import read_object
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tenancy.admission import Admission
@@ -61,10 +62,10 @@ class ServerContext:
         Errors: AdmissionError (503) when the engine cannot serve.
         """
         try:
-            ready = await self.client.wait_ready()
+            ready = await self.client.status.wait_ready()
         except EngineStartError as exc:
             raise self._unserved() from exc
-        if self.client.state is not EngineState.READY:
+        if self.client.status.state is not EngineState.READY:
             raise self._unserved()
         return ModelLimits.of(ready, self.settings.max_logprobs, tenant.share.kv_quota.hbm)
 
@@ -96,7 +97,7 @@ class ServerContext:
 
         Before the context is known only the size of the body limits them.
         """
-        ready = self.client.ready
+        ready = self.client.status.ready
         return max(_MOST_VALUES, self.settings.max_body_bytes if ready is None else ready.max_model_len + _FIELD_VALUES)
 
     async def read_object(self, request: Request) -> dict[str, object]:
@@ -110,4 +111,4 @@ class ServerContext:
     @property
     def is_stalled(self) -> bool:
         """True when work is pending and no step has ended for too long."""
-        return self.client.silence_s() > self.settings.stall_timeout_s
+        return self.client.status.silence_s() > self.settings.stall_timeout_s

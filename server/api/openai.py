@@ -25,7 +25,6 @@ from tiercel.server.api.schemas import (
     refuse_unsupported_in_messages,
 )
 from tiercel.server.api.stream import EventStream, FailureNote, ReplyShape, StreamRules, whole_reply
-from tiercel.server.engine.client import SequenceStart
 from tiercel.server.engine.generation import (
     ChoiceText,
     EngineGoneError,
@@ -34,6 +33,7 @@ from tiercel.server.engine.generation import (
     SequenceFailedError,
 )
 from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes
+from tiercel.server.engine.sequences import SequenceStart
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.admission import AdmissionRequest, Entry
 from tiercel.server.tenancy.auth import tenant_of
@@ -242,7 +242,7 @@ class OpenAIRoutes:
         return note
 
     def _card(self, name: str) -> dict[str, object]:
-        ready = self._context.client.ready
+        ready = self._context.client.status.ready
         return {
             "id": name,
             "object": "model",

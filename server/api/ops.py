@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from tiercel import __version__
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
-from tiercel.server.engine.client import EngineState
+from tiercel.server.engine.status import EngineState
 from tiercel.server.tenancy.auth import MetricsGuard
 from tiercel.server.tenancy.directory import in_thread
 
@@ -49,12 +49,14 @@ class OpsRoutes:
 
     async def health(self) -> Response:
         """200 while the engine serves and its steps end."""
-        state = self._context.client.state
+        state = self._context.client.status.state
         if state is EngineState.READY and self._context.is_stalled:
-            return JSONResponse({"status": "stalled", "silence_s": round(self._context.client.silence_s(), 1)}, 503)
+            return JSONResponse(
+                {"status": "stalled", "silence_s": round(self._context.client.status.silence_s(), 1)}, 503
+            )
         if state is EngineState.READY:
             return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": state.value, "stage": self._context.client.stage}, 503)
+        return JSONResponse({"status": state.value, "stage": self._context.client.status.stage}, 503)
 
     async def live(self) -> Response:
         """200 while this process answers at all."""
@@ -63,10 +65,10 @@ class OpsRoutes:
     async def ready(self) -> Response:
         """200 when a new request would be served now."""
         client = self._context.client
-        if client.state is EngineState.LOADING:
-            return _unready("loading", f"Loading model: {client.stage}", client.stage)
-        if client.state is not EngineState.READY:
-            return _unready("dead", "The engine has stopped", client.stage)
+        if client.status.state is EngineState.LOADING:
+            return _unready("loading", f"Loading model: {client.status.stage}", client.status.stage)
+        if client.status.state is not EngineState.READY:
+            return _unready("dead", "The engine has stopped", client.status.stage)
         if self._context.admission.is_closed:
             return _unready("draining", "The server is shutting down", "draining")
         if self._context.is_stalled:
@@ -79,7 +81,7 @@ class OpsRoutes:
 
     async def load(self) -> Response:
         """Sequences that clients wait for."""
-        return JSONResponse({"server_load": self._context.client.num_open})
+        return JSONResponse({"server_load": self._context.client.sequences.num_open})
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text, with `?detail=tenants` more than ten lines a tenant. Errors: AdmissionError (400)."""

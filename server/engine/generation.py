@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from tiercel.clock import Clock
 from tiercel.outcome import Finished, FinishReason, TokenLogprobs
-from tiercel.server.engine.client import EngineClient, SequenceFacts, Submission
+from tiercel.server.engine.client import EngineClient, Submission
 from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox
+from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.text.detokenizer import Detokenizer
 from tiercel.server.text.stop import StopScanner, TextRules
 from tiercel.server.text.vocabulary import Vocabulary

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
-from tiercel.server.engine.client import SequenceFacts
+from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.metrics.exposition import Kind, family, histogram, joined, labels
 from tiercel.server.metrics.histogram import HistogramCounter
 from tiercel.wire import Ready

@@ -9,7 +9,8 @@ from prometheus_client.registry import Collector
 
 from tiercel.ids import TenantId
 from tiercel.outcome import Finished, Gauges
-from tiercel.server.engine.client import EngineState, SequenceFacts
+from tiercel.server.engine.sequences import SequenceFacts
+from tiercel.server.engine.status import EngineState
 from tiercel.server.metrics.config import ConfigMetrics
 from tiercel.server.metrics.engine import ENGINE, EngineMetrics, EngineMetricsSample
 from tiercel.server.metrics.exposition import joined

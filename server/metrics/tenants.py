@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tiercel.ids import TenantId
 from tiercel.outcome import FairGauges, Finished, Gauges, TenantGauges
-from tiercel.server.engine.client import SequenceFacts
+from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.metrics.exposition import Kind, family, histogram, joined, labels, single, summary
 from tiercel.server.metrics.histogram import HistogramCounter
 from tiercel.server.tenancy.tenants import TenantTable

@@ -2,7 +2,7 @@
 
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
-from tiercel.server.engine.client import SequenceFacts, SequenceStage
+from tiercel.server.engine.sequences import SequenceFacts, SequenceStage
 from tiercel.server.tenancy.forecast import DrainRate, ForecastError, PromptThroughput
 from tiercel.server.tenancy.rate_bucket import RateBucket
 from tiercel.server.tenancy.tenants import Tenant, TenantTable

@@ -5,8 +5,8 @@ from collections.abc import Callable, Generator, Sequence
 
 from tiercel.clock import Clock
 from tiercel.outcome import Finished
-from tiercel.server.engine.client import SequenceFacts
 from tiercel.server.engine.generation import Generation
+from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.tracing.context import TraceContext
 
 

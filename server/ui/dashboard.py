@@ -11,7 +11,8 @@ from tiercel import __version__
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, Gauges, SequenceGauges, SequenceState, TenantGauges, TierGauges
 from tiercel.server.api.context import ServerContext
-from tiercel.server.engine.client import EngineState, SequenceFacts
+from tiercel.server.engine.sequences import SequenceFacts
+from tiercel.server.engine.status import EngineState
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import TenantMetricsSample
 from tiercel.server.tenancy.auth import Viewer
@@ -90,11 +91,11 @@ class Dashboard:
 
     def _engine(self) -> EngineSnapshot:
         context = self._context
-        client, ready = context.client, context.client.ready
+        client, ready = context.client, context.client.status.ready
         return EngineSnapshot(
-            state=client.state.value,
-            stage=client.stage,
-            is_stalled=client.state is EngineState.READY and context.is_stalled,
+            state=client.status.state.value,
+            stage=client.status.stage,
+            is_stalled=client.status.state is EngineState.READY and context.is_stalled,
             is_draining=context.admission.is_closed,
             model=context.settings.served_model_names[0],
             device=None if ready is None else ready.device,
@@ -153,7 +154,9 @@ class _Moment:
             sums.active_weight += seat.active_weight
             sums.service_s += seat.standing.service_s
             sums.generation_tokens += seat.figures.generation_tokens
-        self._books = [(seq, facts) for seq, facts in context.client.facts_by_seq.items() if facts.mailbox is not None]
+        self._books = [
+            (seq, facts) for seq, facts in context.client.sequences.facts_by_seq.items() if facts.mailbox is not None
+        ]
         self._books_by_name: dict[TenantId, list[_Book]] = {}
         for seq, facts in self._books:
             self._books_by_name.setdefault(facts.start.tenant, []).append((seq, facts))

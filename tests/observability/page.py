@@ -119,7 +119,7 @@ async def _traffic(server: Running) -> None:
     assert (await _ask(server, "one", prompt=[7])).status_code == 500
     statuses = {(await _ask(server, "two", max_tokens=1)).status_code for _ in range(4)}
     assert 429 in statuses
-    await until(lambda: server.context.client.num_unfinished == 0)
+    await until(lambda: server.context.client.sequences.num_unfinished == 0)
 
 
 async def _ask(server: Running, key: str, **fields: object) -> httpx.Response:

@@ -80,7 +80,7 @@ async def running(
     server = QuietServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     if wait:
-        await context.client.wait_ready()
+        await context.client.status.wait_ready()
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
             yield Running(context, engine, server, http, port)

@@ -14,8 +14,9 @@ from tiercel.ids import TenantId
 from tiercel.outcome import Finished, Gauges
 from tiercel.request import SamplingParams
 from tiercel.scheduler.cost import linear_times
-from tiercel.server.engine.client import EngineClient, SequenceFacts, SequenceStart
+from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
 from tiercel.server.tenancy.admission import Admission, AdmissionRequest, ServiceLevel
 from tiercel.server.tenancy.tenants import Tenant, make_table
 from tiercel.server.tenancy.usage import UsageBook
@@ -99,13 +100,15 @@ class Overloaded:
         usages.set_table(make_table(self.tenants, version=1, source="file"))
         silent, self._wire = _Silent(), _Wire()
         self._client = EngineClient(simulation.clock, silent, usages)
-        self._client.connection_made(self._wire)  # type: ignore[arg-type]
+        self._client.connection.connection_made(self._wire)  # type: ignore[arg-type]
         ready = Ready(
             max_model_len=32_768, vocab_size=65_536, block_size=16, blocks_total=1, dtype="float32", device="cpu",
             model_impl="native", weights_bytes=1, kv_bytes=1, load_s=0.0,
         )  # fmt: skip
-        self._client.data_received(encode_frame(ready))
-        self._admission = Admission(self._client, silent, simulation.clock, usages, max_queued=self.max_queued)
+        self._client.connection.data_received(encode_frame(ready))
+        self._admission = Admission(
+            self._client.sequences, silent, simulation.clock, usages, max_queued=self.max_queued
+        )
         self._due = sorted(requests, key=lambda one: -one.at_s)
         simulation.tally.listener = self._hear
         simulation.loop.take([SetTenants(Tenants(1, tuple(tenant.share for tenant in self.tenants)))])
@@ -121,7 +124,7 @@ class Overloaded:
     def _hear(self, report: Report) -> None:
         """Requests that came while the step ran met the gates before its report."""
         self._admit_due()
-        self._client.data_received(encode_frame(report))
+        self._client.connection.data_received(encode_frame(report))
 
     def _send_due(self) -> None:
         self._admit_due()

@@ -213,7 +213,7 @@ def test_shares_count_those_that_want_service_now(model_folder: Path, file: Path
             server.http.stream("POST", "/v1/completions", json=text_body(**stream), headers=_bearer("two")) as second,
         ):
             assert first.status_code == second.status_code == 200
-            await until(lambda: server.context.client.num_started == 2)
+            await until(lambda: server.context.client.sequences.num_started == 2)
             rows = {row["name"]: row for row in (await _look(server, "boss"))["tenants"]["rows"]}
             assert {name: row["fair_share"] for name, row in rows.items()} == {"acme": 0.75, "beta": 0.25}
             assert {name: row["running"] for name, row in rows.items()} == {"acme": 1, "beta": 1}
@@ -231,7 +231,7 @@ def test_requests_are_told_with_what_the_engine_does_and_never_with_their_text(
         stream = {"stream": True, "max_tokens": 200, "ignore_eos": True}
         body = text_body("naïve secret words", **stream)
         async with server.http.stream("POST", "/v1/completions", json=body, headers=_bearer("one")):
-            await until(lambda: server.context.client.num_started == 1)
+            await until(lambda: server.context.client.sequences.num_started == 1)
             told = await _look(server, "one")
             (row,) = told["requests"]["rows"]
             assert (row["tenant"], row["state"], row["most_outputs"]) == ("acme", "decode", 200)
@@ -304,7 +304,7 @@ def test_viewers_of_one_moment_share_one_count_of_each_tenant(model_folder: Path
 def test_who_waits_with_its_first_request_is_seen_to_wait(policy: str, model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         async with _open(server, [_bearer("one")], text_body(max_tokens=9)):
-            await until(lambda: server.context.client.num_tokenless == 1)
+            await until(lambda: server.context.client.sequences.num_tokenless == 1)
             if policy == "fair":
                 told = TenantGauges(tenant=TenantId("acme"), starving_s=150.0)
                 server.engine.send(Report(gauges=Gauges(fair=FairGauges(tenants=(told,)))))
@@ -328,7 +328,7 @@ def test_its_size_is_bounded_whatever_there_is(model_folder: Path, tmp_path: Pat
         async with running(settings, Script(step_s=60.0)) as server:
             body = text_body(max_tokens=9, n=2)
             async with _open(server, [_bearer(f"key-{name}") for name in names[:60]], body):
-                await until(lambda: server.context.client.num_unfinished == 120)
+                await until(lambda: server.context.client.sequences.num_unfinished == 120)
                 parts = tuple(TenantBlocks(TenantId(name), 5, 5) for name in names[:32])
                 tier = TierGauges(tier=Tier.HBM, block_bytes=1000, blocks_total=900, tenants=parts)
                 fair = FairGauges(tenants=tuple(TenantGauges(tenant=TenantId(name)) for name in names))
@@ -363,7 +363,7 @@ async def _open(server: Running, headers: list[dict[str, str]], body: dict[str, 
 def test_it_is_there_while_the_model_loads(model_folder: Path) -> None:
     async def test() -> None:
         async with running(server_settings(model_folder), Script(load_s=60.0), wait=False) as server:
-            await until(lambda: server.context.client.stage == "loading weights")
+            await until(lambda: server.context.client.status.stage == "loading weights")
             told = await _look(server)
             assert (told["engine"]["state"], told["engine"]["stage"]) == ("loading", "loading weights")
             assert told["engine"]["context_tokens"] is None

@@ -36,7 +36,7 @@ def test_an_unexpected_error_shows_an_id_and_nothing_else(model_folder: Path) ->
             assert entry["kind"] == "RuntimeError"
             assert "private" not in str(logs)
             assert "secret" not in str(logs) + answer.text
-            assert server.context.client.num_unfinished == 0
+            assert server.context.client.sequences.num_unfinished == 0
             assert server.context.admission.num_reserved == 0
             assert (await server.http.post("/v1/chat/completions", json=chat_body(seed=1))).status_code == 200
             counted = (await server.http.get("/metrics")).text

@@ -16,7 +16,7 @@ TEXT = "/v1/completions"
 
 def _has_nothing(server: Running) -> bool:
     client = server.context.client
-    return server.engine.live == 0 and client.num_unfinished == 0 and client.num_tokenless == 0
+    return server.engine.live == 0 and client.sequences.num_unfinished == 0 and client.sequences.num_tokenless == 0
 
 
 async def _leave_when(

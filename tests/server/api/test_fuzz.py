@@ -45,8 +45,8 @@ def test_random_bodies_never_break_the_server(model_folder: Path) -> None:
             seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
             assert answer.status_code in (200, 400, 404), (route, body, answer.text)
         assert min(seen[200], seen[400]) > 50
-        await until(lambda: server.context.client.num_unfinished == 0)
+        await until(lambda: server.context.client.sequences.num_unfinished == 0)
         assert server.context.admission.num_reserved == 0
-        assert (server.context.client.num_tokenless, server.engine.live) == (0, 0)
+        assert (server.context.client.sequences.num_tokenless, server.engine.live) == (0, 0)
 
     with_server(server_settings(model_folder), test, Script())

@@ -11,7 +11,7 @@ from tiercel.server.text.tokenizer import TextCodec
 def test_a_server_that_loads_says_its_stage_and_is_alive(model_folder: Path) -> None:
     async def test() -> None:
         async with running(server_settings(model_folder), Script(load_s=0.4), wait=False) as server:
-            await until(lambda: server.context.client.stage == "loading weights")
+            await until(lambda: server.context.client.status.stage == "loading weights")
             ready = await server.http.get("/ready")
             assert ready.status_code == 503
             assert ready.json()["stage"] == "loading weights"
@@ -29,7 +29,7 @@ def test_a_server_that_loads_says_its_stage_and_is_alive(model_folder: Path) -> 
 def test_a_dead_engine_shows_and_requests_get_503(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         server.engine.die()
-        await server.context.client.wait_gone()
+        await server.context.client.status.wait_gone()
         for path in ("/health", "/ready", "/ping"):
             assert (await server.http.get(path)).status_code == 503
         answer = await server.http.post("/v1/completions", json=text_body())
@@ -49,7 +49,7 @@ def test_a_hung_engine_shows_only_while_work_is_pending(model_folder: Path) -> N
         assert (await server.http.get("/health")).json()["status"] == "stalled"
         assert (await server.http.get("/ready")).status_code == 503
         stuck.cancel()
-        await until(lambda: server.context.client.num_unfinished == 0)
+        await until(lambda: server.context.client.sequences.num_unfinished == 0)
         assert (await server.http.get("/health")).status_code == 200
 
     with_server(server_settings(model_folder), test, Script(hang_at_step=1), stall_timeout_s=0.2)

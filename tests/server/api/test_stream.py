@@ -282,4 +282,4 @@ def test_letters_that_look_like_line_ends_are_escaped(model_folder: Path, codec:
 
 
 async def _until_idle(server: Running) -> None:
-    await until(lambda: server.context.client.num_unfinished == 0)
+    await until(lambda: server.context.client.sequences.num_unfinished == 0)

@@ -12,15 +12,10 @@ from tiercel.clock import ManualClock
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
 from tiercel.request import SamplingParams, pack_tokens
-from tiercel.server.engine.client import (
-    EngineClient,
-    EngineStartError,
-    EngineState,
-    SequenceFacts,
-    SequenceStage,
-    SequenceStart,
-)
+from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox, unread_limit_bytes
+from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
+from tiercel.server.engine.status import EngineStartError, EngineState
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.settings import EngineSettings
 from tiercel.wire import Report, encode_frame
@@ -67,13 +62,13 @@ async def _read_all(mailbox: Mailbox) -> list[Delivery]:
 
 def test_a_sequence_brings_its_tokens_in_order_and_one_end() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
-        await client.wait_ready()
+        await client.status.wait_ready()
         mailbox = Mailbox()
         client.submit([_start(5)], mailbox, 0.0)
         news = await _read_all(mailbox)
         assert [token for delivery in news for token in delivery.tokens] == [5, 6, 5, 6, 5]
         assert [d.finished.reason for d in news if d.finished] == [FinishReason.LENGTH]
-        assert client.num_unfinished == 0
+        assert client.sequences.num_unfinished == 0
         assert engine.start is not None
         assert engine.start.settings.model == "folder"
 
@@ -82,7 +77,7 @@ def test_a_sequence_brings_its_tokens_in_order_and_one_end() -> None:
 
 def test_ids_are_never_reused() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
-        await client.wait_ready()
+        await client.status.wait_ready()
         first = client.submit([_start(), _start()], Mailbox(), 0.0)
         second = client.submit([_start()], Mailbox(), 0.0)
         assert len({*first.seqs, *second.seqs}) == 3
@@ -92,14 +87,14 @@ def test_ids_are_never_reused() -> None:
 
 def test_an_aborted_sequence_delivers_nothing_more_and_is_forgotten() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
-        await client.wait_ready()
+        await client.status.wait_ready()
         mailbox = Mailbox()
         submission = client.submit([_start(200), _start(200)], mailbox, 0.0)
         await mailbox.take()
         client.abort(submission.seqs, FinishReason.STOP)
         client.abort(submission.seqs, FinishReason.ABORT)
-        assert (client.num_open, client.num_tokenless) == (0, 0)
-        await until(lambda: client.num_unfinished == 0)
+        assert (client.sequences.num_open, client.sequences.num_tokenless) == (0, 0)
+        await until(lambda: client.sequences.num_unfinished == 0)
         assert engine.aborted == [(seq, FinishReason.STOP) for seq in submission.seqs]
         assert {facts.finished.reason for facts in submission.facts if facts.finished} == {FinishReason.STOP}
 
@@ -108,22 +103,22 @@ def test_an_aborted_sequence_delivers_nothing_more_and_is_forgotten() -> None:
 
 def test_a_death_reaches_every_reader_after_its_last_tokens() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
-        await client.wait_ready()
+        await client.status.wait_ready()
         mailbox = Mailbox()
         submission = client.submit([_start(100)], mailbox, 0.0)
-        await client.wait_gone()
-        assert client.state is EngineState.DEAD
+        await client.status.wait_gone()
+        assert client.status.state is EngineState.DEAD
         first = await mailbox.take()
         assert isinstance(first, tuple)
         assert len(first[0].tokens) == 4
         assert isinstance(await mailbox.take(), EngineGone)
-        assert client.num_unfinished == 0
+        assert client.sequences.num_unfinished == 0
         assert submission.facts[0].finished is not None
         assert submission.facts[0].finished.reason is FinishReason.ERROR
         late = Mailbox()
         client.submit([_start()], late, 0.0)
         assert isinstance(await late.take(), EngineGone)
-        assert client.num_unfinished == 0
+        assert client.sequences.num_unfinished == 0
 
     _with_pair(test, Script(die_at_step=4))
 
@@ -131,20 +126,20 @@ def test_a_death_reaches_every_reader_after_its_last_tokens() -> None:
 def test_a_failed_start_gives_the_engines_message() -> None:
     async def test(client: EngineClient, _engine: FakeEngine, _clock: ManualClock) -> None:
         with pytest.raises(EngineStartError, match="no weights"):
-            await client.wait_ready()
-        assert client.state is EngineState.FAILED
-        assert client.failure is not None
-        assert client.failure.code == "fake.failure"
+            await client.status.wait_ready()
+        assert client.status.state is EngineState.FAILED
+        assert client.status.failure is not None
+        assert client.status.failure.code == "fake.failure"
 
     _with_pair(test, Script(failure="no weights"))
 
 
 def test_a_death_during_the_start_names_the_stage() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
-        await until(lambda: client.stage == "loading weights")
+        await until(lambda: client.status.stage == "loading weights")
         engine.die()
         with pytest.raises(EngineStartError, match="loading weights"):
-            await client.wait_ready()
+            await client.status.wait_ready()
 
     _with_pair(test, Script(load_s=30))
 
@@ -156,21 +151,21 @@ def test_garbage_on_the_socket_is_a_death() -> None:
         with theirs:
             await client.open(ours, EngineSettings(model="folder"))
             theirs.sendall(b"\xff" * 16)
-            await client.wait_gone()
-            assert client.state is EngineState.DEAD
+            await client.status.wait_gone()
+            assert client.status.state is EngineState.DEAD
 
     asyncio.run(test())
 
 
 def test_silence_counts_only_with_work_pending() -> None:
     async def test(client: EngineClient, engine: FakeEngine, clock: ManualClock) -> None:
-        await client.wait_ready()
+        await client.status.wait_ready()
         clock.advance(100)
-        assert client.silence_s() == 0
+        assert client.status.silence_s() == 0
         client.submit([_start()], Mailbox(), clock.now_s())
-        assert client.silence_s() == 0
+        assert client.status.silence_s() == 0
         clock.advance(7)
-        assert client.silence_s() == 7
+        assert client.status.silence_s() == 7
 
     _with_pair(test, Script(hang_at_step=0))
 
@@ -198,13 +193,14 @@ def test_the_speed_of_prompts_is_told_only_of_steps_that_leave_somebody_waiting(
         ours, theirs = socket.socketpair()
         await engine.open(theirs)
         await client.open(ours, EngineSettings(model="folder"))
-        await client.wait_ready()
+        await client.status.wait_ready()
 
         def report(seq: int, step_tokens: int) -> None:
             clock.advance(0.1)
             seqs, tokens = array("Q", [seq] if seq else []), array("I", [5] if seq else [])
             gauges = Gauges(step_tokens=step_tokens)
-            client.data_received(encode_frame(Report(seqs=seqs.tobytes(), tokens=tokens.tobytes(), gauges=gauges)))
+            report = Report(seqs=seqs.tobytes(), tokens=tokens.tobytes(), gauges=gauges)
+            client.connection.data_received(encode_frame(report))
 
         client.submit([_start()], Mailbox(), 10.0)
         report(1, 20)  # it was alone, and the step as small as it was
@@ -222,17 +218,17 @@ def test_the_speed_of_prompts_is_told_only_of_steps_that_leave_somebody_waiting(
 
 def test_a_drain_gives_up_the_youngest_of_the_queue() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
-        await client.wait_ready()
+        await client.status.wait_ready()
         boxes = [Mailbox() for _ in range(3)]
         for mailbox in boxes:
             client.submit([_start(50)], mailbox, 0.0)
         await until(lambda: client.gauges.num_waiting == 2)
         client.refuse_queued(EngineGone("bye", "shutting_down"))
-        assert client.num_open == 1
+        assert client.sequences.num_open == 1
         assert isinstance(await boxes[2].take(), EngineGone)
         assert isinstance(await boxes[1].take(), EngineGone)
         client.refuse_all(EngineGone("bye", "shutting_down"))
-        assert client.num_open == 0
+        assert client.sequences.num_open == 0
         await until(lambda: engine.live == 0)
 
     _with_pair(test, Script(step_s=0.02, max_running=1))
@@ -240,12 +236,12 @@ def test_a_drain_gives_up_the_youngest_of_the_queue() -> None:
 
 def test_a_drain_leaves_those_that_were_admitted_before() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
-        await client.wait_ready()
+        await client.status.wait_ready()
         client.submit([_start(50)], Mailbox(), 0.0)
         await until(lambda: client.gauges.num_waiting == 1)
         client.submit([_start(50)], Mailbox(), 0.0)
         client.refuse_queued(EngineGone("bye", "shutting_down"))
-        assert client.num_open == 2
+        assert client.sequences.num_open == 2
 
     _with_pair(test, Script(step_s=0.02, preempted=1))
 

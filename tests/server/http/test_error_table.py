@@ -129,7 +129,7 @@ def test_every_bad_request_is_refused_in_the_shape_of_openai_and_leaves_nothing(
             if not is_right:
                 faults.append(f"{route} {str(body)[:80]} -> {answer.status_code} {answer.text}")
         assert server.engine.submitted == []
-        assert server.context.client.num_unfinished == 0
+        assert server.context.client.sequences.num_unfinished == 0
         assert server.context.admission.num_reserved == 0
         return faults
 
@@ -287,7 +287,7 @@ def test_a_full_queue_is_refused_before_any_work(model_folder: Path) -> None:
         async with asyncio.TaskGroup() as group:
             first = group.create_task(server.http.post(TEXT, json=text_body(max_tokens=1)))
             second = group.create_task(server.http.post(TEXT, json=text_body(max_tokens=1)))
-            await until(lambda: server.context.client.num_tokenless == 2)
+            await until(lambda: server.context.client.sequences.num_tokenless == 2)
             refused = await server.http.post(TEXT, json=text_body())
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "overloaded"

@@ -14,8 +14,8 @@ from tests.server.harness import Running, chat_body, running, server_settings, t
 from tiercel.ids import SeqId
 from tiercel.outcome import BAD_LOGITS, Finished, FinishReason, Gauges
 from tiercel.request import SamplingParams
-from tiercel.server.engine.client import SequenceFacts, SequenceStart
 from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
 from tiercel.server.metrics import engine as engine_metrics
 from tiercel.server.metrics.engine import EngineMetrics
 from tiercel.server.metrics.exposition import Kind, family
@@ -55,7 +55,7 @@ def test_ten_requests_of_ten_tokens_count_exactly(model_folder: Path) -> None:
         for _ in range(10):
             answer = await server.http.post(TEXT, json=text_body(max_tokens=10))
             prompt = answer.json()["usage"]["prompt_tokens"]
-        await until(lambda: server.context.client.num_unfinished == 0)
+        await until(lambda: server.context.client.sequences.num_unfinished == 0)
         seen = await _samples(server)
         assert seen["vllm:inter_token_latency_seconds_count"] == 10 * 9
         assert seen["vllm:iteration_tokens_total_sum"] == 10 * (prompt + 10)
@@ -124,7 +124,7 @@ def test_refused_admissions_and_broken_streams_are_counted(model_folder: Path) -
     async def test(server: Running) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.http.post(TEXT, json=text_body([8], max_tokens=1)))
-            await until(lambda: server.context.client.num_tokenless == 1)
+            await until(lambda: server.context.client.sequences.num_tokenless == 1)
             refused = await server.http.post(TEXT, json=text_body([8]))
         assert refused.status_code == 503
         await server.http.post(TEXT, json=text_body([7]))
@@ -289,7 +289,7 @@ def test_the_silence_of_a_hung_engine_grows(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         async with asyncio.TaskGroup() as group:
             asked = group.create_task(server.http.post(TEXT, json=text_body()))
-            await until(lambda: server.context.client.silence_s() > 0.05)
+            await until(lambda: server.context.client.status.silence_s() > 0.05)
             assert (await _samples(server))["tiercel_engine_silence_seconds"] > 0.05
             server.engine.die()
             await asked

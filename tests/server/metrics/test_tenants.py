@@ -6,8 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges, Finished, FinishReason, Gauges, PreemptionCount, TenantGauges
 from tiercel.request import SamplingParams
-from tiercel.server.engine.client import SequenceFacts, SequenceStart
 from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
 from tiercel.server.metrics.tenants import TenantMetrics, oldest_waits
 from tiercel.server.tenancy.tenants import Tenant, TenantTable, make_table
 from tiercel.tenant import Slo, TenantShare

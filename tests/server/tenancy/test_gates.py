@@ -13,8 +13,8 @@ from tiercel.errors import AdmissionError
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason
 from tiercel.request import SamplingParams
-from tiercel.server.engine.client import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.tenancy.admission import Admission, AdmissionRequest, Entry, ServiceLevel, Terms
 from tiercel.server.tenancy.tenants import BestEffort, Limits, Tenant, TenantTable, make_table
 from tiercel.server.tenancy.usage import UsageBook

@@ -57,7 +57,7 @@ async def _ask(server: Running, key: str, route: str = TEXT, **fields: object) -
 
 async def _idle(server: Running) -> None:
     """Nothing of any request is left."""
-    await until(lambda: server.context.client.num_unfinished == 0)
+    await until(lambda: server.context.client.sequences.num_unfinished == 0)
     assert server.context.admission.num_reserved == 0
 
 
@@ -142,7 +142,7 @@ def test_the_engine_hears_of_the_tenants_once_it_serves_and_at_every_change(mode
         settings = replace(server_settings(model_folder), tenants_config=str(file))
         async with running(settings, Script(load_s=0.2), wait=False) as server:
             assert server.engine.tenants == []
-            await server.context.client.wait_ready()
+            await server.context.client.status.wait_ready()
             await until(lambda: len(server.engine.tenants) == 1)
             assert await server.context.tenants.reload()
             await until(lambda: len(server.engine.tenants) == 2)
@@ -220,7 +220,7 @@ def test_sequences_at_once_and_places_in_the_queue_answer_429(model_folder: Path
                 pass  # its whole answer was taken: nothing is held by then
             async with asyncio.TaskGroup() as group:
                 group.create_task(_ask(server, key, prompt=[8], max_tokens=3))
-                await until(lambda: server.context.client.num_tokenless == 1)
+                await until(lambda: server.context.client.sequences.num_tokenless == 1)
                 _check_refusal(await _ask(server, key, prompt=[8], max_tokens=3))
             assert (await _ask(server, key, prompt=[8], max_tokens=1)).status_code == 200
             await _idle(server)
@@ -273,7 +273,7 @@ def test_gate_one_refuses_before_anything_is_tokenised(model_folder: Path, file:
                 _check_refusal(await _ask(server, "rpm", route))
             async with asyncio.TaskGroup() as group:
                 group.create_task(_ask(server, "two", prompt=[8], max_tokens=1))
-                await until(lambda: server.context.client.num_tokenless == 1)
+                await until(lambda: server.context.client.sequences.num_tokenless == 1)
                 full = await _ask(server, "three")
                 assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
             assert workers.jobs == 2
@@ -304,7 +304,7 @@ def test_under_overload_a_kind_tenant_is_told_that_its_answer_is_shorter(model_f
             await until(lambda: server.engine.live == 1)
             for _ in range(8):
                 group.create_task(_ask(server, "two", prompt=[8], max_tokens=1))
-            await until(lambda: server.context.client.num_tokenless == 8)
+            await until(lambda: server.context.client.sequences.num_tokenless == 8)
             for _ in range(15):  # requests show how full the queue is, for long enough
                 await asyncio.sleep(0.1)
                 await server.http.post("/tokenize", json={"prompt": "a"}, headers=_key("two"))
@@ -426,7 +426,7 @@ def test_a_prompt_that_cannot_meet_its_goal_is_refused_at_gate_two(model_folder:
         async with asyncio.TaskGroup() as group:
             for _ in range(5):
                 group.create_task(_ask(server, "two", prompt=[8] * 200, max_tokens=30))
-            await until(lambda: server.context.client.num_started == 3)  # the speed is known by now
+            await until(lambda: server.context.client.sequences.num_started == 3)  # the speed is known by now
             answer = await _ask(server, "one", prompt=[8], max_tokens=1)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
         assert int(answer.headers["retry-after"]) >= 1

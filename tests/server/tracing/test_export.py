@@ -31,9 +31,10 @@ from tiercel.ids import SeqId
 from tiercel.outcome import Absence
 from tiercel.request import SamplingParams
 from tiercel.server.api.context import ServerContext
-from tiercel.server.engine.client import EngineClient, SequenceFacts, SequenceStart, Submission
+from tiercel.server.engine.client import EngineClient, Submission
 from tiercel.server.engine.generation import Generation
 from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.engine.sequences import SequenceFacts, SequenceStart
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tracing.context import TraceContext, begin_context, read_context
 from tiercel.server.tracing.export import TraceExport

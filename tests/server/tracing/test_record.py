@@ -97,7 +97,7 @@ def test_a_client_that_left_is_499_and_its_line_has_the_last_word_of_the_engine(
         asking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asking
-        await until(lambda: server.context.client.num_unfinished == 0)
+        await until(lambda: server.context.client.sequences.num_unfinished == 0)
 
     (line,) = _lines(model_folder, test, Script(step_s=0.05, cached=1, told={"preemptions": 3}))
     assert (line["status"], line["finish_reason"]) == (499, "client_gone")
@@ -112,7 +112,7 @@ def test_a_client_that_left_an_engine_that_hangs_has_its_line_when_the_server_go
         asking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asking
-        await until(lambda: server.context.client.num_open == 0)
+        await until(lambda: server.context.client.sequences.num_open == 0)
 
     (line,) = _lines(model_folder, test, Script(step_s=0.02, hang_at_step=3, is_deaf=True))
     assert (line["status"], line["finish_reason"]) == (499, "client_gone")
@@ -196,10 +196,10 @@ def test_no_text_of_a_prompt_or_an_answer_is_ever_logged(
             await server.http.post(TEXT, json=text_body([CANARY, CANARY], stop=[CANARY], max_tokens=2))
             await server.http.post(TEXT, content=f'{{"{CANARY}'.encode(), headers={"content-type": "application/json"})
             asking = asyncio.create_task(server.http.post(TEXT, json=text_body(CANARY, max_tokens=200)))
-            await until(lambda: server.context.client.num_unfinished > 0)
+            await until(lambda: server.context.client.sequences.num_unfinished > 0)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            await until(lambda: server.context.client.num_unfinished == 0)
+            await until(lambda: server.context.client.sequences.num_unfinished == 0)
         async with running(server_settings(model_folder), Script(fail_prompt_with=poison)) as server:
             answers.append((await server.http.post(CHAT, json=chat_body(f"{CANARY} {CANARY}"))).text)
 

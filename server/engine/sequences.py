@@ -1,0 +1,242 @@
+"""The sequences of the engine as the HTTP process knows them: their stages, times and counts."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from tiercel.clock import Clock
+from tiercel.ids import SeqId, TenantId
+from tiercel.outcome import Finished, FinishReason
+from tiercel.request import SamplingParams
+from tiercel.server.engine.mailbox import EngineGone, Mailbox
+from tiercel.wire import Report
+
+
+class SequenceStart(Struct, frozen=True, kw_only=True):
+    """One sequence to submit."""
+
+    prompt: bytes  # packed tokens
+    num_prompt: int
+    params: SamplingParams
+    n: int | None  # number of choices of its prompt; set on the first of them only
+    scope: bytes = b""
+    tenant: TenantId = TenantId("default")
+    band: int = 0
+    num_uncached: float = 0.0  # expected prompt tokens that the prefix cache does not have
+    queue_s: float | None = None  # expected wait before its first slice; None = not known
+    num_reserved: int = 0  # outputs already charged to the tenant's tokens per minute
+
+
+class SequenceStage(enum.Enum):
+    """The stage of a sequence, by which it is counted."""
+
+    WAITING = "waiting"  # for its first token
+    RUNNING = "running"
+    GONE = "gone"  # it ended, or its client left
+
+
+class SequenceFacts:
+    """The record of one sequence, kept until the engine reports its end. Written by `SequenceBook`."""
+
+    __slots__ = (
+        "arrival_s",
+        "choice",
+        "finished",
+        "first_token_s",
+        "gaps_s",
+        "last_token_s",
+        "mailbox",
+        "num_outputs",
+        "stage",
+        "start",
+        "started_s",
+    )
+
+    def __init__(self, start: SequenceStart, choice: int, mailbox: Mailbox, arrival_s: float) -> None:
+        self.start = start
+        self.choice = choice
+        self.mailbox: Mailbox | None = mailbox  # None once the client request has ended
+        self.arrival_s = arrival_s
+        self.started_s: float | None = None  # launch of its first slice; known with the first token
+        self.first_token_s: float | None = None
+        self.last_token_s = arrival_s
+        self.num_outputs = 0
+        self.gaps_s: list[float] = []  # between tokens
+        self.finished: Finished | None = None
+        self.stage: SequenceStage | None = None  # None until it is submitted
+
+
+class SequenceWatcher(Protocol):
+    """The counter of what each tenant has at the engine; see `tenancy.usage`."""
+
+    def on_moved(self, facts: SequenceFacts, before: SequenceStage | None) -> None: ...
+
+    def on_finished(self, facts: SequenceFacts) -> None: ...
+
+    def on_prompts(self, tokens: int, busy_s: float) -> None: ...
+
+
+class SequenceObserver(Protocol):
+    """The counter of tokens and ends for `/metrics`."""
+
+    def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None: ...
+
+    def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None: ...
+
+
+class SequenceBook:
+    """Every sequence that the engine has not reported finished, in order of arrival."""
+
+    def __init__(self, clock: Clock, observer: SequenceObserver, watcher: SequenceWatcher | None) -> None:
+        self._clock = clock
+        self._observer = observer
+        self._watcher = watcher
+        self._facts_by_seq: dict[SeqId, SequenceFacts] = {}
+        self._tokenless: dict[SeqId, None] = {}
+        self._num_started = 0
+        self._next_seq = 1
+
+    @property
+    def facts_by_seq(self) -> Mapping[SeqId, SequenceFacts]:
+        """The records by id, in order of arrival."""
+        return self._facts_by_seq
+
+    @property
+    def num_open(self) -> int:
+        """Number of sequences whose client has not left."""
+        return sum(1 for facts in self._facts_by_seq.values() if facts.mailbox is not None)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of sequences that the engine has not reported finished."""
+        return len(self._facts_by_seq)
+
+    @property
+    def num_tokenless(self) -> int:
+        """Number of sequences without a first token."""
+        return len(self._tokenless)
+
+    @property
+    def num_started(self) -> int:
+        """Number of sequences that have had a first token, since start."""
+        return self._num_started
+
+    def add(self, start: SequenceStart, choice: int, mailbox: Mailbox, arrival_s: float) -> tuple[SeqId, SequenceFacts]:
+        """Record a new sequence and return its id. Its tokens go to `mailbox`."""
+        seq = SeqId(self._next_seq)
+        self._next_seq += 1
+        facts = SequenceFacts(start, choice, mailbox, arrival_s)
+        self._facts_by_seq[seq] = facts
+        self._tokenless[seq] = None
+        self._move(facts, SequenceStage.WAITING)
+        return seq, facts
+
+    def take_report(self, report: Report, now_s: float) -> bool:
+        """Deliver the tokens, log-probabilities and ends of one step. Return whether a sequence ended."""
+        for seq, token in zip(memoryview(report.seqs).cast("Q"), memoryview(report.tokens).cast("I"), strict=False):
+            facts = self._facts_by_seq.get(SeqId(seq))
+            if facts is None or facts.mailbox is None:
+                continue  # a token launched before the engine received the abort
+            self._note_token(SeqId(seq), facts, now_s)
+            facts.mailbox.put_token(facts.choice, token)
+        for first in report.firsts:
+            facts = self._facts_by_seq.get(first.seq)
+            if facts is not None:
+                facts.started_s = first.started_s
+        for logprobs in report.logprobs:
+            facts = self._facts_by_seq.get(logprobs.seq)
+            if facts is not None and facts.mailbox is not None:
+                facts.mailbox.put_logprobs(facts.choice, logprobs)
+        for finished in report.finished:
+            self._note_finished(finished, now_s)
+        return bool(report.finished)
+
+    def note_prompts(self, tokens: int, busy_s: float) -> None:
+        """Tell the watcher how many prompt tokens a step computed, if sequences wait for their first token."""
+        if self._watcher is not None and self._tokenless:
+            self._watcher.on_prompts(max(tokens, 0), busy_s)
+
+    def abandon(self, seqs: Sequence[SeqId]) -> tuple[SeqId, ...]:
+        """Deliver nothing more of these sequences. Return those that were still open."""
+        abandoned: list[SeqId] = []
+        for seq in seqs:
+            facts = self._facts_by_seq.get(seq)
+            if facts is not None and facts.mailbox is not None:
+                facts.mailbox = None
+                self._tokenless.pop(seq, None)
+                self._move(facts, SequenceStage.GONE)
+                abandoned.append(seq)
+        return tuple(abandoned)
+
+    def youngest_tokenless(self, count: int) -> list[SeqId]:
+        """Return the `count` youngest sequences without a first token; all of them if there are fewer."""
+        seqs = list(self._tokenless)
+        return seqs[max(len(seqs) - count, 0) :]
+
+    def tell_gone(self, seqs: Sequence[SeqId], gone: EngineGone) -> None:
+        """Tell the clients of these sequences why their answers are cut."""
+        for seq in seqs:
+            mailbox = self._facts_by_seq[seq].mailbox
+            if mailbox is not None:
+                mailbox.put_gone(gone)
+
+    def fail_all(self, gone: EngineGone) -> None:
+        """End every sequence as failed: the engine that would have reported its end is gone."""
+        now_s = self._clock.now_s()
+        for seq, facts in list(self._facts_by_seq.items()):
+            if facts.mailbox is not None:
+                facts.mailbox.put_gone(gone)
+                facts.mailbox = None
+            self._note_finished(_died(seq, facts, now_s), now_s)
+
+    def _note_token(self, seq: SeqId, facts: SequenceFacts, now_s: float) -> None:
+        gap_s: float | None = None
+        if facts.first_token_s is None:
+            facts.first_token_s = now_s
+            self._tokenless.pop(seq, None)
+            self._num_started += 1
+            self._move(facts, SequenceStage.RUNNING)
+        else:
+            gap_s = now_s - facts.last_token_s
+            facts.gaps_s.append(gap_s)
+        facts.last_token_s = now_s
+        facts.num_outputs += 1
+        self._observer.on_token(facts, now_s, gap_s)
+
+    def _note_finished(self, finished: Finished, now_s: float) -> None:
+        facts = self._facts_by_seq.pop(finished.seq, None)
+        if facts is None:
+            return
+        self._tokenless.pop(finished.seq, None)
+        facts.finished = finished
+        self._move(facts, SequenceStage.GONE)
+        if self._watcher is not None:
+            self._watcher.on_finished(facts)
+        self._observer.on_finished(facts, finished, now_s)
+        if facts.mailbox is not None:
+            facts.mailbox.put_finished(facts.choice, finished)
+
+    def _move(self, facts: SequenceFacts, stage: SequenceStage) -> None:
+        before = facts.stage
+        if before is not stage:
+            facts.stage = stage
+            if self._watcher is not None:
+                self._watcher.on_moved(facts, before)
+
+
+def _died(seq: SeqId, facts: SequenceFacts, now_s: float) -> Finished:
+    started_s = now_s if facts.started_s is None else facts.started_s
+    first_s = now_s if facts.first_token_s is None else facts.first_token_s
+    return Finished(
+        seq=seq,
+        reason=FinishReason.ERROR,
+        num_prompt=facts.start.num_prompt,
+        num_outputs=facts.num_outputs,
+        num_cached=0,
+        queued_s=started_s - facts.arrival_s,
+        prefill_s=first_s - started_s,
+        decode_s=now_s - first_s,
+        error="engine died",
+    )

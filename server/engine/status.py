@@ -1,0 +1,73 @@
+"""The state of the engine, from loading to its end, and how to wait for a change of it."""
+
+import asyncio
+import enum
+from collections.abc import Callable
+
+from tiercel.clock import Clock
+from tiercel.errors import TiercelError
+from tiercel.wire import Failed, Ready
+
+
+class EngineState(enum.Enum):
+    """The state of the engine process."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"  # it could not start, and reported the reason
+    DEAD = "dead"  # its connection ended
+
+
+class EngineStartError(TiercelError):
+    """The engine could not start; `message` is the line for the operator."""
+
+
+class EngineStatus:
+    """What the HTTP process knows of the engine process. Written by `EngineClient`."""
+
+    def __init__(self, clock: Clock, has_work: Callable[[], bool]) -> None:
+        self._clock = clock
+        self._has_work = has_work
+        self._last_report_s = clock.now_s()
+        self._changed = asyncio.Event()
+        self.state = EngineState.LOADING
+        self.stage = "starting"  # of loading
+        self.ready: Ready | None = None  # once it serves
+        self.failure: Failed | None = None  # why it could not start, if it reported the reason
+
+    @property
+    def is_over(self) -> bool:
+        """True when the engine has failed to start or is dead."""
+        return self.state in (EngineState.FAILED, EngineState.DEAD)
+
+    def silence_s(self) -> float:
+        """Return the seconds since the last report while work is pending; 0 when there is no work."""
+        return self._clock.now_s() - self._last_report_s if self._has_work() else 0.0
+
+    def note_report(self, now_s: float) -> float:
+        """Record that a report came, or that pending work begins. Return the seconds since the report before."""
+        since_s, self._last_report_s = now_s - self._last_report_s, now_s
+        return since_s
+
+    def notify(self) -> None:
+        """Wake the coroutines that wait for a change."""
+        self._changed.set()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return when the condition holds. It is evaluated now and after every `notify`."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_ready(self) -> Ready:
+        """Return the engine's facts once it serves. Errors: EngineStartError."""
+        await self.wait_until(lambda: self.ready is not None or self.is_over)
+        if self.ready is not None:
+            return self.ready
+        if self.state is EngineState.FAILED and self.failure is not None:
+            raise EngineStartError(self.failure.code, self.failure.message)
+        raise EngineStartError("engine.died", f"the engine died while {self.stage}")
+
+    async def wait_gone(self) -> None:
+        """Return when the engine is dead or has failed to start."""
+        await self.wait_until(lambda: self.is_over)
