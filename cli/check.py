@@ -64,7 +64,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
 def _tokenizer(settings: Settings, vocab_size: int) -> Iterator[tuple[str, str]]:
     # lazy: it loads the HTTP stack
     from tiercel.engine.models.generation import read_end_tokens
-    from tiercel.server.launch import build_context
+    from tiercel.server.composition import build_context
 
     context = build_context(settings.server)
     codec, defaults = context.codec, context.defaults

@@ -53,13 +53,12 @@ ALSO: dict[str, set[str]] = {
     "tiercel/options.py": {"pydantic", "pydantic_settings"},
     "tiercel/log.py": {"structlog"},
     "server/tracing/export.py": {"opentelemetry"},
-    "server/launch.py": {"engine.process"},
     "simulation/simulator.py": {"engine.loop"},
     "cli/simulate.py": {"msgspec"},
     "cli/simulate_input.py": {"msgspec", "yaml"},
     "cli/model_facts.py": {"transformers"},
 }
-# The rooms of the server -> rooms of the server that they may import; `launch` and `app` stand on top of them.
+# The rooms of the server -> rooms of the server that they may import. The files of `server/` itself stand on top.
 SERVER: dict[str, set[str]] = {
     "http": set(),
     "text": set(),
@@ -107,7 +106,7 @@ CATCH_ALL = {
 READS_ENVIRONMENT = {"tiercel/config.py", "tiercel/openmp.py"}
 # Files that may look at the wall clock, and what for. No timer does: it jumps.
 READS_WALL_CLOCK = {
-    "server/launch.py": "the `created` fields of answers, and the date for chat templates",
+    "server/composition.py": "the `created` fields of answers, and the date for chat templates",
     "cli/kv.py": "how old a volume is",
     "cli/bench_serve.py": "the name of a result file",
 }

@@ -17,7 +17,7 @@ from tiercel.config import resolve
 from tiercel.embedded import MODEL_DIR
 from tiercel.options import Options
 from tiercel.server.api.ops import OpsRoutes
-from tiercel.server.launch import build_context
+from tiercel.server.composition import build_context
 from tiercel.server.tenancy.tenant_file import load_tenant_file
 from tiercel.settings import ServerSettings
 from tiercel.units import parse_bytes

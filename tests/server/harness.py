@@ -17,8 +17,9 @@ from tests.server.fake_engine import FakeEngine, Script
 from tiercel.config import Resolved
 from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
+from tiercel.server.composition import build_context
 from tiercel.server.http.listen import bind
-from tiercel.server.launch import QuietServer, build_context
+from tiercel.server.http.uvicorn_server import QuietServer
 from tiercel.settings import EngineSettings, ServerSettings
 
 MODEL = "tiny"

@@ -412,5 +412,5 @@ def test_tenants_have_keys_so_any_host_may_be_bound(model_folder: Path, tmp_path
 
 
 def test_the_http_process_never_loads_torch(model_folder: Path) -> None:
-    script = "import sys, server.launch\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    script = "import sys, tiercel.server.launch\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=30)

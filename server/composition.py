@@ -1,0 +1,94 @@
+"""The composition of the HTTP process: which parts there are, and which of them listen to which."""
+
+import datetime
+import functools
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tiercel.clock import MonotonicClock
+from tiercel.config import Resolved
+from tiercel.log import set_log_level
+from tiercel.server.api.context import ServerContext
+from tiercel.server.api.generation_config import load_sampling_defaults
+from tiercel.server.control.configuration import Configuration, SettingsVersion
+from tiercel.server.engine.client import EngineClient
+from tiercel.server.metrics.registry import ServerMetrics
+from tiercel.server.metrics.tenants import oldest_waits
+from tiercel.server.tenancy.admission import Admission
+from tiercel.server.tenancy.directory import open_directory
+from tiercel.server.tenancy.tenants import TenantTable
+from tiercel.server.tenancy.usage import UsageBook
+from tiercel.server.text.chat_template import ChatTemplate
+from tiercel.server.text.tokenizer import load_text_codec
+from tiercel.server.tracing.sink import make_traces
+from tiercel.settings import EngineSettings, ServerSettings, Settings
+
+_TEXT_WORKERS = 2
+
+
+def build_context(
+    settings: ServerSettings, engine: EngineSettings | None = None, origin: Resolved | None = None
+) -> ServerContext:
+    """Read the tokenizer, template and sampling defaults of the model and connect the parts; start nothing.
+
+    `engine` are the settings of the engine process and `origin` is the source of all settings; without an origin they
+    cannot be changed at run time. Errors: ConfigError.
+    """
+    clock = MonotonicClock()
+    folder = Path(settings.tokenizer or settings.model)
+    codec = load_text_codec(folder, settings.chat_template)
+    template = None
+    if codec.chat_template is not None:
+        template = ChatTemplate(codec.chat_template, codec, today=datetime.datetime.now)
+    defaults = load_sampling_defaults(
+        Path(settings.model), settings.generation_config, settings.override_generation_config
+    )
+    metrics = ServerMetrics(settings.served_model_names[0])
+    usages = UsageBook(clock, is_fair=settings.is_fair)
+    client = EngineClient(clock, metrics, usages)
+    tenants = open_directory(settings, metrics)
+
+    def apply_tenants(table: TenantTable) -> None:
+        usages.set_table(table)
+        metrics.tenants.set_table(table)
+        client.set_tenants(table.message)
+
+    tenants.add_listener(apply_tenants)
+    admission = Admission(client.sequences, metrics, clock, usages, max_queued=settings.max_num_queued_reqs)
+    metrics.open(
+        client.status,
+        usages.counts,
+        lambda: oldest_waits(list(client.sequences.facts_by_seq.values()), clock.now_s()),
+        lambda: admission.max_queued,
+    )
+    both = Settings(engine=engine or EngineSettings(model=settings.model), server=settings)
+    configuration = Configuration(both, origin, metrics.config, time.time)
+
+    def apply_settings(new: SettingsVersion) -> None:
+        server = new.settings.server
+        metrics.config.on_config(new.version, new.at_s)
+        admission.set_max_queued(server.max_num_queued_reqs)
+        usages.set_fair(server.is_fair)
+        if new.version > 1:  # version 1 is what the engine and the log were started with
+            client.set_settings(new.version, new.settings.engine)
+            set_log_level(server.log_level)
+
+    configuration.add_listener(apply_settings)
+    return ServerContext(
+        configuration=configuration,
+        codec=codec,
+        template=template,
+        defaults=defaults,
+        client=client,
+        admission=admission,
+        metrics=metrics,
+        tenants=tenants,
+        clock=clock,
+        workers=ThreadPoolExecutor(_TEXT_WORKERS, "text"),
+        draw_seed=functools.partial(secrets.randbits, 63),
+        wall_s=time.time,
+        started_at=int(time.time()),
+        traces=make_traces(settings.otlp_traces_endpoint),
+    )

@@ -1,0 +1,55 @@
+"""uvicorn, set up for a daemon that handles its signals itself."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tiercel.settings import ServerSettings
+
+FLUSH_S = 5.0  # how long the last bytes of cut streams may take
+_CUT_STREAM = "ASGI callable returned without completing response."
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers, which would raise the signal again after a drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    """Return uvicorn's configuration for these settings; the listening socket is passed to `serve`."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=settings.uvicorn_log_level,
+        access_log=not settings.disable_uvicorn_access_log,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        proxy_headers=False,  # `is_local` goes by the peer's real address
+        root_path=settings.root_path,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_certfile=settings.ssl_certfile,
+        timeout_keep_alive=max(int(settings.timeout_keep_alive_s), 1),
+        timeout_graceful_shutdown=int(FLUSH_S),
+    )
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the event loop: uvloop's where it is installed."""
+    return uvicorn.Config("", log_config=None).get_loop_factory()
+
+
+def hide_cut_streams() -> None:
+    """Drop uvicorn's error line about a stream that the server has cut; `request_done` has logged the reason."""
+    logging.getLogger("uvicorn.error").addFilter(_is_not_cut_stream)
+
+
+def _is_not_cut_stream(record: logging.LogRecord) -> bool:
+    return record.msg != _CUT_STREAM

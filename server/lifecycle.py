@@ -1,0 +1,244 @@
+"""The life of the daemon: loading, serving, reloads, the drain and the end of the engine."""
+
+import asyncio
+import signal
+import socket
+from typing import TextIO
+
+import structlog
+
+from tiercel.config import notify_socket, watchdog_s
+from tiercel.errors import ConfigError
+from tiercel.server.api.context import ServerContext
+from tiercel.server.app import create_app
+from tiercel.server.control.systemd import SystemdNotifier
+from tiercel.server.engine.child import EngineChild
+from tiercel.server.engine.client import EngineClient
+from tiercel.server.engine.mailbox import EngineGone
+from tiercel.server.engine.status import EngineState
+from tiercel.server.http.listen import url_of
+from tiercel.server.http.reaper import Reaper
+from tiercel.server.http.uvicorn_server import FLUSH_S, QuietServer, uvicorn_config
+from tiercel.server.tenancy.admission import shutting_down
+from tiercel.settings import ServerSettings, Settings
+
+EXIT_OK = 0
+EXIT_FORCED = 1
+EXIT_CONFIG = 2
+EXIT_ENGINE = 3
+
+_ENGINE_PATIENCE_S = 2.0  # for the engine to exit after it was asked to
+_IDLE_S = 20.0  # for the head of a request
+_CAUSE_S = 0.5  # between the end of the engine's socket and the end of its process
+_POLL_S = 0.02
+_TRACES_S = 2.0  # for the traces of the last requests
+_MAX_RELOADS = 2  # one that runs and one that waits for its turn
+
+
+class Daemon:
+    """The HTTP server, the engine process and the signals, from start to exit code."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        context: ServerContext,
+        sock: socket.socket,
+        child: EngineChild,
+        out: TextIO,
+        err: TextIO,
+    ) -> None:
+        self._settings = settings
+        self._context = context
+        self._sock = sock
+        self._child = child
+        self._out = out
+        self._err = err
+        self._signals = 0
+        self._first_signal = asyncio.Event()
+        self._second_signal = asyncio.Event()
+        self._drain_end_s = 0.0  # when --shutdown-timeout is over
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._notifier = SystemdNotifier(notify_socket(), context.clock)
+        self._status = ""  # for the service manager; empty until the engine serves
+        self._log = structlog.stdlib.get_logger("server.launch")
+
+    async def run(self) -> int:
+        """Run the daemon to its end; return the exit code."""
+        url = url_of(self._settings.server, self._sock)
+        server = QuietServer(uvicorn_config(create_app(self._context), self._settings.server))
+        child = self._child
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        self._log.info("engine_started", pid=child.pid)
+        if self._context.traces is not None:
+            self._context.traces.open()
+        self._context.metrics.watch_engine(lambda: child.pid)
+        try:
+            await self._context.client.open(child.sock, self._settings.engine)
+            serving = asyncio.create_task(server.serve(sockets=[self._sock]))
+            reaper = Reaper(self._context.clock, max(_IDLE_S, 2 * self._settings.server.timeout_keep_alive_s))
+            reaping = asyncio.create_task(reaper.run(server.server_state.connections))
+            watching = self._start_watching()
+            code = await self._live(url, child, serving)
+            for task in (reaping, *watching):
+                task.cancel()
+            server.should_exit = True
+            server.force_exit = self._second_signal.is_set()
+            await serving
+            return await self._dismiss(child, code)
+        finally:
+            if self._context.traces is not None:
+                await asyncio.to_thread(self._context.traces.close, _TRACES_S)
+            self._context.workers.shutdown(wait=False, cancel_futures=True)
+
+    def _start_watching(self) -> list["asyncio.Task[None]"]:
+        """Ping the watchdog of the service manager, if there is one, for as long as the engine does not hang."""
+        silence_s, context = watchdog_s(), self._context
+
+        def is_well() -> bool:
+            return context.client.status.state is not EngineState.READY or not context.is_stalled
+
+        return [] if silence_s is None else [asyncio.create_task(self._notifier.watch(silence_s, is_well))]
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            limit_s = self._context.settings.shutdown_timeout_s + FLUSH_S + 3 * _ENGINE_PATIENCE_S
+            self._notifier.stopping("letting answers finish", limit_s)
+        (self._first_signal if self._signals == 1 else self._second_signal).set()
+
+    def _on_hangup(self) -> None:
+        """Reload the settings and the tenants, unless a reload is queued already."""
+        if not self._signals and len(self._reloads) < _MAX_RELOADS:
+            reload = asyncio.ensure_future(self._reload())
+            self._reloads.add(reload)
+            reload.add_done_callback(self._reloads.discard)
+
+    async def _reload(self) -> None:
+        """Apply the settings file and the tenants file. `Configuration` logs and counts a refusal."""
+        if self._status:
+            self._notifier.reloading()
+        status = self._status
+        try:
+            await self._context.configuration.reload(self._context.tenants)
+        except ConfigError as exc:
+            status = f"{status}; the last reload was refused: {exc.message}"
+        finally:
+            if self._status:
+                self._notifier.ready(status)
+
+    async def _live(self, url: str, child: EngineChild, serving: "asyncio.Task[None]") -> int:
+        """Load, serve and drain; return the exit code. All streams have ended by then.
+
+        Errors: those of the HTTP server, if it failed.
+        """
+        client = self._context.client
+        asked = asyncio.create_task(self._first_signal.wait())
+        gone = asyncio.create_task(client.status.wait_gone())
+        loaded = asyncio.create_task(client.status.wait_ready())
+        try:
+            await asyncio.wait([asked, gone, loaded, serving], return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done() and client.status.state is EngineState.READY:
+                self._announce(url, child)
+                await asyncio.wait([asked, gone, serving], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            if not asked.done():
+                return await self._engine_ended(client, child)
+            if client.status.state is EngineState.LOADING:
+                return self._give_up_loading(client)
+            return await self._drain(gone)
+        finally:
+            for task in (asked, gone, loaded):
+                task.cancel()
+            await asyncio.gather(asked, gone, loaded, return_exceptions=True)
+
+    async def _engine_ended(self, client: EngineClient, child: EngineChild) -> int:
+        self._context.admission.close()
+        if client.status.failure is not None:
+            print(f"tiercel: {client.status.failure.message}", file=self._err, flush=True)
+            return EXIT_CONFIG
+        was_ready = client.status.ready is not None
+        when = "the engine died" if was_ready else f"the engine died at its start ({client.status.stage})"
+        print(f"tiercel: {when}: {await child.cause(_CAUSE_S)}", file=self._err, flush=True)
+        return EXIT_ENGINE
+
+    def _give_up_loading(self, client: EngineClient) -> int:
+        """End before anything was served: there is nothing to drain."""
+        self._context.admission.close()
+        client.close()  # requests that wait for the model are refused
+        return EXIT_OK
+
+    async def _drain(self, gone: "asyncio.Task[None]") -> int:
+        """Refuse new work, let streams finish until the timeout, then end them with an error event."""
+        client, timeout_s = self._context.client, self._context.settings.shutdown_timeout_s
+        self._drain_end_s = self._context.clock.now_s() + timeout_s
+        refusal = shutting_down()
+        cut = EngineGone(refusal.message, refusal.code)
+        self._context.admission.close()
+        self._log.info("draining", open=client.sequences.num_open, timeout_s=timeout_s)
+        client.refuse_queued(cut)
+        idle = asyncio.create_task(self._wait_idle())
+        again = asyncio.create_task(self._second_signal.wait())
+        try:
+            await asyncio.wait([idle, again, gone], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (idle, again):
+                task.cancel()
+        client.refuse_all(cut)
+        self._log.info("drained", forced=self._second_signal.is_set())
+        if client.status.state is EngineState.DEAD:
+            return EXIT_ENGINE
+        return EXIT_FORCED if self._second_signal.is_set() else EXIT_OK
+
+    async def _dismiss(self, child: EngineChild, code: int) -> int:
+        """Let the engine persist its cache in what is left of the drain's time, then end it; return the exit code.
+
+        A second signal ends the wait.
+        """
+        client = self._context.client
+        patience_s = max(0.0, self._drain_end_s - self._context.clock.now_s()) if code == EXIT_OK else 0.0
+        client.quit(patience_s)
+        if patience_s:
+            gone = asyncio.create_task(client.status.wait_gone())
+            again = asyncio.create_task(self._second_signal.wait())
+            limit_s = patience_s + _ENGINE_PATIENCE_S
+            await asyncio.wait([gone, again], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in (gone, again):
+                task.cancel()
+            code = EXIT_FORCED if self._second_signal.is_set() else code
+        client.close()
+        await child.leave(_ENGINE_PATIENCE_S if code == EXIT_OK else 0.0)
+        return code
+
+    async def _wait_idle(self) -> None:
+        """Return when no client waits for a token and no admitted request is still being prepared."""
+        while self._context.client.sequences.num_open or self._context.admission.num_reserved:  # noqa: ASYNC110 - two counters
+            await asyncio.sleep(_POLL_S)
+
+    def _announce(self, url: str, child: EngineChild) -> None:
+        """Tell the service manager, the log and the person at the terminal (stdout) that the engine serves."""
+        ready, settings = self._context.client.status.ready, self._settings.server
+        if ready is None:
+            return
+        name = settings.served_model_names[0]
+        self._status = f"serving {name} at {url}"
+        self._notifier.ready(self._status)
+        self._log.info("ready", url=url, model=name, load_s=round(ready.load_s, 2), engine_pid=child.pid)
+        print(_greeting(url, name, settings, has_chat=self._context.template is not None), file=self._out, flush=True)
+
+
+def _greeting(url: str, name: str, settings: ServerSettings, *, has_chat: bool) -> str:
+    path, field = ("chat/completions", '"messages": [{"role": "user", "content": "Hello"}]')
+    if not has_chat:
+        path, field = ("completions", '"prompt": "Hello"')
+    has_keys = settings.api_keys or settings.tenants_config is not None
+    key = ' -H "Authorization: Bearer $TIERCEL_API_KEY"' if has_keys else ""
+    where = f"--unix-socket {settings.uds} http://localhost" if settings.uds is not None else url
+    return (
+        f"tiercel serves {name} at {url}\n"
+        f"  curl {where}/v1/{path}{key} -H 'Content-Type: application/json' \\\n"
+        f'    -d \'{{"model": "{name}", {field}}}\''
+    )
