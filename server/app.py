@@ -1,28 +1,36 @@
 """The ASGI application: routes and layers put together."""
 
-from fastapi import Depends, FastAPI
+from collections.abc import Awaitable, Callable
+
+from fastapi import Depends
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 
 from tiercel import __version__
 from tiercel.errors import AdmissionError
-from tiercel.server.api.admin import AdminRoutes
 from tiercel.server.api.context import ServerContext
+from tiercel.server.api.contract import Route, make_router
 from tiercel.server.api.middleware import BodyLimit, Bookkeeping, Boundary
-from tiercel.server.api.openai import OpenAIRoutes
-from tiercel.server.api.ops import OpsRoutes
-from tiercel.server.api.tokenize import TextRoutes
+from tiercel.server.api.openapi import DocumentedApp
+from tiercel.server.api.pipeline import GenerationPipeline
+from tiercel.server.api.routes.admin import AdminRoutes
+from tiercel.server.api.routes.chat import ChatRoutes
+from tiercel.server.api.routes.completions import CompletionRoutes
+from tiercel.server.api.routes.models import ModelRoutes
+from tiercel.server.api.routes.operations import OperationsRoutes
+from tiercel.server.api.routes.tokenize import TokenizeRoutes
 from tiercel.server.http.failure import on_admission_error, on_http_error
-from tiercel.server.tenancy.auth import AdminGuard, Guard
+from tiercel.server.tenancy.auth import AdminGuard, Guard, MetricsGuard
 from tiercel.server.ui.routes import UiRoutes
 
 
-def create_app(context: ServerContext) -> FastAPI:
-    """Routes and pure ASGI layers for one service; holds no state of its own."""
+def create_app(context: ServerContext) -> DocumentedApp:
+    """Return the routes and pure ASGI layers of one server; the application holds no state of its own."""
     settings = context.settings
     has_docs = not settings.disable_fastapi_docs
-    app = FastAPI(
+    app = DocumentedApp(
         title="tiercel",
         version=__version__,
         root_path=settings.root_path,
@@ -33,19 +41,26 @@ def create_app(context: ServerContext) -> FastAPI:
         exception_handlers={AdmissionError: on_admission_error, HTTPException: on_http_error},
         redirect_slashes=False,
     )
-    guarded = [Depends(Guard(context.tenants))]
-    ops = OpsRoutes(context)
-    app.include_router(ops.open_router())
-    app.include_router(ops.guarded_router(), dependencies=guarded)
-    app.include_router(OpenAIRoutes(context).router(), dependencies=guarded)
-    app.include_router(TextRoutes(context).router(), dependencies=guarded)
+    pipeline, operations = GenerationPipeline(context), OperationsRoutes(context)
+    generation = [*ChatRoutes(context, pipeline).routes(), *CompletionRoutes(context, pipeline).routes()]
+    key, admin_key, metrics_key = Guard(context.tenants), AdminGuard(context.tenants), MetricsGuard(context.tenants)
+    families: list[tuple[str, Callable[[Request], Awaitable[None]] | None, list[Route]]] = [
+        ("operations", None, operations.open_routes()),
+        ("operations", metrics_key, operations.metrics_routes()),
+        ("operations", key, operations.guarded_routes()),
+        ("openai", key, [*generation, *ModelRoutes(context).routes()]),
+        ("text", key, TokenizeRoutes(context).routes()),
+        ("admin", admin_key, AdminRoutes(context).routes()),
+    ]
+    for tag, guard, routes in families:
+        app.include_router(make_router(tag, routes), dependencies=[] if guard is None else [Depends(guard)])
     app.include_router(UiRoutes(context).router())
-    app.include_router(AdminRoutes(context).router(), dependencies=[Depends(AdminGuard(context.tenants))])
+    app.document([route for _, _, routes in families for route in routes])
     return app
 
 
 def _layers(context: ServerContext) -> list[Middleware]:
-    """Outermost first."""
+    """Return the layers, the outermost first."""
     settings = context.settings
     layers = [
         Middleware(

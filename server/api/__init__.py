@@ -1,1 +1,1 @@
-"""The HTTP API: routes, schemas, prompts, replies and streams."""
+"""The HTTP API: what clients may send (schemas), what they get (replies), the routes, and how a request is served."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from tiercel.checkpoint import read_json_object
 from tiercel.errors import ConfigError
-from tiercel.server.api.schemas import SamplingFields
+from tiercel.server.api.schemas.sampling import SamplingFields
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from tiercel.errors import AdmissionError
 from tiercel.request import SamplingParams
 from tiercel.server.api.generation_config import SamplingDefaults
-from tiercel.server.api.schemas import ChatFields, CompletionFields, SamplingFields
+from tiercel.server.api.schemas.chat import ChatFields
+from tiercel.server.api.schemas.completion import CompletionFields
+from tiercel.server.api.schemas.sampling import SamplingFields
 from tiercel.server.text.stop import TextRules
 from tiercel.wire import Ready
 

@@ -5,7 +5,7 @@ from typing import TypeGuard, cast
 
 from tiercel.errors import AdmissionError
 from tiercel.server.api.params import ModelLimits, too_long
-from tiercel.server.api.schemas import ChatTemplateFields, message_text
+from tiercel.server.api.schemas.chat import ChatTemplateFields, message_text
 from tiercel.server.text.chat_template import ChatMessage, ChatOptions, ChatPrompt, ChatTemplate, read_switches
 from tiercel.server.text.tokenizer import TextCodec
 

@@ -10,7 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tiercel.errors import AdmissionError
-from tiercel.server.api.reply import ChatChunk, ChatReply, TextChunk, TextReply, UsageBody, usage_body
+from tiercel.server.api.replies.chat import ChatChunk, ChatReply
+from tiercel.server.api.replies.completion import TextChunk, TextReply
+from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.engine.generation import (
     ChoiceDelta,
     EngineGoneError,

@@ -16,7 +16,7 @@ import yaml
 from tiercel.config import resolve
 from tiercel.embedded import MODEL_DIR
 from tiercel.options import Options
-from tiercel.server.api.ops import OpsRoutes
+from tiercel.server.api.routes.operations import OperationsRoutes
 from tiercel.server.composition import build_context
 from tiercel.server.tenancy.tenant_file import load_tenant_file
 from tiercel.settings import ServerSettings
@@ -93,7 +93,7 @@ def test_everything_selects_the_pods_of_the_stateful_set() -> None:
 
 def test_the_probes_ask_routes_that_need_no_key() -> None:
     context = build_context(ServerSettings(model=str(MODEL_DIR), served_model_names=("m",)))
-    routes = {getattr(route, "path", "") for route in OpsRoutes(context).open_router().routes}
+    routes = {route.path for route in OperationsRoutes(context).open_routes()}
     context.workers.shutdown(wait=False)
     probes = {name: container()[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
     assert {name: probe["httpGet"]["path"] for name, probe in probes.items()} == {

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, server_settings, until, with_server
-from tiercel.server.api.schemas import ChatFields, CompletionFields
+from tiercel.server.api.schemas.chat import ChatFields
+from tiercel.server.api.schemas.completion import CompletionFields
 
 BODIES = 400
 ODD: list[object] = [

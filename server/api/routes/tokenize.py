@@ -5,61 +5,50 @@ from contextlib import AbstractContextManager
 from typing import cast
 
 import msgspec
-from fastapi import APIRouter
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
+from tiercel.server.api.contract import GENERATION_REFUSALS, Contract, Route
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.api.prompt import are_tokens, chat_work, check_tokens, encode_texts
-from tiercel.server.api.schemas import (
-    DetokenizeFields,
-    TokenizeChatFields,
-    TokenizeTextFields,
-    read_fields,
-    refuse_unsupported,
-    refuse_unsupported_in_messages,
-)
+from tiercel.server.api.replies.tokenize import DetokenizeReply, TokenizeReply
+from tiercel.server.api.schemas.fields import read_fields
+from tiercel.server.api.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
+from tiercel.server.api.schemas.unsupported import refuse_unsupported, refuse_unsupported_in_messages
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.admission import Entry
 from tiercel.server.tenancy.auth import tenant_of
 
 TokenWork = Callable[[], list[int]]
-"""To be done in a worker. Errors: AdmissionError (400)."""
+"""Tokenising, to be run by a worker. Errors: AdmissionError (400)."""
 
 
-class TokenizeReply(Struct, frozen=True):
-    count: int
-    max_model_len: int  # tokens
-    tokens: list[int]
-    token_strs: list[str | None] | None
-
-
-class TextRoutes:
+class TokenizeRoutes:
     """Text to tokens and back, exactly as the generation routes do it."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
-    def router(self) -> APIRouter:
-        """The routes, without their guard."""
-        router = APIRouter(tags=["text"])
-        router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=None)
-        router.add_api_route("/detokenize", self.detokenize, methods=["POST"], response_model=None)
-        return router
+    def routes(self) -> list[Route]:
+        """Return the routes; all of them need a key."""
+        bodies = (TokenizeTextFields, TokenizeChatFields)
+        return [
+            Route("POST", "/tokenize", self.tokenize, _contract(bodies, TokenizeReply)),
+            Route("POST", "/detokenize", self.detokenize, _contract((DetokenizeFields,), DetokenizeReply)),
+        ]
 
     async def tokenize(self, request: Request) -> Response:
-        """Tokens of a prompt or of a conversation."""
+        """Return the tokens of a prompt or of a conversation."""
         body = await self._context.read_object(request)
         refuse_unsupported(body)
         with self._enter(request):
             return await run_watched(self._tokenized(body), request.receive)
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of tokens, special ones included."""
+        """Return the text of tokens, special ones included."""
         body = await self._context.read_object(request)
         with self._enter(request):
             return await run_watched(self._detokenized(body), request.receive)
@@ -89,7 +78,7 @@ class TextRoutes:
 
         def reply() -> bytes:
             check_tokens([tokens], limits, "tokens")
-            return msgspec.json.encode({"prompt": self._context.codec.decode(tokens)})
+            return msgspec.json.encode(DetokenizeReply(self._context.codec.decode(tokens)))
 
         return Response(await self._context.in_worker(reply), media_type="application/json")
 
@@ -127,3 +116,7 @@ def _read_tokens(value: object, limits: ModelLimits) -> list[int]:
             400, f"tokens: at most {limits.max_model_len} token ids, the context of this model", param="tokens"
         )
     return cast(list[int], entries)
+
+
+def _contract(bodies: tuple[object, ...], answer: object) -> Contract:
+    return Contract(bodies=bodies, answers={200: answer}, refusals=GENERATION_REFUSALS)

@@ -1,0 +1,62 @@
+"""What a route takes and answers, as types: /openapi.json is generated from the types that check and that are sent."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from tiercel.server.http.failure import FaultBody
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+BODY_REFUSALS = (400, 408, 413)
+"""The refusals of a body: malformed or invalid, too slow, too large."""
+KEY_REFUSALS = (401,)
+"""The refusals of a route that needs a key."""
+GENERATION_REFUSALS = (*BODY_REFUSALS, *KEY_REFUSALS, 404, 429, 500, 503)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """The body, the answers and the refusals of one route.
+
+    `bodies` are alternatives. A route whose refusals are not errors in OpenAI's shape lists them in `answers`.
+    """
+
+    bodies: tuple[object, ...] = ()
+    body_types: tuple[str, ...] = (JSON,)
+    answers: Mapping[int, object] = field(default_factory=dict[int, object])  # status -> type of the JSON body
+    events: object | None = None  # type of the events of a stream, the other form of answer 200
+    text_type: str | None = None  # media type of an answer 200 that is not JSON
+    refusals: tuple[int, ...] = ()
+
+    @property
+    def all_answers(self) -> dict[int, object]:
+        """Every documented JSON body by status."""
+        return {**dict.fromkeys(self.refusals, FaultBody), **self.answers}
+
+    @property
+    def types(self) -> tuple[object, ...]:
+        """Every type that the document needs."""
+        events = () if self.events is None else (self.events,)
+        return (*self.bodies, *self.all_answers.values(), *events)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path."""
+
+    method: Literal["GET", "POST", "PUT", "PATCH"]
+    path: str
+    handler: Callable[..., Awaitable[Response]]
+    contract: Contract
+
+
+def make_router(tag: str, routes: Iterable[Route]) -> APIRouter:
+    """Return a router of these routes, without a guard."""
+    router = APIRouter(tags=[tag])
+    for route in routes:
+        router.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)
+    return router

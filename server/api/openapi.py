@@ -1,0 +1,82 @@
+"""/openapi.json: the routes as FastAPI describes them, completed with the bodies and answers of their contracts."""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, cast
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from tiercel.server.api.contract import EVENTS, JSON, Contract, Route
+
+_REF = "#/components/schemas/{}"
+_SCHEME = "key"
+
+Document = dict[str, Any]  # Any: a JSON document
+
+
+class DocumentedApp(FastAPI):
+    """FastAPI whose /openapi.json documents `routes_with_contracts`."""
+
+    contracts: Mapping[tuple[str, str], Contract] = {}
+
+    def document(self, routes: Sequence[Route]) -> None:
+        """Take over the contracts of routes that the application serves."""
+        self.contracts = {(_documented_path(route.path), route.method.lower()): route.contract for route in routes}
+
+    def openapi(self) -> Document:
+        """Return the document, which is made at the first call."""
+        if self.openapi_schema is None:
+            self.openapi_schema = _completed(super().openapi(), self.contracts)
+        return self.openapi_schema
+
+
+def _documented_path(path: str) -> str:
+    return path.replace(":path}", "}")
+
+
+def _completed(document: Document, contracts: Mapping[tuple[str, str], Contract]) -> Document:
+    for (path, method), contract in contracts.items():
+        operation = document["paths"][path][method]
+        if contract.bodies:
+            content = {media_type: {"schema": _schema(contract.bodies)} for media_type in contract.body_types}
+            operation["requestBody"] = {"required": True, "content": content}
+        if 401 in contract.refusals:
+            operation["security"] = [{_SCHEME: []}]
+        operation["responses"] = _responses(contract)
+    components = document["components"] = document.get("components", {})
+    components["schemas"] = _component_schemas([kind for contract in contracts.values() for kind in contract.types])
+    components["securitySchemes"] = {_SCHEME: {"type": "http", "scheme": "bearer"}}
+    return document
+
+
+def _responses(contract: Contract) -> Document:
+    responses: Document = {
+        str(status): {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": _schema((kind,))}}}
+        for status, kind in sorted(contract.all_answers.items())
+    }
+    if contract.events is not None:
+        responses["200"]["content"][EVENTS] = {"schema": _schema((contract.events,))}
+    if contract.text_type is not None:
+        text = {contract.text_type: {"schema": {"type": "string"}}}
+        responses = {"200": {"description": HTTPStatus.OK.phrase, "content": text}, **responses}
+    return responses
+
+
+def _schema(kinds: Sequence[object]) -> Document:
+    schemas = [{"$ref": _REF.format(kind.__name__)} if isinstance(kind, type) else {"type": "object"} for kind in kinds]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _component_schemas(kinds: Sequence[object]) -> Document:
+    """Return the schemas of pydantic models (bodies) and msgspec structs (answers), with all that they refer to."""
+    named = {kind for kind in kinds if isinstance(kind, type)}
+    models = sorted((kind for kind in named if issubclass(kind, BaseModel)), key=lambda kind: kind.__name__)
+    structs = sorted(named.difference(models), key=lambda kind: kind.__name__)
+    _, definitions = models_json_schema(
+        [(model, "validation") for model in models], ref_template=_REF.format("{model}")
+    )
+    _, components = msgspec.json.schema_components(structs, ref_template=_REF.format("{name}"))
+    return {**cast(Document, definitions["$defs"]), **components}

@@ -1,0 +1,151 @@
+"""Answers of /v1/chat/completions, whole and as stream chunks.
+
+Whole answers carry every field, null where there is nothing. Chunks leave out what does not apply (UNSET).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from tiercel.server.api.replies.head import ReplyHead
+from tiercel.server.api.replies.usage import UsageBody
+from tiercel.server.engine.generation import ChoiceDelta, DrawnToken
+
+
+class ChatTokenChoice(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ChatTokenChoice]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[ChatToken]
+    refusal: None = None
+
+
+def chat_logprobs(drawn: Sequence[DrawnToken]) -> ChatLogprobs:
+    """Log-probabilities in the shape of chat."""
+    return ChatLogprobs(
+        [
+            ChatToken(
+                entry.drawn.text,
+                entry.drawn.logprob,
+                list(entry.drawn.bytes),
+                [ChatTokenChoice(one.text, one.logprob, list(one.bytes)) for one in entry.likeliest],
+            )
+            for entry in drawn
+        ]
+    )
+
+
+class ChatReplyMessage(Struct, frozen=True):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class ChatReplyChoice(Struct, frozen=True):
+    index: int
+    message: ChatReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+class ChatReply(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatReplyChoice]
+    usage: UsageBody
+    system_fingerprint: str | None = None
+
+
+class Delta(Struct, frozen=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | UnsetType | None = UNSET
+
+
+class ChatChunk(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | UnsetType = UNSET
+
+
+class ChatShape:
+    """Deltas to chat chunks and bodies."""
+
+    def __init__(self, head: ReplyHead) -> None:
+        self._head = head
+        self._greeted: set[int] = set()
+
+    def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> list[ChatChunk]:
+        """The role chunk of a choice that speaks for the first time, then its text."""
+        chunks: list[ChatChunk] = []
+        if delta.choice not in self._greeted:
+            before = _before_first_token(usage) if not self._greeted else usage
+            self._greeted.add(delta.choice)
+            greeting = Delta(role=self._head.role, content="")
+            chunks.append(self._chunk([ChatChunkChoice(delta.choice, greeting, None, None)], before))
+        is_end = delta.finish_reason is not None
+        if delta.text or delta.logprobs or is_end:
+            words = Delta(content=delta.text)
+            logprobs = chat_logprobs(delta.logprobs) if self._head.with_logprobs else None
+            stop_reason = delta.stop_reason if is_end else UNSET
+            choice = ChatChunkChoice(delta.choice, words, logprobs, delta.finish_reason, stop_reason)
+            chunks.append(self._chunk([choice], usage))
+        return chunks
+
+    def usage_chunk(self, usage: UsageBody) -> ChatChunk:
+        """The extra chunk at the end that `include_usage` asks for."""
+        return self._chunk([], usage)
+
+    def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> ChatReply:
+        """The whole answer at once."""
+        head = self._head
+        return ChatReply(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[
+                ChatReplyChoice(
+                    whole.choice,
+                    ChatReplyMessage(head.role, whole.text),
+                    chat_logprobs(whole.logprobs) if head.with_logprobs else None,
+                    whole.finish_reason or "stop",
+                    whole.stop_reason,
+                )
+                for whole in choices
+            ],
+            usage=usage,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: UsageBody | UnsetType) -> ChatChunk:
+        head = self._head
+        return ChatChunk(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
+
+
+def _before_first_token(usage: UsageBody | UnsetType) -> UsageBody | UnsetType:
+    if isinstance(usage, UnsetType):
+        return usage
+    return UsageBody(usage.prompt_tokens, 0, usage.prompt_tokens, usage.prompt_tokens_details)

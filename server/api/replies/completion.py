@@ -1,0 +1,128 @@
+"""Answers of /v1/completions, whole and as stream chunks.
+
+Whole answers carry every field, null where there is nothing. Chunks leave out what does not apply (UNSET).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from tiercel.server.api.replies.head import ReplyHead
+from tiercel.server.api.replies.usage import UsageBody
+from tiercel.server.engine.generation import ChoiceDelta, DrawnToken
+
+
+class TextLogprobs(Struct, frozen=True):
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+def text_logprobs(drawn: Sequence[DrawnToken], offset: int) -> TextLogprobs:
+    """Log-probabilities in the shape of text completions; `offset` is where the first token starts in the text."""
+    offsets: list[int] = []
+    for entry in drawn:
+        offsets.append(offset)
+        offset += len(entry.drawn.text)
+    return TextLogprobs(
+        offsets,
+        [entry.drawn.logprob for entry in drawn],
+        [entry.drawn.text for entry in drawn],
+        [_with_drawn(entry) for entry in drawn],
+    )
+
+
+def _with_drawn(entry: DrawnToken) -> dict[str, float]:
+    """By text, the likeliest first; of tokens that read the same only the likeliest."""
+    logprob_by_text: dict[str, float] = {}
+    for one in (*entry.likeliest, entry.drawn):
+        logprob_by_text.setdefault(one.text, one.logprob)
+    return logprob_by_text
+
+
+class TextReplyChoice(Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+class TextReply(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextReplyChoice]
+    usage: UsageBody
+    system_fingerprint: str | None = None
+
+
+class TextChunkChoice(Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | UnsetType | None = UNSET
+
+
+class TextChunk(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChunkChoice]
+    usage: UsageBody | UnsetType = UNSET
+
+
+class TextShape:
+    """Deltas to text completion chunks and bodies."""
+
+    def __init__(self, head: ReplyHead) -> None:
+        self._head = head
+        self._offsets: dict[int, int] = {}
+
+    def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> list[TextChunk]:
+        """One chunk, or none while everything is held back."""
+        is_end = delta.finish_reason is not None
+        if not (delta.text or delta.logprobs or is_end):
+            return []
+        logprobs = None
+        if self._head.with_logprobs:
+            offset = self._offsets.get(delta.choice, 0)
+            logprobs = text_logprobs(delta.logprobs, offset)
+            self._offsets[delta.choice] = offset + sum(len(entry.drawn.text) for entry in delta.logprobs)
+        stop_reason = delta.stop_reason if is_end else UNSET
+        return [
+            self._chunk([TextChunkChoice(delta.choice, delta.text, logprobs, delta.finish_reason, stop_reason)], usage)
+        ]
+
+    def usage_chunk(self, usage: UsageBody) -> TextChunk:
+        """The extra chunk at the end that `include_usage` asks for."""
+        return self._chunk([], usage)
+
+    def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> TextReply:
+        """The whole answer at once."""
+        head = self._head
+        return TextReply(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[
+                TextReplyChoice(
+                    whole.choice,
+                    whole.text,
+                    text_logprobs(whole.logprobs, 0) if head.with_logprobs else None,
+                    whole.finish_reason or "stop",
+                    whole.stop_reason,
+                )
+                for whole in choices
+            ],
+            usage=usage,
+        )
+
+    def _chunk(self, choices: list[TextChunkChoice], usage: UsageBody | UnsetType) -> TextChunk:
+        head = self._head
+        return TextChunk(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)

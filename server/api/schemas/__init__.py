@@ -1,0 +1,1 @@
+"""The bodies of requests: types that are the check and the source of /openapi.json, one file for each family."""
