@@ -92,7 +92,7 @@ class ServerContext:
         return self.template
 
     @property
-    def most_values(self) -> int:
+    def max_values(self) -> int:
         """How many values a body may hold: token ids of the longest prompt, or of many shorter ones.
 
         Before the context is known only the size of the body limits them.
@@ -102,7 +102,7 @@ class ServerContext:
 
     async def read_object(self, request: Request) -> dict[str, object]:
         """The body of a request as a JSON object. Errors: AdmissionError, ClientGoneError."""
-        return await read_object(request, self.in_worker, most_values=self.most_values)
+        return await read_object(request, self.in_worker, max_values=self.max_values)
 
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run work on text off the event loop."""

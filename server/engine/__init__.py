@@ -1,1 +1,1 @@
-"""The engine as the HTTP process sees it: its process, its socket, the sequences it runs, and their generations."""
+"""The HTTP process's side of the engine: its process, connection, status and sequences, and generations of text."""

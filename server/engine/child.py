@@ -1,4 +1,4 @@
-"""The engine process as seen by its parent: started with one socket, and gone for certain when we are."""
+"""The engine process and its parent: started with one end of a socket pair, it never outlives the parent."""
 
 import asyncio
 import contextlib
@@ -18,30 +18,30 @@ _POLL_S = 0.02
 
 
 def engine_command() -> tuple[str, ...]:
-    """How the engine is started; `--fd N` and `--arena-fd N` are added."""
+    """Return the command that starts the engine; `--fd N` and `--arena-fd N` are appended to it."""
     return (sys.executable, "-m", "tiercel.engine.process")
 
 
 class EngineChild:
-    """A child in its own process group, so that Ctrl-C in a terminal reaches only the parent, which drains."""
+    """A child process in a process group of its own, so that Ctrl-C in a terminal reaches only the parent."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", sock: socket.socket) -> None:
         self._process = process
-        self.sock = sock  # our end
+        self.sock = sock  # the parent's end
 
     @staticmethod
     def start(command: Sequence[str], inherited: InheritedResources | None = None) -> "EngineChild":
-        """Start the engine on its end of a socket pair, with what outlives it. Leaving the `with` kills it.
+        """Start the engine with its end of a socket pair and the inherited descriptors. Leaving the `with` kills it.
 
         Errors: OSError.
         """
-        kept, told = (inherited.fds, inherited.arguments) if inherited is not None else ((), ())
+        fds, arguments = (inherited.fds, inherited.arguments) if inherited is not None else ((), ())
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
             process = subprocess.Popen(  # noqa: S603 - our own command
-                [*command, "--fd", str(fd), *told],
-                pass_fds=[fd, *kept],
+                [*command, "--fd", str(fd), *arguments],
+                pass_fds=[fd, *fds],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
                 env=engine_environment(),
@@ -59,11 +59,11 @@ class EngineChild:
 
     @property
     def pid(self) -> int:
-        """Process id, and id of its group."""
+        """The process id, which is also the id of its group."""
         return self._process.pid
 
     async def cause(self, patience_s: float) -> str:
-        """Why it ended, for people, once it has."""
+        """Wait for the end of the process; return its cause in words."""
         await self._wait(patience_s)
         code = self._process.poll()
         if code is None:
@@ -71,11 +71,10 @@ class EngineChild:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     async def leave(self, patience_s: float) -> None:
-        """Wait for the exit that was asked for; then insist."""
-        for step_signal in (None, signal.SIGTERM):
-            if step_signal is not None:
-                self._signal(step_signal)
-            await self._wait(patience_s)
+        """Wait for the process to exit by itself, then after SIGTERM; then kill it. Each wait is `patience_s` long."""
+        await self._wait(patience_s)
+        self._signal(signal.SIGTERM)
+        await self._wait(patience_s)
         self.kill()
 
     async def _wait(self, patience_s: float) -> None:
@@ -85,12 +84,12 @@ class EngineChild:
             await asyncio.sleep(_POLL_S)
 
     def kill(self) -> None:
-        """End the whole group now and collect it."""
+        """Kill the whole group and wait for the process."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the group while it has a member; the child is not collected yet, so its id cannot be another's."""
+        """Signal the group. The process has not been waited for, so that its id cannot belong to another process."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process.returncode is None:
                 os.killpg(self._process.pid, number)

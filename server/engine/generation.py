@@ -1,4 +1,4 @@
-"""One client request in the making: news of its sequences becomes text, and every end is settled here."""
+"""The generation of one client request: tokens of its sequences become text, and each choice ends exactly once."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _SETTLE_S = 0.25
 
 
 class TokenChoice(Struct, frozen=True):
-    """A token that was or could have been drawn."""
+    """A token that was or could have been sampled."""
 
     text: str
     bytes: bytes
@@ -28,7 +28,7 @@ class TokenChoice(Struct, frozen=True):
 
 
 class DrawnToken(Struct, frozen=True):
-    """The drawn token and the likeliest ones."""
+    """The sampled token and the most likely ones."""
 
     drawn: TokenChoice
     likeliest: tuple[TokenChoice, ...]
@@ -40,17 +40,17 @@ class ChoiceDelta(Struct, frozen=True, kw_only=True):
     choice: int
     text: str
     logprobs: tuple[DrawnToken, ...]
-    num_outputs: int  # tokens, since the start of the choice
+    num_outputs: int  # tokens since the start of the choice
     finish_reason: str | None = None  # stop | length
     stop_reason: int | str | None = None
 
 
 class GenerationError(Exception):
-    """The generation cannot be finished."""
+    """Base of the errors that end a generation early."""
 
 
 class EngineGoneError(GenerationError):
-    """The engine died, or the server is going down."""
+    """The engine died, or the server is shutting down."""
 
     def __init__(self, gone: EngineGone) -> None:
         super().__init__(gone.code)
@@ -58,7 +58,7 @@ class EngineGoneError(GenerationError):
 
 
 class SequenceFailedError(GenerationError):
-    """The engine failed one sequence of this request. `reason` is for the log only."""
+    """The engine failed one sequence of the request. `reason` is for the log only."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("sequence failed")
@@ -66,7 +66,7 @@ class SequenceFailedError(GenerationError):
 
 
 class ChoiceText:
-    """The text of one sequence: detokenised, scanned for stop strings, cut to chunks."""
+    """The text of one sequence: detokenised, scanned for stop strings and cut into chunks."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class ChoiceText:
         return self.finish_reason is not None
 
     def advance(self, delivery: Delivery) -> ChoiceDelta | None:
-        """Take news; return a delta when there is something to show, always at the end.
+        """Take a delivery; return a delta if there is text to show, and always at the end.
 
         Errors: SequenceFailedError.
         """
@@ -121,7 +121,7 @@ class ChoiceText:
         return None
 
     def _take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> str | None:
-        """Append the text of the tokens; return the stop string that was found in it."""
+        """Append the text of the tokens; return the stop string found in it, if any."""
         if not self._rules.stops:
             self._text += self._detokenizer.feed(tokens)
             self._logprobs += [self._drawn(entry) for entry in logprobs[: len(tokens)]]
@@ -146,8 +146,8 @@ class ChoiceText:
         if rest.found is not None:
             return self._delta(choice, "stop", rest.found)
         self._text += self._scanner.flush()
-        is_clients = finished.stop_token in self._stop_token_ids
-        return self._delta(choice, finished.reason.value, finished.stop_token if is_clients else None)
+        is_requested = finished.stop_token in self._stop_token_ids
+        return self._delta(choice, finished.reason.value, finished.stop_token if is_requested else None)
 
     def _delta(self, choice: int, finish_reason: str | None, stop_reason: int | str | None) -> ChoiceDelta:
         delta = ChoiceDelta(
@@ -176,7 +176,7 @@ class ChoiceText:
 
 
 class DetokenizeTimes:
-    """When news of a generation became text, and how long that took."""
+    """When tokens of a generation became text, and how long that took."""
 
     __slots__ = ("busy_s", "count", "first_s", "last_s")
 
@@ -184,10 +184,10 @@ class DetokenizeTimes:
         self.first_s = 0.0
         self.last_s = 0.0
         self.busy_s = 0.0
-        self.count = 0  # times; one may turn several tokens to text
+        self.count = 0  # of intervals; one interval may cover several tokens
 
     def note(self, start_s: float, end_s: float) -> None:
-        """It was busy from then to now."""
+        """Add an interval of work."""
         if self.count == 0:
             self.first_s = start_s
         self.last_s = end_s
@@ -196,7 +196,7 @@ class DetokenizeTimes:
 
 
 class TokenUsage(Struct, frozen=True):
-    """Tokens of a client request so far."""
+    """The token counts of a client request so far."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -204,7 +204,7 @@ class TokenUsage(Struct, frozen=True):
 
 
 class Generation:
-    """The sequences of one client request. Leaving the `with` aborts whatever still runs."""
+    """The sequences of one client request. Leaving the `with` aborts the sequences that still run."""
 
     def __init__(
         self,
@@ -233,17 +233,17 @@ class Generation:
 
     @property
     def num_choices(self) -> int:
-        """Choices of all prompts together."""
+        """Number of choices of all prompts together."""
         return len(self._choices)
 
     @property
     def facts(self) -> Sequence[SequenceFacts]:
-        """What is known of the sequences, in the order of the choices."""
+        """The records of the sequences, in the order of the choices."""
         return self._submission.facts
 
     @property
     def finish_reasons(self) -> Sequence[str]:
-        """Of the choices that are done, each once."""
+        """The distinct finish reasons of the choices that are done, sorted."""
         return sorted({choice.finish_reason for choice in self._choices if choice.finish_reason is not None})
 
     @property
@@ -252,16 +252,16 @@ class Generation:
         return all(choice.is_done for choice in self._choices)
 
     async def next_deltas(self) -> list[ChoiceDelta]:
-        """Wait for news and turn it into text. May be empty: then everything is held back.
+        """Wait for tokens and turn them into text. The list is empty if all text is held back.
 
         Errors: GenerationError.
         """
-        news = await self.mailbox.take()
-        if isinstance(news, EngineGone):
-            raise EngineGoneError(news)
+        deliveries = await self.mailbox.take()
+        if isinstance(deliveries, EngineGone):
+            raise EngineGoneError(deliveries)
         start_s = self._clock.now_s()
         deltas: list[ChoiceDelta] = []
-        for delivery in news:
+        for delivery in deliveries:
             choice = self._choices[delivery.choice]
             delta = choice.advance(delivery)
             if delta is not None:
@@ -272,7 +272,7 @@ class Generation:
         return deltas
 
     async def settle(self, patience_s: float = _SETTLE_S) -> None:
-        """Give the engine a moment to report the sequences that were ended from here: it knows the cached tokens."""
+        """Wait for the engine to report sequences that were ended from here: only it knows the cached tokens."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._client.wait_finished(self._submission.facts)
@@ -280,7 +280,7 @@ class Generation:
             return
 
     def usage(self) -> TokenUsage:
-        """Tokens so far; cached tokens are known for the sequences that have finished."""
+        """Return the token counts so far; cached tokens are known of finished sequences only."""
         firsts = (facts.finished for facts in self._submission.facts if facts.start.n is not None)
         return TokenUsage(
             self._num_prompt,

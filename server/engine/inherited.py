@@ -1,4 +1,4 @@
-"""What outlives the engine: the memory of its host tier, and the hold on the folders of its SSD tier."""
+"""The resources that outlive an engine process: the memory of its host tier and the locks on its SSD folders."""
 
 import os
 from contextlib import ExitStack
@@ -11,10 +11,10 @@ from tiercel.settings import EngineSettings
 
 
 class InheritedResources:
-    """Descriptors that every engine inherits, one after the other.
+    """File descriptors that every engine process inherits.
 
-    The memfd takes no memory until an engine writes to it, and it is gone with the last process that has it. The
-    locks are inherited too: an engine that survives us for a moment still holds what it writes to.
+    The memfd takes no memory until an engine writes to it, and is freed with the last process that has it open. An
+    engine that outlives this process for a moment still holds the locks of the folders that it writes to.
     """
 
     def __init__(self, arena_fd: int, lock_fds: tuple[int, ...], closing: ExitStack) -> None:
@@ -24,7 +24,10 @@ class InheritedResources:
 
     @staticmethod
     def open(settings: EngineSettings) -> "InheritedResources":
-        """Effects: folders of the SSD tier are made with mode 0700. Errors: ConfigError when one is not ours alone."""
+        """Create the memfd and lock the SSD folders, which are created with mode 0700.
+
+        Errors: ConfigError if another process holds a folder, or other users can access it.
+        """
         with ExitStack() as closing:
             arena_fd = os.memfd_create("tiercel-kv")
             closing.callback(os.close, arena_fd)
@@ -36,16 +39,16 @@ class InheritedResources:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What the engine inherits, under the same numbers."""
+        """The descriptors; the engine has them under the same numbers."""
         return (self._arena_fd, *self._lock_fds)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """How the engine is told."""
+        """The arguments that tell the engine the numbers."""
         return ("--arena-fd", str(self._arena_fd))
 
     def close(self) -> None:
-        """Let go; the last engine must be gone."""
+        """Close the descriptors; no engine process may be left."""
         self._closing.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What the engine said about the sequences of one client request and its handler has not read yet."""
+"""The mailbox of one client request: what the engine reported and the request's handler has not read yet."""
 
 import asyncio
 import contextlib
@@ -10,20 +10,20 @@ from msgspec import Struct
 from tiercel.outcome import Finished, TokenLogprobs
 
 MAX_UNREAD_BYTES = 256 * 1024  # of one sequence without log-probabilities
-_MOST_UNREAD_BYTES = 16 * 1024 * 1024  # of one client request, whatever it asks for
+_MAX_REQUEST_BYTES = 16 * 1024 * 1024  # of one client request with any number of sequences
 _TOKEN_COST_BYTES = 16  # a token id, its share of the list and of the text it will become
 _LOGPROB_COST_BYTES = 64  # one alternative of one token
 
 
 class EngineGone(Struct, frozen=True):
-    """The stream cannot go on: the engine died, or the server is going down."""
+    """Why a stream cannot go on: the engine died, or the server is shutting down."""
 
     message: str
     code: str
 
 
 class Delivery(Struct, frozen=True):
-    """News of one sequence since the last read: everything in order, `finished` last."""
+    """What arrived for one sequence since the last read, in order; `finished` comes last."""
 
     choice: int  # index among the sequences of the client request
     tokens: "array[int]"
@@ -32,7 +32,7 @@ class Delivery(Struct, frozen=True):
 
 
 class _Unread:
-    """News of one sequence, growing."""
+    """A delivery that is still growing."""
 
     def __init__(self) -> None:
         self.tokens = array("I")
@@ -41,15 +41,16 @@ class _Unread:
 
 
 def unread_limit_bytes(sequences: int, logprobs: int) -> int:
-    """How much may wait for a client: the same number of steps for one token a step as for many."""
-    return min(MAX_UNREAD_BYTES * sequences * (1 + logprobs), _MOST_UNREAD_BYTES)
+    """Return how many bytes may wait for a client, such that every request may fall behind by as many steps."""
+    return min(MAX_UNREAD_BYTES * sequences * (1 + logprobs), _MAX_REQUEST_BYTES)
 
 
 class Mailbox:
-    """One reader, one writer, one event loop. A slow reader finds its tokens joined, never a longer queue.
+    """The unread tokens and ends of one client request. One reader and one writer on one event loop.
 
-    `overflow` is done once more than `limit_bytes` wait unread while a send to the client is stuck; the owner then
-    gives the request up. What waits because our own loop was busy is not the client's fault and does not count.
+    A slow reader gets longer deliveries, not more of them. `overflow` is set when more than `limit_bytes` are unread
+    while a send to the client is blocked; the owner then gives the request up. Data that waits because the event loop
+    was busy is not the client's fault and does not count.
     """
 
     def __init__(self, *, limit_bytes: int = MAX_UNREAD_BYTES) -> None:
@@ -63,7 +64,7 @@ class Mailbox:
 
     @contextlib.contextmanager
     def sending(self) -> Generator[None]:
-        """While the reader hands bytes to the client and cannot read."""
+        """Mark the time in which the reader sends to the client and cannot read."""
         self._is_sending = True
         try:
             yield
@@ -71,27 +72,27 @@ class Mailbox:
             self._is_sending = False
 
     def put_token(self, choice: int, token: int) -> None:
-        """A new token of one choice."""
+        """Add a token of one choice."""
         self._entry(choice).tokens.append(token)
         self._grow(_TOKEN_COST_BYTES)
 
     def put_logprobs(self, choice: int, logprobs: TokenLogprobs) -> None:
-        """The log-probabilities of the token that was just put."""
+        """Add the log-probabilities of the last token of one choice."""
         self._entry(choice).logprobs.append(logprobs)
         self._grow(_LOGPROB_COST_BYTES * (1 + len(logprobs.top_tokens)))
 
     def put_finished(self, choice: int, finished: Finished) -> None:
-        """The end of one choice."""
+        """Add the end of one choice."""
         self._entry(choice).finished = finished
         self._wake.set()
 
     def put_gone(self, gone: EngineGone) -> None:
-        """Nothing more will come."""
+        """Announce that nothing more will come."""
         self._gone = gone
         self._wake.set()
 
     async def take(self) -> tuple[Delivery, ...] | EngineGone:
-        """Wait for news and take all of it; unread tokens come before the bad news that the engine is gone."""
+        """Wait for deliveries and take all of them. Unread tokens come before the notice that the engine is gone."""
         await self._wake.wait()
         self._wake.clear()
         if not self._unread and self._gone is not None:

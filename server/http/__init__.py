@@ -1,1 +1,1 @@
-"""HTTP itself: the listening socket, bodies, events, clients that go away, and errors as responses."""
+"""HTTP itself: the listening socket, uvicorn, bodies, answers, events, disconnected clients and error responses."""

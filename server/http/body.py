@@ -1,4 +1,4 @@
-"""Request bodies: bytes to a checked JSON object, without stopping the event loop for one of them."""
+"""Request bodies: bytes to a checked JSON object, without blocking the event loop for a large one."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tiercel.errors import AdmissionError
 from tiercel.server.http.watch import ClientGoneError
 
 MAX_DEPTH = 64
-MAX_CONTAINERS = 16_384  # objects and arrays: 2,048 messages with 8,192 parts of content, and room to spare
+MAX_CONTAINERS = 16_384  # objects and arrays: more than 2,048 messages with 8,192 content parts need
 MAX_STRINGS = 65_536  # names and values
 _READ_S = 30.0
 _LARGE_BYTES = 64 * 1024  # more than this is decoded by a worker
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 class InWorker(Protocol):
-    """Runs work off the event loop."""
+    """Runs work in a thread, off the event loop."""
 
     async def __call__(self, work: Callable[[], T]) -> T: ...
 
 
-async def read_object(request: Request, in_worker: InWorker, *, most_values: int) -> dict[str, object]:
-    """Read the body of a request as a JSON object of at most `most_values` values.
+async def read_object(request: Request, in_worker: InWorker, *, max_values: int) -> dict[str, object]:
+    """Read the body of a request as a JSON object of at most `max_values` values.
 
-    Errors: AdmissionError (400 for what is not JSON, 408 for a client that dawdles, 413 from the body limit);
+    Errors: AdmissionError (400 if it is not such an object, 408 if it comes too slowly, 413 from the body limit);
     ClientGoneError.
     """
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
@@ -42,16 +42,16 @@ async def read_object(request: Request, in_worker: InWorker, *, most_values: int
     except ClientDisconnect as exc:
         raise ClientGoneError from exc
     if len(body) > _LARGE_BYTES:
-        return await in_worker(lambda: parse_object(body, most_values=most_values))
-    return parse_object(body, most_values=most_values)
+        return await in_worker(lambda: parse_object(body, max_values=max_values))
+    return parse_object(body, max_values=max_values)
 
 
-def parse_object(body: bytes, *, most_values: int) -> dict[str, object]:
-    """Strict JSON: no NaN, no lone surrogates, at most MAX_DEPTH levels, no more parts than a request can have.
+def parse_object(body: bytes, *, max_values: int) -> dict[str, object]:
+    """Parse strict JSON: no NaN, no lone surrogates, at most MAX_DEPTH levels, no more parts than a request can have.
 
     Errors: AdmissionError (400).
     """
-    _refuse_crowded(body, most_values)
+    _refuse_crowded(body, max_values)
     try:
         value: object = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
@@ -64,31 +64,31 @@ def parse_object(body: bytes, *, most_values: int) -> dict[str, object]:
     return fields
 
 
-def _refuse_crowded(body: bytes, most_values: int) -> None:
-    """Refuse before decoding what would make millions of objects: decoding does not let other threads run.
+def _refuse_crowded(body: bytes, max_values: int) -> None:
+    """Refuse a body that would become millions of objects, before decoding it: decoding holds the interpreter lock.
 
-    The counts of the whole body come first, then those of what lies outside its strings. Where the body is no
-    JSON they are right up to the place at which decoding ends.
+    The whole body is counted first; only if that exceeds a limit, the text outside its strings is counted. For a body
+    that is not JSON the counts are right up to the place where decoding fails.
     """
-    if _is_within(body, body, most_values):
+    if _is_within(body, body, max_values):
         return
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') <= 2 * MAX_STRINGS:
         outside = b"".join(unescaped.split(b'"')[::2])
-        if _is_within(unescaped, outside, most_values):
+        if _is_within(unescaped, outside, max_values):
             return
     raise AdmissionError(
         400,
-        f"The body holds more than a request can have: at most {MAX_CONTAINERS} objects and arrays, {MAX_STRINGS}"
-        f" strings and {most_values} values.",
+        f"The body is too complex: a request can have at most {MAX_CONTAINERS} objects and arrays, {MAX_STRINGS}"
+        f" strings and {max_values} values.",
         code="body_too_complex",
     )
 
 
-def _is_within(body: bytes, structure: bytes, most_values: int) -> bool:
+def _is_within(body: bytes, structure: bytes, max_values: int) -> bool:
     return (
         _count_containers(structure) <= MAX_CONTAINERS
-        and structure.count(b",") < most_values
+        and structure.count(b",") < max_values
         and body.count(b'"') <= 2 * MAX_STRINGS
     )
 
@@ -98,7 +98,7 @@ def _count_containers(body: bytes) -> int:
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Walks containers level by level; leaves cost nothing but a look at their type."""
+    """Return whether the value nests deeper than `levels`. It is walked level by level, containers only."""
     level: list[object] = [value]
     for _ in range(levels):
         level = [entry for container in level for entry in _entries(container) if isinstance(entry, list | dict)]

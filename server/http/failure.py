@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's body, its types and codes."""
+"""Error responses in OpenAI's shape, with its types and codes."""
 
 import math
 from typing import cast
@@ -14,7 +14,7 @@ SHUTTING_DOWN = "shutting_down"
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """The value of `error` in a body or in an event of a stream."""
+    """The value of `error` in a body or in a stream event."""
 
     message: str
     type: str
@@ -23,21 +23,23 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 class FaultBody(Struct, frozen=True):
+    """The body of a refusal."""
+
     error: Fault
 
 
 def fault_of(error: AdmissionError) -> FaultBody:
-    """The body of a refusal."""
+    """Return the body of a refusal."""
     return FaultBody(Fault(message=error.message, type=error.kind, param=error.param, code=error.code))
 
 
 def encode_fault(error: AdmissionError) -> bytes:
-    """The JSON of a refusal."""
+    """Return the JSON of a refusal."""
     return msgspec.json.encode(fault_of(error))
 
 
 def fault_response(error: AdmissionError) -> Response:
-    """A refusal as a response with the headers that belong to it."""
+    """Return a refusal as a response with its headers."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
@@ -55,13 +57,13 @@ _REASONS: dict[int, tuple[str, str]] = {
 
 
 async def on_admission_error(_request: Request, error: Exception) -> Response:
-    """Handler for our own refusals."""
+    """Answer a refusal by our own code."""
     assert isinstance(error, AdmissionError)
     return fault_response(error)
 
 
 async def on_http_error(_request: Request, error: Exception) -> Response:
-    """Handler for refusals by the framework: unknown routes and methods."""
+    """Answer a refusal by the framework: unknown routes and methods."""
     status = getattr(error, "status_code", 400)
     message, code = _REASONS.get(status, ("The request cannot be served.", "invalid_request"))
     response = fault_response(AdmissionError(status, message, code=code))
@@ -72,19 +74,19 @@ async def on_http_error(_request: Request, error: Exception) -> Response:
 
 
 def internal_error(error_id: str) -> AdmissionError:
-    """The one text for everything unexpected; the log has the rest under the same id."""
+    """Return the refusal for an unexpected error. The log has the details under the same id."""
     return AdmissionError(
         500, f"Internal server error (error id {error_id}).", code="internal_error", kind="server_error"
     )
 
 
 def slow_reader() -> AdmissionError:
-    """The client let the connection fill up before its answer began."""
+    """Return the refusal for a client that did not read before its answer began."""
     return AdmissionError(408, "The client did not read from this connection.", code="slow_reader")
 
 
 def engine_failed(error_id: str) -> AdmissionError:
-    """The engine failed this request alone."""
+    """Return the refusal for a request that the engine failed."""
     return AdmissionError(
         500, f"The engine failed this request (error id {error_id}).", code="engine_error", kind="server_error"
     )

@@ -14,26 +14,26 @@ _BACKLOG = 2048
 
 
 def check_tls(settings: ServerSettings) -> None:
-    """Read the certificate now rather than in the first handshake. Errors: ConfigError."""
+    """Check the certificate at the start instead of in the first handshake. Errors: ConfigError."""
     if settings.ssl_certfile is None and settings.ssl_keyfile is None:
         return
     if settings.ssl_certfile is None:
         raise ConfigError("server.tls", "--ssl-keyfile needs --ssl-certfile")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
-    except OSError as exc:  # ssl.SSLError is one
+    except OSError as exc:  # includes ssl.SSLError
         named = f"{settings.ssl_certfile} and {settings.ssl_keyfile or settings.ssl_certfile}"
         raise ConfigError("server.tls", f"cannot use the certificate and key of {named}: {exc}") from exc
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """Listen at once, so that early connections queue while the engine loads. Errors: ConfigError."""
+    """Listen now, so that early connections queue while the engine loads. Errors: ConfigError."""
     where = settings.uds or f"{settings.host}:{settings.port}"
     try:
         if settings.uds is not None:
             return _bind_path(settings.uds)
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        # the protocol is named, else asyncio takes it for no TCP and leaves 40 ms of Nagle's delay in every answer
+        # with protocol 0 asyncio would not set TCP_NODELAY, and Nagle's algorithm would delay answers by 40 ms
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         with _closed_on_error(sock):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -46,7 +46,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 
 def _bind_path(path: str) -> socket.socket:
-    """A Unix socket for this user and group; one left behind by a dead server is replaced."""
+    """Listen on a Unix socket for this user and group; replace one that a dead server left behind."""
     if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode) and not _is_answered(path):
         os.unlink(path)
     sock = socket.socket(socket.AF_UNIX)
@@ -77,7 +77,7 @@ def _is_answered(path: str) -> bool:
 
 
 def url_of(settings: ServerSettings, sock: socket.socket) -> str:
-    """Where people point their browser or client."""
+    """Return the URL for browsers and clients."""
     if settings.uds is not None:
         return f"unix:{settings.uds}"
     scheme = "https" if settings.ssl_certfile else "http"

@@ -1,4 +1,4 @@
-"""Connections that hold a socket and do nothing: headers that never end, answers that nobody takes."""
+"""Idle connections: heads of requests that never end, and closed connections whose client does not read."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tiercel.clock import Clock
 
-_SWEEPS_A_LIMIT = 4
+_SWEEPS_PER_LIMIT = 4
 
 
 class Cycle(Protocol):
@@ -18,7 +18,7 @@ class Cycle(Protocol):
 
 
 class Connection(Protocol):
-    """What uvicorn knows of one client connection."""
+    """uvicorn's record of one client connection."""
 
     @property
     def cycle(self) -> Cycle | None: ...
@@ -28,17 +28,17 @@ class Connection(Protocol):
 
 
 class _Idle(Struct, frozen=True):
-    """A connection between requests, or closing, since some sweep."""
+    """A connection that was idle or closing at an earlier sweep."""
 
     cycle: Cycle | None
     since_s: float
 
 
 class Reaper:
-    """Aborts a connection that for `limit_s` has neither begun a request nor gone away.
+    """Aborts connections that have been idle or closing for `limit_s`.
 
-    uvicorn's keep-alive timer ends as soon as one byte of the next request arrives, and a closing connection
-    waits for ever for a client that does not read.
+    uvicorn's keep-alive timer is stopped by the first byte of the next request, and a closing connection waits
+    without limit for a client that does not read.
     """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
@@ -47,13 +47,13 @@ class Reaper:
         self._idle_by_connection: dict[Connection, _Idle] = {}
 
     async def run(self, connections: Iterable[Connection]) -> None:
-        """Sweep until cancelled; `connections` is looked at anew each time."""
+        """Sweep until cancelled; `connections` is iterated again each time."""
         while True:
-            await asyncio.sleep(self._limit_s / _SWEEPS_A_LIMIT)
+            await asyncio.sleep(self._limit_s / _SWEEPS_PER_LIMIT)
             self.sweep(connections)
 
     def sweep(self, connections: Iterable[Connection]) -> None:
-        """Look once; abort what has been idle for too long."""
+        """Abort the connections that have been idle for too long."""
         now_s = self._clock.now_s()
         idle_by_connection: dict[Connection, _Idle] = {}
         for connection in list(connections):

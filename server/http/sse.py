@@ -11,7 +11,7 @@ _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\
 
 
 def event(value: object) -> bytes:
-    """One event. Letters that some clients take for line ends are escaped."""
+    """Return one event. Characters that some clients take for line ends are escaped."""
     body = _encoder.encode(value)
     if not body.isascii():
         for letter, escape in _LINE_ENDS:

@@ -1,4 +1,4 @@
-"""Work that ends when its client goes away."""
+"""Work that is cancelled when its client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -14,22 +14,22 @@ class ClientGoneError(Exception):
 
 
 class SlowReaderError(Exception):
-    """The client does not read what it asked for."""
+    """The client does not read its answer."""
 
 
 async def run_watched(
-    work: Coroutine[Any, Any, T],  # Any: what coroutines send and yield is asyncio's business
+    work: Coroutine[Any, Any, T],  # Any: what a coroutine yields and receives is asyncio's concern
     receive: Receive,
     overflow: asyncio.Event | None = None,
 ) -> T:
     """Run `work`; cancel it as soon as the client disconnects or `overflow` is set.
 
-    The body must have been read: whatever `receive` still brings is dropped.
+    The body must have been read: further messages of `receive` are dropped.
     Errors: ClientGoneError, SlowReaderError, and those of `work`.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
-    watchers: list[asyncio.Future[Any]] = [gone]  # Any: their results mean nothing
+    watchers: list[asyncio.Future[Any]] = [gone]  # Any: their results are not used
     if overflow is not None:
         watchers.append(asyncio.ensure_future(overflow.wait()))
     try:

@@ -1,4 +1,4 @@
-"""Messages to prompt tokens: the model's own template, and no way for content to become control tokens."""
+"""Messages to prompt tokens by the model's own template. Content never becomes control tokens."""
 
 import datetime
 import json
@@ -21,7 +21,7 @@ _NEUTRAL = "x"
 
 
 class ChatMessage(Struct, frozen=True):
-    """One message as a template sees it."""
+    """One message as a template gets it."""
 
     role: str
     content: str
@@ -29,7 +29,7 @@ class ChatMessage(Struct, frozen=True):
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True):
-    """How the end of the rendering looks, and switches of the template."""
+    """The end of the rendering, and the switches of the template."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -63,11 +63,11 @@ class ChatTemplate:
         return frozenset(self._variables) - _RESERVED - frozenset(self._codec.named_specials)
 
     def encode(self, messages: Sequence[ChatMessage], options: ChatOptions) -> ChatPrompt:
-        """Render and tokenise.
+        """Render and tokenise messages.
 
-        Harmless content gives exactly the ids of the whole rendering; content that spells a control token is
-        encoded on its own, as plain text.
-        Errors: AdmissionError (400) when the template refuses the messages.
+        Content without control tokens gives exactly the ids of the whole rendering. Content that spells a control token
+        is encoded separately, as plain text.
+        Errors: AdmissionError (400) if the template refuses the messages.
         """
         text = self._render_whole(messages, options)
         tokens = self._codec.encode(text, add_special_tokens=False)
@@ -77,20 +77,21 @@ class ChatTemplate:
         expected = self._controls_of(neutral, options)
         if not any(map(self._is_hostile, messages)) and self._controls_in(tokens) == expected:
             return ChatPrompt(text, tokens)
-        answers = [whole if _is_answer(whole) else bare for whole, bare in zip(messages, neutral, strict=True)]
+        answers = [own if _is_answer(own) else bare for own, bare in zip(messages, neutral, strict=True)]
         is_safe = not any(map(self._is_hostile, answers)) and self._controls_of(answers, options) == expected
         return ChatPrompt(text, self._encode_guarded(messages, options, trusts_answers=is_safe))
 
     def _is_hostile(self, message: ChatMessage) -> bool:
-        """Whether it spells a control token that it has no business with.
+        """Return whether a message spells a control token that its role must not write.
 
-        Answers may spell those that are not special: models write `<think>`, and templates take it out again.
+        Messages of the assistant may spell control tokens that are not special: models write `<think>`, and templates
+        remove it again.
         """
         pattern = self._special_text if _is_answer(message) else self._control_text
         return pattern is not None and bool(pattern.search(message.content) or pattern.search(message.name or ""))
 
     def _controls_of(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
-        """The control tokens of a rendering, in their order."""
+        """Return the control tokens of a rendering, in order."""
         text = self._render_whole(messages, options)
         return self._controls_in(self._codec.encode(text, add_special_tokens=False))
 
@@ -101,10 +102,10 @@ class ChatTemplate:
     def _encode_guarded(
         self, messages: Sequence[ChatMessage], options: ChatOptions, *, trusts_answers: bool
     ) -> list[int]:
-        """Wrap contents in unguessable marks, render, and encode what lies between the marks as plain text.
+        """Wrap contents in unguessable marks, render, and encode the text between the marks as plain text.
 
-        With `trusts_answers` those of the assistant stay as they are: their control tokens are the template's
-        doing, which takes thoughts out of earlier answers and cannot do so between marks.
+        With `trusts_answers` the assistant's messages are not wrapped: templates remove thoughts from earlier answers,
+        which they could not do between marks.
         """
         nonce = secrets.token_hex(16)
         begin, end = f"{nonce}b", f"{nonce}e"
@@ -134,9 +135,10 @@ class ChatTemplate:
         return tokens
 
     def _render_whole(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
-        """Render; with `continue_final_message` only up to the end of the last content, found by a mark behind it.
+        """Render messages; with `continue_final_message` only up to the end of the last content.
 
-        A template that trims also drops the space behind the mark: then the content's own last spaces go as well.
+        The end is found by a mark appended to the content. If the template trims contents, the space after the mark is
+        gone; then the trailing white space of the content is dropped too.
         """
         if not options.continue_final_message:
             return self._render(messages, options)
@@ -198,13 +200,13 @@ def _is_answer(message: ChatMessage) -> bool:
 
 
 def _neutral(message: ChatMessage) -> ChatMessage:
-    """The same message without words, but for the white space that a template may ask about."""
+    """Return the message with its words replaced; content that is all white space stays, as templates test for it."""
     content = _NEUTRAL if message.content.strip() else message.content
     return ChatMessage(message.role, content, None if message.name is None else _NEUTRAL)
 
 
 def _marked(message: ChatMessage, begin: str, end: str) -> ChatMessage:
-    """Marks inside the outer white space, so that a template that trims still does."""
+    """Return the message with marks around its content, inside the outer white space so that trimming still works."""
     name = f"{begin}{message.name}{end}" if message.name is not None else None
     content = message.content
     core = content.strip()
@@ -223,9 +225,9 @@ def _as_dict(message: ChatMessage) -> dict[str, str]:
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: marks the assistant's words for training; here only its body counts."""
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's words for training: renders its body."""
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -255,12 +257,12 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of jinja2's own filter."""
+    """Return JSON without the HTML escapes of jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def read_switches(values: Mapping[str, object], template: ChatTemplate) -> tuple[tuple[str, bool], ...]:
-    """Check `chat_template_kwargs`: only true and false, only for names that the template reads.
+    """Check `chat_template_kwargs`: values are true or false; names that the template does not read are dropped.
 
     Errors: AdmissionError (400) naming the key.
     """

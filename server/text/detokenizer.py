@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive; a character is given out when its last byte has come."""
+"""Token ids to text as they arrive. A character is returned with its last byte."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -6,8 +6,8 @@ from typing import Protocol
 
 from tiercel.server.text.vocabulary import Vocabulary
 
-_CONTEXT_TOKENS = 6  # of the prompt, so that the first output token knows whether it starts a text
-_MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: more than this is no unfinished character
+_CONTEXT_TOKENS = 6  # of the prompt: they decide whether the first output token starts a text
+_MAX_HELD_TOKENS = 8  # a character has at most 4 bytes; more tokens than this are not an unfinished character
 
 
 class Detokenizer(Protocol):
@@ -18,12 +18,12 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """The end: what was held back, with U+FFFD for what never became a character."""
+        """Return the text held back at the end, with U+FFFD for an unfinished character."""
         ...
 
 
 def make_detokenizer(vocabulary: Vocabulary, prompt: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-    """A detokenizer for outputs that follow `prompt`."""
+    """Return a detokenizer for outputs that follow `prompt`. See docs/decisions/0026-our-own-detokenizer.md."""
     skipped = vocabulary.specials if skip_special_tokens else frozenset[int]()
     if vocabulary.pieces is None:
         return WindowDetokenizer(vocabulary, prompt, skip_special_tokens=skip_special_tokens)
@@ -32,9 +32,9 @@ def make_detokenizer(vocabulary: Vocabulary, prompt: Sequence[int], *, skip_spec
 
 
 class ByteDetokenizer:
-    """For tokenizers whose tokens are byte strings (byte-level BPE, SentencePiece with byte fallback).
+    """A detokenizer for tokens that are byte strings (byte-level BPE, SentencePiece with byte fallback).
 
-    Cost: a table look-up a token and one UTF-8 decoding a call.
+    Cost: one table look-up per token and one UTF-8 decoding per call.
     """
 
     def __init__(self, pieces: Sequence[bytes], skipped: frozenset[int], *, strip_first_space: bool) -> None:
@@ -56,34 +56,34 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other tokenizer: decodes a small window twice and gives out the difference.
+    """A detokenizer for any other tokenizer: it decodes a small window twice and returns the difference.
 
-    Cost: two decodings of a few tokens a call.
+    Cost: two decodings of a few tokens per call.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._decode = vocabulary.decode
         self._skip = skip_special_tokens
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        self._given = len(self._window)  # tokens at the front of the window whose text is out
+        self._returned = len(self._window)  # tokens at the front of the window whose text has been returned
 
     def feed(self, tokens: Iterable[int]) -> str:
         self._window.extend(tokens)
-        held = len(self._window) - self._given
+        held = len(self._window) - self._returned
         if held == 0:
             return ""
         before, whole = self._texts()
         if whole.endswith("\ufffd") and held < _MAX_HELD_TOKENS:
             return ""
-        self._window = self._window[self._given :]
-        self._given = len(self._window)
+        self._window = self._window[self._returned :]
+        self._returned = len(self._window)
         return whole[len(before) :]
 
     def flush(self) -> str:
         before, whole = self._texts()
-        self._given = len(self._window)
+        self._returned = len(self._window)
         return whole[len(before) :]
 
     def _texts(self) -> tuple[str, str]:
-        before = self._decode(self._window[: self._given], self._skip)
+        before = self._decode(self._window[: self._returned], self._skip)
         return before, self._decode(self._window, self._skip)

@@ -1,4 +1,4 @@
-"""Stop strings, wherever the cuts between chunks fall."""
+"""Stop strings, found independently of the cuts between chunks."""
 
 from collections.abc import Sequence
 
@@ -15,14 +15,14 @@ class TextRules(Struct, frozen=True, kw_only=True):
 
 
 class StopStep(Struct, frozen=True):
-    """Text that may be shown, and the stop string that ended it, if one did."""
+    """Text that may be shown, and the stop string that ended it, if any."""
 
     text: str
     found: str | None = None
 
 
 class StopScanner:
-    """Finds the stop string that is complete first; holds back only what may yet become one.
+    """Finds the stop string that is complete first. Holds back text that may be the start of a stop string.
 
     The result does not depend on how the text was cut into chunks.
     """
@@ -33,7 +33,7 @@ class StopScanner:
         self._held = ""
 
     def feed(self, text: str, *, may_stop: bool = True) -> StopStep:
-        """Take the next text. With `may_stop` false nothing in it counts (before `min_tokens`)."""
+        """Take the next text. With `may_stop` false (before `min_tokens`) stop strings in it are ignored."""
         if not self._stops:
             return StopStep(text)
         if not may_stop:
@@ -50,12 +50,12 @@ class StopScanner:
         return StopStep(text[: len(text) - keep])
 
     def flush(self) -> str:
-        """The end: no stop string came."""
+        """Return the text held back at the end, where no stop string was completed."""
         held, self._held = self._held, ""
         return held
 
     def _first(self, text: str) -> tuple[int, str] | None:
-        """Start and text of the stop string with the earliest end; of those the longest."""
+        """Return start and text of the stop string with the earliest end; among equals the longest."""
         hits = [(text.find(stop), stop) for stop in self._stops]
         ends = [(start + len(stop), start, stop) for start, stop in hits if start >= 0]
         if not ends:
@@ -64,7 +64,7 @@ class StopScanner:
         return start, stop
 
     def _prefix_length(self, text: str) -> int:
-        """Characters at the end of the text that may be the start of a stop string."""
+        """Return the number of characters at the end of the text that may be the start of a stop string."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):

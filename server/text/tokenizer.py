@@ -17,16 +17,16 @@ _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 
 class TextCodec:
-    """One tokenizer and its twin that knows no control tokens.
+    """One tokenizer, and a copy of it that recognises no control tokens.
 
-    Encoding releases the interpreter lock; call it in a worker thread. All methods may run in several threads.
+    Encoding releases the interpreter lock: call it in a worker thread. All methods are thread-safe.
     """
 
     def __init__(self, tokenizer_json: str, config: dict[str, object], chat_template: str | None) -> None:
         self._json = tokenizer_json
         self._tokenizer = _parse(tokenizer_json)
-        self._twin: tuple[Tokenizer, dict[int, int]] | None = None
-        self._twin_lock = threading.Lock()
+        self._plain: tuple[Tokenizer, dict[int, int]] | None = None
+        self._plain_lock = threading.Lock()
         self.vocabulary = Vocabulary.of(self._tokenizer)
         self.named_specials = _named_specials(config)
         self.chat_template = chat_template
@@ -37,43 +37,42 @@ class TextCodec:
         return self.vocabulary.special_texts
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text in which special tokens are recognised."""
+        """Return the ids of a text in which special tokens are recognised."""
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text in which no control token is recognised.
+        """Return the ids of a text in which no control token is recognised.
 
-        A vocabulary that has a control token among its ordinary pieces may still give it: callers look.
+        A vocabulary with a control token among its ordinary pieces may still yield it: the caller must check.
         """
-        twin, moved = self._plain_twin()
-        tokens = twin.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        plain, moved = self._without_controls()
+        tokens = plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return [moved.get(token, token) for token in tokens] if moved else tokens
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
-        """The whole text at once."""
+        """Return the text of tokens that are decoded at once."""
         return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def token_name(self, token: int) -> str | None:
-        """How the tokenizer spells a token; None outside its vocabulary."""
+        """Return the tokenizer's spelling of a token; None outside its vocabulary."""
         return self._tokenizer.id_to_token(token)
 
-    def _plain_twin(self) -> tuple[Tokenizer, dict[int, int]]:
-        """The tokenizer without its control tokens, and the ids of the added tokens that moved up in their place."""
-        with self._twin_lock:
-            if self._twin is None:
+    def _without_controls(self) -> tuple[Tokenizer, dict[int, int]]:
+        """Return the tokenizer without its control tokens, and the original ids of added tokens that changed theirs."""
+        with self._plain_lock:
+            if self._plain is None:
                 spec = json.loads(self._json)
                 added = [entry for entry in spec["added_tokens"] if not _is_control(entry)]
-                twin = _parse(json.dumps({**spec, "added_tokens": added, "post_processor": None}))
-                places = {entry["id"]: twin.token_to_id(entry["content"]) for entry in added}
-                self._twin = twin, {new: old for old, new in places.items() if new not in (None, old)}
-            return self._twin
+                plain = _parse(json.dumps({**spec, "added_tokens": added, "post_processor": None}))
+                places = {entry["id"]: plain.token_to_id(entry["content"]) for entry in added}
+                self._plain = plain, {new: old for old, new in places.items() if new not in (None, old)}
+            return self._plain
 
 
 def load_text_codec(folder: Path, chat_template: str | None = None) -> TextCodec:
     """Read tokenizer.json, tokenizer_config.json and the chat template of a folder.
 
-    `chat_template` overrides the folder's: a file, or the template itself.
-    Errors: ConfigError naming the file.
+    `chat_template` is a file or a template that replaces the folder's. Errors: ConfigError naming the file.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -95,12 +94,12 @@ def _named_file(path: Path) -> Generator[None]:
         raise ConfigError("tokenizer.unreadable", f"cannot read {path}: {exc}") from exc
 
 
-def _is_control(entry: dict[str, Any]) -> bool:  # Any: an entry of tokenizer.json, which the library has checked
+def _is_control(entry: dict[str, Any]) -> bool:  # Any: an entry of tokenizer.json, checked by the library
     return is_control(entry["content"], special=entry["special"])
 
 
 def _parse(tokenizer_json: str) -> Tokenizer:
-    """Errors: ValueError (the library raises a bare Exception)."""
+    """Return the tokenizer of a tokenizer.json. Errors: ValueError (the library raises a bare Exception)."""
     try:
         tokenizer = Tokenizer.from_str(tokenizer_json)
     except BaseException as exc:
@@ -131,7 +130,7 @@ def _read_template(folder: Path, config: dict[str, object], override: str | None
 
 
 def _template_of(value: object) -> str | None:
-    """A template, or the one called `default` of a list of named templates."""
+    """Return the template, or the template called `default` of a list of named templates."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -145,7 +144,7 @@ def _template_of(value: object) -> str | None:
 
 
 def _named_specials(config: dict[str, object]) -> dict[str, str]:
-    """`bos_token` and its siblings by name, as templates use them."""
+    """Return `bos_token` and the like by name, as templates use them."""
     specials: dict[str, str] = {}
     for name in _NAMED_SPECIALS:
         value = config.get(name)

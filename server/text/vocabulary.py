@@ -1,4 +1,4 @@
-"""What bytes each token stands for, and which tokens text must not become."""
+"""The bytes of each token, and the control tokens that the text of a message must not become."""
 
 import json
 import unicodedata
@@ -10,31 +10,31 @@ from tokenizers import Tokenizer
 
 
 class Vocabulary(Struct, frozen=True, kw_only=True):
-    """Token id to bytes, and which ids are special.
+    """The bytes of each token id, and the ids that are special.
 
-    `pieces` is None where the tokenizer's decoder does not map each token to bytes on its own; then only
-    `decode` gives the text.
+    `pieces` is None if the tokenizer's decoder does not map each token to bytes by itself; then only `decode` gives the
+    text.
     """
 
     pieces: tuple[bytes, ...] | None
     specials: frozenset[int]
     special_texts: tuple[str, ...]
-    controls: frozenset[int]  # special tokens, and all other added ones that can mean something
+    controls: frozenset[int]  # special tokens and other added tokens with a function, such as <think>
     control_texts: tuple[str, ...]
-    size: int  # the largest id and one; the logits may be wider, or narrower
+    size: int  # largest id + 1; the logits may be wider or narrower
     strips_first_space: bool
     longest_bytes: int  # of one token; a text of n bytes has at least n / longest_bytes tokens
     decode: Callable[[list[int], bool], str]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of one token alone; empty for an id without text."""
+        """Return the bytes of one token alone; empty for an id without text."""
         if self.pieces is not None:
             return self.pieces[token] if token < len(self.pieces) else b""
         return self.decode([token], False).encode()
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "Vocabulary":
-        """Read a tokenizer's tables. Costs about 0.3 s for 128,000 tokens."""
+        """Read a tokenizer's tables. Cost: about 0.3 s for 128,000 tokens."""
         added = tokenizer.get_added_tokens_decoder()
         specials = {token: entry for token, entry in added.items() if entry.special}
         controls = {token: entry for token, entry in added.items() if is_control(entry.content, special=entry.special)}
@@ -58,9 +58,9 @@ class Vocabulary(Struct, frozen=True, kw_only=True):
 
 
 def is_control(text: str, *, special: bool) -> bool:
-    """Whether an added token can be told from words: `<think>` is none that is `special`, and yet no word.
+    """Return whether an added token has a function, as `<think>` has although it is not marked special.
 
-    Added words and runs of white space are vocabulary: text must go on becoming them.
+    Added words and runs of white space are ordinary vocabulary, which text may become.
     """
     return special or not all(letter in "▁\n\t\r" or unicodedata.category(letter)[0] in "LMNZ" for letter in text)
 
@@ -73,7 +73,7 @@ def _pieces(names: Mapping[str, int], to_bytes: Callable[[str], bytes]) -> tuple
 
 
 class _Pickled(Protocol):
-    """The library's own way to write a part as JSON; writing the whole tokenizer takes a second."""
+    """A part of a tokenizer that can be written as JSON; writing the whole tokenizer takes a second."""
 
     def __getstate__(self) -> bytes: ...
 
@@ -89,7 +89,7 @@ def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, object]]:
 
 
 def _piece_reader(steps: list[dict[str, object]]) -> Callable[[str], bytes] | None:
-    """How one token's spelling becomes bytes, if the decoder treats tokens one by one."""
+    """Return the function from a token's spelling to its bytes; None if the decoder looks at neighbouring tokens."""
     types = [step.get("type") for step in steps]
     if types == ["ByteLevel"]:
         byte_of = _byte_by_letter()
@@ -105,7 +105,7 @@ def _is_space_replacement(step: dict[str, object]) -> bool:
 
 
 def _byte_by_letter() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 letters stand for themselves, the rest for 256 upwards."""
+    """Return the alphabet of byte-level BPE: printable Latin-1 letters are themselves, the other bytes 256 upwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -116,7 +116,7 @@ def _byte_by_letter() -> dict[str, int]:
 def _byte_level(name: str, byte_of: dict[str, int]) -> bytes:
     try:
         return bytes([byte_of[letter] for letter in name])
-    except KeyError:  # an added token outside the alphabet stands for itself
+    except KeyError:  # an added token is written in plain text
         return name.encode()
 
 

@@ -1,1 +1,1 @@
-"""Traces of requests: the caller's context, the stages of a request as spans, and their way to a collector."""
+"""Records of requests, and traces: the caller's context, the stages of a request as spans, and their export."""

@@ -1,4 +1,4 @@
-"""The W3C trace context of a request: taken over where it is right, ignored where it is not.
+"""The W3C trace context of a request: adopted if it is valid, ignored if it is not.
 
 Source: https://www.w3.org/TR/trace-context/
 """
@@ -14,25 +14,25 @@ _MEMBER = re.compile(
     r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
     r"=([\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])"
 )
-_MOST_HEADER = 512  # characters
-_MOST_MEMBERS = 32
+_MAX_HEADER_LETTERS = 512
+_MAX_MEMBERS = 32
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 _SAMPLED = 1
 
 
 class TraceContext(Struct, frozen=True):
-    """Where a request belongs among the traces."""
+    """The trace that a request belongs to."""
 
     trace_id: str  # 32 hex digits
-    parent_id: str | None = None  # 16 hex digits: the caller's span; None: the trace begins here
-    is_sampled: bool = False  # the caller records the trace; means nothing where the trace begins here
-    state: tuple[tuple[str, str], ...] = ()  # `tracestate`: what other systems keep in it
+    parent_id: str | None = None  # 16 hex digits: the caller's span; None if the trace begins here
+    is_sampled: bool = False  # the caller records the trace; not used if the trace begins here
+    state: tuple[tuple[str, str], ...] = ()  # `tracestate`: entries of other systems
 
 
 def read_context(headers: Headers) -> TraceContext | None:
-    """What the caller sent. None when it sent nothing, or no `traceparent` that counts."""
+    """Return the caller's context; None without a valid `traceparent`."""
     parents = headers.getlist("traceparent")
-    if len(parents) != 1 or len(parents[0]) > _MOST_HEADER:
+    if len(parents) != 1 or len(parents[0]) > _MAX_HEADER_LETTERS:
         return None
     found = _TRACEPARENT.fullmatch(parents[0].strip(" \t"))
     if found is None:
@@ -44,14 +44,14 @@ def read_context(headers: Headers) -> TraceContext | None:
 
 
 def begin_context() -> TraceContext:
-    """A trace of its own."""
+    """Return a context for a trace that begins here."""
     return TraceContext(secrets.token_hex(16))
 
 
 def _read_state(headers: Headers) -> tuple[tuple[str, str], ...]:
-    """All members, or none when one of them is wrong."""
+    """Return all members of `tracestate`; none if one of them is invalid."""
     text = ",".join(headers.getlist("tracestate"))
-    if not text or len(text) > _MOST_HEADER:
+    if not text or len(text) > _MAX_HEADER_LETTERS:
         return ()
     members: dict[str, str] = {}
     for part in text.split(","):
@@ -62,4 +62,4 @@ def _read_state(headers: Headers) -> tuple[tuple[str, str], ...]:
         if found is None or found[1] in members:
             return ()
         members[found[1]] = found[2]
-    return tuple(members.items()) if len(members) <= _MOST_MEMBERS else ()
+    return tuple(members.items()) if len(members) <= _MAX_MEMBERS else ()

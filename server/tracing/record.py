@@ -1,4 +1,4 @@
-"""What one HTTP request came to: for its one log line, the `Server-Timing` header and its trace."""
+"""The record of one HTTP request, for its log line, its `Server-Timing` header and its trace."""
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
@@ -11,7 +11,7 @@ from tiercel.server.tracing.context import TraceContext
 
 
 class RequestRecord:
-    """Filled while a request is served. Never holds texts or keys. Times are on the monotonic clock."""
+    """Times and counts of a request, filled while it is served. Contains no texts and no keys. Times are monotonic."""
 
     def __init__(self, request_id: str, clock: Clock, trace: TraceContext | None = None) -> None:
         self.request_id = request_id
@@ -19,63 +19,63 @@ class RequestRecord:
         self.arrival_s = clock.now_s()
         self.end_s: float | None = None  # of the response
         self.status: int | None = None  # of the response, once it has started
-        self.outcome: str | None = None  # why it ended, when not by a finish reason
+        self.outcome: str | None = None  # why it ended, if not by a finish reason
         self.is_generation = False
         self.generation: Generation | None = None
         self.tenant: str | None = None
-        self.model: str | None = None  # as the client named it
-        self.service: str | None = None  # full | shortened | deferred; None = nothing else was allowed
+        self.model: str | None = None  # under the name that the client used
+        self.service: str | None = None  # full | shortened | deferred; None = the tenant has full service only
         self.rate_headers: Callable[[], list[tuple[bytes, bytes]]] | None = None
-        self.parsed_s: float | None = None  # the body was read and its fields checked
+        self.parsed_s: float | None = None  # when the body had been read and its fields checked
         self.tokenising_s: float | None = None
         self.tokenised_s: float | None = None
         self.submitted_s: float | None = None  # to the engine
         self._clock = clock
 
     def note_parsed(self, model: str) -> None:
-        """The body was read and its fields are right."""
+        """Record that the body was read and its fields are valid."""
         self.model = model
         self.parsed_s = self._clock.now_s()
 
     @contextlib.contextmanager
     def tokenising(self) -> Generator[None]:
-        """While prompts are rendered and become tokens."""
+        """Record the time in which prompts are rendered and tokenised."""
         self.tokenising_s = self._clock.now_s()
         yield
         self.tokenised_s = self._clock.now_s()
 
     def note_submitted(self, generation: Generation) -> None:
-        """The engine has it."""
+        """Record that the request was submitted to the engine."""
         self.submitted_s = self._clock.now_s()
         self.generation = generation
 
     def close(self) -> None:
-        """The response has ended."""
+        """Record the end of the response."""
         self.end_s = self._clock.now_s()
 
     @property
     def is_settled(self) -> bool:
-        """True when the engine has nothing more to tell of it."""
+        """True when the engine has reported the end of every sequence."""
         return all(facts.finished is not None for facts in self.sequences)
 
     @property
     def sequences(self) -> Sequence[SequenceFacts]:
-        """Its sequences, in the order of the choices."""
+        """The sequences of the request, in the order of the choices."""
         return self.generation.facts if self.generation is not None else ()
 
     @property
     def duration_s(self) -> float:
-        """Until the end of the response, or until now."""
+        """Seconds from the arrival to the end of the response, or to now."""
         return (self._clock.now_s() if self.end_s is None else self.end_s) - self.arrival_s
 
     @property
     def finish(self) -> str | None:
-        """Why it ended: a finish reason of each choice, each once, or what cut it short."""
+        """Why the request ended: the distinct finish reasons of its choices, or what cut it short."""
         reasons = self.generation.finish_reasons if self.generation is not None else ()
         return self.outcome or ",".join(reasons) or None
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the head of the response says beside its own: limits of the tenant, the service and the time it took."""
+        """Return additional response headers: the tenant's limits, the service level and the stages' times."""
         headers = [] if self.rate_headers is None else self.rate_headers()
         if self.service is not None:
             headers.append((b"x-tiercel-service", self.service.encode()))
@@ -86,9 +86,9 @@ class RequestRecord:
         return headers
 
     def stages(self) -> dict[str, float]:
-        """Seconds by stage, as far as they are known: of several sequences the longest, the first token of the first.
+        """Return the seconds of the stages known so far; of several sequences the longest, for `ttft` the shortest.
 
-        `ttft` is counted from the arrival and overlaps the stages before it; `detokenise` and `swap` lie within others.
+        `ttft` is counted from the arrival and includes the stages before it; `detokenise` and `swap` lie within others.
         """
         sequences, stages = self.sequences, dict[str, float]()
         ends = [facts.finished for facts in sequences if facts.finished is not None]
@@ -111,7 +111,7 @@ class RequestRecord:
         return stages
 
     def queued_s(self, facts: SequenceFacts) -> float | None:
-        """How long one of its sequences waited at the engine for its first slice. None: not known yet."""
+        """Return the seconds that a sequence waited at the engine for its first slice; None if not known yet."""
         if self.submitted_s is None:
             return None
         if facts.started_s is not None:
@@ -121,7 +121,7 @@ class RequestRecord:
         return None
 
     def summary(self) -> dict[str, object]:
-        """The fields of the log line."""
+        """Return the fields of the log line."""
         sequences = self.sequences
         ends = [facts.finished for facts in sequences if facts.finished is not None]
         gaps = sorted(gap for facts in sequences for gap in facts.gaps_s)
@@ -153,17 +153,17 @@ class RequestRecord:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts, each once."""
+        """Tokens of all prompts, each prompt counted once."""
         return sum(facts.start.num_prompt for facts in self.sequences if facts.start.n is not None)
 
     @property
     def output_tokens(self) -> int:
-        """Of all choices, as far as they have come."""
+        """Output tokens of all choices so far."""
         return sum(facts.num_outputs for facts in self.sequences)
 
 
 def cached_tokens(ends: Sequence[Finished]) -> tuple[int, int, int]:
-    """Prompt tokens that were not computed: all of them, those from DDR, those from SSD."""
+    """Return the prompt tokens that were cached: in all, from DDR, and from SSD."""
     return (
         sum(end.num_cached for end in ends),
         sum(end.num_cached_ddr for end in ends),
@@ -172,7 +172,7 @@ def cached_tokens(ends: Sequence[Finished]) -> tuple[int, int, int]:
 
 
 def _prefill_s(facts: SequenceFacts) -> float | None:
-    """As the engine measured it, or as it looks from here while the sequence runs."""
+    """Return the prefill time as the engine measured it, or as measured here while the sequence runs."""
     if facts.finished is not None:
         return facts.finished.prefill_s
     if facts.started_s is None or facts.first_token_s is None:
@@ -181,7 +181,7 @@ def _prefill_s(facts: SequenceFacts) -> float | None:
 
 
 def _away_s(end: Finished) -> float:
-    """After preemptions; what was brought up before the first slice is part of the queue."""
+    """Return the seconds of absence after preemptions. A restore before the first slice is part of the queue time."""
     return sum(absence.end_s - absence.start_s for absence in end.absences if absence.reason is not None)
 
 

@@ -1,4 +1,4 @@
-"""Where traces go: to the collector that the operator named, or nowhere."""
+"""The sink of traces: the collector that the operator named, if any."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from tiercel.server.tracing.trace import Trace
 
 
 class TraceSink(Protocol):
-    """Takes traces from the event loop; never makes it wait and never fails."""
+    """Takes traces from the event loop. `take` never blocks and never fails."""
 
     def open(self) -> None: ...
 
@@ -17,7 +17,10 @@ class TraceSink(Protocol):
 
 
 def make_traces(endpoint: str | None) -> TraceSink | None:
-    """The way to a collector, not yet open; None without an endpoint. Errors: ConfigError without the extra `otel`."""
+    """Return the sink for a collector, not yet open; None without an endpoint.
+
+    Errors: ConfigError if the extra `otel` is not installed.
+    """
     if endpoint is None:
         return None
     try:

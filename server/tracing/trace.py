@@ -1,8 +1,8 @@
-"""One request as a trace: a span of the server and one for each stage, made at its end from the times it noted.
+"""One request as a trace: a server span and a span for each stage, made at the end of the request from its record.
 
-Nothing is measured here and no step of the engine is traced: the stages of the engine are its own reports, whose clock
-is the machine's and so the same in both processes. Names of attributes follow OpenTelemetry's conventions for HTTP and
-for generative AI where they have one, else they begin with `tiercel.`. Texts of prompts and answers are no attributes.
+Nothing is measured here, and steps of the engine are not traced: its stages come from its reports, whose monotonic
+clock is the same in both processes. Attributes have the names of OpenTelemetry's conventions for HTTP and generative
+AI, or begin with `tiercel.` where these have none. Texts of prompts and answers are not attributes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.tracing.context import TraceContext
 from tiercel.server.tracing.record import RequestRecord, cached_tokens
 
-MOST_SEQUENCES = 8  # of one request that have spans of their own
+MAX_SEQUENCES = 8  # of one request that have spans
 _SERVER_ERROR = 500
 
 Attribute = str | int | float | tuple[str, ...]
 
 
 class Stage(Struct, frozen=True):
-    """A part of a request; a span below that of the server."""
+    """A part of a request; a span below the server span."""
 
     name: str
     start_s: float  # on the monotonic clock
@@ -29,22 +29,22 @@ class Stage(Struct, frozen=True):
 
 
 class Trace(Struct, frozen=True):
-    """One request, ready to be exported."""
+    """One request, ready for export."""
 
     context: TraceContext
     name: str
     start_s: float  # on the monotonic clock
     end_s: float
-    epoch_s: float  # what to add for the wall clock
+    epoch_s: float  # wall clock minus monotonic clock
     attributes: dict[str, Attribute]
     stages: tuple[Stage, ...]
-    error: str | None = None  # what kind of failure of the server it was
+    error: str | None = None  # kind of failure, if the server failed
 
 
 def trace_of(
     record: RequestRecord, context: TraceContext, *, method: str, route: str, status: int, epoch_s: float
 ) -> Trace:
-    """The trace of a request that has ended. `epoch_s` is the wall clock less the monotonic one."""
+    """Return the trace of a request that has ended. `epoch_s` is the wall clock minus the monotonic clock."""
     end_s = record.arrival_s + record.duration_s
     error = str(status) if status >= _SERVER_ERROR else "error" if record.outcome == "error" else None
     attributes: dict[str, Attribute] = {
@@ -65,7 +65,7 @@ def trace_of(
 
 
 def _answer(record: RequestRecord, route: str) -> Iterator[tuple[str, Attribute]]:
-    """What was asked for and what came of it."""
+    """Yield the attributes of the request and of its answer."""
     yield "gen_ai.operation.name", "chat" if route.endswith("/chat/completions") else "text_completion"
     yield "gen_ai.provider.name", "tiercel"
     if record.model is not None:
@@ -109,7 +109,7 @@ def _stages(record: RequestRecord, end_s: float) -> Iterator[Stage]:
         tokenised_s = end_s if record.tokenised_s is None else record.tokenised_s
         yield Stage("tokenise", record.tokenising_s, tokenised_s, {})
     sequences = record.sequences
-    for facts in sequences[:MOST_SEQUENCES]:
+    for facts in sequences[:MAX_SEQUENCES]:
         yield from _engine_stages(record, facts, end_s, _choice_attributes(sequences, facts))
     if record.generation is not None and record.generation.detokenizing.count:
         detokenizing = record.generation.detokenizing
@@ -124,7 +124,7 @@ def _choice_attributes(sequences: Sequence[SequenceFacts], facts: SequenceFacts)
 def _engine_stages(
     record: RequestRecord, facts: SequenceFacts, end_s: float, choice: dict[str, Attribute]
 ) -> Iterator[Stage]:
-    """What the engine did for one sequence. What it has not told ends with the request."""
+    """Yield the stages of one sequence at the engine. A stage whose end it has not reported ends with the request."""
     if record.submitted_s is None:
         return
     finished, queued_s = facts.finished, record.queued_s(facts)

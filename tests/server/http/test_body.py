@@ -33,7 +33,7 @@ CROWDED = {
 def test_a_crowded_body_is_refused_without_being_decoded(name: str) -> None:
     started_s = time.thread_time()
     with pytest.raises(AdmissionError, match="more than a request can have") as refusal:
-        parse_object(CROWDED[name], most_values=VALUES)
+        parse_object(CROWDED[name], max_values=VALUES)
     assert (refusal.value.status, refusal.value.code) == (400, "body_too_complex")
     assert time.thread_time() - started_s < 0.5  # decoding takes seconds
 
@@ -45,13 +45,13 @@ def test_a_crowded_body_is_refused_without_being_decoded(name: str) -> None:
 )
 def test_a_long_text_may_hold_whatever_letters_it_likes(text: str) -> None:
     body = json.dumps({"prompt": text}).encode()
-    assert parse_object(body, most_values=VALUES) == {"prompt": text}
+    assert parse_object(body, max_values=VALUES) == {"prompt": text}
 
 
 def test_as_many_values_as_allowed_pass_and_one_more_does_not() -> None:
-    assert len(str(parse_object(b'{"prompt":[' + b"1," * 99 + b"1]}", most_values=100))) > 100
+    assert len(str(parse_object(b'{"prompt":[' + b"1," * 99 + b"1]}", max_values=100))) > 100
     with pytest.raises(AdmissionError):
-        parse_object(b'{"prompt":[' + b"1," * 100 + b"1]}", most_values=100)
+        parse_object(b'{"prompt":[' + b"1," * 100 + b"1]}", max_values=100)
 
 
 @pytest.mark.parametrize(

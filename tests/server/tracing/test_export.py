@@ -40,7 +40,7 @@ from tiercel.server.tracing.context import TraceContext, begin_context, read_con
 from tiercel.server.tracing.export import TraceExport
 from tiercel.server.tracing.record import RequestRecord
 from tiercel.server.tracing.sink import TraceSink, make_traces
-from tiercel.server.tracing.trace import MOST_SEQUENCES, Stage, Trace, trace_of
+from tiercel.server.tracing.trace import MAX_SEQUENCES, Stage, Trace, trace_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -162,7 +162,7 @@ def test_several_choices_have_stages_each_and_of_many_the_first_have(model_folde
     two = _trace(model_folder, text_body(max_tokens=2, n=2), path=TEXT)
     assert [stage.attributes["tiercel.choice"] for stage in two.stages if stage.name == "queue"] == [0, 1]
     many = _trace(model_folder, text_body([[8, 9]] * 12, max_tokens=1), path=TEXT)
-    assert sum(stage.name == "queue" for stage in many.stages) == MOST_SEQUENCES
+    assert sum(stage.name == "queue" for stage in many.stages) == MAX_SEQUENCES
     assert many.attributes["tiercel.sequences"] == 12
 
 
