@@ -1,4 +1,4 @@
-"""One run from flags to result: wait for the server, plan, warm up, run alone and together, and sum up."""
+"""One load test from flags to result: wait for the server, plan, warm up, run the tenants alone and together."""
 
 import asyncio
 import signal
@@ -25,21 +25,25 @@ from tiercel.loadtest.results.record import RunResult
 from tiercel.loadtest.settings import BenchSettings, pairs
 from tiercel.loadtest.target import Target
 
-_CHUNKS_A_PROCESS = 10_000  # per second: what a process of the client reads with room to spare
-_STREAMS_A_PROCESS = 1_000
-_WARM_INPUT_TOKENS, _WARM_OUTPUT_TOKENS = 512, 16
+_CHUNKS_PER_PROCESS = 10_000  # chunks per second that a client process reads without being busy
+_STREAMS_PER_PROCESS = 1_000
+_WARM_INPUT_TOKENS, _WARM_OUTPUT_TOKENS = 512, 16  # at most, of a request for warming up
 
 
 class Observer(Protocol):
-    """Is told how a run goes on."""
+    """Shows the progress of a load test."""
 
-    def stage(self, text: str, requests: int) -> None: ...
+    def stage(self, text: str, requests: int) -> None:
+        """A stage with this many requests begins."""
+        ...
 
-    def progress(self, progress: Progress) -> None: ...
+    def progress(self, progress: Progress) -> None:
+        """The counts of the stage have changed."""
+        ...
 
 
 class _BenchRun(Struct, frozen=True):
-    """All that the runs of one command share."""
+    """The values that all runs of one load test share."""
 
     settings: BenchSettings
     plan: LoadPlan
@@ -51,9 +55,9 @@ class _BenchRun(Struct, frozen=True):
 async def run_bench(
     settings: BenchSettings, command: Sequence[str], api_key: str | None, clock: Clock, date: str, observer: Observer
 ) -> RunResult:
-    """Run and return the result. Ctrl-C ends the run early and still reports what there is.
+    """Run a load test and return its result. Ctrl-C ends it early; the result then covers the requests so far.
 
-    Errors: ConfigError for flags and files, TiercelError when the server never answers or a client process dies.
+    Errors: ConfigError for flags and files; TiercelError when the server does not answer or a client process dies.
     """
     settings.check()
     mix = mix_of(settings)
@@ -86,7 +90,7 @@ async def run_bench(
 async def _each_alone(
     prepared: _BenchRun, mix: Mix, texts: TextMaker, headers: Mapping[str, str], target: Target, observer: Observer
 ) -> dict[str, Measured]:
-    """Every tenant that disturbs nobody, alone, with prompts that the run together does not repeat."""
+    """Run each tenant that is no aggressor alone, with prompts that the run together does not repeat."""
     found: dict[str, Measured] = {}
     plan = await asyncio.to_thread(make_plan, mix, texts, prepared.settings.seed, headers, "alone")
     for tenant in plan.tenants:
@@ -98,7 +102,7 @@ async def _each_alone(
 
 
 async def _measure(prepared: _BenchRun, plan: LoadPlan, target: Target, observer: Observer, title: str) -> Measured:
-    """One run with its metrics."""
+    """Run a plan once, reading the server's metrics."""
     names = ", ".join(tenant.name for tenant in plan.tenants)
     observer.stage(f"{title}{names}" if len(prepared.plan.tenants) > 1 else "running", plan.requests)
     scraper = Scraper(target.client, metric.PAGE, prepared.clock)
@@ -113,7 +117,7 @@ async def _until_interrupted(fleet: Fleet, scraper: Scraper) -> tuple[Gathered, 
     loop = asyncio.get_running_loop()
     running = asyncio.ensure_future(fleet.run(scraper.begin))
     interrupted = asyncio.Event()
-    with suppress(RuntimeError, ValueError):  # not in the main thread: nobody can press Ctrl-C for us
+    with suppress(RuntimeError, ValueError):  # only the main thread can handle signals
         loop.add_signal_handler(signal.SIGINT, interrupted.set)
     watching = asyncio.ensure_future(interrupted.wait())
     try:
@@ -128,7 +132,10 @@ async def _until_interrupted(fleet: Fleet, scraper: Scraper) -> tuple[Gathered, 
 
 
 async def _warm_up(prepared: _BenchRun, texts: TextMaker, headers: Mapping[str, str], observer: Observer) -> None:
-    """Short requests of the first tenant, of words that the run does not use. Errors: TiercelError when all fail."""
+    """Send short requests of the first tenant with words that the run does not use.
+
+    Errors: TiercelError when all of them fail.
+    """
     settings = prepared.settings
     if settings.num_warmups < 1:
         return
@@ -171,7 +178,7 @@ def _assignment(settings: BenchSettings, plan: LoadPlan, body: dict[str, object]
         verify=not settings.insecure,
         body=body,
         sources=plan.sources,
-        tickets="",
+        counters="",
         request_id_prefix=settings.request_id_prefix,
         stop_sending_s=plan.duration_s,
         timeout_s=settings.request_timeout_sec,
@@ -180,7 +187,10 @@ def _assignment(settings: BenchSettings, plan: LoadPlan, body: dict[str, object]
 
 
 def _workers(settings: BenchSettings, plan: LoadPlan) -> int:
-    """As many processes as the load needs; no more than cores, and half of them where the server needs the rest."""
+    """Return the number of client processes: what the load needs, at most one for each core.
+
+    With a server on the same machine at most half of the cores are used.
+    """
     if settings.client_processes != "auto":
         return int(settings.client_processes)
     chunks_per_s = 0.0
@@ -194,12 +204,12 @@ def _workers(settings: BenchSettings, plan: LoadPlan) -> int:
             streams += min(source.concurrency or len(source.jobs), len(source.jobs))
     is_local = any(name in settings.root_url for name in ("//127.", "//localhost", "//[::1]"))
     most = max(1, cores() // 2) if is_local else cores()
-    wanted = chunks_per_s / _CHUNKS_A_PROCESS + streams / _STREAMS_A_PROCESS
+    wanted = chunks_per_s / _CHUNKS_PER_PROCESS + streams / _STREAMS_PER_PROCESS
     return max(1, min(most, round(wanted + 0.5)))
 
 
 def _body(settings: BenchSettings) -> dict[str, object]:
-    """The fields that every request has; None removes one. Errors: ConfigError."""
+    """Return the fields of every request. None removes a field. Errors: ConfigError."""
     fields: dict[str, object] = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,

@@ -46,11 +46,6 @@ class GapMeter:
         self._ranges = ranges
 
     @property
-    def largest_ms(self) -> float:
-        """Of all pairs."""
-        return max(self._largest.values(), default=0.0)
-
-    @property
     def widest(self) -> tuple[float, float]:
         """The largest gap and its bound, milliseconds per weight, of the pair that came nearest to its bound."""
         found = ((gap_ms, self._bound_ms(pair)) for pair, gap_ms in self._largest.items())

@@ -1,7 +1,6 @@
 """Tenants who try to get more than their share of a small engine, and how near they come to the promised bound."""
 
 import random
-from collections.abc import Callable
 
 from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.cost import linear_times
@@ -124,13 +123,3 @@ def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> f
             simulation.loop.check_integrity()
     gap_ms, bound_ms = meter.widest
     return gap_ms / bound_ms
-
-
-def widest_gaps(seeds: range, steps: int, show: Callable[[int, float], None] = lambda *_: None) -> float:
-    """The worst seed's."""
-    worst = 0.0
-    for seed in seeds:
-        part = widest_gap(seed, steps)
-        show(seed, part)
-        worst = max(worst, part)
-    return worst

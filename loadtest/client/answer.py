@@ -1,4 +1,4 @@
-"""One answer while it arrives: stamps, tokens, text, and why it failed if it did."""
+"""The answer to one request, collected while it arrives: times, text, token counts, and the error if it failed."""
 
 import msgspec
 
@@ -6,14 +6,14 @@ from tiercel.loadtest.client.sse import DONE, Event, EventReader, Usage, decode_
 
 
 class Answer:
-    """Takes pieces of a response body with their times of arrival."""
+    """Collects the pieces of a response body with their times of arrival."""
 
     def __init__(self, *, is_stream: bool) -> None:
         self.chunks_s: list[float] = []
         self.texts: list[str] = []
         self.usage: Usage | None = None
         self.error: str | None = None
-        self.last_s: float | None = None  # the last chunk that speaks of the answer: not usage, not [DONE]
+        self.last_s: float | None = None  # time of the last event with a choice; usage and [DONE] do not count
         self._is_stream = is_stream
         self._is_ended = False
         self._events = EventReader()
@@ -21,10 +21,11 @@ class Answer:
 
     @property
     def text(self) -> str:
+        """The text so far."""
         return "".join(self.texts)
 
     def take(self, at_s: float, piece: bytes) -> None:
-        """A piece of a good response."""
+        """Take a piece of a response with status 200."""
         if not self._is_stream:
             self._whole += piece
             self.last_s = at_s
@@ -33,23 +34,23 @@ class Answer:
             self._take_event(at_s, text)
 
     def take_refusal(self, at_s: float, piece: bytes) -> None:
-        """A piece of a response with an error status."""
+        """Take a piece of a response with an error status."""
         self._whole += piece
         self.last_s = at_s
 
     def refuse(self, status: int) -> None:
-        """The response was an error: say why."""
+        """Set the error from a response with an error status, once its body is complete."""
         self.error = f"HTTP {status}: {error_message(bytes(self._whole))}".rstrip(": ")
 
     def finish(self) -> None:
-        """The body is complete: is the answer?"""
+        """Set the error if the response body ended before the answer was complete."""
         if not self._is_stream:
             self._read_whole()
         if self.error is None and not self._is_ended:
-            self.error = "the stream ended without its end: no finish_reason and no [DONE]"
+            self.error = "the stream ended early: no finish_reason and no [DONE]"
 
     def fail(self, reason: str) -> None:
-        """It will not be complete."""
+        """Set the error, unless there is one already."""
         self.error = self.error or reason
 
     def _take_event(self, at_s: float, text: bytes) -> None:
@@ -59,7 +60,7 @@ class Answer:
         try:
             event = decode_event(text)
         except msgspec.MsgspecError:
-            self.fail("an event of the stream is not of the OpenAI API")
+            self.fail("the stream has an event that is not of the OpenAI API")
             return
         if event.usage is not None:
             self.usage = event.usage

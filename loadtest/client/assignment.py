@@ -1,4 +1,4 @@
-"""What the parent and its client processes say to each other: a length and MessagePack, over pipes."""
+"""The messages between the parent and its client processes: MessagePack with a length in front, over pipes."""
 
 import asyncio
 import struct
@@ -15,35 +15,35 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Job(Struct, frozen=True):
-    """A conversation and when it is due. None: as soon as there is room for it (closed loop)."""
+    """One conversation to hold."""
 
-    index: int
-    due_s: float | None
+    index: int  # position in the plan
+    due_s: float | None  # when it is due; None: as soon as the closed loop has a place for it
     conversation: Conversation
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """One tenant's load."""
+    """The load of one tenant."""
 
     tenant: str
     headers: dict[str, str]
     extra_body: dict[str, object]
-    concurrency: int | None  # of all client processes together
-    jobs: list[Job]  # in order; with a limit on concurrency those of all processes
+    concurrency: int | None  # most requests at a time, over all client processes; None: no limit
+    jobs: list[Job]  # in order; with a limit on concurrency, the jobs of all processes
 
 
 class Assignment(Struct, frozen=True, kw_only=True, tag="assignment"):
     """The work of one client process."""
 
-    worker: int  # its number
-    workers: int  # how many there are
+    worker: int  # number of this process, from 0
+    workers: int  # number of client processes
     url: str
     is_chat: bool
     is_stream: bool
     verify: bool
     body: dict[str, object]  # fields of every request
     sources: list[Source]
-    tickets: str  # file that all processes draw their turns from
+    counters: str  # path of the counter file, see `SharedCounters`
     request_id_prefix: str
     stop_sending_s: float | None
     timeout_s: float
@@ -51,13 +51,13 @@ class Assignment(Struct, frozen=True, kw_only=True, tag="assignment"):
 
 
 class Go(Struct, frozen=True, tag="go"):
-    """The zero of all times, on the machine's monotonic clock."""
+    """The start of the run."""
 
-    start_s: float
+    start_s: float  # zero of all times, on the machine's monotonic clock
 
 
 class Stop(Struct, frozen=True, tag="stop"):
-    """End now: give up what is in flight and hand in what there is."""
+    """Stop now: cancel the requests in flight and send the records."""
 
 
 class Prepared(Struct, frozen=True, tag="prepared"):
@@ -65,7 +65,7 @@ class Prepared(Struct, frozen=True, tag="prepared"):
 
 
 class Progress(Struct, frozen=True, tag="progress"):
-    """How far a process is."""
+    """Counts of a process so far."""
 
     sent: int
     ended: int
@@ -74,21 +74,21 @@ class Progress(Struct, frozen=True, tag="progress"):
 
 
 class Records(Struct, frozen=True, tag="records"):
-    """Some of the records."""
+    """A part of the records."""
 
     records: list[RequestRecord]
 
 
 class Load(Struct, frozen=True, kw_only=True, tag="load"):
-    """The last word of a process: what the run cost it."""
+    """The last message of a process: the CPU time and lag of the run."""
 
     cpu_s: float
-    cpu_shares: list[float]  # of one core, a value a second
-    lags_ms: list[float]  # how late the event loop was, many readings
+    cpu_shares: list[float]  # of one core, one value per second
+    lags_ms: list[float]  # how late the event loop ran a timer, a sample of the readings
     chunks: int
     chunks_by_second: list[int]
     late_sends: int
-    uncounted: int  # answers without a usage: their chunks were counted as tokens
+    uncounted: int  # answers without a usage, whose chunks were counted as tokens
 
 
 ToWorker = Assignment | Go | Stop
@@ -98,13 +98,13 @@ M = TypeVar("M", ToWorker, FromWorker)
 
 
 def encode_frame(message: ToWorker | FromWorker) -> bytes:
-    """One message as length and body."""
+    """Return the frame of a message: length and body."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 async def read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[M]) -> M | None:
-    """The next message. None: the peer is gone."""
+    """Return the next message, or None when the peer has closed the pipe."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return decoder.decode(await reader.readexactly(length))

@@ -1,4 +1,4 @@
-"""What a run cost its client, and whether the client was the bottleneck."""
+"""The CPU time and lag of the client processes, and whether the client was the bottleneck."""
 
 from collections import Counter as Tally
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from tiercel.loadtest.client.assignment import Load
 from tiercel.loadtest.results.distribution import percentile
 from tiercel.loadtest.results.record import ClientLoad
 
-_BUSY_SHARE = 0.9
-_FREE_SHARE = 0.7  # a process that uses less is not late by its own work
-_BUSY_PART = 0.1  # of the windows
+_BUSY_SHARE = 0.9  # of a core
+_FREE_SHARE = 0.7  # of a core; a process that uses less is not late because of its own work
+_BUSY_PART = 0.1  # part of the seconds above `_BUSY_SHARE` that makes a process busy
 _LAG_LIMIT_MS = 20.0
-_LATE_PART = 0.01  # of the requests
+_LATE_PART = 0.01  # part of the requests
 
 
 def client_load(loads: Sequence[Load], requests: int, duration_s: float, cores: int) -> ClientLoad:
-    """Sum the processes' own load up, and say whether it distorts the figures."""
+    """Sum up the load of all client processes and decide whether it distorts the figures."""
     lags = sorted(lag for load in loads for lag in load.lags_ms) or [0.0]
     by_second: Tally[int] = Tally()
     for load in loads:

@@ -1,4 +1,4 @@
-"""The client processes of a run: started, given their share, watched, and their records gathered."""
+"""The client processes of a run: started, given their share of the load, watched, and their records gathered."""
 
 import asyncio
 import itertools
@@ -28,20 +28,20 @@ from tiercel.loadtest.client.assignment import (
 from tiercel.loadtest.client.shared_counter import counter_file
 from tiercel.loadtest.results.record import RequestRecord
 
-_HEAD_START_S = 0.1  # between the signal and the zero of the run: every process has read it by then
+_HEAD_START_S = 0.1  # between the start message and the start of the run; every process has read the message by then
 
 Watch = Callable[[Progress], None]
 
 
 class Gathered(Struct, frozen=True):
-    """What the processes brought home."""
+    """The results of all client processes."""
 
     records: list[RequestRecord]  # in the order of their plan
     loads: list[Load]
 
 
 class Fleet:
-    """Runs one assignment on several processes at once."""
+    """Runs one assignment on several processes."""
 
     def __init__(self, assignment: Assignment, workers: int, clock: Clock, watch: Watch) -> None:
         self._assignment = assignment
@@ -52,11 +52,11 @@ class Fleet:
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def run(self, began: Callable[[float], None]) -> Gathered:
-        """Run to the end. `began` learns the zero of all times. Errors: TiercelError when a process dies."""
-        with counter_file() as tickets:
+        """Run to the end. `began` is called with the start of the run. Errors: TiercelError when a process dies."""
+        with counter_file() as counters:
             async with _started(self._workers) as processes:
                 self._processes = processes
-                shares = [replace(share, tickets=tickets) for share in shared_out(self._assignment, self._workers)]
+                shares = [replace(share, counters=counters) for share in shared_out(self._assignment, self._workers)]
                 for process, share in zip(processes, shares, strict=True):
                     await _send(process, encode_frame(share))
                 for process in processes:
@@ -71,7 +71,7 @@ class Fleet:
         return Gathered(records, [load for part in gathered for load in part.loads])
 
     async def stop(self) -> None:
-        """End the run early; `run` returns what there is."""
+        """End the run early; `run` then returns the records so far."""
         for process in self._processes:
             await _send(process, encode_frame(Stop()))
 
@@ -98,7 +98,10 @@ class Fleet:
 
 
 def shared_out(assignment: Assignment, workers: int) -> list[Assignment]:
-    """The assignment of each process: open loops dealt in turn, closed loops with the same list for all."""
+    """Return the assignment of each process.
+
+    The jobs of an open loop are dealt in turn; all processes get the whole list of a closed loop and share a counter.
+    """
 
     def part(source: Source, worker: int) -> Source:
         return source if source.concurrency is not None else replace(source, jobs=source.jobs[worker::workers])
@@ -133,7 +136,7 @@ async def _started(count: int) -> AsyncIterator[list[asyncio.subprocess.Process]
     finally:
         for process in processes:
             if process.stdin is not None:
-                process.stdin.close()  # a process whose parent is gone leaves
+                process.stdin.close()  # a process ends when its pipe is closed
         for process in processes:
             await _end(process)
 

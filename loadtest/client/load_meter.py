@@ -1,4 +1,4 @@
-"""What the run costs its client: CPU a second, chunks a second, and how late the event loop runs."""
+"""The load of a client process itself: CPU and chunks per second, and how late its event loop runs."""
 
 import asyncio
 import resource
@@ -11,7 +11,7 @@ _WINDOW_S = 1.0
 
 
 class LoadMeter:
-    """Reads the process's own load until it is stopped. Cost: a timer every 20 ms."""
+    """Measures the process until it is stopped. Cost: a timer every 20 ms."""
 
     def __init__(self, clock: Clock, chunks: Callable[[], int]) -> None:
         self.cpu_shares: list[float] = []
@@ -26,17 +26,17 @@ class LoadMeter:
 
     @property
     def cpu_s(self) -> float:
-        """Since the start."""
+        """CPU seconds since the start."""
         return _cpu_s() - self._began_cpu_s
 
     def start(self) -> None:
-        """Begin; needs a running event loop."""
+        """Start measuring; needs a running event loop."""
         self._window_s = self._clock.now_s()
         self._began_cpu_s = self._window_cpu_s = _cpu_s()
         self._arm()
 
     def stop(self) -> None:
-        """Close the last window if it is long enough to say something."""
+        """Stop measuring. The last window counts if it is longer than half a window, or the only one."""
         if self._timer is not None:
             self._timer.cancel()
         if self._clock.now_s() - self._window_s > _WINDOW_S / 2 or not self.cpu_shares:

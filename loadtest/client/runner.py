@@ -1,4 +1,4 @@
-"""Sends one process's share of a run: open loops at their due times, closed loops as places become free."""
+"""One process's share of a run: open loops send at the due times, closed loops as places become free."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -9,19 +9,19 @@ from tiercel.loadtest.client.sender import RequestSender, RequestSpec
 from tiercel.loadtest.client.shared_counter import SharedCounters
 from tiercel.loadtest.results.record import RequestRecord
 
-_LATE_S = 0.05
+_LATE_S = 0.05  # a request sent later than this after it was due counts as late
 
 
 class LoadRunner:
-    """Runs an assignment once. Times are from `start_s` on the clock."""
+    """Runs an assignment once. Times are counted from `start_s` on the clock."""
 
-    def __init__(self, assignment: Assignment, sender: RequestSender, tickets: SharedCounters, clock: Clock) -> None:
+    def __init__(self, assignment: Assignment, sender: RequestSender, counters: SharedCounters, clock: Clock) -> None:
         self.records: list[RequestRecord] = []
         self.late_sends = 0
         self.uncounted = 0
         self._assignment = assignment
         self._sender = sender
-        self._tickets = tickets
+        self._counters = counters
         self._clock = clock
         self._start_s = 0.0
         self._sent = 0
@@ -32,16 +32,17 @@ class LoadRunner:
 
     @property
     def progress(self) -> Progress:
+        """The counts so far."""
         return Progress(self._sent, len(self.records), self._failed, self._sender.chunks)
 
     def stop(self) -> None:
-        """Send nothing more and give up what is in flight."""
+        """Send nothing more and cancel the requests in flight."""
         self._stopped.set()
         for task in tuple(self._tasks):
             task.cancel()
 
     async def run(self, start_s: float) -> None:
-        """Return when everything that is to be sent has ended."""
+        """Send everything and return when the last answer has ended."""
         self._start_s = self._sender.start_s = start_s
         for number, source in enumerate(self._assignment.sources):
             self._spawn(self._open_loop(source) if source.concurrency is None else self._places(number, source))
@@ -67,10 +68,10 @@ class LoadRunner:
             if not await self._wait_until(due_s):
                 return
             self._spawn(self._converse(source, job, due_s, due_s or self._now_s()))
-            await asyncio.sleep(0)  # of a thousand at once each is sent, and what has arrived is read, before the next
+            await asyncio.sleep(0)  # of many requests due at once, send each and read what has arrived before the next
 
     async def _places(self, number: int, source: Source) -> None:
-        """Open this process's part of the places."""
+        """Open this process's part of the places of a closed loop."""
         workers, concurrency = self._assignment.workers, source.concurrency or 0
         for _ in range(concurrency // workers + (self._assignment.worker < concurrency % workers)):
             self._spawn(self._closed_loop(number, source))
@@ -78,7 +79,7 @@ class LoadRunner:
 
     async def _closed_loop(self, number: int, source: Source) -> None:
         while not self._stopped.is_set():
-            position = self._tickets.take(number)
+            position = self._counters.take(number)
             if position >= len(source.jobs):
                 return
             job = source.jobs[position]
@@ -89,7 +90,7 @@ class LoadRunner:
             await self._converse(source, job, due_s, max(due_s, free_s))
 
     async def _wait_until(self, due_s: float) -> bool:
-        """Sleep until then. False: nothing more is to be sent."""
+        """Sleep until a time. Return False if nothing more may be sent by then."""
         limit_s = self._assignment.stop_sending_s
         if limit_s is not None and max(due_s, self._now_s()) >= limit_s:
             return False
@@ -99,7 +100,7 @@ class LoadRunner:
         return not self._stopped.is_set()
 
     async def _converse(self, source: Source, job: Job, due_s: float, sendable_s: float) -> None:
-        """All turns of a conversation, as long as they go well."""
+        """Hold a conversation: its turns in order, up to the first that fails."""
         turns = job.conversation.turns
         said: tuple[tuple[str, str], ...] = ()
         for number, turn in enumerate(turns):
@@ -107,12 +108,12 @@ class LoadRunner:
                 due_s = sendable_s = self._now_s() + turn.think_s
                 if not await self._wait_until(due_s):
                     return
-            ask = RequestSpec(
+            spec = RequestSpec(
                 source=source, index=job.index, turn=turn, number=number, is_only=len(turns) == 1, said=said,
                 due_s=due_s,
             )  # fmt: skip
             self._sent += 1
-            sent = await self._sender.send(ask)
+            sent = await self._sender.send(spec)
             self.records.append(sent.record)
             self.late_sends += sent.record.sent_s - sendable_s > _LATE_S
             self.uncounted += not sent.is_counted
@@ -129,4 +130,4 @@ async def _until_cancelled(work: Coroutine[object, object, None]) -> None:
     try:
         await work
     except asyncio.CancelledError:
-        return  # the user stopped the run: what is in `records` counts
+        return  # the user stopped the run; the records so far count

@@ -20,27 +20,27 @@ _CONNECT_S = 30.0
 
 
 class RequestSpec(Struct, frozen=True, kw_only=True):
-    """One request to send, and what its record needs to know."""
+    """One request to send."""
 
     source: Source
     index: int
     turn: Turn
-    number: int  # of the turn
-    is_only: bool  # the conversation has no other turn
-    said: tuple[tuple[str, str], ...]  # questions and answers before
-    due_s: float  # from the start of the run
+    number: int  # position of the turn in its conversation
+    is_only: bool  # True if the conversation has no other turn
+    said: tuple[tuple[str, str], ...]  # the questions and answers before this turn
+    due_s: float  # seconds since the start of the run
 
 
 class Sent(Struct, frozen=True):
-    """The record of a request and what the server said."""
+    """The record of a request and the text of its answer."""
 
     record: RequestRecord
     text: str
-    is_counted: bool  # the server told the number of tokens
+    is_counted: bool  # True if the server reported the number of tokens
 
 
 class RequestSender:
-    """Sends requests of one assignment. Use with `async with`."""
+    """Sends the requests of one assignment. Use with `async with`."""
 
     def __init__(self, assignment: Assignment, clock: Clock) -> None:
         self.start_s = 0.0
@@ -57,9 +57,9 @@ class RequestSender:
     async def __aexit__(self, *_error: object) -> None:
         await self._client.aclose()
 
-    async def send(self, ask: RequestSpec) -> Sent:
-        """Send and wait for the end. A failure is in the record, never raised."""
-        request = self._request(ask)
+    async def send(self, spec: RequestSpec) -> Sent:
+        """Send a request and wait for the end of its answer. A failure is noted in the record, not raised."""
+        request = self._request(spec)
         answer = Answer(is_stream=self._assignment.is_stream)
         status: int | None = None
         began_s = self._clock.now_s()
@@ -69,12 +69,12 @@ class RequestSender:
                 status = response.status_code
                 await self._receive(response, answer)
         except TimeoutError:
-            answer.fail(f"no end within {self._assignment.timeout_s:g} s")
+            answer.fail(f"the answer did not end within {self._assignment.timeout_s:g} s")
         except httpx.HTTPError as exc:
             answer.fail(f"{type(exc).__name__}: {exc}".rstrip(": "))
         except asyncio.CancelledError:
             answer.fail("stopped by the user")
-        return self._record(ask, answer, status, request.extensions.get(SENT_S, began_s))
+        return self._record(spec, answer, status, request.extensions.get(SENT_S, began_s))
 
     async def _receive(self, response: httpx.Response, answer: Answer) -> None:
         body = response.extensions[BODY]
@@ -89,22 +89,22 @@ class RequestSender:
         else:
             answer.refuse(response.status_code)
 
-    def _request(self, ask: RequestSpec) -> httpx.Request:
+    def _request(self, spec: RequestSpec) -> httpx.Request:
         fields: dict[str, object] = {
             **self._assignment.body,
-            "max_tokens": ask.turn.output_tokens,
-            **_prompt_fields(ask, is_chat=self._assignment.is_chat),
-            **ask.source.extra_body,
+            "max_tokens": spec.turn.output_tokens,
+            **_prompt_fields(spec, is_chat=self._assignment.is_chat),
+            **spec.source.extra_body,
         }
         body = self._encoder.encode({name: value for name, value in fields.items() if value is not None})
         headers: Mapping[str, str] = {
-            **ask.source.headers,
+            **spec.source.headers,
             "content-type": "application/json",
-            "x-request-id": f"{self._assignment.request_id_prefix}{ask.index}-{ask.number}",
+            "x-request-id": f"{self._assignment.request_id_prefix}{spec.index}-{spec.number}",
         }
         return httpx.Request("POST", self._assignment.url, headers=headers, content=body)
 
-    def _record(self, ask: RequestSpec, answer: Answer, status: int | None, sent_s: float) -> Sent:
+    def _record(self, spec: RequestSpec, answer: Answer, status: int | None, sent_s: float) -> Sent:
         start_s = self.start_s
         usage = answer.usage
         counted = usage.completion_tokens if usage is not None else None
@@ -113,38 +113,38 @@ class RequestSender:
         last_s = answer.last_s if answer.last_s is not None and answer.error is None else self._clock.now_s()
         self.chunks += len(chunks_s)
         record = RequestRecord(
-            index=ask.index,
-            tenant=ask.source.tenant,
-            due_s=round(ask.due_s, 6),
+            index=spec.index,
+            tenant=spec.source.tenant,
+            due_s=round(spec.due_s, 6),
             sent_s=round(sent_s - start_s, 6),
             first_s=chunks_s[0] if chunks_s else None,
             end_s=round(last_s - start_s, 6),
             chunks_s=chunks_s,
-            input_tokens=(usage.prompt_tokens if usage is not None else 0) or ask.turn.input_tokens,
+            input_tokens=(usage.prompt_tokens if usage is not None else 0) or spec.turn.input_tokens,
             output_tokens=len(chunks_s) if counted is None else counted,
-            wanted_tokens=ask.turn.output_tokens,
+            wanted_tokens=spec.turn.output_tokens,
             cached_tokens=details.cached_tokens if details is not None else None,
             error=answer.error,
             status=status,
-            conversation=None if ask.is_only else ask.index,
-            turn=ask.number,
+            conversation=None if spec.is_only else spec.index,
+            turn=spec.number,
             text=answer.text if self._assignment.keep_text else "",
         )
         return Sent(record, answer.text, counted is not None or answer.error is not None)
 
 
-def _prompt_fields(ask: RequestSpec, *, is_chat: bool) -> dict[str, object]:
+def _prompt_fields(spec: RequestSpec, *, is_chat: bool) -> dict[str, object]:
     if not is_chat:
-        before = "".join(f"{question}{answer}" for question, answer in ask.said)
-        return {"prompt": before + ask.turn.prompt}
+        before = "".join(f"{question}{answer}" for question, answer in spec.said)
+        return {"prompt": before + spec.turn.prompt}
     messages: list[dict[str, str]] = []
-    for question, answer in ask.said:
+    for question, answer in spec.said:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"messages": [*messages, {"role": "user", "content": ask.turn.prompt}]}
+    return {"messages": [*messages, {"role": "user", "content": spec.turn.prompt}]}
 
 
 def tls_context(*, verify: bool) -> ssl.SSLContext:
-    """The machine's certificates, or none are asked for."""
+    """Return a context with the certificates of the machine; without `verify` it accepts every certificate."""
     context = ssl.create_default_context()
     if not verify:
         context.check_hostname = False

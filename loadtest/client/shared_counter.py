@@ -1,4 +1,4 @@
-"""Turns that several processes draw: each number of each row goes out once, in order."""
+"""Counters that several processes share: each number is given out once, in order."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class SharedCounters:
-    """Counters in a file, one a row. Use with `with`; cost of a ticket: a few microseconds."""
+    """Counters in a file. Use with `with`. Taking a number costs a few microseconds."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -28,9 +28,9 @@ class SharedCounters:
     ) -> None:
         os.close(self._file)
 
-    def take(self, row: int) -> int:
-        """The next number of a row, from 0 on."""
-        offset = row * _NUMBER.size
+    def take(self, counter: int) -> int:
+        """Return the next number of a counter, starting with 0."""
+        offset = counter * _NUMBER.size
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
             held = os.pread(self._file, _NUMBER.size, offset)
@@ -43,6 +43,6 @@ class SharedCounters:
 
 @contextmanager
 def counter_file() -> Iterator[str]:
-    """A fresh file of tickets, gone afterwards."""
+    """Yield the path of a new counter file, which is deleted afterwards."""
     with tempfile.NamedTemporaryFile(prefix="tiercel-bench-") as file:
         yield file.name

@@ -1,4 +1,4 @@
-"""Server-sent events out of the pieces in which they arrive, and what an OpenAI event says."""
+"""Server-sent events, put together from the pieces in which they arrive, and the events of the OpenAI API."""
 
 import msgspec
 from msgspec import Struct
@@ -7,19 +7,20 @@ DONE = b"[DONE]"
 
 
 class EventReader:
-    """Pieces of a stream in, the text behind `data:` of every complete event out."""
+    """Splits a stream into events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
+        """Return the data of every event that this piece completes."""
         if not self._rest and piece.startswith(b"data: ") and piece.find(b"\n\n") == len(piece) - 2:
             text = piece[6:-2]
             if b"\n" not in text and b"\r" not in text:
-                return [text]  # exactly one event, in one line: nearly always
+                return [text]  # the usual case: exactly one event, in one line
         text = self._rest + piece
         if b"\r" in text:
-            held = b"\r" if text.endswith(b"\r") else b""  # half of a line end
+            held = b"\r" if text.endswith(b"\r") else b""  # perhaps the first half of a line end
             text = text.removesuffix(held).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         else:
             held = b""
@@ -29,13 +30,13 @@ class EventReader:
 
 
 def _text_of(event: bytes) -> bytes | None:
-    """The `data:` lines of one event. None: a comment, or an event without any."""
+    """Return the `data:` lines of one event; None for a comment or an event without data."""
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
 
 
 class ChoiceMessage(Struct):
-    """The new text of a chat choice."""
+    """The message or delta of a chat choice."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -43,11 +44,12 @@ class ChoiceMessage(Struct):
 
     @property
     def text(self) -> str:
+        """The content, else the reasoning."""
         return self.content or self.reasoning_content or self.reasoning or ""
 
 
 class Choice(Struct):
-    """One choice of an event or of a whole answer."""
+    """One choice of an event or of a complete answer."""
 
     text: str | None = None
     delta: ChoiceMessage | None = None
@@ -56,6 +58,7 @@ class Choice(Struct):
 
     @property
     def new_text(self) -> str:
+        """The text of the choice, in whichever field it is."""
         if self.text is not None:
             return self.text
         message = self.delta or self.message
@@ -63,13 +66,13 @@ class Choice(Struct):
 
 
 class PromptTokenDetails(Struct):
-    """What the server says about the prompt's tokens."""
+    """Details of the prompt's tokens, as the server reports them."""
 
     cached_tokens: int | None = None
 
 
 class Usage(Struct):
-    """Tokens of a request, as the server counts them."""
+    """Numbers of tokens of a request, as the server counts them."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None
@@ -77,7 +80,7 @@ class Usage(Struct):
 
 
 class Event(Struct):
-    """What of an event, or of a whole answer, a load test needs."""
+    """The fields of an event, or of a complete answer, that a load test needs."""
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
@@ -88,7 +91,7 @@ _events = msgspec.json.Decoder(Event)
 
 
 def decode_event(text: bytes) -> Event:
-    """Read an event. Errors: msgspec.MsgspecError."""
+    """Decode an event. Errors: msgspec.MsgspecError."""
     return _events.decode(text)
 
 
@@ -103,7 +106,7 @@ class _ErrorAnswer(Struct):
 
 
 def error_message(error: bytes) -> str:
-    """The words of an error, whatever the server wrapped them in: at most one line of 200 characters."""
+    """Return the message of an error body in any of the known formats, as one line of at most 200 characters."""
     text = error.decode("utf-8", "replace")
     try:
         answer = msgspec.json.decode(error, type=_ErrorAnswer)

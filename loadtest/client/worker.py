@@ -1,6 +1,6 @@
 """A client process: `python -m tiercel.loadtest.client.worker` reads its assignment, runs it and writes its records.
 
-It speaks MessagePack on standard input and output with the process that started it, and leaves when that is gone.
+The messages of `assignment` go over standard input and output. The process ends when its parent closes the pipe.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from tiercel.loadtest.client.sender import RequestSender
 from tiercel.loadtest.client.shared_counter import SharedCounters
 
 _PROGRESS_S = 0.25
-_RECORDS_A_FRAME = 500
+_RECORDS_PER_FRAME = 500
 _MAX_LAGS = 20_000
 
 
 async def work(clock: Clock) -> int:
-    """Serve one assignment; the exit code."""
+    """Run one assignment and return the exit code."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=2**20)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
@@ -43,11 +43,11 @@ async def work(clock: Clock) -> int:
     assignment = await read_frame(reader, decoder)
     if not isinstance(assignment, Assignment):
         return 1
-    with SharedCounters(assignment.tickets) as tickets:
+    with SharedCounters(assignment.counters) as counters:
         async with RequestSender(assignment, clock) as sender:
-            runner = LoadRunner(assignment, sender, tickets, clock)
+            runner = LoadRunner(assignment, sender, counters, clock)
             gc.collect()
-            gc.freeze()  # the plan stays to the end: no collection need look at it
+            gc.freeze()  # the plan lives to the end, so that garbage collections need not visit it
             _post(Prepared())
             go = await read_frame(reader, decoder)
             if not isinstance(go, Go):
@@ -67,21 +67,21 @@ async def _run(
         await asyncio.wait({running, order}, timeout=_PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
         if order.done() and not running.done():
             if not isinstance(order.result(), Stop):
-                os._exit(1)  # the parent is gone
+                os._exit(1)  # the parent has ended
             runner.stop()
             await running
         _post(runner.progress)
     await running
     meter.stop()
     order.cancel()
-    for first in range(0, len(runner.records), _RECORDS_A_FRAME):
-        _post(Records(runner.records[first : first + _RECORDS_A_FRAME]))
+    for first in range(0, len(runner.records), _RECORDS_PER_FRAME):
+        _post(Records(runner.records[first : first + _RECORDS_PER_FRAME]))
     _post(_load(runner, meter))
 
 
 def _load(runner: LoadRunner, meter: LoadMeter) -> Load:
     ordered = sorted(meter.lags_ms, reverse=True)
-    thinned = ordered[:: max(1, len(ordered) // _MAX_LAGS)]  # the largest stays
+    thinned = ordered[:: max(1, len(ordered) // _MAX_LAGS)]  # the largest values are kept
     return Load(
         cpu_s=meter.cpu_s,
         cpu_shares=meter.cpu_shares,
@@ -99,7 +99,7 @@ def _post(message: FromWorker) -> None:
 
 
 def main() -> int:
-    """Run until the work is done. Ctrl-C is for the parent, which says when to stop."""
+    """Run one assignment. SIGINT is ignored: the parent decides when to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return asyncio.run(work(MonotonicClock()))
 

@@ -1,4 +1,4 @@
-"""When each request of a tenant is due: arrival processes, in seconds from the start, reproducible from a seed."""
+"""Arrival processes: when each request of a tenant is due, in seconds from the start, reproducible from a seed."""
 
 import math
 import random
@@ -12,10 +12,10 @@ from tiercel.loadtest.load.mix import ArrivalSettings
 def due_times(
     settings: ArrivalSettings, count: int, rng: random.Random, recorded_s: Sequence[float | None] = ()
 ) -> list[float]:
-    """`count` times in order.
+    """Return the due times of `count` requests in order.
 
-    Gaps drawn at random are rescaled so that they sum to what their rates promise: two runs at one rate last equally
-    long whatever the seed. `recorded_s` are the times of the dataset, for traces. Errors: ConfigError.
+    Random gaps are rescaled to the sum that the rates give, so that all runs at one rate last equally long.
+    `recorded_s` are the times of the dataset, for traces. Errors: ConfigError.
     """
     match settings.process:
         case "at_once":
@@ -40,7 +40,7 @@ def _rate(settings: ArrivalSettings) -> float:
 
 
 def _gaps(settings: ArrivalSettings, rates: Sequence[float], rng: random.Random) -> list[float]:
-    """One gap a rate, with mean 1 / rate; the first request waits for one too."""
+    """Return one gap for each rate, with mean 1 / rate. The first request waits for a gap, too."""
     draw = _draw(settings, rng)
     gaps = [draw() / rate for rate in rates]
     total = sum(gaps)
@@ -49,7 +49,7 @@ def _gaps(settings: ArrivalSettings, rates: Sequence[float], rng: random.Random)
 
 
 def _markov(settings: ArrivalSettings, busy: Sequence[float], rng: random.Random) -> list[float]:
-    """Times of the busy clock with pauses of exponential length between busy spells of exponential length."""
+    """Insert pauses of exponential length between busy spells of exponential length."""
     times: list[float] = []
     off_s, spell_ends_s = 0.0, rng.expovariate(1 / settings.on_s)
     for at_s in busy:
@@ -61,7 +61,7 @@ def _markov(settings: ArrivalSettings, busy: Sequence[float], rng: random.Random
 
 
 def _draw(settings: ArrivalSettings, rng: random.Random) -> Callable[[], float]:
-    """Gaps with mean 1."""
+    """Return a function that draws gaps with mean 1."""
     if settings.process == "constant" or math.isinf(settings.burstiness):
         return lambda: 1.0
     shape = settings.burstiness if settings.process != "poisson" else 1.0
@@ -69,7 +69,7 @@ def _draw(settings: ArrivalSettings, rng: random.Random) -> Callable[[], float]:
 
 
 def _ramp(settings: ArrivalSettings, count: int) -> list[float]:
-    """The rate of each request, from start_rate to end_rate over the requests."""
+    """Return the rate at each request, from start_rate to end_rate."""
     start, end = settings.start_rate, settings.end_rate
     if start is None or end is None:
         raise ConfigError("bench.arrivals", "a ramp needs a start rate and an end rate")
@@ -80,7 +80,7 @@ def _ramp(settings: ArrivalSettings, count: int) -> list[float]:
 
 
 def _replay(settings: ArrivalSettings, recorded_s: Sequence[float | None]) -> list[float]:
-    """The recorded times from zero on, at `speed`, or stretched so that the mean rate is `rate`."""
+    """Return the recorded times, shifted to start at zero and scaled by `speed` or to the mean rate `rate`."""
     times = [at_s for at_s in recorded_s if at_s is not None]
     if not times or len(times) != len(recorded_s):
         raise ConfigError("bench.arrivals", "the dataset has no times: trace arrivals need timed_trace or burstgpt")

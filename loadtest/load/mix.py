@@ -1,4 +1,4 @@
-"""Who sends what: tenants with their keys, weights, arrivals, datasets and goals, from a YAML file."""
+"""The tenants of a run, with keys, weights, arrivals, datasets and goals, from a YAML file."""
 
 from collections import Counter as Tally
 from pathlib import Path
@@ -20,21 +20,21 @@ DatasetName = Literal[
 
 
 class ArrivalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When requests are due.
+    """The arrival process of a tenant.
 
-    `at_once`: all at the start; with a limit on concurrency this is the closed loop. `gamma` with burstiness 1 is
-    `poisson`. `on_off`: `rate` while it is on, nothing while it is off. `markov`: the same with times on and off drawn
-    from exponential distributions, `on_s` and `off_s` in the mean. `trace`: the times of the dataset.
+    `at_once`: all requests at the start; with a limit on concurrency this is the closed loop. `gamma` with burstiness
+    1 is `poisson`. `on_off`: `rate` for `on_s`, then no requests for `off_s`, in turn. `markov`: the same with
+    exponentially distributed times of mean `on_s` and `off_s`. `trace`: the times of the dataset.
     """
 
     process: Process = "at_once"
     rate: float | None = None  # requests per second
-    burstiness: float = 1.0  # shape of gamma: below 1 in bursts, above 1 more even
+    burstiness: float = 1.0  # shape of the gamma distribution: below 1 bursty, above 1 more regular
     on_s: float = 10.0
     off_s: float = 10.0
     start_rate: float | None = None  # of a ramp
     end_rate: float | None = None
-    speed: float = 1.0  # of a trace: 2 plays it in half the time
+    speed: float = 1.0  # of a trace: 2 replays it in half the time
 
     def __post_init__(self) -> None:
         _check_positive(self, "rate", "burstiness", "on_s", "start_rate", "end_rate", "speed")
@@ -46,7 +46,7 @@ class ArrivalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError("a ramp needs start_rate and end_rate")
 
     def in_words(self) -> str:
-        """For the report."""
+        """Return the process as text for the report."""
         match self.process:
             case "at_once":
                 return "all at once"
@@ -57,7 +57,7 @@ class ArrivalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             case "on_off":
                 return f"{self.rate:g}/s for {self.on_s:g} s, then off for {self.off_s:g} s"
             case "markov":
-                return f"{self.rate:g}/s for {self.on_s:g} s, then off for {self.off_s:g} s, both in the mean"
+                return f"{self.rate:g}/s for {self.on_s:g} s, then off for {self.off_s:g} s, on average"
             case "ramp_linear" | "ramp_exponential":
                 kind = self.process.removeprefix("ramp_")
                 return f"{kind} ramp, {self.start_rate:g}/s to {self.end_rate:g}/s"
@@ -66,17 +66,17 @@ class ArrivalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class DatasetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked. Lengths are in tokens; which of them count depends on the dataset."""
+    """The dataset of a tenant. Lengths are in tokens; which of them apply depends on the dataset."""
 
     name: DatasetName = "random"
     path: str | None = None
     input_len: int | None = None
     output_len: int | None = None
-    range_ratio: float = 0.0  # lengths vary evenly by this fraction to both sides
+    range_ratio: float = 0.0  # lengths vary uniformly by up to this fraction, up and down
     prefix_len: int = 0
     suffix_len: int = 256
     num_prefixes: int = 10
-    turns: int = 4  # of a conversation
+    turns: int = 4  # of a conversation, for multi_turn
     think_s: float = 1.0  # mean pause before the next turn
 
     def __post_init__(self) -> None:
@@ -93,11 +93,11 @@ class DatasetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def has_own_texts(self) -> bool:
-        """Whether the prompts are the file's own words: no seed gives others."""
+        """Whether the prompts are the texts of the file, the same for every seed."""
         return self.name in ("sharegpt", "custom") or (self.name == "multi_turn" and self.path is not None)
 
     def in_words(self) -> str:
-        """For the report."""
+        """Return the dataset as text for the report."""
         lengths = [
             f"{what} {value}" for what, value in (("input", self.input_len), ("output", self.output_len)) if value
         ]
@@ -109,14 +109,14 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One tenant of the run."""
 
     name: str
-    key: str | None = None  # its API key
+    key: str | None = None  # API key
     weight: float = 1.0
-    num_prompts: int | None = None  # None: as many as --num-prompts
+    num_prompts: int | None = None  # None: the value of --num-prompts
     max_concurrency: int | None = None
     arrivals: ArrivalSettings = msgspec.field(default_factory=ArrivalSettings)
     dataset: DatasetSettings = msgspec.field(default_factory=DatasetSettings)
-    goals: Goals | None = None  # None: those of --goodput
-    aggressor: bool = False  # disturbs the others: --isolation does not measure it alone
+    goals: Goals | None = None  # None: the goals of --goodput
+    aggressor: bool = False  # True for a tenant whose load disturbs the others; --isolation does not run it alone
     extra_body: dict[str, object] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -126,10 +126,10 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Mix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tenants file."""
+    """The content of a tenants file."""
 
     tenants: list[TenantSettings]
-    duration_s: float | None = None  # nothing is sent after it
+    duration_s: float | None = None  # no request is sent after this time
 
     def __post_init__(self) -> None:
         _check_positive(self, "duration_s")
@@ -154,7 +154,7 @@ def read_mix(path: Path) -> Mix:
 
 
 def _in_words(error: msgspec.ValidationError) -> str:
-    """msgspec's message with the field in front: `tenants[0].weight: Expected float, got str`."""
+    """Return msgspec's message with the field first: `tenants[0].weight: Expected float, got str`."""
     text, _, place = str(error).partition(" - at `$")
     place = place.removesuffix("`").lstrip(".")
     return f"{place}: {text}" if place else text

@@ -1,4 +1,4 @@
-"""Lists of requests by token ids, for engines that are measured without HTTP: JSON lines that every peer can read."""
+"""Lists of requests as token ids in JSON lines, for engines that are measured without HTTP."""
 
 import hashlib
 import random
@@ -20,7 +20,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class ListedRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line: what is asked, and how many tokens the answer has, whatever the model says."""
+    """One request: the prompt, and the length of the answer; the end of a sequence is ignored."""
 
     prompt_token_ids: list[int]
     output_len: int
@@ -30,13 +30,13 @@ class ListedRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError("prompt_token_ids is empty")
         for token in (min(self.prompt_token_ids), max(self.prompt_token_ids)):
             if not 0 <= token <= _MOST_ID:
-                raise ValueError(f"prompt_token_ids: {token} is no token id, from 0 to {_MOST_ID}")
+                raise ValueError(f"prompt_token_ids: {token} is not a token id, from 0 to {_MOST_ID}")
         if self.output_len < 1:
             raise ValueError(f"output_len {self.output_len}: must be at least 1")
 
 
 def read_requests(path: Path) -> list[ListedRequest]:
-    """The requests of a file. Errors: ConfigError that names the line."""
+    """Read the requests of a file. Errors: ConfigError that names the line."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as exc:
@@ -50,12 +50,12 @@ def read_requests(path: Path) -> list[ListedRequest]:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise ConfigError("bench.requests", f"--requests {path} line {number}: {exc}") from exc
     if not found:
-        raise ConfigError("bench.requests", f"--requests {path}: there is no request in it")
+        raise ConfigError("bench.requests", f"--requests {path}: the file has no requests")
     return found
 
 
 def write_requests(path: Path, requests: Iterable[ListedRequest]) -> None:
-    """A file that `read_requests` and the scripts in benchmarks/peers read. Errors: TiercelError."""
+    """Write a file for `read_requests` and the scripts in benchmarks/peers. Errors: TiercelError."""
     try:
         path.write_bytes(b"".join(map(_line, requests)))
     except OSError as exc:
@@ -63,7 +63,7 @@ def write_requests(path: Path, requests: Iterable[ListedRequest]) -> None:
 
 
 def digest(requests: Iterable[ListedRequest]) -> str:
-    """SHA-256 of the file that `write_requests` writes: two engines that show the same one were asked the same."""
+    """Return the SHA-256 of the file that `write_requests` writes, to show that two engines got the same requests."""
     found = hashlib.sha256()
     for request in requests:
         found.update(_line(request))
@@ -73,13 +73,16 @@ def digest(requests: Iterable[ListedRequest]) -> str:
 def draw_requests(
     settings: DatasetSettings, count: int, seed: int, vocab_size: int, tokenizer: Path
 ) -> list[ListedRequest]:
-    """What a dataset yields, as token ids. It depends on the arguments and the dataset's file, and on nothing else.
+    """Return requests of a dataset as token ids, determined by the arguments and the dataset's file alone.
 
-    Words that a dataset draws at random are drawn as token ids, so that lengths are exact and no tokenizer is needed;
-    a dataset with texts of its own needs the one in the folder `tokenizer`. Errors: ConfigError.
+    Random words are drawn as token ids, so that lengths are exact and no tokenizer is needed; a dataset with texts of
+    its own needs the tokenizer in the folder `tokenizer`. Errors: ConfigError.
     """
     if settings.name == "multi_turn":
-        raise ConfigError("bench.dataset", "--dataset-name multi_turn: a turn waits for an answer; only `bench serve`")
+        raise ConfigError(
+            "bench.dataset",
+            "--dataset-name multi_turn: a turn needs the answer before it, which only `bench serve` has",
+        )
     texts, encode = _DrawnTexts(vocab_size), _ids
     if settings.has_own_texts or settings.name == "sonnet":
         if not (tokenizer / "tokenizer.json").is_file():
@@ -96,7 +99,7 @@ def draw_requests(
 
 
 def draw_like(requests: Sequence[ListedRequest], seed: int, vocab_size: int) -> list[ListedRequest]:
-    """Requests of the same lengths with other prompts, for warming up: no prefix cache shall know the real ones."""
+    """Return requests of the same lengths with other prompts, for warming up without filling the prefix cache."""
     rng = random.Random(f"{seed}/warm-up")  # noqa: S311 - token ids, not secrets
     return [
         ListedRequest(
@@ -108,7 +111,7 @@ def draw_like(requests: Sequence[ListedRequest], seed: int, vocab_size: int) -> 
 
 
 class _Characters:
-    """Counts one token a character."""
+    """Counts one token per character."""
 
     is_exact = True
     source = "token ids that were drawn"
@@ -125,7 +128,7 @@ class _DrawnTexts(TextMaker):
         self._ids = range(vocab_size)
 
     def text(self, tokens: int, rng: random.Random) -> str:
-        """As many ids as asked, each as likely as another."""
+        """Return `tokens` uniformly drawn ids."""
         return "".join(map(chr, rng.choices(self._ids, k=tokens)))
 
 

@@ -1,4 +1,4 @@
-"""Texts of a wanted number of tokens: counted by the server, by a tokenizer folder, or estimated and said so."""
+"""Texts with a wanted number of tokens, counted by the server, by a tokenizer folder, or estimated."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,16 +11,18 @@ from tokenizers import Tokenizer
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.word_list import WORDS
 
-_FEW_WORDS = 40  # fewer words of one token than this would make texts that repeat themselves
+_FEW_WORDS = 40  # with fewer words of one token, texts would repeat themselves
 
 
 class TokenCounter(Protocol):
-    """Counts tokens of a text, without those that a server adds around it."""
+    """Counts the tokens of a text, without those that a server adds around it."""
 
     is_exact: bool
-    source: str  # in words, for the report
+    source: str  # description for the report
 
-    def count(self, text: str) -> int: ...
+    def count(self, text: str) -> int:
+        """Return the number of tokens."""
+        ...
 
 
 class FolderCounter:
@@ -42,12 +44,12 @@ class FolderCounter:
         return len(self.encode(text))
 
     def encode(self, text: str) -> list[int]:
-        """Its token ids."""
+        """Return the token ids of a text."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
 class ServerCounter:
-    """The server's /tokenize. One call a text."""
+    """The server's /tokenize, called once for each text."""
 
     is_exact = True
     source = "the server's /tokenize"
@@ -58,7 +60,7 @@ class ServerCounter:
         self._model = model
 
     def count(self, text: str) -> int:
-        """Errors: ConfigError when the server has no /tokenize."""
+        """Return the number of tokens. Errors: ConfigError when the server has no /tokenize."""
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
         try:
             response = self._client.post(self._url, json=body)
@@ -70,7 +72,7 @@ class ServerCounter:
 
 
 class EstimatedCounter:
-    """A fixed number of tokens a word, measured on the server's own usage figures if it gives any."""
+    """A fixed number of tokens per word, derived from the server's usage if it reports any."""
 
     is_exact = False
 
@@ -83,27 +85,28 @@ class EstimatedCounter:
 
 
 def estimate(prompt_tokens: Callable[[str], int | None]) -> EstimatedCounter:
-    """Calibrate an estimate with two requests: `prompt_tokens` sends a prompt and returns the usage, if any."""
+    """Return a counter estimated from two requests. `prompt_tokens` sends a prompt and returns its usage, if any."""
     short, long = " ".join(WORDS[:40]), " ".join(WORDS[:240])
     few, many = prompt_tokens(short), prompt_tokens(long)
     if few is None or many is None or many <= few:
-        return EstimatedCounter(1.3, "an estimate of 1.3 tokens a word: nobody counts")
+        return EstimatedCounter(1.3, "an estimate of 1.3 tokens per word: the server does not count them")
     per_word = (many - few) / 200
-    return EstimatedCounter(per_word, f"an estimate of {per_word:.2f} tokens a word, calibrated on the server's usage")
+    return EstimatedCounter(per_word, f"an estimate of {per_word:.2f} tokens per word, from the server's usage")
 
 
 class TextMaker:
-    """Random texts of a wanted length. Nothing is counted before the first one."""
+    """Makes random texts of a wanted length. The counter is first called for the first text."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self.counter = counter
         self._words: tuple[str, ...] | None = None
 
     def count(self, text: str) -> int:
+        """Return the number of tokens of a text."""
         return self.counter.count(text)
 
     def text(self, tokens: int, rng: random.Random) -> str:
-        """A text of `tokens` tokens; of about as many where the counter only estimates."""
+        """Return a text of `tokens` tokens, approximately if the counter is not exact."""
         if self._words is None:
             self._words = self._single_words()
         if not self.counter.is_exact:
@@ -114,7 +117,7 @@ class TextMaker:
         return self._fitted(tokens, rng)
 
     def _single_words(self) -> tuple[str, ...]:
-        """The words of exactly one token, found by halving: few calls, because most words are."""
+        """Return the words of exactly one token. They are found by halving: most are, so that few calls are needed."""
         if not self.counter.is_exact:
             return WORDS
         found = tuple(self._split(tuple(dict.fromkeys(WORDS))))
@@ -131,7 +134,7 @@ class TextMaker:
         return self._split(words[:half]) + self._split(words[half:])
 
     def _fitted(self, tokens: int, rng: random.Random) -> str:
-        """For vocabularies without common words: lengthen and cut by letters until the count is right, or closest."""
+        """Return a text for a vocabulary without common words, cut at the character that comes closest to `tokens`."""
         text = ""
         while self.counter.count(text) < tokens:
             text += _join([rng.choice(WORDS) for _ in range(max(1, tokens // 8))])

@@ -1,4 +1,4 @@
-"""Common English words: most tokenizers have each of them, behind a space, as one token."""
+"""Common English words, most of which are a single token with a leading space in most tokenizers."""
 
 _TEXT = """
     the of and to in is that it was for on are as with his they at be this from have or by one had not but what

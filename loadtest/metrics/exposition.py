@@ -1,4 +1,4 @@
-"""The one reader of /metrics pages: Prometheus text made into values by series, and series picked out of them."""
+"""Reads /metrics pages: Prometheus text to values by series, and the selection of series."""
 
 import math
 import re
@@ -13,7 +13,7 @@ _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 Values = Mapping[str, float]
-"""By series, `name{label="value"}` as the page writes it."""
+"""Values by series, with the series as the page writes it: `name{label="value"}`."""
 
 
 class Series(Struct, frozen=True):
@@ -24,14 +24,14 @@ class Series(Struct, frozen=True):
 
 
 class Exposition(Struct, frozen=True):
-    """One page."""
+    """The content of one page."""
 
     values: dict[str, float]
-    counters: frozenset[str]  # those of the series that only rise
+    counters: frozenset[str]  # the series that are counters
 
 
 def parse_exposition(text: str) -> Exposition:
-    """Read a page. What is no series, or has no number, is passed over; a page of something else is empty."""
+    """Parse a page. Lines without a series and a number are skipped, so that any other page gives no values."""
     values: dict[str, float] = {}
     counting: set[str] = set()
     for line in text.splitlines():
@@ -46,13 +46,13 @@ def parse_exposition(text: str) -> Exposition:
 
 @lru_cache(maxsize=65_536)
 def parse_series(key: str) -> Series:
-    """Read `name{label="value"}`."""
+    """Parse `name{label="value"}`."""
     name, _, labels = key.partition("{")
     return Series(name, {label: _unescape(value) for label, value in _LABEL.findall(labels)})
 
 
 def select(values: Values, name: str, **labels: str) -> dict[str, float]:
-    """The series of one name that have all these labels."""
+    """Return the series of one name that have all these labels."""
     return {
         key: value
         for key, value in values.items()
@@ -63,13 +63,13 @@ def select(values: Values, name: str, **labels: str) -> dict[str, float]:
 
 
 def total(values: Values, name: str) -> float | None:
-    """The sum over the series of one name. None: there is no such series."""
+    """Return the sum over the series of one name, or None without such a series."""
     found = select(values, name)
     return math.fsum(found.values()) if found else None
 
 
 def totals(values: Values, name: str, label: str) -> dict[str, float]:
-    """The sums over the series of one name by what a label says, in the order of its values."""
+    """Return the sums over the series of one name by the value of a label, in the order of the values."""
     found: dict[str, float] = {}
     for key, value in select(values, name).items():
         if (said := parse_series(key).labels.get(label)) is not None:

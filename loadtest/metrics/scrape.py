@@ -1,4 +1,4 @@
-"""The server's /metrics: read before, during and after a run. A server without it is no error."""
+"""Reads the server's /metrics before, during and after a run. A server without /metrics is not an error."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ _LEFT_OUT_ENDS = ("_bucket", "_created")
 
 
 class Scraper:
-    """Reads /metrics once a second while it is open. Histogram buckets and times of creation are not kept."""
+    """Reads /metrics once a second while it is open. Histogram buckets and creation times are left out."""
 
     def __init__(self, client: httpx.AsyncClient, url: str, clock: Clock) -> None:
         self.samples: list[Sample] = []
@@ -30,7 +30,7 @@ class Scraper:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Read before and after what the `async with` does."""
+        """Read the counters before and after the body of `async with`."""
         self._before = await self._read()
         try:
             yield
@@ -43,12 +43,12 @@ class Scraper:
                 self._after = await self._read()
 
     def begin(self, start_s: float) -> None:
-        """The run begins: read every second from now on."""
+        """Start to read every second; `start_s` is the start of the run."""
         if self._before is not None:
             self._task = asyncio.get_running_loop().create_task(self._sample(start_s))
 
     def counters(self) -> dict[str, Counter]:
-        """Counters that were there afterwards; one that was not there before began at zero."""
+        """Return the counters of the last reading; a counter that the first reading lacks started at zero."""
         if self._before is None or self._after is None:
             return {}
         before = self._before.values

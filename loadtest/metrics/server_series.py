@@ -1,4 +1,4 @@
-"""What the readings of /metrics tell about a run: curves over time, and the counters worth a line in a report."""
+"""Time series and counters of a run, derived from the readings of /metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from tiercel.loadtest.results.record import Counter, Sample
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One quantity over time."""
+    """One quantity over time. None: unknown at that time."""
 
     name: str
     at_s: tuple[float, ...]
@@ -20,27 +20,27 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A tenant's part of the service, and what its weight gives it among those with work."""
+    """A tenant's share of the service, and its fair share: its weight relative to all tenants that have work."""
 
     got: History
     fair: History
 
 
 def gauge(samples: Sequence[Sample], series: str, title: str = "") -> History | None:
-    """A value summed over its series, or None where no sample has it."""
+    """Return a metric summed over its series, or None if no sample has it."""
     values = tuple(total(sample.values, series) for sample in samples)
     known = any(value is not None for value in values)
     return History(title or series, tuple(sample.at_s for sample in samples), values) if known else None
 
 
 def rate(samples: Sequence[Sample], series: str, title: str = "") -> History | None:
-    """A counter's growth per second between samples, or None where no sample has it."""
+    """Return a counter's growth per second between samples, or None if no sample has it."""
     found = gauge(samples, series, title)
     return found and _per_second(found)
 
 
 def tier_shares(samples: Sequence[Sample]) -> list[History]:
-    """How full each tier is, as a share of one, from the fastest tier down."""
+    """Return the used share of each tier, from 0 to 1, fastest tier first."""
     used, capacity = (_by_label(samples, name, "tier") for name in (metric.KV_USED, metric.KV_CAPACITY))
     instead = {"hbm": metric.KV_USAGE, "ddr": metric.HOST_USAGE}
     shares: list[History] = []
@@ -53,7 +53,7 @@ def tier_shares(samples: Sequence[Sample]) -> list[History]:
 
 
 def transfer_rates(samples: Sequence[Sample]) -> list[History]:
-    """Bytes per second on each route between tiers."""
+    """Return the bytes per second of each route between tiers."""
     moved = _by_label(samples, metric.TRANSFER_BYTES, "route")
     found: list[History] = []
     for route, words in metric.ROUTES.items():
@@ -67,14 +67,14 @@ def transfer_rates(samples: Sequence[Sample]) -> list[History]:
 
 
 def transfer_speeds(counters: Mapping[str, Counter]) -> dict[str, float]:
-    """Bytes per second of each route while it moved any, over the whole run."""
+    """Return the bytes per second of each route, over the time in which it moved any."""
     grown = {series: counter.delta for series, counter in counters.items()}
     moved, busy_s = (totals(grown, name, "route") for name in (metric.TRANSFER_BYTES, metric.TRANSFER_SECONDS))
     return {words: moved.get(route, 0.0) / busy_s[route] for route, words in metric.ROUTES.items() if busy_s.get(route)}
 
 
 def preemption_rates(samples: Sequence[Sample]) -> list[History]:
-    """Preemptions per second: by mode where the server tells, else all together."""
+    """Return the preemptions per second, by mode if the server reports modes."""
     by_mode = _by_label(samples, metric.PREEMPTIONS_BY_MODE, "mode")
     if by_mode:
         return [replace(_per_second(history), name=f"By {mode}, 1/s") for mode, history in by_mode.items()]
@@ -83,13 +83,13 @@ def preemption_rates(samples: Sequence[Sample]) -> list[History]:
 
 
 def hit_rate(samples: Sequence[Sample]) -> History | None:
-    """The share of looked-up prompt tokens that the prefix cache held, between samples."""
+    """Return the hit rate of the prefix cache between samples: tokens found per token looked up."""
     hits, queries = rate(samples, metric.PREFIX_HITS, "prefix hits"), rate(samples, metric.PREFIX_QUERIES)
     return None if hits is None or queries is None else _divide(hits, queries)
 
 
 def service_shares(samples: Sequence[Sample]) -> list[Share]:
-    """Each tenant's part of the seconds of service between samples, as the server counts them."""
+    """Return each tenant's share of the seconds of service between samples, as the server counts them."""
     everyone = rate(samples, metric.TENANT_SERVICE)
     if everyone is None:
         return []
@@ -104,7 +104,7 @@ def service_shares(samples: Sequence[Sample]) -> list[Share]:
 
 
 def reported(counters: Mapping[str, Counter]) -> dict[str, Counter]:
-    """The counters of `metric.REPORTED` that moved; preemptions in any case, because none is an answer too."""
+    """Return the counters of `metric.REPORTED` that grew, and the preemptions even if there were none."""
     names = {series: parse_series(series).name for series in counters}
     return {
         series: counters[series]
@@ -115,7 +115,7 @@ def reported(counters: Mapping[str, Counter]) -> dict[str, Counter]:
 
 
 def _by_label(samples: Sequence[Sample], series: str, label: str) -> dict[str, History]:
-    """What a label tells apart, over time; each named by the label's value."""
+    """Return one history for each value of a label, named by that value."""
     found = [totals(sample.values, series, label) for sample in samples]
     at_s = tuple(sample.at_s for sample in samples)
     names = sorted({name for values in found for name in values})
@@ -123,7 +123,7 @@ def _by_label(samples: Sequence[Sample], series: str, label: str) -> dict[str, H
 
 
 def _fair_shares(sample: Sample) -> dict[str, float]:
-    """What weights give to each tenant that has work."""
+    """Return the fair share of each tenant that has work."""
     running, waiting, weights = (
         totals(sample.values, name, "tenant")
         for name in (metric.TENANT_RUNNING, metric.TENANT_WAITING, metric.TENANT_WEIGHT)
@@ -134,7 +134,7 @@ def _fair_shares(sample: Sample) -> dict[str, float]:
 
 
 def _per_second(counter: History) -> History:
-    """Growth per second up to the next reading; a counter that falls was reset and is not known for that step."""
+    """Return the growth per second up to the next reading; None where the counter fell, because it was reset."""
     values: list[float | None] = []
     for (before_s, before), (after_s, after) in pairwise(zip(counter.at_s, counter.values, strict=True)):
         if before is None or after is None or after < before or after_s <= before_s:

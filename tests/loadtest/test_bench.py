@@ -128,7 +128,7 @@ def test_failures_count_with_their_reason_and_not_in_latencies(tmp_path: Path) -
         result = run(_settings(url, _programs(tmp_path, *programs), save_detailed=True))
     assert (result.completed, result.failed) == (1, 4)
     assert {reason.partition(": ")[0] for reason in result.errors} == {
-        "HTTP 503", "RemoteProtocolError", "error event", "the stream ended without its end",
+        "HTTP 503", "RemoteProtocolError", "error event", "the stream ended early",
     }  # fmt: skip
     assert result.errors["HTTP 503: too busy"] == 1
     assert result.errors["error event: the engine died"] == 1

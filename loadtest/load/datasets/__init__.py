@@ -1,1 +1,1 @@
-"""What is asked: one file a dataset, each a function of (settings, count, seed) and of nothing else."""
+"""The datasets, one file each: functions of settings, count and seed alone."""

@@ -1,4 +1,4 @@
-"""`burstgpt`: lengths and times of a recorded service (CSV), with random words in the prompts."""
+"""`burstgpt`: recorded lengths and times of a service (CSV), with random words as prompts."""
 
 import csv
 from pathlib import Path
@@ -13,7 +13,7 @@ _COLUMNS = ("Model", "Request tokens", "Response tokens")
 
 
 class AnsweredRequest(Struct, frozen=True):
-    """One answered request."""
+    """One answered request of the recording."""
 
     at_s: float | None
     input_tokens: int
@@ -21,7 +21,7 @@ class AnsweredRequest(Struct, frozen=True):
 
 
 def answered_rows(path: Path) -> list[AnsweredRequest]:
-    """Answered requests to GPT-4 in the recorded order; of a file that knows other models only, all.
+    """Return the answered requests to GPT-4 in recorded order, or all if the file has none to GPT-4.
 
     Errors: ConfigError.
     """
@@ -45,7 +45,7 @@ def answered_rows(path: Path) -> list[AnsweredRequest]:
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
-    """Answered requests, from a place drawn from the seed. Errors: ConfigError."""
+    """Return consecutive answered requests from a random position. Errors: ConfigError."""
     rows = answered_rows(query.path)
     first = query.rng("order").randint(0, max(0, len(rows) - query.count))
     words = query.words()

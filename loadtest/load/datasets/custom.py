@@ -1,4 +1,4 @@
-"""`custom`: your own prompts, one JSON object a line: `{"prompt": "...", "output_tokens": 64}`."""
+"""`custom`: prompts of a file with one JSON object per line: `{"prompt": "...", "output_tokens": 64}`."""
 
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.conversation import Conversation
@@ -6,7 +6,7 @@ from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, json_li
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
-    """The file's prompts in its order. An output length given by flag wins over the file's. Errors: ConfigError."""
+    """Return the prompts of the file in order. `output_len` overrides the file. Errors: ConfigError."""
     found: list[Conversation] = []
     for number, line in json_lines(query.path):
         if len(found) == query.count:

@@ -1,4 +1,4 @@
-"""What every dataset yields: conversations, most of a single turn."""
+"""The interface and the common parts of datasets."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -14,24 +14,25 @@ from tiercel.loadtest.load.tokens import TextMaker
 
 
 class DatasetQuery(Struct, frozen=True):
-    """What a dataset is asked for."""
+    """The arguments of a dataset."""
 
     settings: DatasetSettings
     count: int
     seed: str
     texts: TextMaker
-    words_seed: str = ""  # other words with the same lengths and times: a prefix cache must not know them
+    words_seed: str = ""  # gives other words of the same lengths at the same times, which no prefix cache has
 
     def rng(self, purpose: str = "") -> random.Random:
-        """A generator of its own for every purpose: drawing for one does not move another."""
+        """Return a generator for one purpose; drawing from it does not change what other purposes draw."""
         return random.Random(f"{self.seed}/{self.settings.name}/{purpose}")  # noqa: S311 - texts, not secrets
 
     def words(self, purpose: str = "words") -> random.Random:
-        """As `rng`, for what a prompt says rather than how long it is."""
+        """Return a generator as `rng` does, for the words of prompts; it depends on `words_seed`, too."""
         return self.rng(f"{purpose}/{self.words_seed}")
 
     @property
     def path(self) -> Path:
+        """The dataset's file. Errors: ConfigError without one."""
         if self.settings.path is None:
             raise ConfigError("bench.dataset", f"dataset {self.settings.name} needs a path")
         return Path(self.settings.path)
@@ -41,19 +42,19 @@ Dataset = Callable[[DatasetQuery], list[Conversation]]
 
 
 def single(prompt: str, input_tokens: int, output_tokens: int, recorded_s: float | None = None) -> Conversation:
-    """A conversation of one turn."""
+    """Return a conversation with one turn."""
     return Conversation((Turn(prompt, input_tokens, output_tokens),), recorded_s)
 
 
 def varied(length: int, ratio: float, rng: random.Random) -> int:
-    """A length drawn evenly from [length * (1 - ratio), length * (1 + ratio)], at least 1."""
+    """Return a length drawn uniformly from [length * (1 - ratio), length * (1 + ratio)], at least 1."""
     if not ratio:
         return length
     return max(1, rng.randint(round(length * (1 - ratio)), round(length * (1 + ratio))))
 
 
 def read_text(path: Path) -> str:
-    """A dataset file. Errors: ConfigError."""
+    """Read a dataset file. Errors: ConfigError."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
@@ -61,7 +62,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, text: str | bytes, place: str = "") -> object:
-    """JSON out of a dataset file. Errors: ConfigError that says where."""
+    """Decode JSON of a dataset file. Errors: ConfigError that names the file and `place`."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
@@ -69,7 +70,7 @@ def read_json(path: Path, text: str | bytes, place: str = "") -> object:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """The objects of a JSON-lines file with the numbers of their lines. Errors: ConfigError."""
+    """Yield line number and object of each line of a JSON-lines file. Errors: ConfigError."""
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
@@ -80,7 +81,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def enough(found: list[Conversation], query: DatasetQuery) -> list[Conversation]:
-    """The first `count`. Errors: ConfigError when there is nothing at all; fewer than asked is a shorter run."""
+    """Return the first `count` conversations; fewer make a shorter run. Errors: ConfigError if there are none."""
     if not found:
         raise ConfigError("bench.dataset", f"dataset {query.settings.name}: no usable request in {query.settings.path}")
     return found[: query.count]

@@ -1,4 +1,4 @@
-"""`multi_turn`: conversations with think time; every turn is asked behind all that was said before."""
+"""`multi_turn`: conversations with think time, in which each turn follows the earlier questions and answers."""
 
 from tiercel.loadtest.load.conversation import Conversation, Turn
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery, enough, varied
@@ -6,9 +6,9 @@ from tiercel.loadtest.load.datasets.sharegpt import recorded_texts
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
-    """Random words, or the questions of a ShareGPT file when a path is given.
+    """Return conversations of random words, or of the questions of a ShareGPT file if there is a path.
 
-    The number of turns and the lengths vary by `range_ratio`; pauses are exponential with mean `think_s`.
+    The number of turns and the lengths vary by `range_ratio`; pauses are exponentially distributed with mean `think_s`.
     """
     if query.settings.path is not None:
         return _recorded(query)

@@ -1,10 +1,11 @@
-"""`prefix_repetition`: a few long prefixes, each asked with many endings of its own."""
+"""`prefix_repetition`: a few long prefixes, each with many different endings."""
 
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery, single
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
+    """Return prompts that use the prefixes equally often, in random order."""
     settings = query.settings
     words = query.words()
     prefix_len = settings.prefix_len or 256

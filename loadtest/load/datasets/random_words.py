@@ -1,10 +1,11 @@
-"""`random`: words drawn at random, lengths around a mean, an optional prefix that all prompts share."""
+"""`random`: random words, lengths around a mean, and an optional prefix that all prompts share."""
 
 from tiercel.loadtest.load.conversation import Conversation
 from tiercel.loadtest.load.datasets.dataset import DatasetQuery, single, varied
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
+    """Return prompts of random words."""
     settings = query.settings
     input_len, output_len = settings.input_len or 1024, settings.output_len or 128
     lengths, words = query.rng("lengths"), query.words()

@@ -30,5 +30,5 @@ NAMES: tuple[str, ...] = get_args(DatasetName)
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
-    """What the named dataset yields. Errors: ConfigError."""
+    """Return the conversations of the dataset named in the settings. Errors: ConfigError."""
     return _BY_NAME[query.settings.name](query)

@@ -1,4 +1,4 @@
-"""`sharegpt`: real questions, with answers as long as the recorded ones."""
+"""`sharegpt`: recorded questions, with the lengths of the recorded answers."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,9 @@ _MAX_TOKENS = 2048
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
-    """The first pair of each recorded conversation, in an order drawn from the seed; very short and long ones left out.
+    """Return the first question of each recorded conversation in random order, without very short and long ones.
 
-    With an output length given, answers are that long and only the prompt's length is checked.
+    `output_len` overrides the length of the answers; then only the length of the prompt is checked.
     """
     pairs = [texts[:2] for texts in recorded_texts(query)]
     query.rng("order").shuffle(pairs)
@@ -24,7 +24,7 @@ def conversations(query: DatasetQuery) -> list[Conversation]:
         if len(found) == query.count:
             break
         if len(prompt) > 16 * _MAX_INPUT_TOKENS:
-            continue  # too long by any tokenizer: not worth a call
+            continue  # too long with any tokenizer
         tokens = query.texts.count(prompt)
         wanted = fixed or query.texts.count(answer)
         if tokens < _MIN_TOKENS or wanted < _MIN_TOKENS:
@@ -36,7 +36,7 @@ def conversations(query: DatasetQuery) -> list[Conversation]:
 
 
 def recorded_texts(query: DatasetQuery) -> Iterator[list[str]]:
-    """What was said in each conversation of at least two turns. Errors: ConfigError."""
+    """Yield the texts of each conversation of at least two turns. Errors: ConfigError."""
     entries = read_json(query.path, read_text(query.path))
     if not isinstance(entries, list):
         raise ConfigError("bench.dataset", f"--dataset-path {query.path}: not a list of conversations")

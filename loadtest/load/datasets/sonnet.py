@@ -1,4 +1,4 @@
-"""`sonnet`: lines of poetry, the first of them shared by all prompts, as older load tests do it."""
+"""`sonnet`: lines of poetry, of which all prompts share the first, as in older load tests."""
 
 import random
 
@@ -11,9 +11,9 @@ _TASK = "Pick as many lines as you can from these poem lines:\n"
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
-    """Lines of the file, or of the built-in sonnets, up to `input_len` tokens; `prefix_len` of them shared.
+    """Return prompts of up to `input_len` tokens, of which `prefix_len` are shared, from the file or the built-in lines.
 
-    A line is never cut: prompts are shorter than asked by up to one line. Errors: ConfigError.
+    Lines are not cut: a prompt may be shorter than `input_len` by up to one line. Errors: ConfigError.
     """
     settings = query.settings
     lines = [line for line in read_text(query.path).splitlines() if line.strip()] if settings.path else list(LINES)
@@ -27,7 +27,9 @@ def conversations(query: DatasetQuery) -> list[Conversation]:
     )
     task = query.texts.count(_TASK)
     if input_len <= task:
-        raise ConfigError("bench.dataset", f"dataset sonnet: an input of {input_len} tokens holds no line of poetry")
+        raise ConfigError(
+            "bench.dataset", f"dataset sonnet: an input of {input_len} tokens is too short for a line of poetry"
+        )
     rng = query.words("lines")
     shared = _draw(tokens_by_line, lines, min(prefix_len, input_len) - task, rng, is_random=False)
     used = task + sum(tokens_by_line[line] for line in shared)
@@ -42,7 +44,7 @@ def conversations(query: DatasetQuery) -> list[Conversation]:
 def _draw(
     tokens_by_line: dict[str, int], lines: list[str], tokens: int, rng: random.Random, *, is_random: bool
 ) -> list[str]:
-    """Lines in order, or drawn at random, as long as they fit into `tokens`."""
+    """Return lines in order, or at random, up to `tokens` tokens."""
     drawn: list[str] = []
     while tokens > 0:
         line = rng.choice(lines) if is_random else lines[len(drawn) % len(lines)]

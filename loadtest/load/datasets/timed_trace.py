@@ -1,4 +1,4 @@
-"""`timed_trace`: the Mooncake trace format. Times, lengths, and which blocks of 512 tokens two prompts share."""
+"""`timed_trace`: the Mooncake trace format, with times, lengths and the blocks of 512 tokens that prompts share."""
 
 import random
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ BLOCK_TOKENS = 512
 
 
 class TimedLine(Struct):
-    """One request of the trace. Each hash id names a block of 512 tokens, the last one perhaps cut short."""
+    """One request of the trace. Each hash id names a block of 512 tokens; the last block may be shorter."""
 
     timestamp: float  # ms
     input_length: int
@@ -23,7 +23,7 @@ class TimedLine(Struct):
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
-    """The first `count` lines. Equal hash ids give equal text: prefixes are shared as recorded. Errors: ConfigError."""
+    """Return the first `count` requests. Equal hash ids give equal text. Errors: ConfigError."""
     blocks: dict[int, str] = {}
     found: list[Conversation] = []
     for number, line in enumerate(timed_lines(query.path, query.count), start=1):
@@ -34,7 +34,7 @@ def conversations(query: DatasetQuery) -> list[Conversation]:
 
 
 def timed_lines(path: Path, most: int) -> Iterator[TimedLine]:
-    """The first `most` lines. Errors: ConfigError that names the line."""
+    """Yield at most `most` lines. Errors: ConfigError that names the line."""
     left = most
     for number, values in json_lines(path):
         if not left:
@@ -52,7 +52,7 @@ def timed_lines(path: Path, most: int) -> Iterator[TimedLine]:
 
 
 def _prompt(query: DatasetQuery, line: TimedLine, blocks: dict[int, str], rng: random.Random) -> str:
-    """Blocks by their ids; the last one, cut short, and what no id names is the line's own."""
+    """Return the blocks by their ids; an incomplete last block and tokens without an id get words of their own."""
     whole = line.hash_ids[: line.input_length // BLOCK_TOKENS]
     for block in whole:
         if block not in blocks:

@@ -42,7 +42,7 @@ def test_a_stream_without_its_end_has_failed() -> None:
     answer = Answer(is_stream=True)
     answer.take(1.0, _event("a"))
     answer.finish()
-    assert answer.error == "the stream ended without its end: no finish_reason and no [DONE]"
+    assert answer.error == "the stream ended early: no finish_reason and no [DONE]"
 
 
 def test_an_event_that_is_no_json_fails_the_answer() -> None:
