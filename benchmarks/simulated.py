@@ -37,7 +37,7 @@ from start_time import TIERCEL, is_ready
 
 from tiercel.cli.simulate_input import read_step_times
 from tiercel.ids import TenantId
-from tiercel.simulation.fitting import Calibration, ClosedLoop, fit_steps, play
+from tiercel.simulation.fitting import ClosedLoop, Corrections, fit_steps, play
 from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.simulator import SimSettings
@@ -142,7 +142,7 @@ def request_times(answers: list[Answer]) -> tuple[float, float]:
 
 def calibrate(
     url: str, pid: int, settings: SimSettings, contention: float
-) -> tuple[Calibration, float, dict[int, list[Answer]]]:
+) -> tuple[Corrections, float, dict[int, list[Answer]]]:
     """The simulation's corrections, and the capacity in requests a second."""
     loops: list[ClosedLoop] = []
     answers_by_concurrency: dict[int, list[Answer]] = {}

@@ -105,9 +105,9 @@ def simulate(
     )  # fmt: skip
     if calibration is not None:
         # lazy: as above
-        from tiercel.cli.simulate_input import read_calibration
+        from tiercel.cli.simulate_input import read_corrections
 
-        settings = read_calibration(calibration).applied(settings)
+        settings = read_corrections(calibration).applied(settings)
     _check(settings, asked)
     began_s = time.monotonic()
     if max_concurrency is None:

@@ -15,7 +15,7 @@ from tiercel.loadtest.load.datasets.burstgpt import answered_rows
 from tiercel.loadtest.load.datasets.timed_trace import BLOCK_TOKENS, timed_lines
 from tiercel.loadtest.load.mix import ArrivalSettings, Process
 from tiercel.scheduler.cost import StepTimes
-from tiercel.simulation.fitting import Calibration
+from tiercel.simulation.fitting import Corrections
 from tiercel.simulation.workload import (
     Lengths,
     PromptPart,
@@ -155,10 +155,10 @@ def read_step_times(path: Path) -> StepTimes:
     return grid.table(known)
 
 
-def read_calibration(path: Path) -> Calibration:
+def read_corrections(path: Path) -> Corrections:
     """Return what `benchmarks/simulated.py` has measured of a real server. Errors: ConfigError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Calibration)
+        return msgspec.json.decode(path.read_bytes(), type=Corrections)
     except OSError as exc:
         raise ConfigError("simulate.calibration", f"--calibration {path}: {exc.strerror}") from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

@@ -1,4 +1,4 @@
-"""Records and readings made into a `RunResult`."""
+"""Evaluation of a run: records and readings to a `RunResult`."""
 
 from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from tiercel.loadtest.results.record import (
     Sample,
     TenantResult,
 )
-from tiercel.loadtest.results.service import Interval, largest_gap_s, service_pieces
+from tiercel.loadtest.results.service_tokens import Interval, largest_gap_s, service_pieces
 from tiercel.loadtest.results.timeline import (
     peak_output_tokens_per_s,
     peak_running,
@@ -37,12 +37,12 @@ from tiercel.loadtest.results.timeline import (
 from tiercel.loadtest.settings import BenchSettings, pairs, percentiles
 
 _SECRET = {"api_key", "header"}
-_MOST_REASONS = 20
+_MOST_REASONS = 20  # reasons of failures that are listed
 _COMPARED = ("ttft", "tpot", "itl", "e2el")
 
 
 class Measured(Struct, frozen=True):
-    """One run, as it came from the client processes."""
+    """The measurements of one run."""
 
     records: list[RequestRecord]
     loads: list[Load]
@@ -52,12 +52,12 @@ class Measured(Struct, frozen=True):
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):
-    """What else the result tells."""
+    """Facts about a run that its result includes."""
 
     command: list[str]
     date: str
     model: str
-    tokens_by: str
+    tokens_by: str  # what counted the tokens of prompts
     are_lengths_exact: bool
     server_version: str | None
     cores: int
@@ -66,7 +66,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
 def make_result(
     settings: BenchSettings, plan: LoadPlan, facts: RunFacts, measured: Measured, alone: Mapping[str, Measured]
 ) -> RunResult:
-    """Sum up a run. Records are kept only with --save-detailed."""
+    """Return the result of a run. `alone` has the runs of single tenants. --save-detailed keeps the records."""
     records = measured.records
     good = [record for record in records if record.error is None]
     duration_s = max((record.end_s for record in records), default=0.0) or 1e-9
@@ -103,7 +103,7 @@ def make_result(
         seed=settings.seed,
         versions=versions() | ({"server": facts.server_version} if facts.server_version else {}),
         machine=machine_facts(),
-        settings=_plain(settings, plan),
+        settings=_settings_without_keys(settings, plan),
         goals=goals_of(settings.goodput),
         dataset="; ".join(dict.fromkeys(tenant.dataset.in_words() for tenant in plan.tenants)),
         arrivals="; ".join(dict.fromkeys(_arrivals_in_words(tenant) for tenant in plan.tenants)),
@@ -208,15 +208,15 @@ def _isolation(
 def _notes(plan: LoadPlan, facts: RunFacts, measured: Measured, client: ClientLoad, *, is_isolation: bool) -> list[str]:
     notes: list[str] = []
     if client.saturated:
-        notes.append(f"THE CLIENT IS SATURATED: {client.reason}; the latencies are the client's, not the server's")
+        notes.append(f"THE CLIENT IS SATURATED: {client.reason}; the latencies include waits in the client")
     if not facts.are_lengths_exact:
         notes.append(f"prompt lengths are not exact: {facts.tokens_by}")
     uncounted = sum(load.uncounted for load in measured.loads)
     if uncounted:
         notes.append(f"the server reports no usage in {uncounted} answers: their chunks are counted as tokens")
-    told = [tenant.name for tenant in plan.tenants if tenant.dataset.has_own_texts and not tenant.aggressor]
-    if is_isolation and told:
-        notes.append(f"alone and together {', '.join(told)} asked the same texts: a prefix cache helps the second run")
+    repeated = [tenant.name for tenant in plan.tenants if tenant.dataset.has_own_texts and not tenant.aggressor]
+    if is_isolation and repeated:
+        notes.append(f"{', '.join(repeated)}: the same texts alone and together; a prefix cache helps the second run")
     if measured.is_stopped:
         notes.append(STOPPED)
     short = sum(record.output_tokens < record.wanted_tokens for record in measured.records if record.error is None)
@@ -229,7 +229,7 @@ def _notes(plan: LoadPlan, facts: RunFacts, measured: Measured, client: ClientLo
 
 
 def _reasons(records: Sequence[RequestRecord]) -> dict[str, int]:
-    """Failed requests by reason, the most frequent first; rare ones together."""
+    """Return the failed requests by reason, the most frequent first; rare reasons are counted together."""
     tally = Tally(record.error for record in records if record.error is not None)
     most = dict(tally.most_common(_MOST_REASONS))
     others = tally.total() - sum(most.values())
@@ -245,8 +245,8 @@ def _arrivals_in_words(tenant: TenantSettings) -> str:
     return f"{words}, at most {tenant.max_concurrency} at a time"
 
 
-def _plain(settings: BenchSettings, plan: LoadPlan) -> dict[str, object]:
-    """Every flag, and the tenants, without keys."""
+def _settings_without_keys(settings: BenchSettings, plan: LoadPlan) -> dict[str, object]:
+    """Return every flag and the tenants, without API keys."""
     flags: dict[str, object] = {
         name: "inf" if value == float("inf") else value
         for name, value in msgspec.structs.asdict(settings).items()

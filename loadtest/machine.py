@@ -1,4 +1,4 @@
-"""Which machine and which versions a result was made with: nothing that names a person or a host."""
+"""The machine and the versions that a result was made with, without names of people or hosts."""
 
 import os
 import platform
@@ -13,11 +13,12 @@ _CLIENT = ("httpx", "msgspec", "tokenizers")
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def machine_facts() -> dict[str, str]:
+    """Return processor, cores, memory and system."""
     return {
         "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
         "cores": f"{cores()} of {os.cpu_count()}",
@@ -27,7 +28,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def versions(packages: Sequence[str] = _CLIENT) -> dict[str, str]:
-    """Ours, Python's and those of the packages that are there; without a word those of this client."""
+    """Return the versions of tiercel, Python and the installed ones of `packages`."""
     found = {"tiercel": __version__, "python": platform.python_version()}
     for package in packages:
         try:

@@ -1,4 +1,4 @@
-"""Flags and tenants made into a plan: every request of every tenant, with its due time."""
+"""The plan of a run, made from flags and tenants: every request of every tenant, with its due time."""
 
 import math
 import random
@@ -23,7 +23,7 @@ _GOALS = ("ttft", "tpot", "e2el")
 
 
 class LoadPlan(Struct, frozen=True):
-    """What will be sent."""
+    """The requests of a run."""
 
     tenants: list[TenantSettings]
     sources: list[Source]
@@ -31,10 +31,11 @@ class LoadPlan(Struct, frozen=True):
 
     @property
     def requests(self) -> int:
+        """Number of requests."""
         return sum(len(job.conversation.turns) for source in self.sources for job in source.jobs)
 
     def only(self, name: str) -> "LoadPlan":
-        """The plan with one tenant of it."""
+        """Return the plan of one tenant alone."""
         return replace(
             self,
             tenants=[tenant for tenant in self.tenants if tenant.name == name],
@@ -43,7 +44,7 @@ class LoadPlan(Struct, frozen=True):
 
 
 def mix_of(settings: BenchSettings) -> Mix:
-    """The tenants file, or one tenant made of the flags. Errors: ConfigError."""
+    """Return the tenants of the tenants file, or one tenant made from the flags. Errors: ConfigError."""
     goals = goals_of(settings.goodput)
     try:
         mix = read_mix(Path(settings.tenants)) if settings.tenants else Mix(tenants=[_only_tenant(settings)])
@@ -57,10 +58,10 @@ def mix_of(settings: BenchSettings) -> Mix:
 
 
 def make_plan(mix: Mix, texts: TextMaker, seed: int, headers: Mapping[str, str], words_seed: str = "") -> LoadPlan:
-    """Draw arrivals and prompts of every tenant from the seed and the tenant's name.
+    """Return a plan with arrivals and prompts drawn from the seed and the name of each tenant.
 
-    Another `words_seed` gives other words in prompts of the same lengths at the same times. `headers` go with every
-    request; a tenant's own key wins over the one in them. Errors: ConfigError.
+    Another `words_seed` gives other words in prompts of the same lengths at the same times. `headers` are sent with
+    every request; the key of a tenant replaces the one in `headers`. Errors: ConfigError.
     """
     sources: list[Source] = []
     first = 0
@@ -82,10 +83,9 @@ def make_plan(mix: Mix, texts: TextMaker, seed: int, headers: Mapping[str, str],
 
 
 def settings_at(settings: BenchSettings, rate: float, step_s: float, number: int) -> BenchSettings:
-    """The load of the sweep's `number`th run: one rate, for `step_s`.
+    """Return the settings of run `number` of a sweep, from 0: one rate, for `step_s`.
 
-    Its seed is its own: a prefix cache must not know the prompts from the rate before.
-    Errors: ConfigError without goals.
+    Every run has a seed of its own, so that its prompts are not in the prefix cache. Errors: ConfigError without goals.
     """
     if not settings.goodput:
         raise ConfigError("bench.sweep", "a sweep needs goals: --goodput ttft:500 tpot:60")
@@ -94,7 +94,7 @@ def settings_at(settings: BenchSettings, rate: float, step_s: float, number: int
 
 
 def goals_of(words: Sequence[str]) -> Goals:
-    """`ttft:500 tpot:60`. Errors: ConfigError."""
+    """Parse goals such as `ttft:500 tpot:60`, in milliseconds. Errors: ConfigError."""
     goals = Goals()
     for name, value in pairs("--goodput", list(words), ":").items():
         try:

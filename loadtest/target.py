@@ -1,4 +1,4 @@
-"""The server under test, apart from the load: is it there, what does it serve, does it count tokens."""
+"""Calls to the server under test beside the load: readiness, model, version and token counts."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _WAITING = frozenset({425, 429, 500, 502, 503, 504})
 
 
 class Target:
-    """Talks to one server, in plain calls. Use with `async with`."""
+    """One server under test. Use with `async with`."""
 
     def __init__(self, settings: BenchSettings, headers: Mapping[str, str], clock: Clock) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class Target:
         await self.client.aclose()
 
     async def model(self) -> str:
-        """The name to ask for: --served-model-name, --model, or the first that the server reports."""
+        """Return the model name to send: --served-model-name, --model, or the first that the server reports."""
         given = self._settings.served_model_name or self._settings.model
         if given is not None:
             return given
@@ -48,15 +48,15 @@ class Target:
         try:
             return str(answer.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError) as exc:
-            raise ConfigError("bench.model", f"{self._settings.root_url} names no model: give --model") from exc
+            raise ConfigError("bench.model", f"{self._settings.root_url} lists no model: give --model") from exc
 
     async def wait_ready(self, body: Mapping[str, object]) -> None:
-        """Return when the server has answered a small request. Errors: TiercelError when it refuses or never does."""
+        """Wait until the server has answered a small request. Errors: TiercelError if it refuses or does not answer."""
         if self._settings.ready_check_timeout_sec > 0:
             await self._patiently("POST", self._settings.path, body)
 
     async def server_version(self) -> str | None:
-        """What /version says, if anything."""
+        """Return the version that /version reports, or None."""
         try:
             answer = await self.client.get("/version")
             return str(answer.json()["version"]) if answer.status_code == 200 else None
@@ -64,18 +64,21 @@ class Target:
             return None
 
     async def post(self, path: str) -> None:
-        """Call an endpoint that must exist. Errors: ConfigError."""
+        """Post to an endpoint. Errors: ConfigError if that fails."""
         try:
             (await self.client.post(path)).raise_for_status()
         except httpx.HTTPError as exc:
             raise ConfigError("bench.call", f"{path}: {exc}") from exc
 
     async def counter(self, model: str, body: Mapping[str, object]) -> TokenCounter:
-        """The best counter there is: the folder, the server's /tokenize, or an estimate. Errors: ConfigError."""
+        """Return the best token counter: the tokenizer folder, the server's /tokenize, or an estimate.
+
+        Errors: ConfigError.
+        """
         if self._settings.tokenizer is not None:
             return FolderCounter(Path(self._settings.tokenizer))
         by_server = ServerCounter(self._plain, f"{self._settings.root_url}/tokenize", model)
-        with suppress(ConfigError):  # no /tokenize there
+        with suppress(ConfigError):  # the server has no /tokenize
             await asyncio.to_thread(by_server.count, "hello")
             return by_server
 
@@ -93,7 +96,7 @@ class Target:
             return None
 
     async def _patiently(self, method: str, path: str, body: Mapping[str, object] | None) -> httpx.Response:
-        """Call until it works, as long as the server may still be starting."""
+        """Repeat a call until it succeeds, while the server may still be starting."""
         end_s = self._clock.now_s() + self._settings.ready_check_timeout_sec
         while True:
             try:

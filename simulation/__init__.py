@@ -1,1 +1,1 @@
-"""The engine's own loop, planner and cache books on a machine that only takes time."""
+"""A simulation: the engine's loop, planner and cache books in virtual time, on a machine that computes nothing."""

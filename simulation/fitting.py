@@ -1,4 +1,4 @@
-"""What a real server takes beyond its table of step times: measured once, with loads of its own, and kept as a file."""
+"""Corrections that fit a simulation to a real server: step times, and the times of the HTTP process."""
 
 from collections.abc import Sequence
 
@@ -12,22 +12,24 @@ from tiercel.simulation.simulator import SimSettings
 from tiercel.simulation.workload import Workload
 
 _ROUNDS = 3
-_SLOWEST, _FASTEST = 8.0, 0.25  # of the table's times
+_SLOWEST, _FASTEST = 8.0, 0.25  # limits of the factor on the table's times
 
 
-class Calibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Corrections of a table of step times, and the times of the HTTP process."""
+class Corrections(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Corrections of a table of step times, and the times of the HTTP process. Read and written as JSON."""
 
-    step_factor: float = 1.0  # on every time of the table
-    step_ms: float = 0.0  # of every step beside that: planning, committing, waking up
+    step_factor: float = 1.0  # applied to every time of the table
+    step_ms: float = 0.0  # added to every step: planning, committing, waking up
     http: HttpTimes = HttpTimes()
 
     def __post_init__(self) -> None:
         if self.step_factor <= 0 or self.step_ms < 0:
-            raise ValueError("step_factor is above 0, step_ms at least 0")
+            raise ValueError(
+                f"step_factor {self.step_factor}, step_ms {self.step_ms}: need step_factor > 0, step_ms >= 0"
+            )
 
     def corrected(self, times: StepTimes) -> StepTimes:
-        """Return the table as steps really last."""
+        """Return the corrected table."""
         return StepTimes(
             prefill_tokens=times.prefill_tokens,
             decodes=times.decodes,
@@ -36,31 +38,31 @@ class Calibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
 
     def applied(self, settings: SimSettings) -> SimSettings:
-        """Return the settings of an engine whose table was not corrected, corrected."""
+        """Return settings with a corrected table and with these HTTP times; the given table must not be corrected."""
         return replace(settings, times=self.corrected(settings.times), http=self.http)
 
 
 class ClosedLoop(Struct, frozen=True, kw_only=True):
-    """A closed loop that a real server has run."""
+    """The measurement of a closed loop against a real server."""
 
     workload: Workload
     concurrency: int
-    begun_s: float  # no request was begun afterwards
-    lasted_s: float  # until the last answer had ended
-    requests: int  # answered
+    begun_s: float  # time after which no request was sent
+    lasted_s: float  # time at which the last answer ended
+    requests: int  # number of answers
 
 
-def fit_steps(settings: SimSettings, http: HttpTimes, loops: Sequence[ClosedLoop]) -> Calibration:
-    """Return the factor and the addend of step times with which the simulation answers as many requests a second.
+def fit_steps(settings: SimSettings, http: HttpTimes, loops: Sequence[ClosedLoop]) -> Corrections:
+    """Return the corrections of step times with which the simulation reaches the measured requests per second.
 
-    Loops of little and of much concurrency tell the two apart. Least squares of the relative error of the time a
-    request takes; each round simulates every loop, since steps change their shapes with their times.
+    Method: least squares of the relative error of the time per request. Loops of low and of high concurrency are
+    needed to tell factor and addend apart. Each round simulates every loop, because the shapes of steps depend on
+    their times.
     """
-    found = Calibration(http=http)
+    found = Corrections(http=http)
     for _ in range(_ROUNDS):
-        rows: list[
-            tuple[float, float, float]
-        ] = []  # table seconds, steps and other seconds a request, in measured ones
+        # seconds by the table, steps and other seconds, per request and divided by the measured seconds per request
+        rows: list[tuple[float, float, float]] = []
         for loop in loops:
             replay = play(found.applied(replace(settings, concurrency=loop.concurrency)), loop.workload, loop.begun_s)
             machine, finished = replay.simulation.machine, replay.simulation.tally.finished
@@ -73,14 +75,14 @@ def fit_steps(settings: SimSettings, http: HttpTimes, loops: Sequence[ClosedLoop
 
 
 def play(settings: SimSettings, workload: Workload, closes_s: float = float("inf")) -> Replay:
-    """Return a replay that has run to its end."""
+    """Run a workload to its end and return the replay."""
     replay = Replay(settings, workload, closes_s=closes_s)
     replay.run()
     return replay
 
 
 def _solve(rows: Sequence[tuple[float, float, float]]) -> dict[str, float]:
-    """Factor and addend for which factor * table + addend * steps + idle is nearest to 1 in every row."""
+    """Return factor and addend that bring factor * table + addend * steps + idle closest to 1 in all rows."""
     aa = sum(own * own for own, _, _ in rows)
     ab = sum(own * steps for own, steps, _ in rows)
     bb = sum(steps * steps for _, steps, _ in rows)

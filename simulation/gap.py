@@ -1,4 +1,4 @@
-"""How far service drifts from the weights, against the bound that the scheduler promises."""
+"""The service gap between tenants, measured against the bound that the scheduler guarantees."""
 
 from collections.abc import Iterable
 from itertools import combinations
@@ -8,12 +8,12 @@ from tiercel.scheduler.fairness import Account, TenantBook
 
 
 class GapMeter:
-    """The largest |dS_i/w_i - dS_j/w_j| of each pair over any time in which both had dispatchable work all the while.
+    """The largest |dS_i/w_i - dS_j/w_j| of each pair of tenants over any time in which both had work that could run.
 
-    Each pair is compared with the bound of `FairLimits` for its weights and for the largest price of a preemption that
-    the book was asked about.
+    The bound of a pair is that of `FairLimits` for its weights and for the largest price of a preemption that the
+    book was asked about.
 
-    Cost: pairs of those that could be served, each look.
+    Cost: one update for each pair of tenants with such work, at each look.
     """
 
     def __init__(self, fair: TenantBook, accounts: Iterable[Account]) -> None:
@@ -23,7 +23,7 @@ class GapMeter:
         self._largest: dict[tuple[Account, Account], float] = {}
 
     def look(self) -> None:
-        """Call before and behind every step, and whenever work may have come or gone."""
+        """Update the gaps. Call before and after every step, and whenever work may have arrived or ended."""
         fair, served, largest = self._fair, self._fair.served_ms, self._largest
         standing = [
             (account, served.get(account.tenant, 0.0) / fair.weight(account))
@@ -47,7 +47,7 @@ class GapMeter:
 
     @property
     def widest(self) -> tuple[float, float]:
-        """The largest gap and its bound, milliseconds per weight, of the pair that came nearest to its bound."""
+        """The largest gap and its bound, in milliseconds per weight, of the pair that came closest to its bound."""
         found = ((gap_ms, self._bound_ms(pair)) for pair, gap_ms in self._largest.items())
         return max(found, key=lambda one: one[0] / one[1], default=(0.0, 1.0))
 
@@ -58,7 +58,7 @@ class GapMeter:
         )
 
     def by_tenant(self) -> dict[TenantId, float]:
-        """The largest of each tenant, milliseconds; 0 of one that never could be served beside another."""
+        """Return the largest gap of each tenant in milliseconds, 0 without any."""
         gaps = {account.tenant: 0.0 for account in self._accounts}
         for pair, gap_ms in self._largest.items():
             for account in pair:

@@ -1,4 +1,4 @@
-"""The HTTP process and its clients in virtual time: one server that handles requests and reports in turn."""
+"""The HTTP process and its clients in virtual time: one thread that handles requests and reports in turn."""
 
 import heapq
 from collections import deque
@@ -11,25 +11,25 @@ from tiercel.simulation.workload import SimRequest
 
 
 class HttpTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the HTTP process and the client take, in milliseconds. All zero: the engine alone."""
+    """Times of the HTTP process and the client, in milliseconds. All zero: the engine alone."""
 
-    request_ms: float = 0.0  # from sending a request to its submission, and for its first token on the way back
+    request_ms: float = 0.0  # from sending a request to its submission, and from its first token to the client
     prompt_token_ms: float = 0.0  # the same, for each token of the prompt
-    report_ms: float = 0.0  # a report of the engine, whatever it holds
+    report_ms: float = 0.0  # each report of the engine, whatever its size
     token_ms: float = 0.0  # each token of a report
-    contention: float = 0.0  # part of that time that is taken from a step under way: 1 where they share all cores
+    contention: float = 0.0  # part of these times by which a running step is delayed: 1 if they share all cores
 
     def __post_init__(self) -> None:
         times = (self.request_ms, self.prompt_token_ms, self.report_ms, self.token_ms, self.contention)
         if not min(times) >= 0:
-            raise ValueError("times and contention are at least 0")
+            raise ValueError("times and contention must be at least 0")
 
 
 class HttpProcess:
-    """Everything between a client and the engine's mailbox, in the order in which it comes: one thread does it all.
+    """The path between the clients and the engine's mailbox. One thread handles everything in order of arrival.
 
     With a concurrency the clients form a closed loop: each sends its next request when its answer has ended, and the
-    times of the requests say nothing but their order.
+    times of the requests give only their order.
     """
 
     def __init__(
@@ -37,16 +37,16 @@ class HttpProcess:
     ) -> None:
         self._times = times
         self._machine = machine
-        self._closes_s = closes_s  # no request of a closed loop is sent from then on
+        self._closes_s = closes_s  # a closed loop sends no request from this time on
         self._busy_until_s = 0.0
-        self._due: list[tuple[float, int, SimRequest]] = []  # a heap: requests by when they are sent
-        self._ready: deque[tuple[float, SimRequest]] = deque()  # requests by when the engine has them
-        self._unsent: deque[SimRequest] = deque()  # requests of a closed loop that no client has sent
+        self._due: list[tuple[float, int, SimRequest]] = []  # heap of requests by the time at which they are sent
+        self._ready: deque[tuple[float, SimRequest]] = deque()  # requests by the time at which the engine gets them
+        self._unsent: deque[SimRequest] = deque()  # requests of a closed loop that have not been sent
         self._concurrency = concurrency
         self._count = 0
 
     def expect(self, requests: tuple[SimRequest, ...]) -> None:
-        """Take the requests of a run: all at their times, or as many of a closed loop as run at once."""
+        """Schedule the requests of a run: all at their times, or the first of a closed loop."""
         if self._concurrency is None:
             for request in requests:
                 self._send(request)
@@ -57,7 +57,7 @@ class HttpProcess:
 
     @property
     def next_s(self) -> float | None:
-        """When the next request may reach the engine at the earliest; None when none will be sent before one ends."""
+        """Earliest time at which the next request may reach the engine; None if none is sent before an answer ends."""
         if self._ready:
             return self._ready[0][0]
         return self._due[0][0] if self._due else None
@@ -71,16 +71,16 @@ class HttpProcess:
         return ready
 
     def report(self, now_s: float) -> float:
-        """The engine posts a report: return when its first token begins to be handled."""
+        """Handle a report of the engine. Return the time at which the handling of its first token begins."""
         self._advance(now_s)
         return self._work(now_s, self._times.report_ms)
 
     def token(self, now_s: float) -> float:
-        """Return when the client has the next token of the report."""
+        """Return the time at which the client has the next token of the report."""
         return self._work(now_s, self._times.token_ms)
 
     def end(self, at_s: float) -> None:
-        """A client has the end of its answer: in a closed loop it sends the next request."""
+        """Note the end of an answer. In a closed loop its client then sends the next request."""
         if self._concurrency is not None:
             self._send_next(at_s)
 
@@ -101,7 +101,7 @@ class HttpProcess:
             self._ready.append((ready_s, request))
 
     def _work(self, from_s: float, ms: float) -> float:
-        """Return when so much work ends that can begin at a time; what it takes from the engine's step is taken."""
+        """Do work that can begin at `from_s`, and delay the engine's steps by its contention. Return when it ends."""
         self._busy_until_s = max(from_s, self._busy_until_s) + 1e-3 * ms
         if self._times.contention and ms:
             self._machine.delay(1e-3 * ms * self._times.contention)

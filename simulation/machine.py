@@ -1,4 +1,4 @@
-"""A machine that computes nothing and takes the time a table says."""
+"""A machine that computes nothing; its steps last as long as a table of step times says."""
 
 import random
 from collections import deque
@@ -13,7 +13,7 @@ from tiercel.scheduler.cost import BilledSlice, StepCosts, StepTimes
 
 
 class CostFlight:
-    """A launched step, over when the clock says so."""
+    """A launched step, which ends at a time of the clock."""
 
     __slots__ = ("_clock", "_end_s", "_samples", "plan")
 
@@ -24,12 +24,12 @@ class CostFlight:
         self._samples = samples
 
     def result(self) -> StepOutcome:
-        """Wait for it: the clock moves to its end. Every sequence says token 0."""
+        """Advance the clock to the end of the step. Every sampled token is 0."""
         self._clock.advance(max(0.0, self._end_s - self._clock.now_s()))
         return StepOutcome((0,) * self._samples)
 
     def delay(self, seconds: float) -> bool:
-        """End so much later. Returns False when the step is over already."""
+        """End later by `seconds`. Return False if the step has ended already."""
         if self._end_s <= self._clock.now_s():
             return False
         self._end_s += seconds
@@ -37,21 +37,21 @@ class CostFlight:
 
 
 class CostMachine:
-    """One lane. Steps run one after the other, each for as long as the table says, times noise."""
+    """A device with one lane. Steps run one after another, each for the time of the table, with noise."""
 
     def __init__(
         self, times: StepTimes, clock: ManualClock, *, noise: float = 0.0, seed: int = 0,
         owner: Callable[[SeqId], TenantId] | None = None,
     ) -> None:  # fmt: skip
         self.busy_s = 0.0
-        self.delayed_s = 0.0  # of that time, what something else took
+        self.delayed_s = 0.0  # part of `busy_s` that was added by `delay`
         self.steps = 0
-        self.tokens = 0  # computed
-        self.served_ms: dict[TenantId, float] = {}  # told apart only where there is an `owner`
+        self.tokens = 0  # tokens computed
+        self.served_ms: dict[TenantId, float] = {}  # filled only with an `owner`
         self._costs = StepCosts(times)
         self._clock = clock
         self._busy_until_s = 0.0
-        self._flights: deque[CostFlight] = deque()  # those that may still run
+        self._flights: deque[CostFlight] = deque()  # flights that may not have ended
         self._noise = noise
         self._owner = owner
         self._rng = random.Random(seed)  # noqa: S311 - step times, not secrets
@@ -82,7 +82,7 @@ class CostMachine:
         return flight
 
     def delay(self, seconds: float) -> None:
-        """Something else takes so much processor time from the steps under way; an idle machine loses nothing."""
+        """Delay the running steps by processor time that something else uses. An idle machine is not delayed."""
         while self._flights and not self._flights[0].delay(seconds):
             self._flights.popleft()
         if self._flights:
@@ -102,11 +102,11 @@ class CostMachine:
             self.served_ms[tenant] = self.served_ms.get(tenant, 0.0) + ms
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
-        """It knows nothing of sequences."""
+        """Do nothing: the machine keeps no state of sequences."""
 
     def block(self, slot: int) -> tuple[int, ...]:
-        """Blocks hold nothing, for a simulated mover to carry."""
+        """Return an empty block, for the simulated mover."""
         return ()
 
     def put_block(self, slot: int, rows: tuple[int, ...]) -> None:
-        """And keep nothing."""
+        """Do nothing: blocks have no content."""

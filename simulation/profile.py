@@ -1,4 +1,4 @@
-"""Step times of machines that were not measured here."""
+"""Step times of machines without a measured table."""
 
 from itertools import product
 from typing import Literal
@@ -9,14 +9,14 @@ from tiercel.simulation.sizing import DEVICES
 MachineName = Literal["default", "h200"]
 
 _WEIGHTS = 8e9  # an 8B model in bfloat16, 32 layers of 8 KV heads of 128
-_KV_BYTES = 131_072  # a token
-_ATTENTION_FLOPS = 4 * 32 * 4096  # a query token and a token of context
-_HOST_MS = 1.0  # of a step, beside the device
-_COMPUTE, _MEMORY = 0.5, 0.7  # of the peaks that kernels reach
+_KV_BYTES = 131_072  # per token
+_ATTENTION_FLOPS = 4 * 32 * 4096  # for each pair of a query token and a token of context
+_HOST_MS = 1.0  # of each step, on the host
+_COMPUTE, _MEMORY = 0.5, 0.7  # part of the peaks that kernels reach
 
 
 def profile(name: MachineName) -> StepTimes:
-    """`default`: steps that cost by the piece. `h200`: an 8B model by its roofline, with part of the peaks reached."""
+    """Return step times: `default` is linear in tokens, `h200` an 8B model by its roofline at a part of the peaks."""
     return linear_times() if name == "default" else _h200()
 
 
@@ -27,7 +27,7 @@ def _h200() -> StepTimes:
     def step_ms(prefill: int, decodes: int, context: int) -> float:
         tokens = prefill + decodes
         read_s = (2 * _WEIGHTS + _KV_BYTES * context) / (_MEMORY * device.memory_bytes_per_s)
-        # The table cannot tell whose context it is: the prompts', where there are any.
+        # The table does not say whether context belongs to prompts or decodes: assume prompts if there are any.
         attention = _ATTENTION_FLOPS * prefill * context if prefill else 0
         compute_s = (2 * _WEIGHTS * tokens + attention) / (_COMPUTE * device.flops_per_s)
         return _HOST_MS + 1e3 * max(read_s, compute_s)

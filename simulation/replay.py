@@ -1,4 +1,4 @@
-"""A workload played through a simulation."""
+"""Runs a workload through a simulation."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -15,13 +15,13 @@ _METERED = 16  # tenants whose service is compared pair by pair
 
 
 class Replay:
-    """A workload played through a simulation."""
+    """One run of a workload in a simulation."""
 
     def __init__(
         self, settings: SimSettings, workload: Workload, *, duration_s: float | None = None,
         closes_s: float = float("inf"), open_with: PolicyMaker = make_policy,
     ) -> None:  # fmt: skip
-        """`duration_s` cuts the run off; a closed loop begins no request from `closes_s` on."""
+        """`duration_s` ends the run early; a closed loop sends no request from `closes_s` on."""
         self.simulation = Simulation(settings, workload.tenants, open_with=open_with)
         self.workload = workload
         self._end_s = float("inf") if duration_s is None else duration_s
@@ -36,7 +36,7 @@ class Replay:
         self.meter = self._open_meter()
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
-        """All of it: what is due is asked, until everything has ended or the duration is over."""
+        """Run until every request has ended or the duration is over. `progress` gets the virtual time now and then."""
         simulation, timeline, meter, http = self.simulation, self.timeline, self.meter, self.http
         while simulation.now_s < self._end_s:
             now_s = simulation.now_s
@@ -52,13 +52,15 @@ class Replay:
             if not simulation.step(next_s):
                 if due_s is None and simulation.loop.is_idle:
                     break
-                if http.next_s is not None:  # the step may have ended an answer, whose client sends its next request
+                if (
+                    http.next_s is not None
+                ):  # the step may have ended an answer, after which its client sends its next request
                     next_s = min(next_s, http.next_s)
                 simulation.pass_time(min(next_s, self._end_s))
         timeline.sample()
 
     def _open_meter(self) -> GapMeter | None:
-        """Pairs of the tenants that ask for the most."""
+        """Return a meter of the tenants with the most tokens; None if the policy is not fair."""
         fair = self.simulation.policy.fair
         if fair is None:
             return None

@@ -1,4 +1,4 @@
-"""What a simulated run was like, for each tenant and in total."""
+"""The result of a simulated run, in total and for each tenant."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _PERCENTS = (50, 95, 99)
 
 
 class Percentiles(Struct, frozen=True):
-    """Percentiles, seconds."""
+    """Percentiles of a time, in seconds."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -24,25 +24,25 @@ class Percentiles(Struct, frozen=True):
 
 
 class SimTenantResult(Struct, frozen=True, kw_only=True):
-    """One tenant."""
+    """The result of one tenant."""
 
     name: str
     weight: float
     band: int
     requests: int
     finished: int
-    refused: int  # longer than the pool or the context
+    refused: int  # requests longer than the pool or the context
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     service_s: float  # device time charged to it
     share: float  # of all service
     weight_share: float  # of all weights
-    gap_s: float | None  # largest against any other while both could be served; None: not metered
-    starved_s: float  # longest wait of a sequence without a slice, also of one that never had any
+    gap_s: float | None  # largest service gap to another tenant while both could be served; None: not measured
+    starved_s: float  # longest time in which a sequence waited without a slice
     queue_s: Percentiles
     ttft_s: Percentiles
-    ttft_kept: float | None  # part of the finished within the goal; None: no goal
+    ttft_kept: float | None  # part of the finished requests within the goal; None: no goal
     tbt_s: Percentiles
     preemptions: dict[str, dict[str, int]]  # by reason and mode
     swapped_tokens: int
@@ -50,22 +50,22 @@ class SimTenantResult(Struct, frozen=True, kw_only=True):
 
 
 class SimResult(Struct, frozen=True, kw_only=True):
-    """A run."""
+    """The result of a run."""
 
     policy: str
     virtual_s: float
     steps: int
-    busy: float  # part of the time in which the machine computed
+    busy: float  # part of the time in which the machine was busy
     requests: int
     finished: int
     output_tokens_per_s: float
     tokens_per_s: float  # prompts and outputs of finished requests
-    useful_tokens_per_s: float  # computed, less those that had been computed before a preemption
-    hit_rate: float  # of the prompt tokens of finished requests
-    jain: float  # of service by weight, among those that waited all the while, averaged over time
+    useful_tokens_per_s: float  # computed, without those computed again after a preemption
+    hit_rate: float  # cached part of the prompt tokens of finished requests
+    jain: float  # Jain index of service by weight among tenants with waiting work, averaged over time
     gap_s: float | None
     gap_bound_s: float | None
-    gap_tenants: int  # so many are metered, those that ask for the most
+    gap_tenants: int  # number of tenants that are measured, those with the most tokens
     starved_s: float
     queue_s: Percentiles
     ttft_s: Percentiles
@@ -77,7 +77,7 @@ class SimResult(Struct, frozen=True, kw_only=True):
 
 
 def figures(replay: Replay) -> SimResult:
-    """The figures of a replay that has run."""
+    """Return the result of a replay that has ended."""
     simulation, timeline, meter = replay.simulation, replay.timeline, replay.meter
     tallies = list(simulation.tally.by_tenant.values())
     served = timeline.served[-1]
@@ -157,7 +157,7 @@ def _tenant(
 
 
 def _longest_waits(timeline: SimTimeline) -> dict[TenantId, float]:
-    """By tenant, as far as the samples saw."""
+    """Return the longest waits by tenant that the samples show."""
     longest: dict[TenantId, float] = {}
     for at_s, since in zip(timeline.at_s, timeline.waiting, strict=True):
         for tenant, since_s in since.items():
@@ -166,7 +166,7 @@ def _longest_waits(timeline: SimTimeline) -> dict[TenantId, float]:
 
 
 def _jain(timeline: SimTimeline, weights: dict[TenantId, float]) -> float:
-    """Over windows between samples, of the tenants that waited at both ends; 1 where there never were two."""
+    """Return the mean Jain index over windows, of the tenants that waited throughout a window; 1 without two such."""
     total = total_s = 0.0
     width = max(1, len(timeline.at_s) // 36)  # too short a window holds a turn or two of each
     for low in range(0, len(timeline.at_s) - width, width):

@@ -1,4 +1,4 @@
-"""One engine in virtual time: the real loop, planner, policy and books, a machine and a mover that only take time."""
+"""An engine in virtual time: the real loop, planner, policy and books; a machine and a mover that only take time."""
 
 from collections.abc import Callable, Iterable
 
@@ -27,12 +27,12 @@ from tiercel.tenant import Tenants, TenantShare
 from tiercel.tier import Route
 from tiercel.wire import Submit
 
-_TICK_S = 1e-3  # where nothing says when to look again
-_STALLED = 1_000_000  # looks in a row at work that never moves
+_TICK_S = 1e-3  # virtual time between steps while waiting for something without a known time
+_STALLED = 1_000_000  # steps in a row without progress after which the simulation fails
 
 
 class SimSettings(Struct, frozen=True, kw_only=True):
-    """The engine and the machine under it. Names and meanings as of `tiercel serve`."""
+    """The engine and its machine. Names and meanings are those of `tiercel serve`."""
 
     times: StepTimes = linear_times()
     policy: PolicyName = "fair"
@@ -46,22 +46,21 @@ class SimSettings(Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     max_long_partial_prefills: int = 0
     tbt_goal_ms: float = 0.0
-    yields: bool = (
-        False  # as on a CPU: a step without decodes ends within the goal, too, and none is launched behind it
-    )
+    # As on a CPU: a step without decodes ends within the goal, too, and no step is launched before it has ended.
+    yields: bool = False
     async_depth: int = 1
     preemption_mode: PreemptionMode = "auto"
     has_prefix_caching: bool = True
     patience_s: float = 2.0
     rates: SimRates = SimRates()
-    noise: float = 0.0  # of step times, to both sides
+    noise: float = 0.0  # relative, of step times, up and down
     http: HttpTimes = HttpTimes()
-    concurrency: int | None = None  # requests at once in a closed loop; None: requests come at their times
+    concurrency: int | None = None  # clients of a closed loop; None: requests are sent at their times
     seed: int = 0
 
     @property
     def longest_step_ms(self) -> float:
-        """U: a step as full as it can be."""
+        """The time of a step with the most tokens, sequences and context."""
         context = min(self.blocks * self.block_size, self.max_num_seqs * self.max_model_len)
         prompts = self.max_num_batched_tokens
         return (1 + self.noise) * StepCosts(self.times).predict_ms(prompts, self.max_num_seqs, context)
@@ -71,12 +70,12 @@ PolicyMaker = Callable[[SimSettings, StepCosts], Policy]
 
 
 def make_policy(settings: SimSettings, costs: StepCosts) -> Policy:
-    """The policy as the engine opens it, its quantum by the longest step of the table."""
+    """Return the policy as the engine opens it, with the quantum from the longest step of the table."""
     return open_policy(settings.policy, costs, step_ms=settings.longest_step_ms, patience_s=settings.patience_s)
 
 
 class Simulation:
-    """An engine that is asked and stepped. Nothing in it knows what time it really is."""
+    """An engine to which requests are submitted and which is stepped. It uses virtual time only."""
 
     def __init__(
         self, settings: SimSettings, tenants: Iterable[TenantShare], *, open_with: PolicyMaker = make_policy
@@ -98,7 +97,7 @@ class Simulation:
             rates=lambda: rates,
             limits=TierLimits(always_loads=settings.preemption_mode == "swap"),
         )
-        # A fair policy keeps these accounts itself.
+        # A fair policy counts the service of tenants itself.
         owner = None if self.policy.fair is not None else (lambda seq: self.book[seq].request.tenant)
         self.machine = CostMachine(settings.times, self.clock, noise=settings.noise, seed=settings.seed, owner=owner)
         self.mover = SimMover(self.machine, self.clock, has_host=settings.host_blocks > 0, rates=settings.rates)
@@ -129,7 +128,7 @@ class Simulation:
         return self.clock.now_s()
 
     def submit(self, request: SimRequest) -> SeqId:
-        """It reaches the engine now; it is as old as it says."""
+        """Submit a request to the engine now; its age counts from `request.at_s`. Return its sequence id."""
         self._count += 1
         seq = SeqId(self._count)
         share = self._share_by_tenant.get(request.tenant) or TenantShare(name=request.tenant)
@@ -147,9 +146,9 @@ class Simulation:
         return seq
 
     def step(self, until_s: float = float("inf")) -> bool:
-        """One step of the loop; where it has nothing to do, time passes until something lands, at most `until_s`.
+        """Make one step of the loop, or let time pass until a transfer lands, at most to `until_s`.
 
-        False when nothing is left to do before then. Errors: InvariantError when work is left that never moves.
+        Return False if there is nothing to do before `until_s`. Errors: InvariantError if the remaining work stalls.
         """
         if self.loop.step():
             self._stalled = 0
@@ -161,7 +160,7 @@ class Simulation:
         if self._stalled > _STALLED:
             raise InvariantError("simulation.stalled", sequences=len(self.book))
         now_s = self.now_s
-        # Ageing and patience are matters of time alone.
+        # Ageing and patience may change the plan with time alone.
         wake_s = now_s + _TICK_S if due_s is None else max(due_s, now_s) + 1e-9
         if wake_s > until_s:
             return False
@@ -169,12 +168,12 @@ class Simulation:
         return True
 
     def pass_time(self, until_s: float) -> None:
-        """Nothing happens until then."""
+        """Advance the clock to `until_s`."""
         self.clock.advance(max(0.0, until_s - self.now_s))
 
 
 def _rates(settings: SimSettings) -> Rates:
-    """What a calibration of such a machine would have said."""
+    """Return the rates that `tiercel calibrate` would measure on such a machine."""
     rates, costs = settings.rates, StepCosts(settings.times)
     speeds: dict[Route, float] = {}
     if settings.host_blocks:

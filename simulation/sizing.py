@@ -1,4 +1,4 @@
-"""What a device can do for long contexts, from shapes and rates alone: no measurement, no state.
+"""The capacity of a device for long contexts, computed from shapes and rates alone.
 
 Sources: "Challenges in Deploying Long-Context Transformers" (arXiv 2405.08944) for the five figures of a context;
 Mélange (arXiv 2404.14527) for load units. All figures are bounds of a device that is always busy at its rates: prefill
@@ -23,7 +23,7 @@ class DeviceProfile:
     memory_bytes: int
     flops_per_s: float  # multiplications and additions, of 16-bit numbers
     memory_bytes_per_s: float
-    link_bytes_per_s: float  # one way, to where KV lies that has no room here
+    link_bytes_per_s: float  # in one direction, to the memory that holds KV outside the device
     float32_flops_per_s: float | None = None
 
 
@@ -34,7 +34,7 @@ DEVICES: Final[Mapping[str, DeviceProfile]] = MappingProxyType(
             # dense peaks of the data sheets; links as copies of whole blocks reach them
             DeviceProfile("H200", 143_771 * MIB, 989e12, 4.8e12, 50e9, 67e12),
             DeviceProfile("A100-80G", 80 * GIB, 312e12, 2e12, 20e9, 19.5e12),
-            # two cores with AVX512-BF16, measured; the link is a disk of 2 GB/s, assumed
+            # two cores with AVX512-BF16, measured; the link is assumed to be a disk of 2 GB/s
             DeviceProfile("cpu", 24 * GIB, 1e12, 73e9, 2e9, 0.53e12),
         )
     }
@@ -43,10 +43,10 @@ DEVICES: Final[Mapping[str, DeviceProfile]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a model decides memory and time. A mixture of experts has fewer active parameters than parameters."""
+    """The sizes of a model that determine memory and time. A mixture of experts has fewer active parameters."""
 
     parameters: int
-    active_parameters: int  # that one token is multiplied with
+    active_parameters: int  # by which one token is multiplied
     layers: int
     kv_heads: int
     head_dim: int
@@ -55,54 +55,54 @@ class ModelShape:
 
     @property
     def weights_bytes(self) -> int:
-        """All weights."""
+        """Bytes of all weights."""
         return self.parameters * self.itemsize
 
     @property
     def kv_token_bytes(self) -> int:
-        """KV of one token: keys and values of all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return self.layers * self.kv_heads * self.head_dim * 2 * self.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One user's visit: a context is read once, then `turns` answers are read and thought about."""
+    """The session of one user: one prefill of a context, then `turns` answers with time to think after each."""
 
     context_tokens: int
     turns: int = 1
     answer_tokens: int = 250  # the paper's "one screen"
     think_s: float = 60.0  # after each answer
-    users: int | None = None  # at once; None = as many as have a seat
+    users: int | None = None  # at the same time; None: as many as memory holds contexts
 
 
 @dataclass(frozen=True, slots=True)
 class ContextFigures:
-    """The five figures of a context, and what they are made of."""
+    """The five figures of a context, and their parts."""
 
-    concurrency: int  # contexts that lie in memory at once
+    concurrency: int  # contexts that fit in memory at the same time
     prefill_s: float
     decode_s: float  # one answer, alone
     switch_s: float  # one context out and another in
     sessions_per_s: float  # at most
-    bound_by: BoundBy  # what would have to grow for more sessions
-    session_s: float  # one visit, thinking included
+    bound_by: BoundBy  # the resource that limits the sessions per second
+    session_s: float  # one session, with the time to think
     free_bytes: int  # for KV
-    longest_context_tokens: int  # one context that fills it
+    longest_context_tokens: int  # length of one context that fills it
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadBucket:
-    """Requests of like lengths in a histogram of a workload."""
+    """Requests of similar lengths: one bucket of a histogram of a workload."""
 
     input_tokens: int
     output_tokens: int
     share: float  # of the requests
-    requests_per_s: float | None = None  # measured with such requests alone; None = by formula
+    requests_per_s: float | None = None  # measured with such requests alone; None: computed
 
 
 @dataclass(frozen=True, slots=True)
 class BucketLoad:
-    """What a bucket costs: `load` is the part of the device that it takes at one request per second of the mix."""
+    """The load of a bucket: the part of the device that it uses at one request per second of the mix."""
 
     bucket: WorkloadBucket
     requests_per_s: float  # with such requests alone
@@ -110,50 +110,50 @@ class BucketLoad:
 
 
 def flops_per_s(model: ModelShape, device: DeviceProfile) -> float:
-    """The device's rate for the model's type; without one for float32 the other is taken."""
+    """Return the device's rate for the model's number type; the 16-bit rate if there is none for float32."""
     wide = device.float32_flops_per_s
     return device.flops_per_s if model.itemsize < 4 or wide is None else wide
 
 
 def critical_tokens(model: ModelShape, device: DeviceProfile) -> float:
-    """Tokens a step from which multiplying dense weights takes longer than reading them: FLOPS / bandwidth."""
+    """Return the tokens per step above which multiplying dense weights takes longer than reading them."""
     return flops_per_s(model, device) * model.itemsize / (2 * device.memory_bytes_per_s)
 
 
 def free_kv_bytes(model: ModelShape, device: DeviceProfile, reserve_bytes: int = 0) -> int:
-    """Memory that the weights and a reserve leave for KV; 0 when they leave none."""
+    """Return the memory that weights and reserve leave for KV, at least 0."""
     return max(0, device.memory_bytes - model.weights_bytes - reserve_bytes)
 
 
 def kv_bytes(model: ModelShape, tokens: float) -> float:
-    """KV(n) = n * layers * kv_heads * head_dim * 2 * itemsize."""
+    """Return the bytes of KV of n tokens: KV(n) = n * layers * kv_heads * head_dim * 2 * itemsize."""
     return tokens * model.kv_token_bytes
 
 
 def concurrency(model: ModelShape, device: DeviceProfile, tokens: int, reserve_bytes: int = 0) -> int:
-    """C(n) = floor((memory - weights - reserve) / KV(n)): contexts of `tokens` that lie in memory at once."""
+    """Return the contexts of n tokens that fit in memory: C(n) = floor((memory - weights - reserve) / KV(n))."""
     return free_kv_bytes(model, device, reserve_bytes) // (tokens * model.kv_token_bytes)
 
 
 def prefill_s(model: ModelShape, device: DeviceProfile, tokens: int) -> float:
-    """T_prefill(n) = n * (2 P + 2 L n d) / FLOPS: every weight once a token, and causal attention of width d."""
+    """Return T_prefill(n) = n * (2 P + 2 L n d) / FLOPS: all weights per token, and causal attention of width d."""
     operations = tokens * (2 * model.active_parameters + 2 * model.layers * tokens * model.attention_width)
     return operations / flops_per_s(model, device)
 
 
 def decode_s(model: ModelShape, device: DeviceProfile, tokens: float, answer_tokens: int, sequences: int = 1) -> float:
-    """T_decode(n, k) = k * (weights + B * KV(n)) / bandwidth: each step reads the weights once and B contexts."""
+    """Return T_decode(n, k) = k * (weights + B * KV(n)) / bandwidth: a step reads the weights and B contexts."""
     read = _weights_read(model, sequences) + sequences * kv_bytes(model, tokens)
     return answer_tokens * read / device.memory_bytes_per_s
 
 
 def switch_s(model: ModelShape, device: DeviceProfile, tokens: int) -> float:
-    """2 * KV(n) / link: one context goes out, another comes in."""
+    """Return the time to move one context out and another in: 2 * KV(n) / link."""
     return 2 * kv_bytes(model, tokens) / device.link_bytes_per_s
 
 
 def step_s(model: ModelShape, device: DeviceProfile, tokens: float, sequences: int) -> float:
-    """One decode step of B sequences: the longer of reading and multiplying the weights, then reading B contexts."""
+    """Return the time of a decode step of B sequences: reading or multiplying the weights, then reading B contexts."""
     weights_s = _weights_read(model, sequences) / device.memory_bytes_per_s
     multiply_s = 2 * model.active_parameters * sequences / flops_per_s(model, device)
     return max(weights_s, multiply_s) + sequences * kv_bytes(model, tokens) / device.memory_bytes_per_s
@@ -162,12 +162,12 @@ def step_s(model: ModelShape, device: DeviceProfile, tokens: float, sequences: i
 def context_figures(
     model: ModelShape, device: DeviceProfile, session: Session, reserve_bytes: int = 0
 ) -> ContextFigures:
-    """Concurrency, prefill, decode, context switch and session throughput of one context length.
+    """Return concurrency, prefill, decode, context switch and session throughput for one context length.
 
-    While all users have a seat, a session takes T_prefill + turns * (T_decode + think). With more users than seats a
-    user gives the seat away to think and every turn adds one switch. Sessions per second are the least of what users,
-    seats, computing and link allow. The device computes for one session at a time, but reads the weights for all who
-    decode.
+    A seat is memory for one context. While all users have a seat, a session takes T_prefill + turns * (T_decode +
+    think). With more users than seats a user gives up the seat while thinking, and every turn adds one switch.
+    Sessions per second are the minimum of what users, seats, computing and link allow. The device computes for one
+    session at a time, but reads the weights once for all sequences that decode.
     """
     n, turns = session.context_tokens, session.turns
     free = free_kv_bytes(model, device, reserve_bytes)
@@ -206,10 +206,10 @@ def context_figures(
 def bucket_requests_per_s(
     model: ModelShape, device: DeviceProfile, bucket: WorkloadBucket, max_sequences: int, reserve_bytes: int = 0
 ) -> float:
-    """Requests of one bucket per second of a device that serves nothing else; 0 when not even one fits.
+    """Return the requests per second of a device that serves one bucket alone; 0 if no request fits.
 
-    Sequences at once: what memory holds at the mean length, input + output / 2, and no more than `max_sequences`. The
-    prefill yields the first output token, each further one takes a step. No prefix hits.
+    The number of sequences is what memory holds at the mean length, input + output / 2, at most `max_sequences`. The
+    prefill yields the first output token, a step each further one. Without prefix hits.
     """
     if concurrency(model, device, bucket.input_tokens + bucket.output_tokens, reserve_bytes) == 0:
         return 0.0
@@ -227,9 +227,9 @@ def workload_loads(
     max_sequences: int,
     reserve_bytes: int = 0,
 ) -> tuple[BucketLoad, ...]:
-    """Each bucket's load, share / throughput, as Mélange counts it.
+    """Return the load of each bucket, share / throughput, as in Mélange. Shares are relative to their sum.
 
-    Every bucket must have room: see `bucket_requests_per_s`. Shares are taken relative to their sum.
+    A request of every bucket must fit, see `bucket_requests_per_s`.
     """
     total = sum(bucket.share for bucket in buckets)
     loads: list[BucketLoad] = []
@@ -242,10 +242,10 @@ def workload_loads(
 
 
 def admissible_rate(loads: Sequence[BucketLoad]) -> float:
-    """Requests per second of the mix that fill the device: the rate at which the loads sum to one."""
+    """Return the requests per second of the mix that fill the device: the rate at which the loads sum to 1."""
     return 1 / sum(part.load for part in loads)
 
 
 def _weights_read(model: ModelShape, sequences: int) -> int:
-    """Bytes of weights that a step of this many tokens reads, at most."""
+    """Return the bytes of weights that a step of this many tokens reads, at most."""
     return min(model.parameters, model.active_parameters * sequences) * model.itemsize

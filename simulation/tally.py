@@ -1,4 +1,4 @@
-"""What is written down while a simulation runs."""
+"""Counts that are taken while a simulation runs."""
 
 from array import array
 from collections import Counter
@@ -30,14 +30,14 @@ class TenantTally:
         self.refused = 0
         self.prompt_tokens = 0  # of finished requests
         self.cached_tokens = 0
-        self.output_tokens = 0  # said
+        self.output_tokens = 0  # generated
         self.queue_s = array("d")
         self.ttft_s = array("d")
         self.gaps = LogHistogram()  # between two tokens of a sequence, seconds
         self.preemptions: Counter[tuple[str, str]] = Counter()  # by reason and mode
-        self.swapped_tokens = 0  # that came back from DDR
+        self.swapped_tokens = 0  # restored from DDR
         self.recomputed_tokens = 0
-        self.starved_s = 0.0  # longest wait of any of its sequences without a slice
+        self.starved_s = 0.0  # longest time in which one of its sequences waited without a slice
 
 
 class _Live:
@@ -47,29 +47,29 @@ class _Live:
 
     def __init__(self, tally: TenantTally) -> None:
         self.tally = tally
-        self.delay_s = 0.0  # of its first token, between the engine and the client
-        self.last_s = -1.0  # its last token
+        self.delay_s = 0.0  # from the engine to the client, of its first token
+        self.last_s = -1.0  # time of its last token
 
 
 class SimTally:
-    """The loop's post: reports become counts of tenants."""
+    """The receiver of the loop's reports, which counts by tenant."""
 
     def __init__(self, shares: tuple[TenantShare, ...], clock: ManualClock) -> None:
         self.by_tenant: dict[TenantId, TenantTally] = {share.name: TenantTally(share) for share in shares}
         self.tokens = 0
-        self.first_s_by_seq: dict[SeqId, float] | None = None  # filled when somebody wants to know
-        self.http: HttpProcess | None = None  # None: the client has a token when the engine has it
-        self.listener: Callable[[Report], None] | None = None  # hears every report first
+        self.first_s_by_seq: dict[SeqId, float] | None = None  # set to a dict to record the TTFT of each request
+        self.http: HttpProcess | None = None  # None: the client has a token at once
+        self.listener: Callable[[Report], None] | None = None  # called with every report first
         self._live: dict[int, _Live] = {}
         self._clock = clock
 
     @property
     def finished(self) -> int:
-        """Requests that were answered in full."""
+        """Number of requests that were answered in full."""
         return sum(tally.finished for tally in self.by_tenant.values())
 
     def submit(self, seq: SeqId, tenant: TenantId) -> None:
-        """A request is about to reach the loop."""
+        """Count a request that is about to be submitted to the loop."""
         tally = self.by_tenant.get(tenant)
         if tally is None:
             tally = self.by_tenant[tenant] = TenantTally(TenantShare(name=tenant))
@@ -77,7 +77,7 @@ class SimTally:
         self._live[seq] = _Live(tally)
 
     def post(self, message: Report) -> None:
-        """One committed step."""
+        """Count the report of a committed step."""
         if self.listener is not None:
             self.listener(message)
         posted_s = now_s = self._clock.now_s()
@@ -98,7 +98,7 @@ class SimTally:
             if last_s < 0:
                 one.delay_s = now_s - posted_s
             else:
-                if last_s != known_s or http is not None:  # most have their tokens in the same steps
+                if last_s != known_s or http is not None:  # most sequences got their last tokens in the same step
                     known_s, bucket = last_s, bucket_of(now_s - last_s)
                 counts = tally.gaps.count_by_bucket
                 counts[bucket] = counts.get(bucket, 0) + 1
@@ -124,17 +124,17 @@ class SimTally:
 
 
 class WatchedPlanner(Planner):
-    """The planner, and what each plan does to whom."""
+    """The planner; it counts waits, preemptions and recomputed tokens of each plan."""
 
     def __init__(self, book: SequenceBook, limits: StepLimits, chooser: SwapChooser, tally: SimTally) -> None:
         super().__init__(book, limits, chooser)
         self._tally = tally
         self._sequences = book
-        self._lost: set[SeqId] = set()  # preempted, and not computed since
+        self._lost: set[SeqId] = set()  # preempted, and not yet computed again
         self.listener: Callable[[Plan], None] = lambda _: None  # called with every plan
 
     def plan(self, cache: CacheView, now_s: float = 0.0, order: tuple[SeqId, ...] | None = None) -> Plan:
-        """Plan a step and write down its switches."""
+        """Plan a step and count its admissions, preemptions and restores."""
         plan = super().plan(cache, now_s, order)
         if plan.admitted:
             self._note_admitted(plan, now_s)
@@ -174,7 +174,7 @@ class WatchedPlanner(Planner):
 
 
 def preemption_table(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Counts by reason, in them by mode."""
+    """Return the counts by reason and, for each reason, by mode."""
     table: dict[str, dict[str, int]] = {}
     for (reason, mode), count in sorted(counts.items()):
         table.setdefault(reason, {})[mode] = count

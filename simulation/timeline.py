@@ -1,28 +1,28 @@
-"""Who was served how much by when, sampled."""
+"""Samples over time of a simulation: service, waiting tenants, load of the engine."""
 
 from tiercel.ids import TenantId
 from tiercel.simulation.simulator import Simulation
 
-_SAMPLES = 360  # of a run that ends when its arrivals do
+_SAMPLES = 360  # of a run that ends with its last arrival
 
 
 class SimTimeline:
-    """Samples at even distances: service by tenant so far, who waits, how full the engine is."""
+    """Samples at equal distances in time."""
 
     def __init__(self, simulation: Simulation, span_s: float) -> None:
         self.every_s = max(span_s / _SAMPLES, 0.1)
         self.next_s = 0.0
         self.at_s: list[float] = []
-        self.served: list[dict[TenantId, float]] = []  # milliseconds; tokens where the policy charges nobody
-        self.waiting: list[dict[TenantId, float]] = []  # who waits, and since when
+        self.served: list[dict[TenantId, float]] = []  # by tenant so far, in milliseconds
+        self.waiting: list[dict[TenantId, float]] = []  # tenants that wait, and since when
         self.num_running: list[int] = []
         self.num_waiting: list[int] = []
-        self.tokens: list[int] = []  # said so far
+        self.tokens: list[int] = []  # generated so far
         self.blocks_used: list[int] = []
         self._simulation = simulation
 
     def sample(self) -> None:
-        """Look now. Cost: O(tenants)."""
+        """Take a sample now. Cost: O(tenants)."""
         simulation = self._simulation
         self.at_s.append(simulation.now_s)
         self.next_s = simulation.now_s + self.every_s
@@ -43,7 +43,7 @@ class SimTimeline:
         queue = self._simulation.policy.queue
         if self._simulation.policy.fair is not None:
             return queue.since_by_tenant()
-        since: dict[TenantId, float] = {}  # other orders know no tenants
+        since: dict[TenantId, float] = {}  # other policies have no tenants
         for seq, sequence in self._simulation.book.waiting.items():
             tenant, since_s = sequence.request.tenant, queue[seq].since_s
             since[tenant] = min(since.get(tenant, since_s), since_s)

@@ -1,4 +1,4 @@
-"""What is asked in a simulation: when, by whom, and which prompts begin alike. No words, only lengths."""
+"""The workload of a simulation: times, tenants and lengths of requests, and the prefixes that they share."""
 
 import random
 from array import array
@@ -13,7 +13,7 @@ from tiercel.tenant import TenantShare
 
 
 class PromptPart(Struct, frozen=True, gc=False):
-    """A stretch of a prompt. Equal sources say the same; no two sources share a block."""
+    """A part of a prompt. Equal sources have equal tokens; different sources share no block."""
 
     source: int
     tokens: int
@@ -25,30 +25,30 @@ class SimRequest(Struct, frozen=True, gc=False):
     at_s: float
     tenant: TenantId
     prompt: tuple[PromptPart, ...]
-    outputs: int  # tokens it says
+    outputs: int  # output tokens
 
     @property
     def num_prompt(self) -> int:
-        """Tokens."""
+        """Tokens of the prompt."""
         return sum(part.tokens for part in self.prompt)
 
 
 class Workload(Struct, frozen=True):
-    """Everything that is asked in a run, in order of time."""
+    """The tenants and requests of a run, the requests in order of time."""
 
     tenants: tuple[TenantShare, ...]
     requests: tuple[SimRequest, ...]
 
 
 class Lengths(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long prompts and answers are."""
+    """Lengths of prompts and answers, in tokens."""
 
-    input_len: int = 512  # mean tokens, without the shared prefix
+    input_len: int = 512  # mean, without the shared prefix
     output_len: int = 128
-    sigma: float = 0.0  # of a log-normal around the mean; 0: `range_ratio` alone
-    range_ratio: float = 0.0  # evenly by this fraction to both sides
-    prefix_len: int = 0  # tokens that prompts of a tenant, or of its group, share
-    num_prefixes: int = 1  # so many different ones
+    sigma: float = 0.0  # of a log-normal distribution; 0: `range_ratio` alone
+    range_ratio: float = 0.0  # lengths vary uniformly by up to this fraction, up and down
+    prefix_len: int = 0  # tokens that the prompts of a tenant, or of its group, share
+    num_prefixes: int = 1  # number of distinct shared prefixes
 
     def __post_init__(self) -> None:
         if min(self.input_len, self.output_len, self.num_prefixes) < 1 or self.prefix_len < 0 or self.sigma < 0:
@@ -58,19 +58,19 @@ class Lengths(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Sources:
-    """Numbers for what prompts are made of. Source 0 is nobody's."""
+    """Numbers of the sources that prompts consist of. Source 0 is never given out."""
 
     def __init__(self) -> None:
         self._next = 0
         self._by_name: dict[str, int] = {}
 
     def new(self) -> int:
-        """A text that nothing else begins with."""
+        """Return a new source."""
         self._next += 1
         return self._next
 
     def named(self, name: str) -> int:
-        """The text of this name."""
+        """Return the source of a name."""
         source = self._by_name.get(name)
         if source is None:
             source = self._by_name[name] = self.new()
@@ -80,7 +80,7 @@ class Sources:
 def draw_requests(
     share: TenantShare, times_s: Sequence[float], lengths: Lengths, rng: random.Random, sources: Sources
 ) -> list[SimRequest]:
-    """A tenant's requests at these times."""
+    """Return requests of a tenant at these times."""
     owner = f"group {share.group}" if share.group else f"tenant {share.name}"
     requests: list[SimRequest] = []
     for at_s in times_s:
@@ -96,19 +96,19 @@ def draw_requests(
 def deal_to_tenants(
     requests: Sequence[SimRequest], tenants: Sequence[TenantShare], skew: float, rng: random.Random
 ) -> list[SimRequest]:
-    """Requests of a trace that names no tenants, dealt out: the n-th tenant gets a part in proportion to n ** -skew."""
+    """Assign the requests of a trace without tenants: tenant n gets a part in proportion to n ** -skew."""
     totals = list(accumulate((number + 1) ** -skew for number in range(len(tenants))))
     names = [share.name for share in tenants]
     return [replace(request, tenant=rng.choices(names, cum_weights=totals)[0]) for request in requests]
 
 
 def ordered_workload(tenants: Sequence[TenantShare], requests: Sequence[SimRequest]) -> Workload:
-    """Everything of a run; asks of one moment stay in the order in which they were drawn."""
+    """Return a workload. Requests with equal times keep their order."""
     return Workload(tuple(tenants), tuple(sorted(requests, key=lambda request: request.at_s)))
 
 
 def prompt_bytes(parts: Sequence[PromptPart]) -> bytes:
-    """Raw uint32 tokens. Every pair of tokens names its source, so that each block tells them apart."""
+    """Return a prompt as raw uint32 tokens. Each pair of tokens encodes its source, so that blocks differ."""
     pieces: list[bytes] = []
     for part in parts:
         pair = array("I", (part.source & 0xFFFFFFFF, part.source >> 32)).tobytes()

@@ -1,4 +1,4 @@
-"""The few kinds of charts that a report is made of. They know nothing of load tests: numbers and words go in."""
+"""The kinds of charts in a report, independent of load tests: their inputs are numbers and words."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ Show = Callable[[float], str]
 _ROW_PT = 72
 _AXIS_PT = 34
 _PERCENTS = (1, 10, 25, 50, 75, 90, 99)
-_LOG_FROM = 20.0  # a spread of more than this is drawn on a logarithmic scale
+_LOG_FROM = 20.0  # a ratio of highest to lowest value from which the scale is logarithmic
 _NEAR = 0.09  # labels closer than this share of the axis are moved apart
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """A distribution: its 0th to 100th percentile."""
+    """A distribution by its percentiles 0 to 100."""
 
     label: str
     values: Sequence[float]
@@ -31,7 +31,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over time. None: not known then."""
+    """Values over time. None: unknown at that time."""
 
     at_s: Sequence[float]
     values: Sequence[float | None]
@@ -46,12 +46,12 @@ class ChartRow:
 
     title: str
     curves: Sequence[Curve]
-    top: float | None = None  # where the scale ends; None: at the data
+    top: float | None = None  # end of the scale; None: the largest value
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One line of a range chart."""
+    """One line of a range chart, with an optional goal."""
 
     label: str
     low: float
@@ -60,7 +60,7 @@ class Span:
 
 
 def quantile_chart(lines: Sequence[Quantiles], show: Show) -> "Figure":
-    """How large each percentile is: the body in the middle, the tail stretched to the right."""
+    """Draw distributions by percentile on a logit scale, which stretches the tails."""
     figure = new_figure()
     axes = figure.subplots()
     percents = range(1, 100)
@@ -82,7 +82,7 @@ def quantile_chart(lines: Sequence[Quantiles], show: Show) -> "Figure":
 
 
 def rows_chart(rows: Sequence[ChartRow], show: Show, time_label: str = "seconds since the run began") -> "Figure":
-    """Rows of curves above each other over one time scale, each named above its left end."""
+    """Draw rows of curves above each other over one time scale, each with its title above its left end."""
     single = len(rows) == 1
     figure = new_figure(HEIGHT_PT if single else _ROW_PT * len(rows) + _AXIS_PT)
     all_axes = rows_of(figure, len(rows))
@@ -96,7 +96,7 @@ def rows_chart(rows: Sequence[ChartRow], show: Show, time_label: str = "seconds 
 
 
 def range_chart(spans: Sequence[Span], show: Show) -> "Figure":
-    """A line for each name from its median to its 99th percentile; a goal is a tick across the line."""
+    """Draw a line for each span from low to high; a goal is a tick across the line."""
     figure = new_figure(30 * len(spans) + 58)
     axes = figure.subplots()
     axes.grid(visible=False)
@@ -113,13 +113,13 @@ def range_chart(spans: Sequence[Span], show: Show) -> "Figure":
     axes.set_yticks(range(len(spans)), [span.label for span in spans], color=INK)
     axes.set_ylim(len(spans) - 0.4, -0.6)
     left, right = axes.get_xlim()
-    room = right * (right / left) ** 0.16 if axes.get_xscale() == "log" else right + 0.16 * (right - left)
-    axes.set_xlim(left, room)
+    end = right * (right / left) ** 0.16 if axes.get_xscale() == "log" else right + 0.16 * (right - left)
+    axes.set_xlim(left, end)
     return figure
 
 
 def rate_chart(offered: Sequence[float], achieved: Sequence[float], knee: float | None, show: Show) -> "Figure":
-    """What came out of what was offered, with the line where all of it would have been good."""
+    """Draw the achieved over the offered rate, with the line at which both are equal and the knee."""
     figure = new_figure()
     axes = figure.subplots()
     points = sorted(zip(offered, achieved, strict=True))
@@ -139,7 +139,7 @@ def rate_chart(offered: Sequence[float], achieved: Sequence[float], knee: float 
 
 
 def latency_chart(offered: Sequence[float], high: Sequence[float], low: Sequence[float], show: Show) -> "Figure":
-    """How the 99th percentile and the median of a latency rise with the load."""
+    """Draw the 99th percentile and the median of a latency over the offered rate."""
     figure = new_figure()
     axes = figure.subplots()
     _scale(axes, min(low), max(high), show)
@@ -188,7 +188,7 @@ def _logit(percent: float) -> float:
 
 
 def _scale(axes: "Axes", low: float, high: float, show: Show, *, is_vertical: bool = True) -> None:
-    """A linear scale from zero, or a logarithmic one for a wide spread, with words at its ticks."""
+    """Set a linear scale from zero, or a logarithmic one for a wide range, with formatted ticks."""
     # lazy: heavy, and an extra
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
@@ -225,7 +225,7 @@ def _note(
 
 
 def _end_labels(axes: "Axes", ends: Sequence[tuple[float, str, str]], x: float) -> None:
-    """Names of curves at the right end, each at its last value, moved apart where they would touch."""
+    """Draw the names of curves at their last values, moved apart where they would touch."""
     to_share = axes.transScale + axes.transLimits
     placed: list[tuple[float, str, str]] = []
     for value, text, colour in sorted(ends):

@@ -1,6 +1,6 @@
-"""Pictures without a screen: one quiet style, and each picture as PNG and as SVG that follows the page's colours.
+"""Charts drawn without a screen in one style, each as PNG and as SVG that follows the colours of the page.
 
-matplotlib is loaded when the first picture is drawn; its global settings are as they were afterwards.
+matplotlib is loaded when the first chart is drawn; its global settings are restored afterwards.
 """
 
 import io
@@ -26,7 +26,7 @@ ACCENT = "#b9420e"
 WIDTH_PT = 390
 HEIGHT_PT = 222
 
-# The colours of a drawing by the name that the page gives them. Every other colour is an error of ours.
+# The colours of a drawing and the variables of the page that replace them; a drawing must have no other colour.
 VARIABLES = {INK: "--ink", MUTED: "--muted", SOFT: "--soft", FAINT: "--faint", ACCENT: "--accent"}
 
 _STYLE: "dict[RcKeyType, object]" = {
@@ -62,9 +62,9 @@ _STYLE: "dict[RcKeyType, object]" = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One drawing in both formats. `alt` says what it shows to those who cannot see it."""
+    """One drawing in both formats. `alt` describes it in words."""
 
-    name: str  # of its PNG file, without the ending
+    name: str  # name of its PNG file, without the ending
     title: str
     caption: str
     alt: str
@@ -73,25 +73,25 @@ class Chart:
 
 
 def check_drawing() -> None:
-    """Errors: ConfigError where matplotlib is not installed."""
+    """Check that charts can be drawn. Errors: ConfigError if matplotlib is not installed."""
     with drawing_style():
         pass
 
 
 @contextmanager
 def drawing_style() -> Iterator[None]:
-    """Our style while a picture is made. Errors: ConfigError where matplotlib is not installed."""
+    """Set the style within the `with`. Errors: ConfigError if matplotlib is not installed."""
     try:
         # lazy: heavy, and an extra
         import matplotlib
     except ImportError as exc:
-        raise ConfigError("bench.matplotlib", "pictures need matplotlib: pip install 'tiercel[bench]'") from exc
+        raise ConfigError("bench.matplotlib", "charts need matplotlib: pip install 'tiercel[bench]'") from exc
     with matplotlib.rc_context(_STYLE):
         yield
 
 
 def new_figure(height_pt: float = HEIGHT_PT, width_pt: float = WIDTH_PT) -> "Figure":
-    """An empty figure that belongs to nobody's screen. Call within `drawing_style`."""
+    """Return an empty figure. Call within `drawing_style`."""
     # lazy: heavy, and an extra
     from matplotlib.figure import Figure
 
@@ -99,13 +99,13 @@ def new_figure(height_pt: float = HEIGHT_PT, width_pt: float = WIDTH_PT) -> "Fig
 
 
 def rows_of(figure: "Figure", count: int) -> "list[Axes]":
-    """`count` axes above each other with one time scale."""
+    """Return `count` axes above each other with one time scale."""
     grid = figure.subplots(count, 1, sharex=True, squeeze=False)
     return [grid[row][0] for row in range(count)]
 
 
 def finish(figure: "Figure", name: str, title: str, caption: str, alt: str) -> Chart:
-    """The figure as a `Chart`. Call within `drawing_style`."""
+    """Return the figure as a `Chart`. Call within `drawing_style`."""
     # lazy: heavy, and an extra
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -122,7 +122,7 @@ def finish(figure: "Figure", name: str, title: str, caption: str, alt: str) -> C
 
 
 def _inline(svg: str, name: str) -> str:
-    """The bare <svg> element: colours and font of the page, ids that no other picture has, as wide as its column."""
+    """Return the bare <svg> element, with the colours and font of the page and with ids that start with `name`."""
     body = svg[svg.index("<svg") :].strip()
     body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\sid="([^"]+)"', rf' id="{name}-\1"', body)

@@ -1,4 +1,4 @@
-"""The pictures of a run. What a run has nothing to show for is not drawn."""
+"""The charts of a run. A chart without data is left out."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,12 +20,12 @@ from tiercel.loadtest.report.wording import LATENCY_NAMES, show_bytes_per_s, sho
 from tiercel.loadtest.results.record import RunResult, Sample, TenantResult, Timeline
 
 TENANTS_DRAWN = 8
-_WINDOWS = 60  # of a share over time: more would be noise
-_STEPS = 240  # of a timeline: more cannot be told apart
-_SAME = 1.02  # due-time latencies closer than this to the others are not drawn
+_WINDOWS = 60  # of a share over time; shorter windows would be noisy
+_STEPS = 240  # of a timeline; more cannot be told apart
+_SAME = 1.02  # latencies from the due time are drawn if they are larger by more than this factor
 _PREFIX_HITS = "Share of the prompt tokens looked up that the cache held."
-_PREEMPTIONS = "Running sequences set aside for others."
-_SERVICE = "Each tenant's part of the seconds of service. Grey: what weights give to those who have work."
+_PREEMPTIONS = "Running sequences that were preempted."
+_SERVICE = "Each tenant's share of the seconds of service. Grey: the fair share among the tenants that have work."
 _CAPTIONS = {
     "ttft": "From sending a request to its first token.",
     "tpot": "Mean time between the tokens of a request, its first token left out.",
@@ -35,7 +35,7 @@ _CAPTIONS = {
 
 
 def latency_charts(result: RunResult) -> Iterator[Chart]:
-    """The distribution of each latency; from the due time too where that tells something else."""
+    """Yield the distribution of each latency, also from the due time if that differs."""
     for latency, title in LATENCY_NAMES.items():
         caption = _CAPTIONS[latency]
         values = result.quantiles.get(latency, [])
@@ -57,7 +57,7 @@ def latency_charts(result: RunResult) -> Iterator[Chart]:
 
 
 def timeline_charts(result: RunResult) -> Iterator[Chart]:
-    """Throughput and the requests under way, as the client saw them."""
+    """Yield throughput and requests in flight, as the client saw them."""
     line = result.timeline
     if not line.output_tokens:
         return
@@ -89,7 +89,7 @@ def timeline_charts(result: RunResult) -> Iterator[Chart]:
 
 
 def tenant_charts(result: RunResult) -> Iterator[Chart]:
-    """Each tenant's service against its fair share, and its time to first token. Nothing for a single tenant."""
+    """Yield each tenant's service against its fair share, and its time to first token, for two tenants or more."""
     if len(result.tenants) < 2:
         return
     drawn = sorted(result.tenants, key=lambda tenant: -tenant.service_tokens)[:TENANTS_DRAWN]
@@ -102,7 +102,7 @@ def tenant_charts(result: RunResult) -> Iterator[Chart]:
         )
         yield finish(
             rows_chart(rows, show_percent), "service-share", "Service against fair share",
-            f"Share of the tokens served in each window. Grey: what weights give to those who have work.{more}",
+            f"Share of the tokens served in each window. Grey: the fair share among the tenants that have work.{more}",
             f"Service of each tenant over time against its fair share. While all had work: {shares}.",
         )  # fmt: skip
     spans = [
@@ -122,9 +122,9 @@ def tenant_charts(result: RunResult) -> Iterator[Chart]:
 
 
 def server_charts(result: RunResult) -> tuple[list[Chart], list[str]]:
-    """What /metrics told over time, and in words what it did not tell."""
+    """Return the charts of /metrics over time, and sentences about the metrics that are missing or always zero."""
     if len(result.samples) < 2:
-        return [], ["The server's /metrics were not read: there are no pictures of its queue, tiers and transfers."]
+        return [], ["The server's /metrics were not read: there are no charts of its queue, tiers and transfers."]
     samples = result.samples[:: -(-len(result.samples) // _STEPS)]
     charts: list[Chart] = []
     missing: list[str] = []
@@ -188,7 +188,7 @@ def _curve(reading: History, label: str, *, is_main: bool = True) -> Curve:
 
 
 def _share_row(tenant: TenantResult, everyone: Sequence[TenantResult]) -> ChartRow:
-    """A tenant's share of the service in each window, and the share its weight gives among those with work."""
+    """Return a tenant's share of the service in each window, and its fair share among the tenants with work."""
     line = tenant.timeline
     width = max(1, -(-len(tenant.service) // _WINDOWS))
     starts = range(0, len(tenant.service), width)
@@ -208,7 +208,7 @@ def _share_row(tenant: TenantResult, everyone: Sequence[TenantResult]) -> ChartR
 
 
 def _thinned(line: Timeline) -> Timeline:
-    """The same with few enough steps to be told apart: counts are added up, levels keep their highest."""
+    """Return the timeline with at most `_STEPS` steps: counts are added up, levels keep their highest value."""
     width = -(-len(line.output_tokens) // _STEPS)
     if width == 1:
         return line
@@ -236,5 +236,5 @@ def _ends(line: Timeline) -> list[float]:
 
 
 def _held(values: Sequence[float | None]) -> list[float | None]:
-    """The last value once more, so that its step is drawn as wide as the others."""
+    """Repeat the last value, so that its step is drawn as wide as the others."""
     return [*values, *values[-1:]]

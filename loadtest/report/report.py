@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else, and every picture of it as a PNG beside it."""
+"""The report of a run: one self-contained HTML file, and each of its charts as a PNG file."""
 
 import shlex
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ _PERCENTS = (50, 90, 95, 99, 100)
 
 
 def write_report(result: RunResult, folder: Path) -> Path:
-    """Draw a result into `folder` and return the page's path.
+    """Write the report of a result into `folder` and return the path of the page.
 
-    Effects: writes report.html and the PNGs; makes the folder.
+    Effects: writes report.html and PNG files; creates the folder.
     Errors: ConfigError when matplotlib is missing or the folder cannot be written.
     """
     latency, timeline = list(latency_charts(result)), list(timeline_charts(result))
@@ -95,6 +95,7 @@ def _key_figures(result: RunResult) -> Iterator[KeyFigure]:
 
 
 def goal_words(goals: Goals) -> str:
+    """Return the goals as text."""
     given = (("TTFT", goals.ttft), ("TPOT", goals.tpot), ("E2E", goals.e2el))
     words = [f"{name} {show_ms(limit)}" for name, limit in given if limit is not None]
     return f"within {', '.join(words)}" if words else "within the tenants' goals"
@@ -114,7 +115,7 @@ def _latency_table(result: RunResult) -> Table:
         if len(values) == 101:
             mean = result.figures.get(f"mean_{metric}_ms")
             rows.append([name, show_ms(mean), *(show_ms(values[percent]) for percent in _PERCENTS)])
-    return Table(["", "Mean", "Median", "p90", "p95", "p99", "Slowest"], rows, "All requests that went well")
+    return Table(["", "Mean", "Median", "p90", "p95", "p99", "Slowest"], rows, "All requests without an error")
 
 
 def _fairness(result: RunResult) -> str:

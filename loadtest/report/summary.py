@@ -1,4 +1,4 @@
-"""The report of a run as text: the rows that load-test users know, then what is ours."""
+"""The report of a run as text: the rows that other load tests print, too, then tenants, counters and client."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,7 +19,7 @@ _TITLES = {
 
 
 def summary(result: RunResult, metrics: str, ranks: Sequence[float]) -> str:
-    """The whole report. `metrics` and `ranks` as in --percentile-metrics and --metric-percentiles."""
+    """Return the report. `metrics` is the value of --percentile-metrics, `ranks` of --metric-percentiles."""
     wanted = [name.strip() for name in metrics.split(",") if name.strip() in _TITLES]
     if any(tenant.is_timed for tenant in result.tenants):
         wanted += [f"{name}_due" for name in ("ttft", "e2el") if name in wanted]
@@ -107,7 +107,7 @@ def _isolation(isolation: list[Isolation]) -> Iterator[str]:
 
 
 def _counters(counters: Mapping[str, Counter]) -> Iterator[str]:
-    """What the server counted over the run."""
+    """Yield the growth of the server's counters over the run."""
     if shown := reported(counters):
         yield _title("Server counters, over the run", "-")
         for series, counter in shown.items():

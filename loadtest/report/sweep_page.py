@@ -1,4 +1,4 @@
-"""A sweep of the request rate: what is run at each rate, and the page that shows where the knee is."""
+"""The page of a sweep of the request rate, which shows the knee."""
 
 import shlex
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ COLUMNS = ("Offered /s", "Good", "Good /s", "Output tok/s", "TTFT median", "TTFT
 
 
 def point_cells(point: Point) -> list[str]:
-    """One row under COLUMNS."""
+    """Return the cells of a point under COLUMNS."""
     names = ("median_ttft_ms", "p99_ttft_ms", "p99_tpot_ms", "p99_e2el_ms")
     numbers = (point.goodput, point.output_throughput)
     return [
@@ -30,12 +30,12 @@ def point_cells(point: Point) -> list[str]:
 
 
 def verdict(sweep: Sweep) -> str:
-    """What the sweep found, in one line."""
+    """Return the conclusion of a sweep in one line."""
     share = show_percent(sweep.plan.wanted_share)
     if sweep.knee is None:
         return f"At no rate did {share} of the requests keep their goals."
     at_end = sweep.knee.rate >= max(point.rate for point in sweep.points)
-    more = " It was not reached: the server may take more." if at_end else ""
+    more = " It may be higher: the sweep ended at this rate." if at_end else ""
     return (
         f"The knee is at {show_number(sweep.knee.rate)} requests/s: up to there {share} or more keep their goals."
         f"{more} "
@@ -44,9 +44,9 @@ def verdict(sweep: Sweep) -> str:
 
 
 def write_sweep(sweep: Sweep, facts: RunResult, folder: Path) -> Path:
-    """Write the points as JSON and draw the page. `facts`: any run of the sweep.
+    """Write the points as JSON, then the page. `facts` is any run of the sweep.
 
-    Errors: ConfigError when the folder cannot be written; without matplotlib, after the points were written.
+    Errors: ConfigError if the folder cannot be written, or without matplotlib, after the points have been written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

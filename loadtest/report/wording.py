@@ -1,4 +1,4 @@
-"""Numbers as people read them in reports: few digits, the unit beside them."""
+"""Numbers formatted for reports: few digits, with units."""
 
 NONE = "\N{EN DASH}"
 LATENCY_NAMES = {
@@ -11,7 +11,7 @@ _THIN = "\N{NARROW NO-BREAK SPACE}"
 
 
 def show_ms(value: float | None) -> str:
-    """`0.8 ms`, `142 ms`, `3.2 s`, `4.5 min`."""
+    """Format milliseconds: `0.8 ms`, `142 ms`, `3.2 s`, `4.5 min`."""
     if value is None:
         return NONE
     if value < 1000:
@@ -20,22 +20,22 @@ def show_ms(value: float | None) -> str:
 
 
 def show_s(value: float | None) -> str:
-    """Seconds, by the same rule."""
+    """Format seconds as `show_ms` does."""
     return NONE if value is None else show_ms(value * 1000)
 
 
 def show_number(value: float | None) -> str:
-    """`0.42`, `7.5`, `812`, `12,400`."""
+    """Format a number: `0.42`, `7.5`, `812`, `12,400`."""
     return NONE if value is None else _digits(value)
 
 
 def show_percent(share: float | None) -> str:
-    """A share of one: `0.4 %`, `37 %`."""
+    """Format a share from 0 to 1: `0.4 %`, `37 %`."""
     return NONE if share is None else f"{_digits(share * 100)}{_THIN}%"
 
 
 def show_bytes_per_s(rate: float) -> str:
-    """`0`, `640 B/s`, `1.2 GB/s`."""
+    """Format a rate: `0`, `640 B/s`, `1.2 GB/s`."""
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if rate >= size:
             return f"{_digits(rate / size)}{_THIN}{unit}"
@@ -43,14 +43,14 @@ def show_bytes_per_s(rate: float) -> str:
 
 
 def show_factor(ratio: float) -> str:
-    """`0.92`, `1.30`, `12`, as a factor."""
+    """Format a factor: `× 0.92`, `× 12`."""
     return (
         f"\N{MULTIPLICATION SIGN}{_THIN}{ratio:.2f}" if ratio < 9.995 else f"\N{MULTIPLICATION SIGN}{_THIN}{ratio:.0f}"
     )
 
 
 def figure_words(figure: str) -> str:
-    """`p99_ttft_ms` as `p99 TTFT`, `mean_e2el_due_ms` as `mean E2EL from due`."""
+    """Return the name of a figure for people: `p99 TTFT` for `p99_ttft_ms`."""
     statistic, _, metric = figure.removesuffix("_ms").partition("_")
     name = metric.removesuffix("_due").upper() if metric != "client_queue_time" else "client queue"
     return f"{statistic} {name}{' from due' if metric.endswith('_due') else ''}"

@@ -1,4 +1,4 @@
-"""Two runs side by side: ratios with their spread, and which of the differences chance alone would explain."""
+"""Two runs side by side: ratios with confidence intervals, and whether a difference may be due to chance."""
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
@@ -23,14 +23,14 @@ from tiercel.loadtest.results.record import RequestRecord, RunResult, Timeline
 ROUNDS = 2000
 _METRICS = ("ttft", "ttft_due", "tpot", "e2el")
 _PERCENTS = (50, 90, 99)
-_BLOCKS = 20  # of equal time: rates of neighbouring seconds are not independent, those of blocks nearly are
+_BLOCKS = 20  # of equal time; the rates of neighbouring seconds depend on each other, those of blocks hardly do
 _LEAST_STEPS = 2 * _BLOCKS
-_LEAST_BEYOND = 5  # samples above a percentile, for its spread to mean anything
+_LEAST_BEYOND = 5  # samples above a percentile, for an interval of it
 _LEAST_SAMPLES = 10
 
 
 class ComparisonVerdict(Enum):
-    """What may be said of a difference."""
+    """The conclusion about a difference. TIE: the interval of the ratio holds 1. UNKNOWN: there is no interval."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -39,32 +39,32 @@ class ComparisonVerdict(Enum):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """One figure of both runs. Ratio: second over first."""
+    """One figure of both runs. The ratio is second / first."""
 
     figure: str
-    tenant: str = ""  # whose; empty: all requests
+    tenant: str = ""  # empty: all requests
     first: float
     second: float
-    ratio: float | None  # None: the first is zero
-    spread: ConfidenceInterval | None  # of the ratio; None: it cannot be told
+    ratio: float | None  # None if the first is zero
+    spread: ConfidenceInterval | None  # of the ratio; None if it cannot be computed
     verdict: ComparisonVerdict
-    reason: str = ""  # why it is unknown
+    reason: str = ""  # why the verdict is UNKNOWN
 
 
 class _View(Struct, frozen=True):
-    """A run, or one tenant's part of it, as far as it is compared."""
+    """The compared parts of a run or of one tenant."""
 
     quantiles: dict[str, list[float]]
     timeline: Timeline
-    records: list[RequestRecord]  # those that went well; empty where the result keeps no requests
+    records: list[RequestRecord]  # requests without an error; empty if the result was saved without requests
 
 
 class _Side(Struct, frozen=True):
-    """A figure of one run: its value, and what draws it anew."""
+    """A figure of one run: its value, and a sampler of it."""
 
     value: float
     sampler: Sampler | None
-    reason: str = ""  # why nothing can be drawn
+    reason: str = ""  # why there is no sampler
 
 
 _NOT_KEPT = "saved without --save-detailed"
@@ -72,7 +72,7 @@ _TOO_FEW = "too few samples"
 
 
 def compare(first: RunResult, second: RunResult, *, seed: int = 0, rounds: int = ROUNDS) -> list[Difference]:
-    """Every figure that both runs have, then the latencies of each tenant that both have.
+    """Return every figure that both runs have, then the latencies of each tenant that both have.
 
     Cost: a few seconds for ten thousand requests.
     """
@@ -97,12 +97,12 @@ def compare(first: RunResult, second: RunResult, *, seed: int = 0, rounds: int =
 
 
 def encode_comparison(differences: Sequence[Difference], unlike: dict[str, tuple[str, str]]) -> bytes:
-    """The comparison as JSON text."""
+    """Return the comparison as JSON text."""
     return msgspec.json.format(msgspec.json.encode({"differing": unlike, "figures": differences}), indent=2)
 
 
 def differing_settings(first: RunResult, second: RunResult) -> dict[str, tuple[str, str]]:
-    """What was not the same in both runs and may explain a difference."""
+    """Return the settings that differ between the runs and may explain a difference, with both values."""
     named: dict[str, Callable[[RunResult], object]] = {
         "model": lambda run: run.model_id,
         "dataset": lambda run: run.dataset,
@@ -128,14 +128,14 @@ def _of_tenant(run: RunResult, name: str) -> _View:
 
 
 def _rates(first: _View, second: _View, rng: np.random.Generator, rounds: int) -> Iterator[Difference]:
-    """Rates over the run; their spread is that of the mean of equal blocks of time."""
+    """Compare rates over the run, each as the mean over equal blocks of time."""
     for figure, read in (("output tokens/s", _tokens), ("requests/s", _finished)):
         sides = [_rate(read(view.timeline), view.timeline.step_s, rng) for view in (first, second)]
         yield _difference(figure, sides[0], sides[1], rounds, is_more_better=True)
 
 
 def _good(first: RunResult, second: RunResult, rng: np.random.Generator, rounds: int) -> Iterator[Difference]:
-    """The share of the requests that kept all goals, where both runs have goals."""
+    """Compare the share of the requests that kept all goals, if both runs have goals."""
     if first.request_goodput is None or second.request_goodput is None:
         return
     sides: list[_Side] = []
@@ -194,7 +194,7 @@ def _quantile(value: float, values: Sequence[float], percent: float, rng: np.ran
 
 
 def _gaps(first: _View, second: _View, rng: np.random.Generator, rounds: int) -> Iterator[Difference]:
-    """Gaps between chunks. Requests are drawn, each with all its gaps."""
+    """Compare the gaps between chunks; whole requests are drawn, each with all its gaps."""
     if not (_has(first, "itl") and _has(second, "itl")):
         return
     groups = [[gaps for record in view.records if (gaps := gaps_s(record))] for view in (first, second)]

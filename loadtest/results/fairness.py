@@ -1,23 +1,23 @@
-"""How evenly a server's work went to its tenants, as seen from outside."""
+"""How evenly a server divides its work among the tenants, as the client sees it."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from tiercel.loadtest.results.record import Fairness, RequestRecord
-from tiercel.loadtest.results.service import Interval, both, busy, largest_gap_s, length_s, service_pieces
+from tiercel.loadtest.results.service_tokens import Interval, both, busy, largest_gap_s, length_s, service_pieces
 
 RecordsByTenant = Mapping[str, Sequence[RequestRecord]]
 
 
 def jain_index(values: Sequence[float]) -> float:
-    """1: all equal; 1/n: one has everything. Of nothing at all: 1."""
+    """Return Jain's fairness index: 1 if all values are equal, 1/n if one has everything, 1 if all are zero."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
 def contended(records_by_tenant: RecordsByTenant) -> list[Interval]:
-    """When every tenant had work."""
+    """Return the intervals in which every tenant had work."""
     first, *others = [busy(records) for records in records_by_tenant.values()]
     for other in others:
         first = both(first, other)
@@ -25,7 +25,7 @@ def contended(records_by_tenant: RecordsByTenant) -> list[Interval]:
 
 
 def service_within(records: Sequence[RequestRecord], intervals: Sequence[Interval]) -> float:
-    """Service tokens that arrived inside the intervals."""
+    """Return the service tokens that arrived inside the intervals."""
     ends = [end_s for _, end_s in intervals]
     total = 0.0
     for record in records:
@@ -37,7 +37,7 @@ def service_within(records: Sequence[RequestRecord], intervals: Sequence[Interva
 
 
 def fairness(records_by_tenant: RecordsByTenant, weights: Mapping[str, float]) -> Fairness:
-    """The indices of one run of two tenants or more."""
+    """Return the fairness figures of a run of at least two tenants."""
     shared = contended(records_by_tenant)
     whole = [(float("-inf"), float("inf"))]
     gaps = {name: largest_gap_s(records) for name, records in records_by_tenant.items()}
@@ -67,7 +67,7 @@ def fairness(records_by_tenant: RecordsByTenant, weights: Mapping[str, float]) -
 def _difference(
     left: Sequence[RequestRecord], left_weight: float, right: Sequence[RequestRecord], right_weight: float
 ) -> float:
-    """Most service/weight by which one tenant drew ahead of the other over any time in which both had work."""
+    """Return the largest gain of one tenant over the other in service/weight over any time in which both had work."""
     shared = both(busy(left), busy(right))
     pieces = [(at_s, tokens / left_weight) for record in left for at_s, tokens in service_pieces(record)]
     pieces += [(at_s, -tokens / right_weight) for record in right for at_s, tokens in service_pieces(record)]

@@ -1,8 +1,7 @@
-"""What a run leaves behind: one record a request, samples of the server's metrics, and the result of it all.
+"""The result of a run: a record of each request, samples of the server's metrics, and the summary.
 
 Every time is in seconds since the run began, unless its name says otherwise. `RunResult` is the result file: its
-fields and, beside them on the top level, the figures (`mean_ttft_ms`, `p99_itl_ms`, ...), as `result_file.py` writes
-and reads them.
+fields and, on the same level, the figures (`mean_ttft_ms`, `p99_itl_ms`, ...), written and read by `result_file.py`.
 """
 
 from msgspec import Struct, field
@@ -13,15 +12,14 @@ METRICS = ("ttft", "tpot", "itl", "e2el", "ttft_due", "e2el_due", "client_queue_
 """The latencies with figures. `_due`: counted from when the request was due, not from when it was sent."""
 
 ONLY = "default"
-"""The tenant of a run that names none."""
-
+"""Name of the only tenant of a run without a tenants file."""
 
 STOPPED = "stopped by the user before its end"
-"""The note of a run that was."""
+"""Note of a run that was stopped early."""
 
 
 class Goals(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request must keep to count as good, in milliseconds. None: no goal."""
+    """Latency limits of a good request, in milliseconds. None: no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -31,22 +29,22 @@ class Goals(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RequestRecord(Struct, frozen=True, kw_only=True):
     """One request, as the client saw it."""
 
-    index: int  # place in the plan of the whole run
+    index: int  # position in the plan of the whole run
     tenant: str = ONLY
-    due_s: float = 0.0  # when the plan wanted it sent
-    sent_s: float = 0.0  # when its first byte was written
+    due_s: float = 0.0  # when it was to be sent
+    sent_s: float = 0.0  # when it was sent
     first_s: float | None = None  # the first chunk with content
-    end_s: float = 0.0  # the last chunk of the answer (usage and [DONE] are not of it), or the failure
+    end_s: float = 0.0  # the last chunk of the answer, without usage and [DONE], or the failure
     chunks_s: tuple[float, ...] = ()  # every chunk with content; the first is `first_s`
     input_tokens: int = 0
     output_tokens: int = 0
-    wanted_tokens: int = 0  # output tokens asked for
-    cached_tokens: int | None = None  # None: the server does not tell
-    error: str | None = None  # None: it went well
-    status: int | None = None  # HTTP status, once there was one
+    wanted_tokens: int = 0  # output tokens requested
+    cached_tokens: int | None = None  # None: not reported by the server
+    error: str | None = None  # None: no error
+    status: int | None = None  # HTTP status, if there was a response
     conversation: int | None = None
     turn: int = 0
-    text: str = ""  # kept with --save-detailed only
+    text: str = ""  # kept only with --save-detailed
 
 
 class Sample(Struct, frozen=True):
@@ -64,28 +62,29 @@ class Counter(Struct, frozen=True):
 
     @property
     def delta(self) -> float:
+        """Growth over the run."""
         return self.after - self.before
 
 
 class ClientLoad(Struct, frozen=True, kw_only=True):
-    """What the run cost the client, and whether the client was the bottleneck."""
+    """The load of the client itself, and whether it was the bottleneck."""
 
     processes: int
-    cores: int  # that the client may use
-    cpu_s: float  # all client processes, while the run lasted
-    busiest_share: float  # of one core, the busiest client process
+    cores: int  # cores that the client may use
+    cpu_s: float  # CPU time of all client processes during the run
+    busiest_share: float  # of one core, by the busiest client process
     chunks: int
     chunks_per_s: float  # mean over the run
     peak_chunks_per_s: float  # best second
-    lag_p99_ms: float  # how late the event loop ran what was due
+    lag_p99_ms: float  # how late the event loop ran its timers
     lag_max_ms: float
-    late_sends: int  # requests sent more than 50 ms after they were due although a connection was free
+    late_sends: int  # requests sent more than 50 ms after they could have been sent
     saturated: bool
-    reason: str = ""  # why it is called saturated
+    reason: str = ""  # why `saturated` is set
 
 
 class Timeline(Struct, frozen=True, kw_only=True):
-    """The run in steps of equal length. Lists run in parallel; step i covers [i * step_s, (i + 1) * step_s)."""
+    """The run in steps of equal length. Element i of each list covers [i * step_s, (i + 1) * step_s)."""
 
     step_s: float
     output_tokens: list[float]  # generated in the step
@@ -96,43 +95,43 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
 
 class TenantResult(Struct, frozen=True, kw_only=True):
-    """One tenant's part of the run."""
+    """The result of one tenant."""
 
     name: str
     weight: float
     goals: Goals
-    arrivals: str  # in words
-    is_timed: bool = True  # its requests have due times of their own; else they are due when there is room
-    dataset: str  # in words
+    arrivals: str  # as text
+    is_timed: bool = True  # False: a request is due when the closed loop has a place for it
+    dataset: str  # as text
     completed: int
     failed: int
     input_tokens: int
     output_tokens: int
     request_goodput: float | None = None  # requests per second that kept all goals; None: no goals
-    service_tokens: float  # input tokens that were not cached, and output tokens
-    share: float  # of the service of all tenants, 0 to 1, while all of them had work
+    service_tokens: float  # input tokens that were not cached, plus output tokens
+    share: float  # of the service of all tenants, 0 to 1, over the time in which all of them had work
     fair_share: float  # weight over the sum of weights
-    largest_gap_s: float  # longest time with work waiting or running and nothing received
+    largest_gap_s: float  # longest time in which the tenant had work and received nothing
     timeline: Timeline
     service: list[float]  # service tokens in each step of the timeline
     figures: dict[str, float | None]
-    quantiles: dict[str, list[float]]  # 101 values in ms a metric of METRICS: its 0th to 100th percentile
+    quantiles: dict[str, list[float]]  # the percentiles 0 to 100 of each metric of METRICS, in ms
     errors: dict[str, int]
 
 
 class Fairness(Struct, frozen=True, kw_only=True):
-    """How evenly the server's work went to the tenants, against their weights."""
+    """How evenly the server divided its work among the tenants, by their weights."""
 
-    jain_index: float  # over service/weight, in the seconds in which every tenant had work
+    jain_index: float  # of service/weight, over the time in which every tenant had work
     jain_index_whole_run: float
-    contended_s: float  # how long every tenant had work; 0: jain_index is that of the whole run
+    contended_s: float  # time in which every tenant had work; 0: jain_index is that of the whole run
     largest_gap_s: float
     largest_gap_tenant: str
-    largest_difference_tokens: float  # of service/weight between two tenants while both had work
+    largest_difference_tokens: float  # of service/weight between two tenants over time in which both had work
 
 
 class Isolation(Struct, frozen=True, kw_only=True):
-    """One tenant alone, then together with the others. Ratio: together over alone, 1 = undisturbed."""
+    """One tenant alone and together with the others. Ratio: together / alone; 1 is undisturbed."""
 
     tenant: str
     alone: dict[str, float | None]  # figures
@@ -141,9 +140,9 @@ class Isolation(Struct, frozen=True, kw_only=True):
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
-    """One run: how it was made, what came out, on which machine."""
+    """The result of a run, with its settings and the machine."""
 
-    # keys that load-test users know
+    # keys that other load tests use, too
     date: str
     backend: str
     label: str | None
@@ -165,17 +164,17 @@ class RunResult(Struct, frozen=True, kw_only=True):
     max_output_tokens_per_s: float
     max_concurrent_requests: int
 
-    # ours
+    # keys of tiercel
     schema: int = SCHEMA
     command: list[str]
     seed: int
     versions: dict[str, str]
     machine: dict[str, str]
-    settings: dict[str, object]  # every flag with its value; keys are left out
+    settings: dict[str, object]  # every flag with its value, without API keys
     goals: Goals
-    dataset: str  # in words
-    arrivals: str  # in words
-    notes: list[str]  # what the reader must know: estimated lengths, a saturated client, ...
+    dataset: str  # as text
+    arrivals: str  # as text
+    notes: list[str]  # warnings for the reader: estimated lengths, a saturated client, ...
     errors: dict[str, int]  # failed requests by reason
     client: ClientLoad
     timeline: Timeline
@@ -183,7 +182,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     tenants: list[TenantResult]
     fairness: Fairness | None  # None: one tenant
     isolation: list[Isolation] | None
-    counters: dict[str, Counter]  # of /metrics, by series; empty when the server has none
+    counters: dict[str, Counter]  # of /metrics, by series; empty if the server has none
     samples: list[Sample]
     requests: list[RequestRecord] = field(default_factory=list)  # with --save-detailed
     figures: dict[str, float | None] = field(

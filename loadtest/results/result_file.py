@@ -1,4 +1,4 @@
-"""The result file: `RunResult` as JSON, with its figures on the top level where load-test users look for them."""
+"""The result file: `RunResult` as JSON, with its figures on the top level as in the files of other load tests."""
 
 import re
 from collections import Counter as Tally
@@ -17,12 +17,12 @@ _FIELDS = {field.encode_name for field in msgspec.structs.fields(RunResult)} - {
 
 
 def is_reserved(key: str) -> bool:
-    """Whether a top-level key of the file is taken, so that --metadata cannot have it."""
+    """Return whether --metadata may not use a key because the result file has it."""
     return key in _FIELDS or key in _DETAILS or _FIGURE.fullmatch(key) is not None
 
 
 def encode_result(result: RunResult) -> bytes:
-    """The JSON text of one result, in one line."""
+    """Return a result as JSON text in one line."""
     plain: dict[str, object] = msgspec.to_builtins(result)
     figures, metadata = plain.pop("figures"), plain.pop("metadata")
     assert isinstance(figures, dict)
@@ -32,11 +32,11 @@ def encode_result(result: RunResult) -> bytes:
 
 
 def decode_result(text: bytes) -> RunResult:
-    """The result in a JSON text. Errors: ConfigError."""
+    """Return the result of a JSON text. Errors: ConfigError."""
     try:
         plain = msgspec.json.decode(text, type=dict[str, object])
         known = {key: value for key, value in plain.items() if key in _FIELDS}
-        if isinstance(reasons := plain.get("errors"), list):  # --save-detailed: one a request
+        if isinstance(reasons := plain.get("errors"), list):  # with --save-detailed, one for each request
             known["errors"] = Tally(reason for reason in reasons if reason)
         figures = {key: value for key, value in plain.items() if _FIGURE.fullmatch(key)}
         metadata = {
@@ -50,7 +50,7 @@ def decode_result(text: bytes) -> RunResult:
 
 
 def read_results(path: Path) -> list[RunResult]:
-    """Every result of a file, one a line (--append-result adds lines). Errors: ConfigError."""
+    """Return the results of a file, one per line (--append-result adds lines). Errors: ConfigError."""
     try:
         text = path.read_bytes()
     except OSError as exc:
@@ -62,7 +62,7 @@ def read_results(path: Path) -> list[RunResult]:
 
 
 def write_result(result: RunResult, path: Path, *, append: bool = False) -> None:
-    """Write one result. Errors: ConfigError when the file cannot be written."""
+    """Write or append one result. Errors: ConfigError when the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab" if append else "wb") as file:
@@ -80,7 +80,7 @@ def _results(text: bytes) -> Iterator[RunResult]:
 
 
 def _details(result: RunResult) -> dict[str, object]:
-    """The parallel lists of --save-detailed, in seconds; `requests` holds the same and more."""
+    """Return the parallel lists of --save-detailed, times in seconds; `requests` holds these values and more."""
     records = result.requests
     return {
         "input_lens": [record.input_tokens for record in records],

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tiercel.clock import ManualClock
 from tiercel.ids import TenantId
 from tiercel.scheduler.cost import StepTimes, linear_times
-from tiercel.simulation.fitting import Calibration, ClosedLoop, fit_steps, play
+from tiercel.simulation.fitting import ClosedLoop, Corrections, fit_steps, play
 from tiercel.simulation.http import HttpProcess, HttpTimes
 from tiercel.simulation.machine import CostMachine
 from tiercel.simulation.replay import Replay
@@ -132,7 +132,7 @@ def test_a_seed_gives_the_same_figures_with_http(concurrency: int | None) -> Non
 
 def test_the_fit_finds_the_factor_and_the_addend_of_another_machine() -> None:
     http = HttpTimes(request_ms=2.0, token_ms=0.1, contention=1.0)
-    truth = Calibration(step_factor=1.4, step_ms=1.5, http=http)
+    truth = Corrections(step_factor=1.4, step_ms=1.5, http=http)
     loops: list[ClosedLoop] = []
     for seed, concurrency in enumerate((1, 4, 16)):
         workload = drawn(400, seed)
@@ -150,7 +150,7 @@ def test_the_fit_finds_the_factor_and_the_addend_of_another_machine() -> None:
 
 def test_a_corrected_table_keeps_its_axes() -> None:
     times = StepTimes(prefill_tokens=(0, 64), decodes=(0, 8), context_tokens=(0,), ms=(1.0, 2.0, 3.0, 4.0))
-    fixed = Calibration(step_factor=2.0, step_ms=1.0).corrected(times)
+    fixed = Corrections(step_factor=2.0, step_ms=1.0).corrected(times)
     assert fixed.ms == (3.0, 5.0, 7.0, 9.0)
     assert (fixed.prefill_tokens, fixed.decodes, fixed.context_tokens) == ((0, 64), (0, 8), (0,))
 

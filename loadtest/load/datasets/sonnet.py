@@ -11,7 +11,7 @@ _TASK = "Pick as many lines as you can from these poem lines:\n"
 
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
-    """Return prompts of up to `input_len` tokens, of which `prefix_len` are shared, from the file or the built-in lines.
+    """Return prompts of up to `input_len` tokens, `prefix_len` of them shared, from the file or the built-in lines.
 
     Lines are not cut: a prompt may be shorter than `input_len` by up to one line. Errors: ConfigError.
     """

@@ -242,7 +242,7 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> Non
     result.write_bytes(encode_result(one_tenant_run()))
     ran = subprocess.run([sys.executable, "-c", code, str(result)], capture_output=True, text=True, check=False)
     assert ran.returncode == 2
-    assert ran.stderr == "tiercel: error: pictures need matplotlib: pip install 'tiercel[bench]'\n"
+    assert ran.stderr == "tiercel: error: charts need matplotlib: pip install 'tiercel[bench]'\n"
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

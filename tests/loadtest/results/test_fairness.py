@@ -4,7 +4,7 @@ import pytest
 
 from tests.loadtest.builders import record
 from tiercel.loadtest.results.fairness import contended, fairness, jain_index
-from tiercel.loadtest.results.service import both, busy, largest_gap_s, service_pieces
+from tiercel.loadtest.results.service_tokens import both, busy, largest_gap_s, service_pieces
 from tiercel.loadtest.results.timeline import (
     peak_output_tokens_per_s,
     peak_running,

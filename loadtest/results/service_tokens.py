@@ -1,7 +1,7 @@
-"""What the server did for a request, piece by piece: the base of timelines and of fairness.
+"""Service: the work of the server for a request over time, in tokens; the basis of timelines and fairness.
 
-Service is tokens: the prompt's that were not cached, when the first chunk arrives, and the answer's, evenly over its
-chunks.
+The tokens of the prompt that were not cached count when the first chunk arrives; the tokens of the answer are spread
+evenly over its chunks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ Interval = tuple[float, float]
 
 
 def output_pieces(record: RequestRecord) -> Iterator[tuple[float, float]]:
-    """(time, output tokens) of every chunk."""
+    """Yield (time, output tokens) of every chunk."""
     if record.chunks_s:
         tokens = max(record.output_tokens, len(record.chunks_s) if record.error else 0) / len(record.chunks_s)
         for at_s in record.chunks_s:
@@ -20,14 +20,14 @@ def output_pieces(record: RequestRecord) -> Iterator[tuple[float, float]]:
 
 
 def service_pieces(record: RequestRecord) -> Iterator[tuple[float, float]]:
-    """(time, service tokens) of every chunk, the prompt with the first."""
+    """Yield (time, service tokens) of the prompt and of every chunk."""
     if record.first_s is not None:
         yield record.first_s, float(max(0, record.input_tokens - (record.cached_tokens or 0)))
     yield from output_pieces(record)
 
 
 def busy(records: Iterable[RequestRecord]) -> list[Interval]:
-    """When at least one request was due and had not ended: disjoint intervals in order."""
+    """Return the disjoint ordered intervals in which at least one request was due and had not ended."""
     merged: list[Interval] = []
     for began_s, end_s in sorted((min(record.due_s, record.sent_s), record.end_s) for record in records):
         if merged and began_s <= merged[-1][1]:
@@ -38,7 +38,7 @@ def busy(records: Iterable[RequestRecord]) -> list[Interval]:
 
 
 def both(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """The time that two lists of disjoint ordered intervals share."""
+    """Return the intersection of two lists of disjoint ordered intervals."""
     shared: list[Interval] = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -53,11 +53,12 @@ def both(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
 
 
 def length_s(intervals: Iterable[Interval]) -> float:
+    """Return the total length of intervals."""
     return sum(end_s - began_s for began_s, end_s in intervals)
 
 
 def largest_gap_s(records: Sequence[RequestRecord]) -> float:
-    """The longest time with work due or running in which nothing arrived."""
+    """Return the longest time in which a request was due or running and nothing arrived."""
     arrivals = sorted(at_s for record in records for at_s in (*record.chunks_s, record.end_s))
     largest = 0.0
     place = 0
