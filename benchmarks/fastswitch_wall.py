@@ -38,11 +38,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from checks import all_met
 from msgspec.structs import replace
-from random_llama import random_llama
 
+from benchmarks.checks import all_met
 from benchmarks.fastswitch import BANDS, BUDGET_SHARE, Conversation, conversations, percentile, priorities
+from benchmarks.random_llama import random_llama
 from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice
 from tiercel.engine.assembly import Engine, assemble

@@ -27,15 +27,16 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.daemon import cpu_s
+from tests.server.builders import build_byte_level
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.server.builders import build_byte_level  # noqa: E402 - the folder of the tests is no installed package
-
 _SERVE = """
 import json, sys
 from tiercel.server.launch import serve
 from tiercel.settings import EngineSettings, ServerSettings, Settings
+
+ROOT = Path(__file__).resolve().parent.parent
 fields = json.loads(sys.argv[1])
 server = ServerSettings(served_model_names=("tiny",), port=0, enable_log_requests=False, **fields)
 sys.exit(serve(Settings(engine=EngineSettings(model=fields["model"]), server=server), command=json.loads(sys.argv[2])))
@@ -117,7 +118,7 @@ async def _load(url: str, prompt: str, rate: float, seconds: float, pid: int) ->
             pass
         writer.close()
 
-    start_s, cpu_s = time.perf_counter(), _cpu_s(pid)
+    start_s, cpu_before_s = time.perf_counter(), cpu_s(pid)
     async with asyncio.TaskGroup() as group:
         for index in range(int(rate * seconds)):
             due_s = start_s + index / rate
@@ -131,13 +132,8 @@ async def _load(url: str, prompt: str, rate: float, seconds: float, pid: int) ->
         "refused_503": len(refused_ms[503]),
         **{f"p{share}_ms": round(every[int(len(every) * share / 100)], 2) for share in (50, 90, 99)},
         "max_ms": round(every[-1], 2),
-        "server_cpu_ms_a_request": round((_cpu_s(pid) - cpu_s) * 1000 / (rate * seconds), 2),
+        "server_cpu_ms_a_request": round((cpu_s(pid) - cpu_before_s) * 1000 / (rate * seconds), 2),
     }
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

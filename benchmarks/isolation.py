@@ -14,11 +14,9 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from start_time import TIERCEL, is_ready
+from benchmarks.daemon import TIERCEL, running_daemon
 
 TENANTS = """\
 tenants:
@@ -47,33 +45,21 @@ tenants:
 
 
 def measure(
-    model: str, policy: str, folder: Path, seconds: int, port: int, flags: list[str]
+    model: str, policy: str, folder: Path, seconds: int, flags: list[str]
 ) -> dict[str, list[dict[str, dict[str, float]]]]:
-    """The result of one load test against a fresh server."""
+    """Run one load test against a new daemon and return its result."""
     # Without fairness gate two refuses what cannot keep a goal, and nothing would be left to measure.
     (folder / "tenants.yaml").write_text(TENANTS % {"goal": ", ttft_s: 3.0" if policy == "fair" else ""})
     (folder / "mix.yaml").write_text(MIX % {"seconds": seconds})
-    command = [TIERCEL, "serve", model, "--port", str(port), "--scheduling-policy", policy]
-    command += ["--tenants-config", str(folder / "tenants.yaml"), *flags]
+    flags = [model, "--scheduling-policy", policy, "--tenants-config", str(folder / "tenants.yaml"), *flags]
     result = folder / f"{policy}.json"
-    with (folder / f"{policy}.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
-        try:
-            while not is_ready(port):
-                if server.poll() is not None:
-                    raise SystemExit(f"tiercel left with exit code {server.returncode}: see {log.name}")
-                time.sleep(0.1)
-            subprocess.run(
-                [
-                    *(TIERCEL, "bench", "serve", "--base-url", f"http://127.0.0.1:{port}", "--tenants"),
-                    *(str(folder / "mix.yaml"), "--isolation", "--metric-percentiles", "50,95,99"),
-                    *("--save-result", "--result-filename", str(result), "--ready-check-timeout-sec", "60"),
-                ],
-                check=True,
-                stdout=log,
-            )
-        finally:
-            server.terminate()
-            server.wait(60)
+    with running_daemon(flags, folder / f"{policy}.log") as daemon:
+        command = [
+            *(TIERCEL, "bench", "serve", "--base-url", daemon.url, "--tenants", str(folder / "mix.yaml")),
+            *("--isolation", "--metric-percentiles", "50,95,99", "--save-result", "--result-filename", str(result)),
+        ]
+        with (folder / f"{policy}.bench.log").open("w") as log:
+            subprocess.run(command, check=True, stdout=log)
     return json.loads(result.read_text())
 
 
@@ -82,7 +68,6 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--policies", nargs="+", default=["fair", "fcfs"])
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--port", type=int, default=8931)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--most-ratio", type=float, default=3.0, help="P95 together over alone, of the policy fair")
     args, flags = parser.parse_known_args()
@@ -91,7 +76,7 @@ def main() -> int:
     print(f"{'policy':>10} {'alone ms':>10} {'together ms':>12} {'ratio':>7}   (P95 of TTFT)")
     is_broken = False
     for policy in args.policies:
-        result = measure(args.model, policy, folder, args.seconds, args.port, flags)
+        result = measure(args.model, policy, folder, args.seconds, flags)
         chat = next(one for one in result["isolation"] if one["tenant"] == "chat")
         alone, together = chat["alone"]["p95_ttft_ms"], chat["together"]["p95_ttft_ms"]
         print(f"{policy:>10} {alone:>10.0f} {together:>12.0f} {together / alone:>7.2f}")

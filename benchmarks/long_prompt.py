@@ -10,8 +10,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,8 +18,7 @@ from pathlib import Path
 
 import httpx
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from start_time import TIERCEL, is_ready
+from benchmarks.daemon import running_daemon
 
 _ANSWER = 4000  # tokens: longer than the prompt takes; the streams are left when it has begun to answer
 
@@ -86,25 +83,16 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--goals", type=float, nargs="+", default=[0.12, 0.2])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--port", type=int, default=8961)
     args, flags = parser.parse_known_args()
     print(f"{'goal':>7} {'P50 gap':>9} {'P99 gap':>9} {'longest':>9} {'TTFT of the prompt':>20}")
     for goal_s in args.goals:
-        command = [TIERCEL, "serve", args.model, "--port", str(args.port), "--tbt-goal", f"{goal_s:g}", *flags]
-        command += ["--calibration-seconds", "60"]
-        with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
-            try:
-                while not is_ready(args.port):
-                    if server.poll() is not None:
-                        log.seek(0)
-                        raise SystemExit(log.read().decode())
-                    time.sleep(0.1)
-                rounds = range(args.rounds + 1)
-                url = f"http://127.0.0.1:{args.port}"
-                found = [measure(url, args.tokens, args.streams, number) for number in rounds][1:]  # the first warms up
-            finally:
-                server.terminate()
-                server.wait(60)
+        goal_flags = [args.model, "--tbt-goal", f"{goal_s:g}", *flags, "--calibration-seconds", "60"]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            running_daemon(goal_flags, Path(folder, "log")) as daemon,
+        ):
+            rounds = range(args.rounds + 1)
+            found = [measure(daemon.url, args.tokens, args.streams, number) for number in rounds][1:]  # first: warm-up
         gaps_ms = sorted(1e3 * gap for _, gaps in found for gap in gaps)
         p50, p99 = (gaps_ms[int(part * (len(gaps_ms) - 1))] for part in (0.5, 0.99))
         ttft_s = statistics.median(ttft for ttft, _ in found)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 import torch
-from random_llama import random_llama
 
+from benchmarks.random_llama import random_llama
 from tiercel.device.registry import open_device
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.attention.registry import open_attention

@@ -22,18 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from start_time import TIERCEL, is_ready
-
-READY_S = 120.0
+from benchmarks.daemon import TIERCEL, running_daemon
 
 
 class Load(NamedTuple):
@@ -46,29 +42,8 @@ class Load(NamedTuple):
 
 
 def cache_of(folder: Path) -> dict[str, str]:
-    """The environment of a server whose cache lies there."""
-    return {**os.environ, "XDG_CACHE_HOME": str(folder)}
-
-
-@contextmanager
-def serving(model: str, port: int, folder: Path, flags: list[str]) -> Iterator[str]:
-    """The address of a server until the block ends."""
-    command = [TIERCEL, "serve", model, "--port", str(port), *flags]
-    with (
-        tempfile.TemporaryFile() as log,
-        subprocess.Popen(command, stdout=log, stderr=log, env=cache_of(folder)) as server,
-    ):
-        try:
-            deadline_s = time.monotonic() + READY_S
-            while not is_ready(port):
-                if server.poll() is not None or time.monotonic() > deadline_s:
-                    log.seek(0)
-                    raise SystemExit(log.read().decode())
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(60)
+    """Return the variable that moves the cache of tiercel to a folder."""
+    return {"XDG_CACHE_HOME": str(folder)}
 
 
 def counted(url: str) -> tuple[float, float]:
@@ -118,18 +93,22 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--least-gain", type=float, default=0.05)
     parser.add_argument("--keep", type=Path, help="where the table is kept, or has been")
-    parser.add_argument("--port", type=int, default=8971)
     args, flags = parser.parse_known_args()
     load = Load(args.context, args.turns, args.answer, args.streams)
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as servers:
         cut, whole = args.keep or Path(temporary, "cut"), Path(temporary, "whole")
         if not list(cut.glob("tiercel/splits-*.json")):
             cut.mkdir(parents=True, exist_ok=True)
-            subprocess.run([TIERCEL, "calibrate", args.model, *flags], env=cache_of(cut), check=True)
+            subprocess.run([TIERCEL, "calibrate", args.model, *flags], env={**os.environ, **cache_of(cut)}, check=True)
         flags += ["--calibration-seconds", "20"]
-        urls = [servers.enter_context(serving(args.model, args.port, cut, flags))]
+        flags = [args.model, *flags]
+        daemons = [servers.enter_context(running_daemon(flags, Path(temporary, "cut.log"), environment=cache_of(cut)))]
         shutil.copytree(cut, whole, ignore=shutil.ignore_patterns("splits-*"))
-        urls.append(servers.enter_context(serving(args.model, args.port + 1, whole, flags)))
+        whole_cache = cache_of(whole)
+        daemons.append(
+            servers.enter_context(running_daemon(flags, Path(temporary, "whole.log"), environment=whole_cache))
+        )
+        urls = [daemon.url for daemon in daemons]
         for url in urls:
             for stream in range(load.streams):  # the contexts, and whatever else a first request costs
                 body = {"prompt": context_of(load, stream), "max_tokens": 1}

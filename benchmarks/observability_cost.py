@@ -27,7 +27,6 @@ import random
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -41,6 +40,8 @@ import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from benchmarks.daemon import Daemon, cpu_s, running_daemon
+
 MOST_SHARE = 0.02
 SCRAPE_S = 5.0
 TURNS = (True, False, False, True, True, False, False, True)
@@ -51,7 +52,6 @@ OFF, ON, EXPORT = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN
 WORDS = ("river", "stone", "lamp", "bread", "garden", "winter", "letter", "copper", "window", "market", "silver")
 _AFTERMATH_S = 0.1  # a request is counted, logged and traced after the client has its end
 _COUNTS = ("on_http", "on_rejected", "on_throttled", "on_stream_error", "on_token", "on_finished", "on_step")
-_URL = re.compile(r"tiercel serves \S+ at (http://\S+)")
 _COUNTED = re.compile(r"^vllm:generation_tokens_total\S* (\S+)$", re.MULTILINE)
 
 
@@ -105,19 +105,19 @@ class Collector:
         return f"http://127.0.0.1:{self._server.server_port}/v1/traces"
 
 
-class Daemon:
+class ObservedDaemon:
     """One server and its engine, and where its traces go."""
 
-    def __init__(self, process: "subprocess.Popen[str]", log: Path, collector: Collector) -> None:
-        self.process = process
+    def __init__(self, daemon: Daemon, collector: Collector) -> None:
+        self.process = daemon.process
         self.collector = collector
-        self.url = _await_url(process, log)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        self.url = daemon.url
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         self.engine_pid = int(children[0])
 
     def spent(self) -> Spent:
         """Since its start."""
-        return Spent(_cpu_s(self.process.pid), _cpu_s(self.engine_pid))
+        return Spent(cpu_s(self.process.pid), cpu_s(self.engine_pid))
 
     def switch(self, *, is_on: bool) -> None:
         """Count and trace from now on, or do not."""
@@ -132,33 +132,16 @@ class Daemon:
             await asyncio.sleep(0.01)
 
 
-def _await_url(process: "subprocess.Popen[str]", log: Path) -> str:
-    while process.poll() is None:
-        if found := _URL.search(log.read_text()):
-            return found[1]
-        time.sleep(0.05)
-    raise SystemExit(log.read_text())
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time of a whole process, ended threads included (`clock_getcpuclockid`)."""
-    return time.clock_gettime((~pid << 3) | 2)
-
-
 @contextlib.contextmanager
-def daemon(flags: list[str]) -> Iterator[Daemon]:
+def observed_daemon(flags: list[str]) -> Iterator[ObservedDaemon]:
     """Serve until the block ends."""
     collector = Collector()
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        command = [sys.executable, __file__, "--serve", *flags, "--port", "0", "--otlp-traces-endpoint", collector.url]
-        with log.open("w") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out, text=True)
-        try:
-            yield Daemon(process, log, collector)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+    flags = [*flags, "--otlp-traces-endpoint", collector.url]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_daemon(flags, Path(folder, "log"), command=(sys.executable, __file__, "--serve")) as daemon,
+    ):
+        yield ObservedDaemon(daemon, collector)
 
 
 class Scraper:
@@ -186,7 +169,7 @@ class Scraper:
 class Bench:
     """One daemon, and what was asked of it."""
 
-    def __init__(self, server: Daemon, args: argparse.Namespace) -> None:
+    def __init__(self, server: ObservedDaemon, args: argparse.Namespace) -> None:
         self._server = server
         self._args = args
         self._scraper = Scraper()
@@ -280,7 +263,7 @@ def report(pairs: list[tuple[Spent, Spent]], args: argparse.Namespace) -> bool:
 def measure(args: argparse.Namespace, flags: list[str]) -> bool:
     """All pairs; whether they cost no more than they may."""
     pairs: list[tuple[Spent, Spent]] = []
-    with daemon(flags) as server:
+    with observed_daemon(flags) as server:
         bench = Bench(server, args)
         asyncio.run(bench.pair())  # a warm-up
         for number in range(args.pairs):

@@ -27,19 +27,14 @@ import argparse
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from asking import Answer, Ask, closed_loop, open_loop
-from start_time import TIERCEL, is_ready
+from benchmarks.daemon import Daemon, running_daemon
+from benchmarks.streaming_client import StreamedAnswer, TimedRequest, closed_loop, open_loop
 
 CHAT, WORDY, BATCH = (96, 24), (64, 96), (512, 64)  # tokens of a prompt and of an answer
 KEPT, PRECISION, RECALL, GOODPUT, ANSWERED = 0.95, 0.9, 0.9, 0.7, 0.995
@@ -58,14 +53,16 @@ tenants:
 """
 
 
-def draw(name: str, lengths: tuple[int, int], key: str, times_s: list[float]) -> list[Ask]:
+def draw(name: str, lengths: tuple[int, int], key: str, times_s: list[float]) -> list[TimedRequest]:
     """Requests of random tokens; lengths vary by half to both sides."""
     rng = random.Random(name)
-    asks: list[Ask] = []
+    requests: list[TimedRequest] = []
     for at_s in times_s:
         prompt, outputs = (max(1, round(mean * rng.uniform(0.5, 1.5))) for mean in lengths)
-        asks.append(Ask(at_s=at_s, prompt=[rng.randrange(300, 1700) for _ in range(prompt)], outputs=outputs, key=key))
-    return asks
+        requests.append(
+            TimedRequest(at_s=at_s, prompt=[rng.randrange(300, 1700) for _ in range(prompt)], outputs=outputs, key=key)
+        )
+    return requests
 
 
 def poisson(name: str, rate: float, seconds: float) -> list[float]:
@@ -76,33 +73,19 @@ def poisson(name: str, rate: float, seconds: float) -> list[float]:
     return times_s
 
 
-@contextmanager
-def server(port: int, folder: Path, name: str, tenants: str, flags: list[str]) -> Generator[str]:
-    """`tiercel serve` with this tenants file; yields its address."""
+def daemon_with(folder: Path, name: str, tenants: str, flags: list[str]) -> AbstractContextManager[Daemon]:
+    """Return a daemon with this tenants file, as a context manager."""
     (folder / f"{name}.yaml").write_text(tenants)
-    command = [TIERCEL, "serve", *flags, "--port", str(port), "--tenants-config", str(folder / f"{name}.yaml")]
-    with (folder / f"{name}.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            while not is_ready(port):
-                if process.poll() is not None:
-                    raise SystemExit(f"tiercel left with exit code {process.returncode}: see {log.name}")
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    return running_daemon([*flags, "--tenants-config", str(folder / f"{name}.yaml")], folder / f"{name}.log")
 
 
 def capacity(url: str, shape: tuple[int, int], seconds: float = 8.0) -> tuple[float, float]:
     """Requests a second of the chat and of the batch tenant when both always have some that wait."""
-    answers: dict[str, list[Answer]] = {}
+    answers: dict[str, list[StreamedAnswer]] = {}
 
     def load(name: str, lengths: tuple[int, int]) -> None:
-        asks = draw(f"closed {name}", lengths, f"{name}-key", [0.0] * 3000)
-        answers[name] = closed_loop(url, asks, CLIENTS[name], seconds)
+        requests = draw(f"closed {name}", lengths, f"{name}-key", [0.0] * 3000)
+        answers[name] = closed_loop(url, requests, CLIENTS[name], seconds)
 
     threads = [threading.Thread(target=load, args=pair) for pair in (("chat", shape), ("batch", BATCH))]
     for thread in threads:
@@ -120,17 +103,17 @@ def capacity(url: str, shape: tuple[int, int], seconds: float = 8.0) -> tuple[fl
 class Run:
     """What became of the chat tenant's requests in one run. Those sent before `from_s` do not count."""
 
-    def __init__(self, answers: list[Answer], goal_s: float, from_s: float) -> None:
-        self.chat = [one for one in answers if one.ask.key == "chat-key" and one.due_s >= from_s]
+    def __init__(self, answers: list[StreamedAnswer], goal_s: float, from_s: float) -> None:
+        self.chat = [one for one in answers if one.request.key == "chat-key" and one.due_s >= from_s]
         self.admitted = [one for one in self.chat if one.status in (0, 200)]  # 0: given up while it waited
         self.is_late = [one.ttft_s > goal_s for one in self.chat]
         self.kept = sum(one.ttft_s <= goal_s for one in self.admitted)
         self.answered = sum(
-            one.is_complete and (one.tokens >= one.ask.outputs or one.service in ("shortened", "deferred"))
+            one.is_complete and (one.tokens >= one.request.outputs or one.service in ("shortened", "deferred"))
             for one in self.chat
         )
         self.services = Counter(one.service or str(one.status) for one in self.chat)
-        self.batch_tokens = sum(one.tokens for one in answers if one.ask.key == "batch-key")
+        self.batch_tokens = sum(one.tokens for one in answers if one.request.key == "batch-key")
         waits = sorted(one.ttft_s for one in self.admitted)
         self.p95_s = waits[int(0.95 * len(waits))] if waits else float("nan")
 
@@ -185,11 +168,10 @@ def main() -> None:
     parser.add_argument("--goal", type=float, default=1.0)
     parser.add_argument("--off", action="store_true")
     parser.add_argument("--runs", nargs="+", default=["goal", "none", "cheaper"])
-    parser.add_argument("--port", type=int, default=8971)
     args, flags = parser.parse_known_args()
     folder = Path(tempfile.mkdtemp(prefix="overload-"))
-    with server(args.port, folder, "closed", tenants_file(None), flags) as url:
-        rates = {shape: capacity(url, shape) for shape in (CHAT, WORDY)}
+    with daemon_with(folder, "closed", tenants_file(None), flags) as daemon:
+        rates = {shape: capacity(daemon.url, shape) for shape in (CHAT, WORDY)}
     print(
         f"capacity: {rates[CHAT][0]:.2f} chat and {rates[CHAT][1]:.2f} batch requests/s; with long answers"
         f" {rates[WORDY][0]:.2f} and {rates[WORDY][1]:.2f}; {args.factor:g} times that for {args.seconds:g} s"
@@ -205,16 +187,16 @@ def main() -> None:
         cheaper = CHEAPER if name == "cheaper" and not args.off else ""
         shape = WORDY if name == "cheaper" else CHAT
         patience_s = 90.0 if name == "cheaper" else 2 * args.goal + 2
-        asks = [
-            ask
+        requests = [
+            request
             for kind, lengths, rate in (("chat", shape, rates[shape][0]), ("batch", BATCH, rates[shape][1]))
-            for ask in draw(kind, lengths, f"{kind}-key", poisson(kind, args.factor * rate, args.seconds))
+            for request in draw(kind, lengths, f"{kind}-key", poisson(kind, args.factor * rate, args.seconds))
         ]
-        with server(args.port, folder, name, tenants_file(goal_s, cheaper), flags) as url:
-            answers = open_loop(url, asks, patience_s=patience_s)
+        with daemon_with(folder, name, tenants_file(goal_s, cheaper), flags) as daemon:
+            answers = open_loop(daemon.url, requests, patience_s=patience_s)
         runs[name] = Run(answers, args.goal, 0.0 if name == "cheaper" else args.learning)
         show(name, runs[name])
-        figures = [[one.ask.key, one.due_s, one.status, one.service, one.first_s, one.end_s] for one in answers]
+        figures = [[one.request.key, one.due_s, one.status, one.service, one.first_s, one.end_s] for one in answers]
         (folder / f"{name}.json").write_text(json.dumps(figures))
     wrong = judge(runs, rates[CHAT][0] * (args.seconds - args.learning))
     print(f"load average {os.getloadavg()[0]:.1f}; logs in {folder}")

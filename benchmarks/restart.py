@@ -14,25 +14,20 @@ than `--least-ratio` (5) times sooner than cold, or if the answer differs from t
 import argparse
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 
+from benchmarks.daemon import running_daemon
 from tiercel.embedded import MODEL_DIR
 
-TIERCEL = str(Path(sys.executable).with_name("tiercel"))
-URL = re.compile(r"tiercel serves \S+ at (http://\S+)")
-READY_S = 300.0
+ANSWER_S = 300.0
 
 QWEN2_HALF_B = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -62,31 +57,13 @@ def make_model(folder: Path) -> list[str]:
     return [str(folder), "--load-format", "dummy", "--seed", "7"]
 
 
-@contextmanager
-def serving(folder: Path, flags: list[str]) -> Iterator[tuple[str, Path, "subprocess.Popen[str]"]]:
-    """A daemon on a port of the kernel's choice. Leaving drains it."""
-    log = folder / f"serve-{time.monotonic_ns()}.log"
-    with log.open("w") as out:
-        process = subprocess.Popen([TIERCEL, "serve", *flags, "--port", "0"], stdout=out, stderr=out, text=True)
-    try:
-        end_s = time.monotonic() + READY_S
-        while (found := URL.search(log.read_text())) is None:
-            if process.poll() is not None or time.monotonic() > end_s:
-                raise SystemExit(log.read_text())
-            time.sleep(0.05)
-        yield found[1], log, process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
 def ask(url: str, log: Path, prompt: list[int]) -> tuple[float, str, int]:
     """Seconds to the first token, the text, and how many tokens of the prompt came from a cache.
 
     The daemon's log tells when there was a first token: of random tokens not each one is text that a stream shows.
     """
     body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=READY_S).raise_for_status().json()
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=ANSWER_S).raise_for_status().json()
     time.sleep(0.2)
     done = [line for line in log.read_text().splitlines() if '"request_done"' in line]
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -108,14 +85,14 @@ def main() -> int:
         flags = [*model, "--kv-disk-path", str(folder / "kv"), "--kv-disk-size", "1G", *shlex.split(args.flags)]
         prompt = [100 + (number * 7919) % 1000 for number in range(args.tokens)]
         warm_up = [200] * 64
-        with serving(folder, flags) as (url, log, process):
+        with running_daemon(flags, folder / "first.log") as (url, log, process):
             ask(url, log, warm_up)
             cold_s, _, _ = ask(url, log, prompt)
             process.send_signal(signal.SIGTERM)
             began_s = time.monotonic()
             process.wait()
             drain_s = time.monotonic() - began_s
-        with serving(folder, flags) as (url, log, _):
+        with running_daemon(flags, folder / "second.log") as (url, log, _):
             ask(url, log, warm_up)
             warm_s, said, cached = ask(url, log, prompt)
             hit_s, again, _ = ask(url, log, prompt)  # from memory: the same work, but for the way that the blocks came

@@ -26,18 +26,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import structlog
+from msgspec.structs import replace
 
-import structlog  # noqa: E402
-from msgspec.structs import replace  # noqa: E402
-
-from tests.server.builders import build_byte_level  # noqa: E402 - the folder of the tests is no installed package
-from tests.server.fake_engine import Script  # noqa: E402
-from tests.server.harness import Running, running, server_settings, text_body, until  # noqa: E402
-from tiercel.outcome import FairGauges, Gauges, PreemptionCount, TenantGauges  # noqa: E402
-from tiercel.server.tenancy.tenants import Tenant  # noqa: E402
-from tiercel.wire import Report  # noqa: E402
+from tests.server.builders import build_byte_level
+from tests.server.fake_engine import Script
+from tests.server.harness import Running, running, server_settings, text_body, until
+from tiercel.outcome import FairGauges, Gauges, PreemptionCount, TenantGauges
+from tiercel.server.tenancy.tenants import Tenant
+from tiercel.wire import Report
 
 MOST_LINES = 10
 _AT_ONCE = 16

@@ -20,8 +20,6 @@ import functools
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,10 +29,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from asking import Answer, Ask, closed_loop, open_loop
-from start_time import TIERCEL, is_ready
-
+from benchmarks.daemon import cpu_s, running_daemon
+from benchmarks.streaming_client import StreamedAnswer, TimedRequest, closed_loop, open_loop
 from tiercel.cli.simulate_input import read_step_times
 from tiercel.ids import TenantId
 from tiercel.simulation.fitting import ClosedLoop, Corrections, fit_steps, play
@@ -83,45 +79,44 @@ class Point(NamedTuple):
     bare_ratio: float  # simulated P99 without the calibration, over the measured
 
 
-def draw(seed: str, count: int, rate: float = 1.0) -> list[Ask]:
+def draw(seed: str, count: int, rate: float = 1.0) -> list[TimedRequest]:
     """Requests of random tokens at random times; lengths are log-normal."""
     rng = random.Random(seed)
-    asks: list[Ask] = []
+    requests: list[TimedRequest] = []
     at_s = 0.0
     for _ in range(count):
         at_s += rng.expovariate(rate)
         prompt, outputs = (
             max(2, min(1500, round(mean * rng.lognormvariate(-0.125, 0.5)))) for mean in (PROMPT, OUTPUTS)
         )
-        asks.append(Ask(at_s=at_s, prompt=[rng.randrange(300, 1700) for _ in range(prompt)], outputs=outputs))
-    return asks
+        requests.append(
+            TimedRequest(at_s=at_s, prompt=[rng.randrange(300, 1700) for _ in range(prompt)], outputs=outputs)
+        )
+    return requests
 
 
-def as_workload(asks: list[Ask], *, is_closed: bool = False) -> Workload:
+def as_workload(requests: list[TimedRequest], *, is_closed: bool = False) -> Workload:
     """The same requests for the simulation. No two prompts begin alike."""
     return ordered_workload(
         (TENANT,),
         [
             SimRequest(
-                0.0 if is_closed else ask.at_s, TENANT.name, (PromptPart(number + 1, len(ask.prompt)),), ask.outputs
+                0.0 if is_closed else request.at_s,
+                TENANT.name,
+                (PromptPart(number + 1, len(request.prompt)),),
+                request.outputs,
             )
-            for number, ask in enumerate(asks)
+            for number, request in enumerate(requests)
         ],
     )
 
 
-def cpu_s(pid: int) -> float:
-    """Processor time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def lasted_s(answers: list[Answer]) -> float:
+def lasted_s(answers: list[StreamedAnswer]) -> float:
     """Seconds until the last answer ended."""
     return max(answer.end_s or 0.0 for answer in answers)
 
 
-def request_times(answers: list[Answer]) -> tuple[float, float]:
+def request_times(answers: list[StreamedAnswer]) -> tuple[float, float]:
     """Milliseconds a request, and a token of its prompt, outside the engine: a straight line through single requests.
 
     The engine's part is what the header says: the queue and the prefill.
@@ -130,7 +125,7 @@ def request_times(answers: list[Answer]) -> tuple[float, float]:
     for answer in answers:
         stages = dict(stage.split(";dur=") for stage in answer.timing.split(", "))
         outside_ms = 1e3 * answer.ttft_s - float(stages["queue"]) - float(stages["prefill"])
-        points.append((float(len(answer.ask.prompt)), max(0.0, outside_ms)))
+        points.append((float(len(answer.request.prompt)), max(0.0, outside_ms)))
     points = sorted(points, key=lambda point: point[1])[
         : -(-len(points) * 95 // 100)
     ]  # pauses of the machine say nothing
@@ -142,26 +137,26 @@ def request_times(answers: list[Answer]) -> tuple[float, float]:
 
 def calibrate(
     url: str, pid: int, settings: SimSettings, contention: float
-) -> tuple[Corrections, float, dict[int, list[Answer]]]:
+) -> tuple[Corrections, float, dict[int, list[StreamedAnswer]]]:
     """The simulation's corrections, and the capacity in requests a second."""
     loops: list[ClosedLoop] = []
-    answers_by_concurrency: dict[int, list[Answer]] = {}
+    answers_by_concurrency: dict[int, list[StreamedAnswer]] = {}
     request_ms = prompt_token_ms = token_ms = capacity = 0.0
     for concurrency, seconds in CALIBRATION.items():
-        asks = draw(f"calibration {concurrency}", 6000)
+        requests = draw(f"calibration {concurrency}", 6000)
         busy_s = cpu_s(pid) + time.process_time()
-        answers = checked(closed_loop(url, asks, concurrency, seconds))
+        answers = checked(closed_loop(url, requests, concurrency, seconds))
         busy_s = cpu_s(pid) + time.process_time() - busy_s
         answers_by_concurrency[concurrency] = answers
         if concurrency == 1:
             request_ms, prompt_token_ms = request_times(answers)
-        prompts = sum(len(answer.ask.prompt) for answer in answers)
+        prompts = sum(len(answer.request.prompt) for answer in answers)
         own_ms = 1e3 * busy_s - request_ms * len(answers) - prompt_token_ms * prompts
-        token_ms = max(0.0, own_ms / sum(answer.ask.outputs for answer in answers))  # the last loop's counts
+        token_ms = max(0.0, own_ms / sum(answer.request.outputs for answer in answers))  # the last loop's counts
         capacity = len(answers) / lasted_s(answers)
         loops.append(
             ClosedLoop(
-                workload=as_workload(asks, is_closed=True), concurrency=concurrency, begun_s=seconds,
+                workload=as_workload(requests, is_closed=True), concurrency=concurrency, begun_s=seconds,
                 lasted_s=lasted_s(answers), requests=len(answers),
             )
         )  # fmt: skip
@@ -169,7 +164,7 @@ def calibrate(
     return fit_steps(settings, http, loops), capacity, answers_by_concurrency
 
 
-def checked(answers: list[Answer]) -> list[Answer]:
+def checked(answers: list[StreamedAnswer]) -> list[StreamedAnswer]:
     """The answers, all of them complete."""
     failed = [answer for answer in answers if not answer.is_complete]
     if failed:
@@ -177,9 +172,9 @@ def checked(answers: list[Answer]) -> list[Answer]:
     return answers
 
 
-def simulate(settings: SimSettings, asks: list[Ask], closes_s: float = float("inf")) -> Replay:
+def simulate(settings: SimSettings, requests: list[TimedRequest], closes_s: float = float("inf")) -> Replay:
     """The same requests in virtual time."""
-    return play(settings, as_workload(asks, is_closed=settings.concurrency is not None), closes_s)
+    return play(settings, as_workload(requests, is_closed=settings.concurrency is not None), closes_s)
 
 
 def least_concurrency(settings: SimSettings, share: float) -> int:
@@ -198,7 +193,7 @@ def least_concurrency(settings: SimSettings, share: float) -> int:
 
 
 def compare(
-    name: str, elsewhere: float, capacity: float, answers: list[Answer], replay: Replay, plain: Replay
+    name: str, elsewhere: float, capacity: float, answers: list[StreamedAnswer], replay: Replay, plain: Replay
 ) -> Point:
     """Both sides of one load."""
     done = [answer for answer in answers if answer.is_complete]
@@ -243,56 +238,46 @@ def main() -> None:
     parser.add_argument("--most-error", type=float, default=0.15)
     parser.add_argument("--uncalibrated", action="store_true")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--port", type=int, default=8951)
     parser.add_argument("--out", type=Path)
     args, flags = parser.parse_known_args()
     folder = args.out or Path(tempfile.mkdtemp(prefix="simulated-"))
     folder.mkdir(parents=True, exist_ok=True)
-    log, url = folder / "log.txt", f"http://127.0.0.1:{args.port}"
-    command = [TIERCEL, "serve", *flags, "--port", str(args.port), "--max-num-seqs", str(ROWS)]
-    command += ["--max-num-batched-tokens", str(STEP_TOKENS), "--max-model-len", str(MODEL_LEN)]
-    command += ["--calibration-seconds", "20", "--no-enable-prefix-caching", "--threads", str(args.threads)]
+    flags = [*flags, "--max-num-seqs", str(ROWS), "--max-num-batched-tokens", str(STEP_TOKENS)]
+    flags += ["--max-model-len", str(MODEL_LEN), "--no-enable-prefix-caching", "--threads", str(args.threads)]
+    flags += ["--calibration-seconds", "20"]
     points: list[Point] = []
-    with log.open("w") as out:
-        environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-        with subprocess.Popen(command, stdout=out, stderr=out, env=environment) as server:
-            try:
-                while not is_ready(args.port):
-                    if server.poll() is not None:
-                        raise SystemExit(log.read_text())
-                    time.sleep(0.1)
-                (times,) = (folder / "cache" / "tiercel").glob("step-times-*.json")
-                bare = SimSettings(
-                    times=read_step_times(times), blocks=8192, max_num_seqs=ROWS, max_num_batched_tokens=STEP_TOKENS,
-                    max_model_len=MODEL_LEN, tbt_goal_ms=200.0, has_prefix_caching=False,
-                )  # fmt: skip
-                checked(closed_loop(url, draw("warm", 6000), 8, 3.0))
-                contention = 1.0 if args.threads >= len(os.sched_getaffinity(0)) else 0.0
-                calibration, capacity, _ = calibrate(url, server.pid, bare, contention)
-                (folder / "calibration.json").write_bytes(msgspec.json.format(msgspec.json.encode(calibration)))
-                settings = calibration.applied(bare)
-                print(f"capacity {capacity:.2f} requests/s; {json.dumps(msgspec.to_builtins(calibration))}", flush=True)
-                measured: list[tuple[str, float, list[Answer], SimSettings, list[Ask], float]] = []
-                for load in args.loads:
-                    asks = draw(f"open {load}", round(load * capacity * args.seconds), load * capacity)
-                    elsewhere = Elsewhere(server.pid)
-                    answers = open_loop(url, asks)
-                    cores = elsewhere.cores()
-                    measured.append((f"open {load:.0%}", cores, answers, settings, asks, float("inf")))
-                for load in args.loads:
-                    concurrency = least_concurrency(settings, load)
-                    asks = draw(f"closed {load}", round(1.5 * capacity * args.seconds))
-                    elsewhere = Elsewhere(server.pid)
-                    answers = closed_loop(url, asks, concurrency, args.seconds)
-                    cores = elsewhere.cores()
-                    closed = replace(settings, concurrency=concurrency)
-                    measured.append((f"closed, {concurrency}", cores, answers, closed, asks, args.seconds))
-            finally:
-                server.terminate()
-                server.wait(60)
-    for name, cores, answers, used, asks, closes_s in measured:
-        plain = simulate(replace(bare, concurrency=used.concurrency), asks, closes_s)
-        replay = plain if args.uncalibrated else simulate(used, asks, closes_s)
+    environment = {"XDG_CACHE_HOME": str(folder / "cache")}
+    with running_daemon(flags, folder / "log.txt", environment=environment) as daemon:
+        url, pid = daemon.url, daemon.process.pid
+        (times,) = (folder / "cache" / "tiercel").glob("step-times-*.json")
+        bare = SimSettings(
+            times=read_step_times(times), blocks=8192, max_num_seqs=ROWS, max_num_batched_tokens=STEP_TOKENS,
+            max_model_len=MODEL_LEN, tbt_goal_ms=200.0, has_prefix_caching=False,
+        )  # fmt: skip
+        checked(closed_loop(url, draw("warm", 6000), 8, 3.0))
+        contention = 1.0 if args.threads >= len(os.sched_getaffinity(0)) else 0.0
+        calibration, capacity, _ = calibrate(url, pid, bare, contention)
+        (folder / "calibration.json").write_bytes(msgspec.json.format(msgspec.json.encode(calibration)))
+        settings = calibration.applied(bare)
+        print(f"capacity {capacity:.2f} requests/s; {json.dumps(msgspec.to_builtins(calibration))}", flush=True)
+        measured: list[tuple[str, float, list[StreamedAnswer], SimSettings, list[TimedRequest], float]] = []
+        for load in args.loads:
+            requests = draw(f"open {load}", round(load * capacity * args.seconds), load * capacity)
+            elsewhere = Elsewhere(pid)
+            answers = open_loop(url, requests)
+            cores = elsewhere.cores()
+            measured.append((f"open {load:.0%}", cores, answers, settings, requests, float("inf")))
+        for load in args.loads:
+            concurrency = least_concurrency(settings, load)
+            requests = draw(f"closed {load}", round(1.5 * capacity * args.seconds))
+            elsewhere = Elsewhere(pid)
+            answers = closed_loop(url, requests, concurrency, args.seconds)
+            cores = elsewhere.cores()
+            closed = replace(settings, concurrency=concurrency)
+            measured.append((f"closed, {concurrency}", cores, answers, closed, requests, args.seconds))
+    for name, cores, answers, used, requests, closes_s in measured:
+        plain = simulate(replace(bare, concurrency=used.concurrency), requests, closes_s)
+        replay = plain if args.uncalibrated else simulate(used, requests, closes_s)
         points.append(compare(name, cores, capacity, answers, replay, plain))
     wrong = show(points, args.most_error)
     print(f"load average {os.getloadavg()[0]:.1f}, {args.threads} threads; results in {folder}")

@@ -7,38 +7,15 @@ each of two servers that share the cores. Run it on a quiet machine.
 """
 
 import argparse
-import contextlib
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from start_time import TIERCEL, is_ready
-
-
-@contextlib.contextmanager
-def serving(port: int, spins: int, flags: list[str]) -> Iterator[str]:
-    """The URL of a fresh server whose threads spin so often."""
-    environment = {**os.environ, "GOMP_SPINCOUNT": str(spins)}
-    with tempfile.TemporaryFile() as log:
-        command = [TIERCEL, "serve", *flags, "--port", str(port)]
-        with subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server:
-            try:
-                while not is_ready(port):
-                    if server.poll() is not None:
-                        log.seek(0)
-                        raise SystemExit(log.read().decode())
-                    time.sleep(0.05)
-                yield f"http://127.0.0.1:{port}"
-            finally:
-                server.terminate()
+from benchmarks.daemon import running_daemon
 
 
 def answer(url: str, tokens: int) -> None:
@@ -63,14 +40,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spins", type=int, nargs="+", default=[1_000, 10_000, 300_000])
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--port", type=int, default=8471)
     arguments, flags = parser.parse_known_args()
     print(f"{'GOMP_SPINCOUNT':>14} {'one stream':>12} {'sixteen':>12} {'two servers':>12}   tokens/s", flush=True)
     for spins in arguments.spins:
-        with serving(arguments.port, spins, flags) as url:
-            one, sixteen = (speed([url] * streams, arguments.tokens) for streams in (1, 16))
-            with serving(arguments.port + 1, spins, flags) as other:
-                two = speed([url, other], arguments.tokens)
+        environment = {"GOMP_SPINCOUNT": str(spins)}
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as daemons:
+            logs = Path(folder, "first"), Path(folder, "second")
+            first = daemons.enter_context(running_daemon(flags, logs[0], environment=environment)).url
+            one, sixteen = (speed([first] * streams, arguments.tokens) for streams in (1, 16))
+            second = daemons.enter_context(running_daemon(flags, logs[1], environment=environment)).url
+            two = speed([first, second], arguments.tokens)
         print(f"{spins:>14} {one:>12.1f} {sixteen:>12.1f} {two:>12.1f}", flush=True)
 
 

@@ -13,18 +13,9 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from pathlib import Path
 
-TIERCEL = str(Path(sys.executable).with_name("tiercel"))
-
-
-def is_ready(port: int) -> bool:
-    """Whether /ready answers 200."""
-    with contextlib.suppress(urllib.error.URLError, OSError):
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).status == 200
-    return False
+from benchmarks.daemon import TIERCEL, is_ready
 
 
 def measure(port: int, flags: list[str]) -> tuple[float, float]:
@@ -38,12 +29,12 @@ def measure(port: int, flags: list[str]) -> tuple[float, float]:
                 with contextlib.suppress(OSError):
                     urllib.request.urlopen(f"http://127.0.0.1:{port}/version", timeout=5).read()
                     answered_s = time.perf_counter() - started_s
-            elif is_ready(port):
+            elif is_ready(f"http://127.0.0.1:{port}"):
                 ready_s = time.perf_counter() - started_s
                 process.send_signal(signal.SIGTERM)
                 return answered_s, ready_s
             time.sleep(0.005)
-    raise SystemExit(f"tiercel left with exit code {process.returncode}")
+    raise SystemExit(f"tiercel ended with exit code {process.returncode}")
 
 
 def main() -> int:

@@ -39,10 +39,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from checks import all_met
 from msgspec.structs import replace
-from random_llama import random_llama
 
+from benchmarks.checks import all_met
+from benchmarks.random_llama import random_llama
 from tiercel.clock import MonotonicClock
 from tiercel.device.cpu import CpuDevice, Done, InlineLane
 from tiercel.device.extents import Extents

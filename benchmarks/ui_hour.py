@@ -16,20 +16,21 @@ import itertools
 import json
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
+from benchmarks.daemon import Daemon, running_daemon
+
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Page
 
-TIERCEL = str(Path(sys.executable).with_name("tiercel"))
 ADMIN = "operator-key"
 TENANTS = {"archive": 1, "chat": 2, "search": 1}  # name: weight
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -42,26 +43,19 @@ LEAST_REDRAWS_PER_S = 2.0
 MOST_GROWTH = 0.10
 
 
-@contextlib.contextmanager
-def daemon(folder: Path, model: str | None, flags: list[str]) -> Iterator[str]:
-    """Serve until the block ends; yields the address."""
+def daemon_in(folder: Path, model: str | None, flags: list[str]) -> AbstractContextManager[Daemon]:
+    """Return a daemon with three tenants and small tiers, as a context manager."""
     rows = "\n".join(f"  - {{name: {name}, key: {name}-key, weight: {weight}}}" for name, weight in TENANTS.items())
     (folder / "tenants.yaml").write_text(f"admin_key: {ADMIN}\nsecret: benchmark\ntenants:\n{rows}\n")
-    command = [TIERCEL, "serve", *([model] if model else []), "--port", "0"]
-    command += ["--tenants-config", str(folder / "tenants.yaml"), "--cpu-device-pool"]
-    command += ["--kv-cache-memory-bytes", "24M", "--kv-host-size", "48M"]
-    command += ["--kv-disk-path", str(folder / "kv"), "--kv-disk-size", "256M", *flags]
-    log = folder / "serve.log"
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as server:
-        try:
-            while " at http" not in log.read_text():
-                if server.poll() is not None:
-                    raise SystemExit(f"tiercel left with exit code {server.returncode}: {log.read_text()}")
-                time.sleep(0.1)
-            yield "http" + log.read_text().split(" at http", 1)[1].split()[0]
-        finally:
-            server.terminate()
-            server.wait(60)
+    return running_daemon(
+        [
+            *([model] if model else []),
+            *("--tenants-config", str(folder / "tenants.yaml"), "--cpu-device-pool"),
+            *("--kv-cache-memory-bytes", "24M", "--kv-host-size", "48M"),
+            *("--kv-disk-path", str(folder / "kv"), "--kv-disk-size", "256M", *flags),
+        ],
+        folder / "serve.log",
+    )
 
 
 async def talk(url: str, tenant: str, number: int) -> None:
@@ -175,7 +169,7 @@ def main() -> int:
     args, flags = parser.parse_known_args()
     if args.pictures is not None:
         args.pictures.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="ui-hour-") as name, daemon(Path(name), args.model, flags) as url:
+    with tempfile.TemporaryDirectory(prefix="ui-hour-") as name, daemon_in(Path(name), args.model, flags) as (url, *_):
         looks = asyncio.run(watch(url, args))
     told = summary(looks)
     least, mean = told["least_redraws_per_s"], told["mean_redraws_per_s"]

@@ -142,7 +142,7 @@ _FAILS = ("refuse", "close", "event", "silent")
 def test_a_request_that_takes_too_long_has_failed(tmp_path: Path) -> None:
     with stub_server() as url:
         result = run(_settings(url, _programs(tmp_path, "first=5000 tokens=1"), request_timeout_sec=0.3))
-    assert result.errors == {"no end within 0.3 s": 1}
+    assert result.errors == {"the answer did not end within 0.3 s": 1}
 
 
 def test_nothing_is_sent_after_the_duration(tmp_path: Path) -> None:

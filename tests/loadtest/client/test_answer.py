@@ -49,7 +49,7 @@ def test_an_event_that_is_no_json_fails_the_answer() -> None:
     answer = Answer(is_stream=True)
     answer.take(1.0, b"data: nonsense\n\n")
     answer.finish()
-    assert answer.error == "an event of the stream is not of the OpenAI API"
+    assert answer.error == "the stream has an event that is not of the OpenAI API"
 
 
 def test_a_whole_answer_has_one_chunk_at_its_end() -> None:

@@ -81,7 +81,7 @@ def test_a_body_without_a_length_ends_with_the_connection_and_interim_answers_ar
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (b"", "without an answer"),
+        (b"", "without a response"),
         (b"HTTP/1.1 200", "mid-response"),
         (b"SMTP ready\r\n\r\n", "not valid HTTP/1.1"),
         (b"HTTP/1.1 200 OK\r\nnonsense\r\n\r\n", "not valid HTTP/1.1"),

@@ -115,7 +115,7 @@ def test_a_prompt_of_no_tokens_is_refused(tmp_path: Path) -> None:
         ("[1]", "line 2: Expected `object`"),
         ('{"prompt_token_ids": [1]}', "line 2: .*output_len"),
         ('{"prompt_token_ids": [], "output_len": 1}', "line 2: prompt_token_ids is empty"),
-        ('{"prompt_token_ids": [1, -2], "output_len": 1}', "line 2: prompt_token_ids: -2 is no token id"),
+        ('{"prompt_token_ids": [1, -2], "output_len": 1}', "line 2: prompt_token_ids: -2 is not a token id"),
         ('{"prompt_token_ids": [1, 4294967296], "output_len": 1}', "line 2: prompt_token_ids: 4294967296"),
         ('{"prompt_token_ids": [1, "a"], "output_len": 1}', r"line 2: .*prompt_token_ids\[1\]"),
         ('{"prompt_token_ids": [1], "output_len": 0}', "line 2: output_len 0: must be at least 1"),

@@ -56,13 +56,13 @@ def test_a_folder_counts_with_its_tokenizer(tmp_path: Path) -> None:
         FolderCounter(tmp_path / "none")
 
 
-def test_an_estimate_is_calibrated_on_usage_and_says_so() -> None:
+def test_an_estimate_comes_from_the_usage_and_says_so() -> None:
     counter = estimate(lambda text: 11 + 2 * len(text.split()))
     assert "2.00 tokens a word" in counter.source
     text = TextMaker(counter).text(100, random.Random(1))
     assert len(text.split()) == 50
 
 
-def test_an_estimate_without_usage_says_that_nobody_counts() -> None:
-    assert "nobody counts" in estimate(lambda text: None).source
+def test_an_estimate_without_usage_says_that_the_server_does_not_count() -> None:
+    assert "does not count" in estimate(lambda text: None).source
     assert EstimatedCounter(1.5, "").count("a b c d") == 6

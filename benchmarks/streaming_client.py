@@ -14,7 +14,7 @@ _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class TimedRequest:
     """One request: due at a time since the start of the load; a closed loop ignores that time."""
 
     at_s: float
@@ -24,10 +24,10 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """What became of a request. Times are seconds since the start of the load."""
 
-    ask: Ask
+    request: TimedRequest
     due_s: float = 0.0
     first_s: float | None = None  # the first token came
     end_s: float | None = None  # the answer was complete
@@ -48,29 +48,31 @@ class Answer:
         return self.status == 200 and self.end_s is not None and self.first_s is not None
 
 
-def open_loop(url: str, asks: Sequence[Ask], patience_s: float | None = None) -> list[Answer]:
+def open_loop(url: str, requests: Sequence[TimedRequest], patience_s: float | None = None) -> list[StreamedAnswer]:
     """Send every request when it is due, whatever has become of those before it; return all answers in this order.
 
     With a patience, requests that have no end so long after the last was due are given up, incomplete.
     """
-    return asyncio.run(_open_loop(url, asks, patience_s))
+    return asyncio.run(_open_loop(url, requests, patience_s))
 
 
-def closed_loop(url: str, asks: Sequence[Ask], concurrency: int, seconds: float = float("inf")) -> list[Answer]:
+def closed_loop(
+    url: str, requests: Sequence[TimedRequest], concurrency: int, seconds: float = float("inf")
+) -> list[StreamedAnswer]:
     """Keep `concurrency` requests going, in this order, each due when the one before it has ended.
 
     No request is begun after `seconds`; returns the answers to those that were begun.
     """
-    return asyncio.run(_closed_loop(url, asks, concurrency, seconds))
+    return asyncio.run(_closed_loop(url, requests, concurrency, seconds))
 
 
-async def _open_loop(url: str, asks: Sequence[Ask], patience_s: float | None) -> list[Answer]:
-    answers = [Answer(ask, ask.at_s) for ask in asks]
+async def _open_loop(url: str, requests: Sequence[TimedRequest], patience_s: float | None) -> list[StreamedAnswer]:
+    answers = [StreamedAnswer(request, request.at_s) for request in requests]
     tasks: list[asyncio.Task[None]] = []
     start_s = time.perf_counter()
     for answer in sorted(answers, key=lambda one: one.due_s):
         await asyncio.sleep(max(start_s + answer.due_s - time.perf_counter(), 0))
-        tasks.append(asyncio.create_task(_ask(url, answer, start_s)))
+        tasks.append(asyncio.create_task(_send(url, answer, start_s)))
     done, given_up = await asyncio.wait(tasks, timeout=patience_s)
     for task in given_up:
         task.cancel()
@@ -79,19 +81,21 @@ async def _open_loop(url: str, asks: Sequence[Ask], patience_s: float | None) ->
     return answers
 
 
-async def _closed_loop(url: str, asks: Sequence[Ask], concurrency: int, seconds: float) -> list[Answer]:
-    answers: list[Answer] = []
-    left: Iterator[Ask] = iter(asks)
+async def _closed_loop(
+    url: str, requests: Sequence[TimedRequest], concurrency: int, seconds: float
+) -> list[StreamedAnswer]:
+    answers: list[StreamedAnswer] = []
+    left: Iterator[TimedRequest] = iter(requests)
     start_s = time.perf_counter()
 
     async def work() -> None:
-        for ask in left:
+        for request in left:
             now_s = time.perf_counter() - start_s
             if now_s >= seconds:
                 return
-            answer = Answer(ask, now_s)
+            answer = StreamedAnswer(request, now_s)
             answers.append(answer)
-            await _ask(url, answer, start_s)
+            await _send(url, answer, start_s)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
@@ -99,15 +103,15 @@ async def _closed_loop(url: str, asks: Sequence[Ask], concurrency: int, seconds:
     return answers
 
 
-async def _ask(url: str, answer: Answer, start_s: float) -> None:
+async def _send(url: str, answer: StreamedAnswer, start_s: float) -> None:
     """Send one request and read its answer to the end. A broken connection leaves the answer incomplete."""
-    ask = answer.ask
+    request = answer.request
     host, _, port = url.removeprefix("http://").rpartition(":")
-    fields = {"prompt": ask.prompt, "max_tokens": ask.outputs, "ignore_eos": True, "stream": True}
+    fields = {"prompt": request.prompt, "max_tokens": request.outputs, "ignore_eos": True, "stream": True}
     body = json.dumps({**fields, "stream_options": {"include_usage": True}})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    if ask.key:
-        head += f"Authorization: Bearer {ask.key}\r\n"
+    if request.key:
+        head += f"Authorization: Bearer {request.key}\r\n"
     try:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
