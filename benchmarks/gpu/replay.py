@@ -10,7 +10,7 @@ import select
 from array import array
 from collections.abc import Iterator, Sequence
 
-from benchmarks import fastswitch
+from benchmarks import checks, fastswitch_replay, fastswitch_trace
 from benchmarks.gpu.bare import Bare, open_bare
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.engine import engine_settings
@@ -25,7 +25,7 @@ from tiercel.wire import SetTenants, Submit
 
 CONVERSATIONS = 24
 SEED = 2
-PATTERN: fastswitch.Pattern = "markov"
+PATTERN: fastswitch_trace.Pattern = "markov"
 FREQUENCY = 0.04  # updates a step
 _SWAPS = (Route.SPILL, Route.RESTORE)
 
@@ -36,7 +36,7 @@ class Replay:
     def __init__(
         self,
         bare: Bare,
-        trace: Sequence[fastswitch.Conversation],
+        trace: Sequence[fastswitch_trace.Conversation],
         rows: Iterator[list[float]],
         frequency: float = FREQUENCY,
     ) -> None:
@@ -144,8 +144,8 @@ def _tenant(talk: int) -> TenantId:
 
 def run(bench: Bench) -> None:
     """Figures `idle_share`, `copy_mib`, `ttft_p99_s`, `tbt_p999_s`."""
-    trace = fastswitch.conversations(CONVERSATIONS // (2 if bench.is_quick else 1), SEED)
-    blocks = fastswitch.budget_blocks(fastswitch.endless(trace))
+    trace = fastswitch_trace.conversations(CONVERSATIONS // (2 if bench.is_quick else 1), SEED)
+    blocks = fastswitch_replay.budget_blocks(fastswitch_replay.endless(trace))
     settings = engine_settings(
         bench.folder,
         max_num_seqs=256,
@@ -157,7 +157,7 @@ def run(bench: Bench) -> None:
         enable_prefix_caching="true",
     )
     with open_bare(settings) as bare:
-        rows = fastswitch.priorities(PATTERN, len(trace), SEED)
+        rows = fastswitch_trace.priorities(PATTERN, len(trace), SEED)
         say(bench, bare.engine, Replay(bare, trace, rows), bench.left_s)
 
 
@@ -172,7 +172,7 @@ def say(bench: Bench, engine: Engine, replay: Replay, most_s: float) -> None:
     bench.record("idle_share", replay.idle_s / took_s, "", **facts)
     if copies:
         bench.record("copy_mib", size / copies / 2**20, "MiB", swapped_gb=size / 1e9, copies=copies)
-    bench.record("ttft_p99_s", fastswitch.percentile(replay.waits_s, 0.99), "s", turns=replay.turns)
-    bench.record("tbt_p999_s", fastswitch.percentile(replay.gaps_s, 0.999), "s", tokens=len(replay.gaps_s))
+    bench.record("ttft_p99_s", checks.percentile(replay.waits_s, 0.99), "s", turns=replay.turns)
+    bench.record("tbt_p999_s", checks.percentile(replay.gaps_s, 0.999), "s", tokens=len(replay.gaps_s))
     if not is_whole:
         bench.result.left_out.append("the end of the trace")

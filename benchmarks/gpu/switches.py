@@ -6,41 +6,43 @@ Loop, planner and cache are the real ones; steps and copies take what the formul
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from benchmarks import fastswitch
+from benchmarks import fastswitch_replay, fastswitch_trace
 from benchmarks.gpu.bench import Bench
 
 CONVERSATIONS = 100
 SEED = 2
-PATTERN: fastswitch.Pattern = "markov"
+PATTERN: fastswitch_trace.Pattern = "markov"
 FREQUENCY = 0.04
-BUILDS = (fastswitch.FULL, fastswitch.NO_REUSE, fastswitch.ALL_OFF)
+BUILDS = (fastswitch_replay.FULL, fastswitch_replay.NO_REUSE, fastswitch_replay.ALL_OFF)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One replay in a process of its own."""
 
-    build: fastswitch.Build
+    build: fastswitch_replay.Build
     conversations: int
     blocks: int
     copy_bytes_per_s: float
 
-    def run(self) -> fastswitch.Result:
+    def run(self) -> fastswitch_replay.Result:
         """To its end."""
-        trace = fastswitch.conversations(self.conversations, SEED)
-        rows = fastswitch.priorities(PATTERN, len(trace), SEED)
+        trace = fastswitch_trace.conversations(self.conversations, SEED)
+        rows = fastswitch_trace.priorities(PATTERN, len(trace), SEED)
         speed = self.copy_bytes_per_s
-        return fastswitch.Replay(trace, self.build, self.blocks, rows, FREQUENCY, copy_bytes_per_s=speed).run()
+        return fastswitch_replay.Replay(trace, self.build, self.blocks, rows, FREQUENCY, copy_bytes_per_s=speed).run()
 
 
 def run(bench: Bench, conversations: int = CONVERSATIONS) -> None:
     """Figures `swapped_share`, `idle_share`, `ttft_gain`, `tbt_gain`; see the targets of the replay."""
     down, up = (bench.earlier(f"copies.both_{way}_groups") for way in ("down", "up"))
     is_measured = down is not None and up is not None
-    speed = 1e9 * min(down, up) if down is not None and up is not None else fastswitch.COPY_BYTES_PER_S
+    speed = 1e9 * min(down, up) if down is not None and up is not None else fastswitch_replay.COPY_BYTES_PER_S
     if bench.is_quick:
         conversations //= 5
-    blocks = fastswitch.budget_blocks(fastswitch.endless(fastswitch.conversations(conversations, SEED)))
+    blocks = fastswitch_replay.budget_blocks(
+        fastswitch_replay.endless(fastswitch_trace.conversations(conversations, SEED))
+    )
     jobs = [Job(build, conversations, blocks, speed) for build in BUILDS]
     with ProcessPoolExecutor(len(jobs)) as pool:
         full, fresh, off = pool.map(Job.run, jobs)

@@ -6,17 +6,18 @@ from typing import get_args
 
 import pytest
 
-from benchmarks import fastswitch
-from benchmarks.fastswitch import ALL_OFF, BUILDS, FULL, NO_REUSE, Build, Pattern, Replay
+from benchmarks import fastswitch, fastswitch_replay, fastswitch_trace
+from benchmarks.fastswitch_replay import ALL_OFF, BUILDS, FULL, NO_REUSE, Build, Replay
+from benchmarks.fastswitch_trace import Pattern
 from tiercel.errors import InvariantError
 
 FREQUENCY = 0.25  # updates a step: many switches in few steps
-TRACE = fastswitch.conversations(16, seed=0, scale=0.15)
-BLOCKS = fastswitch.budget_blocks(fastswitch.endless(TRACE))
+TRACE = fastswitch_trace.conversations(16, seed=0, scale=0.15)
+BLOCKS = fastswitch_replay.budget_blocks(fastswitch_replay.endless(TRACE))
 
 
 def replay(build: Build, pattern: Pattern = "random") -> Replay:
-    return Replay(TRACE, build, BLOCKS, fastswitch.priorities(pattern, len(TRACE), 1), FREQUENCY)
+    return Replay(TRACE, build, BLOCKS, fastswitch_trace.priorities(pattern, len(TRACE), 1), FREQUENCY)
 
 
 @pytest.mark.parametrize("pattern", get_args(Pattern))
@@ -38,8 +39,8 @@ def test_reuse_halves_what_is_swapped_out() -> None:
 
 
 def test_only_merged_copies_are_larger_than_a_block() -> None:
-    assert replay(FULL).run().copy_bytes > fastswitch.BLOCK_TOKENS * fastswitch.TOKEN_BYTES
-    assert replay(ALL_OFF).run().copy_bytes == fastswitch.BLOCK_TOKENS * fastswitch.TOKEN_BYTES
+    assert replay(FULL).run().copy_bytes > fastswitch_replay.BLOCK_TOKENS * fastswitch_replay.TOKEN_BYTES
+    assert replay(ALL_OFF).run().copy_bytes == fastswitch_replay.BLOCK_TOKENS * fastswitch_replay.TOKEN_BYTES
 
 
 def test_a_replay_is_the_same_every_time() -> None:
@@ -49,11 +50,11 @@ def test_a_replay_is_the_same_every_time() -> None:
 
 def test_a_block_that_is_overwritten_under_way_is_noticed() -> None:
     one = replay(NO_REUSE)
-    while not (steady := [seq for seq in one.book.running if seq.computed > fastswitch.BLOCK_TOKENS]):
+    while not (steady := [seq for seq in one.book.running if seq.computed > fastswitch_replay.BLOCK_TOKENS]):
         one.ask()
         if not one.loop.step():
             one.pass_time()
-    one.machine.put_block(one.cache.slots(steady[0].id)[0], (0,) * fastswitch.BLOCK_TOKENS)
+    one.machine.put_block(one.cache.slots(steady[0].id)[0], (0,) * fastswitch_replay.BLOCK_TOKENS)
     with pytest.raises(InvariantError, match=r"sim\.wrong_kv"):
         one.run()
 
@@ -64,14 +65,14 @@ def test_with_room_for_all_nobody_is_preempted() -> None:
 
 
 def test_the_traces_are_what_the_docstring_says() -> None:
-    talks = fastswitch.conversations(4000, seed=0)
+    talks = fastswitch_trace.conversations(4000, seed=0)
     turns = [turn for talk in talks for turn in talk.turns]
     assert len(turns) / len(talks) == pytest.approx(5.5, rel=0.05)
     assert sum(len(turn.question) for turn in turns) / len(turns) == pytest.approx(161, rel=0.1)
     assert sum(turn.answer_tokens for turn in turns) / len(turns) == pytest.approx(338, rel=0.1)
-    rows = list(islice(fastswitch.priorities("markov", 500, 0), 20))
+    rows = list(islice(fastswitch_trace.priorities("markov", 500, 0), 20))
     kept = sum(before == after for first, second in pairwise(rows) for before, after in zip(first, second, strict=True))
-    assert kept / (19 * 500) == pytest.approx(fastswitch.MARKOV_KEEP, abs=0.02)
+    assert kept / (19 * 500) == pytest.approx(fastswitch_trace.MARKOV_KEEP, abs=0.02)
     assert all(0 <= priority < 1 for row in rows for priority in row)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import fastswitch
+from benchmarks import fastswitch_trace
 from benchmarks.gpu import attention, decode, dummy, engine, kernels, layout, overlap, replay, swap, throughput
 from benchmarks.gpu.bare import open_bare
 from benchmarks.gpu.bench import Bench
@@ -304,9 +304,9 @@ def test_conversations_change_places_and_all_is_said(tmp_path: Path, tiny: dict[
         scheduling_policy="priority",
         enable_prefix_caching="true",
     )
-    trace = [replace(talk, arrival_s=0.0) for talk in fastswitch.conversations(6, seed=0, scale=0.03)]
+    trace = [replace(talk, arrival_s=0.0) for talk in fastswitch_trace.conversations(6, seed=0, scale=0.03)]
     bench = Bench("replay", 60.0, tmp_path / "replay.json")
-    rows = fastswitch.priorities("random", len(trace), 1)
+    rows = fastswitch_trace.priorities("random", len(trace), 1)
     with open_bare(settings) as bare:
         played = replay.Replay(bare, trace, rows, frequency=0.5)
         replay.say(bench, bare.engine, played, 60.0)

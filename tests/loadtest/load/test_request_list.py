@@ -135,7 +135,7 @@ def test_a_broken_line_is_named(line: str | bytes, complaint: str, tmp_path: Pat
 
 def test_a_file_without_a_request_or_none_at_all_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n\n")
-    with pytest.raises(ConfigError, match="no request in it"):
+    with pytest.raises(ConfigError, match="has no requests"):
         read_requests(tmp_path / "empty")
     with pytest.raises(ConfigError, match="No such file"):
         read_requests(tmp_path / "none")

@@ -58,7 +58,7 @@ def test_a_folder_counts_with_its_tokenizer(tmp_path: Path) -> None:
 
 def test_an_estimate_comes_from_the_usage_and_says_so() -> None:
     counter = estimate(lambda text: 11 + 2 * len(text.split()))
-    assert "2.00 tokens a word" in counter.source
+    assert "2.00 tokens per word" in counter.source
     text = TextMaker(counter).text(100, random.Random(1))
     assert len(text.split()) == 50
 
