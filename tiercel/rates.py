@@ -23,7 +23,3 @@ class Rates(Struct, frozen=True, kw_only=True):
         """Time to move so many blocks on an idle route; infinite on one that does not exist."""
         rate = self.bytes_per_s_by_route.get(route, 0.0)
         return blocks * self.block_bytes / rate if rate > 0 else float("inf")
-
-    def is_worth(self, route: Route, block: int) -> bool:
-        """Whether loading block number `block` of a chain is cheaper than computing its tokens again."""
-        return self.load_s(route, 1) < self.recompute_s(block * self.block_size, self.block_size)
