@@ -1,1 +1,1 @@
-"""The engine puts the books (scheduler, kvcache) and the machines (device, models) together."""
+"""The engine process: the loop that connects the books (scheduler, kvcache) with the machine (device, models)."""

@@ -1,4 +1,4 @@
-"""The rooms put together: a loaded model, its books, its machines."""
+"""Open an engine: load the model, size and open the memory tiers, and connect everything to the loop."""
 
 import logging
 from collections.abc import Callable
@@ -48,12 +48,12 @@ from tiercel.wire import Loading
 
 log = logging.getLogger("tiercel.engine.process")
 
-_BUSY_S = 0.01  # a look at the mail when work is pending that nothing will wake us for
-_IDLE_S = 1.0
+_BUSY_S = 0.01  # between two looks at the mail while work is pending that wakes nobody
+_IDLE_S = 1.0  # the same while nothing is pending
 
 
 class Engine:
-    """The opened engine: its loop, what the loop drives, and the facts that the HTTP process is told."""
+    """The opened engine: its loop, the parts that the loop drives, and the facts reported to the HTTP process."""
 
     def __init__(
         self,
@@ -79,11 +79,14 @@ class Engine:
 
     @property
     def dtype(self) -> str:
-        """Of weights, activations and KV."""
+        """The dtype of weights, activations and KV."""
         return dtype_name(self.model)
 
     def patience_s(self) -> float:
-        """How long the loop may sleep when it has nothing to do: neither a late read nor a wait that ends wakes it."""
+        """Return how long the loop may sleep when a step had nothing to do.
+
+        Deadlines of reads and the ends of time limits are included, because neither of them wakes the loop.
+        """
         rest_s = _IDLE_S if self.loop.is_idle else _BUSY_S
         for due_s in (self.tiers.mover.next_deadline_s(), self.cache.next_limit_s):
             if due_s is not None:
@@ -91,7 +94,7 @@ class Engine:
         return rest_s
 
     def close(self) -> None:
-        """Stop the lanes and let writes to the disk end."""
+        """Stop the lanes and wait for writes to the disk."""
         self._lane.close()
         self.tiers.close()
 
@@ -104,9 +107,10 @@ def open_engine(
     arena_fd: int | None = None,
     wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
 ) -> Engine:
-    """Load the model, size the pools and put the rooms together. Errors: ConfigError.
+    """Load the model and open an engine on it. Errors: ConfigError.
 
-    `wrap` may put something between the loop and its runner, such as a stopwatch.
+    `arena_fd`: a memfd for the host tier that outlives the process. `wrap` may put something between the loop and its
+    runner, such as a stopwatch.
     """
     device = open_device(settings.device, settings.threads)
     torch_device = torch.device(device.name)
@@ -126,10 +130,10 @@ def assemble(
     arena_fd: int | None = None,
     wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
 ) -> Engine:
-    """Books and machines round a loaded model."""
+    """Open an engine on a loaded model. See `open_engine`."""
     spec = kv_spec(model, settings.block_size)
     place, lane = torch.device(device.name), device.open_lane()
-    max_rows = settings.max_num_seqs + 1  # a suspect is admitted past the limit
+    max_rows = settings.max_num_seqs + 1  # one suspect is admitted beyond the limit
     sampler = open_sampler(max_rows, model.vocab_size, place, model.dtype)
     reserved_bytes = measure_footprint(settings, model, sampler, spec, device, lane, place).reserved_bytes
     kept = kept_memory(arena_fd, spec, model.fingerprint)
@@ -140,13 +144,13 @@ def assemble(
         settings, spec, capacity, device, clock, arena_fd, model.fingerprint, wake, lock=arena_fd is None
     )
     rates = _open_rates(tiers, model, spec, lane, clock, capacity.max_model_len, wake)
-    # An id beyond the logits can never be sampled, and must not be banned until min_tokens either.
+    # An id beyond the logits cannot be sampled, and banning it until min_tokens would be out of range.
     end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
     max_blocks = -(-capacity.max_model_len // settings.block_size)
-    device.give_back_cached()  # and wait: arenas of zeros were not queued on the lane
+    device.give_back_cached()  # this also waits for the zeroing of the arenas, which was not queued on the lane
     graphs = _record_graphs(settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock)
     times = open_step_times(settings, model, tiers.device.kv, spec, device, lane, clock, capacity, graphs)
-    # Not beside a recording, as the driver may refuse either for the other, nor beside what is measured.
+    # Not during the recording of graphs, because the driver may refuse one of the two, nor during measurements.
     tiers.start_locking()
     most_tokens = step_tokens(settings, device)
     yields = device.name == "cpu"
@@ -189,17 +193,17 @@ def _record_graphs(
     mailbox: Outbox,
     clock: Clock,
 ) -> DecodeGraphs | None:
-    """Let decodes be replayed, where the device and the model can and the operator does not mind."""
+    """Record CUDA graphs of decodes. Return None if the device, the model or the settings exclude them."""
     recorder = device.open_recorder() if wants_graphs(settings, model) else None
     if recorder is None:
         return None
     start_s, free_bytes = clock.now_s(), device.free_bytes()
 
-    def tell(done: int, total: int) -> None:
+    def report_progress(done: int, total: int) -> None:
         mailbox.post(Loading(f"recording CUDA graphs {done} of {total}"))
 
     sizes = graph_sizes(settings.max_num_seqs)
-    graphs = record_graphs(model, kv, max_rows, max_blocks, lane, recorder, sizes, tell)
+    graphs = record_graphs(model, kv, max_rows, max_blocks, lane, recorder, sizes, report_progress)
     taken_bytes, taken_s = free_bytes - device.free_bytes(), clock.now_s() - start_s
     recorded = () if graphs is None else graphs.sizes
     log.info("graphs recorded rows=%s bytes=%d s=%.1f", recorded, taken_bytes, taken_s)
@@ -209,7 +213,7 @@ def _record_graphs(
 def _open_rates(
     tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: Clock, max_model_len: int, wake: Callable[[], None]
 ) -> RateBook:
-    """Measure what decides between loading and computing, where there is anything to load from."""
+    """Measure the speeds that decide between loading and recomputing, if there is a tier to load from."""
     if tiers.host is None and tiers.volume is None:
         return RateBook(Rates(block_bytes=spec.block_bytes, block_size=spec.block_size))
     rates = measure_rates(tiers, model, spec, lane, clock, max_model_len)

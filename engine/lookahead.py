@@ -1,25 +1,25 @@
-"""Whether the next step is planned while another one runs, or when that has ended. Imports no torch."""
+"""The choice whether to plan a step while another one runs, or after it has ended. Imports no torch."""
 
-_LEAST_MS = 10.0  # nobody notices waiting for another step that is shorter
-_HOST_TIMES = 20.0  # a step of so many times the cost of planning loses at most 1/20 when nothing overlaps
-_RISE, _FALL = 0.05, 0.5  # weight of the newest measurement: other work on the machine only ever adds
+_MIN_LONG_MS = 10.0  # waiting for a shorter step is not noticeable
+_MIN_HOST_RATIO = 20.0  # of a step's time to the cost of planning: without overlap at most 1/20 of the time is lost
+_RISE, _FALL = 0.05, 0.5  # weights of the newest measurement: other work on the machine makes it longer, never shorter
 
 
 class Lookahead:
-    """Decides how late a step is planned.
+    """Decides which steps must end before the next one is planned.
 
-    A request that arrives after a step was planned waits for that step as well, because what is sealed is never taken
-    back. Planning ahead hides the cost of planning, which counts only where steps are short. So the step behind a long
-    one is planned when the long one has ended: a new request waits for one step and not for two.
+    A request that arrives after a step was planned waits for that step as well, because a sealed step is never
+    changed. Planning ahead hides the cost of planning, which matters only if steps are short. The step after a long
+    one is therefore planned when the long one has ended: a new request waits for one step instead of two.
     """
 
     def __init__(self) -> None:
-        self._host_ms = 0.0  # of planning and launching one step, smoothed
+        self._host_ms = 0.0  # smoothed time of planning and launching one step
 
     def launched(self, host_s: float, *, is_alone: bool) -> None:
-        """Note the time that planning and launching a step took. `is_alone`: no step ran beside it.
+        """Note the time that planning and launching a step took. `is_alone`: no other step ran meanwhile.
 
-        Beside one that runs it takes longer, because both want the cores: that says at most what it costs alone.
+        While a step runs, planning takes longer because both compete for the cores; such a time is an upper bound.
         """
         ms, known_ms = 1e3 * host_s, self._host_ms
         if not known_ms or ms < known_ms:
@@ -28,5 +28,5 @@ class Lookahead:
             self._host_ms += (ms - known_ms) * _RISE
 
     def is_long(self, step_ms: float) -> bool:
-        """Return True if a step of this predicted time is to end before the next one is planned."""
-        return step_ms >= max(_LEAST_MS, _HOST_TIMES * self._host_ms)
+        """Return whether a step of this predicted time has to end before the next one is planned."""
+        return step_ms >= max(_MIN_LONG_MS, _MIN_HOST_RATIO * self._host_ms)

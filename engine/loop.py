@@ -32,11 +32,11 @@ from tiercel.wire import Abort, Quit, SetSettings, SetTenants, Start, Submit, To
 
 log = logging.getLogger(__name__)
 
-_LIKELY_VICTIMS = 8  # running sequences whose blocks are written back first
+_LIKELY_VICTIMS = 8  # running sequences whose blocks are spilled in advance
 
 
 class Mover(Protocol):
-    """Carries blocks between tiers. The seam to copy engines and disks, also to simulated ones."""
+    """Copies blocks between tiers: by copy engines and disks, or simulated."""
 
     def start(self, transfers: Iterable[Transfer]) -> None: ...
     def poll(self) -> list[Landing]: ...
@@ -44,33 +44,33 @@ class Mover(Protocol):
 
 
 class NoMover:
-    """The mover of an engine with one tier."""
+    """The mover of an engine with a single tier."""
 
     def start(self, transfers: Iterable[Transfer]) -> None:
-        """Errors: InvariantError: there is no other tier."""
+        """Errors: InvariantError for any transfer, because there is no other tier."""
         for transfer in transfers:
             raise InvariantError("mover.none", transfer=transfer.id)
 
     def poll(self) -> list[Landing]:
-        """Nothing ever flies."""
+        """Return no landings."""
         return []
 
     def gauges(self) -> tuple[RouteGauges, ...]:
-        """No routes."""
+        """Return no routes."""
         return ()
 
 
 class Steers(Protocol):
-    """Who acts on settings that change while the engine runs."""
+    """Applies settings that change while the engine runs."""
 
     def steer(self, settings: EngineSettings, now_s: float) -> None: ...
 
 
 class EngineLoop:
-    """One step: mail, landings, plan, seal, launch, start transfers, commit the step before, post.
+    """Runs steps: take landings, plan, seal, launch, start transfers, commit the step before, report.
 
-    `depth` steps are launched ahead of the commit: 1 overlaps planning with computing, 0 is synchronous. Where steps
-    are to yield (`StepLimits.yield_ms`), nothing is planned while a long one runs.
+    `depth` steps are launched ahead of the commit: 1 overlaps planning with computing, 0 is synchronous. If steps are
+    to yield (`StepLimits.yield_ms`), no step is planned while a long one runs.
     """
 
     def __init__(
@@ -99,33 +99,33 @@ class EngineLoop:
         self._lookahead = Lookahead()
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
-        self._started_s: deque[float] = deque()  # launches of the steps in flight
-        self._committed_s = 0.0  # the last commit: the device was busy until then
-        self._order: tuple[SeqId, ...] = ()  # who waits, drawn once a step: for prefetch, and published with the plan
+        self._started_s: deque[float] = deque()  # when each step in flight was launched
+        self._committed_s = 0.0  # when the last step was committed; the device was busy until then
+        self._order: tuple[SeqId, ...] = ()  # of waiting sequences, computed once a step for prefetching and planning
         self._reload = TenantReload(book, cache)
         self._survey = FairnessSurvey(book)
         self.gauges = GaugeReader(book, cache, self._relief, self._survey, self._mover.gauges, disk_state, clock)
         self._reporter = Reporter(book, self.gauges, self._survey, post, clock)
         self.has_quit = False
-        self.quit_patience_s = 0.0  # to persist what lies in memory
+        self.quit_patience_s = 0.0  # time for persisting blocks after a quit
 
     @property
     def book(self) -> SequenceBook:
-        """The sequences that the loop serves. Between two steps priorities may be moved."""
+        """The sequences that the loop serves. Their bands may be changed between two steps."""
         return self._book
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, runs or flies."""
+        """Whether no sequence waits or runs and no step is in flight."""
         return not self._flights and not len(self._book)
 
     @property
     def has_unsaved(self) -> bool:
-        """The disk could be given something that it does not have."""
+        """Whether memory holds blocks that could be persisted and are not."""
         return self._cache.idle.has_unsaved
 
     def take(self, messages: Iterable[ToEngine]) -> None:
-        """Act on mail."""
+        """Act on messages of the HTTP process."""
         for message in messages:
             match message:
                 case Submit(request):
@@ -145,9 +145,9 @@ class EngineLoop:
                     log.warning("second start frame ignored")
 
     def step(self) -> bool:
-        """Plan and launch one step ahead, then commit the oldest. False when there was nothing to do.
+        """Plan and launch a step, then commit the oldest step in flight. Return False if there was nothing to do.
 
-        A long step is waited for and committed at once: the next one is planned from the mail that has come until then.
+        A long step is committed at once, so that the next one is planned with the messages that arrived meanwhile.
         """
         began_s, is_alone = self._clock.now_s(), not self._flights
         self._land()
@@ -173,11 +173,11 @@ class EngineLoop:
         return is_launched or has_more
 
     def _is_long(self) -> bool:
-        """Whether the step launched last is to end before another one is planned."""
+        """Return whether the step launched last has to end before another one is planned."""
         return bool(self._planner.limits.yield_ms) and self._lookahead.is_long(self._book.policy.launched_ms)
 
     def check_integrity(self) -> None:
-        """Every book agrees with itself and with the others. Errors: InvariantError."""
+        """Check that the books are consistent. Errors: InvariantError."""
         self._book.check_integrity()
         self._cache.check_integrity()
 
@@ -193,12 +193,12 @@ class EngineLoop:
         now_s = self._clock.now_s()
         near_tokens = self._cache.peek(request.prompt + request.outputs, request.scope)
         quota, block_size = self._cache.quota_blocks(request.tenant), self._cache.block_size
-        # The KV of its last token is never computed.
+        # The KV of the last token is never computed.
         most_tokens = None if quota is None else quota * block_size + 1
         sequence = self._book.add(request, now_s, near_tokens, most_tokens)
         self._cache.open(request.id, sequence.tokens, request.scope, request.tenant)
         blocks = -(-(sequence.limit - 1) // block_size)
-        # The HTTP process refuses such requests with a better answer; here they must only never be waited for.
+        # The HTTP process refuses such requests with a better message. One that arrives here must not wait for ever.
         if blocks > self._cache.blocks:
             self._end(request.id, FinishReason.ERROR, f"needs {blocks} KV blocks, the pool has {self._cache.blocks}")
         elif most_tokens is not None and sequence.num_tokens >= most_tokens:
@@ -212,7 +212,7 @@ class EngineLoop:
         self._reporter.add_finished(self._close(self._book.finish(seq, reason, self._clock.now_s(), error=error)))
 
     def _close(self, finished: Finished) -> Finished:
-        """The cache forgets the sequence, too; what lower tiers have brought it is told with its end."""
+        """Close the sequence in the cache, and add to its outcome how many tokens came from lower tiers."""
         reuse = self._cache.close(finished.seq)
         if reuse is NO_REUSE:
             return finished
@@ -225,14 +225,14 @@ class EngineLoop:
         )
 
     def _land(self) -> None:
-        """Book what has come, and bring near what the first of those that wait will need."""
+        """Book the transfers that have ended, and prefetch for the first waiting sequences."""
         for seq, tokens in self._cache.land(self._mover.poll()):
             self._book.restored(seq, tokens)
         self._order = self._planner.order(self._clock.now_s())
         self._cache.expect(self._order)
 
     def _do_chores(self) -> None:
-        """Copies for nobody in particular, likely victims first: what is clean can be dropped for free."""
+        """Start background copies, likely victims first: a block that has a copy below can be dropped at no cost."""
         victims = (sequence.id for sequence in islice(reversed(self._book.running), _LIKELY_VICTIMS))
         self._cache.work(victims, self._clock.now_s(), is_idle=not self._book.waiting)
         self._mover.start(self._cache.outgoing())
@@ -254,7 +254,7 @@ class EngineLoop:
         self._mover.start(step.transfers)
         self._book.launch(plan, self._clock.now_s())
         if plan.nano_batches and isinstance(self._flights[-1], RefusedFlight):
-            # Nothing goes behind it: it would start from tokens and rows that half a step has left.
+            # No step may follow: it would start from the tokens and rows that half a step has left.
             while self._flights:
                 self._commit(self._flights.popleft())
         return bool(plan.nano_batches)
@@ -266,9 +266,9 @@ class EngineLoop:
             return RefusedFlight(step, error)
 
     def _is_blamed(self, step: int, batches: Sequence[NanoBatch], error: DeviceError) -> bool:
-        """Whether one of its sequences may have broken a step: they run alone from now on.
+        """Return whether a sequence of the failed step may be the cause; its sequences then run alone.
 
-        Not where memory was short and smaller forwards may help.
+        No sequence is blamed for a shortage of device memory while smaller forwards may help.
         """
         if isinstance(error, OutOfDeviceMemoryError):
             return not self._relief.shrink(step, batches, error)
@@ -276,7 +276,7 @@ class EngineLoop:
         return True
 
     def _fail_alone(self, seq: SeqId, error: DeviceError) -> None:
-        """It was alone: no other request can have broken the step."""
+        """End the only sequence of a failed step: no other request can be the cause."""
         if isinstance(error, OutOfDeviceMemoryError):
             self._relief.clear()
             self._end(seq, FinishReason.ERROR, NO_MEMORY)
@@ -284,7 +284,7 @@ class EngineLoop:
             self._end(seq, FinishReason.ERROR, "the engine failed on this request")
 
     def _refill_rows(self, seqs: list[SeqId]) -> None:
-        """What the runner keeps of these sequences is not what the books say: it gets it anew."""
+        """Have the runner fill the rows of these sequences again, because they differ from the books."""
         self._runner.forget(seqs)
         for seq in seqs:
             self._cache.resend(seq)
@@ -310,7 +310,7 @@ class EngineLoop:
         self._reporter.report(commit, outcome)
 
     def _void(self, failed: Flight, error: DeviceError) -> None:
-        """The step failed: void it and every step launched behind it; its sequences are suspects."""
+        """Void a failed step and every step launched after it; the failed step's sequences become suspects."""
         is_blamed = self._is_blamed(failed.plan.step, failed.plan.nano_batches, error)
         now_s = self._clock.now_s()
         self._started_s.clear()

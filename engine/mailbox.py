@@ -1,4 +1,4 @@
-"""The engine's end of the socket: frames in, frames out, never waiting unless asked to."""
+"""The engine's end of the socket to the HTTP process. Only `wait` blocks."""
 
 import select
 import socket
@@ -11,7 +11,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 class EngineMailbox:
-    """Frames over one non-blocking stream socket."""
+    """Sends and receives frames over one non-blocking stream socket."""
 
     def __init__(self, sock: socket.socket, wake: Wake | None = None) -> None:
         sock.setblocking(False)
@@ -19,10 +19,10 @@ class EngineMailbox:
         self._socket = sock
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)  # pyright: ignore[reportArgumentType]
         self._unsent = bytearray()
-        self.is_closed = False  # the HTTP process is gone: nobody needs us
+        self.is_closed = False  # the HTTP process is gone
 
     def take(self) -> list[ToEngine]:
-        """Every frame that has arrived."""
+        """Return every frame that has arrived."""
         messages: list[ToEngine] = []
         while not self.is_closed:
             try:
@@ -38,12 +38,12 @@ class EngineMailbox:
         return messages
 
     def post(self, message: FromEngine) -> None:
-        """Send a frame; what the socket does not take now goes with the next call."""
+        """Send a frame; bytes that the socket does not accept now are sent by a later call."""
         self._unsent += encode_frame(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left."""
+        """Send the bytes that are still unsent, as far as the socket accepts them."""
         try:
             while self._unsent:
                 sent = self._socket.send(self._unsent)
@@ -55,11 +55,11 @@ class EngineMailbox:
 
     @property
     def has_unsent(self) -> bool:
-        """Frames wait for room in the socket."""
+        """Whether bytes wait until the socket accepts them."""
         return bool(self._unsent)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a frame arrives, room to send appears, another thread wakes us or the time is over."""
+        """Sleep until a frame arrives, the socket accepts unsent bytes, another thread sets `wake`, or a timeout."""
         if self.is_closed:
             return
         writers = [self._socket] if self._unsent else []
@@ -73,7 +73,7 @@ class EngineMailbox:
 
 
 def receive_start(mailbox: EngineMailbox) -> list[ToEngine]:
-    """Wait for the first frames. Errors: WireError when the peer leaves before it says anything."""
+    """Wait for the first frames and return them. Errors: WireError if the peer closes before it sends any."""
     while True:
         messages = mailbox.take()
         if messages:

@@ -1,4 +1,4 @@
-"""The engine without HTTP: its own loop driven in this process, requests handed over together, tokens kept."""
+"""The engine without HTTP: its loop runs in this process, on requests that are submitted together."""
 
 import gc
 import select
@@ -26,7 +26,7 @@ from tiercel.wire import FromEngine, Report, Submit
 
 @dataclass(frozen=True, slots=True)
 class OfflineRequest:
-    """One request: raw uint32 token ids (`pack_tokens`), and how the answer is drawn."""
+    """One request: raw uint32 token ids (`pack_tokens`) and sampling parameters."""
 
     prompt: bytes
     params: SamplingParams
@@ -34,7 +34,7 @@ class OfflineRequest:
 
 @dataclass(frozen=True, slots=True)
 class OfflineAnswer:
-    """What came of it. Times count from when all requests were handed over."""
+    """The answer to a request. Times count from the submission of all requests."""
 
     tokens: "array[int]"
     first_s: float
@@ -43,54 +43,54 @@ class OfflineAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OfflineRun:
-    """All answers in the order that was asked, and what they took."""
+    """All answers in the order of the requests, and the time and gauges of the run."""
 
     answers: tuple[OfflineAnswer, ...]
-    elapsed_s: float  # from before the first request was handed over until the last has ended
+    elapsed_s: float  # from the submission until the last request has ended
     laps: Laps
-    before: Gauges  # the books when it began
-    after: Gauges  # and when it had ended
+    before: Gauges  # at the submission
+    after: Gauges  # at the end
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What this engine turned out to be."""
+    """The facts of an opened engine."""
 
     dtype: str
     device: str
-    attention: str  # the backend's class
+    attention: str  # class of the attention backend
     model_impl: str
     vocab_size: int
-    max_model_len: int  # tokens, prompt and answer together
+    max_model_len: int  # tokens of prompt and answer together
     block_size: int  # tokens
     blocks: int  # of the device tier
-    step_tokens: int  # most of one step
+    step_tokens: int  # the token budget of a step
     kv_bytes: int
     weights_bytes: int
 
 
 class Inbox:
-    """What the loop posts, kept as it comes: it is sorted out when the clock has stopped."""
+    """Keeps the reports of the loop with their times; they are evaluated when the measured time is over."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.ended = 0  # sequences, since `clear`
-        self.reports: list[tuple[float, Report]] = []  # with when each came
+        self.ended = 0  # sequences that ended since `clear`
+        self.reports: list[tuple[float, Report]] = []  # each with the time of its arrival
 
     def post(self, message: FromEngine) -> None:
-        """Keep what has tokens or ends in it."""
+        """Keep a report that holds tokens or ends of sequences."""
         if isinstance(message, Report) and (message.seqs or message.finished):
             self.reports.append((self._clock.now_s(), message))
             self.ended += len(message.finished)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all reports."""
         self.reports.clear()
         self.ended = 0
 
 
 class OfflineEngine:
-    """One engine in this process. Use with `with`."""
+    """An engine in this process; a context manager."""
 
     def __init__(
         self, engine: Engine, settings: EngineSettings, inbox: Inbox, wake: Wake, clock: Clock, stopwatch: Stopwatch
@@ -105,10 +105,10 @@ class OfflineEngine:
 
     @staticmethod
     def open(settings: EngineSettings, clock: Clock) -> "OfflineEngine":
-        """Load the model and put the rooms together, as the engine process does. Errors: ConfigError."""
+        """Load the model and open the engine, as the engine process does. Errors: ConfigError."""
         wake, inbox, stopwatch = Wake.open(), Inbox(clock), Stopwatch(clock)
         engine = open_engine(settings, inbox, wake, clock, wrap=stopwatch.watch)
-        # What is loaded stays: the collector need not look at it again.
+        # Objects loaded until now stay for good: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
         return OfflineEngine(engine, settings, inbox, wake, clock, stopwatch)
@@ -122,14 +122,14 @@ class OfflineEngine:
         self.close()
 
     def close(self) -> None:
-        """Stop the lanes, and let what is written to a disk end."""
+        """Stop the lanes, and wait for writes to the disk."""
         self._engine.close()
         self._wake.close()
         gc.unfreeze()
 
     @property
     def facts(self) -> EngineFacts:
-        """What was learnt by opening it."""
+        """The facts of this engine."""
         engine, model, capacity = self._engine, self._engine.model, self._engine.capacity
         device = engine.device
         attention = open_attention(
@@ -149,39 +149,39 @@ class OfflineEngine:
             weights_bytes=capacity.weights_bytes,
         )
 
-    def run(self, asked: Sequence[OfflineRequest], tell: Callable[[int], None] | None = None) -> OfflineRun:
-        """Hand over all requests at once and step until each has its whole answer.
+    def run(self, requests: Sequence[OfflineRequest], on_progress: Callable[[int], None] | None = None) -> OfflineRun:
+        """Submit all requests at once and step until each has its whole answer.
 
-        `tell` hears how many have ended. Requests must go on past the end of sequence (`ignore_eos`): each has to get
-        `max_tokens` tokens. Errors: TiercelError that names the first request that did not.
+        `on_progress` is called with the number of requests that have ended. Requests must set `ignore_eos`, because
+        each has to get `max_tokens` tokens. Errors: TiercelError naming the first request that got fewer.
         """
         loop, inbox = self._engine.loop, self._inbox
         inbox.clear()
         self._stopwatch.take()
         before = loop.gauges.read()
-        first, self._next = self._next, self._next + len(asked)
+        first, self._next = self._next, self._next + len(requests)
         now_s = self._clock.now_s()
         mail = [
-            Submit(Request(id=SeqId(first + place), prompt=one.prompt, params=one.params, arrival_s=now_s))
-            for place, one in enumerate(asked)
+            Submit(Request(id=SeqId(first + index), prompt=request.prompt, params=request.params, arrival_s=now_s))
+            for index, request in enumerate(requests)
         ]
         started_s = self._clock.now_s()
         loop.take(mail)
-        told = 0
-        while inbox.ended < len(asked):
+        reported = 0
+        while inbox.ended < len(requests):
             self._turn()
-            if tell is not None and inbox.ended != told:
-                told = inbox.ended
-                tell(told)
+            if on_progress is not None and inbox.ended != reported:
+                reported = inbox.ended
+                on_progress(reported)
         elapsed_s = self._clock.now_s() - started_s
         laps = self._stopwatch.take()
-        while not loop.is_idle:  # ghosts that were launched before the last end was known
+        while not loop.is_idle:  # steps that were launched before the last end was known
             self._turn()
-        answers = _answers(asked, first, started_s, inbox.reports)
+        answers = _answers(requests, first, started_s, inbox.reports)
         return OfflineRun(answers, elapsed_s, laps, before, loop.gauges.read())
 
     def _turn(self) -> None:
-        """One step of the loop; sleep when there is nothing to do. A turn that did nothing is no step."""
+        """Run one step of the loop; sleep if there was nothing to do, and do not count it as a step."""
         self._engine.upkeep.tend()
         self._stopwatch.begin()
         if self._engine.loop.step():
@@ -192,34 +192,34 @@ class OfflineEngine:
 
 
 def _answers(
-    asked: Sequence[OfflineRequest], first: int, started_s: float, reports: Sequence[tuple[float, Report]]
+    requests: Sequence[OfflineRequest], first: int, started_s: float, reports: Sequence[tuple[float, Report]]
 ) -> tuple[OfflineAnswer, ...]:
-    """Tokens and times by request. Errors: TiercelError where one is not as long as asked."""
-    tokens = [array("I") for _ in asked]
-    first_s, last_s = [0.0] * len(asked), [0.0] * len(asked)
+    """Return the answer to each request. Errors: TiercelError if one does not have the requested length."""
+    tokens = [array("I") for _ in requests]
+    first_s, last_s = [0.0] * len(requests), [0.0] * len(requests)
     ends: dict[int, Finished] = {}
     for at_s, report in reports:
         for seq, token in zip(memoryview(report.seqs).cast("Q"), memoryview(report.tokens).cast("I"), strict=True):
-            place = seq - first
-            if not tokens[place]:
-                first_s[place] = at_s - started_s
-            tokens[place].append(token)
-            last_s[place] = at_s - started_s
+            index = seq - first
+            if not tokens[index]:
+                first_s[index] = at_s - started_s
+            tokens[index].append(token)
+            last_s[index] = at_s - started_s
         for finished in report.finished:
             ends[finished.seq - first] = finished
-    for place, one in enumerate(asked):
-        _check_length(place + 1, one, len(tokens[place]), ends[place])
+    for index, request in enumerate(requests):
+        _check_length(index + 1, request, len(tokens[index]), ends[index])
     return tuple(OfflineAnswer(*answer) for answer in zip(tokens, first_s, last_s, strict=True))
 
 
-def _check_length(number: int, asked: OfflineRequest, got: int, end: Finished) -> None:
-    """Errors: TiercelError when prompt or answer has another length than was asked for."""
-    wanted_prompt, wanted = len(asked.prompt) // array("I").itemsize, asked.params.max_tokens
+def _check_length(number: int, request: OfflineRequest, got: int, end: Finished) -> None:
+    """Errors: TiercelError if the prompt or the answer has another length than requested."""
+    wanted_prompt, wanted = len(request.prompt) // array("I").itemsize, request.params.max_tokens
     if (end.num_prompt, end.num_outputs, got, end.reason) == (wanted_prompt, wanted, wanted, FinishReason.LENGTH):
         return
     why = f"{end.reason.value}: {end.error}" if end.error else end.reason.value
     raise TiercelError(
         "offline.wrong_length",
-        f"request {number}: asked {wanted_prompt} tokens of prompt and {wanted} of answer, "
+        f"request {number}: requested {wanted_prompt} tokens of prompt and {wanted} of answer, "
         f"got {end.num_prompt} and {got} ({why})",
     )

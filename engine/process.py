@@ -22,11 +22,11 @@ log = logging.getLogger("tiercel.engine.process")
 EXIT_CONFIG = 2
 EXIT_CRASH = 3
 
-_ADOPT_S = 0.5
+_ADOPT_S = 0.5  # at most, before the engine reports that it is ready
 
 
 def run(engine: Engine, mailbox: EngineMailbox, clock: Clock) -> None:
-    """Serve until the HTTP process says so or is gone; then persist for as long as it grants."""
+    """Serve until the HTTP process sends `Quit` or is gone; then persist blocks for the time that `Quit` allows."""
     loop = engine.loop
     while not (loop.has_quit or mailbox.is_closed):
         _turn(engine, mailbox, 1.0)
@@ -39,26 +39,26 @@ def run(engine: Engine, mailbox: EngineMailbox, clock: Clock) -> None:
 
 
 def _adopt(engine: Engine, mailbox: EngineMailbox, clock: Clock) -> None:
-    """Know what the volume holds before the first request asks for it; a large one goes on beside the work."""
+    """Take the entries of the volume before the first request; the scan of a large volume continues while serving."""
     scan, end_s = engine.tiers.scan, clock.now_s() + _ADOPT_S
     while scan is not None and not scan.is_done and (left_s := end_s - clock.now_s()) > 0:
         if not engine.loop.step():
             mailbox.wait(min(left_s, 0.01))
 
 
-def _turn(engine: Engine, mailbox: EngineMailbox, most_s: float) -> None:
-    """Mail and one step; sleep when there is nothing to do."""
+def _turn(engine: Engine, mailbox: EngineMailbox, max_sleep_s: float) -> None:
+    """Take mail and run one step; sleep if there was nothing to do."""
     loop = engine.loop
     loop.take(mailbox.take())
     engine.upkeep.tend()
     if loop.step():
         mailbox.flush()
     else:
-        mailbox.wait(min(most_s, engine.patience_s()))
+        mailbox.wait(min(max_sleep_s, engine.patience_s()))
 
 
 def serve(mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None) -> int:
-    """The life of the process, from the first frame on. Returns the exit code."""
+    """Open the engine of the first frame and serve. Return the exit code of the process."""
     first, *rest = receive_start(mailbox)
     if not isinstance(first, Start):
         log.error("first frame is not start frame=%s", type(first).__name__)
@@ -71,7 +71,7 @@ def serve(mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None
         mailbox.post(Failed(error.code, str(error)))
         _drain(mailbox, clock)
         return EXIT_CONFIG
-    # What is loaded stays: the collector need not look at it again.
+    # Objects loaded until now stay for good: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     keep_heap()
@@ -103,12 +103,12 @@ def _drain(mailbox: EngineMailbox, clock: Clock, patience_s: float = 2.0) -> Non
 
 
 def main() -> int:
-    """Own the process: signals, logging, exit code."""
+    """Run the process: signals, logging, exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited stream socket")
     parser.add_argument("--arena-fd", type=int, help="inherited memfd of the host tier, which outlives this process")
     arguments = parser.parse_args()
-    # Ctrl-C reaches the whole process group; the HTTP process drains and then tells us to quit.
+    # Ctrl-C reaches the whole process group; the HTTP process drains and then sends `Quit`.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         wake = Wake.open()
@@ -122,5 +122,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # Worker threads may still compute for a client that is gone: do not wait for them.
+    # Worker threads may still compute for a client that is gone. Exiting this way does not wait for them.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""How far loading is: stages for `/ready`, and a bar where a person watches."""
+"""The progress of loading: stages for `/ready`, and a progress bar on a terminal."""
 
 import sys
 from types import TracebackType
@@ -11,13 +11,13 @@ from tiercel.wire import FromEngine, Loading
 
 
 class Outbox(Protocol):
-    """Where stages go."""
+    """Where loading stages are posted."""
 
     def post(self, message: FromEngine) -> None: ...
 
 
 class LoadProgress:
-    """Called after every tensor. Posts a stage at every whole percent; draws on a terminal only."""
+    """The progress callback of a model: posts a stage at every whole percent and draws a bar on a terminal."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

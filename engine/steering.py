@@ -1,4 +1,4 @@
-"""Settings that change while the engine runs, carried to the books that act on them. Imports no torch."""
+"""Apply settings that change while the engine runs. Imports no torch."""
 
 import logging
 from dataclasses import replace
@@ -19,16 +19,16 @@ _PATIENCE_STEPS = 16
 
 
 class Pace(NamedTuple):
-    """What fairness is measured out by."""
+    """The scale of fairness: quanta and debt limits are multiples of it."""
 
-    step_ms: float  # the longest step
-    patience_s: float
+    step_ms: float  # of the longest step
+    patience_s: float  # waiting time after which a sequence counts as starved
 
 
 def pace_of(settings: EngineSettings, costs: StepCosts, most_tokens: int, *, yields: bool = False) -> Pace:
-    """Return the longest step that prompts may fill, and the patience that follows from it.
+    """Return the time of the longest step that prompts may fill, and the patience that follows from it.
 
-    `yields`: steps without decodes end within the goal, too, or hold the fewest tokens that do not waste time.
+    `yields`: steps without decodes keep the goal, too, or hold the fewest tokens that do not waste time.
     """
     step_ms = costs.predict_ms(most_tokens, settings.max_num_seqs, 0)
     if settings.tbt_goal_s:
@@ -40,13 +40,13 @@ def pace_of(settings: EngineSettings, costs: StepCosts, most_tokens: int, *, yie
 
 
 def policy_of(settings: EngineSettings, costs: StepCosts, most_tokens: int, *, yields: bool = False) -> Policy:
-    """The policy that the operator chose."""
+    """Open the scheduling policy of the settings."""
     pace = pace_of(settings, costs, most_tokens, yields=yields)
     return open_policy(settings.scheduling_policy, costs, step_ms=pace.step_ms, patience_s=pace.patience_s)
 
 
 def step_limits(settings: EngineSettings, most_tokens: int, block_bytes: int, *, yields: bool = False) -> StepLimits:
-    """Return what one step may hold. `yields`: one without decodes ends within the goal, too."""
+    """Return the limits of one step. `yields`: a step without decodes keeps the goal, too."""
     return StepLimits(
         settings.max_num_seqs,
         most_tokens,
@@ -59,15 +59,15 @@ def step_limits(settings: EngineSettings, most_tokens: int, block_bytes: int, *,
 
 
 def daily_blocks(settings: EngineSettings, block_bytes: int) -> int:
-    """Blocks that may be written to the SSD a day; 0: no cap."""
+    """Return how many blocks may be written to the SSD per day; 0 means no limit."""
     return max(1, settings.kv_disk_daily_bytes // block_bytes) if settings.kv_disk_daily_bytes else 0
 
 
 class Steering:
-    """Acts on the fields that may change while the engine runs, and on those that did.
+    """Applies changed settings to the books.
 
-    Sequences stay as they are: those that run go on, those that wait stand in the new policy's order. What the machine
-    was laid out for (`max_num_seqs` at the start) stays the most.
+    Running sequences go on; waiting sequences are ordered by the new policy. `max_num_seqs` cannot exceed its value at
+    the start, for which rows and memory were reserved.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Steering:
         self._yields = yields
 
     def steer(self, settings: EngineSettings, now_s: float) -> None:
-        """Other settings from the next step on. Call between two steps."""
+        """Use these settings from the next step on. Call between two steps."""
         before, self._settings = self._settings, settings
         limits = self._planner.limits
         self._planner.set_limits(

@@ -1,4 +1,4 @@
-"""What the engine looks after now and then: rates, and the health of the disk."""
+"""The periodic work of an engine: correct the rates, and stop writing to a disk that has failed."""
 
 from tiercel.clock import Clock
 from tiercel.engine.measure.rate_book import RateBook
@@ -7,25 +7,25 @@ from tiercel.kvcache.idle import IdleWork
 from tiercel.outcome import DiskState
 from tiercel.scheduler.cost import StepCosts
 
-_EVERY_S = 0.5
+_INTERVAL_S = 0.5
 
 
 class Upkeep:
-    """Takes measurements home to the rates, and stops what writes to a disk that takes no more."""
+    """Passes measurements to the rate book, and closes the disk for background copies once it accepts no writes."""
 
     def __init__(self, tiers: Tiers, rates: RateBook, idle: IdleWork, clock: Clock, costs: StepCosts | None) -> None:
         self._tiers = tiers
         self._rates = rates
         self._idle = idle
         self._clock = clock
-        self._costs = costs  # of steps, where they were measured
+        self._costs = costs  # of steps; None if step times are not measured
         self._tended_s = 0.0
 
     def tend(self) -> None:
-        """Cost: nothing, most of the time."""
+        """Do the work if the last time was half a second ago. Cost: one look at the clock otherwise."""
         now_s = self._clock.now_s()
         elapsed_s = now_s - self._tended_s
-        if elapsed_s < _EVERY_S:
+        if elapsed_s < _INTERVAL_S:
             return
         self._tended_s = now_s
         disk = self._tiers.disk

@@ -1,4 +1,4 @@
-"""Waking the loop from another thread."""
+"""Wake the loop from another thread."""
 
 import contextlib
 import os
@@ -16,18 +16,18 @@ class Wake:
         return Wake(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
     def set(self) -> None:
-        """There is news. Cost: one system call; sets of a moment are one."""
+        """Wake the loop. Cost: one system call; several calls before the loop clears it wake it once."""
         os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """The news is being looked at."""
+        """Reset the event before looking for the reason of a wake-up."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
 
     def fileno(self) -> int:
-        """To select on."""
+        """Return the file descriptor for `select`."""
         return self._fd
 
     def close(self) -> None:
-        """No thread may set it any more."""
+        """Close the descriptor. No thread may call `set` afterwards."""
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""How much fits: from measured free memory to blocks of KV in every tier."""
+"""The capacity of an engine: the number of KV blocks in every tier, from measured free memory and settings."""
 
 from typing import Protocol
 
@@ -10,16 +10,16 @@ from tiercel.tier import Capacity, KVSpec
 from tiercel.units import GIB, show_bytes
 
 DEFAULT_STEP_TOKENS = {"cpu": 256, "cuda": 2048}
-_CPU_SHARE = 0.4  # of free memory: the machine's other programs and the page cache live there too
-_CPU_MOST_BYTES = 4 * GIB
-_HOST_SHARE = 0.25  # of free host memory, for a DDR tier that nobody sized
-_HOST_MOST_BYTES = 16 * GIB
-_SLACK = 2  # blocks beyond one longest sequence: two steps of growth
+_CPU_SHARE = 0.4  # of free memory; the rest is for other programs and the page cache
+_MAX_CPU_BYTES = 4 * GIB
+_HOST_SHARE = 0.25  # of free host memory, for a DDR tier without --kv-host-size
+_MAX_HOST_BYTES = 16 * GIB
+_SLACK_BLOCKS = 2  # beyond the longest sequence: its growth in two steps
 _NOTHING_KEPT = KeptMemory()
 
 
 class DeviceMemory(Protocol):
-    """What sizing must know of a device."""
+    """The memory of a device, as sizing reads it."""
 
     name: str  # cpu | cuda
 
@@ -29,13 +29,13 @@ class DeviceMemory(Protocol):
 
 
 def step_tokens(settings: EngineSettings, device: DeviceMemory) -> int:
-    """The token budget of a step; never less than the sequences that may decode in it."""
+    """Return the token budget of a step: at least one token for every sequence that may run."""
     budget = settings.max_num_batched_tokens or DEFAULT_STEP_TOKENS[device.name]
     return max(budget, settings.max_num_seqs)
 
 
 def is_unified(settings: EngineSettings, device: DeviceMemory) -> bool:
-    """One RAM arena is device and host tier in one."""
+    """Return whether one arena in RAM is both the device tier and the host tier."""
     return device.name == "cpu" and not settings.cpu_device_pool
 
 
@@ -48,12 +48,13 @@ def size_pool(
     kept: KeptMemory = _NOTHING_KEPT,
     reserved_bytes: int = 0,
 ) -> Capacity:
-    """Blocks of every tier, and the context that the device tier can hold.
+    """Return the number of blocks of every tier, and the longest context that the device tier can hold.
 
-    The device pool is what the operator said, else what is free, and never more than all sequences at full length
-    need. On the CPU one arena is both memory tiers: --kv-host-size comes on top. An arena that an earlier engine left
-    keeps its size: its blocks would be lost otherwise. `reserved_bytes` of what is free are left to steps.
-    Errors: ConfigError, with the arithmetic, when not even one block fits or --max-model-len does not.
+    The device pool has the size in the settings; by default it takes free memory, but no more than all sequences at
+    full length need. On the CPU one arena is both memory tiers, and --kv-host-size is added to it. An arena that an
+    earlier engine left keeps its size, because its blocks would be lost otherwise. `reserved_bytes` of the free memory
+    are left to steps.
+    Errors: ConfigError with the arithmetic, if not even one block fits, or if --max-model-len does not.
     """
     wanted_len = settings.max_model_len or model_len
     if wanted_len > model_len:
@@ -61,12 +62,12 @@ def size_pool(
             "model.too_long", f"--max-model-len {wanted_len} is over the model's own limit of {model_len} tokens"
         )
     unified = is_unified(settings, device)
-    kept_by_device = kept.bytes if device.name == "cpu" else 0  # host memory is not the GPU's
+    kept_by_device = kept.bytes if device.name == "cpu" else 0  # kept memory is host memory
     available = device.free_bytes() + kept_by_device - reserved_bytes
     if unified and kept.blocks:
         blocks = kept.blocks
     else:
-        per_sequence = -(-wanted_len // spec.block_size) + _SLACK
+        per_sequence = -(-wanted_len // spec.block_size) + _SLACK_BLOCKS
         blocks = _device_blocks(settings, spec, device, available, per_sequence, reserved_bytes)
         if unified and settings.kv_host_bytes:
             blocks += settings.kv_host_bytes // spec.block_bytes
@@ -93,7 +94,7 @@ def size_pool(
 
 
 def show_arithmetic(capacity: Capacity, spec: KVSpec, device: DeviceMemory) -> str:
-    """One line: how the pool came about."""
+    """Return one line for the log: how the size of the pool was computed."""
     tokens = capacity.blocks * capacity.block_size
     beside = "".join(
         f"; {name} {blocks} blocks = {show_bytes(blocks * spec.block_bytes)}"
@@ -128,11 +129,11 @@ def _device_blocks(
 
 
 def _host_blocks(settings: EngineSettings, spec: KVSpec, free: int, device_bytes: int) -> int:
-    """Blocks of a DDR tier apart: what the operator said, else a share of free host memory, 0 for none."""
+    """Return the blocks of a separate DDR tier: as set, else a share of free host memory; 0 means no tier."""
     if settings.kv_host_bytes is None:
-        wanted = min(int(free * _HOST_SHARE), _HOST_MOST_BYTES)
+        wanted = min(int(free * _HOST_SHARE), _MAX_HOST_BYTES)
         if settings.cpu_device_pool:
-            wanted = min(wanted, device_bytes)  # for tests and trials: no larger than what it stands beside
+            wanted = min(wanted, device_bytes)  # for tests and trials: no larger than the device pool
     else:
         wanted = settings.kv_host_bytes
         _check_fits(wanted, free)
@@ -140,7 +141,7 @@ def _host_blocks(settings: EngineSettings, spec: KVSpec, free: int, device_bytes
     if settings.kv_host_bytes and not blocks:
         raise ConfigError(
             "kv.host_too_small",
-            f"--kv-host-size {show_bytes(wanted)} holds no block: one and a spare take "
+            f"--kv-host-size {show_bytes(wanted)} holds no block: a block and the null block take "
             f"{show_bytes(2 * spec.block_bytes)}",
         )
     return blocks
@@ -156,7 +157,7 @@ def _check_fits(wanted: int, free: int) -> None:
 
 
 def _disk_blocks(settings: EngineSettings, spec: KVSpec) -> int:
-    """Slots of the volume: each has a header, and the whole with its index stays under the cap."""
+    """Return the slots of the volume: with their headers and the index they stay below --kv-disk-size."""
     if not settings.kv_disk_paths:
         return 0
     layout = fit(settings.kv_disk_bytes, len(settings.kv_disk_paths), spec.block_bytes)
@@ -174,7 +175,7 @@ def _beside_steps(reserved: int) -> str:
 
 
 def _free_bytes(settings: EngineSettings, device: DeviceMemory, available: int, reserved: int) -> int:
-    """DeviceMemory for the pool, after the weights were loaded."""
+    """Return the bytes for the pool, once the weights are loaded."""
     if settings.kv_cache_memory_bytes is not None:
         if settings.kv_cache_memory_bytes > available:
             raise ConfigError(
@@ -184,6 +185,6 @@ def _free_bytes(settings: EngineSettings, device: DeviceMemory, available: int, 
             )
         return settings.kv_cache_memory_bytes
     if device.name == "cpu":
-        return min(int(available * min(_CPU_SHARE, settings.gpu_memory_utilization)), _CPU_MOST_BYTES)
+        return min(int(available * min(_CPU_SHARE, settings.gpu_memory_utilization)), _MAX_CPU_BYTES)
     used = device.total_bytes() - device.free_bytes()
     return int(device.total_bytes() * settings.gpu_memory_utilization) - used - reserved

@@ -1,4 +1,4 @@
-"""The tiers of one engine, opened and closed together: arenas, volume, the threads between them."""
+"""The tiers of one engine, opened and closed together: arenas, the volume, and the threads between them."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -23,11 +23,11 @@ from tiercel.tier import Capacity, KVSpec
 
 log = logging.getLogger(__name__)
 
-_CLOSE_S = 5.0  # for writes under way
+_CLOSE_S = 5.0  # to wait for writes in progress
 
 
 class Tiers:
-    """What `open_tiers` opened."""
+    """The tiers that `open_tiers` opened, and the mover between them."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Tiers:
         closing: ExitStack,
     ) -> None:
         self.device = device
-        self.host = host  # None: the device arena is the host tier too
-        self.lanes = lanes  # between the two
+        self.host = host  # None: the device arena is also the host tier
+        self.lanes = lanes  # between the device arena and the host arena
         self.volume = volume
         self.disk = disk
         self.mover = mover
@@ -54,12 +54,12 @@ class Tiers:
 
     @property
     def ram(self) -> Arena:
-        """The host tier."""
+        """The arena of the host tier."""
         return self.host or self.device
 
     @property
     def disk_state(self) -> DiskState:
-        """How the SSD tier does."""
+        """The state of the SSD tier."""
         match self.disk:
             case None:
                 return DiskState.NONE
@@ -71,24 +71,24 @@ class Tiers:
                 return DiskState.ON
 
     def host_records(self) -> Iterator[tuple[SlotId, BlockKey]]:
-        """Copies that an earlier engine left in the host tier, to be verified before their first use."""
+        """Yield slot and key of the blocks that an earlier engine left in the host tier; verify them before use."""
         if self.ram.is_kept and self.ram.journal is not None:
             yield from self.ram.journal.records()
 
     def start_locking(self) -> None:
-        """Begin to lock the host tier for the copy engines; until it is, its copies are slow."""
+        """Start to lock the memory of the host tier for the copy engines; copies of unlocked memory are slower."""
         if self._pinned is not None:
             self._pinned.start()
 
     def start_scan(self, wake: Callable[[], None], entries: Iterable[tuple[int, bytes]] | None = None) -> None:
-        """Begin to read what the volume holds, or the `entries` of its `recover`."""
+        """Start to read the entries of the volume. `entries` replaces those of `Volume.recover` in tests."""
         if self.volume is not None:
             self.scan = VolumeScan(entries if entries is not None else self.volume.recover(), wake)
             self.scan.start()
 
     @contextmanager
     def trial_arenas(self, blocks: int) -> Iterator[tuple[Arena, Arena]]:
-        """Arenas beside the device tier and the host tier, to measure copies with."""
+        """Open two arenas for measuring copies, one in device memory and one in host memory."""
         above = open_arena(self.device.spec, blocks, self.device.kv.device)
         below = open_arena(self.device.spec, blocks, torch.device("cpu"))
         pinned = _pin(self._machine, below)
@@ -99,7 +99,7 @@ class Tiers:
             pinned.close()
 
     def close(self) -> None:
-        """Let writes to the disk end, then give everything up. The arenas' memory goes with the last tensor."""
+        """Wait for writes to the disk, then release everything. The arenas' memory is freed with its last tensor."""
         if self.scan is not None:
             self.scan.close()
         try:
@@ -125,10 +125,10 @@ def open_tiers(
     *,
     lock: bool = False,
 ) -> Tiers:
-    """Open every tier that the capacity speaks of, and the mover between them.
+    """Open every tier that has blocks in `capacity`, and the mover between them.
 
-    `arena_fd` is a memfd that outlives this process: the host tier lies in it. `wake` is called from other threads
-    whenever the mover or the scan has news. `lock`: nobody else holds the volume's folders for us.
+    `arena_fd` is a memfd for the host tier that outlives this process. `wake` is called from other threads when the
+    mover or the scan has results. `lock`: lock the folders of the volume here, because no parent process holds them.
     Errors: ConfigError with the line to print.
     """
     torch_device, cpu = torch.device(device.name), torch.device("cpu")
@@ -155,5 +155,5 @@ def open_tiers(
 
 
 def _pin(machine: Device, host: Arena) -> Pinned:
-    """To be locked; a later engine locks the same memory again."""
+    """Prepare host memory for locking; a later engine locks the same memory again."""
     return machine.pin(host.kv.data_ptr(), host.kv.nbytes, host.spec.block_bytes)

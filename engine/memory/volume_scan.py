@@ -1,4 +1,4 @@
-"""The scan of the volume at the start of an engine, on a thread beside the loop."""
+"""The scan of the SSD volume at the start of an engine, on a thread beside the loop."""
 
 import itertools
 import logging
@@ -10,56 +10,56 @@ from tiercel.ids import BlockKey, SlotId
 
 log = logging.getLogger(__name__)
 
-_CLOSE_S = 5.0  # to end a read in progress
-_SCAN_PIECE = 256  # entries between two looks of the loop
-_SCAN_AHEAD = 65_536  # entries that wait to be taken
+_CLOSE_S = 5.0  # to wait for a read in progress
+_BATCH = 256  # entries taken by the loop in one step
+_MAX_WAITING = 65_536  # entries that were read and not yet taken
 
 
 class VolumeScan:
-    """Reads what the volume holds on a thread of its own; the loop takes it in pieces.
+    """Reads the entries of the volume on a thread; the loop takes them in batches.
 
-    An entry is a claim: the first read proves it. Of a key that comes twice the later slot counts.
+    An entry is only a claim: the first read of its block verifies it. If a key occurs twice, the later slot counts.
     """
 
     def __init__(self, entries: Iterable[tuple[int, bytes]], wake: Callable[[], None]) -> None:
         self._entries = entries
         self._wake = wake
         self._found: deque[tuple[SlotId, BlockKey]] = deque()
-        self._room = threading.Condition()
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="kv-recover", daemon=True)
         self._is_closed = False
         self._is_read = False
 
     @property
     def is_done(self) -> bool:
-        """Everything was read and taken."""
+        """Whether every entry was read and taken."""
         return self._is_read and not self._found
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread."""
         self._thread.start()
 
-    def take(self, most: int = _SCAN_PIECE) -> list[tuple[SlotId, BlockKey]]:
-        """(slot of the pool, key) of up to so many entries. Never waits."""
-        with self._room:
-            taken = [self._found.popleft() for _ in range(min(most, len(self._found)))]
-            self._room.notify()
+    def take(self, limit: int = _BATCH) -> list[tuple[SlotId, BlockKey]]:
+        """Return (slot of the pool, key) of at most `limit` entries, without waiting."""
+        with self._changed:
+            taken = [self._found.popleft() for _ in range(min(limit, len(self._found)))]
+            self._changed.notify()
         return taken
 
     def close(self) -> None:
-        """Stop reading."""
-        with self._room:
+        """Stop reading, and wait up to 5 s for the thread."""
+        with self._changed:
             self._is_closed = True
-            self._room.notify()
+            self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         entries = iter(self._entries)
         try:
-            while piece := [(SlotId(slot + 1), BlockKey(key)) for slot, key in itertools.islice(entries, _SCAN_PIECE)]:
-                with self._room:
-                    self._room.wait_for(lambda: len(self._found) < _SCAN_AHEAD or self._is_closed)
+            while piece := [(SlotId(slot + 1), BlockKey(key)) for slot, key in itertools.islice(entries, _BATCH)]:
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._found) < _MAX_WAITING or self._is_closed)
                     if self._is_closed:
                         return
                     self._found += piece

@@ -1,14 +1,13 @@
-"""Decode steps that are launched whole: CUDA graphs by padded number of rows.
+"""CUDA graphs of decode steps, one for each of several numbers of rows.
 
-A forward is hundreds of small launches, and where few rows decode the host needs longer for them than the device. A
-graph is one launch, but of fixed shapes at fixed addresses: so there is one for each of several numbers of rows, all of
-them read the same static inputs, and a batch runs in the smallest that it fits into. The rows behind it are padding:
-one token at position 0 that is written to the null block.
+A forward is hundreds of small launches, and with few rows the host needs longer for them than the device. A graph is
+one launch, but of fixed shapes at fixed addresses. There is a graph for each of several numbers of rows; all of them
+read the same static inputs, and a batch runs in the smallest graph that has enough rows. The remaining rows are
+padding: one token at position 0 that is written to the null block.
 
-What orders memory: a lane is one queue. The copy that overwrites the static inputs is queued behind the replay that
-reads them, be that of the nano-batch or of the step before, however many steps are launched ahead. The logits of a
-replay are overwritten by the next one, and sampling is queued between the two. The host's side of the copy is guarded
-by the marks of `engine.step.staging`.
+The order of the lane's queue protects memory. The copy that overwrites the static inputs is queued behind the replay
+that reads them, however many steps are launched ahead. The logits of a replay are overwritten by the next replay, and
+sampling is queued between the two. The host side of the copy is protected by the marks of `engine.step.staging`.
 """
 
 import logging
@@ -33,21 +32,23 @@ from tiercel.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 512
-"""Of the largest graph, as in vLLM: each takes memory and time at the start, and more rows are more to compute than to
-launch. Unmeasured."""
+MAX_GRAPH_ROWS = 512
+"""Rows of the largest graph, as in vLLM. Every graph costs memory and time at the start, and with more rows computing
+takes longer than launching. Not measured."""
 
 _FIRST_SIZES = (1, 2, 4, 8)
-_STRIDES = ((64, 8), (256, 16), (MOST_ROWS, 32))  # up to so many rows, a size every so many
+_STRIDES = ((64, 8), (256, 16), (MAX_GRAPH_ROWS, 32))  # (up to this many rows, distance of two sizes)
 _TOKENS, _ROWS, _POSITIONS, _SLOT_IDS, _SLOT_OFFSETS = range(5)  # columns of the static inputs
 _ALIGNED_ROWS = 8  # of int64: each column of the static inputs begins on a multiple of 64 bytes
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
-    """Rows of the graphs for batches of up to `max_rows`, rising: 1, 2, 4, 8, then every 8 up to 64, every 16 up to 256
-    and every 32 up to 512, the last one exactly what is asked for. Beyond 32 rows at most a fifth is padding.
+    """Return the rows of the graphs for batches of up to `max_rows`, in ascending order.
+
+    The sizes are 1, 2, 4, 8, then every 8 up to 64, every 16 up to 256 and every 32 up to 512; the last one is
+    `max_rows` if that is at most 512. Beyond 32 rows at most a fifth of the rows is padding.
     """
-    end = min(max_rows, MOST_ROWS)
+    end = min(max_rows, MAX_GRAPH_ROWS)
     sizes: list[int] = list(_FIRST_SIZES)
     for last, stride in _STRIDES:
         sizes += range(sizes[-1] + stride, last + 1, stride)
@@ -55,20 +56,20 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
 
 
 def wants_graphs(settings: EngineSettings, model: Model) -> bool:
-    """Whether decodes are to be recorded, where the device can."""
+    """Return whether decodes are to be recorded on a device that can record them."""
     return model.is_capturable and not settings.enforce_eager
 
 
 @dataclass(frozen=True, slots=True)
 class StaticInputs:
-    """What the graphs read: one of m rows reads the first m of each.
+    """The input tensors of all graphs; a graph of m rows reads the first m rows of each.
 
     Shapes: columns [5, rows] int64: tokens, rows of the runner, positions, slot ids, slot offsets; lengths [rows]
             int32; is_unknown [rows] bool; these three, and room for tables, lie in buffer [bytes] uint8. starts
-            [rows + 1] int32, never written; tables [rows, blocks] int64, of the longest context. Columns of it beyond
-            those that a batch needs, and rows of padding, hold what other batches left there: valid slots. No length
-            reaches such a column. A row of padding reads one token of such a slot, of anybody, even no number at all,
-            and nobody looks at what comes of it: the rows of a decode do not meet before its logits are cut to size.
+            [rows + 1] int32, never written; tables [rows, blocks] int64, of the longest context. Columns of tables
+            beyond those that a batch needs, and rows of padding, still hold valid slots of earlier batches. No length
+            reaches such a column. A row of padding reads one token of such a slot, which may even be a NaN; its result
+            is not used, because the rows of a decode are independent until the logits are cut to the batch's size.
     """
 
     buffer: Tensor
@@ -80,7 +81,7 @@ class StaticInputs:
 
     @classmethod
     def open(cls, max_rows: int, max_blocks: int, device: torch.device) -> "StaticInputs":
-        """Padding in every row."""
+        """Allocate the tensors, with padding in every row."""
         rows = -(-max_rows // _ALIGNED_ROWS) * _ALIGNED_ROWS
         arrays = (*_padding(rows), np.zeros((rows, max_blocks), np.int64))
         buffer = torch.zeros(packed_bytes(arrays), dtype=torch.uint8, device=device)
@@ -92,30 +93,30 @@ class StaticInputs:
 
     @property
     def nbytes(self) -> int:
-        """What they take on the device; on the device `meta` what they would take."""
+        """Bytes on the device; on the device `meta`, the bytes that they would take."""
         return self.buffer.nbytes + self.starts.nbytes + self.tables.nbytes
 
     def fill_no_sync(self, batch: BatchInputs, staging: Staging) -> None:
-        """Queue a decode's inputs, for a graph of as many rows or more.
+        """Queue the copy of a decode's inputs, for a graph of at least as many rows.
 
-        Cost: one copy to the device, and one on it that gives the tables their stride.
+        Cost: one copy to the device, and one copy on the device that gives the tables their stride.
         """
         count, blocks = batch.block_tables.shape
         columns, lengths, is_unknown = _padding(self.columns.shape[1])
         columns[:, :count] = batch.tokens, batch.rows, batch.token_positions, batch.slot_ids, batch.slot_offsets
         lengths[:count] = batch.context_lengths
         is_unknown[:count] = batch.is_unknown
-        # The tables alone change their size: they lie last, and the others keep their places.
+        # Only the tables change their size. They are last, so that the others keep their places.
         *_, tables = staging.upload_no_sync((columns, lengths, is_unknown, batch.block_tables), self.buffer)
         self.tables[:count, :blocks] = tables
 
     def tokens(self, size: int, last_tokens: Tensor) -> Tensor:
-        """Those that the host knows, and the last ones of their rows where it does not."""
+        """Return the input tokens: those known to the host, else the last token of the row on the device."""
         known, rows = self.columns[_TOKENS, :size], self.columns[_ROWS, :size]
         return torch.where(self.is_unknown[:size], last_tokens.index_select(0, rows), known)
 
     def state(self, size: int) -> ForwardState:
-        """What attention reads. Its host side is that of padding: the lengths that count are on the device."""
+        """Return the state for attention. Its host side describes padding; the real lengths are on the device."""
         return ForwardState(
             query_starts=tuple(range(size + 1)),
             context_lengths=(1,) * size,
@@ -129,33 +130,35 @@ class StaticInputs:
 
 
 class DecodeGraphs:
-    """The recorded sizes. A batch whose own size was not recorded is not for them: a far larger one would be slower
-    than launching it piece by piece."""
+    """The recorded graphs.
+
+    A batch whose own size was not recorded is launched kernel by kernel: a far larger graph would be slower.
+    """
 
     def __init__(
         self, inputs: StaticInputs, last_tokens: Tensor, sizes: Sequence[int], graph_by_size: Mapping[int, Graph]
     ) -> None:
-        self.last_tokens = last_tokens  # what they read: [rows of the runner] int64, who samples writes it
+        self.last_tokens = last_tokens  # [rows of the runner] int64, read by the graphs, written after sampling
         self._inputs = inputs
         self._sizes = sizes
         self._graph_by_size = graph_by_size
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Rows of the graphs that there are, rising."""
+        """Rows of the recorded graphs, in ascending order."""
         return tuple(sorted(self._graph_by_size))
 
     def size_of(self, batch: BatchInputs) -> int | None:
-        """Rows of the graph that this nano-batch runs in; None where it has to be launched piece by piece."""
+        """Return the rows of the graph for this nano-batch; None if it has to be launched kernel by kernel."""
         if not batch.is_decode:
             return None
         at = bisect_left(self._sizes, len(batch.tokens))
         return self._sizes[at] if at < len(self._sizes) and self._sizes[at] in self._graph_by_size else None
 
     def run_no_sync(self, batch: BatchInputs, size: int, staging: Staging) -> tuple[Tensor, Tensor]:
-        """Queue a nano-batch in the graph of `size_of`.
+        """Queue a nano-batch in the graph that `size_of` has returned.
 
-        Shapes: returns logits [n, vocab] and the rows that they belong to [n] int64; both hold until the next call.
+        Shapes: returns logits [n, vocab] and their rows [n] int64; both are valid until the next call.
         """
         self._inputs.fill_no_sync(batch, staging)
         logits = self._graph_by_size[size].replay()
@@ -171,15 +174,16 @@ def record_graphs(
     lane: Lane,
     recorder: GraphRecorder,
     sizes: Sequence[int],
-    tell: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
 ) -> DecodeGraphs | None:
-    """Record a decode, from the tokens to the logits, for each of the sizes, in a job of the lane, and wait for it.
+    """Record a decode, from the tokens to the logits, for each of the sizes. Runs as a job of the lane.
 
-    The largest comes first: the others find room in its memory. `tell` is told how many of how many are done. A
-    recording that fails is logged and is the last one; what was recorded before stays. None without room for inputs.
+    The largest size is recorded first, because the others can use its memory. `on_progress` is called with the number
+    of sizes that are done, and their total. If a recording fails, the error is logged and smaller sizes are not tried;
+    graphs recorded before are kept. Returns None if there is no memory for the inputs.
 
     Shapes:  kv: see `Model.forward`; max_rows: of the runner; max_blocks: of the longest context.
-    Cost:    four forwards a size, one of them without computing.
+    Cost:    four forwards per size, one of them without computing.
     Effects: the null block is written.
     """
 
@@ -191,11 +195,11 @@ def record_graphs(
         except (RuntimeError, MemoryError) as exc:
             if not is_shortage(exc):
                 raise
-            log.warning("no graph recorded: steps launch every kernel error=%s", exc)
+            log.warning("no graph recorded: steps are launched kernel by kernel error=%s", exc)
             return None
         graph_by_size: dict[int, Graph] = {}
         for size in sorted(sizes, reverse=True):
-            tell(len(graph_by_size), len(sizes))
+            on_progress(len(graph_by_size), len(sizes))
             try:
                 graph_by_size[size] = recorder.record(_decode(model, kv, last_tokens, inputs, size))
             except DeviceError as exc:
@@ -210,8 +214,8 @@ def record_graphs(
 
 def _decode(model: Model, kv: Tensor, last_tokens: Tensor, inputs: StaticInputs, size: int) -> Callable[[], Tensor]:
     def decode() -> Tensor:
-        # A state for each run: a backend keeps by its state what it found out about a step, and what it kept of a run
-        # that warms up would be missing in the recording, and be of other lengths at the replay.
+        # Every run gets a state of its own. Backends cache facts of a step by its state; facts cached by a warm-up
+        # run would be missing in the recording, and would have other lengths at the replay.
         state = inputs.state(size)
         return model.logits(model.forward(inputs.tokens(size, last_tokens), kv, state))
 
@@ -219,5 +223,5 @@ def _decode(model: Model, kv: Tensor, last_tokens: Tensor, inputs: StaticInputs,
 
 
 def _padding(rows: int) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
-    """Columns, lengths and is_unknown of rows that are nobody's."""
+    """Return columns, lengths and is_unknown of rows of padding."""
     return np.zeros((5, rows), np.int64), np.ones(rows, np.int32), np.zeros(rows, np.bool_)

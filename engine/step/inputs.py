@@ -1,4 +1,4 @@
-"""From a sealed nano-batch to the arrays of its forward."""
+"""The arrays of a forward, built from a sealed nano-batch."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +15,7 @@ from tiercel.scheduler.sequence import SequenceProgress
 
 
 class SequenceReader(Protocol):
-    """The book of sequences, to read."""
+    """The book of sequences, read-only."""
 
     def __contains__(self, seq: object, /) -> bool: ...
     def __getitem__(self, seq: SeqId, /) -> SequenceProgress: ...
@@ -35,10 +35,10 @@ class DeviceInputs:
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
-    """One nano-batch, ready to run; built on the host without waiting for the step in flight.
+    """One nano-batch on the host, built without waiting for the step in flight.
 
-    Tokens that the step in flight is still sampling are 0 here and marked as unknown; the lane takes the last token of
-    their row instead.
+    Tokens that the step in flight has not sampled yet are 0 and marked as unknown; the lane replaces them by the last
+    token of their row.
 
     Shapes: tokens, token_rows, token_positions, slot_ids, slot_offsets [T] int64; is_unknown [T] bool; query_starts
             [S + 1], context_lengths [S] int32; block_tables [S, blocks] int64; sample_at [N] (index into T), rows,
@@ -63,7 +63,7 @@ class BatchInputs:
 
     @property
     def is_decode(self) -> bool:
-        """Every slice is one token and samples: the arrays of the tokens and of the slices that sample are one."""
+        """Whether every slice has one token and samples. The arrays of tokens and of sampling slices are then equal."""
         return len(self.tokens) == len(self.slice_seqs) == len(self.sample_at)
 
     @classmethod
@@ -90,7 +90,7 @@ class BatchInputs:
         )
 
     def without(self, gone: frozenset[SeqId]) -> "BatchInputs | None":
-        """The same without the slices of these sequences; None when none is left."""
+        """Return the batch without the slices of these sequences; None if no slice is left."""
         kept = np.array([seq not in gone for seq in self.slice_seqs])
         if not kept.any():
             return None
@@ -117,7 +117,7 @@ class BatchInputs:
         )
 
     def upload_no_sync(self, staging: Staging) -> DeviceInputs:
-        """What the forward needs, on the device. Cost and effects: see `Staging.upload_no_sync`."""
+        """Queue the copy of the batch to the device. Cost and effects: see `Staging.upload_no_sync`."""
         tokens, token_rows, positions, slot_ids, slot_offsets, sample_at, rows, starts, lengths, is_unknown, tables = (
             staging.upload_no_sync(
                 (
@@ -155,7 +155,7 @@ def build_inputs(
     tables: NDArray[np.int64],
     block_size: int,
 ) -> BatchInputs:
-    """Arrays of one nano-batch. Cost: a short loop over its slices, the rest in numpy."""
+    """Return the arrays of one nano-batch. Cost: a short loop over its slices; the rest is numpy."""
     slices = batch.slices
     rows = np.array([row_by_seq[piece.seq] for piece in slices], np.int64)
     starts = np.array([piece.start for piece in slices], np.int64)
@@ -176,7 +176,7 @@ def build_inputs(
         prompts.append(sequence.num_prompt)
         known = sequence.tokens
         if piece.length > 1:
-            # A copy of the slice: a view would forbid the array to grow.
+            # A copy of the slice, because the array cannot grow while a view of it exists.
             chunk = known[piece.start : piece.start + piece.length]
             tokens[at : at + piece.length] = np.frombuffer(chunk, np.uint32)
         elif piece.start < len(known):
@@ -209,7 +209,7 @@ def build_inputs(
 
 
 def _starts(lengths: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Where each slice begins in the row of tokens, and where the last one ends. Shapes: lengths [S] -> [S + 1]."""
+    """Return the first token of each slice, and the end of the last slice. Shapes: lengths [S] -> [S + 1]."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     return starts

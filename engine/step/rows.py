@@ -1,4 +1,4 @@
-"""Rows: where a running sequence lives in the runner's persistent arrays."""
+"""The rows of running sequences in the runner's persistent arrays."""
 
 from collections.abc import Iterable
 
@@ -11,9 +11,9 @@ from tiercel.plan import TableUpdate
 
 
 class RowBook:
-    """Sequence to row, and the block table of every row; block tables arrive by delta.
+    """The row of every running sequence and the block table of every row, updated by deltas.
 
-    Rows are handed out here, on the loop's thread; what the sampler keeps of a row is written on the lane.
+    Rows are assigned here, on the loop's thread; the sampler's part of a row is written on the lane.
     """
 
     def __init__(self, max_rows: int, max_blocks: int) -> None:
@@ -22,14 +22,14 @@ class RowBook:
         self._free = list(range(max_rows - 1, -1, -1))
 
     def release(self, seqs: Iterable[SeqId]) -> None:
-        """These sequences hold no blocks any more. Sequences without a row are passed over."""
+        """Free the rows of sequences that hold no blocks any more. Sequences without a row are ignored."""
         for seq in seqs:
             row = self.row_by_seq.pop(seq, None)
             if row is not None:
                 self._free.append(row)
 
     def update(self, updates: Iterable[TableUpdate]) -> list[SeqId]:
-        """Write table deltas. Returns the sequences that got a row by it: their sampler rows are to be filled."""
+        """Write table deltas. Return the sequences that got a new row, whose sampler rows are to be filled."""
         fresh: list[SeqId] = []
         for update in updates:
             row = self.row_by_seq.get(update.seq)

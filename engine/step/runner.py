@@ -1,4 +1,4 @@
-"""The runner: launches sealed steps on the device and hands back flights."""
+"""The runner: launches sealed steps on the device."""
 
 import traceback
 from collections import deque
@@ -25,12 +25,12 @@ from tiercel.outcome import StepOutcome, TokenLogprobs
 from tiercel.plan import StepPlan
 from tiercel.request import SamplingParams
 
-_NO_TOKEN = 0  # of a slice that was not computed, as its sequence had ended: the book discards it
+_NO_TOKEN = 0  # of a slice that was not computed because its sequence had ended; the book discards it
 
 
 @dataclass(frozen=True, slots=True)
 class FreshRow:
-    """A sampler row to fill, in lane order."""
+    """A sampler row to fill, in the order of the lane."""
 
     row: int
     params: SamplingParams
@@ -40,15 +40,15 @@ class FreshRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """One nano-batch that has run."""
+    """The result of one nano-batch."""
 
-    batch: BatchInputs  # without the sequences that had gone by then
+    batch: BatchInputs  # without the sequences that had ended before it ran
     sampled: Sampled
     timer: Timer
 
 
 class DeviceFlight:
-    """A launched step."""
+    """A step that was launched on a device."""
 
     def __init__(
         self, plan: StepPlan, batches: tuple[BatchInputs, ...], pending: Pending[list[BatchResult | None]], lane: Lane
@@ -59,14 +59,14 @@ class DeviceFlight:
         self._lane = lane
 
     def result(self) -> StepOutcome:
-        """Wait, with the GIL free, for what the step sampled.
+        """Wait for the sampled tokens; the GIL is released meanwhile.
 
-        Errors: DeviceError when the device failed the step; nothing of it counts then. DeviceLostError when it will
-                fail all others too.
+        Errors: DeviceError if the step failed; none of its results count. DeviceLostError if all further steps will
+                fail, too.
         """
         try:
             ran = self._pending.result()
-        except Exception as exc:  # the boundary round everything that request data can break in a forward
+        except Exception as exc:  # request data can make a forward raise any exception
             raise _failure(self._lane, exc, self.plan.step) from exc
         tokens: list[int] = []
         bad: list[int] = []
@@ -89,12 +89,12 @@ def _failure(lane: Lane, error: Exception, step: int) -> DeviceError | DeviceLos
     kind = DeviceLostError if lane.is_lost(error) else DeviceError
     if kind is DeviceError and is_shortage(error):
         kind = OutOfDeviceMemoryError
-        traceback.clear_frames(error.__traceback__)  # they hold the tensors that filled the device
+        traceback.clear_frames(error.__traceback__)  # the frames hold the tensors that filled the device
     return kind("device.step_failed", f"{type(error).__name__}: {error}", step=step)
 
 
 class Runner:
-    """Model, arena, sampler and lane behind one call: `launch`.
+    """Runs steps on a model, an arena, a sampler and a lane.
 
     Sampled tokens stay on the device between steps: `_last_tokens[row]` is the last token of the row's sequence, so
     step n + 1 is launched before the host has seen the tokens of step n. Only `DeviceFlight.result` waits for the
@@ -130,12 +130,12 @@ class Runner:
             self._last_tokens = graphs.last_tokens
         self._staging = staging or open_staging(kv.device, lane)
         self._graphs = graphs
-        self._unfilled: deque[FreshRow] = deque()  # rows whose steps failed before they were filled come first
+        self._unfilled: deque[FreshRow] = deque()  # rows of failed steps that were not filled yet come first
 
     def launch(self, plan: StepPlan) -> DeviceFlight:
-        """Queue one step on the compute lane. Never waits for the device unless that fails.
+        """Queue one step on the compute lane, without waiting for the device unless the launch fails.
 
-        Errors: DeviceError when the lane cannot take it (a CUDA lane runs out of memory here, not in the flight).
+        Errors: DeviceError if the lane cannot take the step (a CUDA lane runs out of memory here, not in the flight).
         """
         self._rows.release(plan.gone)
         fresh = [self._fresh_row(seq) for seq in self._rows.update(plan.table_updates)]
@@ -145,14 +145,14 @@ class Runner:
         )
         try:
             pending = self._lane.run(lambda: self._run(fresh, batches))
-        except Exception as exc:  # as in `DeviceFlight.result`: the boundary round what request data can break
-            with suppress(RuntimeError):  # what a lost device answers
-                self._lane.mark().wait()  # half of the step may be queued, and its slots are about to go to others
+        except Exception as exc:  # as in `DeviceFlight.result`
+            with suppress(RuntimeError):  # raised by a lost device
+                self._lane.mark().wait()  # half of the step may be queued, and its slots may be reused after this call
             raise _failure(self._lane, exc, plan.step) from exc
         return DeviceFlight(plan, batches, pending, self._lane)
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
-        """Steps of these sequences were voided: their rows are filled anew with the next table update."""
+        """Release the rows of sequences whose steps were voided; the next table update fills new ones."""
         self._rows.release(seqs)
 
     def _fresh_row(self, seq: SeqId) -> FreshRow:
@@ -162,7 +162,7 @@ class Runner:
 
     @torch.inference_mode()
     def _run(self, fresh: list[FreshRow], batches: tuple[BatchInputs, ...]) -> list[BatchResult | None]:
-        """The step itself, on the lane."""
+        """Run the step, on the lane."""
         self._unfilled.extend(fresh)
         while self._unfilled:
             row = self._unfilled[0]
@@ -171,11 +171,11 @@ class Runner:
         return [self._run_batch(batch) for batch in batches]
 
     def _run_batch(self, batch: BatchInputs) -> BatchResult | None:
-        """One nano-batch for those of its sequences that the book still knows; None when it knows none.
+        """Run one nano-batch for the sequences that the book still knows; return None if it knows none of them.
 
-        Whoever has ended since the launch is not computed. Its blocks stay in limbo until the step has committed, none
-        that this step would have filled is ever published, and its row is filled anew before anybody else has it; so
-        nobody reads what was not written. Its token would be a ghost's, which the book discards.
+        A sequence that has ended since the launch is not computed. Its blocks stay in deferred free until the step has
+        committed, blocks that this step would have filled are never published, and its row is filled again before
+        another sequence gets it. So data that was not written is never read, and the book would discard the token.
         """
         gone = frozenset(seq for seq in batch.slice_seqs if seq not in self._sequences)
         left = batch.without(gone) if gone else batch
@@ -190,14 +190,14 @@ class Runner:
         return BatchResult(left, on_host, timer)
 
     def _decode(self, batch: BatchInputs) -> tuple[Tensor, Tensor] | None:
-        """Logits and rows of what samples, in one launch; None where there is no graph for it."""
+        """Return logits and rows of the sampling slices, from a graph; None if no graph fits."""
         size = None if self._graphs is None else self._graphs.size_of(batch)
         if self._graphs is None or size is None:
             return None
         return self._graphs.run_no_sync(batch, size, self._staging)
 
     def _forward(self, batch: BatchInputs) -> tuple[Tensor, Tensor]:
-        """The same, piece by piece."""
+        """Return logits and rows of the sampling slices, launched kernel by kernel."""
         on_device = batch.upload_no_sync(self._staging)
         tokens = on_device.tokens
         if batch.is_unknown.any():

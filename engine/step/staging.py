@@ -1,7 +1,7 @@
-"""The way of a step's arrays to the device: behind each other in one pinned buffer, in one copy.
+"""Copy the arrays of a step to the device: packed into one pinned buffer, in one copy.
 
-A copy from pinned memory is queued and reads the buffer later, so a buffer is filled anew only once the mark behind its
-copy is past.
+A copy from pinned memory reads the buffer after it was queued, so a buffer is only refilled when the mark queued after
+its copy is past.
 """
 
 from collections import deque
@@ -18,8 +18,8 @@ from tiercel.device.base import Mark
 
 Arrays = Sequence[NDArray[np.generic]]
 
-_ALIGNMENT = 64  # bytes: a kernel is compiled once more for pointers that are no multiple of 16
-_LEAST_BYTES = 1 << 16  # of a buffer
+_ALIGNMENT = 64  # bytes; Triton compiles a second kernel for pointers that are no multiple of 16
+_MIN_BUFFER_BYTES = 1 << 16
 _TORCH_BY_NUMPY = {
     np.dtype(np.int64): torch.int64,
     np.dtype(np.int32): torch.int32,
@@ -28,25 +28,25 @@ _TORCH_BY_NUMPY = {
 
 
 class Marking(Protocol):
-    """What staging needs of a lane."""
+    """A lane, as far as staging uses it."""
 
     def mark(self) -> Mark: ...
 
 
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
-    """Memory that is copied from. Shapes: memory [bytes] uint8."""
+    """A source of copies. Shapes: memory [bytes] uint8."""
 
     memory: Tensor
-    mark: Mark  # behind the last copy that reads it
+    mark: Mark  # queued after the last copy that reads it
 
 
 class HostRing:
-    """Buffers in the order in which they were last copied from.
+    """Host buffers in the order in which copies last read them.
 
-    Nobody ever waits for one: where all are being read the ring grows, up to as many as there are copies in flight.
-    The loop waits for steps, so that is the nano-batches of the steps launched ahead, of the one that runs and of the
-    one that is being launched.
+    `take` never waits: if every buffer is being read, it allocates another one. The number of buffers is bounded by
+    the copies in flight: the nano-batches of the running step, of the steps launched ahead and of the one being
+    launched.
     """
 
     def __init__(self, *, is_pinned: bool) -> None:
@@ -57,35 +57,38 @@ class HostRing:
         return len(self._given)
 
     def take(self, size: int) -> Tensor:
-        """A buffer of at least so many bytes that no copy reads, to be filled and given back. Shapes: [bytes] uint8."""
+        """Return a buffer of at least `size` bytes that no copy reads. Pass it to `give` after queueing a copy.
+
+        Shapes: returns [bytes] uint8.
+        """
         if self._given and self._given[0].mark.is_past():
             memory = self._given.popleft().memory
             if len(memory) >= size:
                 return memory
-        room = max(_LEAST_BYTES, 1 << (size - 1).bit_length())
-        return torch.empty(room, dtype=torch.uint8, pin_memory=self._is_pinned)
+        capacity = max(_MIN_BUFFER_BYTES, 1 << (size - 1).bit_length())
+        return torch.empty(capacity, dtype=torch.uint8, pin_memory=self._is_pinned)
 
     def give(self, memory: Tensor, mark: Mark) -> None:
-        """A copy out of this buffer is queued before the mark."""
+        """Return a buffer to the ring. A copy that reads it was queued before `mark`."""
         self._given.append(HostBuffer(memory, mark))
 
 
 class Staging:
-    """Brings arrays to the device. Called in jobs of one lane."""
+    """Copies arrays to the device. Call it in jobs of one lane."""
 
     def __init__(self, device: torch.device, lane: Marking, ring: HostRing | None) -> None:
-        """`ring`: None where the device reads host memory itself."""
+        """`ring`: None if the device reads host memory directly."""
         self._device = device
         self._lane = lane
         self._ring = ring
 
     def upload_no_sync(self, arrays: Arrays, target: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The arrays on the device, views of one buffer: of `target`, else of a new one.
+        """Queue the copy of the arrays and return views of them on the device, in `target` or in a new buffer.
 
-        Shapes:  target [bytes] uint8 on the device, at least `packed_bytes` of the arrays. Where all but the last array
-                 keep their sizes, they keep their places in it, too.
-        Cost:    one copy on the host and one to the device; on the CPU none, the tensors are the arrays, unless there
-                 is a target.
+        Shapes:  target [bytes] uint8 on the device, at least `packed_bytes` of the arrays. If only the last array
+                 changes its size between two calls, all arrays keep their places in it.
+        Cost:    one copy on the host and one to the device. On the CPU without a target there is no copy: the returned
+                 tensors share the memory of the arrays.
         Effects: queued on the lane behind everything that may still read the target.
         """
         if self._ring is None:
@@ -104,16 +107,16 @@ class Staging:
 
 
 def open_staging(device: torch.device, lane: Marking) -> Staging:
-    """The way to this device, for jobs of this lane. It costs nothing on the CPU."""
+    """Return the staging for a device, for jobs of this lane."""
     return Staging(device, lane, None if device.type == "cpu" else HostRing(is_pinned=True))
 
 
 def packed_bytes(arrays: Arrays) -> int:
-    """What the arrays take behind each other."""
-    return sum(_room(array) for array in arrays)
+    """Return the bytes of the arrays in one buffer, each aligned."""
+    return sum(_aligned_bytes(array) for array in arrays)
 
 
-def _room(array: NDArray[np.generic]) -> int:
+def _aligned_bytes(array: NDArray[np.generic]) -> int:
     return -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -122,15 +125,15 @@ def _pack(arrays: Arrays, buffer: NDArray[np.uint8]) -> None:
     for array in arrays:
         place = buffer[start : start + array.nbytes].view(array.dtype)
         place.reshape(array.shape)[...] = array
-        start += _room(array)
+        start += _aligned_bytes(array)
 
 
 def unpack(buffer: Tensor, arrays: Arrays) -> tuple[Tensor, ...]:
-    """Views of the buffer with the types and shapes of the arrays."""
+    """Return views of a packed buffer with the types and shapes of the arrays."""
     tensors: list[Tensor] = []
     start = 0
     for array in arrays:
         place = buffer.narrow(0, start, array.nbytes).view(_TORCH_BY_NUMPY[array.dtype])
         tensors.append(place if array.ndim == 1 else place.view(array.shape))
-        start += _room(array)
+        start += _aligned_bytes(array)
     return tuple(tensors)

@@ -26,7 +26,7 @@ from tiercel.device.cpu import CpuDevice, Done, InlineLane
 from tiercel.device.pinned import PinnedMemory
 from tiercel.engine.assembly import assemble
 from tiercel.engine.models.torch_ops import TorchOps
-from tiercel.engine.step.graphs import MOST_ROWS, graph_sizes, record_graphs
+from tiercel.engine.step.graphs import MAX_GRAPH_ROWS, graph_sizes, record_graphs
 from tiercel.ids import SeqId
 from tiercel.outcome import StepOutcome
 from tiercel.plan import Slice
@@ -50,11 +50,11 @@ def test_sizes_rise_by_an_eighth_or_less_once_they_are_large() -> None:
     assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
     assert graph_sizes(100)[-5:] == (56, 64, 80, 96, 100)
     assert len(graph_sizes(256)) == 23
-    assert graph_sizes(65_536) == graph_sizes(MOST_ROWS)
+    assert graph_sizes(65_536) == graph_sizes(MAX_GRAPH_ROWS)
 
 
 def test_every_batch_has_a_size_that_is_little_larger() -> None:
-    for most in range(1, MOST_ROWS + 1):
+    for most in range(1, MAX_GRAPH_ROWS + 1):
         sizes = graph_sizes(most)
         assert sizes[-1] == most
         assert all(low < high <= 2 * low and (low < 32 or high <= 1.25 * low) for low, high in pairwise(sizes))
