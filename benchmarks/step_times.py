@@ -24,7 +24,7 @@ from tiercel.device.registry import open_device
 from tiercel.embedded import MODEL_DIR
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.measure.step_grid import StepGrid, StepShape
-from tiercel.engine.measure.step_times import Trial, limits_of, open_step_times
+from tiercel.engine.measure.step_times import TrialForward, limits_of, open_step_times
 from tiercel.engine.memory.capacity import size_pool
 from tiercel.engine.models.base import kv_spec
 from tiercel.engine.models.registry import load_model
@@ -85,7 +85,7 @@ def main() -> int:
     show(times)
     limits = limits_of(settings, model, device, capacity)
     grid, costs, rng = StepGrid(limits), StepCosts(times), random.Random(args.seed)
-    trial = Trial(model, kv, spec, lane, clock)
+    trial = TrialForward(model, kv, spec, lane, clock)
     warm = grid.slices(StepShape(0, 1, 0))
     assert warm is not None
     trial.fastest_ms(warm, 0.1)

@@ -1,4 +1,4 @@
-"""What the engine needs from a machine."""
+"""The protocols of a device: lanes, marks, copies, locked memory, free memory."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -18,88 +18,88 @@ class Pending(Protocol[T]):
     """Work that was queued on a lane."""
 
     def result(self) -> T:
-        """Wait, with the GIL free, and return what the job returned. Raises what the job raised."""
+        """Wait for the job with the GIL released; return its result or raise its exception."""
         ...
 
 
 class Mark(Protocol):
-    """A place in the queue of a lane (a CUDA event)."""
+    """A position in the queue of a lane (a CUDA event)."""
 
     def is_past(self) -> bool:
-        """Whether everything that was queued before has ended. Never waits. Raises what a lost device answers."""
+        """Return whether everything queued before the mark has ended, without waiting. Raises if the device is lost."""
         ...
 
     def wait(self) -> None:
-        """Sleep, with the GIL free, until it is past. Not from a job of the same lane: that would wait for itself."""
+        """Sleep with the GIL released until the mark is past. Deadlocks if called in a job of the same lane."""
         ...
 
 
 class Lane(Protocol):
-    """A queue of jobs that run one after the other, beside the caller (a CUDA stream, a worker thread)."""
+    """A queue of jobs that run in order, concurrently with the caller (a CUDA stream, a worker thread)."""
 
     def run(self, job: Callable[[], R]) -> Pending[R]:
-        """Queue a job. Never waits for it."""
+        """Queue a job, without waiting for it."""
         ...
 
     def mark(self) -> Mark:
-        """The end of the queue as of now. Never waits."""
+        """Return a mark at the current end of the queue, without waiting."""
         ...
 
     def start_timer(self, clock: Clock) -> "Timer":
-        """Time what a job does from here on; `clock` tells where jobs work themselves. To be called in a job."""
+        """Start timing the work of a job. Call it in the job. `clock` is used if the job itself computes."""
         ...
 
     def is_lost(self, error: Exception) -> bool:
-        """Whether this error of a job means that no job will succeed any more."""
+        """Return whether this error of a job means that all further jobs will fail."""
         ...
 
     def close(self) -> None:
-        """Let queued jobs end and stop."""
+        """Wait for queued jobs and stop."""
         ...
 
 
 class CopyLane(Protocol):
-    """Copies between the device and host memory, one batch after the other, beside the compute lane.
+    """Copies between the device and host memory, in batches that run in order, beside the compute lane.
 
-    One thread drives it. Bytes that a batch reads must be there before it is queued, and nothing else may touch what
-    it writes until it has landed: no lane waits for another.
+    One thread uses a copy lane. The source bytes must be complete before a batch is queued, and nothing else may use
+    the targets until it has landed, because lanes do not wait for each other.
     """
 
-    depth: int  # batches to keep queued: 1 where the caller's thread copies
+    depth: int  # number of batches to keep queued; 1 if copies run on the caller's thread
 
     def copy(self, extents: "Extents") -> Pending[None]:
-        """Queue a batch; its result comes when the bytes are there. Errors: DeviceError, here or with the result."""
+        """Queue a batch; its result is available when the bytes have arrived. Errors: DeviceError, here or later."""
         ...
 
     def is_lost(self, error: Exception) -> bool:
-        """Whether this error of a copy means that none will succeed any more."""
+        """Return whether this error of a copy means that all further copies will fail."""
         ...
 
     def close(self) -> None:
-        """Let queued copies end and stop."""
+        """Wait for queued copies and stop."""
         ...
 
 
 class Pinned(Protocol):
-    """A range of host memory that is locked in the background, once that was begun."""
+    """A range of host memory that a thread locks for copies, after `start`."""
 
-    slab_bytes: int  # no copy may reach over a multiple of it, counted from the start of the range; 0: any may
+    slab_bytes: int  # no copy may cross a multiple of this, counted from the start of the range; 0 means no limit
 
     @property
     def pinned_bytes(self) -> int:
-        """Locked so far."""
+        """Bytes that are locked so far."""
         ...
 
     def start(self) -> None:
-        """Begin to lock. Cost: on a thread of its own, which makes every page real."""
+        """Start to lock on a thread. Cost: on that thread, the time to allocate every page."""
         ...
 
     def wait(self) -> None:
-        """Begin if nobody has, and sleep until everything is locked or refused."""
+        """Start if necessary, and sleep until everything is locked or refused."""
         ...
 
     def close(self) -> None:
-        """Unlock. No copy may be under way."""
+        """Unlock the range. No copy may be in progress."""
         ...
 
 
@@ -115,48 +115,48 @@ class Device(Protocol):
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """What a GPU's instructions can do, (9, 0) on Hopper; None for a CPU."""
+        """The CUDA compute capability, (9, 0) on Hopper; None for a CPU."""
         ...
 
     def open_lane(self) -> Lane:
-        """A lane for computing."""
+        """Open a lane for computing."""
         ...
 
     def open_copy_lane(self) -> CopyLane:
-        """A lane for copies in one direction."""
+        """Open a lane for copies in one direction."""
         ...
 
     def open_recorder(self) -> "GraphRecorder | None":
-        """For work that is repeated at one launch; None where launching costs next to nothing."""
+        """Open a recorder of CUDA graphs; None on a device without them."""
         ...
 
     def pin(self, address: int, size: int, block_bytes: int) -> Pinned:
-        """Host memory that holds blocks, to be locked, so that copies to and from the device run beside everything.
+        """Prepare to lock host memory that holds blocks, so that copies to and from the device run asynchronously.
 
-        The range starts on a page. What the machine refuses is logged, and copied the slow way.
+        The range starts on a page. A refusal of the system is logged; the memory is then copied more slowly.
         """
         ...
 
     def free_bytes(self) -> int:
-        """Memory that a new allocation could take now."""
+        """Return the device memory that can be allocated now."""
         ...
 
     def host_free_bytes(self) -> int:
-        """Host memory that a new allocation could take now; on the CPU the same memory."""
+        """Return the host memory that can be allocated now; on the CPU the same as `free_bytes`."""
         ...
 
     def total_bytes(self) -> int:
-        """Memory that this process could ever take."""
+        """Return the device memory that this process could allocate on an idle machine."""
         ...
 
     def give_back_cached(self) -> None:
-        """Memory that nothing of ours uses any more is free for everybody. Waits for all that was queued."""
+        """Return cached memory that is not in use to the system. Waits for all queued work."""
         ...
 
     def reset_peak(self) -> None:
-        """Count anew what `peak_bytes` tells."""
+        """Restart the measurement of `peak_bytes`."""
         ...
 
     def peak_bytes(self) -> int:
-        """The most that was taken at once since `reset_peak`, beyond what was taken then. 0 where nobody counts."""
+        """Return the peak of allocated memory since `reset_peak`, minus the memory allocated then; 0 on the CPU."""
         ...

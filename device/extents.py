@@ -1,4 +1,4 @@
-"""Stretches of memory to copy, many at a time."""
+"""Ranges of memory to copy, many at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Addresses = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Copies that have no order among themselves, so no two may touch the same target.
+    """Copies without an order among themselves; no two may have overlapping targets.
 
     Shapes: sources, targets [n] addresses; sizes [n] bytes.
     """
@@ -23,7 +23,10 @@ class Extents:
 
     @classmethod
     def of_runs(cls, runs: Sequence[tuple[int, int, int]], source: int, target: int, slot_bytes: int) -> Self:
-        """Runs of slots (first at the source, first at the target, slots) between two arenas that begin there."""
+        """Return the copies of runs of slots between two arenas at the addresses `source` and `target`.
+
+        A run is (first slot of the source, first slot of the target, number of slots).
+        """
         slots = np.array(runs, dtype=np.uint64).reshape(-1, 3) * np.uint64(slot_bytes)
         return cls(slots[:, 0] + np.uint64(source), slots[:, 1] + np.uint64(target), slots[:, 2].copy())
 
@@ -31,9 +34,9 @@ class Extents:
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """(source, target, bytes) of each."""
+        """Iterate over (source, target, bytes)."""
         return iter(zip(self.sources.tolist(), self.targets.tolist(), self.sizes.tolist(), strict=True))
 
     def chosen(self, mask: NDArray[np.bool_]) -> "Extents":
-        """Those where the mask is true."""
+        """Return the copies for which the mask is true."""
         return Extents(self.sources[mask], self.targets[mask], self.sizes[mask])

@@ -1,4 +1,4 @@
-"""What an attention backend promises."""
+"""The protocols of attention backends."""
 
 from typing import Protocol, runtime_checkable
 
@@ -26,12 +26,12 @@ class Attention(Protocol):
 
 @runtime_checkable
 class PagedReader(Protocol):
-    """A backend that also attends over keys and values that a kernel has put into the cache before."""
+    """A backend that can also attend over keys and values that a kernel has already written to the cache."""
 
-    is_capturable: bool  # what a decode launches depends on no length: a CUDA graph can hold it
+    is_capturable: bool  # the launches of a decode depend on no length, so that a CUDA graph can hold them
 
     def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
-        """Attend causally over the cache, which holds the keys and values of this forward already.
+        """Attend causally over the cache, which already holds the keys and values of this forward.
 
         Shapes: query [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], a strided view of one
                 layer; returns [T, heads, head_dim].

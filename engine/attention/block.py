@@ -1,4 +1,4 @@
-"""Rows of the cache by block and offset: what the backends in plain torch read and write."""
+"""Read and write rows of the cache by block and offset, in plain torch."""
 
 import torch
 from torch import Tensor

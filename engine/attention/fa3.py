@@ -1,4 +1,4 @@
-"""FlashAttention-3, the fastest attention of a Hopper GPU, where its package is installed."""
+"""FlashAttention-3, the fastest attention on a Hopper GPU, if its package is installed."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,24 +17,24 @@ from tiercel.errors import ConfigError
 
 PACKAGE = "flash_attn_interface"  # of the wheel flash_attn_3; importing it registers the operator
 
-_MOST_SPLITS = 32
-_MOST_SEQUENCES = 992  # for which the operator finds out on the device how many parts each context needs
+_MAX_SPLITS = 32
+_MAX_SEQUENCES = 992  # up to which the operator computes on the device how many parts each context needs
 _SCRATCH_BYTES = 128 * 1024 * 1024  # of the parts of a split step
 _TILE_ROWS = 128  # of the kernel: tokens times the heads of a group
-_MOST_HEAD_DIM = 256
-_MOST_BLOCK_SIZE = 63  # the kernel's smallest tile is 64 keys: blocks of whole tiles are read to their end
+_MAX_HEAD_DIM = 256
+_MAX_BLOCK_SIZE = 63  # the kernel's smallest tile is 64 keys, and blocks of whole tiles are read to their end
 
 Forward = Callable[..., Sequence[Tensor]]
 """The operator `flash_attn_3::fwd`."""
 
 
 def has_fa3() -> bool:
-    """Whether the package is installed; imports nothing."""
+    """Return whether the package is installed, without importing it."""
     return find_spec(PACKAGE) is not None
 
 
 def load_fa3() -> Forward:
-    """The operator of the package. Errors: ConfigError when it does not load beside this torch."""
+    """Import the package and return its operator. Errors: ConfigError if it does not load with this torch."""
     try:
         import_module(PACKAGE)
         return torch.ops.flash_attn_3.fwd
@@ -44,30 +44,30 @@ def load_fa3() -> Forward:
 
 @dataclass(frozen=True, slots=True)
 class Fa3Layout:
-    """What the operator wants to know of a step in its own types: made by the first layer, read by the others.
+    """The operator's view of a step, made by the first layer and used by all others.
 
     Shapes: table [S, blocks] int32.
     """
 
     state: ForwardState
     table: Tensor
-    longest: int  # tokens of the longest slice
+    longest: int  # slice, in tokens
 
 
 class Fa3Attention:
-    """Writes keys and values in plain torch, and lets the operator read them through strided views of the cache.
+    """Writes keys and values in plain torch; the operator reads them through strided views of the cache.
 
-    A decode can be held by a CUDA graph: its slices have one token, the width of the table is that of the graph's
-    input, and every other length is on the device.
+    A CUDA graph can hold a decode: its slices have one token, the table has the width of the graph's input, and every
+    other length is on the device.
     """
 
     def __init__(self, forward: Forward, processors: int, spare: PagedReader | None = None) -> None:
-        """`processors`: streaming multiprocessors; `spare` does what the operator cannot."""
+        """`processors`: streaming multiprocessors; `spare`: the backend for layers that the operator cannot compute."""
         self.is_capturable = spare is None or spare.is_capturable
         self._forward = forward
         self._processors = processors
         self._spare = spare
-        self._layouts: deque[Fa3Layout] = deque(maxlen=2)  # of the nano-batches of a step
+        self._layouts: deque[Fa3Layout] = deque(maxlen=2)  # of the last nano-batches
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
@@ -77,7 +77,7 @@ class Fa3Attention:
         return self.read(query, kv, state, params)
 
     def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
-        """See `PagedReader.read`. Errors: ConfigError for what the operator cannot do, if there is no spare."""
+        """See `PagedReader.read`. Errors: ConfigError if neither the operator nor a spare can compute the layer."""
         obstacle = _find_obstacle(query, kv, params)
         if obstacle is not None:
             if self._spare is None:
@@ -102,7 +102,7 @@ class Fa3Attention:
         )[0]
 
     def _layout(self, state: ForwardState) -> Fa3Layout:
-        """What is kept of this step; whoever records a graph comes with a state of its own."""
+        """Return the layout of this step, cached by its state; the recording of a graph uses a state of its own."""
         for layout in self._layouts:
             if layout.state is state:
                 return layout
@@ -113,29 +113,29 @@ class Fa3Attention:
         return self._layouts[-1]
 
     def _choose_splits(self, query: Tensor, kv_heads: int, sequences: int, longest: int) -> int:
-        """At most so many parts of each context; the operator takes fewer where they are short. Of a crowd it would
-        cut every context into just so many, and one is enough there.
+        """Return the maximum number of parts of each context; the operator uses fewer for short contexts.
 
-        As its own heuristic, it supposes that one sequence alone has to keep the processors busy; beyond that it
-        bounds the scratch, T * heads * head_dim floats a part.
+        Like the operator's own heuristic, this assumes that a single sequence has to occupy the processors. It also
+        limits the scratch memory, which is T * heads * head_dim floats per part. With more than 992 sequences the
+        operator would cut every context into exactly this number, so the number is 1.
         """
-        if sequences > _MOST_SEQUENCES:
+        if sequences > _MAX_SEQUENCES:
             return 1
         group = query.shape[1] // kv_heads
         wanted = self._processors // (kv_heads * -(-longest * group // _TILE_ROWS))
-        room = _SCRATCH_BYTES // (4 * query.numel())
-        return max(1, min(_MOST_SPLITS, wanted, room))
+        fitting = _SCRATCH_BYTES // (4 * query.numel())
+        return max(1, min(_MAX_SPLITS, wanted, fitting))
 
 
 def _find_obstacle(query: Tensor, kv: Tensor, params: AttentionParams) -> str | None:
-    """What the operator lacks for this layer, in words."""
+    """Return in words why the operator cannot compute this layer; None if it can."""
     head_dim, block_size = query.shape[2], kv.shape[1]
     if params.sinks is not None:
         return "attention sinks"
     if query.dtype not in (torch.bfloat16, torch.float16):
         return f"{str(query.dtype).removeprefix('torch.')}"
-    if head_dim > _MOST_HEAD_DIM or head_dim % 8 != 0:
-        return f"heads of {head_dim} (multiples of 8 up to {_MOST_HEAD_DIM})"
-    if block_size > _MOST_BLOCK_SIZE:
-        return f"blocks of {block_size} tokens (--block-size up to {_MOST_BLOCK_SIZE})"
+    if head_dim > _MAX_HEAD_DIM or head_dim % 8 != 0:
+        return f"heads of {head_dim} (multiples of 8 up to {_MAX_HEAD_DIM})"
+    if block_size > _MAX_BLOCK_SIZE:
+        return f"blocks of {block_size} tokens (--block-size up to {_MAX_BLOCK_SIZE})"
     return None

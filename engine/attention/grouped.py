@@ -1,8 +1,8 @@
-"""The fast backend in plain torch for the CPU: decodes together, longer slices one by one.
+"""The fast backend in plain torch for the CPU: decodes in groups, longer slices one by one.
 
-Decoding reads every block once and computes little, so memory is what it costs. Sequences of similar length are
-gathered together into a scratch buffer that stays in the cache between gathering and attending, and the heads that
-share a key are the rows of one query (torch's own grouped-query path is seven to ten times slower on the CPU).
+Decoding reads every block once and computes little, so memory traffic is its cost. Sequences of similar length are
+gathered together into a scratch buffer, which stays in the processor's cache between gathering and attending. The heads
+that share a key are the rows of one query (torch's own grouped-query path is seven to ten times slower on the CPU).
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from tiercel.engine.attention.block import gather_rows, write_rows
 from tiercel.engine.attention.sdpa import attend_by_scores, attend_sequence
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 
-_SCRATCH_BYTES = 4 * 1024 * 1024  # of one group, unless one sequence alone is longer
+_SCRATCH_BYTES = 4 * 1024 * 1024  # of one group, unless a single sequence needs more
 _PADDING = 1.25  # a group's longest sequence over its shortest, in blocks
 
 
 @dataclass(frozen=True, slots=True)
 class LengthGroup:
-    """Decoding sequences of similar length, and where their blocks are.
+    """Decoding sequences of similar length, and their blocks.
 
     Shapes: queries [n] int64, rows of the forward; slots [n * blocks] int64; unseen [u] int64, rows of the gathered
-            [n * blocks * block_size] that belong to no key in sight; mask
-            [n, 1, 1, blocks * block_size] bool, None where all is seen.
+            [n * blocks * block_size] that belong to no visible key; mask [n, 1, 1, blocks * block_size] bool, None if
+            all keys are visible.
     """
 
     queries: Tensor
@@ -35,7 +35,7 @@ class LengthGroup:
 
 
 class GroupedAttention:
-    """Batches the decodes of a step. Keeps the layout of the step it saw last, and one scratch buffer."""
+    """Batches the decodes of a step. Caches the layout of the last step, and keeps one scratch buffer."""
 
     def __init__(self) -> None:
         self._state: ForwardState | None = None
@@ -67,7 +67,7 @@ class GroupedAttention:
         sequences, heads, head_dim = query.shape
         gathered = self._borrow(kv, group.slots.numel())
         torch.index_select(kv.view(kv.shape[0], -1), 0, group.slots, out=gathered)
-        gathered.view(-1, kv_heads * width).index_fill_(0, group.unseen, 0)  # stale rows may hold anything, NaN too
+        gathered.view(-1, kv_heads * width).index_fill_(0, group.unseen, 0)  # stale rows may hold NaN
         rows = gathered.view(sequences, -1, kv_heads, width).transpose(1, 2)
         keys, values = rows[..., :head_dim], rows[..., head_dim:]
         queries = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
@@ -79,15 +79,15 @@ class GroupedAttention:
         return out.reshape(sequences, heads, head_dim)
 
     def _borrow(self, kv: Tensor, blocks: int) -> Tensor:
-        """Room for so many blocks; overwritten by the next group. Grows to the longest sequence seen."""
+        """Return scratch memory for `blocks` blocks, which the next group overwrites. It grows as needed."""
         count = blocks * kv[0].numel()
         if self._scratch.numel() < count or self._scratch.dtype != kv.dtype or self._scratch.device != kv.device:
-            with torch.inference_mode(False):  # else it could only be written to in inference mode
+            with torch.inference_mode(False):  # an inference tensor could only be written in inference mode
                 self._scratch = torch.empty(count, dtype=kv.dtype, device=kv.device)
         return self._scratch[:count].view(blocks, -1)
 
     def _groups(self, kv: Tensor, state: ForwardState, window: int | None) -> tuple[LengthGroup, ...]:
-        """The layout of this step's decodes: computed by the first layer, read by the others."""
+        """Return the layout of this step's decodes, which the first layer computes and the others reuse."""
         if self._state is not state:
             self._state, self._groups_by_window = state, {}
         groups = self._groups_by_window.get(window)
@@ -102,7 +102,7 @@ def lay_out_decodes(
     state: ForwardState, block_size: int, block_bytes: int, window: int | None
 ) -> tuple[LengthGroup, ...]:
     """Sort the slices of one token into groups of similar length that fit the scratch buffer."""
-    spans: list[tuple[int, int, int]] = []  # blocks in sight, first of them, sequence
+    spans: list[tuple[int, int, int]] = []  # visible blocks, first visible block, sequence
     for index, context in enumerate(state.context_lengths):
         if state.query_starts[index + 1] - state.query_starts[index] == 1:
             first = 0 if window is None else max(0, context - window) // block_size
@@ -129,7 +129,7 @@ def _make_group(
     firsts = torch.tensor([first for _, first, _ in spans], device=device)[:, None]
     contexts = torch.tensor([state.context_lengths[index] for _, _, index in spans], device=device)[:, None]
     columns = firsts + torch.arange(spans[-1][0], device=device)
-    columns.clamp_max_(state.block_tables.shape[1] - 1)  # padding reads any block; its rows are unseen
+    columns.clamp_max_(state.block_tables.shape[1] - 1)  # padding reads an arbitrary block; its rows are not visible
     slots = state.block_tables[sequences[:, None], columns]
     positions = firsts * block_size + torch.arange(spans[-1][0] * block_size, device=device)
     mask = positions < contexts

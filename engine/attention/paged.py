@@ -1,4 +1,4 @@
-"""The portable backend of a GPU: our own paged kernels in Triton."""
+"""The portable GPU backend: paged attention kernels in Triton."""
 
 from itertools import pairwise
 
@@ -13,27 +13,27 @@ from tiercel.engine.kernels.tiles import DECODE_TILES, Tile, choose_shares, choo
 
 
 class TritonAttention:
-    """Slices of one token through the decode kernel, longer ones through the prefill kernel.
+    """Computes slices of one token with the decode kernel and longer slices with the prefill kernel.
 
-    A step that mixes them launches both. A query of one token fills a few rows of the tile that a prompt needs, and
-    one program would walk its whole context alone; the decode kernel packs it into the smallest tile, and all contexts
-    of the step are cut into parts of one size. Each kernel leaves the other's slices at once.
+    A step that mixes them launches both. In the prefill kernel a query of one token would fill only a few rows of a
+    tile, and one program would read its whole context alone. The decode kernel uses the smallest tile and cuts all
+    contexts of the step into parts of one size. Each kernel ends at once for slices that belong to the other.
 
-    What is found out about a step is kept by its state, and by that alone: whatever changes the lengths on the device,
-    or records a graph, comes with another state.
+    Facts of a step are cached by its state object: new lengths on the device, or the recording of a graph, come with a
+    new state.
     """
 
     is_capturable = True
 
     def __init__(self, processors: int, prefill_tile: Tile | None = None, decode_tile: Tile | None = None) -> None:
-        """`processors`: streaming multiprocessors; the tiles are those of the table unless others are tried."""
+        """`processors`: streaming multiprocessors; tiles are taken from the table unless given."""
         self._processors = processors
         self._prefill_tile = prefill_tile
         self._decode_tile = decode_tile
-        self._state: ForwardState | None = None  # the step that was seen last, whether it decodes too, and its shares
+        self._state: ForwardState | None = None  # of the last step; the next two fields describe it
         self._has_singles = False
         self._partition_by_kind: dict[tuple[int | None, int, Tile], Partition] = {}  # window, shares, tile
-        self._kinds: set[tuple[object, ...]] = set()  # of layers whose decode is compiled
+        self._kinds: set[tuple[object, ...]] = set()  # of layers whose decode kernel is compiled
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
@@ -45,8 +45,8 @@ class TritonAttention:
     def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
         """See `PagedReader.read`."""
         out = query.new_empty(query.shape)
-        # At the first sight of a kind of layer its decode is run in any case, as no later step may wait for a
-        # compiler: there is one of each kernel whatever the step, and longer slices are left at once.
+        # The decode kernel runs for the first step of every kind of layer, so that no later step waits for its
+        # compilation. There is one compilation for all steps, and the kernel ends at once for longer slices.
         kind = (query.shape[1:], params.window, params.softcap is None, params.sinks is None)
         if self._mixes_singles(state) or kind not in self._kinds:
             self._kinds.add(kind)
@@ -56,7 +56,7 @@ class TritonAttention:
         return out
 
     def _mixes_singles(self, state: ForwardState) -> bool:
-        """Whether any slice has one token; found by the first layer, kept for the others."""
+        """Return whether any slice has one token; the first layer computes it for all others."""
         if self._state is not state:
             self._state = state
             self._has_singles = any(end - start == 1 for start, end in pairwise(state.query_starts))
@@ -64,7 +64,7 @@ class TritonAttention:
         return self._has_singles
 
     def _partition(self, query: Tensor, kv_heads: int, state: ForwardState, window: int | None) -> Partition:
-        """Of the step that was seen last; made by the first layer of a window, kept for the others."""
+        """Return the partition of the step's contexts; the first layer of each window computes it for the others."""
         tile = self._decode_tile or choose_tile(DECODE_TILES, query.shape[2], query.dtype)
         kind = (window, choose_shares(kv_heads, self._processors), tile)
         if kind not in self._partition_by_kind:

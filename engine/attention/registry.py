@@ -1,4 +1,4 @@
-"""Attention backends by name."""
+"""Open an attention backend by name."""
 
 import logging
 from importlib.util import find_spec
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_HOPPER = 9  # the major version of the capability that FlashAttention-3 is written for
+_HOPPER = 9  # major version of the compute capability that FlashAttention-3 needs
 
 
 def open_attention(
     name: AttentionName, device: torch.device, processors: int = 1, capability: tuple[int, int] | None = None
 ) -> Attention:
-    """The backend that the operator named; `auto` is the fastest that this device and the installed packages allow.
+    """Return the backend of this name; `auto` is the fastest one for the device and the installed packages.
 
-    `processors` and `capability` are those of `device.base.Device`: the kernels of a GPU cut their work by the first.
+    `processors` and `capability`: see `device.base.Device`.
 
-    Errors: ConfigError when the device or a missing package forbids the backend.
+    Errors: ConfigError if the device or a missing package excludes the backend.
     """
     if device.type == "meta":
-        return SdpaAttention()  # nothing is computed there, and the machine that will compute may be another
+        return SdpaAttention()  # nothing is computed on `meta`, and the computing machine may be another one
     match name:
         case "sdpa":
             return SdpaAttention()
@@ -66,7 +66,7 @@ def _open_triton(device: torch.device, processors: int) -> "TritonAttention":
         raise ConfigError(
             "attention.no_triton", "--attention-backend triton: the package triton is missing; a CUDA torch brings it"
         )
-    # lazy: there is no Triton beside a torch for the CPU
+    # lazy: CPU builds of torch come without Triton
     from tiercel.engine.attention.paged import TritonAttention
     from tiercel.engine.kernels.interpreter import is_interpreted
 

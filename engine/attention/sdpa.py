@@ -1,4 +1,4 @@
-"""The reference backend: one sequence at a time, plain torch, every device."""
+"""The reference backend: one sequence at a time, in plain torch, on every device."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from tiercel.engine.forward.state import AttentionParams, ForwardState
 
 
 def causal_mask(length: int, context: int, window: int | None, device: torch.device) -> Tensor:
-    """Who sees whom: the last `length` positions of `context` are the queries.
+    """Return the causal mask for queries at the last `length` positions of `context`.
 
     Shapes: returns [length, context] bool, True where query i (at position context - length + i) sees key j.
     """
@@ -24,14 +24,14 @@ def causal_mask(length: int, context: int, window: int | None, device: torch.dev
 def attend_sequence(query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
     """Causal attention of one sequence's slice over its whole context.
 
-    Shapes: query [length, heads, head_dim], the last tokens of the context;
+    Shapes: query [length, heads, head_dim] of the last tokens of the context;
             key, value [context, kv_heads, head_dim]; returns [length, heads, head_dim].
     Cost:   plain layers go through torch's fused kernel; softcap and sinks build the scores in float32.
     """
     (length, heads, head_dim), (context, kv_heads) = query.shape, key.shape[:2]
     window = params.window
     if window is not None and window < context - length:
-        first = context - length - window  # no query of this slice sees the keys before
+        first = context - length - window  # no query of this slice sees earlier keys
         key, value, context = key[first:], value[first:], context - first
     if window is not None and window >= context:
         window = None
@@ -57,7 +57,7 @@ def attend_sequence(query: Tensor, key: Tensor, value: Tensor, params: Attention
 
 
 def attend_by_scores(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, params: AttentionParams) -> Tensor:
-    """Attention written out, in float32: for soft-capped scores and for sinks.
+    """Compute attention from explicit scores, in float32: for soft-capped scores and for sinks.
 
     Shapes: query [..., kv_heads, group, length, head_dim]; key, value [..., kv_heads, 1, context, head_dim];
             mask broadcasts to [..., kv_heads, group, length, context], True where seen; returns query's shape.
@@ -77,7 +77,7 @@ def attend_by_scores(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 class SdpaAttention:
-    """Gathers each sequence's blocks and attends over them. What the other backends are tested against."""
+    """Gathers the blocks of each sequence and attends over them. The other backends are tested against this one."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams

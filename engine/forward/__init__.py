@@ -1,1 +1,1 @@
-"""The description of one forward that kernels, attention backends and models share."""
+"""The description of one forward, shared by kernels, attention backends and models."""

@@ -1,4 +1,4 @@
-"""What every layer of a forward is given: where its tokens lie in the cache, and what it asks of attention."""
+"""The inputs of every layer of a forward: the places of its tokens in the cache, and the parameters of attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """What a layer asks of attention; the same at every step."""
+    """The parameters of a layer's attention; the same in every step."""
 
     scale: float
     window: int | None = None  # sliding window: a query sees itself and the window - 1 tokens before it
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
-    sinks: Tensor | None = None  # [heads]: one more logit per head in the softmax's denominator (gpt-oss)
+    sinks: Tensor | None = None  # [heads]: an additional logit per head in the softmax's denominator (gpt-oss)
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardState:
-    """Where the tokens of one forward lie. One per nano-batch, read by every layer.
+    """The places of the tokens of one forward. There is one state per nano-batch, read by every layer.
 
-    S sequences with ragged slices lie behind each other in one row of T tokens; sequence s owns tokens
-    [query_starts[s], query_starts[s + 1]) of it and sees keys [0, context_lengths[s]) of its own, the last of
-    which is its own last query.
+    The slices of S sequences are concatenated to T tokens. Sequence s owns the tokens
+    [query_starts[s], query_starts[s + 1]) and sees its own keys [0, context_lengths[s]), the last of which belongs to
+    its own last query.
 
     Shapes: query_starts [S + 1] (host), context_lengths [S] (host), block_tables [S, blocks] int64 on the device
             (unused tails are 0, the null block), positions [T] int64, slot_ids [T] int64, slot_offsets [T] int64
             (token t is written to kv[slot_ids[t], layer, slot_offsets[t]]); device_query_starts [S + 1] and
-            device_context_lengths [S] int32, the first two once more, for kernels.
+            device_context_lengths [S] int32, copies of the first two for kernels.
     """
 
     query_starts: tuple[int, ...]
@@ -51,10 +51,10 @@ class ForwardState:
         *,
         writes_null_block: bool = False,
     ) -> "ForwardState":
-        """Slices [start, end) of sequences whose blocks are the rows of `tables`, on the device of `tables`.
+        """Return the state of slices [start, end) of sequences whose blocks are the rows of `tables`.
 
-        For measuring, probing and testing: a step's own arrays come from `engine.inputs`. `writes_null_block`: what the
-        tables hold is read, and nothing but the null block is written.
+        For measuring, probing and testing; the arrays of a step come from `engine.step.inputs`. `writes_null_block`:
+        the blocks of the tables are only read, and the null block is written.
         """
         device = tables.device
         lengths = [end - start for start, end in zip(starts, ends, strict=True)]
@@ -79,5 +79,5 @@ class ForwardState:
 
     @property
     def is_decode(self) -> bool:
-        """Every sequence has exactly one query token."""
+        """Whether every sequence has exactly one query token."""
         return self.query_starts[-1] == len(self.context_lengths)

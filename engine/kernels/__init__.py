@@ -1,1 +1,1 @@
-"""Kernels for CUDA devices, written in Triton: each file is imported only by who opens it."""
+"""Kernels for CUDA devices, written in Triton. They are imported only on machines that run them."""

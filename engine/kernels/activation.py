@@ -1,6 +1,6 @@
-"""The gate of the MLP and its product in one reading."""
+"""The MLP's activation and product, in one pass."""
 
-# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# Triton rewrites decorated functions, so a type checker cannot check their calls.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import triton
@@ -11,7 +11,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, size, BLOCK: tl.constexpr):  # a program a row and block of columns
+def silu_mul_kernel(gate_up, out, size, BLOCK: tl.constexpr):  # one program per row and block of columns
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -23,7 +23,7 @@ def silu_mul_kernel(gate_up, out, size, BLOCK: tl.constexpr):  # a program a row
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, the first rounded to the dtype before the product.
+    """Return silu(gate) * up; silu(gate) is rounded to the dtype before the product.
 
     Shapes: gate_up [T, 2 * inner] contiguous, gate first; returns [T, inner].
     Cost:   one kernel; every tensor is read or written once.

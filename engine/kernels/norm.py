@@ -1,6 +1,6 @@
-"""The residual's sum and its norm in one reading."""
+"""The sum with the residual and its norm, in one pass."""
 
-# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# Triton rewrites decorated functions, so a type checker cannot check their calls.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 @triton.jit
 def add_norm_kernel(
     x, residual, weight, normed, size, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
-):  # one program a row
+):  # one program per row
     at = tl.arange(0, BLOCK)
     inside = at < size
     row = tl.program_id(0).to(tl.int64) * size + at
@@ -27,11 +27,11 @@ def add_norm_kernel(
 
 
 def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The root-mean-square norm of x + residual, and that sum, rounded to the dtype before it is normed.
+    """Return the root-mean-square norm of x + residual, and the sum, which is rounded to the dtype before the norm.
 
     Shapes:  x and residual [T, size] contiguous, weight [size]; returns two [T, size].
     Cost:    one kernel; every tensor is read or written once.
-    Effects: with a residual both are overwritten: x with the norm, the residual with the sum.
+    Effects: with a residual, x is overwritten with the norm and the residual with the sum.
     """
     rows, size = x.shape
     block = triton.next_power_of_2(size)

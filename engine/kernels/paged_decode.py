@@ -1,6 +1,6 @@
-"""Attention of single queries over the paged cache: a program for every part of a context, and the parts are merged."""
+"""Attention of single queries over the paged cache: one program per part of a context, then a merge of the parts."""
 
-# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# Triton rewrites decorated functions, so a type checker cannot check their calls.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_partition import Partition
 from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, LOG2E, UNSEEN, first_seen, fold
-from tiercel.engine.kernels.tiles import MOST_SHARES
+from tiercel.engine.kernels.tiles import MAX_SHARES
 
-_MERGED_AT_ONCE = 4096  # numbers of the parts: 32 for each thread
+_MERGED_AT_ONCE = 4096  # values of the parts: 32 per thread
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=HOST_ARRAYS)
@@ -51,16 +51,16 @@ def decode_kernel(
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program: one part of one sequence's context for the GROUP heads of one key head.
+    """Compute one part of one sequence's context, for the GROUP heads of one key head.
 
-    A part that is all of its context is the result and goes to `out`. Of the others `part_values` [parts, heads,
-    head_dim] holds what they come to, and `part_peaks` [parts, heads] the logarithm of their weight.
+    The only part of a context is written to `out`. For contexts with several parts, the results go to `part_values`
+    [parts, heads, head_dim] and the logarithms of their weights to `part_peaks` [parts, heads].
     """
-    kv_head = tl.program_id(0)  # the fastest: neighbours in memory are read at the same time
+    kv_head = tl.program_id(0)  # the fastest axis, so that neighbours in memory are read at the same time
     part = tl.program_id(1)
     room = tl.num_programs(1)
     sequence = tl.load(parts + part)
-    first_tile = tl.load(parts + room + part)  # asked for before it is known whether there is a part: one wait, not two
+    first_tile = tl.load(parts + room + part)  # loaded before the part is known to exist: one wait, not two
     end_tile = tl.load(parts + 2 * room + part)
     if sequence < 0:
         return
@@ -83,7 +83,7 @@ def decode_kernel(
     peak = tl.full([ROWS], UNSEEN, dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
     if HAS_SINKS:
-        # A sink is a key that the first part alone sees: so it counts once, whether parts are merged or not.
+        # Only the first part counts the attention sink, so that it counts once if parts are merged.
         sees_sink = part == first_part
         sink = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2E
         peak = tl.where(sees_sink, sink, peak)
@@ -121,9 +121,9 @@ def merge_kernel(
     MOST: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """One program: the parts of one head of one sequence that has several, AT_ONCE of them at a time.
+    """Merge the parts of one head of one sequence, AT_ONCE parts at a time.
 
-    MOST, a power of two, bounds the parts of a sequence whatever the step is: one compilation merges them all.
+    MOST, a power of two, bounds the parts of any sequence, so that one compilation serves all steps.
     """
     head = tl.program_id(0)
     heads = tl.num_programs(0)
@@ -162,11 +162,12 @@ def attend_singles(
     out: Tensor,
     partition: Partition,
 ) -> None:
-    """Attention of every slice of one token over its sequence's context, in the parts of `partition`, which is that of
-    this step and window, with no more shares than MOST_SHARES.
+    """Compute attention of every slice of one token over its sequence's context, and write it to `out`.
+
+    `partition` is the partition of this step and window, with at most MAX_SHARES shares.
 
     Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], any stride of slots.
-    Cost:    one kernel that reads every key in sight once; a second, small one that merges what was divided; a scratch
+    Cost:    one kernel that reads every visible key once; a second, small kernel that merges the parts; scratch memory
              of (S + shares) * heads * (head_dim + 1) floats.
     Effects: rows of `out` that belong to longer slices are not written. The launches depend on shapes only.
     Source:  FlashDecoding; the merge by log-sum-exp as in FlashAttention-2 (arXiv 2307.08691).
@@ -223,7 +224,7 @@ def attend_singles(
         out.stride(1),
         HEAD_DIM=head_dim,
         DIMS=dims,
-        MOST=MOST_SHARES,
+        MOST=MAX_SHARES,
         AT_ONCE=max(1, _MERGED_AT_ONCE // dims),
         num_warps=4,
     )

@@ -1,6 +1,6 @@
-"""Where the contexts of a decode are cut: into parts of one size over all sequences, found on the device."""
+"""Cut the contexts of a decode into parts of one size over all sequences, on the device."""
 
-# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# Triton rewrites decorated functions, so a type checker cannot check their calls.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.kernels.paged_rows import HOST_ARRAYS, first_seen
 from tiercel.engine.kernels.tiles import Tile
 
-_AT_ONCE = 512  # sequences, a power of two: as many as the largest graph decodes
+_AT_ONCE = 512  # sequences, a power of two: the rows of the largest graph
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """The parts of a step's contexts, for layers of one window.
 
-    S sequences have at most S + shares parts; the rows behind the last one are nobody's. No part is longer than a
-    `shares`th of all that is in sight, rounded up to tiles, so no sequence has more than `shares` of them.
+    S sequences have at most S + shares parts; the remaining rows are unused. A part is at most 1 / shares of all
+    visible tiles long, rounded up, so that no sequence has more than `shares` parts.
 
-    Shapes: parts [3, S + shares] int32: the sequence of each part, or -1, its first tile, and the tile behind its last
-            one; part_starts [S + 1] int32: the first part of each sequence, and how many parts there are; divided
-            [min(S, shares)] int32: the sequences that have several parts, behind them -1.
+    Shapes: parts [3, S + shares] int32: the sequence of each part, or -1; its first tile; the end of its tiles.
+            part_starts [S + 1] int32: the first part of each sequence, and the number of all parts. divided
+            [min(S, shares)] int32: the sequences with several parts, then -1.
     """
 
     parts: Tensor
     part_starts: Tensor
     divided: Tensor
-    tile: Tile  # whose keys the tiles have
+    tile: Tile  # defines the number of keys of a tile
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _tiles_in_sight(
     KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """The first tile that a slice of one token sees and how many it sees; none for longer slices."""
+    """Return the first visible tile of a slice of one token and the number of visible tiles; 0 for longer slices."""
     is_one = sequence < sequences
     start = tl.load(query_starts + sequence, mask=is_one, other=0)
     end = tl.load(query_starts + sequence + 1, mask=is_one, other=0)
@@ -68,7 +68,7 @@ def partition_kernel(
     AT_ONCE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """The only program: counts the tiles in sight, then hands them out, AT_ONCE sequences at a time."""
+    """Count the visible tiles, then assign them to parts, AT_ONCE sequences at a time. There is only one program."""
     total = 0
     for start in range(0, sequences, AT_ONCE):
         sequence = start + tl.arange(0, AT_ONCE)
@@ -110,10 +110,10 @@ def partition_contexts(
 ) -> Partition:
     """Cut the contexts of all slices of one token; longer slices have no part.
 
-    `shares`: at least 1, from shapes only, as a CUDA graph holds the launches that follow from it. One sequence is cut
-    into so many parts at most; among others it gets the more of them the longer it is.
+    `shares` is the maximum number of parts of a sequence, at least 1. It must depend on shapes only, because a CUDA
+    graph holds the launches that follow from it. A longer sequence gets more of the parts.
 
-    Cost:   one program that reads the lengths twice and writes the parts; once a step for all layers of one window.
+    Cost:   one program that reads the lengths twice and writes the parts, once per step for all layers of one window.
     Source: LeanAttention (arXiv 2405.10480), with the sizes on the device.
     """
     sequences, device = state.num_sequences, state.device_context_lengths.device

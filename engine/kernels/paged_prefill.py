@@ -1,6 +1,6 @@
-"""Attention of ragged slices over the paged cache: the slices of a prefill, and of steps that mix it with decodes."""
+"""Attention of ragged slices over the paged cache: prefills, also in steps that mix them with decodes."""
 
-# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# Triton rewrites decorated functions, so a type checker cannot check their calls.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import triton
@@ -14,7 +14,7 @@ from tiercel.engine.kernels.tiles import PREFILL_TILES, Tile, choose_tile
 
 @triton.jit
 def _find_sequence(query_starts, sequences, tile, TOKENS: tl.constexpr):
-    """The sequence of a tile when sequence s owns tiles from query_starts[s] // TOKENS + s on: by halving."""
+    """Find the sequence of a tile by bisection; sequence s owns the tiles from query_starts[s] // TOKENS + s on."""
     low = 0
     high = sequences
     while low < high:
@@ -60,8 +60,8 @@ def prefill_kernel(
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program: TOKENS tokens of one sequence times the GROUP heads of one key head."""
-    # Backwards: the last tiles of a sequence see most keys, and what starts first ends with the others.
+    """Compute TOKENS tokens of one sequence, for the GROUP heads of one key head."""
+    # In reverse order: the last tiles of a sequence see most keys, and should not be the last to start.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     sequence = _find_sequence(query_starts, sequences, tile, TOKENS)
@@ -134,10 +134,10 @@ def attend_slices(
     least_length: int = 1,
     tile: Tile | None = None,
 ) -> None:
-    """Causal attention of every slice of `least_length` tokens and more over its sequence's context.
+    """Compute causal attention of every slice of at least `least_length` tokens over its sequence's context.
 
     Shapes:  query, out [T, heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], any stride of slots.
-    Cost:    one kernel of T / (tokens of a tile) + S tiles for every key head; a tile that has no tokens ends at once.
+    Cost:    one kernel of T / (tokens of a tile) + S tiles for every key head; a tile without tokens ends at once.
     Effects: rows of `out` that belong to shorter slices are not written.
     """
     tokens, heads, head_dim = query.shape

@@ -1,28 +1,28 @@
-"""What the paged attention kernels share: reading rows of the cache, and folding a run of them into a softmax.
+"""The common part of the paged attention kernels: read rows of the cache and fold them into a running softmax.
 
-The cache is one layer of a block-first arena, kv [slots, block_size, kv_heads, 2 * head_dim] with any stride of slots:
-a row is the key and the value of one token and one head behind each other. Offsets of slots are 64-bit.
+The cache is one layer of a block-first arena, kv [slots, block_size, kv_heads, 2 * head_dim] with any stride of slots.
+A row is the key of one token and one head, followed by the value. Offsets of slots are 64-bit.
 """
 
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-UNSEEN = tl.constexpr(-1.0e30)  # a score that no softmax notices, and finite: -inf minus -inf would be NaN
+UNSEEN = tl.constexpr(-1.0e30)  # a score of weight 0 in a softmax; finite, because -inf minus -inf would be NaN
 
-# Arrays that the host fills anew at every step: the kernels make nothing of where they lie, and are compiled once.
+# Arrays that the host fills in every step. Kernels are not specialised on their addresses, so they are compiled once.
 HOST_ARRAYS = ("tables", "query_starts", "context_lengths")
 
 
 @triton.jit
 def tanh(x):
-    """Twice a logistic function, shifted: exact enough in float32, and free of a device library."""
+    """Return tanh(x) from the logistic function: accurate enough in float32, and without a device library."""
     return 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2E)) + 1.0)
 
 
 @triton.jit
 def first_seen(position, window, HAS_WINDOW: tl.constexpr):
-    """The first key that the query at this position sees."""
+    """Return the first key that the query at this position sees."""
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(position + 1 - window, 0)
@@ -31,7 +31,7 @@ def first_seen(position, window, HAS_WINDOW: tl.constexpr):
 
 @triton.jit
 def load_slots(table, keys, lowest, context, BLOCK_SIZE: tl.constexpr):
-    """The slots of these keys, 64-bit; 0 for keys outside [lowest, context)."""
+    """Return the 64-bit slots of these keys; 0 for keys outside [lowest, context)."""
     return tl.load(table + keys // BLOCK_SIZE, mask=(keys >= lowest) & (keys < context), other=0).to(tl.int64)
 
 
@@ -67,15 +67,15 @@ def fold(
     Shapes: acc [ROWS, DIMS] float32, peak and total [ROWS] float32 (the largest score so far, in powers of two, and
             the sum of weights below it); query [ROWS, DIMS]; positions [ROWS] int32, of the queries; kv: the first
             row of this head; table: the blocks of this sequence. `first` is a multiple of KEYS.
-    Effects: without IS_MASKED every query sees every key of [first, last), a multiple of KEYS. Else only keys of
-            [lowest, context) are read; the others count as 0 and are seen by nobody, so that a NaN in a row which
-            nobody wrote stays there.
+    Effects: without IS_MASKED every query sees every key of [first, last), which is a multiple of KEYS. With
+             IS_MASKED only keys of [lowest, context) are read; the others count as 0 and are not visible, so that a
+             NaN in a row that was never written has no effect.
     Source: FlashAttention-2 (arXiv 2307.08691) section 3.1.
     """
     dims = tl.arange(0, DIMS)
     keys = first + tl.arange(0, KEYS)
-    # The slots of a tile are loaded one tile ahead: the loads of keys and values then hang on no other load of
-    # their own turn, and the compiler starts them as many stages early as it has room for.
+    # The slots of a tile are loaded one tile ahead. The loads of keys and values then depend on no other load of the
+    # same iteration, and the compiler can start them several stages early.
     slots = load_slots(table, keys, lowest, context, BLOCK_SIZE)
     unit = LOG2E if HAS_SOFTCAP else scale * LOG2E
     for start in range(first, last, KEYS):
@@ -100,7 +100,7 @@ def fold(
             if HAS_WINDOW:
                 is_seen = is_seen & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(is_seen, scores, UNSEEN)
-        # A row that has seen nothing yet gathers weights of 1 here; its first real score fades them to 0.
+        # A row without a visible key so far accumulates weights of 1 here; its first real score scales them to 0.
         new_peak = tl.maximum(peak, tl.max(scores, 1) * unit)
         weights = tl.exp2(scores * unit - new_peak[:, None])
         fade = tl.exp2(peak - new_peak)

@@ -1,6 +1,6 @@
-"""Writes the keys and values of a step into the cache."""
+"""Write the keys and values of a step into the cache."""
 
-# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# Triton rewrites decorated functions, so a type checker cannot check their calls.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import triton
@@ -29,7 +29,7 @@ def store_kernel(
     HEADS: tl.constexpr,
     DIMS: tl.constexpr,
 ):
-    """One program a token: all its heads. HEADS and DIMS are KV_HEADS and HEAD_DIM rounded up to powers of two."""
+    """Write all heads of one token. HEADS and DIMS are KV_HEADS and HEAD_DIM rounded up to powers of two."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, HEADS)[:, None]
     dims = tl.arange(0, DIMS)[None, :]
@@ -48,7 +48,7 @@ def store_rows(key: Tensor, value: Tensor, kv: Tensor, state: ForwardState) -> N
     Shapes:  key, value [T, kv_heads, head_dim], any strides but the last; kv [slots, block_size, kv_heads,
              2 * head_dim], any stride of slots.
     Cost:    one kernel; the rows are read and written once.
-    Effects: kv is written; several tokens of padded rows may share the null block, whose content is nobody's.
+    Effects: kv is written; several tokens of padded rows may write the null block, whose content is not used.
     """
     tokens, kv_heads, head_dim = key.shape
     store_kernel[(tokens,)](

@@ -1,6 +1,6 @@
-"""From the projection of queries, keys and values to the query of attention and the rows of the cache."""
+"""Norm and rotate the projected queries and keys, and write keys and values into the cache."""
 
-# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# Triton rewrites decorated functions, so a type checker cannot check their calls.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
@@ -15,7 +15,7 @@ Norm = tuple[Tensor, float]
 
 
 @triton.jit(do_not_specialize_on_alignment=("positions",))
-def angles_kernel(positions, frequencies, cos, sin, half, scale, HALF: tl.constexpr):  # one program a token
+def angles_kernel(positions, frequencies, cos, sin, half, scale, HALF: tl.constexpr):  # one program per token
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, HALF)
     inside = at < half
@@ -26,7 +26,7 @@ def angles_kernel(positions, frequencies, cos, sin, half, scale, HALF: tl.conste
 
 @triton.jit
 def _norm_heads(first, second, weight, at, half, eps):
-    """Both halves of some heads, normed as one. Shapes: [heads, HALF]; outside of a head they are zero."""
+    """Load both halves of some heads and norm them together. Shapes: [heads, HALF]; zero outside of a head."""
     inside = at < half
     dtype = first.dtype
     wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
@@ -41,7 +41,7 @@ def _norm_heads(first, second, weight, at, half, eps):
 
 @triton.jit
 def _turn(first, second, cos, sin):
-    """Both halves of some heads, rotated; each product is rounded before the sum. Shapes: [heads, HALF], [1, HALF]."""
+    """Rotate both halves of some heads; each product is rounded before the sum. Shapes: [heads, HALF], [1, HALF]."""
     dtype = first.dtype
     first, second = first.to(tl.float32), second.to(tl.float32)
     turned_first = (first * cos).to(dtype).to(tl.float32) - (second * sin).to(dtype).to(tl.float32)
@@ -70,7 +70,7 @@ def place_heads_kernel(
     HAS_NORMS: tl.constexpr,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
-):  # a program a token and a key head, with the query heads that share it
+):  # one program per token and key head, with the query heads that share it
     token, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     kv_heads = tl.num_programs(1)
     heads = group * kv_heads
@@ -110,7 +110,7 @@ def place_heads_kernel(
 
 
 def position_angles(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions, computed in float32.
+    """Return cosines and sines of positions, computed in float32.
 
     Shapes: positions [T] int64, frequencies [head_dim / 2] float32; returns two [T, head_dim / 2] of the dtype.
     """
@@ -124,7 +124,7 @@ def position_angles(positions: Tensor, frequencies: Tensor, scale: float, dtype:
 def place_heads(
     qkv: Tensor, norms: tuple[Norm, Norm] | None, angles: tuple[Tensor, Tensor], kv: Tensor, state: ForwardState
 ) -> Tensor:
-    """Norm and rotate queries and keys, and put keys and values into the cache.
+    """Norm and rotate queries and keys, and write keys and values into the cache.
 
     Shapes:  qkv [T, (heads + 2 * kv_heads) * head_dim] contiguous, queries first; angles two [T, head_dim / 2];
              kv [slots, block_size, kv_heads, 2 * head_dim], any strides of the first three;

@@ -1,10 +1,10 @@
-"""From logits to one token a row: temperature, Gumbel noise and the largest in one reading; and the search of top_p.
+"""Sample one token per row from temperature, Gumbel noise and maximum in one pass; and search the limit of top_p.
 
-The noise is that of `engine.sampling.noise`, bit by bit until its logarithms: the same seed and position draw the same
-token wherever two perturbed logits are not within rounding.
+The noise equals that of `engine.sampling.noise` in every bit before its logarithms: the same seed and position draw
+the same token unless two perturbed logits differ by rounding only.
 """
 
-# Triton rewrites the functions that it decorates; what a type checker reads of them is something else.
+# Triton rewrites decorated functions, so a type checker cannot check their calls.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 4096  # token ids of one program: 32 programs a row at a vocabulary of 128k
+_BLOCK = 4096  # token ids per program: 32 programs per row with a vocabulary of 128k
 _SEARCH_BLOCK = 2048
 _MUL_1 = tl.constexpr(0x7FEB352D)
 _MUL_2 = tl.constexpr(0x846CA68B - (1 << 32))
@@ -21,7 +21,7 @@ _BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 
 @triton.jit
 def _gumbel(tokens, key_1, key_2):
-    """Standard Gumbel noise of token ids; see `gumbel_no_sync`."""
+    """Return standard Gumbel noise of token ids; see `gumbel_no_sync`."""
     bits = tokens ^ key_1
     bits ^= (bits >> 16) & 0xFFFF
     bits *= _MUL_1
@@ -31,14 +31,14 @@ def _gumbel(tokens, key_1, key_2):
     bits ^= bits >> 16
     uniform = tl.minimum(bits.to(tl.float32) * 2.0**-31 + 2.0**-32, _BELOW_ONE)
     rest = 1.0 - uniform
-    lost = (1.0 - rest) - uniform  # what rounding took from `rest`: all of it where the noise is largest
+    lost = (1.0 - rest) - uniform  # the rounding error of `rest`, which matters where the noise is largest
     return -tl.log(-(tl.log(rest) + lost))
 
 
 @triton.jit
 def draw_kernel(
     logits, draws, best, tokens, largest, vocab_size, row_stride, BLOCK: tl.constexpr
-):  # a program a row and block of token ids
+):  # one program per row and block of token ids
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     raw = tl.load(logits + row * row_stride + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
@@ -56,7 +56,7 @@ def draw_kernel(
 
 
 @triton.jit
-def choose_kernel(best, tokens, largest, chosen, bad_rows, blocks, BLOCKS: tl.constexpr):  # a program a row
+def choose_kernel(best, tokens, largest, chosen, bad_rows, blocks, BLOCKS: tl.constexpr):  # one program per row
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCKS)
     inside = at < blocks
@@ -68,13 +68,13 @@ def choose_kernel(best, tokens, largest, chosen, bad_rows, blocks, BLOCKS: tl.co
 
 
 def draw_no_sync(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """One token for each row, and whether the row is bad: its largest logit is not finite, or one is not a number.
+    """Return one token per row, and whether the row is bad: its largest logit is not finite, or a logit is a NaN.
 
-    A row of temperature 0 takes its largest logit. Of equal ones the lowest id wins.
+    A row of temperature 0 takes its largest logit; of equal logits, the lowest id is taken.
 
     Shapes:  logits [N, vocab] of any float, rows contiguous; draws [N, 3] int32: the two keys of `noise_keys`, and
              the bits of the temperature as a float32; returns [N] int64 and [N] bool.
-    Cost:    two kernels: the logits are read once, the second reads 12 bytes of each 4,096 logits.
+    Cost:    two kernels: the first reads the logits once, the second reads 12 bytes per 4,096 logits.
     """
     rows, vocab_size = logits.shape
     blocks = triton.cdiv(vocab_size, _BLOCK)
@@ -93,9 +93,9 @@ def draw_no_sync(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     return chosen, bad_rows
 
 
-# The masses of a single row are a column of what asks for them, and lie at any float: one compilation serves all.
+# The wanted masses may start at any float, because they are a column of a larger array: one compilation serves all.
 @triton.jit(do_not_specialize_on_alignment=("wanted_mass",))
-def search_kernel(probabilities, wanted_mass, least, vocab_size, BLOCK: tl.constexpr):  # one program a row
+def search_kernel(probabilities, wanted_mass, least, vocab_size, BLOCK: tl.constexpr):  # one program per row
     row = tl.program_id(0).to(tl.int64)
     mass = tl.load(wanted_mass + row)
     digits = tl.arange(0, 8)
@@ -109,12 +109,14 @@ def search_kernel(probabilities, wanted_mass, least, vocab_size, BLOCK: tl.const
             some = tl.load(probabilities + row * vocab_size + ids, mask=ids < vocab_size, other=0.0)[None, :]
             upper += tl.where(some >= limits[:, None], some, 0.0)
         enough = (tl.sum(upper, axis=1) >= mass) & (digits > 0)
-        found |= tl.sum(enough.to(tl.int32), axis=0) << shift  # masses fall as limits rise: so many digits are enough
+        found |= (
+            tl.sum(enough.to(tl.int32), axis=0) << shift
+        )  # masses fall as limits rise, so this count is the next digit
     tl.store(least + row, found)
 
 
 def search_no_sync(probabilities: Tensor, wanted_mass: Tensor) -> Tensor:
-    """See `engine.sampling.filter.least_no_sync`: the same number but for the order of its sums.
+    """See `engine.sampling.filter.least_no_sync`; the sums are computed in another order.
 
     Shapes: probabilities [M, vocab] float32 contiguous, in [0, 1]; wanted_mass [M] float32; returns [M, 1] int32.
     Cost:   one kernel that reads the probabilities ten times, for seven limits at once.

@@ -1,7 +1,7 @@
-"""Tile sizes of the attention kernels: one table, so that a start never waits for tuning.
+"""Tile sizes of the attention kernels, as a table, so that no start waits for tuning.
 
-Chosen from shared memory, registers and the tensor cores' shapes of a Hopper GPU, not yet measured on one: a table of
-other tiles is passed to `engine.attention.paged.TritonAttention`.
+They are chosen from the shared memory, the registers and the shapes of the tensor cores of a Hopper GPU, and not yet
+measured. Other tiles can be passed to `engine.attention.paged.TritonAttention`.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program of an attention kernel holds at a time."""
+    """The part of queries and keys that one program of an attention kernel holds at a time."""
 
-    rows: int  # of queries, tokens times the heads of a group: a power of two, at least 16
+    rows: int  # query rows (tokens times the heads of a group): a power of two, at least 16
     keys: int  # a power of two, at least 16
     warps: int
-    stages: int  # tiles of keys and values on their way into shared memory
+    stages: int  # tiles of keys and values that are loaded into shared memory ahead
 
 
-# By (head_dim rounded up to a power of two, bytes an element); the next larger head_dim stands for one between two.
+# By (head_dim, bytes per element); a head_dim between two entries uses the next larger one.
 PREFILL_TILES = {
     (64, 2): Tile(rows=128, keys=64, warps=4, stages=3),
     (128, 2): Tile(rows=128, keys=64, warps=8, stages=3),
@@ -38,20 +38,20 @@ DECODE_TILES = {
 }
 _LEAST = Tile(rows=16, keys=16, warps=4, stages=1)
 
-MOST_SHARES = 256  # a power of two: of the parts of one sequence as many are merged
-_PROGRAMS_PER_PROCESSOR = 8  # two at a time, four times over: the last parts then end near each other
+MAX_SHARES = 256  # a power of two: the largest number of parts of one sequence that can be merged
+_PROGRAMS_PER_PROCESSOR = 8  # two at a time, four times in a row, so that the last parts end at nearly the same time
 
 
 def choose_tile(table: dict[tuple[int, int], Tile], head_dim: int, dtype: torch.dtype) -> Tile:
-    """The tile for heads of this size; the smallest that there is for heads larger than any in the table."""
+    """Return the tile for heads of this size; for larger heads than in the table, the smallest tile."""
     sizes = sorted(size for size, itemsize in table if itemsize == dtype.itemsize and size >= head_dim)
     return table[sizes[0], dtype.itemsize] if sizes else _LEAST
 
 
 def choose_shares(kv_heads: int, processors: int) -> int:
-    """Into how many parts a decode cuts all its contexts together, beyond one for each sequence: so many that all
-    processors have work until the end.
+    """Return the number of parts of all contexts of a decode, beyond one part per sequence.
 
-    It depends on shapes only, never on the lengths of contexts: a CUDA graph holds the launch.
+    It is large enough to occupy all processors until the end. It depends on shapes only and not on the lengths of
+    contexts, because a CUDA graph holds the launch.
     """
-    return max(1, min(MOST_SHARES, round(_PROGRAMS_PER_PROCESSOR * processors / kv_heads)))
+    return max(1, min(MAX_SHARES, round(_PROGRAMS_PER_PROCESSOR * processors / kv_heads)))

@@ -1,4 +1,4 @@
-"""What steps take beside weights and KV, found by running the largest ones before the KV pool takes the rest."""
+"""Measure the device memory of steps, by running the largest ones before the KV pool is allocated."""
 
 import logging
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from tiercel.units import MIB, show_bytes
 
 log = logging.getLogger(__name__)
 
-_MARGIN_SHARE = 0.1  # of a step: the allocator rounds up, and what is free lies in pieces
-_MARGIN_BYTES = 128 * MIB  # kernels and workspaces that are first loaded while serving
-_GRAPH_BYTES = 16 * MIB  # an allowance for what the driver keeps of one CUDA graph, beside the memory that all share
-_WORKSPACE_BYTES = 32 * MIB  # what torch lends cuBLAS for the stream that records, on Hopper; an allowance elsewhere
-_MOST_WISHES = SamplingParams(
+_MARGIN_SHARE = 0.1  # of a step: the allocator rounds up, and free memory is fragmented
+_MARGIN_BYTES = 128 * MIB  # for kernels and workspaces that are loaded while serving
+_GRAPH_BYTES = 16 * MIB  # allowance for the driver's part of one CUDA graph, beside the memory that all graphs share
+_WORKSPACE_BYTES = 32 * MIB  # of cuBLAS for the stream that records, on Hopper; an allowance on other devices
+_ALL_FEATURES = SamplingParams(
     temperature=1.0,
     top_p=0.9,
     top_k=50,
@@ -45,27 +45,27 @@ _MOST_WISHES = SamplingParams(
 class Footprint:
     """Bytes of device memory that the KV pool must leave."""
 
-    step_bytes: int = 0  # the most that a step took
-    graph_bytes: int = 0  # what CUDA graphs will take, if any are recorded
+    step_bytes: int = 0  # peak of the larger trial step
+    graph_bytes: int = 0  # of CUDA graphs, if any will be recorded
 
     @property
     def reserved_bytes(self) -> int:
-        """With a margin: a tenth of the step and 128 MiB."""
+        """The sum with a margin of a tenth of the step and 128 MiB; 0 on the CPU."""
         if not self.step_bytes:
             return 0
         return self.step_bytes + self.graph_bytes + int(_MARGIN_SHARE * self.step_bytes) + _MARGIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
-    """The slices of a step: so many sequences, each from `start` on, `tokens` in all."""
+class TrialStep:
+    """A step of `seqs` sequences with `tokens` tokens in total; every slice begins at token `start`."""
 
     seqs: int
     tokens: int
     start: int = 0
 
     def ends(self) -> list[int]:
-        """Where the slices end; they are as equal as can be."""
+        """Return the ends of the slices, which are as equal as possible."""
         least, longer = divmod(self.tokens, self.seqs)
         return [self.start + least + (index < longer) for index in range(self.seqs)]
 
@@ -79,15 +79,15 @@ def measure_footprint(
     lane: Lane,
     place: torch.device,
 ) -> Footprint:
-    """Run the largest steps once and read how much memory each took at most.
+    """Run the largest steps once and return the peak of their memory.
 
-    Two are largest: as many sequences as may run at once, all with every sampling wish, and one prompt at the end of
-    the longest context. CUDA graphs keep what a decode of their largest size takes, what they
-    read, a workspace, and a little each.
-    Cost:    three forwards; nothing on the CPU, where nobody counts memory and pages are real only once written.
+    Two steps are the largest: one with as many sequences as may run at once, all with every sampling feature, and one
+    with a single prompt at the end of the longest context. CUDA graphs keep the memory of a decode of their largest
+    size, their inputs, a workspace, and an allowance for each graph.
+    Cost:    three forwards; nothing on the CPU, where pages are allocated when they are first written.
     Effects: KV goes to the null block of an arena made for the purpose. The sampler's rows are filled, and what it
              keeps for penalties is allocated now: it need not be found later.
-    Errors:  ConfigError when such a step does not fit beside the weights.
+    Errors:  ConfigError if such a step does not fit beside the weights.
     """
     if device.name == "cpu":
         return Footprint()
@@ -97,12 +97,12 @@ def measure_footprint(
     chunk = min(tokens, longest)
     sizes = graph_sizes(seqs) if wants_graphs(settings, model) else ()
     free = device.free_bytes()
-    trial = _Trial(model, sampler, open_arena(spec, 0, place).kv, device, lane)
+    trial = _FootprintTrial(model, sampler, open_arena(spec, 0, place).kv, device, lane)
     try:
         trial.fill_rows(seqs)
-        crowd = trial.peak_bytes(Crowd(seqs, min(tokens, seqs * longest)))
-        prompt = trial.peak_bytes(Crowd(1, chunk, longest - chunk))
-        decode = trial.peak_bytes(Crowd(sizes[-1], sizes[-1])) if sizes else 0
+        crowd = trial.peak_bytes(TrialStep(seqs, min(tokens, seqs * longest)))
+        prompt = trial.peak_bytes(TrialStep(1, chunk, longest - chunk))
+        decode = trial.peak_bytes(TrialStep(sizes[-1], sizes[-1])) if sizes else 0
     except (RuntimeError, MemoryError) as exc:
         if not is_shortage(exc):
             raise
@@ -130,13 +130,13 @@ def measure_footprint(
 
 
 def _graph_bytes(sizes: tuple[int, ...], max_blocks: int) -> int:
-    """What graphs of so many rows take beside what their decodes compute in."""
+    """Return the bytes of graphs of these sizes, without the memory that their decodes compute in."""
     inputs = StaticInputs.open(sizes[-1], max_blocks, torch.device("meta"))
     return inputs.nbytes + _WORKSPACE_BYTES + len(sizes) * _GRAPH_BYTES
 
 
-class _Trial:
-    """Whole steps of sequences that nobody asked for."""
+class _FootprintTrial:
+    """Runs trial steps, without requests."""
 
     def __init__(self, model: Model, sampler: Sampler, null_block: Tensor, device: Device, lane: Lane) -> None:
         self._model = model
@@ -146,23 +146,23 @@ class _Trial:
         self._lane = lane
 
     def fill_rows(self, rows: int) -> None:
-        """They ask for everything. What that takes for good is no part of a step."""
+        """Fill sampler rows with every feature. Memory that this allocates permanently is not part of a step."""
 
         def fill() -> None:
             for row in range(rows):
-                self._sampler.set_row(row, _MOST_WISHES, pack_tokens([0]), b"", ())
+                self._sampler.set_row(row, _ALL_FEATURES, pack_tokens([0]), b"", ())
 
         self._lane.run(fill).result()
 
-    def peak_bytes(self, crowd: Crowd) -> int:
-        """The most that this step took beside what was there before it."""
+    def peak_bytes(self, crowd: TrialStep) -> int:
+        """Return the peak of the memory allocated during this step."""
         self._device.give_back_cached()
         self._device.reset_peak()
         self._lane.run(lambda: self._step(crowd)).result()
         return self._device.peak_bytes()
 
     @torch.inference_mode()
-    def _step(self, crowd: Crowd) -> None:
+    def _step(self, crowd: TrialStep) -> None:
         ends, block_size = crowd.ends(), self._null_block.shape[2]
         tables = torch.zeros(
             (crowd.seqs, -(-max(ends) // block_size)), dtype=torch.int64, device=self._null_block.device

@@ -1,4 +1,4 @@
-"""What measurements of a model depend on: the model, its KV layout, the machine and the libraries."""
+"""The facts that measurements depend on: the model, its KV layout, the machine and the libraries."""
 
 import os
 import platform

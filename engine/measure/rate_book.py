@@ -1,4 +1,4 @@
-"""The speeds of copies and prefills, corrected by everything that runs. Imports no torch."""
+"""The current speeds of copies and prefills, corrected by measurements while the engine runs. Imports no torch."""
 
 from collections.abc import Iterable
 
@@ -10,57 +10,56 @@ from tiercel.rates import Rates
 from tiercel.scheduler.cost import StepCosts
 from tiercel.tier import Route
 
-_HALF_BYTES = 64 << 20  # a measurement of so much counts half, a smaller one less
-_HALF_TOKENS = 2048
-_MOST = 0.5
-_HICCUP = 16.0
-_HALF_LIFE_S = 30.0  # of what a route's estimate lacks to its good rate, while little of the route is measured
-_GOOD_WEIGHT = 1 / 16  # of a measurement that is slower than the good rate: a disk that stays slow is known in the end
+_FULL_BYTES = 64 << 20  # a measurement of this size has the full weight, a smaller one proportionally less
+_FULL_WEIGHT = 0.5
+_MAX_RATIO = 16.0  # of a measured time to the expected one, so that one hiccup does not count a thousandfold
+_HALF_LIFE_S = 30.0  # in which an unmeasured route's estimate comes half of the way back to its good rate
+_GOOD_WEIGHT = 1 / 16  # of a measurement below the good rate, so that a disk that stays slow is found to be slow
 _LEARN_S = 0.5  # between two calls of `learn`
 _FAR_CONTEXT = 4096  # tokens
 
 
 class RateBook:
-    """The speeds as of now. A measurement counts by its size: small ones say little of a rate.
+    """The current rates. A measurement has a weight by its size, because small ones say little about a rate.
 
-    A route that seems slow is not used, so nothing would ever correct its rate. Therefore each route has a good rate
-    beside its estimate: the best that is known, which slow measurements lower a sixteenth as fast. While a route is not
-    measured, its estimate comes back to the good rate, with a half-life of 30 s (of the ratio of both). Then it is
-    used again, and measured: what was a bad moment is over, and what is still slow seems slow again at once.
+    A route that seems slow is not used, so no measurement would correct its rate. Each route therefore has a good rate
+    beside its estimate: the best known rate, which slow measurements lower a sixteenth as fast as the estimate. While a
+    route is not measured, its estimate returns to the good rate with a half-life of 30 s (of the ratio of both). The
+    route is then used and measured again: a temporary slowdown is over, and a lasting one is found again at once.
     """
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
-        self._good = dict(rates.bytes_per_s_by_route)
-        self._measured: dict[Route, float] = {}  # since the last recovery: measurements, by size, 1 at most
+        self._good = dict(rates.bytes_per_s_by_route)  # good rates
+        self._measured: dict[Route, float] = {}  # since the last recovery: weight of the largest measurement, 0 to 1
         self._disk_seen = DiskCounts()
         self._copies_seen: dict[Route, tuple[int, float]] = {}
 
     @property
     def rates(self) -> Rates:
-        """Frozen, as of now."""
+        """The current rates, as a frozen value."""
         return self._rates
 
     def note(self, route: Route, bytes: int, seconds: float) -> None:
-        """So many bytes took so long in the copying itself, waiting left out."""
+        """Correct the rate of a route by a measurement: the time of copying `bytes`, without waiting times."""
         if bytes <= 0 or seconds <= 0:
             return
         by_route = self._rates.bytes_per_s_by_route
         known = by_route.get(route, 0.0)
         rate = bytes / seconds
-        size = min(1.0, bytes / _HALF_BYTES)
+        size = min(1.0, bytes / _FULL_BYTES)
         good = self._good.get(route, 0.0)
         if good > 0:
-            good *= min(1.0, max(rate / good, 1 / _HICCUP)) ** (_GOOD_WEIGHT * size)
+            good *= min(1.0, max(rate / good, 1 / _MAX_RATIO)) ** (_GOOD_WEIGHT * size)
         if known > 0:
-            # Times are averaged, not speeds: what waits for a copy waits for its time.
+            # Times are averaged instead of speeds, because a sequence waits for the time of a copy.
             rate = known / _correction(seconds / bytes * known, size)
         self._good[route] = max(good, rate)
         self._measured[route] = max(size, self._measured.get(route, 0.0))
         self._rates = replace(self._rates, bytes_per_s_by_route=by_route | {route: rate})
 
     def recover(self, elapsed_s: float) -> None:
-        """So much time has passed: routes that were measured little come back to their good rates."""
+        """Move the estimates of routes that were measured little towards their good rates, after `elapsed_s`."""
         by_route = self._rates.bytes_per_s_by_route
         recovered: dict[Route, float] = {}
         for route, rate in by_route.items():
@@ -72,14 +71,14 @@ class RateBook:
             self._rates = replace(self._rates, bytes_per_s_by_route=by_route | recovered)
 
     def follow(self, costs: StepCosts) -> None:
-        """Take the time of prompts from the step costs, which every step corrects."""
+        """Take the cost of prompt tokens from the step costs, which every step corrects."""
         chunk, context = costs.largest_prompt
         if not chunk or not context:
             return
         context = min(context, _FAR_CONTEXT)
         one_ms, far_ms = costs.prompt_ms(chunk, 0), costs.prompt_ms(chunk, context)
         context_ms = (far_ms - one_ms) / chunk / context
-        # A chunk is behind half of itself, on average.
+        # On average a token of the chunk has half of the chunk as context.
         token_ms = max(one_ms / chunk - context_ms * chunk / 2, one_ms / chunk / 2)
         self._rates = replace(
             self._rates,
@@ -88,10 +87,10 @@ class RateBook:
         )
 
     def learn(self, routes: Iterable[RouteGauges], disk: DiskCounts | None, elapsed_s: float = _LEARN_S) -> None:
-        """Take what has been copied in the `elapsed_s` since the last call, now and then. Late reads count, too."""
+        """Correct the rates by the copies since the last call, which was `elapsed_s` ago. Late reads count, too."""
         for gauges in routes:
             if gauges.route not in (Route.SPILL, Route.RESTORE, Route.VERIFY, Route.SIGN):
-                continue  # a disk's call is measured from its beginning, not from when it was asked for
+                continue  # reads and writes of the disk are measured by `disk`, without their time in the queue
             before = self._copies_seen.get(gauges.route, (0, 0.0))
             self.note(gauges.route, gauges.bytes - before[0], gauges.seconds - before[1])
             self._copies_seen[gauges.route] = (gauges.bytes, gauges.seconds)
@@ -108,5 +107,5 @@ class RateBook:
 
 
 def _correction(ratio: float, size: float) -> float:
-    """The factor on a time, when it was so many times what was expected. One hiccup does not count a thousandfold."""
-    return 1 + _MOST * min(1.0, size) * (min(ratio, _HICCUP) - 1)
+    """Return the damped correction factor of a time, from the ratio of measured to expected time."""
+    return 1 + _FULL_WEIGHT * min(1.0, size) * (min(ratio, _MAX_RATIO) - 1)

@@ -1,4 +1,4 @@
-"""Speeds: measured in well under a second at the start, corrected by everything that runs afterwards."""
+"""Measure the speeds of copies, of the disk and of a prefill at the start of an engine."""
 
 import logging
 import mmap
@@ -22,20 +22,20 @@ from tiercel.tier import KVSpec, Route
 
 log = logging.getLogger(__name__)
 
-_COPY_BYTES = 32 << 20  # of the trial copies
-_DISK_BLOCKS = 8
+_COPY_BYTES = 32 << 20  # of a trial copy
+_DISK_BLOCKS = 8  # read at most
 _DISK_S = 0.5
 _PREFILL_TOKENS = 64
 _PREFILL_CONTEXT = 1024  # tokens
-_PREFILL_S = 0.5  # a model slower than this gets one trial
-_UNMEASURED = 500e6  # bytes/s of a disk, until the first calls were seen
+_PREFILL_S = 0.5  # if the first trial takes longer, it is the only one
+_UNMEASURED = 500e6  # bytes/s of a disk that could not be read, until its first calls are measured
 _TRIAL_KEY = b"tiercel: a block to measure with"  # 32 bytes; no SHA-256 of anything
 
 
 def measure_rates(tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: Clock, max_model_len: int) -> Rates:
-    """The speeds of every route that exists and of a prefill.
+    """Return the speeds of every existing route and of a prefill.
 
-    Cost:    less than two seconds, most of it the prefill of a slow model.
+    Cost:    less than two seconds, most of them for the prefill of a slow model.
     Effects: writes the null block of the device arena.
     """
     by_route: dict[Route, float] = {}
@@ -51,17 +51,17 @@ def measure_rates(tiers: Tiers, model: Model, spec: KVSpec, lane: Lane, clock: C
         block_bytes=spec.block_bytes,
         block_size=spec.block_size,
     )
-    told = " ".join(f"{route.value}={rate / 1e6:.0f}MB/s" for route, rate in by_route.items())
-    log.info("rates prefill_token_us=%.1f prefill_context_ns=%.2f %s", token_s * 1e6, context_s * 1e9, told)
+    shown = " ".join(f"{route.value}={rate / 1e6:.0f}MB/s" for route, rate in by_route.items())
+    log.info("rates prefill_token_us=%.1f prefill_context_ns=%.2f %s", token_s * 1e6, context_s * 1e9, shown)
     return rates
 
 
 def _measure_copies(tiers: Tiers, lanes: CopyLanes, spec: KVSpec, clock: Clock) -> dict[Route, float]:
-    """One copy each way between two small arenas of their own; the first of two finds what is yet to be opened."""
+    """Time one copy in each direction between two trial arenas, after one copy that is not counted."""
     blocks = max(1, _COPY_BYTES // spec.block_bytes)
     rates: dict[Route, float] = {}
     with tiers.trial_arenas(blocks) as (above, below):
-        above.kv.fill_(1)  # pages become real
+        above.kv.fill_(1)  # allocates the pages
         for route, lane, source, target in (
             (Route.SPILL, lanes.down, above, below),
             (Route.RESTORE, lanes.up, below, above),
@@ -75,11 +75,11 @@ def _measure_copies(tiers: Tiers, lanes: CopyLanes, spec: KVSpec, clock: Clock) 
 
 
 def _measure_disk(volume: Volume, spec: KVSpec, clock: Clock) -> dict[Route, float]:
-    """Read some slots, whatever is in them: nothing is written, and a scan of the volume need not be waited for.
+    """Read some slots, whatever they hold. Nothing is written, and the scan of the volume need not have ended.
 
-    The rate of writes is taken for that of reads until the first ones are seen; a disk that fails here has none.
+    Writes are assumed to be as fast as reads until the first writes are measured.
     """
-    payload = memoryview(mmap.mmap(-1, spec.block_bytes))  # on a page, as the arenas are
+    payload = memoryview(mmap.mmap(-1, spec.block_bytes))  # page-aligned, as the arenas are
     slots = range(0, volume.slots, max(1, volume.slots // _DISK_BLOCKS))[:_DISK_BLOCKS]
     try:
         rate = _rate((lambda slot=slot: volume.read(slot, _TRIAL_KEY, payload) for slot in slots), spec, clock)
@@ -90,7 +90,7 @@ def _measure_disk(volume: Volume, spec: KVSpec, clock: Clock) -> dict[Route, flo
 
 
 def _rate(calls: Iterable[Callable[[], object]], spec: KVSpec, clock: Clock) -> float:
-    """Bytes a second of calls that move a block each, from their median time: one hiccup does not count."""
+    """Return bytes per second from the median time of calls that move one block each."""
     times_s: list[float] = []
     for call in calls:
         start_s = clock.now_s()
@@ -104,7 +104,10 @@ def _rate(calls: Iterable[Callable[[], object]], spec: KVSpec, clock: Clock) -> 
 def _measure_prefill(
     model: Model, kv: Tensor, spec: KVSpec, lane: Lane, clock: Clock, max_model_len: int
 ) -> tuple[float, float]:
-    """Seconds a prompt token takes at context 0, and more for each token of context; over the null block alone."""
+    """Return the seconds of a prompt token at context 0, and the additional seconds for each token of context.
+
+    Every block of the trial prompt is the null block.
+    """
     tokens = max(1, min(_PREFILL_TOKENS, max_model_len // 2))
     context = max(0, min(_PREFILL_CONTEXT, max_model_len - tokens))
 
@@ -127,7 +130,7 @@ def _measure_prefill(
 
 @torch.inference_mode()
 def _forward(model: Model, kv: Tensor, block_size: int, start: int, tokens: int) -> Tensor:
-    """A chunk of one prompt whose blocks are all the null block. Returns logits, so that the device has to be done."""
+    """Run a chunk of one prompt on the null block. Return logits, so that the result waits for the device."""
     end = start + tokens
     tables = torch.zeros(1, -(-end // block_size), dtype=torch.int64, device=kv.device)
     state = ForwardState.of_slices(tables, [start], [end], block_size)

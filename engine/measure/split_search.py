@@ -1,6 +1,6 @@
-"""Which cuts of a step pay on this machine: every cut of many shapes, run next to the whole step through the runner.
+"""The search of `tiercel calibrate`: run every cut of many step shapes, each next to the whole step.
 
-The offline half of NanoFlow's automatic search (arXiv:2408.12757, section 4); the look-up at run time is
+This is the offline half of NanoFlow's automatic search (arXiv:2408.12757, section 4). The lookup at run time is
 `scheduler.nanobatch.Splitter`.
 """
 
@@ -32,7 +32,7 @@ from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.settings import EngineSettings
 from tiercel.tier import KVSpec
 
-Point = tuple[int, int, int]  # prefill tokens, decodes, context tokens of all sequences: the axes of the table
+Point = tuple[int, int, int]  # prefill tokens, decodes, context tokens of all sequences: the axes of the split table
 
 _PREFILLS = (0, 64, 128, 256, 512, 1024, 2048)
 _DECODES = (0, 8, 32)
@@ -40,17 +40,17 @@ _CONTEXTS = (0, 2048, 8192)
 _LONGEST = 4000  # tokens of one sequence
 _ROWS = 160
 _ARENA_BYTES = 128 << 20
-_LEAST_TURNS = 4
-_TURNS = (7, 15)  # of every cut, then of those that look free
-_LOOKS_FREE = 1.03
+_MIN_TURNS = 4
+_TURNS = (7, 15)  # of every cut, then of the cuts that look free
+_LOOKS_FREE = 1.03  # time over that of the whole step
 _SEARCH_S = 300.0  # for all cuts of all shapes
 
 
 class SplitBench:
-    """Steps that nobody asked for, through the real runner. Not for CUDA yet, where a step is not over when it ran."""
+    """Runs trial steps through the real runner. CPU only: on CUDA a step has not ended when its launch returns."""
 
     def __init__(self, model: Model, spec: KVSpec, lane: Lane, now_s: Callable[[], float] = time.perf_counter) -> None:
-        """`now_s`: what is compared; `time.process_time` where one thread computes and others disturb."""
+        """`now_s`: the clock; `time.process_time` excludes other programs if only one thread computes."""
         slots = max(64, min(4096, _ARENA_BYTES // spec.block_bytes))
         layout = (slots, spec.layers, spec.block_size, spec.kv_heads, 2 * spec.head_dim)
         self.kv = torch.zeros(layout, dtype=model.dtype)
@@ -66,7 +66,7 @@ class SplitBench:
         self._now_s = now_s
 
     def points(self, step_tokens: int, max_num_seqs: int) -> list[Point]:
-        """The shapes that steps of this engine can have, and that are worth a search."""
+        """Return the shapes to search, as far as steps of this engine can have them."""
         prefills = [tokens for tokens in _PREFILLS if tokens <= min(step_tokens, self._longest)]
         decodes = [rows for rows in _DECODES if rows <= max_num_seqs]
         return [
@@ -76,11 +76,11 @@ class SplitBench:
         ]
 
     def has(self, prefill: int, decodes: int, context: int) -> bool:
-        """Whether so many sequences can hold the context."""
+        """Return whether these sequences can hold the context."""
         return context <= (self._longest - prefill) * (decodes + 1) // 2
 
     def open(self, prefill: int, decodes: int, context: int) -> tuple[Slice, ...]:
-        """The slices of such a step, decodes first, its context shared out evenly. Replaces the step before."""
+        """Return the slices of a step of this shape, decodes first. Replaces the sequences of the step before."""
         self._runner.forget(list(self._sequences))
         self._sequences.clear()
         updates: list[TableUpdate] = []
@@ -97,7 +97,7 @@ class SplitBench:
         return tuple(slices)
 
     def run(self, batches: tuple[NanoBatch, ...]) -> float:
-        """Seconds of one step, from launch to result."""
+        """Return the seconds of one step, from launch to result."""
         start_s = self._now_s()
         self._runner.launch(StepPlan(1, batches, self._updates)).result()
         self._updates = ()
@@ -106,14 +106,17 @@ class SplitBench:
     def ratios(
         self, slices: tuple[Slice, ...], splits: list[Split], turns: int, most_s: float = float("inf")
     ) -> list[list[float]]:
-        """Time of each cut over that of the whole step next to it, a row a turn; after every turn the order turns."""
+        """Return the time of each cut over the mean time of the whole steps before and after it, one row per turn.
+
+        The order of the cuts is reversed after every turn. At least four turns are made, then until `most_s` is over.
+        """
         whole = (NanoBatch(slices),)
         ways = [cut(slices, split, self._block_size) for split in splits]
         self.run(whole)
         deadline_s = time.perf_counter() + most_s
         order = list(range(len(ways)))
         rows: list[list[float]] = []
-        while len(rows) < turns and (len(rows) < _LEAST_TURNS or time.perf_counter() < deadline_s):
+        while len(rows) < turns and (len(rows) < _MIN_TURNS or time.perf_counter() < deadline_s):
             row = [0.0] * len(ways)
             before = self.run(whole)
             for index in order:
@@ -124,7 +127,7 @@ class SplitBench:
         return rows
 
     def _lengths(self, prefill: int, decodes: int, context: int) -> Iterator[tuple[int, int]]:
-        """(start, length) of each sequence: decodes uneven in length, as in service, and one prompt."""
+        """Yield (start, length) of each sequence: decodes of uneven length, as in service, and one prompt."""
         in_prompt = min(self._longest - prefill, context // (decodes + 1)) if prefill else 0
         for at in range(decodes):
             mean = (context - in_prompt) / decodes
@@ -133,17 +136,17 @@ class SplitBench:
             yield in_prompt, prefill
 
     def _slots(self, seq: SeqId, tokens: int) -> tuple[SlotId, ...]:
-        """A stride that is prime to the arena: neighbours in a table are no neighbours in memory."""
+        """Return slots in a stride that is prime to the arena, so that neighbours are not adjacent in memory."""
         blocks = -(-tokens // self._block_size)
         return tuple(SlotId(1 + 7919 * (seq * 251 + block) % (self.kv.shape[0] - 1)) for block in range(blocks))
 
 
 def search(
-    bench: SplitBench, points: list[Point], seconds: float, tell: Callable[[SplitRow], None] = lambda row: None
+    bench: SplitBench, points: list[Point], seconds: float, on_row: Callable[[SplitRow], None] = lambda row: None
 ) -> tuple[SplitRow, ...]:
-    """Every cut of every shape. What looks free or better is run once more, and the worse of both counts.
+    """Measure every cut of every shape. Cuts that look free are measured again, and the worse median counts.
 
-    Cost: about `seconds`; more where four turns of a shape take longer than its share.
+    Cost: about `seconds`; more if four turns of a shape take longer than its share.
     """
     rows: list[SplitRow] = []
     share_s = seconds / len(points) / len(_TURNS)
@@ -160,7 +163,7 @@ def search(
             splits = [split for split in splits if ratio_by_split[split] < _LOOKS_FREE]
         cuts = tuple(MeasuredSplit(split, round(ratio, 4)) for split, ratio in ratio_by_split.items())
         rows.append(SplitRow(*point, cuts=cuts))
-        tell(rows[-1])
+        on_row(rows[-1])
     return tuple(rows)
 
 

@@ -1,4 +1,4 @@
-"""The shapes of steps that are worth measuring, what each is made of, and a full table from the few that were."""
+"""The grid of step shapes: which shapes to measure, and a full table of times from the measured ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from tiercel.scheduler.cost import StepTimes
 
 _FIRST_PREFILL = 16  # tokens
-_FIRST_CONTEXT = 1024
-FAR_CONTEXT = 65_536  # beyond it, and beyond one longest sequence, time rises evenly
-_RATIO = 4  # of two points of an axis
-_UNKNOWN = np.array((1.0, 1.0, 1.0, 1024.0, 16_384.0, 1024.0))  # parts below these weigh little in any model
-_LEAST_MS = 1e-3
-_PRIOR = np.array((16.0, 1.0, 1.0, 1 / 128, 1 / 2000, 1 / 128))  # proportions that hold where nothing was measured
-_PRIOR_WEIGHT = 0.05  # of a measurement
+_FIRST_CONTEXT = 1024  # tokens
+FAR_CONTEXT = 65_536  # tokens; beyond this and beyond the longest sequence, time is linear in the context
+_RATIO = 4  # of two neighbouring points of an axis
+_UNKNOWN = np.array((1.0, 1.0, 1.0, 1024.0, 16_384.0, 1024.0))  # smaller parts cost little with any model
+_MIN_MS = 1e-3
+_PRIOR = np.array((16.0, 1.0, 1.0, 1 / 128, 1 / 2000, 1 / 128))  # assumed proportions of the parts' costs
+_PRIOR_WEIGHT = 0.05  # of the assumed proportions, relative to a measurement
 
 
 class StepShape(NamedTuple):
-    """A step as the table sees it."""
+    """The shape of a step: the three axes of the table."""
 
     prefill_tokens: int
     decodes: int
@@ -30,23 +30,27 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GridLimits:
-    """How far the axes reach."""
+    """The ends of the axes."""
 
     max_num_seqs: int
-    step_tokens: int  # most of one step
+    step_tokens: int  # token budget of a step
     max_model_len: int
-    kv_tokens: int  # that the device tier holds
+    kv_tokens: int  # capacity of the device tier
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """The sequences of a step: each computes `lengths` tokens behind `starts` cached ones. Prefills come first."""
+    """The sequences of a step: each computes `lengths` tokens after `starts` cached tokens. Prefills come first."""
 
     lengths: tuple[int, ...]
     starts: tuple[int, ...]
 
     def parts(self) -> NDArray[np.float64]:
-        """What its time is made of [6]: the step, tokens, decodes, KV read by decodes, queries x keys, KV gathered."""
+        """Return the parts of the step's cost.
+
+        Shapes: returns [6]: 1 for the step, tokens, decodes, KV tokens read by decodes, query-key pairs of prefills,
+                KV tokens gathered by prefills.
+        """
         decodes = [start for length, start in zip(self.lengths, self.starts, strict=True) if length == 1]
         pieces = [piece for piece in zip(self.lengths, self.starts, strict=True) if piece[0] > 1]
         pairs = sum(length * start for length, start in pieces)
@@ -66,10 +70,10 @@ class StepGrid:
         self._parts_by_shape = {shape: self._parts(shape) for shape in starmap(StepShape, product(*self._axes))}
 
     def shapes(self) -> list[StepShape]:
-        """Points that steps can have, or come near; the most useful first.
+        """Return the points that steps can reach or come near to, the most useful first.
 
-        Decodes alone and prefills alone at no context, then one line of each other kind, then the lines between,
-        then decodes beside prefill, then everything else.
+        First decodes alone and prefills alone without context, then one line of each other kind, then the lines
+        between them, then decodes beside a prefill, then everything else.
         """
         cells = product(*(tuple(zip((0, *axis[:-1]), axis, strict=True)) for axis in self._axes))
         shapes = [
@@ -95,10 +99,10 @@ class StepGrid:
                 return 4
 
     def slices(self, shape: StepShape) -> Slices | None:
-        """Sequences that make up such a step; None when no step has this shape.
+        """Return the sequences of a step of this shape; None if no step can have it.
 
-        The context is the prefill's as far as one prompt can have so much, the rest the decodes', unevenly: a table
-        of three axes cannot tell whose it is, and there it costs the most.
+        The prefill gets as much of the context as one prompt can have, because context costs most there and a table of
+        three axes cannot tell prefill context from decode context. The decodes share the rest unevenly.
         """
         prefill, decodes, context = shape
         longest = self.limits.max_model_len
@@ -119,7 +123,7 @@ class StepGrid:
         return Slices((*lengths, *(1,) * decodes), (*starts, *_uneven(context, decodes, longest - 1)))
 
     def guess_ms(self, shape: StepShape, measured: Mapping[StepShape, float]) -> float:
-        """What a forward may take, before it was ever run; within a factor of two of the worst."""
+        """Return a guess of a forward's time before it is measured: half of an upper bound."""
         parts = self._parts_by_shape[shape]
         worst = min(
             (
@@ -131,15 +135,15 @@ class StepGrid:
         return worst / 2
 
     def table(self, measured: Mapping[StepShape, float]) -> StepTimes:
-        """The whole grid from at least one measured shape.
+        """Return the full table, from the times of at least one measured shape.
 
-        What was measured is made monotone (the middle between the largest below and the smallest above); the rest
-        is estimated from what steps are made of, corrected by the nearest measured, and kept between measured
-        neighbours, never below a smaller step.
+        Measured times are made monotone: the geometric mean of the largest time below and the smallest time above.
+        The other times are estimated from the parts of the steps, corrected by the nearest measurements, and kept
+        between measured neighbours and never below a smaller step.
         """
         known = np.full(tuple(len(axis) for axis in self._axes), np.nan)
         for shape, ms in measured.items():
-            known[self._index(shape)] = max(ms, _LEAST_MS)
+            known[self._index(shape)] = max(ms, _MIN_MS)
         middle = np.sqrt(_largest_below(known) * _smallest_above(known))
         known = np.where(np.isnan(known), np.nan, middle)
         shapes = {index: StepShape(*map(_at, self._axes, index)) for index in np.ndindex(known.shape)}
@@ -155,11 +159,11 @@ class StepGrid:
         )
 
     def has(self, shape: StepShape) -> bool:
-        """Whether it is a point of this grid at which a step can run."""
+        """Return whether the shape is a point of this grid at which a step can run."""
         return all(value in axis for value, axis in zip(shape, self._axes, strict=True)) and sum(shape[:2]) > 0
 
     def _ends(self) -> list[StepShape]:
-        """A far point of every kind of step."""
+        """Return a far point of every kind of step."""
         most_prefill, most_decodes, most_context = (axis[-1] for axis in self._axes)
         return [
             StepShape(most_prefill, 0, 0),
@@ -172,7 +176,7 @@ class StepGrid:
         return tuple(axis.index(value) for axis, value in zip(self._axes, shape, strict=True))
 
     def _parts(self, shape: StepShape) -> NDArray[np.float64]:
-        """Of shapes that no step has, too: then all context is one sequence's."""
+        """Return the parts of a shape. If no step can have the shape, one sequence gets all of the context."""
         slices = self.slices(shape)
         if slices is not None:
             return slices.parts()
@@ -182,23 +186,23 @@ class StepGrid:
         return np.array((1, prefill + decodes, decodes, reads, prefill * in_prefill, in_prefill), np.float64)
 
     def _estimate(self, known: NDArray[np.float64], shapes: Mapping[tuple[int, ...], StepShape]) -> NDArray[np.float64]:
-        """Every point from all measured ones."""
+        """Estimate every point from all measured points."""
         places = [index for index in shapes if not np.isnan(known[index])]
         parts = np.stack([self._parts_by_shape[shapes[index]] for index in places])
         ms = np.array([known[index] for index in places])
         weights = _fit(parts, ms, np.stack([self._parts_by_shape[shape] for shape in self._ends()]))
-        off = np.log(ms / np.maximum(parts @ weights, _LEAST_MS))
+        off = np.log(ms / np.maximum(parts @ weights, _MIN_MS))
         at = np.array(places, np.float64)
         estimate = np.empty(known.shape)
         for index, shape in shapes.items():
             nearness = 1 / (0.25 + ((at - index) ** 2).sum(axis=1)) ** 2
-            fitted = max(float(self._parts_by_shape[shape] @ weights), _LEAST_MS)
+            fitted = max(float(self._parts_by_shape[shape] @ weights), _MIN_MS)
             estimate[index] = fitted * np.exp((nearness * off).sum() / nearness.sum())
         return estimate
 
 
 def _axis(first: int, last: int) -> tuple[int, ...]:
-    """0, then from `first` in equal ratios to `last`; a point close to the end makes way for it."""
+    """Return 0, then points from `first` to `last` in equal ratios; a point close to `last` is left out."""
     points = [0]
     value = first
     while value * 2 <= last:
@@ -212,12 +216,12 @@ def _at(axis: tuple[int, ...], index: int) -> int:
 
 
 def _uneven(total: int, count: int, most: int) -> list[int]:
-    """`total` in so many parts that rise from half to one and a half of the mean, none over `most`."""
+    """Divide `total` into `count` parts that rise from 0.5 to 1.5 times the mean, each at most `most`."""
     parts: list[int] = []
     for at in range(count):
         left = count - at
         mean = total / left
-        # What is left must fit into the others; the later ones take what the earlier ones did not.
+        # The remaining parts must be able to hold the rest.
         wanted = round(mean * 0.5 * (1 + at / count)) if left > 1 else total
         parts.append(min(max(wanted, total - most * (left - 1)), most, total))
         total -= parts[-1]
@@ -225,15 +229,15 @@ def _uneven(total: int, count: int, most: int) -> list[int]:
 
 
 def _largest_below(known: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of all points that are smaller or equal in every axis; next to nothing where none is known."""
-    values = np.nan_to_num(known, nan=_LEAST_MS)
+    """Return for each point the largest known time of the points smaller or equal in every axis; 0.001 ms if none."""
+    values = np.nan_to_num(known, nan=_MIN_MS)
     for axis in range(values.ndim):
         values = np.maximum.accumulate(values, axis)
     return values
 
 
 def _smallest_above(known: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of all points that are larger or equal in every axis; infinite where none is known."""
+    """Return for each point the smallest known time of the points larger or equal in every axis; infinite if none."""
     values = np.nan_to_num(known, nan=np.inf)
     for axis in range(values.ndim):
         values = np.flip(np.minimum.accumulate(np.flip(values, axis), axis), axis)
@@ -241,11 +245,11 @@ def _smallest_above(known: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _fit(parts: NDArray[np.float64], ms: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Milliseconds of each part, none negative, that come nearest to what was measured, in proportion.
+    """Return the non-negative milliseconds of each part that fit the measured times best, by relative error.
 
-    At the `far` points the usual proportions are believed a little, so that a single measurement says something of all.
+    At the `far` points the assumed proportions have a small weight, so that a single measurement determines all parts.
     Shapes:  parts [n, 6]; ms [n]; far [m, 6]; returns [6].
-    Cost:    a small least-squares for every set of parts, 63 of them.
+    Cost:    a small least-squares problem for each of the 63 subsets of the parts.
     """
     speed = np.exp(np.log(ms / (parts @ _PRIOR)).mean())
     believed = _PRIOR_WEIGHT * far / (speed * (far @ _PRIOR))[:, None]
@@ -268,7 +272,7 @@ def _fit(parts: NDArray[np.float64], ms: NDArray[np.float64], far: NDArray[np.fl
 
 
 def _nothing_ms(ms: NDArray[np.float64], decodes: tuple[int, ...]) -> NDArray[np.float64]:
-    """The row of no decodes and no prefill, which nothing can measure: the line through the first decodes."""
+    """Return the times without decodes and prefill, which cannot be measured: extrapolated from the first decodes."""
     if len(decodes) < 3:
         return ms[1] * 0.9
     each = (ms[2] - ms[1]) / (decodes[2] - decodes[1])

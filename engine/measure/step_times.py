@@ -1,4 +1,4 @@
-"""What steps of this model take on this machine: measured by forwards, kept on disk, made finer by every restart."""
+"""Measure the times of steps. They are kept on disk, and every start measures some more shapes."""
 
 import logging
 import math
@@ -28,11 +28,11 @@ from tiercel.tier import Capacity, KVSpec
 
 log = logging.getLogger(__name__)
 
-_RUNS = 3  # of one shape, the fastest counts
-_SHARE = 1 / 25  # of the budget: a shape that has taken so much is not run again
-_KEPT = 0.95  # of the budget for forwards, the rest for the table and its file
-_SURPRISE = 2.0  # times the guess: more than steps can grow by
-_ARENA_BYTES = 64 << 20  # blocks to read: more than a core's own caches hold
+_RUNS = 3  # of one shape; the fastest counts
+_SHARE = 1 / 25  # of the budget; a shape that has used it is not run again
+_FORWARD_SHARE = 0.95  # of the budget; the rest is for the table and its file
+_SURPRISE = 2.0  # times the guess: more than the difference between shapes can explain
+_ARENA_BYTES = 64 << 20  # of blocks to read: more than the caches of a core hold
 
 
 def open_step_times(
@@ -46,20 +46,24 @@ def open_step_times(
     capacity: Capacity,
     graphs: DecodeGraphs | None = None,
 ) -> StepTimes:
-    """The table for the limits of this engine: from the cache folder, and what the budget adds to it.
+    """Return the table for the limits of this engine, from the cache folder and from measurements within the budget.
 
-    `graphs`: what decodes run in, recorded on `kv`.
+    `graphs`: the graphs that decodes run in, recorded on `kv`.
     """
     limits = limits_of(settings, model, device, capacity)
     recorded = () if graphs is None else graphs.sizes
     facts = (*machine_facts(settings, model, spec, device), repr(limits), repr(recorded))
     file = open_times_file(settings.cache_folder, facts)
-    trial = Trial(model, kv, spec, lane, clock, graphs)
+    trial = TrialForward(model, kv, spec, lane, clock, graphs)
     return measure_step_times(trial, clock, limits, settings.calibration_s, file)
 
 
 def limits_of(settings: EngineSettings, model: Model, device: Device, capacity: Capacity) -> GridLimits:
-    """How far the table reaches. What free memory decided is rounded down: else every start had a table of its own."""
+    """Return the limits of the table.
+
+    Limits that follow from free memory are rounded down to powers of two, otherwise every start would have a file of
+    its own.
+    """
     longest = capacity.max_model_len
     if longest < (settings.max_model_len or model.max_model_len):
         longest = _rounded(longest)
@@ -72,20 +76,19 @@ def limits_of(settings: EngineSettings, model: Model, device: Device, capacity: 
 
 
 def _rounded(count: int) -> int:
-    """Down to a power of two."""
+    """Round down to a power of two."""
     return 1 << (count.bit_length() - 1)
 
 
 def measure_step_times(
-    trial: "Trial", clock: Clock, limits: GridLimits, budget_s: float, file: CacheFile[StoredTimes]
+    trial: "TrialForward", clock: Clock, limits: GridLimits, budget_s: float, file: CacheFile[StoredTimes]
 ) -> StepTimes:
-    """Milliseconds of whole steps, without sampling, on a grid that the limits give.
+    """Return the milliseconds of whole steps, without sampling, on the grid of these limits.
 
-    Cost:    `budget_s` at most, but for a last forward that turns out slower than the smaller ones promised. With a
-             budget of 0 nothing is measured nor read, and the table is the linear default.
+    Cost:    at most `budget_s`, unless the last forward is slower than the smaller ones suggested. With a budget of 0
+             nothing is measured or read, and the table is the linear default.
     Effects: those of the trial's forwards. `file` is written.
-    Errors:  DeviceError when the device fails.
-    On CUDA the same code waits for the lane's event; not measured yet.
+    Errors:  DeviceError if the device fails.
     """
     if budget_s <= 0:
         log.info("step times source=default")
@@ -93,7 +96,7 @@ def measure_step_times(
     start_s = clock.now_s()
     grid = StepGrid(limits)
     known = read_times(file, grid)
-    measured = _measure_missing(grid, known, trial, start_s + _KEPT * budget_s, _SHARE * budget_s, clock)
+    measured = _measure_missing(grid, known, trial, start_s + _FORWARD_SHARE * budget_s, _SHARE * budget_s, clock)
     times = grid.table(known | measured)
     if measured:
         write_times(file, known | measured)
@@ -112,11 +115,12 @@ def measure_step_times(
     return times
 
 
-class Trial:
-    """Forwards of steps that nobody asked for.
+class TrialForward:
+    """Runs and times forwards without requests.
 
-    Of the arena only the layout counts, blocks are read from one made for the purpose: one block read again and again
-    would come from the processor's cache. A graph reads all over the arena itself and writes to its null block.
+    Blocks are read from an arena made for this purpose with the layout of the engine's arena: a single block that is
+    read again and again would come from the processor's cache. A graph reads blocks all over the engine's own arena
+    and writes its null block.
     """
 
     def __init__(
@@ -133,9 +137,9 @@ class Trial:
         self._clock = clock
 
     def fastest_ms(self, slices: Slices, share_s: float, deadline_s: float = math.inf) -> float:
-        """The fastest of a few: what else the machine does only ever adds.
+        """Return the time of the fastest of up to three runs, because other work on the machine only adds time.
 
-        Cost:   one forward, and more until they have taken `share_s` or the deadline is past.
+        Cost:   one forward, and further ones until they have taken `share_s` or the deadline is past.
         Errors: DeviceError.
         """
         is_first = self._arena is None
@@ -143,7 +147,7 @@ class Trial:
             self._arena = _open_arena(self._like, self._slots)
         spent_s = fastest_s = self._run(slices)
         if is_first and spent_s <= share_s:
-            fastest_s = self._run(slices)  # the very first one opened libraries and buffers
+            fastest_s = self._run(slices)  # the first forward of a process also opened libraries and buffers
         for _ in range(_RUNS - 1):
             if spent_s > share_s or self._clock.now_s() >= deadline_s:
                 break
@@ -162,7 +166,7 @@ class Trial:
         return self._clock.now_s() - start_s
 
     def _replay_of(self, slices: Slices) -> Callable[[], Tensor] | None:
-        """A job that runs such a step in its graph; None where it has none."""
+        """Return a job that runs the step in its graph; None if it has none."""
         graphs, block_size = self._graphs, self._block_size
         if graphs is None or any(length > 1 for length in slices.lengths):
             return None
@@ -181,7 +185,7 @@ class Trial:
         return replay
 
     def _forward_of(self, slices: Slices) -> Callable[[], Tensor]:
-        """A job that runs such a step, its inputs on the host until then. Writes slot 0, reads all over the arena."""
+        """Return a job that runs the step. It writes slot 0 and reads blocks all over the arena."""
         model, kv, block_size = self._model, self._arena, self._block_size
         assert kv is not None
         ends = [start + length for start, length in zip(slices.starts, slices.lengths, strict=True)]
@@ -190,7 +194,7 @@ class Trial:
 
         @torch.inference_mode()
         def forward() -> Tensor:
-            state = replace(first)  # a step like the first, yet another one: backends keep what they know of a step
+            state = replace(first)  # a new object, because backends cache the facts of a step by its state
             hidden = model.forward(state.positions % model.vocab_size, kv, state)
             return model.logits(hidden[state.device_query_starts[1:].long() - 1]).max(dim=-1).values
 
@@ -200,12 +204,12 @@ class Trial:
 def _measure_missing(
     grid: StepGrid,
     known: dict[StepShape, float],
-    trial: Trial,
+    trial: TrialForward,
     deadline_s: float,
     share_s: float,
     clock: Clock,
 ) -> dict[StepShape, float]:
-    """What is not known yet, in order of usefulness, as far as it is likely to end in time; one in any case."""
+    """Measure unknown shapes in order of usefulness, as far as they are likely to end in time, but at least one."""
     measured: dict[StepShape, float] = {}
     for shape in grid.shapes():
         left_s = max(0.0, deadline_s - clock.now_s())
@@ -219,20 +223,20 @@ def _measure_missing(
             continue
         ms = trial.fastest_ms(slices, share_s, deadline_s)
         if ms > _SURPRISE * guess_ms > 0 and clock.now_s() < deadline_s:
-            ms = min(ms, trial.fastest_ms(slices, share_s, deadline_s))  # something else had the machine
+            ms = min(ms, trial.fastest_ms(slices, share_s, deadline_s))  # other work may have disturbed the first run
         measured[shape] = ms
     return measured
 
 
 def _open_arena(like: Tensor, slots: int) -> Tensor:
-    """Blocks of the same layout; the null block alone where there is no memory for more."""
+    """Return an arena of the same layout; the null block of `like` if there is no memory for more."""
     try:
         return torch.zeros((slots, *like.shape[1:]), dtype=like.dtype, device=like.device)
-    except RuntimeError:  # torch's way to say that memory is short
+    except RuntimeError:  # raised by torch if memory is short
         return like[:1]
 
 
 def _scattered(rows: int, blocks: int, slots: int) -> Tensor:
-    """Block tables in which neighbours are no neighbours in memory. Shapes: [rows, blocks] int64."""
-    # A stride that is prime to almost every number of slots.
+    """Return block tables in which neighbours are not adjacent in memory. Shapes: [rows, blocks] int64."""
+    # The stride is prime to almost every number of slots.
     return (torch.arange(rows * blocks) * 7919 % slots).view(rows, blocks)

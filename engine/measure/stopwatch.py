@@ -1,4 +1,4 @@
-"""Where the time of the loop's thread goes: planning, launching, waiting, committing. Imports no torch."""
+"""Measure the time of the loop's thread by activity: planning, launching, waiting, committing. Imports no torch."""
 
 from array import array
 from collections.abc import Iterable
@@ -17,49 +17,49 @@ def _seconds() -> "array[float]":
 
 @dataclass(frozen=True, slots=True)
 class Laps:
-    """Seconds of each step by what the thread did, one entry a step in each array.
+    """Seconds of each step by activity of the thread, one entry per step in each array.
 
-    `plan_s` is everything before the wait but the launch: landings, plan, seal, starting transfers. `commit_s` is
-    everything behind the wait: commit and report.
+    `plan_s` is everything before the wait except the launch: landings, plan, seal, starting transfers. `commit_s` is
+    everything after the wait: commit and report.
     """
 
     plan_s: "array[float]" = field(default_factory=_seconds)
     launch_s: "array[float]" = field(default_factory=_seconds)
     wait_s: "array[float]" = field(default_factory=_seconds)
     commit_s: "array[float]" = field(default_factory=_seconds)
-    nano_batch_s: "array[float]" = field(default_factory=_seconds)  # of the device's own work, one a nano-batch
+    nano_batch_s: "array[float]" = field(default_factory=_seconds)  # device time, one entry per nano-batch
 
     def host_s(self) -> list[float]:
-        """Of each step: what the thread did itself."""
+        """Return the time of each step without waiting."""
         parts = zip(self.plan_s, self.launch_s, self.commit_s, strict=True)
         return [plan + launch + commit for plan, launch, commit in parts]
 
 
 class Stopwatch:
-    """Times the steps of one loop. Its driver says when a step begins and ends, `watch` tells the rest.
+    """Times the steps of one loop. The caller of the loop marks begin and end of a step; `watch` measures the rest.
 
-    Cost: six looks at the clock a step.
+    Cost: six looks at the clock per step.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._laps = Laps()
-        self._lap_s = 0.0  # when the lap under way began
-        self._plan_s = self._launch_s = self._wait_s = 0.0  # of the step under way
+        self._lap_s = 0.0  # when the current lap began
+        self._plan_s = self._launch_s = self._wait_s = 0.0  # of the current step
         self._has_waited = False
 
     def watch(self, runner: StepRunner) -> StepRunner:
-        """The runner, with its launches and its flights timed."""
+        """Return a runner whose launches and flights are timed."""
         return _WatchedRunner(runner, self)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start timing a step."""
         self._plan_s = self._launch_s = self._wait_s = 0.0
         self._has_waited = False
         self._lap_s = self._clock.now_s()
 
     def end(self) -> None:
-        """It has ended, and counts."""
+        """End the step and count it."""
         rest_s = self._lap()
         self._laps.plan_s.append(self._plan_s if self._has_waited else self._plan_s + rest_s)
         self._laps.launch_s.append(self._launch_s)
@@ -67,12 +67,12 @@ class Stopwatch:
         self._laps.commit_s.append(rest_s if self._has_waited else 0.0)
 
     def take(self) -> Laps:
-        """The laps since the last call."""
+        """Return the laps since the last call, and start new ones."""
         laps, self._laps = self._laps, Laps()
         return laps
 
     def launch(self, runner: StepRunner, plan: StepPlan) -> Flight:
-        """Launch the step under way. Errors: as of the runner."""
+        """Launch the current step. Errors: those of the runner."""
         self._plan_s += self._lap()
         try:
             return runner.launch(plan)
@@ -80,7 +80,7 @@ class Stopwatch:
             self._launch_s += self._lap()
 
     def result(self, flight: Flight) -> StepOutcome:
-        """Wait for a flight. Errors: as of the flight."""
+        """Wait for a flight. Errors: those of the flight."""
         self._plan_s += self._lap()
         try:
             outcome = flight.result()
@@ -91,7 +91,7 @@ class Stopwatch:
         return outcome
 
     def _lap(self) -> float:
-        """Seconds since the last lap ended."""
+        """Return the seconds since the last call, and start a new lap."""
         began_s, self._lap_s = self._lap_s, self._clock.now_s()
         return self._lap_s - began_s
 

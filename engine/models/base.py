@@ -1,4 +1,4 @@
-"""What a model is to the runner."""
+"""The protocol of a model."""
 
 from typing import Protocol
 
@@ -17,23 +17,26 @@ class Model(Protocol):
     layers: int
     kv_heads: int
     head_dim: int
-    vocab_size: int  # logits width
-    max_model_len: int  # tokens, from its configuration
+    vocab_size: int  # width of the logits
+    max_model_len: int  # tokens, from its config.json
     dtype: torch.dtype
     impl: str  # native | transformers
     weights_bytes: int
-    is_capturable: bool  # a decode launches the same kernels whatever the lengths: a CUDA graph can hold it
-    fingerprint: bytes  # 32 bytes: changes when the weights, the config or the dtype do
+    is_capturable: bool  # the launches of a decode depend on no length, so that a CUDA graph can hold them
+    fingerprint: bytes  # 32 bytes that change with the weights, the config or the dtype
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
-        """Hidden states before the head.
+        """Return hidden states before the head, and write the KV of the tokens.
 
         Shapes: tokens [T] int64; kv [slots, layers, block_size, kv_heads, 2 * head_dim]; returns [T, hidden].
         """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The head. Shapes: hidden [N, hidden] -> [N, vocab_size] float32; on a GPU it may be the model's dtype."""
+        """Return the logits of hidden states.
+
+        Shapes: hidden [N, hidden]; returns [N, vocab_size] float32, on a GPU possibly in the model's dtype.
+        """
         ...
 
 

@@ -1,6 +1,6 @@
-"""From transformers' attention modules to a paged attention backend.
+"""Connect the attention modules of transformers to a paged attention backend.
 
-Source: transformers' AttentionInterface: a registered function takes the place of every layer's attention.
+Source: transformers' AttentionInterface, by which a registered function replaces every layer's attention.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.errors import ConfigError, InvariantError
 
 INTERFACE_NAME = "tiercel"
-"""What a model's `_attn_implementation` is set to. No mask function goes by this name, so masks are None."""
+"""The value of a model's `_attn_implementation`. No mask function has this name, so masks are None."""
 
 _ATTRIBUTE = "tiercel_bridge"
-# Keywords that layers pass on and that change nothing about attention over a whole causal context.
+# Keywords of layers that have no effect on attention over a whole causal context.
 _HARMLESS = frozenset(
     ("position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "output_router_logits")
 )
@@ -25,7 +25,7 @@ _HARMLESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """What one layer asked of attention."""
+    """The attention that one layer asked for."""
 
     layer: int
     heads: int
@@ -35,49 +35,52 @@ class LayerCall:
 
 
 class Bridge:
-    """Belongs to one model: its attention modules find arena and state here during a forward."""
+    """Holds the arena and the state of a forward for the attention modules of one model."""
 
     def __init__(self, attention: Attention) -> None:
         self._attention = attention
-        self._flight: tuple[Tensor, ForwardState] | None = None
+        self._forward: tuple[Tensor, ForwardState] | None = None  # arena and state of the current forward
         self._calls: list[LayerCall] | None = None
 
     @staticmethod
     def register() -> None:
-        """Make the paged function known to transformers, before a model is built on it. Again is harmless."""
+        """Register the paged function with transformers, before a model is built. Repeated calls are harmless."""
         AttentionInterface.register(INTERFACE_NAME, paged_attention)
 
     def attach(self, model: nn.Module) -> None:
-        """Let every module of this model find the bridge."""
+        """Set the bridge as an attribute of every module of the model."""
         for module in model.modules():
             setattr(module, _ATTRIBUTE, self)
 
     def enter(self, kv: Tensor, state: ForwardState) -> None:
-        """The next forward computes on this arena. Shapes: kv [slots, layers, block_size, kv_heads, 2 * head_dim]."""
-        self._flight = (kv, state)
+        """Set the arena and the state of the next forward.
+
+        Shapes: kv [slots, layers, block_size, kv_heads, 2 * head_dim].
+        """
+        self._forward = (kv, state)
 
     def leave(self) -> None:
-        """The forward is over: hold on to nothing of it."""
-        self._flight = None
+        """Release the arena and the state after a forward."""
+        self._forward = None
 
     def start_record(self) -> list[LayerCall]:
-        """Until `stop_record`, note every call in the returned list and answer zeros."""
+        """Until `stop_record`, append every call to the returned list and return zeros from attention."""
         self._calls = []
         return self._calls
 
     def stop_record(self) -> None:
-        """Compute again."""
+        """Compute attention again."""
         self._calls = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: AttentionParams) -> Tensor:
-        """Shapes: as of `paged_attention`; returns [1, T, heads, head_dim]."""
+        """Compute attention of one layer. Shapes: as of `paged_attention`; returns [1, T, heads, head_dim]."""
         if self._calls is not None:
             _, heads, _, head_dim = query.shape
             self._calls.append(LayerCall(layer, heads, key.shape[1], head_dim, params.window))
             return torch.zeros_like(query).transpose(1, 2)
-        if self._flight is None:
-            raise InvariantError("bridge.no_flight", layer=layer)
-        kv, state = self._flight
+        if self._forward is None:
+            raise InvariantError("bridge.no_forward", layer=layer)
+        kv, state = self._forward
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         return self._attention.attend(query, key, value, kv[:, layer], state, params).unsqueeze(0)
 
@@ -94,12 +97,12 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **unknown: object,  # the interface is transformers': every architecture adds its own
+    **unknown: object,  # every architecture of transformers may add keywords
 ) -> tuple[Tensor, None]:
-    """The function that attention modules call; registered as `tiercel`.
+    """Compute attention for a module of transformers; registered as `tiercel`.
 
     Shapes: query [1, heads, T, head_dim]; key, value [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
-    Errors: ConfigError when the layer asks for something that this attention cannot do: the load probes every layer.
+    Errors: ConfigError if the layer needs something that paged attention cannot do. Every layer is probed at loading.
     """
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):

@@ -1,4 +1,4 @@
-"""A model's config.json, read into what the native decoder is built from."""
+"""Read a model's config.json into the description of the native decoder."""
 
 import math
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 T = TypeVar("T", int, float, bool, str)
 
 _DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_UNSUPPORTED = "model.unsupported"  # no implementation of ours can run this
-_NATIVE_ONLY = "model.native_unsupported"  # the transformers implementation may
+_UNSUPPORTED = "model.unsupported"  # by both implementations
+_NATIVE_ONLY = "model.native_unsupported"  # the transformers implementation may run it
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions turn queries and keys; field names are those of `rope_parameters`."""
+    """The rotary position embedding; field names are those of `rope_parameters`."""
 
     kind: RopeKind
     theta: float
@@ -32,13 +32,13 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: float = 1.0  # cos and sin are multiplied by it
+    attention_factor: float = 1.0  # multiplies cos and sin
     truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """One decoder of the Llama kind. `windows` has one entry a layer; None sees the whole context."""
+    """A decoder of the Llama kind. `windows` has one entry per layer; None means the whole context."""
 
     architecture: str
     vocab_size: int
@@ -60,7 +60,7 @@ class DecoderConfig:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens. YaRN stretches the trained length by its factor."""
+        """The longest context in tokens. YaRN multiplies the trained length by its factor."""
         if self.rope.kind == "yarn":
             return max(self.max_position, int(self.rope.original_max_position * self.rope.factor))
         return self.max_position
@@ -68,12 +68,12 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What transformers' configuration classes assume of a field that config.json leaves out."""
+    """The defaults of transformers' configuration class for fields that config.json omits."""
 
     max_position: int
     head_dim: int | None = None  # None: hidden_size / heads
     kv_heads: int | None = None  # None: heads
-    qkv_bias: bool | None = None  # None: as attention_bias says
+    qkv_bias: bool | None = None  # None: the value of attention_bias
     output_bias: bool | None = None
     has_qk_norm: bool = False
     windows: Literal["none", "every_layer", "by_layer_type"] = "none"
@@ -94,26 +94,26 @@ NATIVE_FAMILIES: Mapping[str, Family] = {
 
 
 class ConfigFields:
-    """Typed access to the fields of one JSON object; a wrong one is refused by its name."""
+    """Typed access to the fields of a JSON object; errors name the field."""
 
     def __init__(self, fields: Mapping[str, object], source: str) -> None:
         self._fields = fields
         self.source = source
 
     def has(self, name: str) -> bool:
-        """The field is there and not null."""
+        """Return whether the field is present and not null."""
         return self._fields.get(name) is not None
 
     def raw(self, name: str) -> object:
-        """The field as JSON has it; None when it is left out."""
+        """Return the JSON value of the field; None if it is missing."""
         return self._fields.get(name)
 
     def is_null(self, name: str) -> bool:
-        """The field is written out as null."""
+        """Return whether the field is present and null."""
         return name in self._fields and self._fields[name] is None
 
     def read(self, name: str, kind: type[T], default: T | None = None) -> T:
-        """One field, or the default where it is left out or null. Errors: ConfigError naming it."""
+        """Return a field, or the default if it is missing or null. Errors: ConfigError naming the field."""
         value = self._fields.get(name)
         if value is None:
             if default is None:
@@ -126,21 +126,21 @@ class ConfigFields:
         return value
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A field that counts something: an integer of at least 1."""
+        """Return an integer field of at least 1. Errors: ConfigError naming the field."""
         value = self.read(name, int, default)
         if value < 1:
             raise ConfigError("model.field_wrong", f"{self.source}: {name} must be at least 1, not {value}")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
-        """A number above 0."""
+        """Return a finite number above 0. Errors: ConfigError naming the field."""
         value = self.read(name, float, default)
         if not 0 < value < float("inf"):
             raise ConfigError("model.field_wrong", f"{self.source}: {name} must be above 0, not {value}")
         return value
 
     def object(self, name: str) -> "ConfigFields | None":
-        """A nested object; None where it is left out."""
+        """Return a nested object; None if it is missing or null. Errors: ConfigError naming the field."""
         value = self._fields.get(name)
         if value is None:
             return None
@@ -150,13 +150,13 @@ class ConfigFields:
 
 
 def read_config(folder: Path) -> ConfigFields:
-    """The fields of a folder's config.json. Errors: ConfigError when there is none or it is no JSON object."""
+    """Return the fields of a folder's config.json. Errors: ConfigError if it is missing or not a JSON object."""
     path = folder / "config.json"
     return ConfigFields(read_json_object(path), str(path))
 
 
 def read_architecture(fields: ConfigFields) -> str:
-    """The name of the model class: the only entry of `architectures`."""
+    """Return the name of the model class: the only entry of `architectures`. Errors: ConfigError."""
     names = fields.raw("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ConfigError("model.no_architecture", f"{fields.source}: architectures must name one class, not {names!r}")
@@ -164,7 +164,7 @@ def read_architecture(fields: ConfigFields) -> str:
 
 
 def refuse_foreign(fields: ConfigFields) -> None:
-    """Refuse what no implementation of ours runs, by the field that says so. Errors: ConfigError."""
+    """Errors: ConfigError if a field shows that neither implementation can run the model."""
     for name, what in (
         ("quantization_config", "quantized weights are not supported"),
         ("vision_config", "models that take images are not supported"),
@@ -177,9 +177,9 @@ def refuse_foreign(fields: ConfigFields) -> None:
 
 
 def choose_dtype(asked: Dtype, fields: ConfigFields) -> torch.dtype:
-    """The dtype to compute in: as asked, or for `auto` what the config's `dtype` (or `torch_dtype`) says.
+    """Return the dtype to compute in: `asked`, or for `auto` the config's `dtype` (or `torch_dtype`).
 
-    Errors: ConfigError when the config names another than float32, bfloat16 or float16.
+    Errors: ConfigError if the config names a dtype other than float32, bfloat16 or float16.
     """
     if asked != "auto":
         return _DTYPE_BY_NAME[asked]
@@ -193,14 +193,14 @@ def choose_dtype(asked: Dtype, fields: ConfigFields) -> torch.dtype:
 
 
 def is_native_refusal(error: ConfigError) -> bool:
-    """The native decoder lacks something that the transformers implementation may have."""
+    """Return whether only the native decoder cannot run the model; the transformers implementation may."""
     return error.code == _NATIVE_ONLY
 
 
 def parse_decoder(fields: ConfigFields) -> DecoderConfig:
-    """Read a config.json of a native family.
+    """Read the config.json of a native family.
 
-    Errors: ConfigError naming the field; `is_native_refusal` tells whether another implementation may do.
+    Errors: ConfigError naming the field; `is_native_refusal` tells whether the transformers implementation may run it.
     """
     architecture = read_architecture(fields)
     family = NATIVE_FAMILIES.get(architecture)
@@ -214,7 +214,8 @@ def parse_decoder(fields: ConfigFields) -> DecoderConfig:
     kv_heads = fields.count("num_key_value_heads", heads if family.kv_heads is None else family.kv_heads)
     if heads % kv_heads:
         raise ConfigError(
-            "model.field_wrong", f"{fields.source}: num_attention_heads ({heads}) is no multiple of {kv_heads}"
+            "model.field_wrong",
+            f"{fields.source}: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})",
         )
     head_dim = fields.count("head_dim", family.head_dim or max(1, hidden_size // heads))
     if head_dim % 2:
@@ -249,7 +250,7 @@ def _native_refusal(fields: ConfigFields, name: str, value: object) -> ConfigErr
 def _parse_windows(fields: ConfigFields, family: Family, layers: int) -> tuple[int | None, ...]:
     if family.windows == "none":
         return (None,) * layers
-    # transformers assumes 4,096 where the key is left out; an explicit null means none
+    # transformers assumes 4,096 if the key is missing; an explicit null means no window
     window = None if fields.is_null("sliding_window") else fields.count("sliding_window", 4096)
     if family.windows == "every_layer":
         return (window,) * layers
@@ -264,7 +265,10 @@ def _parse_windows(fields: ConfigFields, family: Family, layers: int) -> tuple[i
         if kind not in ("full_attention", "sliding_attention"):
             raise _native_refusal(fields, "layer_types", kind)
     if "sliding_attention" in types and not is_windowed:
-        raise ConfigError("model.field_wrong", f"{fields.source}: layer_types has sliding layers without a window")
+        raise ConfigError(
+            "model.field_wrong",
+            f"{fields.source}: layer_types has sliding_attention layers, but sliding_window is not set",
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
@@ -283,7 +287,7 @@ def parse_rope(fields: ConfigFields, max_position: int) -> RopeConfig:
     if rope.has("partial_rotary_factor") or fields.has("partial_rotary_factor"):
         raise _native_refusal(rope, "partial_rotary_factor", rope.raw("partial_rotary_factor"))
     original = rope.count("original_max_position_embeddings", max_position)
-    original = fields.count("original_max_position_embeddings", original)  # outside of the object it has priority
+    original = fields.count("original_max_position_embeddings", original)  # at the top level it has priority
     match kind:
         case "default":
             return RopeConfig("default", theta)

@@ -12,7 +12,7 @@ from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
 from tiercel.engine.models.ops import Angles, Ops
 from tiercel.engine.models.rope import Rotary
 
-_TIED_SHARE = 0.1  # of the weights: a tied head is copied into the packed layout up to this size
+_TIED_SHARE = 0.1  # of the weights: up to this size a tied head is copied into the packed layout
 
 
 class SelfAttention:
@@ -32,7 +32,7 @@ class SelfAttention:
         )
 
     def targets(self, prefix: str) -> Iterator[Target]:
-        """Where the checkpoint's tensors of this layer go."""
+        """Yield the checkpoint's tensors of this layer and their memory."""
         yield from self._qkv.targets(f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj")
         yield from self._output.targets(f"{prefix}o_proj")
         if self._norms is not None:
@@ -51,7 +51,7 @@ class SelfAttention:
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x))."""
+    """The MLP of a layer: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: DecoderConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.has_mlp_bias
@@ -60,7 +60,7 @@ class GatedMLP:
         self._down = Linear(inner, (hidden,), has_bias, dtype, device)
 
     def targets(self, prefix: str) -> Iterator[Target]:
-        """Where the checkpoint's tensors of this layer go."""
+        """Yield the checkpoint's tensors of this layer and their memory."""
         yield from self._gate_up.targets(f"{prefix}gate_proj", f"{prefix}up_proj")
         yield from self._down.targets(f"{prefix}down_proj")
 
@@ -75,7 +75,7 @@ class GatedMLP:
 
 
 class Layer:
-    """Attention and MLP, each after a norm. What they add to the residual is added by the norm that comes next."""
+    """Attention and MLP, each after a norm. Their outputs are added to the residual by the following norm."""
 
     def __init__(self, config: DecoderConfig, layer: int, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         self._ops = ops
@@ -85,7 +85,7 @@ class Layer:
         self._mlp = GatedMLP(config, ops, dtype, device)
 
     def targets(self, prefix: str) -> Iterator[Target]:
-        """Where the checkpoint's tensors of this layer go."""
+        """Yield the checkpoint's tensors of this layer and their memory."""
         yield f"{prefix}input_layernorm.weight", self._attention_norm.weight
         yield from self._attention.targets(f"{prefix}self_attn.")
         yield f"{prefix}post_attention_layernorm.weight", self._mlp_norm.weight
@@ -99,9 +99,11 @@ class Layer:
     def forward(
         self, x: Tensor, residual: Tensor | None, angles: Angles, kv: Tensor, state: ForwardState
     ) -> tuple[Tensor, Tensor]:
-        """What the layer before has still to add, and the residual to add it to; returns the same of this layer.
+        """Compute the layer. `x` is the output of the previous layer, which is not yet added to `residual`.
 
-        Shapes: x and residual [T, hidden], no residual before the first layer; kv: one layer of the arena.
+        Returns the same two values of this layer.
+
+        Shapes: x and residual [T, hidden]; residual is None before the first layer; kv: one layer of the arena.
         """
         first, second = self._attention_norm, self._mlp_norm
         normed, residual = self._ops.add_norm(x, residual, first.weight, first.eps)
@@ -111,7 +113,7 @@ class Layer:
 
 
 class Decoder:
-    """A whole model; satisfies `Model`. Its weights are unset until `targets` were filled."""
+    """A native model; implements `Model`. Its weights are unset until the tensors of `targets` are filled."""
 
     impl = "native"
 
@@ -135,7 +137,7 @@ class Decoder:
         self.weights_bytes = sum(tensor.nbytes for _, tensor in self.targets())
 
     def targets(self) -> Iterator[Target]:
-        """Every tensor of the checkpoint and the memory it is loaded into."""
+        """Yield every tensor of the checkpoint and the memory it is loaded into."""
         yield "model.embed_tokens.weight", self._embedding
         for index, layer in enumerate(self._layers):
             yield from layer.targets(f"model.layers.{index}.")
@@ -144,11 +146,11 @@ class Decoder:
             yield from self._head.targets("lm_head")
 
     def pack(self) -> None:
-        """Exchange the weights, once they are loaded, for packed ones where the device is faster with them.
+        """Replace the loaded weights by packed ones where they are faster on this device.
 
-        Cost:    one weight at a time twice in memory. A tied head is packed, beside the embedding that it shares, only
-                 where that copy is a small part of the model.
-        Effects: `targets` no longer holds the weights.
+        Cost:    one weight at a time is in memory twice. A tied head is packed only if this copy of the embedding is
+                 a small part of the model.
+        Effects: `targets` no longer yields the weights.
         """
         if not can_pack(self.dtype, self._embedding.device):
             return

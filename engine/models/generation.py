@@ -1,4 +1,4 @@
-"""Which tokens end a sequence, as the model folder says it."""
+"""Read the end-of-sequence tokens of a model folder."""
 
 from pathlib import Path
 from typing import cast
@@ -8,9 +8,9 @@ from tiercel.errors import ConfigError
 
 
 def read_end_tokens(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids of generation_config.json, else of config.json; empty when neither names any.
+    """Return the end-of-sequence ids of generation_config.json, else of config.json; empty if neither names any.
 
-    Errors: ConfigError when a file is not JSON or the field is no id and no list of ids.
+    Errors: ConfigError if a file is not JSON, or eos_token_id is neither an id nor a list of ids.
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name

@@ -1,4 +1,4 @@
-"""The parts of a decoder: plain tensors and functions, with the numerics of transformers."""
+"""The layers of a decoder: plain tensors and functions, with the numerics of transformers."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from torch import Tensor
 Target = tuple[str, Tensor]
 """The name of a tensor in a checkpoint and the memory it is loaded into."""
 
-_PACK_ROWS = 16  # one layout serves every batch; packed for 16 rows it does well from 1 to 1,024
-_PACK_FLOAT32_SIZE = 1 << 20  # elements; smaller ones are faster as they are
+_PACK_ROWS = 16  # one layout serves every batch; packed for 16 rows it is fast for 1 to 1,024 rows
+_MAX_PACKED_FLOAT32 = 1 << 20  # elements; smaller float32 weights are faster unpacked
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """This torch, on this processor, has faster linear layers for weights that are packed once.
+    """Return whether this torch has faster linear layers on this processor for packed weights.
 
-    The two operators are torch's own but private, so they are tried and their result is compared.
+    The two operators of torch are private, so they are tried and their result is compared.
     """
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
         return False
@@ -30,7 +30,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _pack_weight(weight: Tensor) -> Tensor:
-    """A copy of a weight in oneDNN's own layout: opaque, good for `_packed_linear` only."""
+    """Return a copy of a weight in oneDNN's opaque layout, for `_packed_linear` only."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
 
 
@@ -39,7 +39,7 @@ def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm: the mean square and its root in float32, the weight in the model's dtype.
+    """Return the root-mean-square norm: mean square and root in float32, the weight in the model's dtype.
 
     Shapes: x [..., size], weight [size]; returns x's shape.
     """
@@ -56,12 +56,12 @@ class RMSNorm:
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shapes: x [..., size] -> same."""
+        """Norm the last dimension. Shapes: x [..., size] -> same."""
         return rms_norm(x, self.weight, self.eps)
 
 
 class Linear:
-    """One matrix product for one or several of a checkpoint's linear layers that share their input."""
+    """One matrix product for one or more linear layers of a checkpoint that have the same input."""
 
     def __init__(
         self, inputs: int, outputs: tuple[int, ...], has_bias: bool, dtype: torch.dtype, device: torch.device
@@ -73,13 +73,13 @@ class Linear:
 
     @classmethod
     def sharing(cls, weight: Tensor) -> "Linear":
-        """A layer without a weight of its own: a head tied to the embedding."""
+        """Return a layer that shares its weight: a head tied to the embedding."""
         layer = cls(weight.shape[1], (0,), False, weight.dtype, weight.device)
         layer.outputs, layer.weight = (weight.shape[0],), weight
         return layer
 
     def targets(self, *names: str) -> Iterator[Target]:
-        """Where the checkpoint's layers of these names go: rows of the one matrix, in order."""
+        """Yield the tensors of the checkpoint's layers of these names: rows of the matrix, in order."""
         for name, rows in zip(names, self.weight.split(self.outputs), strict=True):
             yield f"{name}.weight", rows
         if self.bias is not None:
@@ -87,8 +87,8 @@ class Linear:
                 yield f"{name}.bias", rows
 
     def pack(self) -> None:
-        """Exchange the weight, once it is loaded, for a packed one where that is faster (see `can_pack`)."""
-        if self.weight.dtype is not torch.float32 or self.weight.numel() >= _PACK_FLOAT32_SIZE:
+        """Replace the loaded weight by a packed one if that is faster (see `can_pack`)."""
+        if self.weight.dtype is not torch.float32 or self.weight.numel() >= _MAX_PACKED_FLOAT32:
             self._packed = _pack_weight(self.weight)
             self.weight = self.weight.new_empty(0)
 

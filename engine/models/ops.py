@@ -1,4 +1,4 @@
-"""The operators between a decoder's matrix products: norms, rotation, attention and activation."""
+"""The protocol of the operators between a decoder's matrix products: norms, rotation, attention and activation."""
 
 from typing import Protocol
 
@@ -9,26 +9,26 @@ from tiercel.engine.models.layers import RMSNorm
 from tiercel.engine.models.rope import Rotary
 
 Angles = tuple[Tensor, Tensor]
-"""Cosines and sines of a forward's positions, laid out as the ops that made them want them."""
+"""Cosines and sines of a forward's positions, in the layout of the ops that computed them."""
 
 
 class Ops(Protocol):
-    """Norms, rotation, attention and activation of one forward, each as the device does it best.
+    """Norms, rotation, attention and activation of a forward.
 
-    A sum, a norm and a product are rounded to the model's dtype where transformers rounds them.
+    Sums, norms and products are rounded to the model's dtype where transformers rounds them.
     """
 
-    is_capturable: bool  # a decode launches the same kernels whatever the lengths: a CUDA graph can hold it
+    is_capturable: bool  # the launches of a decode depend on no length, so that a CUDA graph can hold them
 
     def angles(self, rotary: Rotary, positions: Tensor) -> Angles:
-        """Computed once a forward, for `attend` of every layer. Shapes: positions [T] int64."""
+        """Compute the angles once per forward, for `attend` of every layer. Shapes: positions [T] int64."""
         ...
 
     def add_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The root-mean-square norm of x + residual, and that sum.
+        """Return the root-mean-square norm of x + residual, and the sum.
 
         Shapes:  x and residual [T, hidden], weight [hidden]; returns two [T, hidden].
-        Effects: what was given may be overwritten: only what is returned counts afterwards.
+        Effects: x and residual may be overwritten; use the returned tensors only.
         """
         ...
 
@@ -41,7 +41,7 @@ class Ops(Protocol):
         state: ForwardState,
         params: AttentionParams,
     ) -> Tensor:
-        """Norms of queries and keys where the model has them, rotation, the cache, attention.
+        """Norm queries and keys if the model does, rotate them, write keys and values to the cache, and attend.
 
         Shapes:  qkv [T, (heads + 2 * kv_heads) * head_dim], queries first; kv [slots, block_size, kv_heads,
                  2 * head_dim], a strided view of one layer; returns [T, heads, head_dim].
@@ -50,5 +50,5 @@ class Ops(Protocol):
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up. Shapes: [T, 2 * inner], gate first -> [T, inner]."""
+        """Return silu(gate) * up. Shapes: [T, 2 * inner], gate first -> [T, inner]."""
         ...

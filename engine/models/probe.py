@@ -1,4 +1,4 @@
-"""Proof at load that an architecture really computes through the paged attention, and computes the same."""
+"""Check at loading that an architecture computes through the paged attention, with the same results as its own."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,15 @@ from tiercel.errors import ConfigError
 
 _BLOCK_SIZE = 4  # tokens
 _LENGTHS = (11, 7)  # tokens of the two prompts
-_FIRST = (6, 6)  # tokens of each in the first forward; the rest in the second: a chunk and a decode
+_FIRST = (6, 6)  # tokens of each prompt in the first forward; the second forward is a chunk and a decode
 _TOLERANCE_BY_DTYPE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 
 
 def record_calls(model: PreTrainedModel, bridge: Bridge, layers: int) -> tuple[LayerCall, ...]:
-    """Run a few tokens and see what the layers ask of attention.
+    """Run a few tokens, and return the attention call of each layer, in the order of the layers.
 
-    Returns: one call a layer, in order of their numbers.
-    Errors:  ConfigError when the paged function was not called exactly once for each layer (some architectures warn
-             and keep their own attention; others have layers of another kind), or the layers' caches differ in shape.
+    Errors: ConfigError if the paged function was not called exactly once for each layer (some architectures warn and
+            keep their own attention; others have layers of another kind), or the layers' caches differ in shape.
     """
     calls = bridge.start_record()
     try:
@@ -46,7 +45,7 @@ def record_calls(model: PreTrainedModel, bridge: Bridge, layers: int) -> tuple[L
 
 
 def probe_prompts(vocab_size: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Two short prompts of fixed, spread token ids."""
+    """Return two short prompts of fixed, spread token ids."""
     return tuple(
         (torch.arange(length, device=device) * 7919 + 31 * index + 5) % vocab_size
         for index, length in enumerate(_LENGTHS)
@@ -54,7 +53,7 @@ def probe_prompts(vocab_size: int, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def own_logits(model: PreTrainedModel, prompts: Sequence[Tensor]) -> list[Tensor]:
-    """What the model computes with transformers' own attention. Shapes: [tokens] -> [tokens, vocab] float32."""
+    """Compute logits with transformers' own attention. Shapes: [tokens] -> [tokens, vocab] float32."""
     model.set_attn_implementation("eager")
     try:
         return [model(input_ids=prompt[None], use_cache=False).logits[0].float() for prompt in prompts]
@@ -63,10 +62,10 @@ def own_logits(model: PreTrainedModel, prompts: Sequence[Tensor]) -> list[Tensor
 
 
 def check_paged_logits(model: Model, prompts: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Compute both prompts together, paged and in two forwards, and compare.
+    """Compute both prompts together on a paged cache, in two forwards, and compare the logits.
 
-    Errors: ConfigError when the logits of either forward are not those expected: the architecture mixes tokens or
-            positions in a way that this engine does not do.
+    Errors: ConfigError if the logits of a forward differ: the architecture mixes tokens or positions in a way that
+            paged attention does not.
     """
     device = prompts[0].device
     slots = sum(-(-len(prompt) // _BLOCK_SIZE) for prompt in prompts) + 1

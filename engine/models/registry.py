@@ -1,4 +1,4 @@
-"""Which implementation runs a model folder, and how it gets its weights."""
+"""Choose the implementation of a model folder, and load its weights."""
 
 import logging
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ def load_model(
 ) -> Model:
     """Build the model of a folder and load its weights.
 
-    Errors: ConfigError with one line that names what is wrong: a field, a file or a tensor.
+    Errors: ConfigError with one line that names the wrong field, file or tensor.
     """
     folder = Path(settings.model)
     fields = read_config(folder)
@@ -57,7 +57,7 @@ def load_model(
 def _fill(
     model: Decoder, config: DecoderConfig, settings: EngineSettings, folder: Path, progress: Progress | None
 ) -> bytes:
-    """Load or draw the weights; the fingerprint of what they are."""
+    """Load or draw the weights, and return their fingerprint."""
     targets = dict(model.targets())
     facts = (model.impl, repr(config), str(model.dtype))
     if settings.load_format == "dummy":
@@ -69,7 +69,7 @@ def _fill(
 
 
 def choose_native(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None:
-    """The native decoder's description; None where the transformers implementation is to run."""
+    """Return the native decoder's description; None if the transformers implementation has to run the model."""
     match impl:
         case "native":
             return parse_decoder(fields)
@@ -88,13 +88,13 @@ def choose_native(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None
 
 
 def open_ops(device: torch.device, attention: Attention) -> Ops:
-    """Kernels on a GPU whose attention backend reads what they have written; plain torch everywhere else."""
+    """Return kernels on a GPU if the attention backend is a `PagedReader`; otherwise plain torch."""
     if device.type != "cuda":
         return TorchOps(attention)
     if find_spec("triton") is None or not isinstance(attention, PagedReader):
         log.warning("model ops run without kernels attention=%s", type(attention).__name__)
         return TorchOps(attention)
-    # lazy: there is no Triton beside a torch for the CPU
+    # lazy: CPU builds of torch come without Triton
     from tiercel.engine.models.triton_ops import TritonOps
 
     return TritonOps(attention)

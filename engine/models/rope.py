@@ -12,9 +12,9 @@ from tiercel.engine.models.config import RopeConfig
 
 
 class Rotary:
-    """Cosines and sines of positions, computed in float32 as transformers does.
+    """Computes cosines and sines of positions in float32, as transformers does.
 
-    Shapes: frequencies [head_dim / 2] float32, radians a position.
+    Shapes: frequencies [head_dim / 2] float32, radians per position.
     """
 
     def __init__(self, config: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -23,20 +23,20 @@ class Rotary:
         self.dtype = dtype
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Shapes: positions [T] int64; returns cos and sin, each [T, 1, head_dim], in the model's dtype."""
+        """Return cosines and sines. Shapes: positions [T] int64; returns two [T, 1, head_dim], in the model's dtype."""
         angles = positions[:, None].float() * self.frequencies
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
         return (angles.cos() * self.scale).to(self.dtype), (angles.sin() * self.scale).to(self.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn every head's vector by its position. Shapes: x [T, heads, head_dim]; cos, sin [T, 1, head_dim]."""
+    """Rotate every head's vector by its position. Shapes: x [T, heads, head_dim]; cos, sin [T, 1, head_dim]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def rope_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """Radians a position for each pair of dimensions. Shapes: returns [head_dim / 2] float32."""
+    """Return radians per position for each pair of dimensions. Shapes: returns [head_dim / 2] float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / config.theta**exponents
     match config.kind:

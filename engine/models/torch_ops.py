@@ -11,7 +11,7 @@ from tiercel.engine.models.rope import Rotary, rotate
 
 
 class TorchOps:
-    """Plain torch, round any attention backend: the reference, and what runs on the CPU."""
+    """Operators in plain torch for any attention backend: the reference implementation, used on the CPU."""
 
     is_capturable = False
 

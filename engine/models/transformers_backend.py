@@ -1,4 +1,4 @@
-"""Every other decoder-only architecture: transformers' own modelling code over our paged attention."""
+"""All other decoder-only architectures: the modelling code of transformers on paged attention."""
 
 import logging
 import sys
@@ -30,7 +30,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass
 class _Body(ModelOutput):
-    """What any architecture's head may ask of its body's output."""
+    """The output of a body, with every field that the head of an architecture may read."""
 
     last_hidden_state: Tensor | None = None
     past_key_values: None = None
@@ -41,9 +41,9 @@ class _Body(ModelOutput):
 
 
 class HeadOnly(nn.Module):
-    """Stands in a model where its body was, and hands the head hidden states that were computed before.
+    """Replaces the body of a model, and returns hidden states that were computed before.
 
-    The architecture's own forward then runs nothing but its head, with whatever it does to logits.
+    The architecture's own forward then runs only its head, including its changes to logits.
     """
 
     def __init__(self) -> None:
@@ -52,16 +52,16 @@ class HeadOnly(nn.Module):
 
     @property
     def decoder(self) -> "HeadOnly":
-        """Some architectures keep the body one level deeper."""
+        """The same object, for architectures that have the body one level deeper."""
         return self
 
     def forward(self, *_: object, **__: object) -> _Body:
-        """The hidden states that were put here."""
+        """Return the hidden states in `hidden`."""
         return _Body(last_hidden_state=self.hidden)
 
 
 class TransformersModel:
-    """A causal language model of transformers; satisfies `Model`. Takes the model's body out of it."""
+    """A causal language model of transformers; implements `Model`. It replaces the model's body by `HeadOnly`."""
 
     impl = "transformers"
     is_capturable = False
@@ -113,10 +113,10 @@ def load_transformers(
     progress: Progress | None,
     dummy_seed: int | None = None,
 ) -> TransformersModel:
-    """Build an architecture of transformers on our attention and prove that it took effect.
+    """Build an architecture of transformers on paged attention, and check that it computes the same.
 
-    Effects: draws random weights with `dummy_seed`; without one it reads the folder's safetensors.
-    Errors:  ConfigError when the architecture is unknown or cannot run on a paged, attention-only, causal cache.
+    Effects: weights are read from the folder's safetensors, or drawn at random if `dummy_seed` is given.
+    Errors:  ConfigError if the architecture is unknown, or cannot run on a paged, attention-only, causal cache.
     """
     config = _read_transformers_config(folder, fields)
     bridge = Bridge(attention)
@@ -138,10 +138,10 @@ def load_transformers(
 
 
 def _prove(model: PreTrainedModel, bridge: Bridge, fields: ConfigFields, fingerprint: bytes) -> TransformersModel:
-    """Refuse the architecture unless it computes through the bridge what it computes by itself."""
+    """Errors: ConfigError unless the architecture computes the same through the bridge as by itself."""
     max_model_len = _max_model_len(model.config, fields)
     prompts = probe_prompts(model.config.get_text_config().vocab_size, model.device)
-    with _Door(f"{fields.source}: architectures: {type(model).__name__} cannot be called this way"):
+    with _Translated(f"{fields.source}: architectures: {type(model).__name__} cannot be called this way"):
         calls = _probe(model, bridge, fields)
         expected = own_logits(model, prompts)
         max_model_len = min(max_model_len, _unhonoured_window(model.config, calls))
@@ -152,7 +152,7 @@ def _prove(model: PreTrainedModel, bridge: Bridge, fields: ConfigFields, fingerp
 
 def _read_transformers_config(folder: Path, fields: ConfigFields) -> PretrainedConfig:
     remote = " (auto_map: code that comes with a model is never run)" if fields.has("auto_map") else ""
-    with _Door(f"{fields.source}: model_type: {fields.raw('model_type')} cannot be read{remote}"):
+    with _Translated(f"{fields.source}: model_type: {fields.raw('model_type')} cannot be read{remote}"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise _refusal(fields, "model_type", f"{config.model_type} is no causal language model{remote}")
@@ -168,7 +168,10 @@ def _read_transformers_config(folder: Path, fields: ConfigFields) -> PretrainedC
 
 
 def _max_model_len(config: PretrainedConfig, fields: ConfigFields) -> int:
-    """Tokens. Rotations that change with the longest sequence of a batch are kept to the range where they do not."""
+    """Return the longest context in tokens.
+
+    Rotations that change with the longest sequence of a batch are limited to the length up to which they do not change.
+    """
     text = config.get_text_config()
     length = getattr(text, "max_position_embeddings", None)
     if not isinstance(length, int) or length < 1:
@@ -188,7 +191,7 @@ def _read_model(
     stored = {tensor.dtype for _, _, tensor in stream_tensors(checkpoint)}  # reads the headers only
     if progress is not None:
         progress(0, total)
-    with _Door(f"{folder}: the weights cannot be loaded"):
+    with _Translated(f"{folder}: the weights cannot be loaded"):
         loaded = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -197,14 +200,14 @@ def _read_model(
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # reported, and refused below
+            ignore_mismatched_sizes=True,  # reported, and rejected below
             output_loading_info=True,
         )
     model, report = cast(tuple[PreTrainedModel, dict[str, Collection[object]]], loaded)
     for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
             raise ConfigError("weights.wrong", f"{folder}: {kind.replace('_', ' ')}: {min(map(str, report[kind]))}")
-    if unused := report.get("unexpected_keys"):  # old checkpoints hold buffers that are computed today
+    if unused := report.get("unexpected_keys"):  # old checkpoints store buffers that are computed now
         log.warning("weights unused tensors=%d first=%s", len(unused), min(map(str, unused)))
     if progress is not None:
         progress(total, total)
@@ -213,7 +216,7 @@ def _read_model(
 
 
 def _draw_model(config: PretrainedConfig, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    with _Door(f"{config.model_type} cannot be built"), torch.random.fork_rng(devices=[]):
+    with _Translated(f"{config.model_type} cannot be built"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=INTERFACE_NAME)
 
@@ -231,7 +234,7 @@ def _probe(model: PreTrainedModel, bridge: Bridge, fields: ConfigFields) -> tupl
 
 
 def _unhonoured_window(config: PretrainedConfig, calls: tuple[LayerCall, ...]) -> int:
-    """Tokens up to which a window that the config names and no layer asks for changes nothing."""
+    """Return the tokens up to which a configured window that no layer uses has no effect."""
     text = config.get_text_config()
     window = getattr(text, "sliding_window", None)
     is_known = getattr(text, "layer_types", None) or any(call.window is not None for call in calls)
@@ -239,9 +242,9 @@ def _unhonoured_window(config: PretrainedConfig, calls: tuple[LayerCall, ...]) -
 
 
 def _own_memory(model: PreTrainedModel, stored: set[torch.dtype]) -> None:
-    """Copy tensors out of the mapped files, one at a time: the folder may change while we serve.
+    """Copy tensors out of the mapped files, one at a time, because the folder may change while serving.
 
-    Only what is stored in the dtype it is used in lies there; the rest was copied when it was cast.
+    Only tensors whose dtype was not changed are mapped; the others were copied when they were cast.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype in stored:
@@ -249,7 +252,7 @@ def _own_memory(model: PreTrainedModel, stored: set[torch.dtype]) -> None:
 
 
 def _distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and saved buffers by name, tied ones once."""
+    """Return weights and saved buffers by name; tied tensors occur once."""
     tensors: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict().items():
         tensors.setdefault(tensor.data_ptr(), (name, tensor))
@@ -258,7 +261,7 @@ def _distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and warnings off the terminal; ours are drawn by the caller."""
+    """Suppress progress bars and warnings of transformers; the caller draws a progress bar."""
     level, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -270,8 +273,8 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-class _Door:
-    """Where foreign exceptions end: architectures, and the validation of their configs, raise whatever they like."""
+class _Translated:
+    """Translates foreign exceptions to ConfigError: architectures and their configs may raise any exception."""
 
     def __init__(self, failure: str) -> None:
         self._failure = failure

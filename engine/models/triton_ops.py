@@ -1,4 +1,4 @@
-"""The ops of a decoder in kernels."""
+"""The operators of a decoder as Triton kernels."""
 
 from torch import Tensor
 
@@ -13,14 +13,14 @@ from tiercel.engine.models.rope import Rotary
 
 
 class TritonOps:
-    """One kernel for each of `Ops`, round a backend that reads what they have put into the cache."""
+    """One kernel for each operator, for a backend that reads keys and values that a kernel has written."""
 
     def __init__(self, reader: PagedReader) -> None:
         self.is_capturable = reader.is_capturable
         self._reader = reader
 
     def angles(self, rotary: Rotary, positions: Tensor) -> Angles:
-        """See `Ops.angles`. Shapes: returns two [T, head_dim / 2]: both halves of a head turn by the same."""
+        """See `Ops.angles`. Shapes: returns two [T, head_dim / 2]; both halves of a head have the same angles."""
         return position_angles(positions, rotary.frequencies, rotary.scale, rotary.dtype)
 
     def add_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

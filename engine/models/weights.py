@@ -1,4 +1,4 @@
-"""Weights out of an ordinary Hugging Face folder: safetensors, one file or shards, tensor by tensor."""
+"""Load weights from a Hugging Face folder: safetensors, one file or shards, tensor by tensor."""
 
 import hashlib
 import json
@@ -14,18 +14,18 @@ from torch import Tensor
 from tiercel.errors import ConfigError
 
 Progress = Callable[[int, int], None]
-"""Told after every tensor: bytes of the model loaded so far, and in all."""
+"""Called after every tensor with the bytes loaded so far and in total."""
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
-_DERIVED = (".rotary_emb.inv_freq", ".self_attn.bias", ".self_attn.masked_bias")  # old checkpoints; never read
+_DERIVED = (".rotary_emb.inv_freq", ".self_attn.bias", ".self_attn.masked_bias")  # in old checkpoints; not used
 _CHUNK_WORDS = 1 << 17  # 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The safetensors files of a folder. `shards` names, per file, the tensors it must hold; None = any."""
+    """The safetensors files of a folder. `shards` lists for each file the tensors that it must hold; None means any."""
 
     folder: Path
     shards: tuple[tuple[Path, frozenset[str] | None], ...]
@@ -34,7 +34,7 @@ class Checkpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Find the weights of a folder without reading them.
 
-    Errors: ConfigError when there are none, another format, a shard missing, or one that the index does not name.
+    Errors: ConfigError if there are no weights, only other formats, a missing shard, or a shard not in the index.
     """
     if (folder / _INDEX).is_file():
         return Checkpoint(folder, _read_index(folder))
@@ -43,7 +43,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     for path in sorted(folder.iterdir() if folder.is_dir() else ()):
         if path.suffix in _FOREIGN:
             raise ConfigError("weights.format", f"{path}: only safetensors weights are read; convert this file first")
-    raise ConfigError("weights.none", f"{folder}: there is neither {_SINGLE} nor {_INDEX}")
+    raise ConfigError("weights.none", f"{folder}: neither {_SINGLE} nor {_INDEX} exists")
 
 
 def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
@@ -69,11 +69,11 @@ def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
 
 
 def stream_tensors(checkpoint: Checkpoint) -> Iterator[tuple[Path, str, Tensor]]:
-    """Every tensor, one at a time, as a view of its file: it is gone when the next one is asked for.
+    """Yield file, name and tensor, one at a time. A tensor is a view of its file, valid until the next one.
 
-    Cost:   mapped, not copied: no anonymous memory.
-    Errors: ConfigError naming the file when it is truncated or its header is broken, and the tensor when the index
-            says otherwise.
+    Cost:   no anonymous memory, because files are mapped and not copied.
+    Errors: ConfigError naming the file if it is truncated or its header is broken, and the tensor if the file and the
+            index disagree.
     """
     for path, expected in checkpoint.shards:
         with _translated(path), safe_open(path, framework="pt", device="cpu") as file:
@@ -95,10 +95,10 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 class ContentDigest:
-    """32 bytes over everything that was loaded: names, shapes, dtypes and every word of the content.
+    """A digest of 32 bytes over everything that was loaded: names, shapes, dtypes and content.
 
-    Not against forgery: content enters as sums of 64-bit words under odd weights, one for each MiB, so that any
-    single change shows, at the speed of memory (about 5 GB/s a core against 1 for SHA-256).
+    It does not protect against forgery. Content enters as weighted sums of 64-bit words with odd weights, one sum per
+    MiB. Any single change shows, at the speed of memory (about 5 GB/s per core; SHA-256 reaches 1).
     """
 
     def __init__(self, *facts: str) -> None:
@@ -107,7 +107,7 @@ class ContentDigest:
         self._weights = torch.arange(_CHUNK_WORDS, dtype=torch.int64) * 2 + 1
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take one tensor of the checkpoint in; the order does not matter."""
+        """Add a tensor of the checkpoint, in any order."""
         digest = hashlib.sha256(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         flat = tensor.detach().contiguous().flatten().view(torch.uint8)
         whole = flat.numel() // 8 * 8
@@ -119,7 +119,7 @@ class ContentDigest:
         self._digest_by_name[name] = digest.digest()
 
     def finish(self) -> bytes:
-        """The 32 bytes."""
+        """Return the 32 bytes."""
         digest = hashlib.sha256("\0".join(self._facts).encode())
         for name in sorted(self._digest_by_name):
             digest.update(self._digest_by_name[name])
@@ -129,10 +129,10 @@ class ContentDigest:
 def load_weights(
     targets: Mapping[str, Tensor], checkpoint: Checkpoint, digest: ContentDigest, progress: Progress | None
 ) -> None:
-    """Copy every tensor of a checkpoint into its place, cast to the dtype of the place.
+    """Copy every tensor of a checkpoint to its target, cast to the target's dtype.
 
-    Cost:   one read of the files; the places themselves and nothing else as anonymous memory.
-    Errors: ConfigError naming file and tensor when one is missing, has no place or another shape.
+    Cost:   one read of the files; no anonymous memory beside the targets.
+    Errors: ConfigError naming file and tensor if a tensor is missing, has no target or has another shape.
     """
     missing = dict(targets)
     total = sum(tensor.nbytes for tensor in targets.values())
@@ -143,13 +143,15 @@ def load_weights(
         if target is None:
             if name.endswith(_DERIVED) or name == "lm_head.weight":
                 continue  # derived from the config, or tied to the embedding
-            raise ConfigError("weights.extra_tensor", f"{path}: tensor {name}: this architecture has none such")
+            raise ConfigError("weights.extra_tensor", f"{path}: tensor {name}: this architecture has no such tensor")
         if tensor.shape != target.shape:
             raise ConfigError(
                 "weights.shape", f"{path}: tensor {name}: shape {list(tensor.shape)}, not {list(target.shape)}"
             )
         if not tensor.is_floating_point():
-            raise ConfigError("weights.dtype", f"{path}: tensor {name}: dtype {tensor.dtype} is no float")
+            raise ConfigError(
+                "weights.dtype", f"{path}: tensor {name}: dtype {tensor.dtype} is not a floating-point type"
+            )
         target.copy_(tensor)
         digest.add(name, tensor)
         loaded += target.nbytes
@@ -161,7 +163,7 @@ def load_weights(
 
 
 def fill_dummy(targets: Mapping[str, Tensor], seed: int, std: float = 0.02) -> None:
-    """Random weights: normal with this deviation, norms one. The same for the same seed, shapes and dtype."""
+    """Draw normal weights with this deviation, and set norms to 1. Reproducible for a seed, shapes and a dtype."""
     for index, name in enumerate(sorted(targets)):
         target = targets[name]
         if name.endswith("norm.weight"):

@@ -1,4 +1,4 @@
-"""Sampling: from logits to one token a row, on the device, without ever waiting for it."""
+"""Sampling: from logits to one token per row, on the device, without waiting for it."""
 
 from tiercel.engine.sampling.sampled import Logprobs, Sampled, token_logprobs
 from tiercel.engine.sampling.sampler import Sampler, open_sampler

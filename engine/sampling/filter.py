@@ -1,7 +1,7 @@
-"""min_p, top_k and top_p as one lower limit a row: what is below it cannot be drawn.
+"""min_p, top_k and top_p as one lower limit per row: tokens with a score below the limit cannot be drawn.
 
-Limits are values, so a set never depends on the order of equal logits: tokens tied with the last one that is
-kept are all kept, and the likeliest token always is. top_p counts the mass of what min_p and top_k left.
+A limit is a score, so the kept set never depends on the order of equal logits: tokens tied with the last kept token
+are kept, too, and the likeliest token is always kept. top_p counts the mass of the tokens left by min_p and top_k.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ _PROBABILITY_BITS = 30  # of a float32 in [0, 1]: sign and the highest exponent 
 
 
 def least_no_sync(probabilities: Tensor, wanted_mass: Tensor) -> Tensor:
-    """The largest number that the probabilities from it on still have the mass, for each row; as the bits of a float32.
+    """Return for each row the largest limit such that the probabilities above or equal to it have the wanted mass.
 
-    Probabilities are compared as integers, which order as they do; the pattern is built bit by bit.
+    The limit is found bit by bit, because the bits of non-negative floats have the order of the floats.
 
-    Shapes:  probabilities [M, vocab] float32, wanted_mass [M]; returns [M, 1] int32.
+    Shapes:  probabilities [M, vocab] float32, wanted_mass [M]; returns [M, 1] int32, the bits of a float32.
     Cost:    30 rounds of three kernels over [M, vocab]: on a CPU core at vocab 32,000 about 2.5 times as fast
-             as a sort, and no indices to store.
+             as a sort, without storing indices.
     """
     upper = torch.empty_like(probabilities)
     least = torch.zeros_like(wanted_mass, dtype=torch.int32)[:, None]
@@ -46,11 +46,11 @@ def limits_no_sync(
     top_ks: NDArray[np.int64],
     search: MassSearch = least_no_sync,
 ) -> Tensor:
-    """The smallest score that each row may draw.
+    """Return the smallest score that each row may draw.
 
     Shapes:  scores [M, vocab] after temperature; features, top_ks [M] on the host; floats [M, len(Column)];
-             returns [M, 1], -inf where nothing is filtered.
-    Cost:    each filter reads only the rows that ask for it.
+             returns [M, 1], -inf without a filter.
+    Cost:    each filter reads only the rows that use it.
     """
     limits = scores.new_full((len(features), 1), -torch.inf)
     rows = Subset((features & Feature.MIN_P) != 0, scores.device)
@@ -72,7 +72,7 @@ def limits_no_sync(
 
 
 def min_p_limits(scores: Tensor, log_min_p: Tensor) -> Tensor:
-    """Limits that keep tokens at least min_p times as likely as the likeliest.
+    """Return limits that keep tokens at least min_p times as likely as the likeliest token.
 
     Shapes: scores [M, vocab], log_min_p [M]; returns [M, 1].
     Source: arXiv 2407.01082.
@@ -81,14 +81,17 @@ def min_p_limits(scores: Tensor, log_min_p: Tensor) -> Tensor:
 
 
 def top_k_limits(largest: Tensor, top_ks: Tensor) -> Tensor:
-    """The k-th largest score of each row. Shapes: largest [M, K] descending, top_ks [M] int64; returns [M, 1]."""
+    """Return the k-th largest score of each row.
+
+    Shapes: largest [M, K] descending, top_ks [M] int64; returns [M, 1].
+    """
     return largest.gather(1, top_ks[:, None] - 1)
 
 
 def top_k_top_p_limits(scores: Tensor, largest: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:
-    """Raise top_k's limits to the smallest set that has mass top_p, from the sorted head alone.
+    """Raise the limits of top_k to the smallest set that has mass top_p, using only the K largest scores.
 
-    Tokens tied with the k-th are not in the head but count in the whole, so the limit is the exact one.
+    Tokens tied with the k-th are missing in `largest` but count in the total mass, so the limit is exact.
 
     Shapes: scores [M, vocab]; largest [M, K] descending; floor [M, 1]; top_p [M], inf = off; returns [M, 1].
     """
@@ -100,7 +103,7 @@ def top_k_top_p_limits(scores: Tensor, largest: Tensor, floor: Tensor, top_p: Te
 
 
 def top_p_limits(scores: Tensor, floor: Tensor, top_p: Tensor, search: MassSearch = least_no_sync) -> Tensor:
-    """Limits of the smallest set of likeliest tokens that has mass top_p, without sorting.
+    """Return limits of the smallest set of likeliest tokens that has mass top_p, without sorting.
 
     Shapes: scores [M, vocab], floor and returns [M, 1], top_p [M].
     Source: nucleus sampling, arXiv 1904.09751.

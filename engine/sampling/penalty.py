@@ -1,4 +1,4 @@
-"""Which tokens each row has seen, on the device, and what that costs them."""
+"""The tokens that each row has seen, on the device, and their penalties."""
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ from tiercel.engine.sampling.upload import upload_no_sync
 
 
 class PenaltyCounts:
-    """Tokens of the prompt and counts of the outputs for every row.
+    """The set of prompt tokens and the counts of output tokens of every row.
 
-    Nothing is allocated until the first row asks: then 5 bytes * max_rows * vocab_size.
+    Memory is allocated when the first row uses penalties: 5 bytes * max_rows * vocab_size.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -23,12 +23,12 @@ class PenaltyCounts:
         self._outputs: Tensor | None = None  # [max_rows, vocab] int32
 
     def set_row_no_sync(self, row: int, prompt: NDArray[np.uint32], outputs: NDArray[np.uint32]) -> None:
-        """Count a row anew from its tokens.
+        """Replace the counts of a row by those of its tokens.
 
-        Cost: one upload of each list without repeats, four small kernels.
+        Cost: one upload of each list without duplicates, four small kernels.
         """
         seen, counts = self._tensors()
-        first = row * self._vocab_size  # flat: indexed assignment of a scalar would wait for its copy on a GPU
+        first = row * self._vocab_size  # flat indices: on a GPU, indexed assignment of a scalar would wait for a copy
         seen[row] = False
         seen.view(-1).index_fill_(0, upload_no_sync(first + self._distinct(prompt)[0], self._device), True)
         tokens, times = self._distinct(outputs)
@@ -37,10 +37,10 @@ class PenaltyCounts:
         counts.view(-1).index_copy_(0, flat_ids, upload_no_sync(times, self._device))
 
     def apply_no_sync(self, scores: Tensor, rows: Tensor, floats: Tensor) -> Tensor:
-        """Scores after the repetition, frequency and presence penalties.
+        """Return the scores after the repetition, frequency and presence penalties.
 
-        Repetition divides what is positive and multiplies what is negative, once, for tokens of prompt and
-        outputs (arXiv 1909.05858 section 4.1); the other two subtract, for outputs alone.
+        The repetition penalty divides positive scores and multiplies negative ones, once, for tokens of the prompt
+        and the output (arXiv 1909.05858 section 4.1). The other two are subtracted, for output tokens only.
 
         Shapes:  scores [M, vocab]; rows [M] int64 on the device; floats [M, len(Column)]; returns [M, vocab].
         """
@@ -56,12 +56,12 @@ class PenaltyCounts:
         return scores
 
     def count_no_sync(self, rows: Tensor, tokens: Tensor) -> None:
-        """Count one drawn token a row. Shapes: rows, tokens [M] int64 on the device."""
+        """Count one drawn token per row. Shapes: rows, tokens [M] int64 on the device."""
         counts = self._tensors()[1].view(-1)
         counts.scatter_add_(0, rows * self._vocab_size + tokens, torch.ones_like(tokens, dtype=torch.int32))
 
     def _tensors(self) -> tuple[Tensor, Tensor]:
-        """Both books, allocated on first use."""
+        """Return prompt tokens and output counts, allocated on first use."""
         if self._prompt is None or self._outputs is None:
             shape = (self._max_rows, self._vocab_size)
             self._prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
@@ -69,7 +69,7 @@ class PenaltyCounts:
         return self._prompt, self._outputs
 
     def _distinct(self, tokens: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Each token id that can be drawn, and how often it occurs."""
+        """Return each token id below the width of the logits, and how often it occurs."""
         ids, times = np.unique(tokens, return_counts=True)
-        known = ids < self._vocab_size  # a tokenizer may know more ids than the head
+        known = ids < self._vocab_size  # a tokenizer may have more ids than the logits
         return ids[known].astype(np.int64), times[known].astype(np.int32)

@@ -1,4 +1,4 @@
-"""What each row asks for: a struct of arrays on the host, so that 256 rows are decided in a few numpy calls."""
+"""The sampling parameters of every row, as arrays on the host: a few numpy calls evaluate 256 rows."""
 
 import enum
 import math
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from tiercel.request import SamplingParams
 
-GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in vLLM: dividing by them would overflow
+GREEDY_BELOW = 1e-5  # temperatures below this are greedy, as in vLLM, because dividing by them would overflow
 NO_IDS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class Feature(enum.IntFlag):
-    """What a row asks beyond the largest logit. Rows are grouped by this number: DRAW is its highest bit."""
+    """What a row needs beyond its largest logit. Rows are sorted by this number, and DRAW is its highest bit."""
 
     LOGPROBS = 1
     BIAS = 2
-    BAN = 4  # min_tokens not yet reached
+    BAN = 4  # of end tokens, until min_tokens is reached
     PENALTY = 8
     MIN_P = 16
     TOP_P = 32
@@ -39,7 +39,7 @@ class Column(enum.IntEnum):
 class RowTable:
     """The sampling parameters of every row.
 
-    Shapes: asks [max_rows] uint8 (`Feature`), floats [max_rows, len(Column)] float32, seeds, top_ks, min_tokens and
+    Shapes: features [max_rows] uint8 (`Feature`), floats [max_rows, len(Column)] float32, seeds, top_ks, min_tokens and
             num_logprobs [max_rows] int64.
     """
 
@@ -51,12 +51,12 @@ class RowTable:
         self.top_ks = np.ones(max_rows, np.int64)
         self.min_tokens = np.zeros(max_rows, np.int64)
         self.num_logprobs = np.zeros(max_rows, np.int64)
-        self.banned = [NO_IDS] * max_rows  # token ids, while min_tokens is not reached
+        self.banned = [NO_IDS] * max_rows  # token ids that are banned until min_tokens is reached
         self.biased = [NO_IDS] * max_rows  # token ids
         self.biases = [np.empty(0, np.float32)] * max_rows
 
     def set_row(self, row: int, params: SamplingParams, end_tokens: tuple[int, ...]) -> None:
-        """Replace everything that is known of the row."""
+        """Replace the parameters of a row."""
         self.features[row] = _features(params, self._vocab_size)
         self.floats[row] = (
             params.temperature,
@@ -76,7 +76,7 @@ class RowTable:
         self.biases[row] = np.array([bias for _, bias in params.logit_bias], np.float32)
 
     def features_at(self, rows: NDArray[np.int64], output_index: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """What the rows ask at this step: BAN only while fewer than min_tokens were drawn. Shapes: all [N]."""
+        """Return the features of rows at this step, without BAN if min_tokens is reached. Shapes: all [N]."""
         features = self.features[rows]
         if np.bitwise_or.reduce(features) & Feature.BAN:
             reached = output_index >= self.min_tokens[rows]
@@ -85,7 +85,7 @@ class RowTable:
 
 
 def _features(params: SamplingParams, vocab_size: int) -> Feature:
-    """The flags of one row; filters and noise mean nothing to a greedy one."""
+    """Return the features of one row; a greedy row needs no filters and no noise."""
     features = Feature(0)
     if params.logprobs is not None:
         features |= Feature.LOGPROBS

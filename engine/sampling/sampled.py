@@ -1,4 +1,4 @@
-"""What one call of the sampler brings: tensors on the device, facts once they are on the host."""
+"""The results of a call of the sampler: tensors on the device, and log-probabilities on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from tiercel.outcome import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural log-softmax of the raw logits for the M of N rows that asked.
+    """Natural log-softmax of the raw logits, for the M of N rows that requested it.
 
-    Shapes: sampled, ranks [M]; top_tokens, top_logprobs [M, K], likeliest first, K the most that a row asked.
+    Shapes: sampled, ranks [M]; top_tokens, top_logprobs [M, K], likeliest first; K is the largest requested number.
     """
 
     indices: tuple[int, ...]  # into the call's N rows
-    num_top: tuple[int, ...]  # how many of the K each row asked
+    num_top: tuple[int, ...]  # how many of the K tokens each row requested
     sampled: Tensor
     ranks: Tensor  # 1 + the number of strictly larger logits
     top_tokens: Tensor
@@ -29,8 +29,8 @@ class Logprobs:
 class Sampled:
     """The tokens of one call, in the order of its rows.
 
-    Shapes: tokens [N] int64; bad_rows [N] bool: the largest raw logit is not finite (a NaN or +inf somewhere, or
-            -inf everywhere). The token of a bad row is a valid id and means nothing: fail its request.
+    Shapes: tokens [N] int64; bad_rows [N] bool: the largest raw logit is not finite (some logit is a NaN or +inf, or
+            all are -inf). The token of a bad row is a valid id without meaning; its request has to fail.
     """
 
     tokens: Tensor
@@ -38,7 +38,7 @@ class Sampled:
     logprobs: Logprobs | None = None
 
     def to_host_no_sync(self) -> "Sampled":
-        """Copies on the host, to be read once the lane has passed this point; on the CPU itself."""
+        """Queue copies to the host, to be read when the lane has passed this point; on the CPU, return `self`."""
         if self.tokens.device.type == "cpu":
             return self
         found = self.logprobs
@@ -55,9 +55,9 @@ class Sampled:
 
 
 def token_logprobs(sampled: Sampled, seqs: Sequence[SeqId]) -> tuple[TokenLogprobs, ...]:
-    """The facts in a call's log-probabilities, one for each row that asked.
+    """Return the log-probabilities of a call, one entry for each row that requested them.
 
-    `sampled` lies on the host and has landed; `seqs` are the N sequences of the call, in its order.
+    The copies of `sampled` on the host must be complete; `seqs` are the N sequences of the call, in its order.
     """
     found = sampled.logprobs
     if found is None:
@@ -79,5 +79,5 @@ def token_logprobs(sampled: Sampled, seqs: Sequence[SeqId]) -> tuple[TokenLogpro
 
 
 def _to_host_no_sync(values: Tensor) -> Tensor:
-    """A queued copy into pinned memory: into pageable memory it would wait for the device."""
+    """Queue a copy into pinned memory; a copy into pageable memory would wait for the device."""
     return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Logits to tokens for rows that each ask something else."""
+"""Sample tokens from logits, for rows with different parameters."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -21,23 +21,23 @@ log = logging.getLogger(__name__)
 
 Ints = Sequence[int] | NDArray[np.integer]  # on the host
 DrawKernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Temperature, noise, the largest and the check of a row in one reading: see `engine.kernels.sampling.draw_no_sync`."""
+"""Temperature, noise, maximum and check of a row in one pass; see `engine.kernels.sampling.draw_no_sync`."""
 
 _CHANGES = np.uint8(0xFF & ~Feature.LOGPROBS)
 _FILTERS = Feature.MIN_P | Feature.TOP_P | Feature.TOP_K
-_CHUNK_ELEMENTS_CPU = 1 << 17  # half a MiB of float32: the temporaries of one chunk stay in the L2 cache
-_CHUNK_ELEMENTS = 1 << 26  # 256 MiB: bounds the memory, at few launches
+_CHUNK_ELEMENTS_CPU = 1 << 17  # 0.5 MiB of float32, so that the temporaries of a chunk stay in the L2 cache
+_CHUNK_ELEMENTS = 1 << 26  # 256 MiB: limits the memory and needs few launches
 
 
 class Sampler:
     """Draws the next token of every row that a step samples.
 
-    A sequence holds a row from admission until it finishes or is preempted. The host knows what each row features, so
-    it decides which kernels run: a greedy row is one maximum. What a row draws depends on its logits, parameters
-    and tokens alone, never on its number or on the rows beside it.
+    A sequence holds a row from admission until it finishes or is preempted. The host knows the parameters of each row
+    and launches only the kernels that are needed: a greedy row is one maximum. The token of a row depends only on its
+    logits, parameters and tokens, never on its number or on other rows.
 
-    Both methods are called on the compute lane's thread, in the order of the plans. Nothing here waits for the
-    device, and no result of one row (a NaN) reaches another.
+    Both methods are called on the compute lane's thread, in the order of the plans. They never wait for the device,
+    and a NaN in one row does not affect other rows.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Sampler:
         kernel: DrawKernel | None = None,
         search: MassSearch = least_no_sync,
     ) -> None:
-        """`kernel`: does at once what is twenty operators in plain torch; `search`: what top_p is found by."""
+        """`kernel`: one kernel for twenty operators of plain torch; `search`: finds the limits of top_p."""
         self._vocab_size = vocab_size
         self._device = device
         self._kernel = kernel
@@ -65,7 +65,7 @@ class Sampler:
         tokens, until min_tokens were drawn.
 
         Cost:    host only, unless the row has penalties: then its tokens are counted anew.
-        Effects: whatever the row was before is gone, for steps that are queued later.
+        Effects: the former content of the row is replaced for steps that are queued later.
         """
         self._table.set_row(row, params, end_tokens)
         if self._table.features[row] & Feature.PENALTY:
@@ -74,13 +74,13 @@ class Sampler:
     def sample_no_sync(self, logits: Tensor, rows: Ints, positions: Ints, output_index: Ints) -> Sampled:
         """Draw one token for each row.
 
-        Order, as vLLM has it: logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p, noise.
+        The order of vLLM: logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p, noise.
         Log-probabilities are those of the raw logits.
 
         Shapes:  logits [N, vocab] float, unchanged; rows [N], each at most once, in any order; positions [N]:
                  tokens of the sequence before the new one; output_index [N]: output tokens before the new one.
-        Cost:    one pass for every row; about 25 more passes for a row that draws; see benchmarks/sampler.py. With the
-                 kernel one pass for every row, more only for those that ask for more than a temperature.
+        Cost:    one pass for every row; about 25 further passes for a row that draws; see benchmarks/sampler.py. With
+                 the kernel one pass for every row, more only for rows with other parameters than a temperature.
         Effects: the drawn tokens are counted for the penalties of their rows.
         """
         row_ids = np.asarray(rows, np.int64)
@@ -89,14 +89,14 @@ class Sampler:
         changes = features & _CHANGES
         if self._kernel is None or not len(row_ids):
             largest, tokens = logits.max(dim=-1)
-            bad_rows = (largest - largest) != 0  # only finite numbers leave 0; isfinite is five kernels
+            bad_rows = (largest - largest) != 0  # 0 for finite numbers only; isfinite takes five kernels
         else:
             temperatures = np.where(changes == Feature.DRAW, self._table.floats[row_ids, Column.TEMPERATURE], 0)
             tokens, bad_rows = self._kernel(logits, self._upload_draws_no_sync(row_ids, token_positions, temperatures))
             changes[changes == Feature.DRAW] = 0
         changed = np.flatnonzero(changes)
         if len(changed):
-            changed = changed[np.argsort(features[changed], kind="stable")]  # alike beside alike: fewer partial copies
+            changed = changed[np.argsort(features[changed], kind="stable")]  # sorted by features: fewer partial copies
             drawn = self._draw_no_sync(logits, changed, row_ids, features, token_positions)
             tokens.index_copy_(0, upload_no_sync(changed, self._device), drawn)
         penalised = Subset((features & Feature.PENALTY) != 0, self._device)
@@ -113,7 +113,7 @@ class Sampler:
         features: NDArray[np.uint8],
         positions: NDArray[np.int64],
     ) -> Tensor:
-        """Tokens [C] of the chosen of N rows, which are ordered with the greedy ones first."""
+        """Return the tokens [C] of the chosen of N rows; greedy rows come first in `chosen`."""
         budget = _CHUNK_ELEMENTS_CPU if self._device.type == "cpu" else _CHUNK_ELEMENTS
         length = max(1, budget // self._vocab_size)
         num_greedy = int(np.count_nonzero(features[chosen] < Feature.DRAW))
@@ -128,7 +128,11 @@ class Sampler:
     def _draw_chunk_no_sync(
         self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8], positions: NDArray[np.int64]
     ) -> Tensor:
-        """Tokens [M] of rows that all draw or are all greedy. Shapes: scores [M, vocab], consumed; others [M]."""
+        """Return the tokens [M] of rows that all draw or are all greedy.
+
+        Shapes:  scores [M, vocab]; others [M].
+        Effects: scores are overwritten.
+        """
         wanted = int(np.bitwise_or.reduce(features))
         floats = upload_no_sync(self._table.floats[row_ids], self._device)
         if wanted & Feature.BIAS:
@@ -150,12 +154,15 @@ class Sampler:
         if wanted & Feature.DRAW:
             keys = upload_no_sync(noise_keys(self._table.seeds[row_ids], positions), self._device)
             scores.add_(gumbel_no_sync(keys, self._vocab_size))
-        return scores.max(dim=-1).indices  # the lowest of equal ones, and on the CPU faster than argmax
+        return scores.max(dim=-1).indices  # takes the lowest of equal ids; faster than argmax on the CPU
 
     def _upload_draws_no_sync(
         self, row_ids: NDArray[np.int64], positions: NDArray[np.int64], temperatures: NDArray[np.number]
     ) -> Tensor:
-        """What the kernel draws by: see `DrawKernel`. Shapes: all [M], temperature 0 = greedy; returns [M, 3] int32."""
+        """Upload keys and temperatures for the kernel; see `DrawKernel`.
+
+        Shapes: all [M], temperature 0 means greedy; returns [M, 3] int32.
+        """
         keys = noise_keys(self._table.seeds[row_ids], positions)
         bits = temperatures.astype(np.float32).view(np.int32)
         return upload_no_sync(np.concatenate((keys, bits[:, None]), axis=1), self._device)
@@ -167,7 +174,7 @@ class Sampler:
         scores.view(-1).scatter_add_(0, ids, upload_no_sync(biases, self._device))
 
     def _ban_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8]) -> None:
-        """Make the tokens that would end a sequence too early impossible. Shapes: as above; asks [M]."""
+        """Exclude tokens that would end a sequence too early. Shapes: scores [M, vocab], changed; others [M]."""
         banned = [
             self._table.banned[row] if row_features & Feature.BAN else NO_IDS
             for row, row_features in zip(row_ids, features, strict=True)
@@ -175,14 +182,14 @@ class Sampler:
         scores.view(-1).index_fill_(0, self._flat_ids(banned), -torch.inf)
 
     def _flat_ids(self, ids_by_row: list[NDArray[np.int64]]) -> Tensor:
-        """Where the token ids of each row lie in a flat [M * vocab]."""
+        """Return the indices of each row's token ids in a flat [M * vocab]."""
         starts = np.repeat(np.arange(len(ids_by_row)) * self._vocab_size, [len(ids) for ids in ids_by_row])
         return upload_no_sync(starts + np.concatenate(ids_by_row), self._device)
 
     def _logprobs_no_sync(
         self, logits: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8], tokens: Tensor
     ) -> Logprobs | None:
-        """Log-probabilities of the rows that asked. Shapes: logits [N, vocab]; others [N]."""
+        """Return the log-probabilities of the rows that requested them. Shapes: logits [N, vocab]; others [N]."""
         some = Subset((features & Feature.LOGPROBS) != 0, self._device)
         if not some:
             return None
@@ -202,18 +209,18 @@ class Sampler:
 
 
 def open_sampler(max_rows: int, vocab_size: int, device: torch.device, dtype: torch.dtype) -> Sampler:
-    """A sampler, with kernels where there is a GPU to run them: compiled here for logits of this dtype."""
+    """Open a sampler. On a GPU its kernels are compiled here, for logits of this dtype."""
     if device.type != "cuda":
         return Sampler(max_rows, vocab_size, device)
     if find_spec("triton") is None:
         log.warning("sampler runs without kernels: no triton")
         return Sampler(max_rows, vocab_size, device)
-    # lazy: there is no Triton beside a torch for the CPU
+    # lazy: CPU builds of torch come without Triton
     from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 
     scores = torch.zeros(1, vocab_size, device=device)
     greedy = torch.zeros(1, 3, dtype=torch.int32, device=device)
     draw_no_sync(scores.to(dtype), greedy)  # raw logits
-    draw_no_sync(scores, greedy)  # scores that were changed
+    draw_no_sync(scores, greedy)  # changed scores
     search_no_sync(scores, scores[:, 0])
     return Sampler(max_rows, vocab_size, device, draw_no_sync, search_no_sync)

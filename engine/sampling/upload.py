@@ -1,4 +1,4 @@
-"""Small host arrays on their way to the device, and sub-sets of rows that the host knows."""
+"""Copies of small host arrays to the device, and subsets of rows chosen on the host."""
 
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def upload_no_sync(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """Queue a copy of a host array to the device.
 
-    Cost:    on the CPU none, the tensor shares the array; else one pinned staging copy.
+    Cost:    none on the CPU, where the tensor shares the array's memory; otherwise one pinned staging copy.
     Effects: the staging memory is kept by torch's host allocator until the copy has run.
     """
     host = torch.from_numpy(np.ascontiguousarray(array))
@@ -21,7 +21,7 @@ def upload_no_sync(array: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 class Subset:
-    """Some of M rows, chosen on the host; all of them costs no copy, nor does asking whether there are any."""
+    """A subset of M rows, chosen on the host. If it contains all rows, nothing is copied."""
 
     def __init__(self, mask: NDArray[np.bool_], device: torch.device) -> None:
         """Shapes: mask [M]."""
@@ -33,11 +33,11 @@ class Subset:
         return len(self.host) > 0
 
     def take(self, values: Tensor) -> Tensor:
-        """The sub-set's rows; `values` itself when they are all."""
+        """Return the rows of the subset; `values` itself if these are all."""
         return values if self._is_all else values.index_select(0, self._ids)
 
     def put(self, values: Tensor, changed: Tensor) -> Tensor:
-        """`values` with the sub-set's rows replaced; in place unless they are all."""
+        """Return `values` with the rows of the subset replaced, in place unless these are all."""
         return changed if self._is_all else values.index_copy_(0, self._ids, changed)
 
     @cached_property

@@ -204,7 +204,9 @@ def record_graphs(
                 graph_by_size[size] = recorder.record(_decode(model, kv, last_tokens, inputs, size))
             except DeviceError as exc:
                 log.warning(
-                    "graph not recorded rows=%d, nor smaller ones: these launch every kernel error=%s", size, exc
+                    "graph not recorded rows=%d, nor smaller ones: no graph for these error=%s",
+                    size,
+                    exc,
                 )
                 break
         return DecodeGraphs(inputs, last_tokens, sorted(sizes), graph_by_size)

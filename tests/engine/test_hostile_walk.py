@@ -299,12 +299,17 @@ def walk(seed: int) -> None:
     one.assert_all_right()
 
 
-@pytest.mark.parametrize("seed", range(30))
+def some_slow(count: int, fast: int) -> list[object]:
+    """Return the numbers below `count`; those from `fast` on run with `make test-slow` only."""
+    return [*range(fast), *(pytest.param(number, marks=pytest.mark.slow) for number in range(fast, count))]
+
+
+@pytest.mark.parametrize("seed", some_slow(30, fast=10))
 def test_every_request_ends_right_and_every_quota_holds_in_a_hostile_walk(seed: int) -> None:
     walk(seed)
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", some_slow(20, fast=6))
 def test_a_hostile_walk_that_nobody_has_tried(number: int) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")  # pytest shows it when the walk fails

@@ -400,4 +400,12 @@ class LoopWalk(RuleBasedStateMachine):
 
 
 TestLoopWalk = LoopWalk.TestCase
-TestLoopWalk.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLoopWalk.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+
+
+class ManyLoopWalks(LoopWalk):
+    """The same walks in a larger number, for `make test-slow`."""
+
+
+TestManyLoopWalks = pytest.mark.slow(ManyLoopWalks.TestCase)
+TestManyLoopWalks.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -244,7 +244,7 @@ def test_a_wrong_block_on_the_disk_is_a_miss_and_is_dropped() -> None:
 
 def test_abort_while_restoring_frees_everything() -> None:
     seen = 0
-    for steps in range(5, 120, 6):
+    for steps in range(5, 120, 12):
         bench = TierBench(blocks=24, seqs=8, limits=TierLimits(always_loads=True, has_write_back=False))
         seqs = [bench.submit([number] * 12, max_tokens=50) for number in range(8)]
         for _ in range(steps):
@@ -399,7 +399,7 @@ class TierWalk(RuleBasedStateMachine):
 
 
 TestTierWalk = TierWalk.TestCase
-TestTierWalk.settings = settings(max_examples=40, stateful_step_count=100, deadline=None)
+TestTierWalk.settings = settings(max_examples=15, stateful_step_count=100, deadline=None)
 
 
 class ManyTierWalks(TierWalk):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.engine.kernels.compiling import ROOT, Job, compile_for_hopper
-from tiercel.engine.kernels.tiles import DECODE_TILES, MOST_SHARES, PREFILL_TILES
+from tiercel.engine.kernels.tiles import DECODE_TILES, MAX_SHARES, PREFILL_TILES
 
 _SHARED_BYTES = 227 * 1024  # of one program on a Hopper GPU
 _REGISTERS = 65_536  # of a processor
@@ -59,7 +59,7 @@ def decode_job(head_dim: int, has_all: bool) -> Job:
 
 
 def merge_job(head_dim: int) -> Job:
-    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "MOST": MOST_SHARES, "AT_ONCE": 4096 // head_dim}
+    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "MOST": MAX_SHARES, "AT_ONCE": 4096 // head_dim}
     return Job("tiercel.engine.kernels.paged_decode", "merge_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 

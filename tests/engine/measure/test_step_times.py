@@ -19,7 +19,7 @@ from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.measure.cache_file import CacheFile
 from tiercel.engine.measure.machine_facts import machine_facts
 from tiercel.engine.measure.step_grid import GridLimits, StepGrid, StepShape
-from tiercel.engine.measure.step_times import Trial, measure_step_times, open_step_times
+from tiercel.engine.measure.step_times import TrialForward, measure_step_times, open_step_times
 from tiercel.engine.measure.stored_times import StoredTimes, open_times_file, read_times, write_times
 from tiercel.engine.step.graphs import graph_sizes, record_graphs
 from tiercel.errors import DeviceError
@@ -81,7 +81,7 @@ def measure(
     clock = used.clock
     started_s = clock.now_s()
     kv = torch.zeros(8, 1, 16, 1, 8)
-    trial = Trial(used, kv, SPEC, InlineLane(), clock)
+    trial = TrialForward(used, kv, SPEC, InlineLane(), clock)
     times = measure_step_times(trial, clock, limits, budget_s, file)
     return times, used, clock.now_s() - started_s
 
@@ -305,7 +305,7 @@ def test_decodes_that_run_in_graphs_are_measured_in_them() -> None:
     recorder = PricedRecorder(model)
     sizes = graph_sizes(largest)
     graphs = record_graphs(model, kv, 65, 256, InlineLane(), recorder, sizes, lambda done, total: None)
-    trial = Trial(model, kv, SPEC, InlineLane(), model.clock, graphs)
+    trial = TrialForward(model, kv, SPEC, InlineLane(), model.clock, graphs)
     times = measure_step_times(trial, model.clock, LIMITS, 1e6, NOWHERE)
     assert {1, 4, 16, 64} <= set(times.decodes)
     for decodes in (1, 4, 16):

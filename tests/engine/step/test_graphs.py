@@ -121,7 +121,9 @@ def test_more_rows_than_the_largest_graph_has_are_launched_kernel_by_kernel() ->
 
 def test_without_room_for_their_inputs_there_are_no_graphs() -> None:
     kv, recorder = torch.zeros(1, 1, 4, 1, 2), FakeRecorder()
-    found = record_graphs(WeighedSum(), kv, 4, 1 << 44, InlineLane(), recorder, (1, 2), tell=lambda done, total: None)
+    found = record_graphs(
+        WeighedSum(), kv, 4, 1 << 44, InlineLane(), recorder, (1, 2), on_progress=lambda done, total: None
+    )
     assert found is None
     assert not recorder.recorded
 
