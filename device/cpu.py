@@ -1,4 +1,4 @@
-"""The CPU as a device: one worker thread is the compute lane, so that planning overlaps computing."""
+"""The CPU as a device. The compute lane is one worker thread, so that planning overlaps computing."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Done(Generic[R]):
-    """A job that has ended well."""
+    """A job that has ended successfully."""
 
     def __init__(self, value: R) -> None:
         self._value = value
@@ -27,7 +27,7 @@ class Done(Generic[R]):
 
 
 class Past:
-    """A mark of a lane on which nothing is ever queued."""
+    """A mark of a lane that runs jobs at once."""
 
     def is_past(self) -> bool:
         return True
@@ -37,7 +37,7 @@ class Past:
 
 
 class FutureMark:
-    """A mark of a worker's queue: an empty job behind all others."""
+    """A mark of a worker's queue: an empty job at its end."""
 
     def __init__(self, future: "Future[None]") -> None:
         self._future = future
@@ -50,7 +50,7 @@ class FutureMark:
 
 
 class InlineLane:
-    """Jobs and copies run on the caller's thread, which has nothing better to do. What a job raises, `run` raises."""
+    """A lane that runs jobs and copies at once, on the caller's thread. `run` raises the exceptions of the job."""
 
     depth = 1
 
@@ -58,7 +58,7 @@ class InlineLane:
         return Done(job())
 
     def copy(self, extents: Extents) -> Done[None]:
-        # A fifth faster than torch's copy for one block, and it never asks torch's threads for help.
+        # A fifth faster than torch's copy of one block, and it does not use torch's threads.
         for source, target, size in extents:
             ctypes.memmove(target, source, size)
         return Done(None)
@@ -77,7 +77,7 @@ class InlineLane:
 
 
 class CpuLane:
-    """Jobs on one worker thread; torch's own threads do the work and the GIL is free meanwhile."""
+    """A lane of one worker thread. torch's threads do the work, with the GIL released."""
 
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor
@@ -99,7 +99,7 @@ class CpuLane:
 
 
 class Unpinned:
-    """Host memory of a machine that needs none locked."""
+    """Host memory of a device that needs no locked memory."""
 
     slab_bytes = 0
     pinned_bytes = 0
@@ -115,7 +115,7 @@ class Unpinned:
 
 
 class CpuDevice:
-    """All cores that this process may use."""
+    """The cores that this process may use."""
 
     name = "cpu"
 
@@ -132,10 +132,10 @@ class CpuDevice:
 
     def open_lane(self) -> CpuLane:
         threads = self.threads
-        # The number of threads is kept per thread: the lane's own must be told.
+        # torch keeps the number of threads for each thread, so it is set in the lane's thread.
         executor = ThreadPoolExecutor(1, "compute", initializer=lambda: torch.set_num_threads(threads))
-        # An executor starts its thread with the first job. A Ctrl-C while it does so leaves a thread that nobody waits
-        # for: it would still compute when the process ends, which aborts it. This job has nothing to compute.
+        # An executor starts its thread with the first job. A Ctrl-C at that moment leaves a thread that is not joined;
+        # if it still computed when the process ends, the process would abort. Therefore the first job is empty.
         executor.submit(lambda: None).result()
         return CpuLane(executor)
 

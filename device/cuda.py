@@ -27,14 +27,14 @@ class ComputeStream(Stream, Protocol):
     """A stream that kernels can be queued on."""
 
     def current(self) -> AbstractContextManager[object]:
-        """Kernels launched by this thread meanwhile go to this stream."""
+        """Return a context in which kernels launched by this thread go to this stream."""
         ...
 
     def start_timer(self) -> CudaTimer: ...
 
 
 class CudaPending(Generic[R]):
-    """A job whose kernels were queued; its value is ready when the mark is past."""
+    """A job whose kernels were queued; its value is valid when the mark is past."""
 
     def __init__(self, value: R, mark: Mark) -> None:
         self._value = value
@@ -46,7 +46,7 @@ class CudaPending(Generic[R]):
 
 
 class CudaMark:
-    """An event. Waiting for it blocks instead of spinning, so that the other threads get the core."""
+    """A CUDA event. Waiting for it blocks instead of spinning, so that other threads get the core."""
 
     def __init__(self, event: torch.cuda.Event) -> None:
         self._event = event
@@ -59,7 +59,7 @@ class CudaMark:
 
 
 class CudaStream:
-    """torch's stream."""
+    """A stream of torch."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -86,14 +86,14 @@ class CudaStream:
 
 
 def open_stream(priority: int) -> CudaStream:
-    """A stream of torch's pool; it begins after what this thread has queued so far, arenas of zeros above all."""
+    """Open a stream of torch's pool. It starts after all work that this thread has queued, such as zeroing arenas."""
     stream = torch.cuda.Stream(priority=priority)
     stream.wait_stream(torch.cuda.current_stream())
     return CudaStream(stream)
 
 
 class CudaLane:
-    """A stream of high priority. The job runs at once on the caller's thread and only queues kernels."""
+    """A stream of high priority. A job runs at once on the caller's thread and only queues kernels."""
 
     def __init__(self, stream: ComputeStream, driver: CudaDriver) -> None:
         self._stream = stream
@@ -110,12 +110,15 @@ class CudaLane:
         return self._stream.start_timer()
 
     def is_lost(self, error: Exception) -> bool:
-        """Ask the device: libraries tell the same illegal access in words of their own, and torch has a class of
-        errors for refusals too that harm nothing. A lost context answers everything with its first error."""
+        """Return whether the device is lost, by asking its driver.
+
+        The error alone does not tell: libraries describe the same illegal access in different words, and torch raises
+        the same class for harmless refusals. A lost context answers every call with its first error.
+        """
         return not is_shortage(error) and self._driver.is_lost(self._stream.handle)
 
     def close(self) -> None:
-        with suppress(RuntimeError):  # what a lost device answers: nothing is queued on it any more
+        with suppress(RuntimeError):  # raised by a lost device, on which nothing is queued any more
             self._stream.wait()
 
 
@@ -134,7 +137,7 @@ class CudaDevice:
         self._open_stream = open_stream
         self._slab_bytes = slab_bytes
         self._pinned: list[PinnedMemory] = []
-        self._base_bytes = 0  # taken when peaks were last reset
+        self._base_bytes = 0  # allocated when the peak was last reset
 
     @property
     def processors(self) -> int:
@@ -154,7 +157,7 @@ class CudaDevice:
         return CudaGraphRecorder(torch.cuda.Stream(priority=_COMPUTE_PRIORITY), torch.cuda.graph_pool_handle())
 
     def pin(self, address: int, size: int, block_bytes: int) -> PinnedMemory:
-        """Slabs of 1 GiB, or what the device was opened with, cut to whole blocks."""
+        """Prepare to lock host memory in slabs of 1 GiB (or of `slab_bytes`), rounded down to whole blocks."""
         driver = self._driver
         pinned = PinnedMemory(address, size, block_bytes, driver.register, driver.unregister, self._slab_bytes)
         self._pinned = [*(other for other in self._pinned if not other.is_closed), pinned]
@@ -170,7 +173,7 @@ class CudaDevice:
         return torch.cuda.mem_get_info()[1]
 
     def give_back_cached(self) -> None:
-        torch.cuda.synchronize()  # what was queued before it failed may still write
+        torch.cuda.synchronize()  # work that was queued before a failure may still write
         torch.cuda.empty_cache()
 
     def reset_peak(self) -> None:
@@ -182,8 +185,8 @@ class CudaDevice:
 
 
 def open_cuda() -> CudaDevice:
-    """The GPU that torch has chosen. Errors: DeviceError when the driver does not answer."""
+    """Open the current GPU of torch. Errors: DeviceError if a call of the driver fails; OSError without libcuda."""
     torch.cuda.init()
-    driver = CudaDriver(ctypes.CDLL("libcuda.so.1"))  # torch has it loaded
+    driver = CudaDriver(ctypes.CDLL("libcuda.so.1"))  # already loaded by torch
     driver.open(torch.cuda.current_device())
     return CudaDevice(driver)

@@ -16,7 +16,7 @@ class Stream(Protocol):
 
     @property
     def handle(self) -> int:
-        """What the driver calls it."""
+        """The driver's handle of the stream."""
         ...
 
     def mark(self) -> Mark: ...
@@ -25,24 +25,24 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CudaCopy:
-    """Copies that were queued."""
+    """A queued batch of copies."""
 
     mark: Mark
 
     def result(self) -> None:
-        """Sleep, with the GIL free, until the bytes are there."""
+        """Sleep with the GIL released until the bytes have arrived."""
         self.mark.wait()
 
 
 class CudaCopyLane:
     """A stream for copies in one direction, driven by one thread.
 
-    Nothing here waits for the compute lane, nor the other way round: the mover starts a spill when the step that wrote
-    its source has been committed, so the host has seen those writes end; a restore writes slots that no launched step
-    knows, and is read by steps that are planned after it landed.
+    Copy lanes and the compute lane do not wait for each other. The mover starts a spill after the step that wrote its
+    source was committed, so the writes have ended. A restore writes slots that no launched step uses; they are read by
+    steps that are planned after it has landed.
     """
 
-    depth = 2  # the engine copies one batch while the next is queued
+    depth = 2  # one batch is copied while the next one is queued
 
     def __init__(self, stream: Stream, driver: CudaDriver, pinned: Callable[[], Sequence[PinnedMemory]]) -> None:
         self._stream = stream
@@ -50,9 +50,9 @@ class CudaCopyLane:
         self._pinned = pinned
 
     def copy(self, extents: Extents) -> CudaCopy:
-        """Queue the batch. Waits only for memory that is not locked yet: the driver stages that here and now.
+        """Queue the batch. Waits only for memory that is not locked, which the driver stages synchronously.
 
-        Errors: DeviceError. Whatever is raised, nothing of the batch is under way any more then.
+        Errors: DeviceError. After any exception no copy of the batch is in progress.
         """
         with ExitStack() as failing:
             failing.callback(self._drain)
@@ -70,14 +70,14 @@ class CudaCopyLane:
         self._drain()
 
     def _drain(self) -> None:
-        with suppress(RuntimeError):  # what a lost device answers
+        with suppress(RuntimeError):  # raised by a lost device
             self._stream.wait()
 
     def _parts(self, extents: Extents) -> Iterator[tuple[Extents, SourceOrder | None]]:
-        """What goes together, and when its sources may be read; None for what touches no locked memory.
+        """Divide the copies into batches, each with the order of reading its sources; None for unlocked memory.
 
-        Live KV is read in the order of the stream; the host's bytes lie there since before this call. As a rule the
-        first memory holds one side of all.
+        Device memory is read in the order of the stream. Host bytes were complete before this call, so they may be
+        read at any time. Usually the first locked memory holds one side of all copies.
         """
         left = extents
         for memory in self._pinned() if len(extents) else ():

@@ -1,6 +1,7 @@
-"""The few calls of libcuda that torch does not offer, through ctypes: the GIL is free during each.
+"""The few calls of libcuda that torch does not offer, through ctypes, with the GIL released.
 
-Every CUDA build of torch loads the same library, so there is nothing to install for it.
+Every CUDA build of torch loads the same library. docs/decisions/0025-the-driver-is-called-through-ctypes.md compares
+this with the package cuda-bindings.
 """
 
 import ctypes
@@ -18,8 +19,8 @@ log = logging.getLogger(__name__)
 _OK = 0
 _NOT_READY = 600
 _NOT_SUPPORTED = 801
-_CAPTURING = range(900, 909)  # what a stream answers while a graph is recorded
-_NO_INDEX = ctypes.c_size_t(-1).value  # a batch failed, but not at one of its copies
+_CAPTURING = range(900, 909)  # returned by a stream while a graph is recorded
+_NO_INDEX = ctypes.c_size_t(-1).value  # a batch failed, but not because of one of its copies
 _CAN_USE_HOST_POINTER = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _PREFER_OVERLAP = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 
@@ -37,7 +38,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {  # Any: ctypes' type objects
 }
 # Targets, sources, sizes, count, attributes, first copy of each, number of attributes, failing index, stream.
 _BATCH_12 = ctypes.CFUNCTYPE(c_int, *[c_void_p] * 3, c_size_t, *[c_void_p] * 2, c_size_t, c_void_p, c_void_p)
-# CUDA 13 tells no failing index.
+# CUDA 13 returns no failing index.
 _BATCH_13 = ctypes.CFUNCTYPE(c_int, *[c_void_p] * 3, c_size_t, *[c_void_p] * 2, c_size_t, c_void_p)
 
 
@@ -45,11 +46,11 @@ class SourceOrder(enum.IntEnum):
     """When a batch may read its sources (CUmemcpySrcAccessOrder)."""
 
     STREAM = 1  # after what was queued on the stream before
-    ANY = 3  # at once: nothing that is queued writes them
+    ANY = 3  # at any time: no queued work writes them
 
 
 class CopyAttributes(ctypes.Structure):
-    """CUmemcpyAttributes; the hints of places count for managed memory only."""
+    """CUmemcpyAttributes; the location hints are used for managed memory only."""
 
     _fields_ = (
         ("source_order", c_int),
@@ -60,17 +61,17 @@ class CopyAttributes(ctypes.Structure):
 
 
 class CudaDriver:
-    """libcuda, or what stands in for it in tests: an object with the functions of `_ARGUMENTS`."""
+    """The driver library: libcuda, or in tests an object with the functions of `_ARGUMENTS`."""
 
     def __init__(self, library: Any) -> None:  # Any: a ctypes.CDLL has whatever the library has
         self._library = library
         self._context = c_void_p()
         self._functions: dict[str, Callable[..., int]] = {}
         self._batch: Callable[..., int] | None = None
-        self._tells_index = False
+        self._returns_index = False
 
     def open(self, ordinal: int) -> None:
-        """Find the functions and the context that torch computes in. Errors: DeviceError."""
+        """Find the functions, and the context in which torch computes. Errors: DeviceError."""
         for name, arguments in _ARGUMENTS.items():
             function = getattr(self._library, name, None)
             if function is None:
@@ -84,37 +85,39 @@ class CudaDriver:
         self._call("cuDeviceGetAttribute", byref(shares_addresses), _CAN_USE_HOST_POINTER, device)
         if shares_addresses.value:
             self._find_batch()
-        else:  # a batch would be taken, and fault later (sglang issue 40232)
+        else:  # the driver would accept a batch, and the copies would fault later (sglang issue 40232)
             log.info("locked memory has other addresses on this device: blocks are copied one by one")
 
     @property
     def has_batch(self) -> bool:
-        """Whether `copy_batch` works here."""
+        """Whether the driver has batch copies."""
         return self._batch is not None
 
     def enter(self) -> None:
-        """Make the device's context this thread's own. Cheap when it is already."""
+        """Set the device's context for this thread. Cheap if it is already set."""
         self._call("cuCtxSetCurrent", self._context)
 
     def register(self, address: int, size: int) -> None:
-        """Lock host memory for the copy engines. Errors: DeviceError when the driver refuses."""
+        """Lock host memory for the copy engines. Errors: DeviceError if the driver refuses."""
         self.enter()
         self._call("cuMemHostRegister_v2", address, size, 0, bytes=size)
 
     def unregister(self, address: int) -> None:
-        """Errors: DeviceError."""
+        """Unlock host memory. Errors: DeviceError."""
         self.enter()
         self._call("cuMemHostUnregister", address)
 
     def copy(self, source: int, target: int, size: int, stream: int) -> None:
-        """Queue one copy. Of pageable memory it stages the bytes here and now. Errors: DeviceError."""
+        """Queue one copy. Bytes of pageable memory are staged before this returns. Errors: DeviceError."""
         self._call("cuMemcpyAsync", target, source, size, stream, bytes=size)
 
     def copy_batch(self, extents: Extents, order: SourceOrder, stream: int) -> bool:
-        """Queue a batch of copies between the device and locked memory; False when this machine cannot batch.
+        """Queue a batch of copies between the device and locked memory. Return False if batches are not supported.
 
-        Cost:   one call; the arrays are read before it returns. Never on the default stream, which the driver refuses.
-        Errors: DeviceError, with the index of the failing copy where the driver tells it.
+        The stream must not be the default stream, which the driver refuses.
+
+        Cost:   one call; the arrays are read before it returns.
+        Errors: DeviceError, with the index of the failing copy if the driver returns it.
         Source: cuMemcpyBatchAsync of the CUDA driver API, 12.8 (with failIdx) and 13.0 (without).
         """
         if self._batch is None:
@@ -122,9 +125,9 @@ class CudaDriver:
         attributes = CopyAttributes(source_order=order, flags=_PREFER_OVERLAP)
         first, failed = c_size_t(0), c_size_t(_NO_INDEX)
         arrays = (extents.targets, extents.sources, extents.sizes)
-        told = (byref(failed),) if self._tells_index else ()
+        index = (byref(failed),) if self._returns_index else ()
         status = self._batch(
-            *(array.ctypes.data for array in arrays), len(extents), byref(attributes), byref(first), 1, *told, stream
+            *(array.ctypes.data for array in arrays), len(extents), byref(attributes), byref(first), 1, *index, stream
         )
         if status == _NOT_SUPPORTED:
             log.warning("batch copies not supported here: blocks are copied one by one")
@@ -136,20 +139,20 @@ class CudaDriver:
         return True
 
     def is_lost(self, stream: int) -> bool:
-        """Whether the context answers everything with an error from now on: so ask it something harmless."""
+        """Return whether the context answers every call with an error, by making a harmless call."""
         self._functions["cuCtxSetCurrent"](self._context)
         status = self._functions["cuStreamQuery"](stream)
         return status not in (_OK, _NOT_READY, *_CAPTURING)
 
     def _find_batch(self) -> None:
-        """The 12.8 signature if the driver has it, else that of 13.0."""
+        """Find the batch copy with the signature of CUDA 12.8, else with that of 13.0."""
         for version, kind in ((12_080, _BATCH_12), (13_000, _BATCH_13)):
             address, found = c_void_p(), c_int()
             status = self._functions["cuGetProcAddress_v2"](
                 b"cuMemcpyBatchAsync", byref(address), version, 0, byref(found)
             )
             if status == _OK and address.value:
-                self._batch, self._tells_index = kind(address.value), kind is _BATCH_12
+                self._batch, self._returns_index = kind(address.value), kind is _BATCH_12
                 return
         log.warning("the driver has no batch copies (CUDA 12.8): blocks are copied one by one")
 

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's and every control group's word on it."""
+"""The host memory that this process may use, as limited by the machine and by control groups."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ _UNLIMITED = 1 << 60
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can be allocated without swapping: the least that the kernel or a cgroup grants."""
+    """Return the bytes that can be allocated without swapping: the smallest limit of the kernel and the cgroups."""
     machine = _meminfo(proc, "MemAvailable")
     return max(0, min(machine, *(limit - used for limit, used in _limits(proc, cgroups)), _UNLIMITED))
 
 
 def total_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process could take on an idle machine."""
+    """Return the bytes that this process could use on an idle machine."""
     return min(_meminfo(proc, "MemTotal"), *(limit for limit, _ in _limits(proc, cgroups)), _UNLIMITED)
 
 
@@ -25,12 +25,12 @@ def _meminfo(proc: Path, field: str) -> int:
 
 
 def _limits(proc: Path, cgroups: Path) -> list[tuple[int, int]]:
-    """(limit, reclaimable-corrected use) of each control group from ours up to the root, version 2 or 1."""
+    """Return (limit, use without reclaimable pages) of each control group of this process, version 2 or 1."""
     limits: list[tuple[int, int]] = []
     for folder, limit_name, used_name in _folders(proc, cgroups):
         limit, used = _number(folder / limit_name), _number(folder / used_name)
         if limit is not None and used is not None and limit < _UNLIMITED:
-            # Page cache that can be dropped counts as used by the group but does not stop an allocation.
+            # Page cache that can be dropped counts as used by the group, but does not prevent an allocation.
             limits.append((limit, max(0, used - _inactive_file(folder))))
     return limits
 

@@ -1,8 +1,8 @@
-"""Host memory that is locked for a device's copy engines, slab by slab, beside everything else.
+"""Lock host memory for a device's copy engines, slab by slab, on a background thread.
 
-Pageable memory goes through the driver's own small buffers at a fraction of the speed, and the caller waits. Locking
-takes a while, since every page must become real first; until a slab is locked its copies go that slow way. A copy must
-not reach from one slab into the next: to the driver they are two allocations.
+Copies of pageable memory go through small buffers of the driver at a fraction of the speed, and the caller waits.
+Locking takes a while, because every page has to be allocated first; until a slab is locked, its copies are slow. A copy
+must not cross from one slab into the next, because they are two allocations for the driver.
 """
 
 import ctypes
@@ -22,17 +22,17 @@ from tiercel.errors import DeviceError
 log = logging.getLogger(__name__)
 
 SLAB_BYTES = 1 << 30
-_POPULATE_BYTES = 64 << 20  # pages made real in one call
+_POPULATE_BYTES = 64 << 20  # of pages allocated in one call
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; absent in the mmap module
 
 
 class PinnedMemory:
-    """One range of host memory in slabs that hold whole blocks and begin on a page.
+    """A range of host memory in slabs that hold whole blocks and begin on a page.
 
-    The range begins on a page, and whole pages are mapped to its end: the last slab is locked up to there.
+    The range begins on a page, and its last page is mapped completely, so that the last slab is locked up to its end.
 
-    `register(address, bytes)` locks a slab and raises DeviceError when the driver refuses, `unregister(address)` gives
-    it up. The first refusal ends the locking: what is left stays pageable.
+    `register(address, bytes)` locks a slab and raises DeviceError if the driver refuses; `unregister(address)` unlocks
+    it. After the first refusal the remaining slabs stay pageable.
     """
 
     def __init__(
@@ -57,36 +57,36 @@ class PinnedMemory:
 
     @property
     def pinned_bytes(self) -> int:
-        """Of the range, locked so far."""
+        """Bytes of the range that are locked so far."""
         return min(self.size, sum(self._slab(index)[1] for index in np.flatnonzero(self._is_pinned).tolist()))
 
     @property
     def is_closed(self) -> bool:
-        """Given up, or about to be."""
+        """Whether `close` was called."""
         return self._is_closing.is_set()
 
     def start(self) -> None:
-        """Begin to lock. Cost: on a thread of its own, the time it takes to make every page real."""
+        """Start to lock on a thread. Cost: on that thread, the time to allocate every page."""
         if not self._has_begun:
             self._has_begun = True
             self._thread.start()
 
     def wait(self) -> None:
-        """Begin if nobody has, and sleep until everything is locked or refused."""
+        """Start if necessary, and sleep until everything is locked or refused."""
         self.start()
         self._thread.join()
 
     def are_pinned(self, addresses: Addresses) -> NDArray[np.bool_]:
-        """Which of these lie in a locked slab. Addresses of elsewhere do not. Shapes: [n] -> [n]."""
+        """Return which addresses lie in a locked slab. Shapes: [n] -> [n]."""
         if not len(self._is_pinned):
             return np.zeros(len(addresses), dtype=np.bool_)
-        # Below the range the difference wraps round to a huge number, which is outside as well.
+        # For an address below the range the difference wraps around to a huge number, which is outside as well.
         offsets = addresses - np.uint64(self.address)
         slabs = np.minimum(offsets // np.uint64(self.slab_bytes), np.uint64(len(self._is_pinned) - 1))
         return (offsets < np.uint64(self.size)) & self._is_pinned[slabs.astype(np.intp)]
 
     def close(self) -> None:
-        """Give every slab up. No copy may be under way."""
+        """Unlock every slab. No copy may be in progress."""
         self._is_closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -94,11 +94,11 @@ class PinnedMemory:
             self._is_pinned[index] = False
             try:
                 self._unregister(self._slab(index)[0])
-            except DeviceError as exc:  # a lost device refuses it too, and the process ends anyway
+            except DeviceError as exc:  # a lost device refuses it, and the process ends anyway
                 log.warning("host memory not unlocked slab=%d error=%s", index, exc)
 
     def _slab(self, index: int) -> tuple[int, int]:
-        """Address and bytes, of whole pages."""
+        """Return address and bytes of a slab, in whole pages."""
         start = index * self.slab_bytes
         pages = -(-(self.size - start) // mmap.PAGESIZE)
         return self.address + start, min(self.slab_bytes, pages * mmap.PAGESIZE)
@@ -120,15 +120,16 @@ class PinnedMemory:
                 break
             self._is_pinned[index] = True
             log.debug("host memory locked slab=%d of=%d bytes=%d", index, slabs, size)
-        if slabs > 1:  # the one slab has had its line
+        if slabs > 1:
             took_s = time.monotonic() - started_s
             log.info("host memory locked bytes=%d of=%d seconds=%.1f", self.pinned_bytes, self.size, took_s)
 
 
 def _populate(address: int, size: int, is_closing: threading.Event) -> bool:
-    """Make pages real, so that the driver, which holds its locks meanwhile, finds them there. False when closing.
+    """Allocate pages before locking, because the driver would allocate them while holding its locks.
 
-    Effects: none on what the pages hold. A kernel that does not know the call leaves it to the driver.
+    Return False if `is_closing` was set. The content of pages does not change. On kernels without this call the driver
+    allocates the pages.
     """
     libc = ctypes.CDLL(None)
     for start in range(0, size, _POPULATE_BYTES):

@@ -1,4 +1,4 @@
-"""Choosing the device."""
+"""Open the device of the settings."""
 
 import torch
 
@@ -10,9 +10,9 @@ from tiercel.settings import DeviceName
 
 
 def open_device(name: DeviceName, threads: int | None = None) -> Device:
-    """The device that the operator chose; `auto` takes a GPU if torch sees one.
+    """Open a device by name; `auto` takes a GPU if torch sees one.
 
-    Errors: ConfigError when CUDA is asked for and torch sees none, or when its driver does not answer.
+    Errors: ConfigError if `cuda` is requested and torch sees no GPU, or if a call of the driver fails.
     """
     match name:
         case "auto":

@@ -1,9 +1,9 @@
-"""When memory was short: what torch and the libraries under it say then."""
+"""Recognise errors that report a shortage of memory."""
 
 import torch
 
-# torch has a class for its own caching allocator only: the rest is told in words.
-_SAYINGS = (
+# torch has an exception class for its own allocator only; other shortages are recognised by their messages.
+_MESSAGES = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "Triton Error [CUDA]: out of memory",
@@ -12,7 +12,7 @@ _SAYINGS = (
 
 
 def is_shortage(error: Exception) -> bool:
-    """Whether a job failed for lack of memory, so that a smaller one may succeed."""
+    """Return whether a job failed for lack of memory, so that a smaller job may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)

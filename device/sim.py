@@ -1,8 +1,8 @@
-"""A simulated machine: the engine's loop runs on it in virtual time, without torch, and every cache bug shows.
+"""A simulated machine: runs the engine's loop in virtual time, without torch, and detects every wrong block.
 
 The KV of a token is a number that depends on the sharing scope and on all tokens up to it, as real KV does. A step
-checks every row it reads against that number, so a wrong, stale or foreign block is caught at once, and the token it
-draws depends on them too.
+compares every row that it reads with this number, so a wrong, stale or foreign block is detected at once. The sampled
+token depends on the KV, too.
 """
 
 import random
@@ -22,11 +22,11 @@ _EMPTY = -2  # a row that was never written
 _GARBAGE = -1
 
 StepTime = Callable[[Sequence[Slice]], float]
-"""Seconds that a step of these slices takes."""
+"""Returns the seconds of a step of these slices."""
 
 
 def plain_step_s(slices: Sequence[Slice]) -> float:
-    """A small model on a small machine: no figure of anything that exists."""
+    """Return the time of a step of an invented small model on a small machine."""
     return 1e-3 + 1e-5 * sum(piece.length for piece in slices)
 
 
@@ -35,7 +35,7 @@ def _mix(state: int, token: int) -> int:
 
 
 def expected_outputs(request: Request, vocab_size: int, end_tokens: frozenset[int], max_model_len: int) -> list[int]:
-    """What the simulated model says to a request, whatever happens around it."""
+    """Return the tokens that the simulated model generates for a request."""
     tokens = list(unpack_tokens(request.prompt))
     limit = min(len(tokens) + request.params.max_tokens, max_model_len)
     state = int.from_bytes(request.scope[:4] or b"\0", "little")
@@ -51,21 +51,21 @@ def expected_outputs(request: Request, vocab_size: int, end_tokens: frozenset[in
 
 
 class SimSequence(Protocol):
-    """What the machine reads of a sequence."""
+    """A sequence, as far as the machine reads it."""
 
     tokens: "array[int]"
     request: Request
 
 
 class SimSequences(Protocol):
-    """The book of sequences, to read."""
+    """The book of sequences, read-only."""
 
     def __contains__(self, seq: object) -> bool: ...
     def __getitem__(self, seq: SeqId) -> SimSequence: ...
 
 
 class SimFlight:
-    """A launched step; it runs when its result is asked for, as a queue of one lane would have it."""
+    """A launched step. It runs when its result is requested, in the order of a lane's queue."""
 
     def __init__(self, machine: "SimMachine", plan: StepPlan, steps: list["SimSlice"]) -> None:
         self.plan = plan
@@ -73,33 +73,35 @@ class SimFlight:
         self._slices = steps
 
     def result(self) -> StepOutcome:
-        """Errors: DeviceError when a poisoned sequence is in the step, OutOfDeviceMemoryError when it does not fit;
-        InvariantError when a block is wrong.
+        """Run the step.
+
+        Errors: DeviceError if the step has a poisoned sequence; OutOfDeviceMemoryError if it does not fit;
+                InvariantError if a block is wrong.
         """
         return self._machine.run(self.plan, self._slices)
 
 
 class SimSlice:
-    """One slice as it was when it was launched: block table and known tokens."""
+    """A slice with its block table and its known tokens at the time of the launch."""
 
     def __init__(self, piece: Slice, table: list[int], known: "array[int]", scope: int) -> None:
         self.piece = piece
         self.table = table
-        self.known = known  # tokens [0, start + length); those that are still being sampled are missing at the end
+        self.known = known  # tokens [0, start + length), without tokens that are not sampled yet
         self.scope = scope
 
 
-class _Course:
-    """The right KV of one sequence, and which of its blocks were found right since they were last written."""
+class _ExpectedKV:
+    """The correct KV of one sequence, and which of its blocks were checked since they were last written."""
 
     def __init__(self, scope: int) -> None:
         self.tokens: array[int] = array("I")
         self.states: list[int] = []  # KV of each token
-        self.checked: list[int | None] = []  # stamps of the leading full blocks' slots
+        self.checked: list[int | None] = []  # write stamps of the leading full blocks' slots when they were checked
         self._scope = scope
 
     def follow(self, tokens: "array[int]") -> list[int]:
-        """KV of these tokens and perhaps of more behind them."""
+        """Return the KV of these tokens, and of further known tokens."""
         known = min(len(self.tokens), len(tokens))
         if self.tokens[:known] != tokens[:known]:
             raise InvariantError("sim.tokens_changed", length=known)
@@ -112,7 +114,7 @@ class _Course:
 
 
 class SimMachine:
-    """A lane, an arena of numbers and a model, behind `launch`."""
+    """A simulated lane, arena and model; a `StepRunner`."""
 
     def __init__(
         self,
@@ -123,36 +125,39 @@ class SimMachine:
         max_rows: int,
         step_s: StepTime = plain_step_s,
     ) -> None:
-        self.poisoned: set[SeqId] = set()  # steps with one of these fail
-        self.failing_launches = 0  # so many of the next launches are refused
-        self.begun: random.Random | None = None  # draws how much of a refused step runs all the same; None: nothing
-        self.memory_tokens: int | None = None  # nano-batches of more tokens run out of memory; None: none does
-        self.hungry: set[SeqId] = set()  # nano-batches with one of these do, however small
-        self.is_short_at_launch = False  # they do when they are launched, as on a stream, not when they run
-        self.num_short = 0
-        self.num_failed = 0
+        self.poisoned: set[SeqId] = set()  # a step with one of these sequences fails
+        self.failing_launches = 0  # number of the next launches that are refused
+        self.begun: random.Random | None = None  # draws which part of a refused step runs; None: no part
+        self.memory_tokens: int | None = None  # larger nano-batches run out of memory; None: no limit
+        self.hungry: set[SeqId] = set()  # a nano-batch with one of these sequences always runs out of memory
+        self.is_short_at_launch = False  # memory runs out at launch, as on a stream, instead of when the step runs
+        self.num_short = 0  # steps that ran out of memory
+        self.num_failed = 0  # steps that failed because of a poisoned sequence
         self._sequences = sequences
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._clock = clock
         self._max_rows = max_rows
-        self._launched = 0  # the last step
-        self._void_until = 0
+        self._launched = 0  # number of the last launched step
+        self._void_until = 0  # number of the last step that was launched before a failure was known
         self._tables: dict[SeqId, list[int]] = {}
         self._sampled: dict[tuple[SeqId, int], int] = {}  # token by sequence and position
-        self._row_positions: dict[SeqId, int] = {}  # of the token that a row holds when all that is queued has run
+        self._row_positions: dict[SeqId, int] = {}  # of the row's last token, after all queued steps
         self._step_s = step_s
-        self._courses: dict[SeqId, _Course] = {}
+        self._expected: dict[SeqId, _ExpectedKV] = {}
         self._rows: dict[int, list[int]] = {}  # by slot: the KV of its tokens
-        self._stamps: dict[int, int] = {}  # by slot: the number of the last write there, of all writes
+        self._stamps: dict[int, int] = {}  # by slot: the number of the last write to it
         self._num_writes = 0
 
     def launch(self, plan: StepPlan) -> SimFlight:
-        """Errors: DeviceError as often as `failing_launches` says; OutOfDeviceMemoryError. A part may have run then."""
+        """Launch a step. Errors: DeviceError for `failing_launches` launches; OutOfDeviceMemoryError.
+
+        A part of a refused step may have run.
+        """
         self.forget(plan.gone)
         for seq in plan.gone:
             if seq not in self._sequences:
-                self._courses.pop(seq, None)
+                self._expected.pop(seq, None)
         for update in plan.table_updates:
             table = self._tables.setdefault(update.seq, [])
             if update.first > len(table) or len(self._tables) > self._max_rows:
@@ -169,22 +174,22 @@ class SimMachine:
         return SimFlight(self, plan, slices)
 
     def block(self, slot: int) -> tuple[int, ...]:
-        """The KV in a slot, row by row; -2 where nothing was ever written."""
+        """Return the KV in a slot, row by row; -2 for rows that were never written."""
         return tuple(self._rows.get(slot) or [_EMPTY] * self._block_size)
 
     def put_block(self, slot: int, rows: tuple[int, ...]) -> None:
-        """KV that was copied into a slot."""
+        """Write KV that was copied into a slot."""
         self._rows[slot] = list(rows)
         self._stamp(slot)
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
-        """Tables and rows of these sequences come anew."""
+        """Remove tables and rows of these sequences; the next plan contains new ones."""
         for seq in seqs:
             self._tables.pop(seq, None)
             self._row_positions.pop(seq, None)
 
     def run(self, plan: StepPlan, slices: list[SimSlice]) -> StepOutcome:
-        """The step itself, without those whose sequence has gone since the launch, as any nano-batch of it may be."""
+        """Run a step without the slices of sequences that have ended since the launch."""
         left = [item for item in slices if item.piece.seq in self._sequences]
         if len(left) < len(slices):
             tokens = iter(self._run(plan, left).tokens)
@@ -196,7 +201,7 @@ class SimMachine:
     def _run(self, plan: StepPlan, slices: list[SimSlice]) -> StepOutcome:
         self._clock.advance(self._step_s([item.piece for item in slices]))
         if plan.step <= self._void_until:
-            # Launched behind a step that failed: what it reads was never written, so what it writes is garbage.
+            # Launched after a step that failed: the KV that it reads was not written, so its own KV is garbage.
             for item in slices:
                 self._write(item, [_GARBAGE] * item.piece.length)
             return StepOutcome((0,) * sum(item.piece.samples for item in slices))
@@ -208,7 +213,7 @@ class SimMachine:
         return StepOutcome(tuple(token for item in slices if (token := self._compute(item)) is not None))
 
     def _refuse(self, plan: StepPlan) -> None:
-        """Steps that were launched before go on."""
+        """Raise if this launch is to be refused. Steps launched before are not affected."""
         if self.failing_launches:
             self.failing_launches -= 1
             raise DeviceError("sim.launch")
@@ -216,14 +221,14 @@ class SimMachine:
             self._take_memory(plan)
 
     def _begin(self, slices: list[SimSlice]) -> None:
-        """The first slices of a refused step run all the same, and what they write counts for nothing."""
+        """Run the first slices of a refused step; the KV that they write is garbage."""
         ran = slices[: self.begun.randrange(len(slices) + 1)] if self.begun is not None else []
         for item in ran:
             self._write(item, [_GARBAGE] * item.piece.length)
         self._sample(ran)
 
     def _sample(self, slices: list[SimSlice]) -> None:
-        """A row holds the last token alone."""
+        """Note the position of the token in each sampling row, which holds only the last token."""
         for item in slices:
             if item.piece.samples:
                 self._row_positions[item.piece.seq] = item.piece.start + item.piece.length
@@ -236,7 +241,7 @@ class SimMachine:
             raise DeviceError("sim.poisoned", step=plan.step)
 
     def _take_memory(self, plan: StepPlan) -> None:
-        """Nano-batches run one after the other: the largest counts, without those who have gone."""
+        """Raise if a nano-batch, without sequences that have ended, does not fit into memory."""
         for batch in plan.nano_batches:
             left = [piece for piece in batch.slices if piece.seq in self._sequences]
             tokens = sum(piece.length for piece in left)
@@ -267,36 +272,36 @@ class SimMachine:
             rows[first % size : first % size + last - first] = states[first - start : last - start]
             self._stamp(slot)
 
-    def _check(self, item: SimSlice, course: _Course) -> None:
-        """Every row before the slice is right. What was right and was not written since need not be looked at."""
+    def _check(self, item: SimSlice, expected: _ExpectedKV) -> None:
+        """Check every row before the slice. Blocks that were checked and not written since are skipped."""
         size, start = self._block_size, item.piece.start
         full = start // size
         stamps = list(map(self._stamps.get, item.table[:full]))
-        if stamps != course.checked[:full]:
-            known = course.checked[:full] + [None] * (full - len(course.checked))
+        if stamps != expected.checked[:full]:
+            known = expected.checked[:full] + [None] * (full - len(expected.checked))
             for block in range(full):
                 if stamps[block] is None or stamps[block] != known[block]:
-                    self._check_rows(item, course, block * size, (block + 1) * size)
-            course.checked = stamps
-        self._check_rows(item, course, full * size, start)
+                    self._check_rows(item, expected, block * size, (block + 1) * size)
+            expected.checked = stamps
+        self._check_rows(item, expected, full * size, start)
 
-    def _check_rows(self, item: SimSlice, course: _Course, start: int, end: int) -> None:
-        """Rows [start, end) of one block."""
+    def _check_rows(self, item: SimSlice, expected: _ExpectedKV, start: int, end: int) -> None:
+        """Check rows [start, end) of one block."""
         if start == end:
             return
         slot = item.table[start // self._block_size]
         rows = self._rows.get(slot) or [_EMPTY] * self._block_size
-        if rows[: end - start] != course.states[start:end]:
-            wrong = next(row for row in range(end - start) if rows[row] != course.states[start + row])
+        if rows[: end - start] != expected.states[start:end]:
+            wrong = next(row for row in range(end - start) if rows[row] != expected.states[start + row])
             raise InvariantError("sim.wrong_kv", seq=item.piece.seq, position=start + wrong, slot=slot)
 
     def _compute(self, item: SimSlice) -> int | None:
         piece = item.piece
         end = piece.start + piece.length
         sampled = [self._sampled[piece.seq, position] for position in range(len(item.known), end)]
-        course = self._courses.setdefault(piece.seq, _Course(item.scope))
-        states = course.follow(item.known + array("I", sampled))
-        self._check(item, course)
+        expected = self._expected.setdefault(piece.seq, _ExpectedKV(item.scope))
+        states = expected.follow(item.known + array("I", sampled))
+        self._check(item, expected)
         self._write(item, states[piece.start : end])
         if not piece.samples:
             return None

@@ -1,7 +1,7 @@
-"""Simulated copies between tiers: lanes with a speed in virtual time, and every misuse of a slot shows.
+"""Simulated copies between tiers, with speeds in virtual time. Every misuse of a slot is detected.
 
-The source of a copy must not change while it flies; the bytes that land are those that were there at the start, so a
-slot that was reused too early is caught when a step reads it.
+The source of a copy must not change while the copy is in progress. The bytes that arrive are those at its start, so a
+slot that was reused too early is detected when a step reads it.
 """
 
 import heapq
@@ -21,16 +21,16 @@ _ORDER = {purpose: rank for rank, purpose in enumerate(Purpose)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimRates:
-    """Speeds of the simulated machine. The defaults are an H200's, from published figures."""
+    """Speeds of the simulated machine. The defaults are published figures of an H200."""
 
     block_bytes: int = 2 * 1024 * 1024
     spill_bytes_per_s: float = 50e9
     restore_bytes_per_s: float = 50e9
     disk_write_bytes_per_s: float = 3e9
     disk_read_bytes_per_s: float = 6e9
-    copy_s: float = 10e-6  # to dispatch one copy
-    merges: bool = True  # neighbours are one copy
-    is_async: bool = True  # False: nothing runs beside a copy
+    copy_s: float = 10e-6  # cost of dispatching one copy
+    merges: bool = True  # whether neighbouring blocks are one copy
+    is_async: bool = True  # whether steps run while copies are in progress
     late_s: float = 0.25  # deadline of a read
 
 
@@ -38,7 +38,7 @@ Fate = Callable[[Transfer], Verdict]
 
 
 class SimArena(Protocol):
-    """What lies in the slots of the device tier."""
+    """The slots of the device tier."""
 
     def block(self, slot: int) -> tuple[int, ...]: ...
     def put_block(self, slot: int, rows: tuple[int, ...]) -> None: ...
@@ -51,15 +51,15 @@ class _Lane:
 
 
 class SimMover:
-    """What `engine.loop` asks of a mover, in virtual time."""
+    """A `Mover` of `engine.loop` in virtual time."""
 
     def __init__(
         self, machine: SimArena, clock: ManualClock, *, has_host: bool, rates: SimRates, fate: Fate | None = None
     ) -> None:
         self.bytes_by_route: dict[Route, int] = dict.fromkeys(Route, 0)
         self.copies_by_route: dict[Route, int] = dict.fromkeys(Route, 0)
-        self.stalled_s = 0.0  # waited with nothing running, because copies were synchronous
-        self.lower: dict[tuple[Tier, int], tuple[int, ...]] = {}  # what lies in DDR and SSD slots
+        self.stalled_s = 0.0  # waiting time without a running step, because copies were synchronous
+        self.lower: dict[tuple[Tier, int], tuple[int, ...]] = {}  # the KV in DDR and SSD slots
         self._machine = machine
         self._clock = clock
         self._gateway = Tier.DDR if has_host else Tier.HBM
@@ -68,12 +68,12 @@ class SimMover:
         self._lanes = {route: _Lane() for route in Route}
         self._carried: dict[int, list[tuple[int, ...]]] = {}
         self._late: dict[int, Transfer] = {}
-        self._block_size = 0  # rows of a block, as first seen
+        self._block_size = 0  # rows of a block, known from the first copy
         self._returning: list[tuple[float, int]] = []
         self._done: list[Landing] = []
 
     def start(self, transfers: Iterable[Transfer]) -> None:
-        """Queue copies. Errors: InvariantError when a source holds nothing."""
+        """Queue copies. Errors: InvariantError if a source is empty."""
         for transfer in transfers:
             above, _ = self._ends(transfer.route)
             self._carried[transfer.id] = [self._read(above, slot) for slot in transfer.sources]
@@ -88,7 +88,7 @@ class SimMover:
                 self.stalled_s += self._clock.now_s() - before_s
 
     def poll(self) -> list[Landing]:
-        """What has landed by now."""
+        """Return the transfers that have landed."""
         for lane in self._lanes.values():
             self._run(lane)
         now_s = self._clock.now_s()
@@ -96,7 +96,7 @@ class SimMover:
             if due_s <= now_s:
                 transfer = self._late.pop(late)
                 _, below = self._ends(transfer.route)
-                for target in transfer.targets:  # up to now the call may have written
+                for target in transfer.targets:  # the late call may have written until now
                     self._write(below, target, (-1,) * self._block_size)
                 self._done.append(Landing(late, Verdict.RETURNED))
         self._returning = [(due_s, late) for due_s, late in self._returning if due_s > now_s]
@@ -104,7 +104,7 @@ class SimMover:
         return landings
 
     def gauges(self) -> tuple[RouteGauges, ...]:
-        """What was copied so far."""
+        """Return the bytes and copies of each route so far."""
         return tuple(
             RouteGauges(route=route, bytes=self.bytes_by_route[route], copies=self.copies_by_route[route])
             for route in Route
@@ -112,7 +112,7 @@ class SimMover:
 
     @property
     def next_landing_s(self) -> float | None:
-        """When the next news comes; None when nothing flies."""
+        """The time of the next landing; None if no transfer is in progress."""
         if self._done:
             return self._clock.now_s()
         times = [due_s for lane in self._lanes.values() if (due_s := self._next(lane)) is not None]
@@ -162,7 +162,7 @@ class SimMover:
         return self._runs(transfer) * rates.copy_s + len(transfer.sources) * rates.block_bytes / speed
 
     def _head(self, lane: _Lane) -> tuple[float, Transfer] | None:
-        """The transfer that runs next and when it begins."""
+        """Return the start time of the next transfer and the transfer; None if none is queued."""
         if not lane.queue:
             return None
         begin_s = max(lane.busy_until_s, min(submitted_s for _, _, submitted_s, _ in lane.queue))
@@ -195,7 +195,7 @@ class SimMover:
             self._late[transfer.id] = transfer
             self._returning.append((self._clock.now_s() + 20 * self._rates.late_s, transfer.id))
         for target, rows in zip(transfer.targets, carried, strict=False):
-            # A failed or late call may have written anything.
+            # A failed or late call may have written any bytes.
             self._write(below, target, rows if verdict is Verdict.LANDED else (-1,) * len(rows))
         runs = self._runs(transfer)
         self.bytes_by_route[transfer.route] += len(transfer.keys) * self._rates.block_bytes

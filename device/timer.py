@@ -1,4 +1,4 @@
-"""How long a device works on a part of a job."""
+"""Measure the time that a device works on a part of a job."""
 
 from typing import Protocol
 
@@ -8,19 +8,19 @@ from tiercel.clock import Clock
 
 
 class Timer(Protocol):
-    """Started by `Lane.start_timer`, inside of a job."""
+    """A timer of a part of a job, started by `Lane.start_timer` in the job."""
 
     def stop(self) -> None:
-        """Here the part ends; called in the same job. Never waits."""
+        """End the part, in the same job, without waiting."""
         ...
 
     def ms(self) -> float:
-        """Milliseconds between the two, to be read once the job has a result."""
+        """Return the milliseconds of the part. Call it after the job has a result."""
         ...
 
 
 class WallTimer:
-    """Of a lane whose jobs have done their work when they return."""
+    """A timer for lanes whose jobs have done their work when they return."""
 
     def __init__(self, clock: Clock, start_s: float) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class WallTimer:
 
 
 class CudaTimer:
-    """Two events of a stream. Not run on a GPU yet."""
+    """A timer of two events of a stream. Not run on a GPU yet."""
 
     def __init__(self, stream: torch.cuda.Stream, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder, or a name in the hub cache that other tools filled. Nothing is downloaded."""
+"""Find the files of a model: in a folder, or in the hub cache that other tools have filled. Nothing is downloaded."""
 
 import json
 import re
@@ -12,10 +12,10 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve_model_folder(name: str, environ: Mapping[str, str]) -> Path:
-    """The folder of a model: `name` itself if it is one, else the cached snapshot of `org/name`.
+    """Return the folder of a model: `name` if it is a folder, else the cached snapshot of `org/name`.
 
-    `environ` is the process's environment: HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME say where the cache is.
-    Errors: ConfigError when there is neither, or the folder holds no config.json.
+    `environ` is the environment of the process; HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME set the place of the cache.
+    Errors: ConfigError if neither exists, or the folder holds no config.json.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -25,14 +25,14 @@ def resolve_model_folder(name: str, environ: Mapping[str, str]) -> Path:
             raise ConfigError("model.not_found", f"{name}: no such folder")
         folder = _cached_snapshot(name, _hub_cache(environ))
     if not (folder / "config.json").is_file():
-        raise ConfigError("model.no_config", f"{folder}: there is no config.json in this folder")
+        raise ConfigError("model.no_config", f"{folder}: no config.json in this folder")
     return folder
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """The object in a JSON file of a model folder.
+    """Return the object in a JSON file of a model folder.
 
-    Errors: ConfigError naming the file when it cannot be read, is no JSON or holds no object.
+    Errors: ConfigError naming the file if it cannot be read, is not JSON or holds no object.
     """
     try:
         value = cast(object, json.loads(path.read_text(encoding="utf-8")))
