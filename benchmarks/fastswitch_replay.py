@@ -201,7 +201,7 @@ class Replay:
             turns=self.num_turns,
             output_tokens=len(self.waits_s) + len(self.gaps_s),
             wrong_turns=self.num_wrong,
-            preemptions=self.book.num_preemptions,
+            preemptions=self.book.preemption_counts.total,
             swapped_bytes=bytes_by_route[Route.SPILL],
             restored_bytes=bytes_by_route[Route.RESTORE],
             copies=copies_by_route[Route.SPILL] + copies_by_route[Route.RESTORE],

@@ -21,8 +21,9 @@ import time
 from itertools import islice
 
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times
-from tiercel.scheduler.fairness import Account, Charge, TenantBook
+from tiercel.scheduler.fairness import Charge, TenantBook
 from tiercel.scheduler.fairness_limits import fair_limits
 from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import FairOrder, WaitingSequence
@@ -136,9 +137,8 @@ def run_real(tenants: int, waiting: int, steps: int, most_p99_ms: float) -> int:
     gc.freeze()
     times = [real.step() for _ in range(steps)]
     book = real.simulation.book
-    print(
-        f"{tenants} tenants, {len(book.waiting)} waiting, {len(book.running)} running, {book.num_preemptions} preempted"
-    )
+    preempted = book.preemption_counts.total
+    print(f"{tenants} tenants, {len(book.waiting)} waiting, {len(book.running)} running, {preempted} preempted")
     print(f"{'milliseconds':<24} {'median':>8} {'p99':>8} {'max':>8} {'steps':>7}")
     plans = [plan_ms for plan_ms, _ in times]
     print(row("plan with the ledger", plans))

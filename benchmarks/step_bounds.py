@@ -402,7 +402,7 @@ def _tenants_once(
 
 
 def _pieces(engine: Engine) -> Iterator[float]:
-    survey, found = engine.book.standings(engine.clock.now_s()), None
+    survey, found = engine.book.survey(engine.clock.now_s()), None
     while found is None:
         start_s = time.thread_time()
         found = next(survey)

@@ -44,10 +44,10 @@ class FairnessSurvey:
             if not is_due and not is_empty:
                 return None
             self._started_s = now_s
-            return self._book.standing(now_s)
+            return self._book.fair_gauges(now_s)
         has_just_emptied, self._was_empty = is_empty and not self._was_empty, is_empty
         if self._pending is None and (has_just_emptied or (is_due and not is_empty)):
             self._started_s = now_s
-            self._pending = self._book.standings(now_s)
+            self._pending = self._book.survey(now_s)
         result, self._result = self._result, None
         return result

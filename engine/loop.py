@@ -242,7 +242,7 @@ class EngineLoop:
         plan = self._planner.plan(ledger, self._clock.now_s(), self._order)
         self._book.defer(plan, self._clock.now_s())
         self._cache.pass_over(plan.deferred, self._clock.now_s())
-        if not plan.nano_batches and not plan.victims and not plan.restores:
+        if not plan.nano_batches and not plan.preemptions and not plan.restores:
             return False
         step = self._cache.seal(plan, ledger, self._launched + 1)
         if plan.nano_batches:
@@ -301,7 +301,7 @@ class EngineLoop:
         self._book.settle(now_s - max(self._started_s.popleft(), self._committed_s), now_s)
         self._committed_s = now_s
         for back in self._book.preemption_book.take_returned():
-            self._book.preemption_book.note(back, self._cache.copied_s(back.seq))
+            self._book.preemption_book.record_return(back, self._cache.copied_s(back.seq))
         commit = self._book.commit(flight.plan.nano_batches, outcome.tokens, now_s)
         self._cache.commit(flight.plan.step, commit.progress)
         self._relief.step_ended()

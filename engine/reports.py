@@ -45,7 +45,7 @@ class Reporter:
 
     def report(self, commit: Commit, outcome: StepOutcome) -> None:
         """Post the tokens and the ends of a step, and the ends noted since the last report."""
-        said = commit.said
+        said = commit.sampled
         logprobs = outcome.logprobs
         if logprobs:
             known = {seq for seq, _ in said}

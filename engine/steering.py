@@ -34,7 +34,7 @@ def pace_of(settings: EngineSettings, costs: StepCosts, most_tokens: int, *, yie
     if settings.tbt_goal_s:
         least = costs.predict_ms(settings.block_size, 1, 0)
         if yields:
-            least = max(least, costs.predict_ms(costs.least_prefill(most_tokens, 0, YIELD_LOSS), 0, 0))
+            least = max(least, costs.predict_ms(costs.min_prefill(most_tokens, 0, YIELD_LOSS), 0, 0))
         step_ms = min(step_ms, max(1e3 * settings.tbt_goal_s, least))
     return Pace(step_ms, min(2.0, max(0.1, _PATIENCE_STEPS * step_ms / 1e3)))
 

@@ -1,1 +1,1 @@
-"""Who computes what in the next step. Pure: no torch, no time of its own, no I/O; it never sees a slot."""
+"""Decides what each step computes, and for whom. Pure: no torch, no clock of its own, no I/O, no slots."""

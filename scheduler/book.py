@@ -17,7 +17,7 @@ from tiercel.outcome import (
 )
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
 from tiercel.request import Request
-from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.policy import Policy
 from tiercel.scheduler.preemption_book import PreemptionBook
 from tiercel.scheduler.preemption_counts import PreemptionCounts
@@ -25,28 +25,27 @@ from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.settings import PolicyName
 from tiercel.tenant import Tenants, TenantShare
 
-_AT_ONCE = 256  # tenants that a piece of a change compares
-_MOVED_AT_ONCE = 64  # sequences that a piece of it moves
-
-_LEAST_PROMPT = 64  # tokens of a step that tells what prompts cost
+_TENANTS_AT_ONCE = 256  # compared in one piece of a change of tenants
+_MOVES_AT_ONCE = 64  # sequences moved in one piece of a change of tenants
+_MIN_PROMPT_TOKENS = 64  # of a step whose time corrects the predicted cost of prompts
 _AWAY = (SequenceState.PREEMPTED, SequenceState.DRAINING)
 
 
 class Commit:
-    """What one committed step changed."""
+    """The changes of one committed step."""
 
-    __slots__ = ("finished", "firsts", "progress", "prompt_tokens", "said")
+    __slots__ = ("finished", "firsts", "progress", "prompt_tokens", "sampled")
 
     def __init__(self) -> None:
-        self.progress: list[tuple[SeqId, int]] = []  # KV tokens now computed, for those that still hold blocks
-        self.said: list[tuple[SeqId, int]] = []  # new tokens
-        self.firsts: list[FirstToken] = []  # of them: the first of their sequences
+        self.progress: list[tuple[SeqId, int]] = []  # KV tokens now computed, of sequences that hold blocks
+        self.sampled: list[tuple[SeqId, int]] = []  # new tokens
+        self.firsts: list[FirstToken] = []  # the sequences whose first token was sampled
         self.finished: list[Finished] = []
         self.prompt_tokens = 0  # computed by the step
 
 
 def _prompt_shape(pieces: Sequence[tuple[SequenceProgress, Slice]]) -> tuple[int, int]:
-    """Tokens and context of a step that computes prompts alone; (0, 0) for any other step."""
+    """Return the tokens and the context of a step that computes prompts only; (0, 0) for any other step."""
     if any(piece.length == 1 for _, piece in pieces):
         return 0, 0
     return sum(piece.length for _, piece in pieces), sum(piece.start for _, piece in pieces)
@@ -57,34 +56,31 @@ def _rank(sequence: SequenceProgress) -> tuple[float, ...]:
 
 
 class SequenceBook:
-    """Sequences by id; those that run, in rank order; those that wait, in the policy's queue."""
+    """All sequences by id: the running ones in rank order, the waiting ones in the queue of the policy."""
 
     def __init__(self, policy: Policy, max_model_len: int, end_tokens: Iterable[int]) -> None:
         self.running: list[SequenceProgress] = []  # rank order
         self.waiting: dict[SeqId, SequenceProgress] = {}  # WAITING and PREEMPTED; the policy knows their order
-        self.num_preemptions = 0  # since start
-        self.preemptions_by_reason: dict[PreemptionReason, int] = {}
-        self.tally = PreemptionCounts()
+        self.preemption_counts = PreemptionCounts()
         self.preemption_book = PreemptionBook()
-        self._prompts: deque[tuple[int, int]] = deque()  # shapes of the launched steps
-        self.num_swapped = 0  # of them: with blocks to spill
         self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
-        self.num_preempted = 0  # now: PREEMPTED or DRAINING
+        self.num_preempted = 0  # PREEMPTED or DRAINING now
         self.num_suspects = 0
+        self._prompts: deque[tuple[int, int]] = deque()  # tokens and context of the launched steps of prompts
         self._by_id: dict[SeqId, SequenceProgress] = {}
-        self._seqs_by_tenant: dict[TenantId, dict[SeqId, None]] = {}  # in order of their coming
+        self._seqs_by_tenant: dict[TenantId, dict[SeqId, None]] = {}  # in order of arrival
         self._policy = policy
         self._max_model_len = max_model_len
         self._end_tokens = frozenset(end_tokens)
 
     @property
     def num_tenants(self) -> int:
-        """Tenants that are configured, or have sequences."""
+        """The number of tenants that are configured or have sequences."""
         return max(len(self._policy.tenants), len(self._seqs_by_tenant))
 
     @property
     def policy(self) -> Policy:
-        """Whose turn it is."""
+        """The scheduling policy."""
         return self._policy
 
     def __len__(self) -> int:
@@ -97,48 +93,47 @@ class SequenceBook:
         return self._by_id[seq]
 
     def add(
-        self, request: Request, now_s: float = 0.0, near_tokens: int = 0, most_tokens: int | None = None
+        self, request: Request, now_s: float = 0.0, cached_tokens: int = 0, max_tokens: int | None = None
     ) -> SequenceProgress:
-        """A new sequence waits. `near_tokens` of it are cached as of now; it ends at `most_tokens`, if not before."""
+        """Add a waiting sequence.
+
+        The cache holds `cached_tokens` of it now. It ends at `max_tokens` tokens at the latest.
+        """
         if request.id in self._by_id:
             raise InvariantError("book.added_twice", seq=request.id)
         num_prompt = len(request.prompt) // 4
-        longest = self._max_model_len if most_tokens is None else min(most_tokens, self._max_model_len)
+        longest = self._max_model_len if max_tokens is None else min(max_tokens, self._max_model_len)
         limit = min(num_prompt + request.params.max_tokens, longest)
         sequence = SequenceProgress(request, self._policy.rank(request, request.band), limit)
-        sequence.near_tokens = near_tokens
+        sequence.cached_tokens = cached_tokens
         sequence.tbt_goal_s = self._policy.slo(request.tenant).tbt_s
         self._by_id[request.id] = self.waiting[request.id] = sequence
         self._seqs_by_tenant.setdefault(request.tenant, {})[request.id] = None
         self._policy.wait(sequence, request.arrival_s, now_s)
         return sequence
 
-    def set_tenants(self, tenants: Tenants, now_s: float) -> None:
-        """New weights, goals and first bands, also for those that wait and run. Cost: one look at every sequence.
-
-        Who was in its tenant's first band goes to the new one; who was behind it stays, where the new one allows.
-        """
-        for _ in self.changing_tenants(tenants, now_s):
-            pass
-
     def changing_tenants(self, tenants: Tenants, now_s: float) -> Iterator[None]:
-        """Do the same in pieces of about 1 ms, tenant by tenant: only what is new of each is walked."""
-        left = self._policy.tenants - {share.name for share in tenants.tenants}
+        """Apply new weights, goals and bands to all tenants and their sequences, in pieces of about 1 ms.
+
+        Sequences in the first band of their tenant move to its new first band. Sequences in a lower band stay there
+        unless the new first band is below it. Only what differs is visited.
+        """
+        removed = self._policy.tenants - {share.name for share in tenants.tenants}
         yield
         for number, share in enumerate(tenants.tenants, 1):
             old = self._policy.share(share.name)
             if old != share:
                 self._policy.set_share(share.name, share, now_s)
                 yield from self._follow(old, share, now_s)
-            if number % _AT_ONCE == 0:
+            if number % _TENANTS_AT_ONCE == 0:
                 yield
-        for number, tenant in enumerate(left, 1):  # its sequences go on to their ends as they are
+        for number, tenant in enumerate(removed, 1):  # their sequences go on as they are
             self._policy.set_share(tenant, None, now_s)
-            if number % _AT_ONCE == 0:
+            if number % _TENANTS_AT_ONCE == 0:
                 yield
 
     def _follow(self, old: TenantShare | None, new: TenantShare, now_s: float) -> Iterator[None]:
-        """The sequences of a tenant take over its new goals and band."""
+        """Apply the new goals and band of a tenant to its sequences, in pieces."""
         if old is not None and (old.band, old.slo) == (new.band, new.slo):
             return
         for number, seq in enumerate(tuple(self._seqs_by_tenant.get(new.name, ())), 1):
@@ -148,11 +143,11 @@ class SequenceBook:
             sequence.tbt_goal_s = new.slo.tbt_s
             is_first = sequence.band == (old.band if old is not None else 0)
             self.move(sequence.id, new.band if is_first else max(new.band, sequence.band), now_s)
-            if number % _MOVED_AT_ONCE == 0:
+            if number % _MOVES_AT_ONCE == 0:
                 yield
 
     def switch_policy(self, name: PolicyName, now_s: float, *, step_ms: float, patience_s: float) -> None:
-        """Another policy from the next step on. Nobody is lost: those that run go on, and waiting times are kept."""
+        """Change the policy from the next step on. Running sequences go on, and waiting times are kept."""
         policy = self._policy
         waiting = [(one, policy.queue[one.id].since_s) for one in self._by_id.values() if one.id in policy.queue]
         policy.switch(name, waiting, now_s, step_ms=step_ms, patience_s=patience_s)
@@ -160,16 +155,16 @@ class SequenceBook:
             sequence.rank = policy.rank(sequence.request, sequence.band)
         self.running.sort(key=_rank)
 
-    def gauges(self, most: int) -> tuple[SequenceGauges, ...]:
-        """Those that run, in rank order, then those that gave way; at most so many."""
-        sequences = self.running[:most]
-        if self.num_preempted and len(sequences) < most:
+    def gauges(self, max_count: int) -> tuple[SequenceGauges, ...]:
+        """Return the gauges of the running sequences in rank order, then of the preempted ones."""
+        sequences = self.running[:max_count]
+        if self.num_preempted and len(sequences) < max_count:
             away = (one for one in self._by_id.values() if one.state in _AWAY)
-            sequences += islice(away, most - len(sequences))
+            sequences += islice(away, max_count - len(sequences))
         return tuple(SequenceGauges(one.id, one.state, one.computed, one.preemptions) for one in sequences)
 
     def move(self, seq: SeqId, band: int, now_s: float = 0.0) -> None:
-        """Another priority band from now on, whatever it is doing; its goals as they are by now."""
+        """Move a sequence to another priority band, in whatever state it is, and apply its tenant's current goals."""
         sequence = self._by_id[seq]
         if sequence.band != band:
             holds = sequence in self.running
@@ -185,8 +180,8 @@ class SequenceBook:
             self._policy.wait(sequence, self._policy.queue[seq].since_s, now_s)
 
     def launch(self, plan: Plan, now_s: float) -> None:
-        """The plan is sealed and launched: its slices are on their way."""
-        self._switch(plan, now_s)
+        """Record that a plan was sealed and launched."""
+        self._preempt_and_admit(plan, now_s)
         pieces: list[tuple[SequenceProgress, Slice]] = []
         for piece in whole_slices(plan.nano_batches):
             sequence = self._by_id[piece.seq]
@@ -196,39 +191,36 @@ class SequenceBook:
                 sequence.num_cached = min(piece.start, sequence.num_prompt)
             if sequence.in_flight == 0 and piece.start > sequence.computed:
                 sequence.computed = sequence.resumed_at = piece.start  # a prefix hit
-            if sequence.lost:
-                again = max(0, sequence.lost - piece.start)
-                self.recomputed_tokens += again
-                sequence.recomputed += again
-                sequence.lost = 0
+            if sequence.lost_tokens:
+                repeated = max(0, sequence.lost_tokens - piece.start)
+                self.recomputed_tokens += repeated
+                sequence.recomputed_tokens += repeated
+                sequence.lost_tokens = 0
             sequence.end_absence(now_s)
             sequence.scheduled = piece.start + piece.length
-            sequence.near_tokens = 0
+            sequence.cached_tokens = 0
             sequence.in_flight += 1
             sequence.pending += piece.samples
             if piece.samples:
-                self._policy.decode(sequence, now_s)
+                self._policy.leave(sequence, now_s)
         if pieces:
             self._policy.launch(pieces, now_s)
             self.preemption_book.launch(pieces, self._policy.costs)
             self._prompts.append(_prompt_shape(pieces))
 
-    def _switch(self, plan: Plan, now_s: float) -> None:
-        """Who gives way and who comes in."""
-        swapped, restores = set(plan.swapped), set(plan.restores)
-        victims = zip(
-            plan.victims, plan.reasons, plan.beneficiaries, plan.kept, plan.prices_ms, plan.costs, strict=True
-        )
-        for seq, reason, gains, kept, price_ms, cost in victims:
-            sequence = self._by_id[seq]
-            if sequence.scheduled:  # else this switch loses nothing, and an earlier one goes on
-                self.preemption_book.leave(seq, cost, sequence.scheduled, is_swap=seq in swapped)
-            self._policy.preempt(sequence, reason, price_ms)
-            self.preemptions_by_reason[reason] = self.preemptions_by_reason.get(reason, 0) + 1
-            self.tally.add(sequence.request.tenant, reason, is_swap=seq in swapped)
-            sequence.culprit = self._by_id[gains].account
-            sequence.near_tokens = kept
-            self._preempt(sequence, now_s, reason, is_swap=seq in swapped)
+    def _preempt_and_admit(self, plan: Plan, now_s: float) -> None:
+        for preemption in plan.preemptions:
+            sequence = self._by_id[preemption.victim]
+            if sequence.scheduled:  # otherwise it loses nothing, and an earlier preemption is still followed
+                self.preemption_book.preempt(
+                    sequence.id, preemption.cost, sequence.scheduled, is_swap=preemption.is_swap
+                )
+            self._policy.preempt(sequence, preemption.reason, preemption.price_ms)
+            self.preemption_counts.add(sequence.request.tenant, preemption.reason, is_swap=preemption.is_swap)
+            sequence.preempted_for = self._by_id[preemption.beneficiary].account
+            sequence.cached_tokens = preemption.kept_tokens
+            self._preempt(sequence, now_s, preemption.reason)
+        restores = set(plan.restores)
         for seq in plan.admitted:
             sequence = self.waiting.pop(seq)
             self.num_preempted -= sequence.state is SequenceState.PREEMPTED
@@ -243,11 +235,11 @@ class SequenceBook:
             self._by_id[plan.aged].is_aged = True
 
     def defer(self, plan: Plan, now_s: float) -> None:
-        """What the plan could not dispatch: nobody waits on those, and nobody is charged for their waiting."""
+        """Tell the policy what the plan could not dispatch, so that other sequences do not wait for it."""
         self._policy.defer(plan.deferred, plan.at_quota, now_s)
 
     def restored(self, seq: SeqId, tokens: int) -> None:
-        """The blocks of a RESTORING sequence have landed, or as many as there are: it runs from here."""
+        """Record that the restore of a sequence has ended: it runs from `tokens` on, the tokens whose blocks landed."""
         sequence = self._by_id[seq]
         if sequence.state is not SequenceState.RESTORING:
             raise InvariantError("book.restored", seq=seq, state=sequence.state.value)
@@ -255,9 +247,9 @@ class SequenceBook:
         sequence.computed = sequence.scheduled = sequence.resumed_at = tokens
 
     def commit(self, batches: Sequence[NanoBatch], tokens: Sequence[int], now_s: float) -> Commit:
-        """A launched step ended well. `tokens` belong to its sampling slices in order.
+        """Record that a launched step succeeded. `tokens[i]` belongs to its i-th sampling slice.
 
-        Slices of sequences that ended meanwhile are ghosts: what they computed is discarded.
+        Slices of sequences that have ended since the launch are ghosts: their results are discarded.
         """
         commit = Commit()
         sampled = iter(tokens)
@@ -271,9 +263,9 @@ class SequenceBook:
     def finish(
         self, seq: SeqId, reason: FinishReason, now_s: float, *, stop_token: int | None = None, error: str | None = None
     ) -> Finished:
-        """End a sequence in whatever state it is."""
+        """End a sequence, in whatever state it is."""
         sequence = self._by_id.pop(seq)
-        self.preemption_book.forget(seq)
+        self.preemption_book.drop(seq)
         tenant = sequence.request.tenant
         del self._seqs_by_tenant[tenant][seq]
         if not self._seqs_by_tenant[tenant]:
@@ -293,26 +285,27 @@ class SequenceBook:
         sequence.end_absence(now_s)
         return sequence.finished(reason, now_s, stop_token=stop_token, error=error)
 
-    def standing(self, now_s: float) -> FairGauges:
-        """How fair it was, tenant by tenant. Cost: O(tenants)."""
-        return self._policy.standing(self.tally, now_s)
+    def fair_gauges(self, now_s: float) -> FairGauges:
+        """Return the gauges of fairness. Cost: O(tenants)."""
+        *_, gauges = self.survey(now_s)
+        return gauges or FairGauges()
 
-    def standings(self, now_s: float) -> Iterator[FairGauges | None]:
-        """Find out the same in pieces: `Policy.standings`."""
-        return self._policy.standings(self.tally, now_s)
+    def survey(self, now_s: float) -> Iterator[FairGauges | None]:
+        """Collect the gauges of fairness in pieces of about 1 ms: yield None until the last piece yields them."""
+        return self._policy.survey(self.preemption_counts, now_s)
 
     def settle(self, measured_s: float, now_s: float) -> None:
-        """The oldest launched step took so long; 0 when it was void."""
+        """Record the measured time of the oldest launched step; 0 if the step was void."""
         self._policy.settle(1e3 * measured_s, now_s)
         self.preemption_book.settle(measured_s)
         tokens, context = self._prompts.popleft()
-        if tokens >= _LEAST_PROMPT:
+        if tokens >= _MIN_PROMPT_TOKENS:
             self._policy.costs.correct_prompts(tokens, context, 1e3 * measured_s)
 
     def void(self, batches: Sequence[NanoBatch], now_s: float, *, is_suspect: bool) -> list[SeqId]:
-        """A launched step failed, or was launched behind one that did: nothing of it counts.
+        """Discard a launched step that failed or was launched behind a failed one.
 
-        Returns the sequences that were in it and are still known. As suspects they run alone from now on.
+        Returns its sequences that have not ended. `is_suspect`: they run alone from now on.
         """
         known: list[SeqId] = []
         for piece in whole_slices(batches):
@@ -332,7 +325,7 @@ class SequenceBook:
         return known
 
     def check_integrity(self) -> None:
-        """Lists, states and progress numbers agree. Errors: InvariantError."""
+        """Check lists, states and progress numbers. Errors: InvariantError."""
         for sequence in self._by_id.values():
             is_right = (
                 0 <= sequence.computed <= sequence.scheduled <= sequence.num_tokens
@@ -352,7 +345,7 @@ class SequenceBook:
         if any(first.rank > second.rank for first, second in pairwise(self.running)):
             raise InvariantError("book.order")
         unplaced = [seq for seq in self.waiting if seq not in self._policy.queue]
-        # Who runs and wants more than the one token of a decode waits for the rest of its prompt.
+        # A running sequence that wants more than the one token of a decode waits for the rest of its prompt.
         unplaced += [one.id for one in self.running if one.want > 1 and one.id not in self._policy.queue]
         if unplaced:
             raise InvariantError("book.queue", seqs=unplaced[:8])
@@ -378,7 +371,7 @@ class SequenceBook:
                 sequence.first_token_s = now_s
                 started_s = now_s if sequence.first_launch_s is None else sequence.first_launch_s
                 commit.firsts.append(FirstToken(sequence.id, started_s))
-            commit.said.append((sequence.id, token))
+            commit.sampled.append((sequence.id, token))
             if (reason := self._end(sequence, token)) is not None:
                 stop_token = token if reason is FinishReason.STOP else None
                 commit.finished.append(self.finish(sequence.id, reason, now_s, stop_token=stop_token))
@@ -393,17 +386,15 @@ class SequenceBook:
             return FinishReason.LENGTH
         return None
 
-    def _preempt(self, sequence: SequenceProgress, now_s: float, reason: PreemptionReason, *, is_swap: bool) -> None:
+    def _preempt(self, sequence: SequenceProgress, now_s: float, reason: PreemptionReason) -> None:
         self.running.remove(sequence)
         self._policy.release(sequence, now_s)
         sequence.preemptions += 1
         sequence.away_since_s = now_s if sequence.away_since_s is None else sequence.away_since_s
         sequence.away_for = reason
-        sequence.lost = max(sequence.lost, sequence.scheduled)  # what is in flight is discarded, too
-        sequence.redo_until = max(sequence.redo_until, sequence.scheduled)
+        sequence.lost_tokens = max(sequence.lost_tokens, sequence.scheduled)  # work in flight is discarded, too
+        sequence.repeated_until = max(sequence.repeated_until, sequence.scheduled)
         sequence.is_aged = False
-        self.num_preemptions += 1
-        self.num_swapped += is_swap
         self.num_preempted += 1
         if sequence.in_flight:
             sequence.state = SequenceState.DRAINING

@@ -1,11 +1,12 @@
-"""How long the slice of a chunked prefill is."""
+"""The length of the slices of a chunked prefill."""
 
 
 def chunk_length(start: int, want: int, budget: int, block_size: int) -> int:
-    """Tokens of the next slice, at most `want` and `budget`.
+    """Return the tokens of the next slice: at most `want` and at most `budget`.
 
-    A slice that cannot finish ends on a block boundary if at least one block remains, so that the block is full and
-    can be hit; else it takes the budget as it is (a budget of 12 with blocks of 16 must not stall).
+    A slice that does not finish the prompt ends on a block boundary if the budget reaches one, so that its last block
+    is full and can be hit. Otherwise the slice takes the whole budget, so that a budget below the block size makes
+    progress.
     """
     length = min(want, budget)
     if length < want:

@@ -1,4 +1,4 @@
-"""Predicted device milliseconds: a table of step times, and a factor that follows what was measured."""
+"""Predicted step times: a measured table, and a factor that follows the measured times."""
 
 import math
 from bisect import bisect_right
@@ -12,23 +12,23 @@ from tiercel.errors import InvariantError
 
 Payer = TypeVar("Payer", bound=Hashable)
 
-_MOST_SAMPLES = 8  # of a long recomputation
+_MAX_SAMPLES = 8  # steps of a long recomputation that are predicted
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):
-    """Measured milliseconds of whole steps, on a grid. The calibration fills one; it is cached as a file.
+    """Measured milliseconds of whole steps, on a grid. `tiercel calibrate` measures a table and stores it as a file.
 
-    `ms` runs through context fastest: index ((prefill * decodes) + decode) * contexts + context.
+    Context varies fastest in `ms`: index ((prefill * decodes) + decode) * contexts + context.
     """
 
-    prefill_tokens: tuple[int, ...]  # computed by the step for prompts; from 0, rising
+    prefill_tokens: tuple[int, ...]  # prompt tokens that the step computes; from 0, rising
     decodes: tuple[int, ...]  # sequences that compute one token each; from 0, rising
-    context_tokens: tuple[int, ...]  # KV that existed before the step, over all its sequences; from 0, rising
+    context_tokens: tuple[int, ...]  # KV tokens of all its sequences before the step; from 0, rising
     ms: tuple[float, ...]
 
 
 class BilledSlice(NamedTuple, Generic[Payer]):
-    """One slice as costs see it."""
+    """One slice, for dividing the cost of a step among payers."""
 
     payer: Payer
     tokens: int
@@ -39,7 +39,7 @@ class BilledSlice(NamedTuple, Generic[Payer]):
 def linear_times(
     base_ms: float = 5.0, prefill_ms: float = 0.05, decode_ms: float = 0.2, context_ms: float = 0.0002
 ) -> StepTimes:
-    """A machine whose steps cost by the piece. The defaults are optimistic: for the time before a calibration."""
+    """Return the table of a machine with linear step times. The defaults are optimistic, for use before calibration."""
     axes = ((0, 512, 2048), (0, 16, 64), (0, 8192, 65536))
     return StepTimes(
         prefill_tokens=axes[0],
@@ -55,51 +55,37 @@ def linear_times(
 
 
 class StepCosts:
-    """What a step will take: the table, made to rise along every axis, times a factor near 1.
+    """Predicts step times: the table, made monotonic along every axis, times a factor that follows measured times.
 
-    Between grid points it is linear, so it never falls when a step grows; beyond the grid it rises with the steepest
-    last stretch of the axis. One factor for all shapes follows the measured times.
+    The table is interpolated linearly, so the prediction never falls when a step grows. Beyond the grid it rises with
+    the steepest last interval of the axis. The factor is the same for all shapes.
     """
 
-    def __init__(self, times: StepTimes, *, alpha: float = 0.1, most_scale: float = 64.0, margin: float = 1.1) -> None:
+    def __init__(self, times: StepTimes, *, alpha: float = 0.1, max_scale: float = 64.0, margin: float = 1.1) -> None:
+        """Errors: InvariantError if the table is not a grid."""
         self.scale = 1.0
-        self._num_prompts = 0
-        self.prompt_scale = 1.0  # the same factor from steps that compute prompts alone
+        self.prompt_scale = 1.0  # the factor of steps that compute prompts only
+        self._num_prompts = 0  # measurements in prompt_scale
         self._alpha = alpha  # weight of the newest measurement
-        self._most_scale = most_scale
-        self._margin = margin  # of a latency goal, against predictions that come out short
+        self._max_scale = max_scale
+        self._margin = margin  # factor on predictions that are compared with a latency goal
         self._axes = (times.prefill_tokens, times.decodes, times.context_tokens)
-        self._times = times
         self._ms = _rising(times)
         self._slopes = _last_slopes(self._axes, self._ms)
         strides = (stride for stride, _ in _strides(self._axes))
         self._grid = tuple(zip(self._axes, strides, self._slopes, strict=True))
 
-    @classmethod
-    def from_table(cls, times: StepTimes) -> "StepCosts":
-        """Costs as calibrated. Errors: InvariantError when the table is no grid."""
-        return cls(times)
-
-    def to_table(self) -> StepTimes:
-        """What it was opened with, corrected by what was measured since: a better start for the next time."""
-        return StepTimes(
-            prefill_tokens=self._times.prefill_tokens,
-            decodes=self._times.decodes,
-            context_tokens=self._times.context_tokens,
-            ms=tuple(self.scale * ms for ms in self._ms),
-        )
-
     def predict_ms(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float:
-        """One step of this shape. 0 for an empty one."""
+        """Return the time of one step of this shape; 0 for an empty step."""
         if not prefill_tokens and not decodes:
             return 0.0
         return self.scale * self._table_ms(prefill_tokens, decodes, context_tokens)
 
     def step_ms(self, prefill_tokens: int, prefill_context: int, decodes: int, decode_context: int) -> float:
-        """One step, when it is known whose the context is.
+        """Return the time of one step, with the context of prompts and of decodes known separately.
 
-        The table's context belongs to prompts where there are any, since it costs the most there; that of the decodes
-        beside them costs what it costs without prompts.
+        In a step with prompts, the table's context is that of the prompts, where context costs the most. The context
+        of decodes costs the same as in a step without prompts.
         """
         if not prefill_tokens and not decodes:
             return 0.0
@@ -110,44 +96,44 @@ class StepCosts:
         return self._table_ms(0, decodes, context) - self._table_ms(0, decodes, 0) if decodes and context else 0.0
 
     def correct(self, predicted_ms: float, measured_ms: float) -> None:
-        """A step that was predicted with the factor as it is now, or was a step or two ago.
+        """Move the factor towards the ratio of measured to predicted time.
 
-        An outlier counts as four times what was predicted, so that one pause does not spoil the factor.
+        A ratio above 4 counts as 4, so that a single pause does not spoil the factor.
         """
         if predicted_ms <= 0 or measured_ms <= 0:
             return
         ratio = min(4.0, max(0.25, measured_ms / predicted_ms))
         scale = self.scale * (1 + self._alpha * (ratio - 1))
-        self.scale = min(self._most_scale, max(1 / self._most_scale, scale))
+        self.scale = min(self._max_scale, max(1 / self._max_scale, scale))
 
     def prompt_ms(self, tokens: int, context: int) -> float:
-        """Predict a step that computes so many tokens of one prompt and nothing else.
+        """Return the time of a step that computes `tokens` tokens of one prompt and nothing else.
 
-        Its own factor follows such steps alone: short decodes are slowed by whatever runs beside them, and what they
-        take says little of a prompt.
+        These steps have a factor of their own: decodes are slowed by the programs beside them, so their time says
+        little about prompts.
         """
         return self.prompt_scale * self._table_ms(tokens, 0, context)
 
     @property
     def largest_prompt(self) -> tuple[int, int]:
-        """The largest (prompt tokens, context) of the table; beyond it the steepest slope of any shape counts."""
+        """The largest (prompt tokens, context) of the table."""
         return self._axes[0][-1], self._axes[2][-1]
 
     def correct_prompts(self, tokens: int, context: int, measured_ms: float) -> None:
-        """Take in how long a step of prompts alone has taken; an outlier counts as in `correct`."""
+        """Move the factor of prompts towards the measured time of a step of prompts only, as `correct` does."""
         predicted_ms = self.prompt_ms(tokens, context)
         if predicted_ms <= 0 or measured_ms <= 0:
             return
         ratio = min(4.0, max(0.25, measured_ms / predicted_ms))
         self._num_prompts += 1
-        alpha = max(self._alpha, 1 / (1 + self._num_prompts))  # a mean of the first ones, beside the table's own time
+        alpha = max(self._alpha, 1 / (1 + self._num_prompts))  # the mean of the first measurements and the table
         scale = self.prompt_scale * (1 + alpha * (ratio - 1))
-        self.prompt_scale = min(self._most_scale, max(1 / self._most_scale, scale))
+        self.prompt_scale = min(self._max_scale, max(1 / self._max_scale, scale))
 
-    def largest_prefill(self, goal_ms: float, prompt_context: int, decodes: int, decode_context: int) -> int:
-        """The most prompt tokens, behind so many others, that a step may hold beside decodes and end within the goal.
+    def max_prefill(self, goal_ms: float, prompt_context: int, decodes: int, decode_context: int) -> int:
+        """Return the maximum prompt tokens with which a step ends within the goal, beside decodes.
 
-        Cost: one look at every prefill point of the table.
+        `prompt_context`: the tokens before these prompt tokens. Cost: O(prefill points of the table).
         """
         goal = goal_ms / (self.scale * self._margin) - self._decode_context_ms(decodes, decode_context)
         points = self._axes[0]
@@ -161,33 +147,32 @@ class StepCosts:
         rise = (goal - heights[index]) / (heights[index + 1] - heights[index])
         return points[index] + int(rise * (points[index + 1] - points[index]))
 
-    def least_prefill(self, most_tokens: int, prompt_context: int, loss: float) -> int:
-        """Return the fewest prompt tokens that a step may hold without being much dearer per token than a full one.
+    def min_prefill(self, max_tokens: int, prompt_context: int, loss: float) -> int:
+        """Return the fewest prompt tokens of a step whose time per token is close to that of a full step.
 
-        A step of so many tokens takes per token at most `1 + loss` times what a step of `most_tokens` takes behind the
-        same context. Cost: one look at every prefill point of the table.
+        Its time per token is at most `1 + loss` times that of a step of `max_tokens` with the same context.
+        Cost: O(prefill points of the table).
         """
-        points = [point for point in self._axes[0] if point < most_tokens] + [most_tokens]
+        points = [point for point in self._axes[0] if point < max_tokens] + [max_tokens]
         heights = [self._table_ms(point, 0, prompt_context) for point in points]
-        rate = (1 + loss) * heights[-1] / most_tokens
+        rate = (1 + loss) * heights[-1] / max_tokens
         for (low, low_ms), (high, high_ms) in pairwise(zip(points, heights, strict=True)):
             over_ms, under_ms = low_ms - rate * low, rate * high - high_ms
             if under_ms >= 0:
                 return min(high, low + math.ceil((high - low) * over_ms / (over_ms + under_ms)))  # floats round up
-        return most_tokens
+        return max_tokens
 
     def recompute_ms(self, tokens: int, start: int = 0, step_tokens: int | None = None) -> float:
-        """Return the time to compute `tokens` anew behind `start` cached ones, in steps of `step_tokens`.
+        """Return the time to compute `tokens` tokens behind `start` cached ones, in steps of `step_tokens`.
 
-        A step has at most as many as the table's largest prefill, and by default so many.
-
-        Of very many steps some stand for their neighbours. Cost: at most 2 * `_MOST_SAMPLES` looks at the table.
+        The default and the maximum of `step_tokens` is the table's largest prefill. Of many steps only a sample is
+        predicted. Cost: at most 2 * `_MAX_SAMPLES` predictions.
         """
         total_ms, chunk = 0.0, self._axes[0][-1] or tokens
         chunk = chunk if step_tokens is None else max(1, min(chunk, step_tokens))
         while tokens > 0:
             whole = tokens // chunk
-            steps = max(1, whole // _MOST_SAMPLES)
+            steps = max(1, whole // _MAX_SAMPLES)
             mean_start = start + (steps - 1) * chunk // 2
             total_ms += steps * self.predict_ms(min(tokens, chunk), 0, mean_start)
             start += steps * chunk
@@ -195,10 +180,11 @@ class StepCosts:
         return total_ms
 
     def share_ms(self, pieces: Iterable[BilledSlice[Payer]]) -> dict[Payer, float]:
-        """The step's predicted milliseconds by who pays; they add up to the prediction.
+        """Divide the step's predicted milliseconds among the payers.
 
-        What any step costs is split by slices; what its decodes add, by decodes and their context; what its prefill
-        adds, by tokens, and the part that grows with the context by tokens times context.
+        The time of an empty step is divided by slices. The time that decodes add is divided by decodes and by their
+        context. The time that prompts add is divided by tokens, and the part that grows with context by tokens times
+        context.
         """
         pieces = list(pieces)
         if not pieces:
@@ -231,7 +217,7 @@ class StepCosts:
         return by_payer
 
     def _table_ms(self, *point: int) -> float:
-        """The table at a point of (prefill tokens, decodes, context tokens)."""
+        """Return the interpolated table at a point (prefill tokens, decodes, context tokens)."""
         ms, beyond_ms, corner = self._ms, 0.0, 0
         between: list[tuple[int, float]] = []  # distance to the next point of an axis, part of the way to it
         for (axis, stride, slope), value in zip(self._grid, point, strict=True):
@@ -260,7 +246,7 @@ def _part(amount_ms: float, own: int, total: int) -> float:
 
 
 def _rising(times: StepTimes) -> list[float]:
-    """The table with every dip filled: at no point below a smaller step. Errors: InvariantError when it is no grid."""
+    """Return the table made monotonic: no point is below a smaller step. Errors: InvariantError if it is not a grid."""
     axes = (times.prefill_tokens, times.decodes, times.context_tokens)
     size = len(axes[0]) * len(axes[1]) * len(axes[2])
     is_grid = all(axis and axis[0] == 0 and all(low < high for low, high in pairwise(axis)) for axis in axes)
@@ -275,7 +261,7 @@ def _rising(times: StepTimes) -> list[float]:
 
 
 def _last_slopes(axes: tuple[tuple[int, ...], ...], ms: list[float]) -> tuple[float, ...]:
-    """Milliseconds per unit beyond the end of each axis: the steepest last stretch, so that nothing is cheap there."""
+    """Return the milliseconds per unit beyond the end of each axis: the steepest of its last intervals."""
     slopes: list[float] = []
     for axis, (stride, length) in zip(axes, _strides(axes), strict=True):
         rises = [ms[i] - ms[i - stride] for i in range(len(ms)) if length > 1 and i // stride % length == length - 1]
@@ -284,5 +270,5 @@ def _last_slopes(axes: tuple[tuple[int, ...], ...], ms: list[float]) -> tuple[fl
 
 
 def _strides(axes: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:
-    """(distance between neighbours, length) of each axis in the flat table."""
+    """Return (distance between neighbours, length) of each axis in the flat table."""
     return [(len(axes[1]) * len(axes[2]), len(axes[0])), (len(axes[2]), len(axes[1])), (1, len(axes[2]))]

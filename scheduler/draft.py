@@ -1,20 +1,19 @@
-"""The plan being drawn; dies with the step."""
+"""The draft of one plan: slices, admissions and preemptions, over an overlay of the cache."""
 
 from collections.abc import Callable
-from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from tiercel.ids import SeqId, TenantId
-from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, SwapCost
-from tiercel.scheduler.fairness import Account
+from tiercel.plan import NanoBatch, Plan, Preemption, PreemptionReason, Slice
 from tiercel.scheduler.nanobatch import capped
+from tiercel.scheduler.preemption_limiter import PreemptionLimiter
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.scheduler.victim import PreemptionLimiter
 
 
 class CachedPrefix(Protocol):
-    """The prefix of a sequence that need not be computed."""
+    """The prefix of a sequence that the cache holds, so that it need not be computed."""
 
     @property
     def tokens(self) -> int: ...
@@ -25,7 +24,7 @@ class CachedPrefix(Protocol):
 
 
 class CacheView(Protocol):
-    """What planning needs from the cache: an overlay that changes nothing until it is sealed."""
+    """The part of the cache that planning needs: an overlay that changes nothing until it is sealed."""
 
     block_size: int
 
@@ -45,129 +44,133 @@ class CacheView(Protocol):
 
 
 class StepSplitter(Protocol):
-    """How a step is cut into nano-batches. `Splitter` is one."""
+    """Splits a step into nano-batches. `Splitter` is one."""
 
     def split(self, slices: tuple[Slice, ...], block_size: int) -> tuple[NanoBatch, ...]: ...
 
 
 class Draft:
-    """Slices, admissions and victims so far, over the cache's overlay."""
+    """The slices, admissions and preemptions of one step so far."""
 
     def __init__(
-        self, cache: CacheView, budget: int, rows: int, now_s: float, chooser: SwapChooser, splitter: StepSplitter
+        self,
+        cache: CacheView,
+        limits: StepLimits,
+        limiter: PreemptionLimiter,
+        chooser: SwapChooser,
+        splitter: StepSplitter,
+        *,
+        now_s: float,
+        step_tokens: int,
+        max_forward_tokens: int | None,
+        order: tuple[SeqId, ...],
     ) -> None:
-        self.cache = cache
-        self.step_tokens = budget  # at the most
-        self.budget = budget  # tokens that are left of them
-        self.rows = rows  # sequences that may run at once
-        self.now_s = now_s
-        self.brake = PreemptionLimiter()
-        self.most_prompt: Callable[[int], int] | None = None  # tokens by prompt context that keep the goals of decodes
-        self.prompt_tokens = 0  # computed by this step
-        self.prompt_context = 0  # the longest before a slice of a prompt
-        self.most_forward_tokens: int | None = None  # of one nano-batch
-        self.order: tuple[SeqId, ...] = ()  # who waits, as of before
+        """Begin a draft.
+
+        `step_tokens` limits the tokens of the step, `max_forward_tokens` those of a nano-batch if it is not None.
+        `order` lists the first waiting sequences before the step.
+        """
+        self.cache: Final = cache
+        self.limits: Final = limits
+        self.limiter: Final = limiter
+        self.now_s: Final = now_s
+        self.step_tokens: Final = step_tokens
+        self.tokens_left = step_tokens
         self.slice_by_seq: dict[SeqId, Slice] = {}
+        self.preemption_by_seq: dict[SeqId, Preemption] = {}  # by victim
         self.admitted: list[SeqId] = []
-        self.restores: list[SeqId] = []
-        self.deferred: list[SeqId] = []
-        self.at_quota: set[TenantId] = set()  # whose next sequence would exceed what they may hold
-        self.held: frozenset[Account] = frozenset()  # indebted: they pause while others can use the step
-        self.victims: dict[SeqId, bool] = {}  # whether it is swapped
-        self.reasons: list[PreemptionReason] = []  # one a victim
-        self.beneficiaries: list[SeqId] = []  # one a victim
-        self.kept: list[int] = []  # tokens of it that a lower tier will have, one a victim
-        self.prices_ms: list[float] = []  # what the preemption costs, one a victim
-        self.costs: list[SwapCost] = []  # predicted, one a victim
-        self.aged: SeqId | None = None
-        self.outstanding = 0  # blocks that the known tokens of those who run still need
-        self.is_short = False  # somebody who runs waits for blocks: nobody may be admitted past them
-        self.is_full = False  # no row is left
-        self.looked_at: set[SeqId] = set()  # those whose turn has come
-        self.has_misfit = False  # somebody whose turn it was did not fit: those behind it may not take room
-        self.blocked: set[Account] = set()  # whose first does not fit: nobody of theirs passes it on space
-        self.blocked_band: float = inf  # the first band of theirs: no band behind it passes, either
+        self.restores: list[SeqId] = []  # the admitted sequences that are restored first
+        self.deferred: list[SeqId] = []  # sequences that wait for a transfer or for a prefix of another sequence
+        self.at_quota: set[TenantId] = set()  # tenants whose next sequence would exceed their quota
+        self.aged: SeqId | None = None  # the sequence that may use the aging share
+        self.blocks_owed = 0  # blocks that the known tokens of the running sequences still need
+        self.is_short = False  # a running sequence waits for blocks, so that no sequence may be admitted
+        self._prompt_tokens = 0  # computed by this step
+        self._prompt_context = 0  # the longest context of a prompt in this step
+        self._max_prompt: Callable[[int], int] | None = None
+        self._max_forward_tokens = max_forward_tokens
+        self._order = order
         self._chooser = chooser
         self._splitter = splitter
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is computed, and nobody is on the way in or out."""
-        return not (self.slice_by_seq or self.restores or self.victims)
+        """Whether the step computes nothing, restores nothing and preempts nothing."""
+        return not (self.slice_by_seq or self.restores or self.preemption_by_seq)
+
+    def limit_prompts(self, max_prompt: Callable[[int], int] | None) -> None:
+        """Limit the prompt tokens of the step by the context of the prompt, so that the goals of decodes are kept."""
+        self._max_prompt = max_prompt
 
     def add(self, sequence: SequenceProgress, start: int, length: int) -> None:
-        """The sequence computes tokens [start, start + length)."""
+        """Add a slice of tokens [start, start + length)."""
         samples = start + length == sequence.num_tokens
         self.slice_by_seq[sequence.id] = Slice(sequence.id, start, length, samples)
-        self.budget -= length
-        self.prompt_tokens += length
-        self.prompt_context = max(self.prompt_context, start)
-        if self.most_prompt is not None:
-            self.budget = min(self.budget, max(0, self.most_prompt(self.prompt_context) - self.prompt_tokens))
+        self.tokens_left -= length
+        self._prompt_tokens += length
+        self._prompt_context = max(self._prompt_context, start)
+        if self._max_prompt is not None:
+            most = self._max_prompt(self._prompt_context) - self._prompt_tokens
+            self.tokens_left = min(self.tokens_left, max(0, most))
         if length > 1:
             self.cache.claim(sequence.id, start, start + length)
 
     def prompt_budget(self, start: int) -> int:
-        """Tokens that a prompt may have behind `start` others: within the goals of those that decode.
+        """Return the tokens that a prompt with `start` tokens of context may have within the goals of decodes.
 
-        The first of a step gets a block at least, or prompts would never get through.
+        The first prompt of a step gets at least a block, so that prompts make progress.
         """
-        if self.most_prompt is None:
-            return self.budget
-        most = self.most_prompt(max(self.prompt_context, start)) - self.prompt_tokens
-        return min(self.budget, max(most, 0 if self.prompt_tokens else self.cache.block_size))
+        if self._max_prompt is None:
+            return self.tokens_left
+        most = self._max_prompt(max(self._prompt_context, start)) - self._prompt_tokens
+        return min(self.tokens_left, max(most, 0 if self._prompt_tokens else self.cache.block_size))
 
     def decode(self, sequence: SequenceProgress) -> None:
-        """The sequence computes the one token that it wants."""
+        """Add a slice of the one token that a decoding sequence wants."""
         self.slice_by_seq[sequence.id] = Slice(sequence.id, sequence.scheduled, 1, True)
-        self.budget -= 1
+        self.tokens_left -= 1
 
     def extend(self, sequence: SequenceProgress, length: int) -> None:
-        """A longer slice instead of the one it has. The budget gives the difference."""
+        """Replace the slice of a sequence by a longer one from the same start."""
         piece = self.slice_by_seq[sequence.id]
-        self.budget += piece.length
-        self.prompt_tokens -= piece.length
+        self.tokens_left += piece.length
+        self._prompt_tokens -= piece.length
         self.add(sequence, piece.start, length)
 
     def preempt(
         self, victim: SequenceProgress, reason: PreemptionReason, beneficiary: SequenceProgress, price_ms: float = 0.0
     ) -> bool:
-        """Preempt a sequence on behalf of another. Return True when some of its blocks are spilled first."""
+        """Preempt a sequence on behalf of another. Return whether blocks of the victim are spilled first."""
         piece = self.slice_by_seq.pop(victim.id, None)
         if piece is not None:
-            self.budget += piece.length
-            self.prompt_tokens -= piece.length if piece.length > 1 else 0
+            self.tokens_left += piece.length
+            self._prompt_tokens -= piece.length if piece.length > 1 else 0
         dirty, near, far = self.cache.blocks_below(victim.id)
         decision = self._chooser.decide(dirty, near, far, victim.scheduled)
-        swaps = decision.swaps
-        spills = swaps and dirty > 0
-        self.cache.release(victim.id, spills=swaps)
-        self.victims[victim.id] = swaps
-        self.costs.append(decision.cost)
-        self.reasons.append(reason)
-        self.beneficiaries.append(beneficiary.id)
-        self.prices_ms.append(price_ms)
-        self.kept.append(self.cache.block_size * (dirty + near + far if swaps else 0))
-        return spills
+        self.cache.release(victim.id, spills=decision.swaps)
+        self.preemption_by_seq[victim.id] = Preemption(
+            victim=victim.id,
+            beneficiary=beneficiary.id,
+            reason=reason,
+            is_swap=decision.swaps,
+            kept_tokens=self.cache.block_size * (dirty + near + far) if decision.swaps else 0,
+            cost=decision.cost,
+            price_ms=price_ms,
+        )
+        return decision.swaps and dirty > 0
 
     def plan(self) -> Plan:
-        """The frozen value."""
-        come = set(self.admitted)
+        """Return the plan."""
+        admitted = set(self.admitted)
         return Plan(
             nano_batches=self._nano_batches(),
             admitted=tuple(self.admitted),
-            victims=tuple(self.victims),
-            reasons=tuple(self.reasons),
-            beneficiaries=tuple(self.beneficiaries),
-            kept=tuple(self.kept),
-            prices_ms=tuple(self.prices_ms),
-            costs=tuple(self.costs),
-            swapped=tuple(seq for seq, swaps in self.victims.items() if swaps),
             restores=tuple(self.restores),
+            preemptions=tuple(self.preemption_by_seq.values()),
             aged=self.aged,
             deferred=tuple(self.deferred),
             at_quota=tuple(sorted(self.at_quota)),
-            next_order=tuple(seq for seq in self.order if seq not in come),
+            next_order=tuple(seq for seq in self._order if seq not in admitted),
         )
 
     def _nano_batches(self) -> tuple[NanoBatch, ...]:
@@ -175,5 +178,5 @@ class Draft:
         if not slices:
             return ()
         batches = self._splitter.split(slices, block_size)
-        most = self.most_forward_tokens
+        most = self._max_forward_tokens
         return batches if most is None else capped(batches, most, block_size)

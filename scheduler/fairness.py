@@ -1,193 +1,175 @@
-"""What every tenant is owed: the deficits behind the fairness gate. Time is a parameter."""
+"""The deficits behind the fairness gate: how much service each account is owed. Time is a parameter."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tiercel.errors import InvariantError
 from tiercel.ids import TenantId
-from tiercel.scheduler.fairness_limits import FairLimits
-
-
-class Account(NamedTuple):
-    """One tenant's work in one priority band: what is queued, gated and charged.
-
-    Deficits belong to accounts, not to tenants: a band must refill although a band below starves with credit left.
-    """
-
-    band: int  # lower goes first
-    tenant: TenantId
+from tiercel.scheduler.account import Account, AccountState, BandState
+from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
 
 
 class Charge(NamedTuple):
-    """What a launched step was charged, until its time is known."""
+    """The predicted charge of a launched step, until the step's time is measured."""
 
     predicted_ms: float
-    shares: tuple[tuple[Account, float], ...]  # milliseconds; their sum is `predicted_ms`
+    shares: tuple[tuple[Account, float], ...]  # milliseconds; they sum to `predicted_ms`
 
 
-class Standing(NamedTuple):
-    """One account as metrics show it."""
-
-    account: Account
-    weight: float
-    deficit_ms: float
-    num_waiting: int
-    num_running: int
-    is_barred: bool
+NO_CHARGE = Charge(0.0, ())
 
 
-class _State:
-    """One account's books."""
+class NoFairness:
+    """Takes the place of the TenantBook under the policies `priority` and `fcfs`: every account is always eligible."""
 
-    __slots__ = (
-        "account", "band", "contested_from_s", "deficit_ms", "entry_patience_s", "idle_from_s", "is_barred",
-        "is_eligible", "is_overdrawn", "is_patient", "num_ready", "num_running", "num_waiting", "patience_s",
-        "patient_from_s", "settled_ms", "weight",
-    )  # fmt: skip
+    limits = fair_limits(0.0)
+    has_debtors = False
 
-    def __init__(self, account: Account, band: "_Band", weight: float) -> None:
-        self.account = account
-        self.band = band
-        self.weight = weight
-        self.deficit_ms = 0.0  # q: service it may still have before others go first; negative: debt
-        self.num_waiting = 0
-        self.num_ready = 0  # of them dispatchable: nothing but capacity keeps them from a slice
-        self.num_running = 0
-        self.is_eligible = False  # has deficit left
-        self.is_patient = False  # eligible and dispatchable: its patience runs
-        self.is_overdrawn = False  # debt beyond D
-        self.is_barred = False  # preempted for debt
-        self.settled_ms = 0.0  # of this debt: what preemptions for it have settled
-        self.patience_s = 0.0  # run so far, without the stretch from patient_from_s on
-        self.patient_from_s = 0.0
-        self.entry_patience_s = 0.0  # what its patience read when a sequence of it last came in
-        self.idle_from_s = 0.0  # when it last had no work any more
-        self.contested_from_s = 0.0  # reading of the band's clock when it was overdrawn
+    def __init__(self, served_ms: dict[TenantId, float] | None = None) -> None:
+        self.served_ms = {} if served_ms is None else served_ms  # by the policy before, kept for the policy after
 
-    @property
-    def has_work(self) -> bool:
-        return self.num_waiting > 0 or self.num_running > 0
+    def set_weights(self, weights: Mapping[TenantId, float], now_s: float) -> None: ...
+    def set_weight(self, tenant: TenantId, weight: float, now_s: float) -> None: ...
+    def set_limits(self, limits: FairLimits, now_s: float) -> None: ...
+    def wait(self, account: Account, num_waiting: int, num_ready: int, now_s: float) -> None: ...
+    def run(self, account: Account, num_running: int, now_s: float) -> None: ...
+    def refill(self, now_s: float) -> None: ...
+    def settle(self, charge: Charge, measured_ms: float, now_s: float) -> None: ...
+    def bar(self, victim: Account, price_ms: float = 0.0) -> None: ...
+    def check_integrity(self) -> None: ...
 
+    def charge(self, shares: Mapping[Account, float], now_s: float) -> Charge:
+        return NO_CHARGE
 
-class _Band:
-    """The accounts of one band, and how often which kind is found."""
+    def state(self, account: Account) -> AccountState | None:
+        return None
 
-    __slots__ = ("contested_s", "counted_to_s", "num_patient", "overdrawn", "ready", "working")
+    def overdrawn(self, band: int) -> Iterable[Account]:
+        return ()
 
-    def __init__(self) -> None:
-        self.working: dict[Account, _State] = {}  # with any work
-        self.ready: dict[Account, _State] = {}  # with dispatchable waiting work
-        self.overdrawn: dict[Account, _State] = {}  # with more debt than D
-        self.num_patient = 0  # accounts
-        self.contested_s = 0.0  # how long somebody's patience has run, whosever it was
-        self.counted_to_s = 0.0
+    def is_overdue(self, state: AccountState, now_s: float) -> bool:
+        return False
 
-    def clock_s(self, now_s: float) -> float:
-        """Time during which somebody was eligible, dispatchable and waiting."""
-        return self.contested_s + (max(0.0, now_s - self.counted_to_s) if self.num_patient else 0.0)
+    def is_eligible(self, account: Account) -> bool:
+        return True
 
-    def count(self, change: int, now_s: float) -> None:
-        self.contested_s = self.clock_s(now_s)
-        self.counted_to_s = now_s
-        self.num_patient += change
+    def is_ready(self, account: Account) -> bool:
+        return False
+
+    def may_admit(self, account: Account, now_s: float) -> bool:
+        return True
+
+    def may_age(self, account: Account) -> bool:
+        return True
+
+    def share(self, account: Account) -> float:
+        return 1.0
+
+    def lead(self, account: Account) -> float:
+        return 0.0
+
+    def weight(self, account: Account) -> float:
+        return 1.0
+
+    def ready_weight(self, band: int) -> float:
+        return 0.0
+
+    def take_changed(self) -> set[Account]:
+        return set()
 
 
 class TenantBook:
-    """Deficits of all accounts: the only writer of who is eligible, in debt or barred.
+    """The deficits of all accounts. The only writer of which accounts are eligible, in debt or barred.
 
-    Inside a band an account with deficit left goes before one without. Each step's predicted milliseconds are charged
-    to whom it served and corrected by the measured ones. When every account with dispatchable waiting work has spent
-    its deficit, all with any work get a quantum times their weight.
+    Inside a band, accounts with deficit left go before accounts without. The predicted milliseconds of each step are
+    charged to the accounts that it serves, and corrected by the measured time. When every account with dispatchable
+    waiting work has spent its deficit, every account with any work gets a quantum times its weight.
 
-    Cost: constant per account touched; a refill walks the band.
+    Cost: constant per account touched; a refill visits all accounts of the band.
     """
 
-    def __init__(self, limits: FairLimits, weights: Mapping[TenantId, float] | None = None) -> None:
+    def __init__(
+        self, limits: FairLimits, weights: Mapping[TenantId, float] | None = None,
+        served_ms: dict[TenantId, float] | None = None,
+    ) -> None:  # fmt: skip
         self.limits = limits
-        self._default_weight = 1.0
-        self._weights: dict[TenantId, float] = {}
-        self._states: dict[Account, _State] = {}
-        self._bands: dict[int, _Band] = {}
-        self._working_weight = 0.0
-        self._turned: set[Account] = set()
-        self._idle: list[_State] = []  # without work or debt when they were listed
-        self.served_ms: dict[TenantId, float] = {}  # charged since start
-        self.largest_price_ms: dict[Account, float] = {}  # of preempting one of its sequences for debt, as asked so far
+        self.served_ms = {} if served_ms is None else served_ms  # charged since start
         self.num_refills = 0
-        self.set_shares(weights or {}, 1.0, 0.0)
+        self._weights: dict[TenantId, float] = {}  # of tenants whose weight is set; 1 for others
+        self._states: dict[Account, AccountState] = {}
+        self._bands: dict[int, BandState] = {}
+        self._working_weight = 0.0
+        self._changed: set[Account] = set()
+        self._idle: list[AccountState] = []  # had neither work nor debt when they were listed
+        self.set_weights(weights or {}, 0.0)
 
-    # what happens
+    # ---- events
 
-    def set_shares(self, weights: Mapping[TenantId, float], default: float, now_s: float) -> None:
-        """New weights, at any time: everybody keeps deficit per weight. Errors: InvariantError when one is not > 0."""
-        if any(not 0 < weight < float("inf") for weight in (default, *weights.values())):
+    def set_weights(self, weights: Mapping[TenantId, float], now_s: float) -> None:
+        """Set the weights of all tenants; accounts keep their deficit per weight. Tenants that are left out have 1.
+
+        Errors: InvariantError if a weight is not a positive number.
+        """
+        if any(not 0 < weight < float("inf") for weight in weights.values()):
             raise InvariantError("fairness.weight")
-        self._weights, self._default_weight = dict(weights), default
-        self._weigh(self._states.values(), now_s)
+        self._weights = dict(weights)
+        self._reweigh(self._states.values(), now_s)
 
     def set_weight(self, tenant: TenantId, weight: float, now_s: float) -> None:
-        """Set the weight of one tenant, as `set_shares`."""
+        """Set the weight of one tenant; its accounts keep their deficit per weight."""
         self._weights[tenant] = weight
-        self._weigh(filter(None, (self._states.get(Account(band, tenant)) for band in self._bands)), now_s)
-
-    def _weigh(self, states: Iterable[_State], now_s: float) -> None:
-        for state in states:
-            weight = self.weight(state.account)
-            self._working_weight += weight - state.weight if state.has_work else 0.0
-            state.deficit_ms *= weight / state.weight
-            state.weight = weight
-            self._reflect(state, now_s)
+        self._reweigh(filter(None, (self._states.get(Account(band, tenant)) for band in self._bands)), now_s)
 
     def set_limits(self, limits: FairLimits, now_s: float) -> None:
-        """New limits, as after a calibration."""
+        """Set new limits, for example after a calibration. Deficits are cut to the new quantum."""
         self.limits = limits
         for state in self._states.values():
             state.deficit_ms = min(state.deficit_ms, state.weight * limits.quantum_ms)
-            self._reflect(state, now_s)
+            self._update(state, now_s)
 
     def wait(self, account: Account, num_waiting: int, num_ready: int, now_s: float) -> None:
-        """So many sequences of the account wait now, so many of them dispatchable.
+        """Set the number of the account's waiting sequences, and of those among them that are dispatchable.
 
-        Dispatchable: only capacity (blocks, a row, budget) keeps it from a slice; not one that is being restored or
-        whose prefix another sequence is computing. A prefill that is not through waits, too.
+        A sequence is dispatchable if only capacity (blocks, a row, budget) keeps it from a slice. Sequences that are
+        being restored, or whose prefix another sequence computes, are not. An unfinished prefill waits, too.
         """
-        state = self._state(account)
-        self._return(state, num_waiting > 0 or state.num_running > 0, now_s)
+        state = self._open(account)
+        self._change_work(state, num_waiting > 0 or state.num_running > 0, now_s)
         state.num_waiting, state.num_ready = num_waiting, num_ready
         if num_ready:
             state.band.ready[account] = state
         else:
             state.band.ready.pop(account, None)
-        self._reflect(state, now_s)
+        self._update(state, now_s)
         if not num_waiting:
             state.patience_s = state.entry_patience_s = 0.0
 
     def run(self, account: Account, num_running: int, now_s: float) -> None:
-        """So many sequences of the account hold blocks now."""
-        state = self._state(account)
-        self._return(state, num_running > 0 or state.num_waiting > 0, now_s)
+        """Set the number of the account's sequences that hold blocks."""
+        state = self._open(account)
+        self._change_work(state, num_running > 0 or state.num_waiting > 0, now_s)
         if num_running > state.num_running:
-            state.entry_patience_s = self.patience_s(account, now_s)
+            state.entry_patience_s = state.elapsed_patience_s(now_s)
         state.num_running = num_running
-        self._reflect(state, now_s)
+        self._update(state, now_s)
 
     def refill(self, now_s: float) -> None:
-        """Start of a plan: quanta for every band in which no dispatchable waiting account has deficit left."""
+        """Begin a plan: refill every band in which no account with dispatchable waiting work has deficit left."""
         self._forget_idle()
         for band in self._bands.values():
             if band.ready and not band.num_patient:
                 self._refill(band, now_s)
 
     def charge(self, shares: Mapping[Account, float], now_s: float) -> Charge:
-        """A step is launched: its predicted milliseconds, by who pays."""
+        """Charge the predicted milliseconds of a launched step to the accounts that it serves."""
         for account, share_ms in shares.items():
             self._pay(account, share_ms, now_s)
         return Charge(sum(shares.values()), tuple(shares.items()))
 
     def settle(self, charge: Charge, measured_ms: float, now_s: float) -> None:
-        """The step took so long: charges are corrected in proportion. 0 gives a void step's charge back.
+        """Correct a charge in proportion to the measured time. 0 gives the charge of a void step back.
 
-        What a step took beyond the longest one is nobody's fault and charged to nobody.
+        Time beyond the longest step is not charged to any account.
         """
         if charge.predicted_ms <= 0:
             return
@@ -199,144 +181,89 @@ class TenantBook:
             self._pay(account, share_ms * surplus, now_s)
 
     def bar(self, victim: Account, price_ms: float = 0.0) -> None:
-        """A sequence of the account was preempted for debt: none is admitted while an eligible account waits.
+        """Record that a sequence of the account was preempted for debt.
 
-        The debt that made the preemption worth its price justifies no other one.
+        None of the account's sequences is admitted while an eligible account waits. The debt that was worth the price
+        of this preemption justifies no other one.
         """
-        state = self._state(victim)
+        state = self._open(victim)
         state.is_barred = True
         state.settled_ms += self.limits.worth * price_ms
 
-    # what follows
+    # ---- queries
+
+    @property
+    def has_debtors(self) -> bool:
+        """Whether any account has a debt beyond D."""
+        return any(band.overdrawn for band in self._bands.values())
+
+    def state(self, account: Account) -> AccountState | None:
+        """Return the state of an account, to read; None if it has neither work nor debt."""
+        return self._states.get(account)
+
+    def overdrawn(self, band: int) -> Iterable[Account]:
+        """Return the accounts of a band that have a debt beyond D."""
+        state = self._bands.get(band)
+        return () if state is None else state.overdrawn
+
+    def is_overdue(self, state: AccountState, now_s: float) -> bool:
+        """Return whether the account has been overdrawn for the patience while others were eligible and waited."""
+        return state.is_overdrawn and state.band.clock_s(now_s) - state.contested_from_s >= self.limits.patience_s
 
     def is_eligible(self, account: Account) -> bool:
-        """Deficit left."""
+        """Return whether the account has deficit left."""
         state = self._states.get(account)
         return state is not None and state.is_eligible
 
     def is_ready(self, account: Account) -> bool:
-        """Has dispatchable waiting work: only capacity keeps it from a slice."""
+        """Return whether the account has dispatchable waiting work."""
         state = self._states.get(account)
         return state is not None and state.num_ready > 0
 
-    def debtors(self, creditor: Account, now_s: float) -> frozenset[Account]:
-        """The accounts that may be preempted for debt in favour of this one."""
-        band = self._bands.get(creditor.band)
-        if band is None or not band.overdrawn:
-            return frozenset()
-        return frozenset(one for one in band.overdrawn if self.may_take_for_debt(creditor, one, now_s))
-
     def may_admit(self, account: Account, now_s: float) -> bool:
-        """False for an account whose work would be preempted for debt at once."""
+        """Return False if a sequence of the account would be preempted for debt at once."""
         state = self._states.get(account)
         if state is None or not state.band.num_patient or not (state.is_barred or state.is_overdrawn):
             return True
-        return not (state.is_barred or self._is_overdue(state, now_s))
+        return not (state.is_barred or self.is_overdue(state, now_s))
 
     def may_age(self, account: Account) -> bool:
-        """The aging share is for those who starve, not for those whose debt is why they wait."""
+        """Return False if the account waits because of its own debt, so that the aging share is not for it."""
         state = self._states.get(account)
         return state is None or not (state.is_overdrawn and state.band.num_patient)
 
-    def payer(self, owner: Account, culprit: Account | None) -> Account:
-        """Who pays for computing again what a preemption threw away: who caused it, as long as its credit allows."""
-        state = self._states.get(culprit) if culprit is not None else None
-        return owner if state is None or state.is_overdrawn else state.account
-
-    def patience_s(self, account: Account, now_s: float) -> float:
-        """How long the account has been eligible and dispatchable since it began to wait. Service does not reset it."""
-        state = self._states.get(account)
-        if state is None:
-            return 0.0
-        return state.patience_s + (now_s - state.patient_from_s if state.is_patient else 0.0)
-
-    def may_take_for_debt(self, beneficiary: Account, victim: Account, now_s: float, *, price_ms: float = 0.0) -> bool:
-        """Within one band an eligible, dispatchable account may preempt an overdrawn one after its patience.
-
-        Or after the debtor has been overdrawn for as long while anybody at all waited: a row of impatient
-        newcomers, none of whom stays, must not shield it. In either case only when the debt beyond D is `worth`
-        times the price of the preemption, so that switching costs a small part of what it settles.
-        """
-        first, second = self._states.get(beneficiary), self._states.get(victim)
-        if first is None or second is None or first.band is not second.band:
-            return False
-        if not first.is_patient or not second.is_overdrawn:
-            return False
-        if price_ms > self.largest_price_ms.get(victim, 0.0):
-            self.largest_price_ms[victim] = price_ms
-        beyond_ms = -second.deficit_ms - second.weight * self.limits.debt_ms
-        if price_ms > 0 and beyond_ms < second.settled_ms + self.limits.worth * price_ms:
-            return False
-        is_out = self.patience_s(beneficiary, now_s) >= self.limits.patience_s
-        return is_out or self._is_overdue(second, now_s)
-
     def share(self, account: Account) -> float:
-        """The account's part of HBM: its weight among those that have any work, in all bands."""
+        """Return the account's share of HBM: its weight among all accounts with work, in all bands."""
         state = self._states.get(account)
         weight = self.weight(account) if state is None else state.weight
         total = self._working_weight + (weight if state is None or not state.has_work else 0.0)
         return weight / total
 
-    def is_shut_out(self, account: Account, now_s: float) -> bool:
-        """Eligible and dispatchable for as long as its patience, and nothing of it has come in."""
-        state = self._states.get(account)
-        if state is None or not state.is_patient:
-            return False
-        return self.patience_s(account, now_s) - state.entry_patience_s >= self.limits.patience_s
-
-    def may_take_for_share(
-        self, beneficiary: Account, victim: Account, *, would_hold: float, victim_holds: float, now_s: float,
-        price_ms: float = 0.0,
-    ) -> bool:  # fmt: skip
-        """Within one band an eligible account that stays under its share of HBM may take from one over its own.
-
-        When it has been shut out for as long as its patience: while room comes free by itself, switching only costs.
-        And for `worth` times the price: so much was computed meanwhile, and the price is a small part of it.
-        Both holdings are parts of HBM: `would_hold` with what it asks for, `victim_holds` as it is.
-        """
-        first, second = self._states.get(beneficiary), self._states.get(victim)
-        if first is None or second is None or first is second or first.band is not second.band:
-            return False
-        waited_ms = 1e3 * (self.patience_s(beneficiary, now_s) - first.entry_patience_s)
-        return (
-            self.is_shut_out(beneficiary, now_s)
-            and waited_ms >= self.limits.worth * price_ms
-            and would_hold <= self.share(beneficiary)
-            and victim_holds > self.share(victim)
-        )
-
     def lead(self, account: Account) -> float:
-        """Service ahead of its share in milliseconds per weight: larger is deeper in debt."""
+        """Return the account's lead over its share in milliseconds per weight. A larger lead is a deeper debt."""
         state = self._states.get(account)
         return 0.0 if state is None else -state.deficit_ms / state.weight
 
     def weight(self, account: Account) -> float:
-        """The weight of its tenant."""
-        return self._weights.get(account.tenant, self._default_weight)
+        """Return the weight of the account's tenant."""
+        return self._weights.get(account.tenant, 1.0)
 
     def ready_weight(self, band: int) -> float:
-        """The weights of all accounts of a band that have dispatchable waiting work. Cost: O(accounts)."""
-        found = self._bands.get(band)
-        return sum(state.weight for state in found.ready.values()) if found is not None else 0.0
+        """Return the sum of the weights of a band's accounts with dispatchable waiting work. Cost: O(accounts)."""
+        state = self._bands.get(band)
+        return sum(one.weight for one in state.ready.values()) if state is not None else 0.0
 
-    def take_turned(self) -> set[Account]:
-        """Accounts whose eligibility may have changed since the last call."""
-        turned, self._turned = self._turned, set()
-        return turned
-
-    def standings(self) -> list[Standing]:
-        """All accounts that have work or debt."""
-        return [
-            Standing(one.account, one.weight, one.deficit_ms, one.num_waiting, one.num_running, one.is_barred)
-            for one in self._states.values()
-        ]
+    def take_changed(self) -> set[Account]:
+        """Return the accounts whose eligibility may have changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def check_integrity(self) -> None:
-        """Counts, flags and limits agree. Errors: InvariantError."""
-        most = self.limits.quantum_ms * (1 + 1e-9)
+        """Check counts, flags and limits. Errors: InvariantError."""
+        max_deficit_ms = self.limits.quantum_ms * (1 + 1e-9)
         for state in self._states.values():
             is_right = (
-                state.deficit_ms <= state.weight * most
+                state.deficit_ms <= state.weight * max_deficit_ms
                 and state.is_eligible == (state.deficit_ms > 0)
                 and state.is_patient == (state.is_eligible and state.num_ready > 0)
                 and (state.account in state.band.ready) == (state.num_ready > 0)
@@ -352,27 +279,28 @@ class TenantBook:
             if (band.num_patient, band.overdrawn.keys()) != (num_patient, overdrawn):
                 raise InvariantError("fairness.band", band=number)
 
-    # the rules that the bound rests on
+    # ---- the rules that the bound on service rests on
 
-    def _refill(self, band: _Band, now_s: float) -> None:
-        """As many quanta at once as it takes until somebody who waits has deficit again."""
+    def _refill(self, band: BandState, now_s: float) -> None:
+        """Add quanta to all accounts with work, until an account with dispatchable waiting work has deficit left."""
         quantum_ms = self.limits.quantum_ms
         rounds = 1 + min(int(-state.deficit_ms / (state.weight * quantum_ms)) for state in band.ready.values())
         for state in band.working.values():
-            most_ms = state.weight * quantum_ms
-            state.deficit_ms = min(most_ms, state.deficit_ms + rounds * most_ms)
-            self._reflect(state, now_s)
+            max_ms = state.weight * quantum_ms
+            state.deficit_ms = min(max_ms, state.deficit_ms + rounds * max_ms)
+            self._update(state, now_s)
         self.num_refills += 1
 
-    def _clamp(self, state: _State) -> None:
-        """Using a machine that nobody else could use is free: no debt grows past D."""
+    def _clamp(self, state: AccountState) -> None:
+        """Limit the debt to D if no other account could use the machine."""
         if len(state.band.ready) == (state.num_ready > 0):
             state.deficit_ms = max(state.deficit_ms, -state.weight * self.limits.debt_ms)
 
-    def _return(self, state: _State, has_work: bool, now_s: float) -> None:
-        """From idle: credit is lost, debt is kept. Called before the counts change.
+    def _change_work(self, state: AccountState, has_work: bool, now_s: float) -> None:
+        """Note that the account gets or loses its last work. Call before its counts change.
 
-        A sequence that leaves the queue and runs at the same moment makes nobody idle.
+        An account that returns from idle loses its deficit and keeps its debt. An account is not idle if its last
+        sequence leaves the queue and runs at the same moment.
         """
         if has_work == state.has_work:
             return
@@ -387,23 +315,28 @@ class TenantBook:
             self._idle.append(state)
 
     def _pay(self, account: Account, amount_ms: float, now_s: float) -> None:
-        state = self._state(account)
+        state = self._open(account)
         self.served_ms[account.tenant] = self.served_ms.get(account.tenant, 0.0) + amount_ms
         state.deficit_ms = min(state.deficit_ms - amount_ms, state.weight * self.limits.quantum_ms)
         self._clamp(state)
-        self._reflect(state, now_s)
+        self._update(state, now_s)
         if not state.has_work and state.deficit_ms >= 0:
             self._idle.append(state)
 
-    def _is_overdue(self, state: _State, now_s: float) -> bool:
-        return state.is_overdrawn and state.band.clock_s(now_s) - state.contested_from_s >= self.limits.patience_s
+    def _reweigh(self, states: Iterable[AccountState], now_s: float) -> None:
+        for state in states:
+            weight = self.weight(state.account)
+            self._working_weight += weight - state.weight if state.has_work else 0.0
+            state.deficit_ms *= weight / state.weight
+            state.weight = weight
+            self._update(state, now_s)
 
-    def _reflect(self, state: _State, now_s: float) -> None:
-        """Flags and clocks follow the deficit and the counts."""
+    def _update(self, state: AccountState, now_s: float) -> None:
+        """Update flags and clocks after a change of the deficit or of the counts."""
         is_eligible = state.deficit_ms > 0
         if is_eligible != state.is_eligible:
             state.is_eligible = is_eligible
-            self._turned.add(state.account)
+            self._changed.add(state.account)
             if is_eligible:
                 state.is_barred = False
                 state.settled_ms = 0.0
@@ -424,15 +357,15 @@ class TenantBook:
                 del state.band.overdrawn[state.account]
             state.contested_from_s = state.band.clock_s(now_s)
 
-    def _state(self, account: Account) -> _State:
+    def _open(self, account: Account) -> AccountState:
         state = self._states.get(account)
         if state is None:
-            band = self._bands.setdefault(account.band, _Band())
-            state = self._states[account] = _State(account, band, self.weight(account))
+            band = self._bands.setdefault(account.band, BandState())
+            state = self._states[account] = AccountState(account, band, self.weight(account))
         return state
 
     def _forget_idle(self) -> None:
-        """An idle account without debt is as good as a new one."""
+        """Drop idle accounts without debt, which are equal to new ones."""
         for state in self._idle:
             if state.deficit_ms >= 0 and not state.has_work and self._states.get(state.account) is state:
                 del self._states[state.account]

@@ -1,6 +1,4 @@
-"""How far service may drift from the weights."""
-
-from collections.abc import Iterable
+"""The limits on how far service may drift from the tenants' weights."""
 
 from msgspec import Struct
 
@@ -10,24 +8,20 @@ from tiercel.scheduler.preemption_budget import WORTH
 class FairLimits(Struct, frozen=True, kw_only=True):
     """How far service may drift from the weights.
 
-    Two accounts i and j of one band that both have dispatchable work differ by at most `bound_ms` of service per
-    weight: the sum, over both, of quantum_ms + debt_ms + (step_ms + 1e3 * patience_s + worth * price_ms) / weight.
-    `price_ms` is what preempting a sequence of the account costs. A sequence whose price exceeds what the
-    `PreemptionBudget` leaves is not preempted: until it ends, its account may be served more than that.
+    Two accounts of one band that both have dispatchable work differ in service per weight by at most the sum of their
+    `lead_ms`. The price in it is the largest price of preempting one of the account's sequences. A sequence whose
+    price exceeds what the `PreemptionBudget` leaves is not preempted: its account may be served more than the bound
+    until the sequence ends.
     """
 
-    step_ms: float  # U: the most that one step charges
-    quantum_ms: float  # Q: a refill gives an account this times its weight, and it never holds more
-    debt_ms: float  # D: a debt beyond this times the weight may be preempted
-    patience_s: float = 0.5  # tau: how long an eligible account waits before others are preempted for it
-    worth: float = WORTH  # a debt beyond D is preempted when it is so many times the price
-
-    def bound_ms(self, weights: Iterable[float], price_ms: float = 0.0) -> float:
-        """The most by which two accounts with these weights may differ in service per weight."""
-        return sum(self.lead_ms(weight, price_ms) for weight in weights)
+    step_ms: float  # U: the maximum that one step charges
+    quantum_ms: float  # Q: a refill adds this times the weight, which is also the maximum deficit
+    debt_ms: float  # D: the sequences of an account may be preempted for a debt beyond this times the weight
+    patience_s: float = 0.5  # tau: the time for which an eligible account waits before others are preempted for it
+    worth: float = WORTH  # a preemption for debt must settle at least this many times its price
 
     def lead_ms(self, weight: float, price_ms: float = 0.0) -> float:
-        """The most by which one account may be ahead of another in service per weight."""
+        """Return the largest lead in service per weight of an account over another one."""
         contested_ms = self.step_ms + 1e3 * self.patience_s + self.worth * price_ms
         return self.quantum_ms + self.debt_ms + contested_ms / weight
 
@@ -35,12 +29,12 @@ class FairLimits(Struct, frozen=True, kw_only=True):
 def fair_limits(
     step_ms: float, patience_s: float = 0.5, *, quantum_steps: float = 0.5, debt_steps: float = 4.0
 ) -> FairLimits:
-    """The limits for a machine whose longest step charges `step_ms`: Q = U / 2, D = 4 U.
+    """Return the limits for a machine whose longest step takes `step_ms`: Q = U / 2, D = 4 U.
 
-    A tenant that comes back waits up to two quanta of each tenant that floods, so a small quantum isolates better; a
-    large one leaves more of the order to deadlines. Sequences that run make debts and others pay them back by
-    themselves: a D below what they owe on the way makes them pause, or give way, all the time; a larger D buys no
-    throughput and is paid by others' waiting (docs/decisions/0014).
+    A tenant that returns from idle waits for up to two quanta of each flooding tenant, so a small quantum isolates
+    better; a large quantum leaves more of the order to deadlines. Running sequences make debts that the service of
+    others pays back by itself. With a D below these debts, sequences are paused or preempted all the time. A larger D
+    gains no throughput and makes other tenants wait longer (docs/decisions/0014).
     """
     return FairLimits(
         step_ms=step_ms, quantum_ms=quantum_steps * step_ms, debt_ms=debt_steps * step_ms, patience_s=patience_s

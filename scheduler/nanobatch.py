@@ -1,7 +1,7 @@
-"""Nano-batches: how the slices of a step are cut into forwards, and whether cutting pays.
+"""Nano-batches: splits a step into forwards if that saves time.
 
-A nano-batch is one forward. On one lane every forward reads all weights anew, so a step is one nano-batch unless a cut
-was measured to win on this machine (`tiercel calibrate`) or device memory is short.
+A nano-batch is one forward. On one lane every forward reads all weights again, so a step is one nano-batch, unless
+`tiercel calibrate` measured that a split is faster on this machine, or device memory is short.
 """
 
 from bisect import bisect_left
@@ -15,16 +15,16 @@ from msgspec import Meta, Struct
 from tiercel.plan import NanoBatch, Slice
 from tiercel.scheduler.chunk import chunk_length
 
-_MOST_PARTS = 16
-_MOST_ROWS = 4096
-_LEAST_TOKENS = 64  # of a step that is worth a look at the table
-_LEAST_PART = 16  # tokens of a part of the prompts
-_GAIN = 0.97  # of the whole step's time, at most, for a step that is cut
-_REACH = 2.0  # beyond its ends the table speaks for shapes of so many times the size
+_MAX_PARTS = 16
+_MAX_ROWS = 4096
+_MIN_STEP_TOKENS = 64  # smaller steps are never split
+_MIN_PART_TOKENS = 16  # of the prompts, in one part
+_MAX_RATIO = 0.97  # of the time of a split step to that of the whole step
+_REACH = 2.0  # the table applies to shapes up to this factor beyond its ends
 
 
 class SplitShape(NamedTuple):
-    """Slices as costs see them. Context is KV before the slices, of prompts and of decodes."""
+    """The size of a forward. Context is the KV tokens before the slices, of prompts and of decodes."""
 
     prefill_tokens: int
     prefill_context: int
@@ -33,17 +33,19 @@ class SplitShape(NamedTuple):
 
 
 class Split(Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A way to cut a step."""
+    """A way to split a step."""
 
-    prompt_parts: Annotated[int, Meta(ge=1, le=_MOST_PARTS)] = 1  # nano-batches that the prompts' tokens fill evenly
-    decode_parts: Annotated[int, Meta(ge=0, le=_MOST_PARTS)] = 0  # for decodes alone, first; 0: with the first prompts
+    prompt_parts: Annotated[int, Meta(ge=1, le=_MAX_PARTS)] = 1  # nano-batches of equal prompt tokens
+    decode_parts: Annotated[int, Meta(ge=0, le=_MAX_PARTS)] = (
+        0  # nano-batches of decodes only; 0: decodes join the first prompts
+    )
 
 
 WHOLE = Split()
 
 
 class MeasuredSplit(Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What a cut costs: its time over that of the whole step."""
+    """The measured time of a split, relative to the whole step."""
 
     split: Split
     ratio: Annotated[float, Meta(gt=0, le=1e3)]
@@ -53,27 +55,29 @@ _Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class SplitRow(Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One measured shape and its cuts; the whole step is 1 and not among them."""
+    """One measured shape and its splits, without the whole step, whose ratio is 1."""
 
     prefill_tokens: _Count
     decodes: _Count
     context_tokens: _Count
-    cuts: Annotated[tuple[MeasuredSplit, ...], Meta(max_length=_MOST_PARTS * _MOST_PARTS)]
+    cuts: Annotated[tuple[MeasuredSplit, ...], Meta(max_length=_MAX_PARTS * _MAX_PARTS)]
 
 
 class SplitTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the search found out: every row that it measured, whichever cut is best there."""
+    """The result of the search for splits: all measured rows."""
 
     version: Annotated[int, Meta(ge=1, le=1)] = 1
-    identity: Annotated[str, Meta(max_length=200)] = ""  # of model and machine: times hold for no other
-    rows: Annotated[tuple[SplitRow, ...], Meta(max_length=_MOST_ROWS)]
+    identity: Annotated[str, Meta(max_length=200)] = (
+        ""  # of the model and the machine that the times were measured with
+    )
+    rows: Annotated[tuple[SplitRow, ...], Meta(max_length=_MAX_ROWS)]
 
 
-# ---- cutting
+# ---- splitting
 
 
 def shape_of(slices: Iterable[Slice]) -> SplitShape:
-    """What a forward of these slices computes."""
+    """Return the shape of a forward of these slices."""
     prefill_tokens = prefill_context = decodes = decode_context = 0
     for piece in slices:
         if piece.length == 1:
@@ -86,9 +90,9 @@ def shape_of(slices: Iterable[Slice]) -> SplitShape:
 
 
 def cut(slices: tuple[Slice, ...], split: Split, block_size: int) -> tuple[NanoBatch, ...]:
-    """The slices as the split has them, none lost, none empty; parts of one sequence in their order.
+    """Split slices into nano-batches. Parts of one sequence keep their order.
 
-    A long slice is cut where a block ends. There may come out fewer nano-batches than the split says, never more.
+    A long slice is cut at the end of a block. The result may have fewer nano-batches than the split, never more.
     """
     if not slices:
         return ()
@@ -112,55 +116,56 @@ def _even(slices: tuple[Slice, ...], parts: int) -> Iterator[tuple[Slice, ...]]:
 
 
 def _prompt_parts(slices: tuple[Slice, ...], parts: int, block_size: int) -> list[tuple[Slice, ...]]:
-    """About as many tokens in each; the last takes what the ends of blocks left over."""
+    """Divide the tokens about evenly, with cuts at block ends; the last part takes the rest."""
     left_tokens = sum(piece.length for piece in slices)
     made: list[tuple[Slice, ...]] = []
     part: list[Slice] = []
-    room = -(-left_tokens // parts)
+    part_tokens = -(-left_tokens // parts)
     for piece in slices:
         start, left = piece.start, piece.length
         while left:
             is_last = len(made) + 1 >= parts
-            length = left if is_last else chunk_length(start, left, room, block_size)
+            length = left if is_last else chunk_length(start, left, part_tokens, block_size)
             is_end = length == left
             part.append(Slice(piece.seq, start, length, is_end and piece.samples))
-            start, left, room, left_tokens = start + length, left - length, room - length, left_tokens - length
-            if left_tokens and not is_last and (not is_end or room < block_size):
+            start, left = start + length, left - length
+            part_tokens, left_tokens = part_tokens - length, left_tokens - length
+            if left_tokens and not is_last and (not is_end or part_tokens < block_size):
                 made.append(tuple(part))
                 part.clear()
-                room = -(-left_tokens // (parts - len(made)))
+                part_tokens = -(-left_tokens // (parts - len(made)))
     return [*made, tuple(part)] if part else made
 
 
-def capped(batches: tuple[NanoBatch, ...], most_tokens: int, block_size: int) -> tuple[NanoBatch, ...]:
-    """The same slices in the same order, in nano-batches of at most so many tokens each."""
+def capped(batches: tuple[NanoBatch, ...], max_tokens: int, block_size: int) -> tuple[NanoBatch, ...]:
+    """Return the same slices in the same order, in nano-batches of at most `max_tokens` tokens."""
     made: list[NanoBatch] = []
     for batch in batches:
         part: list[Slice] = []
-        room = most_tokens
+        left_tokens = max_tokens
         for piece in batch.slices:
             start, left = piece.start, piece.length
             while left:
-                if not room:
+                if not left_tokens:
                     made.append(NanoBatch(tuple(part)))
-                    part, room = [], most_tokens
-                length = chunk_length(start, left, room, block_size)
+                    part, left_tokens = [], max_tokens
+                length = chunk_length(start, left, left_tokens, block_size)
                 is_end = length == left
                 part.append(Slice(piece.seq, start, length, is_end and piece.samples))
                 start, left = start + length, left - length
-                room = room - length if is_end else 0
+                left_tokens = left_tokens - length if is_end else 0
         made.append(NanoBatch(tuple(part)))
     return tuple(made)
 
 
 def candidate_splits(shape: SplitShape) -> list[Split]:
-    """Every cut that is tried on a shape, the whole step first."""
+    """Return the splits that are measured for a shape, the whole step first."""
     prompt_parts = (1, 2, 3, 4, 8) if shape.prefill_tokens else (1,)
     decode_parts = () if not shape.decodes else (1, 2) if shape.prefill_tokens else (2, 4)
     return [
         Split(prompts, decodes)
         for prompts, decodes in product(prompt_parts, (0, *decode_parts))
-        if decodes <= shape.decodes and (prompts == 1 or prompts * _LEAST_PART <= shape.prefill_tokens)
+        if decodes <= shape.decodes and (prompts == 1 or prompts * _MIN_PART_TOKENS <= shape.prefill_tokens)
     ]
 
 
@@ -168,10 +173,10 @@ def candidate_splits(shape: SplitShape) -> list[Split]:
 
 
 class Splitter:
-    """Decides how a step is cut, by a table of measured ratios; between measured shapes by those of the nearest ones.
+    """Chooses how a step is split, by a table of measured ratios that is interpolated between shapes.
 
-    A step stays whole unless a cut was measured to save 3 %. Without a table every step is whole. A cut lets nobody in
-    sooner, as a step commits as a whole: how long a step may be is the planner's to say.
+    A step stays whole unless the table says that a split saves 3 % of its time. Without a table every step is whole.
+    The length of a step is decided by the planner: a step commits as a whole, so a split does not end it sooner.
     """
 
     def __init__(self, table: SplitTable | None = None) -> None:
@@ -182,17 +187,17 @@ class Splitter:
         return cut(slices, self.choose(slices), block_size)
 
     def choose(self, slices: tuple[Slice, ...]) -> Split:
-        """Return how the step is to be cut."""
-        if self._lookup is None or sum(piece.length for piece in slices) < _LEAST_TOKENS:
+        """Return the split of a step."""
+        if self._lookup is None or sum(piece.length for piece in slices) < _MIN_STEP_TOKENS:
             return WHOLE
         best = min(
-            self._lookup.cuts(shape_of(slices)), key=lambda timed: timed.ratio, default=MeasuredSplit(WHOLE, 1.0)
+            self._lookup.splits(shape_of(slices)), key=lambda timed: timed.ratio, default=MeasuredSplit(WHOLE, 1.0)
         )
-        return best.split if best.ratio <= _GAIN else WHOLE
+        return best.split if best.ratio <= _MAX_RATIO else WHOLE
 
 
 class _Lookup:
-    """The rows of a table by where they lie."""
+    """The rows of a table, indexed by shape."""
 
     def __init__(self, table: SplitTable) -> None:
         self._ratios_by_shape = {
@@ -201,15 +206,15 @@ class _Lookup:
         }
         self._axes = tuple(sorted(set(values)) for values in zip(*self._ratios_by_shape, strict=True))
 
-    def cuts(self, shape: SplitShape) -> list[MeasuredSplit]:
-        """Cuts that were measured at every neighbour of the shape, each with its ratio there or between them."""
+    def splits(self, shape: SplitShape) -> list[MeasuredSplit]:
+        """Return the splits that were measured at every neighbour of the shape, with their interpolated ratios."""
         if not self._axes:
             return []
         point = (shape.prefill_tokens, shape.decodes, shape.prefill_context + shape.decode_context)
         near: list[tuple[dict[Split, float], float]] = []
         for corner in product(*map(_neighbours, self._axes, point)):
             (prefill, in_prefill), (decodes, in_decodes), (context, in_context) = corner
-            # Beside a step of prompts alone, one of decodes says nothing, and the other way round.
+            # A step of prompts only says nothing about a step of decodes only, and vice versa.
             is_alike = bool(prefill) == bool(shape.prefill_tokens) and bool(decodes) == bool(shape.decodes)
             ratios = self._ratios_by_shape.get((prefill, decodes, context))
             if is_alike and ratios is not None:
@@ -222,7 +227,7 @@ class _Lookup:
 
 
 def _neighbours(axis: list[int], value: int) -> tuple[tuple[int, float], ...]:
-    """The point itself, or the two round it with their weights; an end for what is near it; nothing far out."""
+    """Return the points of an axis next to a value, with their weights; none if the value is far beyond the axis."""
     if value > axis[-1]:
         return ((axis[-1], 1.0),) if value <= _REACH * axis[-1] else ()
     above = bisect_left(axis, value)

@@ -1,4 +1,4 @@
-"""What each switch was predicted to cost, and what it cost by the time the victim was back."""
+"""The cost of each preemption: predicted when the sequence is preempted, and measured when it is back."""
 
 import logging
 from collections import deque
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 
 class ReturnedVictim(Struct, frozen=True, gc=False):
-    """A victim has computed all that it had lost."""
+    """A preempted sequence that has computed again all that it had lost."""
 
     seq: SeqId
     is_swap: bool
     tokens: int  # computed when it was preempted
-    cost: SwapCost  # as predicted then
-    recompute_s: float  # measured: its part of the steps that computed tokens of it once more
+    cost: SwapCost  # predicted when it was preempted
+    recompute_s: float  # measured: its part of the steps that computed its tokens again
 
 
-class _Switch:
-    """One victim between its preemption and its return."""
+class _AwayVictim:
+    """One sequence between its preemption and its return."""
 
     __slots__ = ("cost", "is_swap", "recompute_s", "seq", "tokens")
 
@@ -39,78 +39,78 @@ class _Switch:
         self.recompute_s = 0.0
 
 
-class _Share(Struct, frozen=True, gc=False):
-    """The part of one step that computes a victim's tokens once more."""
+class _RepeatedPart(Struct, frozen=True, gc=False):
+    """The part of one step that computes a victim's tokens again."""
 
-    switch: _Switch
-    share: float
+    victim: _AwayVictim
+    part: float
     is_last: bool
 
 
 class PreemptionBook:
-    """Follows victims from preemption to return. Written by the SequenceBook, read out by the loop.
+    """Follows victims from preemption to return. Written by the SequenceBook, read by the loop.
 
-    A victim that is preempted again before it is back begins anew, with what it has computed by then; one that ends on
-    the way leaves no trace.
+    A victim that is preempted again before it is back is followed anew, with the tokens that it has computed by then.
+    A victim that ends before it is back is dropped.
     """
 
     def __init__(self) -> None:
-        self._away: dict[SeqId, _Switch] = {}
-        self._steps: deque[list[_Share]] = deque()  # launched, not settled
+        self._away: dict[SeqId, _AwayVictim] = {}
+        self._steps: deque[list[_RepeatedPart]] = deque()  # launched and not settled
         self._returned: list[ReturnedVictim] = []
         self._count = {False: 0, True: 0}  # by `is_swap`, since start
         self._predicted_s = {False: 0.0, True: 0.0}
         self._realised_s = {False: 0.0, True: 0.0}
 
-    def leave(self, seq: SeqId, cost: SwapCost, tokens: int, *, is_swap: bool) -> None:
-        """A sequence is preempted with `tokens` computed tokens."""
+    def preempt(self, seq: SeqId, cost: SwapCost, tokens: int, *, is_swap: bool) -> None:
+        """Begin to follow a sequence that is preempted with `tokens` computed tokens."""
         chosen_s, other_s = (cost.swap_s, cost.recompute_s) if is_swap else (cost.recompute_s, cost.swap_s)
         log.debug(
             "victim seq=%d mode=%s tokens=%d chosen_ms=%.2f other_ms=%.2f",
             seq, "swap" if is_swap else "recompute", tokens, 1e3 * chosen_s, 1e3 * other_s,
         )  # fmt: skip
-        self._away[seq] = _Switch(seq, cost, tokens, is_swap=is_swap)
+        self._away[seq] = _AwayVictim(seq, cost, tokens, is_swap=is_swap)
 
-    def forget(self, seq: SeqId) -> None:
-        """A sequence has ended."""
+    def drop(self, seq: SeqId) -> None:
+        """Forget a sequence that has ended."""
         self._away.pop(seq, None)
 
     def launch(self, pieces: Sequence[tuple[SequenceProgress, Slice]], costs: StepCosts) -> None:
-        """A step is launched: find out which part of it repeats work. Cost: nothing where nobody is on the way back."""
-        shares: list[_Share] = []
+        """Find which part of a launched step repeats work. Cost: nothing if no victim is away."""
+        parts: list[_RepeatedPart] = []
         back = [(self._away[one.id], piece) for one, piece in pieces if one.id in self._away] if self._away else ()
         if back:
             ms_by_seq = costs.share_ms(
                 BilledSlice(one.id, piece.length, piece.start, piece.length == 1) for one, piece in pieces
             )
             total_ms = sum(ms_by_seq.values())
-            for switch, piece in back:
+            for victim, piece in back:
                 end = piece.start + piece.length
-                again = max(0, min(end, switch.tokens) - piece.start) / piece.length
-                part = ms_by_seq[switch.seq] / total_ms if total_ms > 0 else 0.0
-                shares.append(_Share(switch, again * part, end >= switch.tokens))
-        self._steps.append(shares)
+                repeated = max(0, min(end, victim.tokens) - piece.start) / piece.length
+                part = ms_by_seq[victim.seq] / total_ms if total_ms > 0 else 0.0
+                parts.append(_RepeatedPart(victim, repeated * part, end >= victim.tokens))
+        self._steps.append(parts)
 
     def settle(self, measured_s: float) -> None:
-        """The oldest launched step took so long; 0 when it was void: then its slices are launched once more."""
-        for share in self._steps.popleft():
-            switch = share.switch
-            if measured_s <= 0 or self._away.get(switch.seq) is not switch:
+        """Add the time of the oldest launched step. 0 for a void step, whose slices are launched again."""
+        for repeated in self._steps.popleft():
+            victim = repeated.victim
+            if measured_s <= 0 or self._away.get(victim.seq) is not victim:
                 continue
-            switch.recompute_s += share.share * measured_s
-            if share.is_last:
-                del self._away[switch.seq]
+            victim.recompute_s += repeated.part * measured_s
+            if repeated.is_last:
+                del self._away[victim.seq]
                 self._returned.append(
-                    ReturnedVictim(switch.seq, switch.is_swap, switch.tokens, switch.cost, switch.recompute_s)
+                    ReturnedVictim(victim.seq, victim.is_swap, victim.tokens, victim.cost, victim.recompute_s)
                 )
 
     def take_returned(self) -> Iterable[ReturnedVictim]:
-        """The victims that have returned since the last call."""
+        """Return the victims that have come back since the last call."""
         returned, self._returned = self._returned, []
         return returned
 
-    def note(self, back: ReturnedVictim, copied_s: float) -> float:
-        """Log and count one return whose copies took `copied_s`. Returns the realised seconds."""
+    def record_return(self, back: ReturnedVictim, copied_s: float) -> float:
+        """Log and count a victim that is back and whose copies took `copied_s`. Return its measured cost in seconds."""
         chosen_s, other_s = back.cost.swap_s, back.cost.recompute_s
         if not back.is_swap:
             chosen_s, other_s = other_s, chosen_s
@@ -127,7 +127,7 @@ class PreemptionBook:
         return realised_s
 
     def gauges(self) -> tuple[SwitchGauges, ...]:
-        """Both modes in numbers, since start."""
+        """Return the totals of both modes since the start."""
         return tuple(
             SwitchGauges(
                 "swap" if is_swap else "recompute",

@@ -1,4 +1,4 @@
-"""What preemptions may throw away: a budget of repeated work over the last steps."""
+"""The budget of preemptions: the work that they may waste, relative to the work of the last steps."""
 
 from collections import deque
 
@@ -6,72 +6,72 @@ from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 
 WORTH = 20.0
-"""A preemption for debt or for a share is worth its price when what it settles is so many times as much.
+"""A preemption for debt or for a share must settle at least this many times its price.
 
-With 20, at most 5 % of the service that is contested between tenants is spent on switching between them.
+With 20, at most 5 % of the service that tenants contend for is spent on preemptions.
 """
 
 LOSS_SHARE = 0.1
-"""Work repeated because of preemptions for debt or for a share, at most this part of the useful work of a window."""
+"""The maximum of the work repeated because of preemptions for debt or for a share, as a part of a window's work."""
 
 PLANNED_SHARE = 0.08
-"""The part that preemptions are planned with, so that `LOSS_SHARE` is kept.
+"""The part of a window's work that the planner spends on preemptions, so that `LOSS_SHARE` is kept.
 
-Prices are predictions, and what is repeated takes the place of useful work in its window.
+The margin exists because prices are predictions, and because repeated work displaces useful work in its window.
 """
 
 WINDOW_STEPS = 1000
 
 
 class PreemptionBudget:
-    """The work that preemptions for debt and for a share have cost, against the useful work of the last steps.
+    """The price of preemptions for debt and for a share, against the useful work of the last steps.
 
-    The price of a preemption is owed from the moment of the preemption until the victim has computed again what it
-    lost, and counts for another window of steps after that. A preemption is affordable while everything that is owed
-    and everything that was repeated in the window, with its own price, stays within `share` of the useful work of the
-    window. A sequence whose price exceeds that is not preempted for debt or for a share at all.
+    The price of a preemption is outstanding until the victim has computed again what it lost, and then counts for
+    another window of steps. A preemption is affordable if all outstanding prices, all prices in the window and its own
+    price sum to at most `share` of the window's useful work. Sequences with a higher price are not preempted for debt
+    or for a share.
 
-    All amounts are predicted device milliseconds. Cost: constant per step and per preemption.
+    All amounts are predicted milliseconds of device time. Cost: constant per step and per preemption.
     """
 
     def __init__(self, share: float = PLANNED_SHARE, steps: int = WINDOW_STEPS) -> None:
         self.share = share
         self.repeated_ms = 0.0  # since start
         self._steps = steps
-        self._useful: deque[float] = deque()  # milliseconds of each of the last steps
+        self._useful: deque[float] = deque()  # milliseconds, by step of the window
         self._useful_ms = 0.0
-        self._repeated: deque[tuple[int, float]] = deque()  # number of the step in which it was made up for, price
-        self._window_ms = 0.0  # the sum of `_repeated`
-        self._owed: dict[SeqId, float] = {}
-        self._owed_ms = 0.0
+        self._repeated: deque[tuple[int, float]] = deque()  # (step at which the victim caught up, price)
+        self._window_ms = 0.0  # sum of the prices in `_repeated`
+        self._outstanding: dict[SeqId, float] = {}
+        self._outstanding_ms = 0.0
         self._step = 0
 
     @property
     def left_ms(self) -> float:
         """The largest price that is affordable now."""
-        return self.share * self._useful_ms - self._window_ms - self._owed_ms
+        return self.share * self._useful_ms - self._window_ms - self._outstanding_ms
 
     @property
-    def owes(self) -> bool:
-        """Some victim has not yet computed again what it lost."""
-        return bool(self._owed)
+    def has_outstanding(self) -> bool:
+        """Whether a victim has not yet computed again what it lost."""
+        return bool(self._outstanding)
 
     def spend(self, seq: SeqId, price_ms: float) -> None:
-        """A sequence is preempted for debt or for a share at this price."""
-        self._owed[seq] = self._owed.get(seq, 0.0) + price_ms
-        self._owed_ms += price_ms
+        """Record that a sequence is preempted for debt or for a share at this price."""
+        self._outstanding[seq] = self._outstanding.get(seq, 0.0) + price_ms
+        self._outstanding_ms += price_ms
 
-    def make_up(self, seq: SeqId) -> None:
-        """The sequence has computed again what it lost, or has ended on the way."""
-        price_ms = self._owed.pop(seq, 0.0)
+    def catch_up(self, seq: SeqId) -> None:
+        """Record that the sequence has computed again what it lost, or has ended."""
+        price_ms = self._outstanding.pop(seq, 0.0)
         if price_ms:
-            self._owed_ms = self._owed_ms - price_ms if self._owed else 0.0
+            self._outstanding_ms = self._outstanding_ms - price_ms if self._outstanding else 0.0
             self._window_ms += price_ms
             self.repeated_ms += price_ms
             self._repeated.append((self._step, price_ms))
 
     def launch(self, useful_ms: float) -> None:
-        """A step was launched with so much work that had not been done before."""
+        """Record a launched step with its useful work: the work that was not done before."""
         self._step += 1
         self._useful.append(useful_ms)
         self._useful_ms += useful_ms
@@ -83,8 +83,8 @@ class PreemptionBudget:
             self._window_ms = 0.0
 
     def check_integrity(self) -> None:
-        """The sums agree with what they sum up. Errors: InvariantError."""
-        sums = (self._useful_ms, self._window_ms, self._owed_ms)
-        parts = (sum(self._useful), sum(price for _, price in self._repeated), sum(self._owed.values()))
+        """Check the running sums. Errors: InvariantError."""
+        sums = (self._useful_ms, self._window_ms, self._outstanding_ms)
+        parts = (sum(self._useful), sum(price for _, price in self._repeated), sum(self._outstanding.values()))
         if any(abs(one - other) > 1e-6 * (1 + abs(other)) for one, other in zip(sums, parts, strict=True)):
             raise InvariantError("switching.sums", counted=sums, found=parts)

@@ -1,4 +1,4 @@
-"""In which order those that wait are served: in bands, or not, and by which key."""
+"""The orders of waiting sequences: one for each scheduling policy."""
 
 from typing import Protocol
 
@@ -6,38 +6,38 @@ from msgspec import Struct
 
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
-from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.account import Account
 from tiercel.settings import PolicyName
 
 
 class WaitingSequence(Struct, frozen=True, gc=False):
-    """What the order of a waiting sequence depends on. A prefill that is not through waits, too."""
+    """The properties of a waiting sequence that its place depends on. An unfinished prefill waits, too."""
 
     seq: SeqId
     tenant: TenantId
     arrival_s: float
-    since_s: float  # when it began to wait: its arrival, or when it was preempted
-    band: int = 0  # lower goes first
+    since_s: float  # when it began to wait: its arrival, its preemption, or the launch of its last slice
+    band: int = 0  # a lower number is served first
     ttft_goal_s: float = 0.0
-    work_s: float = 0.0  # predicted: tokens that are left to compute, without loads (docs/decisions/0015)
+    work_s: float = 0.0  # predicted time to compute its remaining tokens, without loads (docs/decisions/0015)
 
 
 class Order(Protocol):
-    """Places a waiting sequence: in which account, and where in it. The lower key goes first, across accounts too."""
+    """Assigns a waiting sequence to an account, and a key to it. A lower key goes first, across accounts too."""
 
     def account(self, waiting: WaitingSequence) -> Account: ...
     def key(self, waiting: WaitingSequence) -> float: ...
 
 
 class FairOrder:
-    """Bands, then the tenants' gate, then the deadline moved by the work.
+    """The order of the policy `fair`: bands, then the tenants' gate, then the deadline shifted by the work.
 
-    `arrival + goal + alpha * work`: the earliest deadline first while alpha is small, the shortest remaining prefill
-    first when it is large (QoServe, ASPLOS '26). Cached prefixes are less work, so they go earlier by themselves.
+    The key is `arrival + goal + alpha * work`: with a small alpha the earliest deadline goes first, with a large one
+    the shortest remaining prefill (QoServe, ASPLOS '26). Cached prefixes are less work, so they go earlier.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
-        self.alpha = alpha  # of the sequences placed from now on; larger in overload
+        self.alpha = alpha  # applies to sequences added or updated from now on; larger in overload
 
     def account(self, waiting: WaitingSequence) -> Account:
         return Account(waiting.band, waiting.tenant)
@@ -47,7 +47,7 @@ class FairOrder:
 
 
 class PriorityOrder:
-    """Bands, then arrival."""
+    """The order of the policy `priority`: bands, then arrival."""
 
     def account(self, waiting: WaitingSequence) -> Account:
         return Account(waiting.band, TenantId(""))
@@ -57,7 +57,7 @@ class PriorityOrder:
 
 
 class ArrivalOrder:
-    """Arrival alone."""
+    """The order of the policy `fcfs`: arrival alone."""
 
     def account(self, waiting: WaitingSequence) -> Account:
         return Account(0, TenantId(""))
@@ -67,7 +67,7 @@ class ArrivalOrder:
 
 
 def open_order(name: PolicyName | str) -> Order:
-    """The order that the operator chose. Errors: InvariantError for a name that settings do not know."""
+    """Return the order of a policy. Errors: InvariantError if there is no policy of this name."""
     match name:
         case "fair":
             return FairOrder()

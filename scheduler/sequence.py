@@ -1,111 +1,84 @@
-"""Our progress on one request."""
+"""The engine's progress on one request."""
 
 from array import array
 
 from tiercel.ids import SeqId
-from tiercel.outcome import MOST_ABSENCES, Absence, Finished, FinishReason, SequenceState
+from tiercel.outcome import MAX_ABSENCES, Absence, Finished, FinishReason, SequenceState
 from tiercel.plan import PreemptionReason
 from tiercel.request import Request, unpack_tokens
-from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.account import Account
 
 
 class SequenceProgress:
-    """One sequence. Written by the SequenceBook only.
+    """The engine's progress on one request. Written by the SequenceBook only.
 
-    One progress number chases the number of tokens: `computed` (KV committed) <= `scheduled` (KV launched) <=
-    `num_tokens` (tokens that exist or are being sampled). Prefill, prefix hits, resumption and decode are one rule.
+    One number follows the number of tokens: `computed` (KV committed) <= `scheduled` (KV launched) <= `num_tokens`
+    (tokens that exist or are being sampled). Prefill, prefix hits, resumption and decode all follow this rule.
     """
 
     __slots__ = (
-        "absences",
-        "account",
-        "admitted",
-        "away_for",
-        "away_since_s",
-        "computed",
-        "culprit",
-        "first_launch_s",
-        "first_token_s",
-        "id",
-        "in_flight",
-        "is_aged",
-        "is_suspect",
-        "limit",
-        "lost",
-        "near_tokens",
-        "num_cached",
-        "num_prompt",
-        "pending",
-        "preemptions",
-        "rank",
-        "recomputed",
-        "redo_until",
-        "request",
-        "resumed_at",
-        "scheduled",
-        "state",
-        "tbt_goal_s",
-        "tokens",
-    )
+        "absences", "account", "admission", "away_for", "away_since_s", "cached_tokens", "computed",
+        "first_launch_s", "first_token_s", "id", "in_flight", "is_aged", "is_suspect", "limit", "lost_tokens",
+        "num_cached", "num_prompt", "pending", "preempted_for", "preemptions", "rank", "recomputed_tokens",
+        "repeated_until", "request", "resumed_at", "scheduled", "state", "tbt_goal_s", "tokens",
+    )  # fmt: skip
 
     def __init__(self, request: Request, rank: tuple[float, ...], limit: int) -> None:
         self.id: SeqId = request.id
         self.request = request
-        self.rank = rank  # lower goes first
-        self.account = Account(request.band, request.tenant)  # who is gated and charged for it
-        self.limit = limit  # tokens at which it ends, whatever it says
+        self.rank = rank  # a lower rank goes first
+        self.account = Account(request.band, request.tenant)  # the account that is gated and charged for it
+        self.limit = limit  # number of tokens at which the sequence ends at the latest
         self.tokens: array[int] = unpack_tokens(request.prompt + request.outputs)
         self.num_prompt = len(request.prompt) // self.tokens.itemsize
         self.state = SequenceState.WAITING
         self.computed = 0
         self.scheduled = 0
         self.in_flight = 0  # launched, uncommitted slices
-        self.pending = 0  # tokens being sampled by them
-        self.is_suspect = False  # was in a step that failed: runs alone until a step of its own succeeds
+        self.pending = 0  # tokens that these slices sample
+        self.is_suspect = False  # was in a step that failed; runs alone until a step of its own succeeds
         self.num_cached = 0  # prompt tokens hit at the first admission
         self.preemptions = 0
-        self.lost = 0  # tokens computed or in flight when it was last preempted, which may have to be computed again
-        self.recomputed = 0  # tokens computed once more after a preemption
-        self.redo_until = (
-            0  # tokens up to here were computed or in flight before: computing them again is somebody's fault
-        )
-        self.culprit: Account | None = None  # whose
-        self.away_since_s: float | None = None  # no place in a step since, as it was preempted or is restored
-        self.away_for: PreemptionReason | None = None  # why; None: its prefix comes up for the first time
-        self.absences: tuple[Absence, ...] = ()  # that are over
-        self.near_tokens = 0  # cached when it began to wait; 0 once it is launched
-        self.admitted = 0  # counts up with every admission of anybody
-        self.resumed_at = 0  # tokens computed when it was last admitted
+        self.lost_tokens = 0  # computed or in flight at the last preemption; 0 once it is launched again
+        self.recomputed_tokens = 0  # computed again after a preemption
+        self.repeated_until = 0  # tokens below this were computed or in flight before a preemption
+        self.preempted_for: Account | None = None  # the beneficiary of the last preemption
+        self.away_since_s: float | None = None  # when it left the steps, preempted or restoring; None: it is in steps
+        self.away_for: PreemptionReason | None = None  # of the last preemption; None: it was never preempted
+        self.absences: tuple[Absence, ...] = ()  # that have ended
+        self.cached_tokens = 0  # expected prefix hit when it began to wait; 0 once it is launched
+        self.admission = 0  # number of its last admission, counted over all sequences
+        self.resumed_at = 0  # tokens computed at the last admission
         self.is_aged = False  # admitted on the aging share
-        self.tbt_goal_s: float | None = None  # between two of its tokens
+        self.tbt_goal_s: float | None = None  # goal between two tokens
         self.first_launch_s: float | None = None
         self.first_token_s: float | None = None
 
     @property
     def band(self) -> int:
-        """Of priority; lower goes first."""
+        """The priority band; a lower number is served first."""
         return self.account.band
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that exist or are being sampled."""
+        """The tokens that exist or are being sampled."""
         return len(self.tokens) + self.pending
 
     @property
     def num_outputs(self) -> int:
-        """Tokens said so far."""
+        """The output tokens so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def want(self) -> int:
-        """Tokens that could be computed next: 0 while it is restored, or when its last token is being sampled."""
+        """The tokens that could be computed next: 0 during a restore, or if the last token is being sampled."""
         if self.state is SequenceState.RESTORING or self.num_tokens >= self.limit:
             return 0
         return self.num_tokens - self.scheduled
 
     def end_absence(self, now_s: float) -> None:
-        """Record the absence that is over, if there is one: the next slice is launched, or the sequence has ended."""
-        if self.away_since_s is not None and len(self.absences) < MOST_ABSENCES:
+        """Record the end of the absence, if there is one: the next slice is launched, or the sequence has ended."""
+        if self.away_since_s is not None and len(self.absences) < MAX_ABSENCES:
             self.absences += (Absence(self.away_since_s, now_s, self.away_for),)
         self.away_since_s = None
 
@@ -119,7 +92,7 @@ class SequenceProgress:
             num_outputs=self.num_outputs,
             num_cached=self.num_cached,
             preemptions=self.preemptions,
-            recomputed_tokens=self.recomputed,
+            recomputed_tokens=self.recomputed_tokens,
             absences=self.absences,
             queued_s=(now_s if started_s is None else started_s) - arrival_s,
             prefill_s=0.0 if started_s is None else (now_s if first_s is None else first_s) - started_s,

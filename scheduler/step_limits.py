@@ -2,19 +2,26 @@
 
 from dataclasses import dataclass
 
+from tiercel.scheduler.chunk import chunk_length
+
 YIELD_LOSS = 0.03
 """The largest part of the prompts' throughput that is given up so that a step ends sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What one step may hold."""
+    """The maximum contents of one step."""
 
     max_num_seqs: int
-    max_num_batched_tokens: int  # at least max_num_seqs, so that every decode fits beside a prefill's first token
-    long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0 = no cap
-    max_long_partial_prefills: int = 0  # long prompts under way at once; 0 = no cap
-    long_prompt_tokens: int = 2048  # from here on a prompt is long
-    tbt_goal_ms: float = 0.0  # between two tokens of those that decode, where the tenant has no goal; 0 = none
-    yield_ms: float = 0.0  # after which a step without decodes is to end; 0: it holds as many tokens as it may
-    block_bytes: int = 0  # of KV
+    max_num_batched_tokens: int  # >= max_num_seqs, so that all decodes and one token of a prompt fit
+    long_prefill_token_threshold: int = 0  # maximum tokens of one prompt per step; 0 = no limit
+    max_long_partial_prefills: int = 0  # maximum long prompts under way at once; 0 = no limit
+    long_prompt_tokens: int = 2048  # a prompt with at least this many tokens left is long
+    tbt_goal_ms: float = 0.0  # goal between two tokens, for tenants without a goal of their own; 0 = none
+    yield_ms: float = 0.0  # time after which a step without decodes should end; 0 = no limit
+    block_bytes: int = 0  # bytes of KV per block
+
+    def chunk_tokens(self, start: int, want: int, budget: int, block_size: int) -> int:
+        """Return the tokens of the next slice of a prompt."""
+        threshold = self.long_prefill_token_threshold or want
+        return chunk_length(start, want, min(budget, threshold), block_size)

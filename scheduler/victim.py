@@ -1,4 +1,4 @@
-"""Who gives way to whom, in which order, and when switching is not worth it."""
+"""The order in which running sequences are preempted."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -6,86 +6,39 @@ from itertools import groupby
 from msgspec import Struct
 
 from tiercel.ids import SeqId
-from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.account import Account
 
 
 class VictimCandidate(Struct, frozen=True, gc=False):
-    """A running sequence as a possible victim."""
+    """A running sequence that may be preempted."""
 
     seq: SeqId
     account: Account
-    is_batch: bool  # batch class: nobody watches it
-    admitted: int  # counts up with every admission and resumption
-    since_resume: int  # tokens computed since then
+    is_batch: bool  # the tenant's class is `batch`
+    admission: int  # number of its last admission; a later admission has a larger number
+    since_resume: int  # tokens computed since that admission
 
 
 def victims(
-    holders: Iterable[VictimCandidate],
+    candidates: Iterable[VictimCandidate],
     lead: Callable[[Account], float],
     gain: Callable[[SeqId], float],
-    least_tokens: int = 16,
+    min_tokens: int = 16,
 ) -> Iterator[SeqId]:
-    """Who of those that may be preempted gives way, first to last, lazily.
+    """Yield the candidates in the order in which they are preempted.
 
-    The lowest band first; batch before interactive; the tenant with the largest lead over its share; the largest gain
-    (blocks freed per exposed millisecond), which is asked for only where all before it is equal; the newest. Never one
-    with fewer than `least_tokens` since it resumed; 0 where rule 5 makes that void.
+    The order is: the lowest band, batch before interactive, the tenant with the largest lead over its share, the
+    largest gain (blocks freed per second of cost), the newest. `gain` is called only for candidates that are equal in
+    everything before it. Candidates with fewer than `min_tokens` since they resumed are left out.
     """
 
-    def place(holder: VictimCandidate) -> tuple[int, bool, float]:
-        return (-holder.account.band, not holder.is_batch, -lead(holder.account))
+    def place(candidate: VictimCandidate) -> tuple[int, bool, float]:
+        return (-candidate.account.band, not candidate.is_batch, -lead(candidate.account))
 
-    able = [one for one in holders if one.since_resume >= least_tokens]
+    able = [one for one in candidates if one.since_resume >= min_tokens]
     placed = sorted(((place(one), one) for one in able), key=lambda pair: pair[0])
     for _, group in groupby(placed, key=lambda pair: pair[0]):
         equals = [one for _, one in group]
         if len(equals) > 1:
-            equals.sort(key=lambda one: (-gain(one.seq), -one.admitted))
+            equals.sort(key=lambda one: (-gain(one.seq), -one.admission))
         yield from (one.seq for one in equals)
-
-
-class PreemptionLimiter:
-    """At most two switches a step and no restore in a step that spilled. One per step.
-
-    Both limits exist for speed. They are lifted while the `StarvationCounter` is starving.
-    """
-
-    def __init__(self, *, is_void: bool = False, most: int = 2) -> None:
-        self.is_void = is_void
-        self._most = most
-        self._switches = 0
-        self._has_spilled = False
-
-    def may_preempt(self) -> bool:
-        return self.is_void or self._switches < self._most
-
-    def may_restore(self) -> bool:
-        return self.is_void or (self._switches < self._most and not self._has_spilled)
-
-    def preempt(self, *, spills: bool) -> None:
-        """A sequence gives way. Writing back in the background is no spill."""
-        self._switches += 1
-        self._has_spilled |= spills
-
-    def restore(self) -> None:
-        """A preempted sequence comes back."""
-        self._switches += 1
-
-
-class StarvationCounter:
-    """How many steps in a row the first in rank got no slice: from `most_steps` (G) on the brake is void.
-
-    Whoever the first was: where two are first in turn, a count of each would never reach G.
-    """
-
-    def __init__(self, most_steps: int = 8) -> None:
-        self._most_steps = most_steps
-        self._steps = 0
-
-    @property
-    def is_void(self) -> bool:
-        return self._steps >= self._most_steps
-
-    def step(self, *, was_served: bool) -> None:
-        """A step was planned, with or without a slice for the first in rank of all that want one."""
-        self._steps = 0 if was_served else self._steps + 1

@@ -1,23 +1,27 @@
 """The service gap between tenants, measured against the bound that the scheduler guarantees."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 from tiercel.ids import TenantId
-from tiercel.scheduler.fairness import Account, TenantBook
+from tiercel.scheduler.account import Account
+from tiercel.scheduler.fairness import TenantBook
 
 
 class GapMeter:
     """The largest |dS_i/w_i - dS_j/w_j| of each pair of tenants over any time in which both had work that could run.
 
-    The bound of a pair is that of `FairLimits` for its weights and for the largest price of a preemption that the
-    book was asked about.
+    The bound of a pair is that of `FairLimits` for its weights and for the largest price of a preemption for debt
+    that the planner considered.
 
     Cost: one update for each pair of tenants with such work, at each look.
     """
 
-    def __init__(self, fair: TenantBook, accounts: Iterable[Account]) -> None:
+    def __init__(
+        self, fair: TenantBook, accounts: Iterable[Account], largest_price_ms: Mapping[Account, float]
+    ) -> None:
         self._fair = fair
+        self._largest_price_ms = largest_price_ms  # of the account's preemptions for debt
         self._accounts = tuple(accounts)
         self._ranges: dict[tuple[Account, Account], tuple[float, float]] = {}
         self._largest: dict[tuple[Account, Account], float] = {}
@@ -54,7 +58,7 @@ class GapMeter:
     def _bound_ms(self, pair: tuple[Account, Account]) -> float:
         fair = self._fair
         return sum(
-            fair.limits.lead_ms(fair.weight(account), fair.largest_price_ms.get(account, 0.0)) for account in pair
+            fair.limits.lead_ms(fair.weight(account), self._largest_price_ms.get(account, 0.0)) for account in pair
         )
 
     def by_tenant(self) -> dict[TenantId, float]:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from itertools import islice
 
 from tiercel.ids import TenantId
-from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.account import Account
+from tiercel.scheduler.fairness import TenantBook
 from tiercel.simulation.gap import GapMeter
 from tiercel.simulation.http import HttpProcess, HttpTimes
 from tiercel.simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
@@ -62,11 +63,12 @@ class Replay:
     def _open_meter(self) -> GapMeter | None:
         """Return a meter of the tenants with the most tokens; None if the policy is not fair."""
         fair = self.simulation.policy.fair
-        if fair is None:
+        if not isinstance(fair, TenantBook):
             return None
         tokens: dict[TenantId, int] = {}
         for request in self.workload.requests:
             tokens[request.tenant] = tokens.get(request.tenant, 0) + request.num_prompt + request.outputs
         band = {share.name: share.band for share in self.workload.tenants}
         most = sorted(tokens, key=lambda name: (-tokens[name], name))
-        return GapMeter(fair, [Account(band.get(name, 0), name) for name in islice(most, _METERED)])
+        accounts = [Account(band.get(name, 0), name) for name in islice(most, _METERED)]
+        return GapMeter(fair, accounts, self.simulation.planner.room.largest_price_ms)

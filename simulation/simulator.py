@@ -98,7 +98,7 @@ class Simulation:
             limits=TierLimits(always_loads=settings.preemption_mode == "swap"),
         )
         # A fair policy counts the service of tenants itself.
-        owner = None if self.policy.fair is not None else (lambda seq: self.book[seq].request.tenant)
+        owner = None if self.policy.name == "fair" else (lambda seq: self.book[seq].request.tenant)
         self.machine = CostMachine(settings.times, self.clock, noise=settings.noise, seed=settings.seed, owner=owner)
         self.mover = SimMover(self.machine, self.clock, has_host=settings.host_blocks > 0, rates=settings.rates)
         limits = StepLimits(

@@ -138,7 +138,7 @@ class WatchedPlanner(Planner):
         plan = super().plan(cache, now_s, order)
         if plan.admitted:
             self._note_admitted(plan, now_s)
-        if plan.victims:
+        if plan.preemptions:
             self._note_victims(plan)
         if plan.restores and isinstance(cache, Ledger):
             for seq in plan.restores:
@@ -157,17 +157,18 @@ class WatchedPlanner(Planner):
                 tally.starved_s = max(tally.starved_s, now_s - queue[seq].since_s)
 
     def _note_victims(self, plan: Plan) -> None:
-        swapped = set(plan.swapped)
-        for seq, reason in zip(plan.victims, plan.reasons, strict=True):
-            self._tally_of(seq).preemptions[reason, "swap" if seq in swapped else "recompute"] += 1
-            self._lost.add(seq)
+        for one in plan.preemptions:
+            self._tally_of(one.victim).preemptions[one.reason, "swap" if one.is_swap else "recompute"] += 1
+            self._lost.add(one.victim)
 
     def _note_redone(self, plan: Plan) -> None:
         for batch in plan.nano_batches:
             for piece in batch.slices:
                 if piece.seq in self._lost:
                     self._lost.remove(piece.seq)
-                    self._tally_of(piece.seq).recomputed_tokens += max(0, self._sequences[piece.seq].lost - piece.start)
+                    self._tally_of(piece.seq).recomputed_tokens += max(
+                        0, self._sequences[piece.seq].lost_tokens - piece.start
+                    )
 
     def _tally_of(self, seq: SeqId) -> TenantTally:
         return self._tally.by_tenant[self._sequences[seq].request.tenant]

@@ -34,14 +34,13 @@ class SimTimeline:
         self.blocks_used.append(simulation.cache.blocks_used)
 
     def _served(self) -> dict[TenantId, float]:
-        fair = self._simulation.policy.fair
-        if fair is not None:
-            return dict(fair.served_ms)
+        if self._simulation.policy.name == "fair":
+            return dict(self._simulation.policy.fair.served_ms)
         return dict(self._simulation.machine.served_ms)
 
     def _waiting(self) -> dict[TenantId, float]:
         queue = self._simulation.policy.queue
-        if self._simulation.policy.fair is not None:
+        if self._simulation.policy.name == "fair":
             return queue.since_by_tenant()
         since: dict[TenantId, float] = {}  # other policies have no tenants
         for seq, sequence in self._simulation.book.waiting.items():

@@ -1,4 +1,4 @@
-"""Names for the integers and bytes that identify things."""
+"""Types of the integers and bytes that identify things."""
 
 from typing import NewType
 
@@ -6,10 +6,10 @@ SeqId = NewType("SeqId", int)
 """One sequence: drawn by the HTTP process, unique for the life of the engine, never reused."""
 
 SlotId = NewType("SlotId", int)
-"""One slot of a tier: room for one block. Slot 0 is the null block of padded rows and never owned."""
+"""One slot of a tier: space for one block. Slot 0 of HBM is the null block, which padded rows write to."""
 
 BlockKey = NewType("BlockKey", bytes)
-"""The content address of one full block: SHA-256 over (parent key, token ids), 32 bytes."""
+"""The content address of one full block: SHA-256 of the parent block's key and the block's token ids, 32 bytes."""
 
 TenantId = NewType("TenantId", str)
 """The name of a tenant, as the operator wrote it."""

@@ -1,4 +1,4 @@
-"""Orders: what one step computes. A `Plan` is intent; sealed by the cache it becomes a `StepPlan`."""
+"""Orders: what one step computes. The planner makes a `Plan`; the cache seals it into a `StepPlan`."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,14 +9,30 @@ from tiercel.ids import SeqId, SlotId, TenantId
 from tiercel.tier import Transfer
 
 PreemptionReason = Literal["band", "debt", "share", "growth"]
-"""For whom: a higher band, one that was owed service or room, or starved, or a running sequence that grows."""
+"""On whose behalf a sequence is preempted.
+
+`band`: a sequence of a higher band. `debt`: a tenant that is owed service. `share`: a tenant that holds less than its
+share of HBM, or a sequence that starves. `growth`: a running sequence that needs more blocks.
+"""
 
 
 class SwapCost(Struct, frozen=True, gc=False):
-    """The predicted seconds of taking a victim away and bringing it back, each way."""
+    """The predicted seconds of preempting a sequence and bringing it back, for each way to do so."""
 
-    swap_s: float  # its dirty blocks go down, all its blocks come up
-    recompute_s: float  # its dirty blocks are dropped and their tokens computed again
+    swap_s: float  # copy the dirty blocks to a lower tier, and copy all blocks back
+    recompute_s: float  # drop the dirty blocks, and compute their tokens again
+
+
+class Preemption(Struct, frozen=True, gc=False):
+    """The preemption of one sequence: on whose behalf, why, by which way and at which predicted cost."""
+
+    victim: SeqId
+    beneficiary: SeqId
+    reason: PreemptionReason
+    is_swap: bool  # the blocks are kept in a lower tier; those that have no copy there are spilled first
+    kept_tokens: int  # tokens of the victim that a lower tier holds when the spill has ended
+    cost: SwapCost
+    price_ms: float = 0.0  # predicted device time that the preemption wastes; 0 for the reason `growth`
 
 
 class Slice(Struct, frozen=True, gc=False):
@@ -25,19 +41,19 @@ class Slice(Struct, frozen=True, gc=False):
     seq: SeqId
     start: int  # tokens computed or launched before
     length: int  # tokens, >= 1
-    samples: bool  # the last token that exists or is being sampled lies inside: a new one is drawn
+    samples: bool  # the slice ends at the last token that exists or is being sampled, so a new token is sampled
 
 
 class NanoBatch(Struct, frozen=True, gc=False):
-    """Ordered slices that share one forward. A long slice may lie in parts in several nano-batches of its step."""
+    """Ordered slices that share one forward. Parts of a long slice may lie in several nano-batches of a step."""
 
     slices: tuple[Slice, ...]
 
 
 def whole_slices(nano_batches: Sequence[NanoBatch]) -> tuple[Slice, ...]:
-    """A step's slices as the books see them: one a sequence, its parts joined.
+    """Return the slices of a step, one per sequence: the parts of each sequence are joined.
 
-    They come in the order of their last parts, which is the order of what they sample.
+    The slices are ordered by their last parts, which is the order of the tokens that the step samples.
     """
     if len(nano_batches) == 1:
         return nano_batches[0].slices
@@ -55,19 +71,13 @@ class Plan(Struct, frozen=True, gc=False):
     """The planner's intent for one step."""
 
     nano_batches: tuple[NanoBatch, ...]
-    admitted: tuple[SeqId, ...] = ()  # WAITING or PREEMPTED until now; their first slice is in this step
-    victims: tuple[SeqId, ...] = ()  # preempted by this plan
-    reasons: tuple[PreemptionReason, ...] = ()  # why, one a victim
-    beneficiaries: tuple[SeqId, ...] = ()  # who gains by it, one a victim
-    kept: tuple[int, ...] = ()  # tokens of it that come back from a lower tier, one a victim
-    prices_ms: tuple[float, ...] = ()  # predicted device time that each preemption costs, one a victim
-    costs: tuple[SwapCost, ...] = ()  # predicted, one a victim
-    swapped: tuple[SeqId, ...] = ()  # of the victims: what no lower tier holds yet is spilled first
-    restores: tuple[SeqId, ...] = ()  # of the admitted: no slice yet, their blocks come up first
-    aged: SeqId | None = None  # has a slice or comes in on the share of those who starve
-    deferred: tuple[SeqId, ...] = ()  # wait for something that is on its way
-    at_quota: tuple[TenantId, ...] = ()  # hold all that they may: nothing but that keeps theirs waiting
-    next_order: tuple[SeqId, ...] = ()  # wait, in the order in which they will be admitted; the first of them only
+    admitted: tuple[SeqId, ...] = ()  # WAITING or PREEMPTED before this plan
+    restores: tuple[SeqId, ...] = ()  # the admitted sequences that have no slice yet: their blocks are restored first
+    preemptions: tuple[Preemption, ...] = ()
+    aged: SeqId | None = None  # the sequence that has a slice or is admitted on the aging share
+    deferred: tuple[SeqId, ...] = ()  # sequences that wait for a transfer, or for a prefix that another one computes
+    at_quota: tuple[TenantId, ...] = ()  # tenants whose next sequence waits only because their quota is full
+    next_order: tuple[SeqId, ...] = ()  # the first waiting sequences, in the order in which they will be admitted
 
 
 class TableUpdate(Struct, frozen=True, gc=False):
@@ -75,14 +85,14 @@ class TableUpdate(Struct, frozen=True, gc=False):
 
     seq: SeqId
     first: int
-    slots: Sequence[SlotId]  # a tuple, or an array of C integers where there are many
+    slots: Sequence[SlotId]  # a tuple, or an array of C integers for long updates
 
 
 class StepPlan(Struct, frozen=True, gc=False):
-    """A plan sealed by the cache: every slot it touches is reserved."""
+    """A plan sealed by the cache: every slot that the step touches is reserved."""
 
-    step: int  # counts up by one a launch
+    step: int  # number of the launch, rising by one
     nano_batches: tuple[NanoBatch, ...]
-    table_updates: tuple[TableUpdate, ...] = ()  # since the step before, in order
-    gone: tuple[SeqId, ...] = ()  # finished, aborted or preempted since the step before; precede the updates
-    transfers: tuple[Transfer, ...] = ()  # to start with it
+    table_updates: tuple[TableUpdate, ...] = ()  # since the previous step, in order
+    gone: tuple[SeqId, ...] = ()  # finished, aborted or preempted since the previous step; applied before the updates
+    transfers: tuple[Transfer, ...] = ()  # transfers that start with the step

@@ -1,4 +1,4 @@
-"""What a client asked for, as the engine sees it."""
+"""Requests, as the engine sees them."""
 
 from array import array
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from tiercel.ids import SeqId, TenantId
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True):
-    """How the next token of one sequence is drawn. Checked by the HTTP process; trusted here."""
+    """How the next token of a sequence is sampled. The HTTP process has checked the values."""
 
     temperature: float = 1.0  # 0 = greedy
     top_p: float = 1.0  # 1 = off
@@ -19,19 +19,19 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0  # always set: the HTTP process draws one where the client gave none
+    seed: int = 0  # the HTTP process draws a seed if the client gave none
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # None = none; n = the sampled token's and those of the n likeliest
+    logprobs: int | None = None  # n = of the sampled token and the n likeliest tokens; None = none
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One choice of one client request: the engine makes one sequence of it.
+    """One choice of one client request. The engine creates one sequence for it.
 
-    `prompt` and `outputs` are raw uint32 token ids (`pack_tokens`). `outputs` is non-empty only when an
-    interrupted stream is resumed: tokens that the client has, which are not counted or sent again.
+    `prompt` and `outputs` are raw uint32 token ids (`pack_tokens`). `outputs` is non-empty only when an interrupted
+    stream is resumed: the client already has these tokens, so they are neither counted nor sent again.
     """
 
     id: SeqId
@@ -40,17 +40,17 @@ class Request(Struct, frozen=True, kw_only=True):
     arrival_s: float  # CLOCK_MONOTONIC
     outputs: bytes = b""
     tenant: TenantId = TenantId("default")
-    band: int = 0  # priority band; lower goes first
-    scope: bytes = b""  # whose cached blocks may be shared: an HMAC of the tenant's secret and cache_salt
+    band: int = 0  # priority band; a lower number is served first
+    scope: bytes = b""  # requests of equal scope share cached blocks: an HMAC of the tenant's secret and cache_salt
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
-    """Token ids as raw uint32 in the machine's byte order (both processes share one machine)."""
+    """Return token ids as raw uint32 in the byte order of the machine, which both processes share."""
     return array("I", tokens).tobytes()
 
 
 def unpack_tokens(packed: bytes) -> "array[int]":
-    """The inverse of `pack_tokens`."""
+    """Return the token ids in the output of `pack_tokens`."""
     tokens = array("I")
     tokens.frombytes(packed)
     return tokens

@@ -1,4 +1,4 @@
-"""Who is served: what the engine must know of each tenant. Keys and rate limits stay in the HTTP process."""
+"""Tenants: what the engine knows of each. Keys and rate limits stay in the HTTP process."""
 
 from typing import Literal
 
@@ -9,14 +9,14 @@ from tiercel.ids import TenantId
 SloClass = Literal["interactive", "batch"]
 
 DEFAULT_TENANT = TenantId("default")
-"""Whose every request is while no tenants file is given."""
+"""The tenant of every request if there is no tenants file."""
 
 LAST_BAND = 15
-"""The band that goes last; band 0 goes first."""
+"""The lowest priority band. Band 0 is the highest."""
 
 
 class Slo(Struct, frozen=True, kw_only=True):
-    """What a tenant's requests aim at."""
+    """The latency goals of a tenant's requests."""
 
     kind: SloClass = "interactive"
     ttft_s: float | None = None  # goal of arrival to first token; None = none
@@ -24,7 +24,7 @@ class Slo(Struct, frozen=True, kw_only=True):
 
 
 class KvQuota(Struct, frozen=True, kw_only=True):
-    """Most bytes of KV that a tenant may hold in a tier. None = no quota."""
+    """The maximum bytes of KV that a tenant may hold in each tier. None = no quota."""
 
     hbm: int | None = None
     ddr: int | None = None
@@ -35,19 +35,19 @@ class TenantShare(Struct, frozen=True, kw_only=True):
     """One tenant as the scheduler and the cache see it."""
 
     name: TenantId
-    weight: float = 1.0  # of its share of the service, against the other tenants of a band
-    band: int = 0  # the first band its requests may be in; lower goes first
+    weight: float = 1.0  # of the tenant's share of service, relative to the other tenants of its band
+    band: int = 0  # the highest priority band that its requests may be in; a lower number is served first
     slo: Slo = Slo()
     kv_quota: KvQuota = KvQuota()
-    group: str | None = None  # tenants of one group share prefixes; None = its own alone
+    group: str | None = None  # tenants of one group share cached prefixes; None = the tenant shares with no other
 
     def band_of(self, priority: int | None) -> int:
-        """The band of a request that asks for a priority (lower goes first), never before the tenant's own."""
+        """Return the band of a request with this priority: never a higher band than the tenant's own."""
         return min(max(self.band if priority is None else priority, self.band), LAST_BAND)
 
 
 class Tenants(Struct, frozen=True):
-    """Every tenant that is configured. A request of a tenant that has left since may still run."""
+    """All configured tenants. Requests of a tenant that was removed since may still run."""
 
-    version: int  # rises with every change; 1 at the start
+    version: int  # starts at 1 and rises with every change
     tenants: tuple[TenantShare, ...]

@@ -3,8 +3,9 @@
 import random
 
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import linear_times
-from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.fairness import TenantBook
 from tiercel.simulation.gap import GapMeter
 from tiercel.simulation.simulator import PolicyMaker, SimSettings, Simulation, make_policy
 from tiercel.simulation.workload import PromptPart, SimRequest, Sources
@@ -101,7 +102,8 @@ def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> f
         seed=seed,
     )
     simulation = Simulation(settings, shares, open_with=open_with)
-    assert simulation.policy.fair is not None
+    fair = simulation.policy.fair
+    assert isinstance(fair, TenantBook)
     alone_s = rng.choice([0.0, 10.0])  # the first has the machine to itself, then company comes
     sources = Sources()
     schemers = [
@@ -111,7 +113,8 @@ def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> f
         )
         for number, share in enumerate(shares)
     ]  # fmt: skip
-    meter = GapMeter(simulation.policy.fair, [Account(0, share.name) for share in shares])
+    accounts = [Account(0, share.name) for share in shares]
+    meter = GapMeter(fair, accounts, simulation.planner.room.largest_price_ms)
     for number in range(steps):
         for schemer in schemers:
             schemer.act(simulation)

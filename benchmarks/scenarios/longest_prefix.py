@@ -4,9 +4,10 @@ from collections.abc import Container, Iterator
 
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
-from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.fairness import NoFairness
 from tiercel.scheduler.policy import Policy
 
 
@@ -14,7 +15,7 @@ class LongestPrefix(Policy):
     """Who finds the most of its prompt in the cache goes first, whoever it is; then who came first."""
 
     def __init__(self, costs: StepCosts) -> None:
-        super().__init__("fcfs", costs, None, None)
+        super().__init__("fcfs", costs, NoFairness(), None)
         self._book: SequenceBook | None = None
         self._cache: CacheManager | None = None
         self._drawn: tuple[float, list[SeqId]] = (-1.0, [])

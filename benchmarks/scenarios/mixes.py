@@ -185,4 +185,4 @@ def _parts(replay: Replay, window_s: float, from_s: float, until_s: float) -> Sh
             continue
         first, second = (timeline.served[high].get(name, 0.0) - timeline.served[low].get(name, 0.0) for name in names)
         parts.append(first / (first + second))
-    return Shares(tuple(parts), replay.simulation.book.num_preemptions)
+    return Shares(tuple(parts), replay.simulation.book.preemption_counts.total)

@@ -112,7 +112,7 @@ def play(mix: Mix, policy: PolicyName, steps: int, until_s: float | None = None)
         ended=sum(tally.finished for tally in simulation.tally.by_tenant.values()),
         steps=simulation.machine.steps,
         worst_window=_worst_window(watch.useful_ms, watch.repeated_ms),
-        preemptions=simulation.book.num_preemptions,
+        preemptions=simulation.book.preemption_counts.total,
     )
 
 
@@ -142,9 +142,7 @@ class _Watch:
             self.repeated_ms.append(ms_by_kind.get("taken", 0.0))
             self._at_s.append(self._simulation.now_s)
             self._whole_ms.append(sum(ms_by_kind.values()))
-        for seq, reason in zip(plan.victims, plan.reasons, strict=True):
-            if reason in ("debt", "share"):
-                self._taken.add(seq)
+        self._taken.update(one.victim for one in plan.preemptions if one.reason in ("debt", "share"))
 
     def work_ms(self, until_s: float) -> float:
         """Return the useful work of the steps that were planned until then, less its part of what each step costs."""
@@ -152,7 +150,7 @@ class _Watch:
         return sum(useful * (1 - self._step_ms / whole) for at_s, useful, whole in steps if at_s <= until_s and whole)
 
     def _kind(self, piece: Slice) -> Literal["useful", "taken", "repeated"]:
-        if piece.start >= self._book[piece.seq].redo_until:
+        if piece.start >= self._book[piece.seq].repeated_until:
             return "useful"
         return "taken" if piece.seq in self._taken else "repeated"
 

@@ -152,7 +152,7 @@ def test_no_step_does_work_for_each_block_of_a_million_tokens(host: int) -> None
     for _ in range(5):
         engine.turn(note="idle")
     if host:
-        assert engine.book.num_swapped == 2
+        assert engine.book.preemption_counts.num_swaps == 2
         assert engine.cache.loaded_tokens > BLOCKS * SIZE // 4
     assert engine.most_calls < MOST_CALLS, engine.where
     engine.loop.check_integrity()

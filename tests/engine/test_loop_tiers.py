@@ -167,7 +167,7 @@ def test_a_victim_is_spilled_and_comes_back_from_ddr() -> None:
         bench.submit([number] * 12, max_tokens=50)
     bench.run()
     bench.assert_all_right()
-    assert bench.book.num_swapped > 0
+    assert bench.book.preemption_counts.num_swaps > 0
     assert bench.mover.bytes_by_route[Route.SPILL] > 0
     assert bench.mover.bytes_by_route[Route.RESTORE] > 0
     assert bench.cache.loaded_tokens > 0
@@ -179,7 +179,7 @@ def test_write_back_in_idle_time_makes_victims_clean() -> None:
         bench.submit([number] * 12, max_tokens=50)
     bench.run()
     bench.assert_all_right()
-    assert bench.book.num_preemptions > 0
+    assert bench.book.preemption_counts.total > 0
     assert bench.cache.loaded_tokens > 0
 
 

@@ -2,7 +2,7 @@
 
 from tests.engine.test_loop_tiers import BYTES, TierBench
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.outcome import MOST_ABSENCES
+from tiercel.outcome import MAX_ABSENCES
 from tiercel.tier import Route
 
 PROMPT = list(range(9)) * 5
@@ -49,12 +49,12 @@ def test_victims_tell_what_came_back_what_was_computed_again_and_when_they_were_
         bench.submit([number] * 12, max_tokens=50)
     bench.run()
     ends = list(bench.client.finished.values())
-    assert bench.book.num_swapped > 0
+    assert bench.book.preemption_counts.num_swaps > 0
     assert sum(end.swapped_tokens for end in ends) == bench.cache.swapped_tokens == bench.cache.loaded_tokens > 0
     assert sum(end.recomputed_tokens for end in ends) == bench.book.recomputed_tokens
     assert all(end.num_cached_ddr == end.num_cached_ssd == 0 for end in ends)
     for end in ends:
-        assert len(end.absences) == min(end.preemptions, MOST_ABSENCES)
+        assert len(end.absences) == min(end.preemptions, MAX_ABSENCES)
         assert all(one.start_s < one.end_s and one.reason is not None for one in end.absences)
         assert all(one.end_s <= other.start_s for one, other in zip(end.absences, end.absences[1:], strict=False))
 
@@ -65,7 +65,7 @@ def test_dropped_victims_compute_again_and_nothing_comes_back() -> None:
         bench.submit([number] * 12, max_tokens=50)
     bench.run()
     ends = list(bench.client.finished.values())
-    assert sum(end.preemptions for end in ends) == bench.book.num_preemptions > 0
+    assert sum(end.preemptions for end in ends) == bench.book.preemption_counts.total > 0
     assert sum(end.recomputed_tokens for end in ends) == bench.book.recomputed_tokens > 0
     assert all(end.swapped_tokens == 0 for end in ends)
 

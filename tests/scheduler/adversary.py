@@ -1,8 +1,8 @@
-"""A small machine in virtual time, tenants who try to get more than their share, and the bound they must not break.
+"""A small machine in virtual time, tenants that try to get more than their share, and the bound on their service.
 
-The machine plans as the engine does, with the real queue and the real tenant book: decodes first, then what waits in
-policy order under one token budget, with preemption for debt; one step is charged before the one before it is settled.
-A preemption costs nothing here, so that the bound is tight; `benchmarks/scenarios/adversary.py` has the prices.
+The machine plans like the engine, with the real queue and the real tenant book: decodes first, then waiting sequences
+in the order of the policy under one token budget, with preemption for debt. A step is charged before the previous one
+is settled. Preemptions cost nothing, so that the bound is tight; `benchmarks/scenarios/adversary.py` has prices.
 """
 
 import random
@@ -11,17 +11,23 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from tiercel.ids import SeqId, TenantId
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.aging import AgingShare
-from tiercel.scheduler.fairness import Account, Charge, TenantBook
+from tiercel.scheduler.fairness import Charge, TenantBook
 from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
+from tiercel.scheduler.preemption_limiter import PreemptionLimiter
+from tiercel.scheduler.preemption_rules import PreemptionRules
 from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import FairOrder, WaitingSequence
-from tiercel.scheduler.victim import PreemptionLimiter, VictimCandidate, victims
+from tiercel.scheduler.victim import VictimCandidate, victims
+
+BookMaker = Callable[[FairLimits, dict[TenantId, float]], TenantBook]
+RulesMaker = Callable[[TenantBook], PreemptionRules]
 
 BASE_MS, PREFILL_MS, DECODE_MS = 2.0, 0.2, 1.0
-LEAST_TOKENS = 4
+MIN_TOKENS = 4  # of a victim since it resumed
 
-_MOOD_S = 4.0  # mean time until a schemer changes its mind
+_MOOD_S = 4.0  # mean time until a schemer changes its mood
 
 
 @dataclass
@@ -35,7 +41,7 @@ class Job:
     blocks: int
     arrival_s: float
     computed: int = 0
-    admitted: int = 0
+    admission: int = 0
     since_resume: int = 0
     deferred_to_s: float = 0.0
     abort_s: float = float("inf")
@@ -47,7 +53,7 @@ class Job:
 
 
 class Machine:
-    """Rows, blocks and a token budget; plans one step after the other."""
+    """A machine with rows, blocks and a token budget, which plans one step after the other."""
 
     def __init__(
         self,
@@ -58,7 +64,8 @@ class Machine:
         budget: int = 64,
         patience_s: float = 0.1,
         seed: int = 0,
-        open_book: Callable[[FairLimits, dict[TenantId, float]], TenantBook] = TenantBook,
+        open_book: BookMaker = TenantBook,
+        open_rules: RulesMaker = PreemptionRules,
         starve_s: float = 30.0,
     ) -> None:
         self.rng = random.Random(seed)
@@ -66,6 +73,7 @@ class Machine:
         self.limits = fair_limits(1.1 * (BASE_MS + budget * PREFILL_MS + rows * DECODE_MS), patience_s)
         self.weights = {TenantId(name): weight for name, weight in weights.items()}
         self.book = open_book(self.limits, self.weights)
+        self.rules = open_rules(self.book)
         self.queue = WaitingQueue(FairOrder(), self.book)
         self.aging = AgingShare(self.limits.step_ms, starve_s=starve_s)
         self.now_s = 0.0
@@ -102,7 +110,7 @@ class Machine:
         del self.jobs[job.seq]
 
     def ready(self) -> frozenset[TenantId]:
-        """Tenants with dispatchable waiting work in band 0."""
+        """Return the tenants with dispatchable waiting work in band 0."""
         return frozenset(
             job.account.tenant
             for job in self.jobs.values()
@@ -157,7 +165,7 @@ class Machine:
         return drawn
 
     def _preempt(self) -> None:
-        """For debt, in favour of the first that waits; and for a band above."""
+        """Preempt for the first waiting sequence: for debt, or sequences of lower bands."""
         first = next((self.jobs[seq] for seq in self.queue.candidates(self.now_s) if seq not in self.running), None)
         if first is None:
             return
@@ -166,18 +174,18 @@ class Machine:
         def may_take(job: Job) -> bool:
             if job.account.band > first.account.band:
                 return is_blocked and (not job.is_aged or self.aging.is_spent)
-            return self.book.may_take_for_debt(first.account, job.account, self.now_s)
+            return self.rules.may_preempt_for_debt(first.account, job.account, self.now_s)
 
-        holders = [
-            VictimCandidate(job.seq, job.account, False, job.admitted, job.since_resume)
+        candidates = [
+            VictimCandidate(job.seq, job.account, False, job.admission, job.since_resume)
             for job in self.running.values()
             if may_take(job)
         ]
-        brake = PreemptionLimiter()
-        for seq in victims(holders, self.book.lead, lambda seq: self.jobs[seq].blocks, LEAST_TOKENS):
-            if not brake.may_preempt():
+        limiter = PreemptionLimiter()
+        for seq in victims(candidates, self.book.lead, lambda seq: self.jobs[seq].blocks, MIN_TOKENS):
+            if not limiter.may_preempt():
                 break
-            brake.preempt(spills=False)
+            limiter.preempt(spills=False)
             victim = self.jobs[seq]
             if victim.account.band == first.account.band:
                 self.book.bar(victim.account)
@@ -190,7 +198,7 @@ class Machine:
 
     def _start(self, job: Job) -> None:
         self._count += 1
-        job.admitted = self._count
+        job.admission = self._count
         job.since_resume = 0
         self.first_slice_s.setdefault(job.seq, self.now_s)
         self.running[job.seq] = job
@@ -238,9 +246,9 @@ class Machine:
 
 
 class GapMeter:
-    """The largest |dS_i/w_i - dS_j/w_j| over any interval in which both had dispatchable work all the time.
+    """Measures the largest |dS_i/w_i - dS_j/w_j| over intervals in which both tenants always had dispatchable work.
 
-    `widest` is the largest part of its bound that any pair has reached.
+    `widest` is the largest ratio of a pair's gap to the pair's bound.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -261,12 +269,12 @@ class GapMeter:
             low, high = min(low, gap), max(high, gap)
             self._ranges[pair] = (low, high)
             self.largest_ms = max(self.largest_ms, high - low)
-            bound_ms = self._machine.limits.bound_ms(weights[name] for name in pair)
+            bound_ms = sum(self._machine.limits.lead_ms(weights[name]) for name in pair)
             self.widest = max(self.widest, (high - low) / bound_ms)
 
 
 class Schemer:
-    """One tenant, who changes its mind about how to get more than its share."""
+    """A tenant that tries to get more than its share, in a way that depends on its mood."""
 
     MOODS = ("flood", "hog", "giant", "pulse", "shy", "late", "trickle", "settle", "idle")
 
@@ -285,38 +293,40 @@ class Schemer:
             self._mood = rng.choice(self._moods)
             self._until_s = machine.now_s + rng.expovariate(1 / _MOOD_S)
         match self._mood:
-            case "flood":  # always something small that waits
+            case "flood":  # always has small requests that wait
                 for _ in range(mine, 3):
                     machine.submit(self.tenant, rng.randint(1, 200), rng.randint(1, 10), rng.randint(1, 8))
-            case "hog":  # rows for long
+            case "hog":  # keeps rows for long
                 for _ in range(mine, 2):
                     machine.submit(self.tenant, rng.randint(1, 8), rng.randint(50, 2000), rng.randint(1, 4))
-            case "giant":  # fits an empty machine only
+            case "giant":  # its requests need the whole machine
                 if not mine:
                     machine.submit(self.tenant, rng.randint(50, 400), rng.randint(1, 50), machine.blocks)
                     machine.submit(self.tenant, rng.randint(50, 400), rng.randint(1, 50), machine.blocks)
-            case "pulse":  # a burst out of nothing
+            case "pulse":  # sudden bursts
                 if not mine and rng.random() < 0.01:
                     for _ in range(rng.randint(1, 12)):
                         machine.submit(self.tenant, rng.randint(1, 300), rng.randint(1, 100), rng.randint(1, 16))
-            case "shy":  # gone before anybody's patience is out
+            case "shy":  # aborts before the patience is over
                 if not mine:
                     machine.submit(self.tenant, 100, 10, machine.blocks, abort_s=rng.uniform(0.01, 0.12))
-            case "late":  # waits, but could not run
+            case "late":  # waits without being dispatchable
                 if not mine:
                     machine.submit(self.tenant, rng.randint(1, 100), 20, 4, deferred_s=rng.uniform(0.05, 3))
-            case "settle":  # uses the machine, and nothing of it waits
+            case "settle":  # runs without waiting requests
                 if not mine and machine.num_free_rows > machine.rows // 3:
                     machine.submit(self.tenant, 1, rng.randint(50, 2000))
-            case "trickle":  # one at a time
+            case "trickle":  # one request at a time
                 if not mine and rng.random() < 0.2:
                     machine.submit(self.tenant, rng.randint(1, 20), rng.randint(1, 40))
             case _:
                 pass
 
 
-def widest_gap(seed: int, steps: int, open_book: Callable[[FairLimits, dict[TenantId, float]], TenantBook]) -> float:
-    """The largest gap that the schemers of a seed reached, as a part of its bound: above 1 the bound is broken."""
+def widest_gap(
+    seed: int, steps: int, open_book: BookMaker = TenantBook, open_rules: RulesMaker = PreemptionRules
+) -> float:
+    """Return the largest gap that the schemers of a seed reach, relative to its bound: above 1 the bound is broken."""
     rng = random.Random(seed)
     names = [f"t{number}" for number in range(rng.randint(2, 5))]
     machine = Machine(
@@ -325,11 +335,12 @@ def widest_gap(seed: int, steps: int, open_book: Callable[[FairLimits, dict[Tena
         blocks=rng.choice([24, 64]),
         seed=seed,
         open_book=open_book,
+        open_rules=open_rules,
         starve_s=rng.choice([1.0, 30.0]),
         patience_s=rng.choice([0.1, 1.0]),
     )
-    always = ("hog", "giant", "settle")  # the first two nearly always have something that waits
-    alone_s = rng.choice([0.0, 10.0])  # the first has the machine to itself, then company comes
+    always = ("hog", "giant", "settle")  # moods of the first two tenants, which nearly always have waiting requests
+    alone_s = rng.choice([0.0, 10.0])  # the first tenant has the machine to itself until the others begin
     schemers: list[Schemer] = []
     for number, name in enumerate(names):
         first = "" if not alone_s else "idle" if number else "settle"

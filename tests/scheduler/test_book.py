@@ -1,10 +1,10 @@
 """What the book makes of what happens to those it holds: other tenants, slices, preemptions."""
 
-from tests.scheduler.counting import BLOCK, CountingCache, Room
+from tests.scheduler.planner_bench import BLOCK, CountingCache, PlannerBench, victims
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FinishReason
 from tiercel.rates import Rates
-from tiercel.scheduler.fairness import Account
+from tiercel.scheduler.account import Account
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.swap_choice import SwapChooser
@@ -20,45 +20,50 @@ def tenants(band: int, ttft_s: float | None = None, tbt_s: float | None = None) 
     )
 
 
+def set_tenants(bench: PlannerBench, tenants: Tenants) -> None:
+    for _ in bench.book.changing_tenants(tenants, 0.0):
+        pass
+
+
 # tenants that change
 
 
 def test_new_bands_and_goals_hold_for_those_that_wait_and_run() -> None:
-    room = Room(seqs=2, policy=open_policy("fair"))
-    room.book.set_tenants(tenants(1), 0.0)
+    bench = PlannerBench(seqs=2, policy=open_policy("fair"))
+    set_tenants(bench, tenants(1))
     for seq, tenant in ((1, A), (2, B), (3, A), (4, B)):
-        room.submit(seq, 3, band=1, tenant=tenant)
-    room.step()
-    room.book.set_tenants(tenants(0, ttft_s=0.5, tbt_s=0.02), 0.0)
-    room.book.check_integrity()
-    book, queue = room.book, room.book.policy.queue
+        bench.submit(seq, 3, band=1, tenant=tenant)
+    bench.step()
+    set_tenants(bench, tenants(0, ttft_s=0.5, tbt_s=0.02))
+    bench.book.check_integrity()
+    book, queue = bench.book, bench.book.policy.queue
     assert [book[SeqId(seq)].band for seq in (1, 2, 3, 4)] == [0, 1, 0, 1]
     assert queue[SeqId(3)].ttft_goal_s == 0.5
     assert queue[SeqId(3)].since_s == 3.0, "its waiting time is kept"
     assert book[SeqId(1)].tbt_goal_s == 0.02
-    assert room.launch().victims == (2,), "the row goes to the higher band"
+    assert victims(bench.launch()) == (2,), "the row goes to the higher band"
 
 
 def test_who_asked_for_a_later_band_stays_there_unless_the_first_one_is_behind_it() -> None:
-    room = Room(policy=open_policy("priority"))
-    room.book.set_tenants(tenants(1), 0.0)
-    room.submit(1, 3, band=4, tenant=A)
+    bench = PlannerBench(policy=open_policy("priority"))
+    set_tenants(bench, tenants(1))
+    bench.submit(1, 3, band=4, tenant=A)
     for first, band in ((0, 4), (6, 6), (2, 2)):
-        room.book.set_tenants(tenants(first), 0.0)
-        assert room.book[SeqId(1)].band == band
-    room.book.set_tenants(Tenants(2, ()), 0.0)
-    assert room.book[SeqId(1)].band == 2, "its tenant has left: it goes on as it is"
+        set_tenants(bench, tenants(first))
+        assert bench.book[SeqId(1)].band == band
+    set_tenants(bench, Tenants(2, ()))
+    assert bench.book[SeqId(1)].band == 2, "its tenant has left: it goes on as it is"
 
 
 # what is left to do
 
 
 def test_a_prompt_under_way_is_placed_by_what_is_left_of_it() -> None:
-    room = Room(tokens=16, policy=open_policy("fair"))
-    room.submit(1, 160)
-    queue, costs = room.book.policy.queue, room.book.policy.costs
+    bench = PlannerBench(tokens=16, policy=open_policy("fair"))
+    bench.submit(1, 160)
+    queue, costs = bench.book.policy.queue, bench.book.policy.costs
     for done in range(16, 160, 16):
-        room.step()
+        bench.step()
         assert queue[SeqId(1)].work_s == costs.recompute_ms(160 - done, done) / 1e3
 
 
@@ -69,17 +74,17 @@ class LowerTier(CountingCache):
         return 0, self.num_blocks(seq) - 1, 0
 
 
-def preempted(mode: PreemptionMode) -> Room:
+def preempted(mode: PreemptionMode) -> PlannerBench:
     """Sequence 1 has given way for a higher band with 14 tokens computed."""
-    room = Room(seqs=1, policy=open_policy("fair"))
-    room.cache = LowerTier(100)
-    room.planner = Planner(room.book, room.planner.limits, SwapChooser(mode, Rates))
-    room.submit(1, 13, band=1)
-    room.step()
-    room.step()
-    room.submit(2, 13, band=0)
-    assert room.step().victims == (1,)
-    return room
+    bench = PlannerBench(seqs=1, policy=open_policy("fair"))
+    bench.cache = LowerTier(100)
+    bench.planner = Planner(bench.book, bench.planner.limits, SwapChooser(mode, Rates))
+    bench.submit(1, 13, band=1)
+    bench.step()
+    bench.step()
+    bench.submit(2, 13, band=0)
+    assert victims(bench.step()) == (1,)
+    return bench
 
 
 def test_a_victim_is_placed_by_what_it_must_compute_again() -> None:
@@ -90,27 +95,27 @@ def test_a_victim_is_placed_by_what_it_must_compute_again() -> None:
 
 
 def test_what_was_kept_counts_until_it_is_launched_again() -> None:
-    room = preempted("swap")
-    room.book.finish(SeqId(2), FinishReason.ABORT, 0.0)
-    room.cache.release(SeqId(2))
-    room.step()
-    assert room.book[SeqId(1)].near_tokens == 0
+    bench = preempted("swap")
+    bench.book.finish(SeqId(2), FinishReason.ABORT, 0.0)
+    bench.cache.release(SeqId(2))
+    bench.step()
+    assert bench.book[SeqId(1)].cached_tokens == 0
 
 
 def test_steps_of_prompts_alone_tell_what_prompts_cost() -> None:
-    room = Room(seqs=8, tokens=128, blocks=200, policy=open_policy("fcfs"))
-    costs = room.book.policy.costs
-    room.submit(1, 128)
-    room.step()
-    room.book.settle(1e-3 * 2 * costs.prompt_ms(128, 0), 0.0)
+    bench = PlannerBench(seqs=8, tokens=128, blocks=200, policy=open_policy("fcfs"))
+    costs = bench.book.policy.costs
+    bench.submit(1, 128)
+    bench.step()
+    bench.book.settle(1e-3 * 2 * costs.prompt_ms(128, 0), 0.0)
     corrected = costs.prompt_scale
     assert corrected > 1
     for _ in range(3):  # decodes, slow ones, and then a prompt beside them
-        room.step()
-        room.book.settle(1.0, 0.0)
-    room.submit(2, 100)
-    room.step()
-    room.book.settle(1.0, 0.0)
+        bench.step()
+        bench.book.settle(1.0, 0.0)
+    bench.submit(2, 100)
+    bench.step()
+    bench.book.settle(1.0, 0.0)
     assert costs.prompt_scale == corrected
 
 
@@ -118,13 +123,12 @@ def test_steps_of_prompts_alone_tell_what_prompts_cost() -> None:
 
 
 def test_what_growth_throws_away_is_paid_by_who_grew() -> None:
-    room = Room(blocks=6, tokens=64, policy=open_policy("fair"))
-    room.submit(1, 7, tenant=A)
-    room.submit(2, 6, tenant=B)
-    plan = room.step()
-    while not plan.victims:
-        plan = room.step()
-    assert plan.victims == (2,)
-    assert plan.reasons == ("growth",)
-    assert plan.beneficiaries == (1,)
-    assert room.book[SeqId(2)].culprit == Account(0, A)
+    bench = PlannerBench(blocks=6, tokens=64, policy=open_policy("fair"))
+    bench.submit(1, 7, tenant=A)
+    bench.submit(2, 6, tenant=B)
+    plan = bench.step()
+    while not victims(plan):
+        plan = bench.step()
+    assert victims(plan) == (2,)
+    assert [(one.reason, one.beneficiary) for one in plan.preemptions] == [("growth", 1)]
+    assert bench.book[SeqId(2)].preempted_for == Account(0, A)

@@ -53,14 +53,6 @@ def test_a_linear_machine_is_predicted_exactly_inside_and_beyond() -> None:
     assert costs.predict_ms(0, 0, 500) == 0.0
 
 
-def test_a_table_survives_its_file() -> None:
-    times = measured()
-    costs = StepCosts.from_table(msgspec.json.decode(msgspec.json.encode(times), type=StepTimes))
-    costs.correct(10.0, 20.0)
-    again = StepCosts.from_table(costs.to_table())
-    assert again.predict_ms(100, 5, 3000) == pytest.approx(costs.predict_ms(100, 5, 3000))
-
-
 @pytest.mark.parametrize("wrong", ["axis", "size", "order", "value"])
 def test_a_table_that_is_no_grid_is_refused(wrong: str) -> None:
     times = measured()
@@ -94,7 +86,7 @@ def test_prompts_have_a_factor_of_their_own() -> None:
 
 
 def test_the_factor_is_bounded_and_shrugs_at_one_pause() -> None:
-    costs = StepCosts(linear_times(), alpha=0.1, most_scale=8.0)
+    costs = StepCosts(linear_times(), alpha=0.1, max_scale=8.0)
     costs.correct(10.0, 60_000.0)
     assert costs.scale == pytest.approx(1.3)
     for _ in range(1000):
@@ -115,19 +107,19 @@ def test_the_factor_is_bounded_and_shrugs_at_one_pause() -> None:
     decodes=st.integers(0, 50),
     context=st.integers(0, 50_000),
 )
-def test_the_largest_prefill_keeps_the_goal_and_one_token_more_would_not(
+def test_the_max_prefill_keeps_the_goal_and_one_token_more_would_not(
     seed: int, goal_ms: float, prompt: int, decodes: int, context: int
 ) -> None:
     costs = StepCosts(measured(seed), margin=1.0)
     costs.correct(1.0, 1.7)
-    tokens = costs.largest_prefill(goal_ms, prompt, decodes, context)
+    tokens = costs.max_prefill(goal_ms, prompt, decodes, context)
     assert tokens == 0 or costs.step_ms(tokens, prompt, decodes, context) <= goal_ms + 1e-6
     assert costs.step_ms(tokens + 1, prompt, decodes, context) > goal_ms - 1e-6
 
 
 def test_a_margin_leaves_room_for_predictions_that_come_out_short() -> None:
     costs = StepCosts(linear_times(5.0, 0.1, 0.0, 0.0), margin=1.25)
-    assert costs.largest_prefill(25.0, 0, 1, 0) == 150
+    assert costs.max_prefill(25.0, 0, 1, 0) == 150
 
 
 @example(seed=0, most=121, context=0, loss=0.0)
@@ -136,15 +128,15 @@ def test_the_fewest_tokens_cost_little_more_each_than_those_of_a_full_step(
     seed: int, most: int, context: int, loss: float
 ) -> None:
     costs = StepCosts(measured(seed))
-    least = costs.least_prefill(most, context, loss)
+    least = costs.min_prefill(most, context, loss)
     assert 1 <= least <= most
     assert costs.step_ms(least, context, 0, 0) / least <= (1 + loss) * costs.step_ms(most, context, 0, 0) / most + 1e-9
 
 
 def test_the_fewest_tokens_are_those_over_which_what_any_step_costs_is_spread() -> None:
     costs = StepCosts(linear_times(base_ms=8.0, prefill_ms=1.0))
-    assert costs.least_prefill(2048, 0, 0.0) == 2048
-    assert costs.least_prefill(2048, 0, 0.05) == 148  # (8 + 148) / 148 = 1.05 * (8 + 2048) / 2048
+    assert costs.min_prefill(2048, 0, 0.0) == 2048
+    assert costs.min_prefill(2048, 0, 0.05) == 148  # (8 + 148) / 148 = 1.05 * (8 + 2048) / 2048
 
 
 def test_shares_add_up_to_the_prediction() -> None:

@@ -1,23 +1,23 @@
 """What is told of single sequences."""
 
-from tests.scheduler.test_planner import Room
+from tests.scheduler.planner_bench import PlannerBench, victims
 from tiercel.ids import SeqId
 from tiercel.outcome import SequenceGauges, SequenceState
 
 
 def test_those_that_run_are_told_and_those_that_gave_way_but_none_that_only_wait() -> None:
-    room = Room(blocks=6, tokens=64)
-    room.submit(1, 9)
-    room.submit(2, 4)
-    room.submit(3, 60)
-    room.step()
-    assert room.book.gauges(9) == (
+    bench = PlannerBench(blocks=6, tokens=64)
+    bench.submit(1, 9)
+    bench.submit(2, 4)
+    bench.submit(3, 60)
+    bench.step()
+    assert bench.book.gauges(9) == (
         SequenceGauges(SeqId(1), SequenceState.RUNNING, 9, 0),
         SequenceGauges(SeqId(2), SequenceState.RUNNING, 4, 0),
     )
-    while not room.step().victims:
+    while not victims(bench.step()):
         pass
-    told = {one.seq: one for one in room.book.gauges(9)}
+    told = {one.seq: one for one in bench.book.gauges(9)}
     assert told[SeqId(2)] == SequenceGauges(SeqId(2), SequenceState.PREEMPTED, 0, 1)
     assert set(told) == {1, 2}
-    assert [one.seq for one in room.book.gauges(1)] == [1]
+    assert [one.seq for one in bench.book.gauges(1)] == [1]

@@ -26,7 +26,7 @@ def step(book: PreemptionBook, measured_s: float, *pieces: tuple[SequenceProgres
 
 def test_steps_that_compute_lost_tokens_again_add_up_until_the_last_one() -> None:
     book = PreemptionBook()
-    book.leave(SeqId(1), COST, 40, is_swap=False)
+    book.preempt(SeqId(1), COST, 40, is_swap=False)
     assert not step(book, 1.0, piece(1, 0, 16))
     assert not step(book, 2.0, piece(1, 16, 16))
     (back,) = step(book, 4.0, piece(1, 32, 16))
@@ -37,21 +37,21 @@ def test_steps_that_compute_lost_tokens_again_add_up_until_the_last_one() -> Non
 
 def test_a_step_is_divided_among_those_in_it() -> None:
     book = PreemptionBook()
-    book.leave(SeqId(1), COST, 32, is_swap=False)
+    book.preempt(SeqId(1), COST, 32, is_swap=False)
     (back,) = step(book, 3.0, piece(1, 0, 32), piece(2, 0, 64))
     assert back.recompute_s == pytest.approx(3.0 * 32.5 / 97)
 
 
 def test_a_victim_whose_blocks_are_all_back_computes_nothing_again() -> None:
     book = PreemptionBook()
-    book.leave(SeqId(1), COST, 32, is_swap=True)
+    book.preempt(SeqId(1), COST, 32, is_swap=True)
     (back,) = step(book, 1.0, piece(1, 32, 1))
     assert back.recompute_s == 0
 
 
 def test_a_void_step_costs_nothing_and_is_no_return() -> None:
     book = PreemptionBook()
-    book.leave(SeqId(1), COST, 32, is_swap=False)
+    book.preempt(SeqId(1), COST, 32, is_swap=False)
     assert not step(book, 0.0, piece(1, 0, 33))
     (back,) = step(book, 1.0, piece(1, 0, 32))
     assert back.recompute_s == pytest.approx(1.0)
@@ -59,7 +59,7 @@ def test_a_void_step_costs_nothing_and_is_no_return() -> None:
 
 def test_steps_in_flight_behind_the_last_one_change_nothing() -> None:
     book = PreemptionBook()
-    book.leave(SeqId(1), COST, 32, is_swap=True)
+    book.preempt(SeqId(1), COST, 32, is_swap=True)
     for start in (32, 33):
         book.launch([piece(1, start, 1)], COSTS)
     book.settle(1.0)
@@ -69,22 +69,22 @@ def test_steps_in_flight_behind_the_last_one_change_nothing() -> None:
 
 def test_a_victim_that_gives_way_once_more_begins_anew_and_one_that_ends_leaves_no_trace() -> None:
     book = PreemptionBook()
-    book.leave(SeqId(1), COST, 32, is_swap=False)
+    book.preempt(SeqId(1), COST, 32, is_swap=False)
     book.launch([piece(1, 0, 16)], COSTS)
-    book.leave(SeqId(1), COST, 48, is_swap=True)
+    book.preempt(SeqId(1), COST, 48, is_swap=True)
     book.settle(5.0)
     (back,) = step(book, 1.0, piece(1, 0, 48))
     assert (back.is_swap, back.tokens, back.recompute_s) == (True, 48, pytest.approx(1.0))
-    book.leave(SeqId(1), COST, 32, is_swap=False)
-    book.forget(SeqId(1))
+    book.preempt(SeqId(1), COST, 32, is_swap=False)
+    book.drop(SeqId(1))
     assert not step(book, 1.0, piece(1, 0, 33))
 
 
 def test_predictions_and_outcomes_are_counted_by_mode() -> None:
     book = PreemptionBook()
-    assert book.note(ReturnedVictim(SeqId(1), True, 32, COST, 0.125), copied_s=1.0) == 1.125
-    book.note(ReturnedVictim(SeqId(2), False, 32, COST, 2.0), copied_s=0.0)
-    book.note(ReturnedVictim(SeqId(3), True, 32, SwapCost(float("inf"), 0.5), 2.0), copied_s=0.0)
+    assert book.record_return(ReturnedVictim(SeqId(1), True, 32, COST, 0.125), copied_s=1.0) == 1.125
+    book.record_return(ReturnedVictim(SeqId(2), False, 32, COST, 2.0), copied_s=0.0)
+    book.record_return(ReturnedVictim(SeqId(3), True, 32, SwapCost(float("inf"), 0.5), 2.0), copied_s=0.0)
     swap, recompute = book.gauges()
     assert (swap.mode, swap.count, swap.predicted_s, swap.realised_s) == ("swap", 1, 0.25, 1.125)
     assert (recompute.mode, recompute.count, recompute.predicted_s, recompute.realised_s) == ("recompute", 1, 0.5, 2.0)

@@ -1,30 +1,27 @@
 """A victim that gives way again while its first slice is in flight is not back, and what was in flight is lost."""
 
-from tests.scheduler.counting import Room
+from tests.scheduler.planner_bench import PlannerBench, victims
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
-from tiercel.plan import Plan, SwapCost
+from tiercel.plan import Plan, Preemption, SwapCost
 from tiercel.scheduler.policy import open_policy
 
 
 def test_a_victim_whose_slice_is_discarded_has_not_returned() -> None:
-    room = Room(seqs=1, policy=open_policy("priority"))
-    room.submit(1, 15, band=1)
-    room.step()
-    room.book.settle(1.0, 0.0)
-    room.submit(2, 3, band=0)
-    assert room.launch().victims == (1,)  # with 15 tokens computed: the switch that is followed
-    room.book.finish(SeqId(2), FinishReason.ABORT, 0.0)
-    room.cache.release(SeqId(2))
-    back = room.launch()  # all that it lost is in flight
+    bench = PlannerBench(seqs=1, policy=open_policy("priority"))
+    bench.submit(1, 15, band=1)
+    bench.step()
+    bench.book.settle(1.0, 0.0)
+    bench.submit(2, 3, band=0)
+    assert victims(bench.launch()) == (1,)  # with 15 tokens computed: the switch that is followed
+    bench.book.finish(SeqId(2), FinishReason.ABORT, 0.0)
+    bench.cache.release(SeqId(2))
+    back = bench.launch()  # all that it lost is in flight
     assert back.nano_batches
-    room.submit(3, 3, band=0)
-    grows = Plan(
-        nano_batches=(), admitted=(), victims=(SeqId(1),), reasons=("growth",), beneficiaries=(SeqId(3),), kept=(0,),
-        prices_ms=(0.0,), costs=(SwapCost(1.0, 1.0),),
-    )  # fmt: skip
-    room.book.launch(grows, 0.0)  # it gives way again before the step has committed
-    room.book.settle(1.0, 0.0)
-    room.commit(back)
-    assert room.book[SeqId(1)].computed == 0
-    assert not list(room.book.preemption_book.take_returned()), "nothing of it is back"
+    bench.submit(3, 3, band=0)
+    again = Preemption(SeqId(1), SeqId(3), "growth", is_swap=False, kept_tokens=0, cost=SwapCost(1.0, 1.0))
+    bench.book.launch(Plan((), preemptions=(again,)), 0.0)  # before the step has committed
+    bench.book.settle(1.0, 0.0)
+    bench.commit(back)
+    assert bench.book[SeqId(1)].computed == 0
+    assert not list(bench.book.preemption_book.take_returned()), "nothing of it is back"

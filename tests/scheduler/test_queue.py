@@ -9,16 +9,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
-from tiercel.scheduler.fairness import Account, TenantBook
+from tiercel.scheduler.account import Account
+from tiercel.scheduler.fairness import NoFairness, TenantBook
 from tiercel.scheduler.fairness_limits import fair_limits
-from tiercel.scheduler.queue import OpenGate, WaitingQueue
+from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import ArrivalOrder, FairOrder, PriorityOrder, WaitingSequence, open_order
 
 
-class ScriptedGate(OpenGate):
-    """Eligible, barred and ageing accounts by script; keeps what it was told."""
+class ScriptedGate(NoFairness):
+    """A gate with scripted eligible, barred and ageing accounts. Records the numbers of waiting sequences."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.spent: set[Account] = set()
         self.barred: set[Account] = set()
         self.ageless: set[Account] = set()
@@ -37,7 +39,7 @@ class ScriptedGate(OpenGate):
     def wait(self, account: Account, num_waiting: int, num_ready: int, now_s: float) -> None:
         self.told[account] = (num_waiting, num_ready)
 
-    def take_turned(self) -> set[Account]:
+    def take_changed(self) -> set[Account]:
         turned, self.turned = self.turned, set()
         return turned
 
@@ -53,7 +55,7 @@ def waiting(
 
 
 def queue_of(*items: WaitingSequence, order: FairOrder | PriorityOrder | ArrivalOrder | None = None) -> WaitingQueue:
-    queue = WaitingQueue(order or FairOrder(), OpenGate())
+    queue = WaitingQueue(order or FairOrder(), NoFairness())
     for item in items:
         queue.add(item, 0.0)
     return queue
@@ -139,10 +141,10 @@ def test_a_changed_priority_moves_a_sequence() -> None:
     queue = WaitingQueue(FairOrder(), gate)
     queue.add(waiting(1), 0.0)
     queue.add(waiting(2, work_s=1.0), 0.0)
-    queue.place(waiting(2, band=-1), 0.0)
+    queue.update(waiting(2, band=-1), 0.0)
     assert drawn(queue) == [2, 1]
     assert gate.told == {Account(0, TenantId("a")): (1, 1), Account(-1, TenantId("a")): (1, 1)}
-    queue.place(waiting(2, band=0, work_s=-1.0), 0.0)
+    queue.update(waiting(2, band=0, work_s=-1.0), 0.0)
     assert drawn(queue) == [2, 1]
     assert gate.told[Account(-1, TenantId("a"))] == (0, 0)
 
@@ -153,9 +155,11 @@ def test_placing_anew_is_no_return_from_idle() -> None:
     account = Account(0, TenantId("a"))
     queue.add(waiting(1), 0.0)
     book.refill(0.0)
-    queue.place(waiting(1, work_s=3.0), 1.0)
+    queue.update(waiting(1, work_s=3.0), 1.0)
     assert book.is_eligible(account)
-    assert book.patience_s(account, 1.0) == 1.0
+    state = book.state(account)
+    assert state is not None
+    assert state.elapsed_patience_s(1.0) == 1.0
 
 
 def test_a_deferred_sequence_is_passed_and_keeps_its_place() -> None:
@@ -167,7 +171,7 @@ def test_a_deferred_sequence_is_passed_and_keeps_its_place() -> None:
     queue.defer(SeqId(1), 0.0)
     assert drawn(queue) == [2]
     assert gate.told[Account(0, TenantId("a"))] == (2, 1)
-    queue.place(waiting(1, arrival_s=-1), 0.0)
+    queue.update(waiting(1, arrival_s=-1), 0.0)
     assert drawn(queue) == [2]
     queue.resume(SeqId(1), 0.0)
     assert drawn(queue) == [1, 2]
@@ -250,7 +254,7 @@ class QueueAgainstList(RuleBasedStateMachine):
             seq = sorted(self.items)[number % len(self.items)]
             before = self.items[seq]
             self.items[seq] = waiting(seq, tenant=tenant, band=band, arrival_s=before.arrival_s, work_s=work)
-            self.queue.place(self.items[seq], 0.0)
+            self.queue.update(self.items[seq], 0.0)
 
     @rule(number=st.integers(0, 99))
     def defer_or_resume(self, number: int) -> None:

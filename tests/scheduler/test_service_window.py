@@ -9,13 +9,13 @@ A, B, C = TenantId("a"), TenantId("b"), TenantId("c")
 
 
 def _shares(window: ServiceWindow, **weights: float) -> dict[str, float]:
-    return {str(name): ms for name, ms in window.per_weight_ms({TenantId(n): w for n, w in weights.items()}).items()}
+    return {str(name): ms for name, ms in window.per_weight_ms(lambda tenant: weights.get(tenant, 1.0)).items()}
 
 
 def test_equal_service_by_weight_is_fair_and_a_starved_tenant_shows() -> None:
     window = ServiceWindow()
     for step in range(13):
-        window.note({A: 10.0 * step, B: 30.0 * step, C: 99.0 * step}, (A, B), 5.0 * step)
+        window.observe({A: 10.0 * step, B: 30.0 * step, C: 99.0 * step}, (A, B), 5.0 * step)
     fair, unfair = _shares(window, a=1.0, b=3.0).values(), _shares(window).values()
     assert (jain(fair), gap_ms(fair)) == (pytest.approx(1.0), pytest.approx(0.0))
     assert (jain(unfair), gap_ms(unfair)) == (pytest.approx(160 / 200), pytest.approx(240.0))
@@ -24,17 +24,17 @@ def test_equal_service_by_weight_is_fair_and_a_starved_tenant_shows() -> None:
 def test_who_waits_alone_competes_with_nobody() -> None:
     window = ServiceWindow()
     for step in range(3):
-        window.note({A: 10.0 * step}, (A,), 5.0 * step)
+        window.observe({A: 10.0 * step}, (A,), 5.0 * step)
     assert _shares(window) == {}
 
 
 def test_the_while_begins_when_the_second_one_came() -> None:
     window = ServiceWindow()
-    window.note({}, (), 0.0)
-    window.note({A: 100.0}, (A,), 5.0)
-    window.note({A: 110.0}, (A, B), 10.0)
+    window.observe({}, (), 0.0)
+    window.observe({A: 100.0}, (A,), 5.0)
+    window.observe({A: 110.0}, (A, B), 10.0)
     assert _shares(window) == {}
-    window.note({A: 120.0, B: 30.0}, (A, B), 15.0)
+    window.observe({A: 120.0, B: 30.0}, (A, B), 15.0)
     assert _shares(window) == {"a": 10.0, "b": 30.0}
 
 
@@ -42,27 +42,27 @@ def test_a_third_one_counts_as_soon_as_two_have_not_waited_longer_without_it() -
     window = ServiceWindow()
     for step in range(14):
         waiting = (A, B) if step < 3 else (A, B, C)
-        window.note({A: 10.0 * step, B: 30.0 * step, C: 20.0 * step}, waiting, 5.0 * step)
+        window.observe({A: 10.0 * step, B: 30.0 * step, C: 20.0 * step}, waiting, 5.0 * step)
     assert _shares(window) == {"a": 120.0, "b": 360.0}
     for step in range(14, 16):
-        window.note({A: 10.0 * step, B: 30.0 * step, C: 20.0 * step}, (A, B, C), 5.0 * step)
+        window.observe({A: 10.0 * step, B: 30.0 * step, C: 20.0 * step}, (A, B, C), 5.0 * step)
     assert _shares(window) == {"a": 120.0, "b": 360.0, "c": 240.0}
 
 
 def test_who_was_seen_not_to_wait_between_two_samples_did_not_wait_all_the_while() -> None:
     window = ServiceWindow()
-    window.note({A: 0.0, B: 0.0}, (A, B), 0.0)
-    window.note({}, (), 2.0)
-    window.note({A: 5.0, B: 5.0}, (A, B), 500.0)
+    window.observe({A: 0.0, B: 0.0}, (A, B), 0.0)
+    window.observe({}, (), 2.0)
+    window.observe({A: 5.0, B: 5.0}, (A, B), 500.0)
     assert _shares(window) == {}
 
 
 def test_nobody_competes_any_more_as_soon_as_one_does_not_wait() -> None:
     window = ServiceWindow()
     for step in range(3):
-        window.note({A: 10.0 * step, B: 30.0 * step}, (A, B), 5.0 * step)
+        window.observe({A: 10.0 * step, B: 30.0 * step}, (A, B), 5.0 * step)
     assert _shares(window) == {"a": 20.0, "b": 60.0}
-    window.note({A: 20.0, B: 60.0}, (B,), 11.0)
+    window.observe({A: 20.0, B: 60.0}, (B,), 11.0)
     assert _shares(window) == {}
 
 

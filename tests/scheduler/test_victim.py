@@ -1,8 +1,9 @@
 """Who gives way first, and when nobody does."""
 
 from tiercel.ids import SeqId, TenantId
-from tiercel.scheduler.fairness import Account
-from tiercel.scheduler.victim import PreemptionLimiter, StarvationCounter, VictimCandidate, victims
+from tiercel.scheduler.account import Account
+from tiercel.scheduler.preemption_limiter import PreemptionLimiter, StarvationCounter
+from tiercel.scheduler.victim import VictimCandidate, victims
 
 
 def holder(

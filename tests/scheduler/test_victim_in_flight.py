@@ -1,6 +1,7 @@
 """Of two equal victims the one goes whose work, in flight or committed, is cheaper to repeat."""
 
-from tests.scheduler.counting import BLOCK, Room
+from tests.scheduler.planner_bench import BLOCK, PlannerBench, victims
+from tiercel.ids import SeqId
 from tiercel.rates import Rates
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
@@ -8,13 +9,13 @@ from tiercel.scheduler.swap_choice import SwapChooser
 
 
 def test_work_in_flight_counts_when_the_cheaper_victim_is_chosen() -> None:
-    room = Room(seqs=2, tokens=64, policy=open_policy("priority"))
+    bench = PlannerBench(seqs=2, tokens=64, policy=open_policy("priority"))
     rates = Rates(prefill_token_s=1e-3, block_size=BLOCK)
-    room.planner = Planner(room.book, room.planner.limits, SwapChooser("recompute", lambda: rates))
-    room.submit(1, 20, band=1)
-    room.step()  # 20 tokens are computed
-    room.submit(2, 100, band=1)
-    room.launch()  # 60 and more of the second are in flight
-    assert room.book[2].scheduled >= 60 > room.book[2].computed == 0
-    room.submit(3, 3, band=0)
-    assert room.launch().victims == (1,)
+    bench.planner = Planner(bench.book, bench.planner.limits, SwapChooser("recompute", lambda: rates))
+    bench.submit(1, 20, band=1)
+    bench.step()  # 20 tokens are computed
+    bench.submit(2, 100, band=1)
+    bench.launch()  # 60 and more of the second are in flight
+    assert bench.book[SeqId(2)].scheduled >= 60 > bench.book[SeqId(2)].computed == 0
+    bench.submit(3, 3, band=0)
+    assert victims(bench.launch()) == (1,)

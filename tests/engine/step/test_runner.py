@@ -283,7 +283,7 @@ def test_who_has_gone_before_a_nano_batch_begins_is_not_computed() -> None:
     assert [found.seq for found in outcome.logprobs] == [3]
     assert outcome.nano_batch_ms[0] == 0.0
     commit = bench.book.commit(plan.nano_batches, list(outcome.tokens), 0.0)
-    assert commit.said == [(3, 31)]
+    assert commit.sampled == [(3, 31)]
 
 
 def test_an_abort_while_a_step_runs_ends_it_at_the_next_nano_batch() -> None:

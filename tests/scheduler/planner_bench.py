@@ -1,4 +1,4 @@
-"""A book and a planner over a cache that only counts."""
+"""A book of sequences and a planner over a cache that only counts blocks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import Policy, open_policy
+from tiercel.scheduler.preemption_limiter import StarvationCounter
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.tenant import DEFAULT_TENANT
 
@@ -17,7 +18,7 @@ BLOCK = 4
 
 @dataclass(frozen=True)
 class Hit:
-    """A prefix by script."""
+    """A scripted prefix hit."""
 
     tokens: int
     load_blocks: int = 0
@@ -28,7 +29,7 @@ class Hit:
 
 
 class CountingCache:
-    """Blocks without identity; hits by script."""
+    """A cache that counts blocks. Its prefix hits are scripted; None: another sequence computes the prefix."""
 
     block_size = BLOCK
 
@@ -74,7 +75,7 @@ class CountingCache:
         self.released.append(seq)
 
 
-class Room:
+class PlannerBench:
     """A book, a planner and a cache that lives across steps."""
 
     def __init__(self, blocks: int = 100, seqs: int = 8, tokens: int = 16, threshold: int = 0,
@@ -82,7 +83,9 @@ class Room:
                  block_bytes: int = 0) -> None:  # fmt: skip
         self.now_s = 0.0
         self.book = SequenceBook(policy or open_policy("fcfs"), 1000, (2,))
-        self.planner = Planner(self.book, StepLimits(seqs, tokens, threshold, block_bytes=block_bytes))
+        self.starvation = StarvationCounter()
+        limits = StepLimits(seqs, tokens, threshold, block_bytes=block_bytes)
+        self.planner = Planner(self.book, limits, starvation=self.starvation)
         self.cache = CountingCache(blocks, hits)
         self.block_bytes = block_bytes  # 0: no quotas
 
@@ -127,3 +130,7 @@ class Room:
 
 def slices(plan: Plan) -> list[tuple[int, int, int]]:
     return [(piece.seq, piece.start, piece.length) for batch in plan.nano_batches for piece in batch.slices]
+
+
+def victims(plan: Plan) -> tuple[int, ...]:
+    return tuple(one.victim for one in plan.preemptions)

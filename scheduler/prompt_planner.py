@@ -1,0 +1,247 @@
+"""The prompts of a step: chunks of running prompts and admissions, in the order of the policy."""
+
+from dataclasses import dataclass, field
+from itertools import chain
+from math import inf
+
+from tiercel.ids import SeqId
+from tiercel.outcome import SequenceState
+from tiercel.scheduler.account import Account
+from tiercel.scheduler.book import SequenceBook
+from tiercel.scheduler.draft import Draft
+from tiercel.scheduler.preemption_limiter import StarvationCounter
+from tiercel.scheduler.room import RoomMaker
+from tiercel.scheduler.sequence import SequenceProgress
+
+_MAX_DEFERRED = 256  # deferred sequences considered in one step
+_MAX_LONG = 1024  # long prompts passed over in one step because too many are under way: about 2 ms
+
+MAX_CANDIDATES = 64
+"""The maximum of sequences that one step considers, without the deferred ones."""
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search of one step for sequences to continue or admit."""
+
+    num_long: int  # long prompts under way
+    held: frozenset[Account]  # debtors that pause
+    seen: set[SeqId] = field(default_factory=set[SeqId])  # sequences considered so far
+    blocked: set[Account] = field(default_factory=set[Account])  # accounts whose first sequence does not fit
+    blocked_band: float = inf  # the highest band of them; no sequence of a lower band may be admitted
+    has_misfit: bool = False  # a sequence did not fit; room is made only for the first one
+    is_full: bool = False  # no row is free
+
+
+class PromptPlanner:
+    """Adds chunks of prompts and admissions to a draft."""
+
+    def __init__(self, book: SequenceBook, room: RoomMaker, starvation: StarvationCounter) -> None:
+        self._book = book
+        self._policy = book.policy
+        self._room = room
+        self._starvation = starvation
+
+    def fill(self, draft: Draft, prefills: list[SequenceProgress], held: frozenset[Account]) -> None:
+        """Add chunks and admissions in the order of the policy, until the tokens of the step are spent.
+
+        `prefills`: the running sequences with an unfinished prompt, without those of the accounts in `held`, which
+        pause. The starvation counter ignores sequences that are deferred or whose tenant is at its quota: preemptions
+        would not help them.
+        """
+        search = _Search(sum(self._is_long(draft, one) for one in prefills), held)
+        num_passed = 0
+        first: SeqId | None = None
+        capped: list[SequenceProgress] = []
+        self._room.begin_admissions()
+        draft.aged = self._room.earmarked_aged or self._policy.starving(draft.now_s)
+        in_order = self._policy.candidates(draft.now_s, search.blocked)
+        for seq in chain(() if draft.aged is None else (draft.aged,), in_order):
+            if draft.tokens_left <= 0 or self._is_exhausted(draft, search):
+                break
+            sequence = self._book[seq]
+            is_held = bool(held) and sequence.account in held
+            if is_held or seq in search.seen or seq in draft.preemption_by_seq:
+                continue
+            if self._is_too_long(draft, sequence, search.num_long):
+                num_passed += 1
+                if num_passed == _MAX_LONG:
+                    break
+                continue
+            search.seen.add(seq)
+            self._serve(draft, search, sequence)
+            if first is None and seq not in draft.deferred[-1:] and sequence.request.tenant not in draft.at_quota:
+                first = seq
+            if self._has_part(draft, sequence):
+                capped.append(sequence)
+            if self._is_closed(draft, search):
+                break
+        capped += self._continue_others(draft, [one for one in prefills if one.id not in search.seen])
+        self._spend_rest(draft, capped)
+        self._starvation.step(was_served=first is None or first in draft.slice_by_seq or first in draft.restores)
+        if draft.aged not in draft.admitted and draft.aged not in draft.slice_by_seq:
+            draft.aged = None
+
+    def continue_all(self, draft: Draft, prefills: list[SequenceProgress]) -> None:
+        """Add chunks of running prompts only."""
+        self._spend_rest(draft, self._continue_others(draft, prefills))
+
+    # ---- the search
+
+    def _serve(self, draft: Draft, search: _Search, sequence: SequenceProgress) -> None:
+        """Continue a running prompt, or admit a waiting sequence if it may be admitted."""
+        allowance = self._allowance(draft, sequence)
+        if sequence.state is SequenceState.RUNNING:
+            self._continue(draft, sequence, allowance)
+        elif sequence.state is SequenceState.RESTORING:
+            draft.deferred.append(sequence.id)  # it has its row and its blocks, so no preemption can help it
+        elif allowance > 0 and not self._is_closed(draft, search) and self._may_admit(draft, search, sequence):
+            search.num_long += self._admit(draft, search, sequence, allowance) and self._is_long(draft, sequence)
+
+    @staticmethod
+    def _is_exhausted(draft: Draft, search: _Search) -> bool:
+        """Whether the step has considered as many sequences as it may. Deferred ones have a limit of their own."""
+        num_deferred = len(draft.deferred)
+        return len(search.seen) - num_deferred >= MAX_CANDIDATES or num_deferred >= _MAX_DEFERRED
+
+    @staticmethod
+    def _is_closed(draft: Draft, search: _Search) -> bool:
+        """Whether this step can admit no other sequence."""
+        return draft.is_short or search.is_full or bool(draft.preemption_by_seq)
+
+    def _continue_others(self, draft: Draft, prefills: list[SequenceProgress]) -> list[SequenceProgress]:
+        """Continue the running prompts that the search did not reach, because they hold blocks.
+
+        Returns the sequences that got a part of what they want.
+        """
+        capped: list[SequenceProgress] = []
+        for sequence in sorted(prefills, key=self._policy.sort_key):
+            if draft.tokens_left <= 0:
+                break
+            if sequence.id in draft.preemption_by_seq:
+                continue
+            self._continue(draft, sequence, self._allowance(draft, sequence))
+            if self._has_part(draft, sequence):
+                capped.append(sequence)
+        return capped
+
+    @staticmethod
+    def _has_part(draft: Draft, sequence: SequenceProgress) -> bool:
+        """Whether the step computes a part of what the sequence wants."""
+        piece = draft.slice_by_seq.get(sequence.id)
+        return piece is not None and piece.start + piece.length < sequence.num_tokens
+
+    def _allowance(self, draft: Draft, sequence: SequenceProgress) -> int:
+        """Return the tokens of this step for one sequence: its account's share of the prompts, at least a block."""
+        share = self._policy.prefill_share(sequence.account)
+        budget = draft.prompt_budget(max(sequence.scheduled, sequence.cached_tokens))
+        return budget if share >= 1 else min(budget, max(draft.cache.block_size, int(share * budget)))
+
+    def _spend_rest(self, draft: Draft, capped: list[SequenceProgress]) -> None:
+        """Give the tokens that are left to the prompts that got a part of what they want, in order."""
+        for sequence in capped:
+            piece = draft.slice_by_seq.get(sequence.id)
+            if draft.tokens_left <= 0 or piece is None:
+                continue
+            want, budget = sequence.num_tokens - piece.start, piece.length + draft.tokens_left
+            length = draft.limits.chunk_tokens(piece.start, want, budget, draft.cache.block_size)
+            end = piece.start + length
+            if length <= piece.length or self._room.lacks_quota(draft, sequence, end):
+                continue
+            if draft.cache.reserve(sequence.id, end):
+                draft.extend(sequence, length)
+
+    def _continue(self, draft: Draft, sequence: SequenceProgress, budget: int) -> None:
+        if not sequence.want or budget <= 0:
+            return
+        cache, start = draft.cache, sequence.scheduled
+        before = cache.num_blocks(sequence.id)
+        budget = min(budget, draft.tokens_left)
+        length = draft.limits.chunk_tokens(start, sequence.want, budget, cache.block_size)
+        if self._room.grow(draft, sequence, start + length):
+            draft.add(sequence, start, length)
+            draft.blocks_owed -= cache.num_blocks(sequence.id) - before
+
+    # ---- admission
+
+    def _may_admit(self, draft: Draft, search: _Search, sequence: SequenceProgress) -> bool:
+        """Return False if a sequence would take the room of another one.
+
+        That is a blocked sequence of its account or of a higher band, or the sequence for which room was freed.
+        """
+        account = sequence.account
+        if self._room.is_kept_from(draft, sequence, search.seen):
+            return False
+        return account not in search.blocked and account.band <= search.blocked_band
+
+    def _admit(self, draft: Draft, search: _Search, sequence: SequenceProgress, allowance: int) -> bool:
+        """Admit a sequence: plan its first slice or start its restore.
+
+        Returns False if the sequence does not fit. Sequences that the policy allows may then be preempted.
+        """
+        cache, block_size = draft.cache, draft.cache.block_size
+        others = len(self._book.running) + len(draft.admitted)
+        if others >= draft.limits.max_num_seqs:
+            search.is_full = True
+            self._block(draft, search, sequence, -(-sequence.num_tokens // block_size))
+            return False
+        found = cache.match(sequence.id)
+        if found is None:
+            draft.deferred.append(sequence.id)  # another sequence computes its prefix
+            return False
+        missing = -(-sequence.num_tokens // block_size) - found.hit_blocks
+        if self._room.exceeds_quota(draft, sequence, missing):
+            cache.release(sequence.id)
+            # The room of other tenants would not help, so none is preempted for it or waits with it.
+            search.blocked.add(sequence.account)
+            draft.at_quota.add(sequence.request.tenant)
+            return False
+        # Room for all its known tokens, for what the others still need, and for one block each to grow.
+        needed = missing + draft.blocks_owed + others
+        if others and cache.available_blocks < needed:
+            cache.release(sequence.id)
+            self._block(draft, search, sequence, needed)
+            return False
+        if found.load_blocks:
+            # All blocks and one more are reserved before the restore starts: restores that reserve blocks one by one
+            # may wait for each other for ever.
+            end = min(found.tokens + block_size, sequence.limit)
+            if not draft.limiter.may_restore() or not cache.reserve(sequence.id, end):
+                cache.release(sequence.id)
+                return False
+            draft.limiter.restore()
+            draft.restores.append(sequence.id)
+        else:
+            want = sequence.num_tokens - found.tokens
+            budget = max(1, min(allowance, draft.prompt_budget(found.tokens)))
+            length = draft.limits.chunk_tokens(found.tokens, want, budget, block_size)
+            if not cache.reserve(sequence.id, found.tokens + length):
+                cache.release(sequence.id)
+                return False
+            draft.add(sequence, found.tokens, length)
+        draft.blocks_owed += max(0, missing + found.hit_blocks - cache.num_blocks(sequence.id))
+        draft.admitted.append(sequence.id)
+        return True
+
+    def _block(self, draft: Draft, search: _Search, sequence: SequenceProgress, needed: int) -> None:
+        """Mark the account of a sequence that does not fit as blocked.
+
+        For the first sequence of a step that does not fit, preempt the victims that the policy allows.
+        """
+        is_first, search.has_misfit = not search.has_misfit, True
+        search.blocked.add(self._policy.queue.account(sequence.id))
+        search.blocked_band = min(search.blocked_band, sequence.band)
+        if is_first and not draft.admitted:
+            self._room.take(draft, sequence, needed)
+
+    # ---- limits
+
+    def _is_too_long(self, draft: Draft, sequence: SequenceProgress, num_long: int) -> bool:
+        """Whether a sequence with a long prompt waits while as many are under way as the operator allows."""
+        limit = draft.limits.max_long_partial_prefills
+        is_waiting = sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)
+        return bool(limit) and num_long >= limit and is_waiting and self._is_long(draft, sequence)
+
+    @staticmethod
+    def _is_long(draft: Draft, sequence: SequenceProgress) -> bool:
+        return sequence.num_tokens - sequence.scheduled >= draft.limits.long_prompt_tokens
