@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 
 from tiercel.errors import ConfigError
-from tiercel.options import Options
-from tiercel.refused import HARMLESS, IN_GIB, REFUSED, RENAMED, SHORT
+from tiercel.settings import SETTINGS
+from tiercel.vllm_flags import HARMLESS, IN_GIB, REFUSED, RENAMED, SHORT
 
 _SWITCHES = {
-    f"{prefix}{name.replace('_', '-')}": f"--{name.replace('_', '-')}={value}"
-    for name, field in Options.model_fields.items()
-    if field.annotation is bool
+    f"{prefix}{option.key}": f"{option.flag}={value}"
+    for option in SETTINGS.values()
+    if option.is_switch
     for prefix, value in (("--", "true"), ("--no-", "false"))
 }
-_MANY = ("--api-key", "--served-model-name", "--kv-disk-path")
+_MANY = {option.flag for option in SETTINGS.values() if option.option.takes_many}
 
 
 def translate(arguments: Sequence[str], warnings: list[str]) -> list[str]:

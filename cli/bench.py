@@ -7,22 +7,22 @@ import typer
 from tiercel.cli.bench_compare import bench_compare
 from tiercel.cli.bench_latency import bench_latency_command
 from tiercel.cli.bench_report import bench_report
-from tiercel.cli.bench_serve import bench_serve_command, spread
+from tiercel.cli.bench_serve import bench_serve_command, spell_out
 from tiercel.cli.bench_sweep import bench_sweep_command
 from tiercel.cli.bench_throughput import bench_throughput_command
 
 _IDLE_OFFLINE = "--disable-detokenize"  # as they write it who know vLLM's verbs
 
 
-def bench_app(shown: str, *, is_wanted: bool) -> typer.Typer:
+def bench_app(listing: str, *, is_wanted: bool) -> typer.Typer:
     """The verbs under `bench`; without them where another verb runs, which shall not wait for their flags."""
     text = "Load-test a server; sweep its rate; compare two results; measure the engine without HTTP."
     app = typer.Typer(help=text, no_args_is_help=True)
     if is_wanted:
         app.command("serve")(bench_serve_command())
         app.command("sweep")(bench_sweep_command())
-        app.command("throughput")(bench_throughput_command(shown))
-        app.command("latency")(bench_latency_command(shown))
+        app.command("throughput")(bench_throughput_command(listing))
+        app.command("latency")(bench_latency_command(listing))
     app.command("compare")(bench_compare)
     app.command("report")(bench_report)
     return app
@@ -31,7 +31,7 @@ def bench_app(shown: str, *, is_wanted: bool) -> typer.Typer:
 def bench_words(words: Sequence[str], warnings: list[str]) -> list[str]:
     """The command line as typer reads it. Effects: adds a line to `warnings` for a flag that does nothing."""
     if words[:1] in (["serve"], ["sweep"]):
-        return [*words[:1], *spread(words[1:], warnings)]
+        return [*words[:1], *spell_out(words[1:], warnings)]
     if words[:1] in (["throughput"], ["latency"]) and _IDLE_OFFLINE in words:
         warnings.append(f"{_IDLE_OFFLINE}: nothing is made into text here")
         return [word for word in words if word != _IDLE_OFFLINE]

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 def bench_compare(
     first: Annotated[Path, typer.Argument(help="Result file, the one to compare with.", metavar="FIRST")],
     second: Annotated[Path, typer.Argument(help="Result file, the one to judge.", metavar="SECOND")],
-    seed: Annotated[int, typer.Option(help="The spread depends on it, hardly.", metavar="NUMBER")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> int:
     """Compare two results: second over first, with the 95 % interval of the ratio.
@@ -27,7 +26,7 @@ def bench_compare(
     from tiercel.loadtest.results.result_file import read_results
 
     runs = read_results(first)[-1], read_results(second)[-1]
-    differences = compare(*runs, seed=seed)
+    differences = compare(*runs)
     unlike = differing_settings(*runs)
     if as_json:
         print(encode_comparison(differences, unlike).decode())

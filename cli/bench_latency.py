@@ -1,71 +1,76 @@
 """`tiercel bench latency`: one batch at a time through the engine without HTTP, again and again."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from tiercel.cli.bench_offline import (
-    OUTPUT_JSON,
-    TEMPERATURE,
+    BENCHMARK,
     OfflineBar,
+    OfflineFlags,
     asked_of,
-    check_output,
     offline_command,
     open_offline,
-    own_flag,
     plan_offline,
 )
 from tiercel.errors import ConfigError
+from tiercel.option import Option, options_of, read_options
 
-_OWN = (
-    own_flag("input_len", int, 32, "Tokens of each prompt.", "TOKENS", least=1),
-    own_flag("output_len", int, 128, "Tokens of each answer.", "TOKENS", least=1),
-    own_flag("batch_size", int, 8, "Requests of a batch.", "COUNT", least=1),
-    own_flag("num_iters_warmup", int, 10, "Batches before the clock starts.", "COUNT", least=0),
-    own_flag("num_iters", int, 30, "Batches.", "COUNT", least=1),
-    TEMPERATURE,
-    OUTPUT_JSON,
-)
+_COUNT = (1, 10**9)
 
 
-def bench_latency_command(shown: str) -> Callable[..., int]:
-    """The command: flags of its own, and the engine's."""
-    return offline_command(bench_latency, shown, _OWN)
+class LatencyFlags(OfflineFlags, frozen=True, kw_only=True):
+    """The flags of the verb beside the settings."""
+
+    input_len: Annotated[int, Option(BENCHMARK, "Tokens of each prompt.", "TOKENS", within=_COUNT)] = 32
+    output_len: Annotated[int, Option(BENCHMARK, "Tokens of each answer.", "TOKENS", within=_COUNT)] = 128
+    batch_size: Annotated[int, Option(BENCHMARK, "Requests per batch.", "COUNT", within=_COUNT)] = 8
+    num_iters_warmup: Annotated[
+        int, Option(BENCHMARK, "Batches before the measurement.", "COUNT", within=(0, 10**9))
+    ] = 10
+    num_iters: Annotated[int, Option(BENCHMARK, "Measured batches.", "COUNT", within=_COUNT)] = 30
+
+
+def bench_latency_command(listing: str) -> Callable[..., int]:
+    """Return the command: its own flags, and the engine's."""
+    return offline_command(bench_latency, listing, options_of(LatencyFlags).values())
 
 
 def bench_latency(given: dict[str, Any]) -> int:
     """Measure the latency of one batch through the engine without HTTP.
 
-    Runs the same batch of random prompts again and again, each time alone, and
-    tells percentiles of the whole batch, of the first token and of those behind
-    it. --help=all lists all flags.
+    Runs the same batch of random prompts repeatedly, each time alone, and
+    reports percentiles of the whole batch, of the first token and of the time
+    between tokens. --help=all lists all flags.
     """
     # lazy: httpx and tokenizers, which other verbs need not wait for
     from tiercel.cli.offline_output import latency_result, show_latency, write_result
     from tiercel.loadtest.load.mix import DatasetSettings
     from tiercel.loadtest.load.request_list import draw_requests
 
-    own: dict[str, Any] = {flag.name: given.pop(flag.name, flag.default) for flag in _OWN}
-    check_output(own["output_json"], "--output-json")
+    own = read_options(LatencyFlags, {name: given.pop(name) for name in options_of(LatencyFlags) if name in given})
+    own.check()
     plan = plan_offline(given)
-    size, most = own["batch_size"], plan.settings.max_num_seqs
+    size, most = own.batch_size, plan.settings.max_num_seqs
     if size > most:
-        raise ConfigError("bench.flag", f"--batch-size {size} is over --max-num-seqs {most}: it would be no one batch")
-    dataset = DatasetSettings(input_len=own["input_len"], output_len=own["output_len"])
+        raise ConfigError(
+            "bench.flag", f"--batch-size {size} is over --max-num-seqs {most}: it would run as several batches"
+        )
+    dataset = DatasetSettings(input_len=own.input_len, output_len=own.output_len)
     requests = draw_requests(dataset, size, plan.settings.seed, plan.vocab_size, plan.tokenizer)
-    asked = asked_of(requests, own["temperature"])
+    asked = asked_of(requests, own.temperature)
     with open_offline(plan, requests) as engine, OfflineBar() as bar:
-        tell = bar.stage("warming up", own["num_iters_warmup"])
-        for number in range(own["num_iters_warmup"]):
+        tell = bar.stage("warming up", own.num_iters_warmup)
+        for number in range(own.num_iters_warmup):
             engine.run(asked)
             tell(number + 1)
-        tell = bar.stage("running", own["num_iters"])
+        tell = bar.stage("running", own.num_iters)
         runs = []
-        for number in range(own["num_iters"]):
+        for number in range(own.num_iters):
             runs.append(engine.run(asked))
             tell(number + 1)
         facts = engine.facts
-    result = latency_result(plan, facts, requests, own["temperature"], runs)
+    result = latency_result(plan, facts, requests, own.temperature, runs)
     show_latency(result)
-    if own["output_json"] is not None:
-        write_result(own["output_json"], result)
+    if own.output_json is not None:
+        write_result(own.output_json, result)
     return 0

@@ -1,33 +1,44 @@
 """What `tiercel bench throughput` and `tiercel bench latency` share: their flags, and the engine that they open."""
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
-import typer
+from msgspec import Struct
 
 from tiercel.cli.console import warn
-from tiercel.cli.flags import with_flags
+from tiercel.cli.flags import Run, flags_of, with_settings
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
 from tiercel.log import configure_log
 from tiercel.openmp import adopt_engine_environment
-from tiercel.options import Options, flag_of
-from tiercel.settings import EngineSettings
+from tiercel.option import Group, Option, OptionField, options_of
+from tiercel.settings import SETTINGS, EngineSettings
 
 if TYPE_CHECKING:
     from tiercel.engine.offline import EngineFacts, OfflineEngine, OfflineRequest
     from tiercel.loadtest.load.request_list import ListedRequest
 
-_PANELS = ("Model", "Memory", "Scheduler", "Log")
-_OF_HTTP = {  # of these panels, what only the HTTP process acts on
-    *("max_num_queued_reqs", "enable_log_requests", "otlp_traces_endpoint"),
-    *("uvicorn_log_level", "disable_uvicorn_access_log"),
-}
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+BENCHMARK = Group("Benchmark")
+_ENGINE_OPTIONS = [
+    option
+    for name, option in SETTINGS.items()
+    if name in options_of(EngineSettings) or name in ("config", "served_model_name", "tokenizer")
+]
+"""The settings that act without the HTTP process."""
+
+
+class OfflineFlags(Struct, frozen=True, kw_only=True):
+    """The flags of both verbs beside the settings."""
+
+    temperature: Annotated[float, Option(BENCHMARK, "Sampling temperature; 0: greedy.", "VALUE", within=(0, 2))] = 0.0
+    output_json: Annotated[Path | None, Option(BENCHMARK, "File to write the result to.", "FILE")] = None
+
+    def check(self) -> None:
+        """Check that the result can be written. Errors: ConfigError; better before the run than after it."""
+        check_output(self.output_json, "--output-json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,46 +79,9 @@ class OfflineBar:
         return lambda ended: self._bar.progress(Progress(sent=count, ended=ended, failed=0, chunks=0))
 
 
-def own_flag(
-    name: str,
-    kind: object,
-    default: object,
-    text: str,
-    metavar: str,
-    least: float | None = None,
-    most: float | None = None,
-) -> inspect.Parameter:
-    """A flag of the verb itself, beside those of the engine."""
-    shown = "" if default is None else f" [dim]\\[{default}][/dim]"
-    option = typer.Option(
-        f"--{name.replace('_', '-')}",
-        help=f"{text}{shown}",
-        metavar=metavar,
-        min=least,
-        max=most,
-        rich_help_panel="Benchmark",
-        show_default=False,
-    )
-    return inspect.Parameter(name, _KEYWORD, default=default, annotation=Annotated[kind, option])
-
-
-OUTPUT_JSON = own_flag("output_json", Path | None, None, "Write the result.", "FILE")
-TEMPERATURE = own_flag("temperature", float, 0.0, "0: always the likeliest token.", "VALUE", least=0, most=2)
-
-
-def offline_command(
-    run: Callable[[dict[str, object]], int], shown: str, own: Sequence[inspect.Parameter]
-) -> Callable[..., int]:
-    """A typer command with flags of its own and every flag of `tiercel serve` that the engine acts on."""
-    command: Any = with_flags(run, shown)  # Any: a function whose signature is set
-    of_serve = inspect.signature(command).parameters
-    engine = [
-        of_serve[name]
-        for name, field in Options.model_fields.items()
-        if flag_of(field).panel in _PANELS and name not in _OF_HTTP
-    ]
-    command.__signature__ = inspect.Signature([of_serve["positional_model"], *own, *engine])
-    return command
+def offline_command(run: Run, listing: str, own: Iterable[OptionField]) -> Callable[..., int]:
+    """Return a typer command with flags of its own and every setting that the engine acts on."""
+    return with_settings(run, listing, _ENGINE_OPTIONS, flags_of(own))
 
 
 def plan_offline(given: dict[str, object]) -> OfflinePlan:
@@ -121,13 +95,13 @@ def plan_offline(given: dict[str, object]) -> OfflinePlan:
     otherwise: dict[str, object] = {"tbt_goal": "0"}
     if not resolved.settings.engine.kv_disk_paths:
         otherwise["enable_prefix_caching"] = "false"
-    resolved = resolve({**given, **{name: word for name, word in otherwise.items() if name not in resolved.words}})
+    resolved = resolve({**given, **{name: value for name, value in otherwise.items() if name not in resolved.given}})
     for line in resolved.warnings:
         warn(line)
     settings = resolved.settings.engine
     configure_log(
-        settings.log_level if "log_level" in resolved.words else "warning",
-        settings.log_format if "log_format" in resolved.words else "console",
+        settings.log_level if "log_level" in resolved.given else "warning",
+        settings.log_format if "log_format" in resolved.given else "console",
     )
     adopt_engine_environment()
     # lazy: it loads torch, which takes seconds and reads the environment

@@ -1,108 +1,75 @@
 """`tiercel bench serve`: load an OpenAI-compatible server, its flags made from the one table in `loadtest.settings`."""
 
 import asyncio
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
-
-import typer
-from rich.markup import escape
-from typer.models import OptionInfo
+from typing import TYPE_CHECKING, Any
 
 from tiercel.cli.console import warn
+from tiercel.cli.flags import flags_of, make_command
+from tiercel.errors import ConfigError
+from tiercel.option import options_of, read_options
 
 if TYPE_CHECKING:
     from tiercel.loadtest.results.record import RunResult
-    from tiercel.loadtest.settings import BenchSettings, Flag
+    from tiercel.loadtest.settings import BenchSettings
 
-_HARMLESS = {
-    "--trust-remote-code": (False, "no code of a model is ever run here"),
+_IGNORED = {  # vLLM's flags without effect: whether each takes a value, and why it is ignored
+    "--trust-remote-code": (False, "a model's own code is never run here"),
     "--plot-timeline": (False, "`tiercel bench report` draws the result file"),
-    "--tokenizer-mode": (True, "the tokenizer.json is what counts"),
+    "--tokenizer-mode": (True, "tokens are counted with tokenizer.json"),
 }
+_REFUSED = {"--random-batch-size": "every request has one prompt; raise --num-prompts or --request-rate instead"}
 
 
 def bench_serve_command() -> Callable[..., int]:
-    """The command with all its flags."""
-    # lazy: httpx and tokenizers, which other verbs need not wait for
-    from tiercel.loadtest.settings import BenchSettings, Flag
+    """Return the command with all its flags."""
+    # lazy: httpx and tokenizers, which other verbs do not need
+    from tiercel.loadtest.settings import BenchSettings
 
-    def serve(**given: Any) -> int:  # typer hands over what the signature below says
-        return _run(BenchSettings(**given))
+    return make_command(serve, flags_of(options_of(BenchSettings).values()))
 
-    defaults = BenchSettings()
-    parameters: list[inspect.Parameter] = []
-    for name, hint in get_type_hints(BenchSettings, include_extras=True).items():
-        kind, flag = get_args(hint)
-        assert isinstance(flag, Flag)
-        default = getattr(defaults, name)
-        parameters.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=default,
-                annotation=Annotated[kind, _option(name, kind, flag, default)],
-            )
-        )
-    serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    serve.__doc__ = """Load a server and report latency, throughput, goodput and fairness.
+
+def serve(given: dict[str, Any]) -> int:
+    """Load a server and report latency, throughput, goodput and fairness.
 
     Works against any OpenAI-compatible server.
     """
-    return serve
+    # lazy: as above
+    from tiercel.loadtest.settings import BenchSettings
+
+    return _run(read_options(BenchSettings, given))
 
 
-def spread(words: Sequence[str], warnings: list[str]) -> Iterator[str]:
-    """Flags as load-test users type them, turned into what typer reads.
+def spell_out(words: Sequence[str], warnings: list[str]) -> Iterator[str]:
+    """Yield flags as load-test users type them in the form that typer reads.
 
-    `--goodput ttft:500 tpot:60` becomes the flag twice, `--num_prompts` becomes `--num-prompts`; a flag that does
-    nothing here is dropped and adds a line to `warnings`.
+    `--goodput ttft:500 tpot:60` becomes the flag twice, `--num_prompts` becomes `--num-prompts`. A flag that has no
+    effect is dropped and adds a line to `warnings`. Errors: ConfigError for a flag of vLLM that is not supported.
     """
     # lazy: as above
-    from tiercel.loadtest.settings import BenchSettings, flag_name
+    from tiercel.loadtest.settings import BenchSettings
 
-    many = {
-        flag_name(name)
-        for name, hint in get_type_hints(BenchSettings, include_extras=True).items()
-        if get_args(hint)[1].many
-    }
+    many = {option.flag for option in options_of(BenchSettings).values() if option.option.takes_many}
     rest = list(words)
     while rest:
         word = rest.pop(0)
         flag, has_value, value = word.partition("=")
         flag = flag.replace("_", "-") if flag.startswith("--") else flag
-        if flag in _HARMLESS:
-            takes_value, why = _HARMLESS[flag]
+        if flag in _REFUSED:
+            raise ConfigError("config.refused", f"{flag} is not supported: {_REFUSED[flag]}")
+        if flag in _IGNORED:
+            takes_value, reason = _IGNORED[flag]
             if takes_value and not has_value and rest:
                 rest.pop(0)
-            warnings.append(f"{flag}: {why}")
+            warnings.append(f"{flag} is ignored: {reason}")
         elif flag in many and not has_value:
             while rest and not rest[0].startswith("-"):
                 yield from (flag, rest.pop(0))
         else:
             yield f"{flag}{has_value}{value}"
-
-
-def _option(name: str, kind: object, flag: "Flag", default: object) -> OptionInfo:
-    text = f"{default:g}" if isinstance(default, float) else str(default)
-    shown = "" if default in (None, [], False) else f" [dim]\\[{escape(text)}][/dim]"
-    choices = "|".join(str(choice) for choice in _choices(kind))
-    return typer.Option(
-        f"--{name.replace('_', '-')}",
-        help=f"{flag.help}{shown}",
-        metavar=None if kind is bool else flag.metavar or choices,
-        rich_help_panel=flag.panel,
-        show_default=False,
-    )
-
-
-def _choices(kind: object) -> tuple[object, ...]:
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    return tuple(choice for part in get_args(kind) for choice in _choices(part))
 
 
 def run_once(settings: "BenchSettings") -> "RunResult":

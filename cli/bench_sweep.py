@@ -1,23 +1,24 @@
 """`tiercel bench sweep`: the load of `bench serve` at rising rates, until the goals are missed."""
 
-import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from msgspec import Struct
 
-from tiercel.cli.bench_serve import bench_serve_command, command_line, run_once
+from tiercel.cli.bench_serve import command_line, run_once
 from tiercel.cli.console import warn
+from tiercel.cli.flags import flags_of, make_command
+from tiercel.option import Group, Option, options_of, read_options
 
 if TYPE_CHECKING:
     from tiercel.loadtest.results.record import RunResult
     from tiercel.loadtest.results.sweep import Point, SearchPlan
     from tiercel.loadtest.settings import BenchSettings
 
-_PANEL = "Sweep"
-_NOT_OURS = {
+_SWEEP = Group("Sweep")
+_NOT_SHARED = {  # flags of `bench serve` that a sweep sets itself, or that have no meaning for it
     *("request_rate", "num_prompts", "duration", "tenants", "isolation", "max_concurrency", "arrivals"),
     *("on_sec", "off_sec", "trace_speed", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "profile"),
     *("save_result", "append_result", "result_dir", "result_filename", "percentile_metrics", "metric_percentiles"),
@@ -25,60 +26,51 @@ _NOT_OURS = {
 }
 
 
+class SweepFlags(Struct, frozen=True, kw_only=True):
+    """The flags of a sweep beside those of `bench serve`."""
+
+    first_rate: Annotated[float, Option(_SWEEP, "First rate to offer.", "RATE")] = 1.0
+    highest_rate: Annotated[float, Option(_SWEEP, "Highest rate to offer.", "RATE")] = 1024.0
+    growth: Annotated[float, Option(_SWEEP, "Factor between rates until the goals are missed.", "FACTOR")] = 2.0
+    precision: Annotated[float, Option(_SWEEP, "Relative precision of the knee.", "SHARE")] = 0.05
+    good_share: Annotated[float, Option(_SWEEP, "Share of the requests that must keep the goals.", "SHARE")] = 0.95
+    step_sec: Annotated[float, Option(_SWEEP, "Time that each rate is offered.", "SECONDS")] = 30.0
+    out: Annotated[Path, Option(_SWEEP, "Folder of the page, the picture and the results.", "FOLDER")] = Path("sweep")
+
+
 def bench_sweep_command() -> Callable[..., int]:
-    """The command: flags of its own, then those of `bench serve` that are the same at every rate."""
+    """Return the command: the flags of a sweep, and those of `bench serve` that are the same at every rate."""
+    # lazy: httpx and tokenizers, which other verbs do not need
+    from tiercel.loadtest.settings import BenchSettings
 
-    def sweep(**given: Any) -> int:  # typer hands over what the signature below says
-        own = {name: given.pop(name) for name in _own_flags(_sweep)}
-        return _sweep(given, **own)
+    shared = (option for name, option in options_of(BenchSettings).items() if name not in _NOT_SHARED)
+    return make_command(sweep, flags_of([*options_of(SweepFlags).values(), *shared]))
 
-    of_serve = inspect.signature(bench_serve_command()).parameters
-    shared = [parameter for name, parameter in of_serve.items() if name not in _NOT_OURS]
-    own = [inspect.signature(_sweep).parameters[name] for name in _own_flags(_sweep)]
-    sweep.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    sweep.__doc__ = """Find how many requests per second a server takes within goals.
+
+def sweep(given: dict[str, Any]) -> int:
+    """Find how many requests per second a server takes within goals.
 
     Doubles the rate until too few requests keep the goals of --goodput, then
     closes in on the knee. Prints a table and writes a page, its picture, the
-    points as JSON and every run's result to a folder.
+    points as JSON and the result of every run to a folder.
     """
-    return sweep
-
-
-def _own_flags(command: Callable[..., int]) -> list[str]:
-    return [name for name, parameter in inspect.signature(command).parameters.items() if parameter.kind is _KEYWORD]
-
-
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
-def _option(text: str, metavar: str) -> Any:  # Any: typer's own type of an option
-    return typer.Option(help=text, metavar=metavar, rich_help_panel=_PANEL)
-
-
-def _sweep(
-    given: dict[str, Any],  # by field of BenchSettings
-    *,
-    first_rate: Annotated[float, _option("Rate to begin with.", "RATE")] = 1.0,
-    highest_rate: Annotated[float, _option("Rate to end at.", "RATE")] = 1024.0,
-    growth: Annotated[float, _option("Factor between rates until goals are missed.", "FACTOR")] = 2.0,
-    precision: Annotated[float, _option("How closely to find the knee, as a part of it.", "PART")] = 0.05,
-    good_share: Annotated[float, _option("Part of the requests that must keep the goals.", "PART")] = 0.95,
-    step_sec: Annotated[float, _option("How long each rate is offered.", "SECONDS")] = 30.0,
-    out: Annotated[Path, _option("Folder of the page, the picture and the results.", "FOLDER")] = Path("sweep"),
-) -> int:
-    # lazy: no other verb sweeps
+    # lazy: as above
     from tiercel.loadtest.plan import settings_at
     from tiercel.loadtest.results.sweep import SearchPlan
     from tiercel.loadtest.settings import BenchSettings
 
+    own = read_options(SweepFlags, {name: given.pop(name) for name in options_of(SweepFlags) if name in given})
     plan = SearchPlan(
-        first_rate=first_rate, highest_rate=highest_rate, growth=growth, precision=precision, wanted_share=good_share
+        first_rate=own.first_rate,
+        highest_rate=own.highest_rate,
+        growth=own.growth,
+        precision=own.precision,
+        wanted_share=own.good_share,
     )
     plan.check()
-    settings = BenchSettings(**given)
-    settings_at(settings, first_rate, step_sec, 0)  # wrong flags end the sweep before it begins
-    return _run(settings, plan, step_sec, out)
+    settings = read_options(BenchSettings, given)
+    settings_at(settings, own.first_rate, own.step_sec, 0)  # wrong flags end the sweep before it begins
+    return _run(settings, plan, own.step_sec, own.out)
 
 
 def _run(settings: "BenchSettings", plan: "SearchPlan", step_s: float, folder: Path) -> int:

@@ -1,82 +1,88 @@
 """`tiercel bench throughput`: all requests at once to the engine without HTTP, and how fast it was done."""
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
-
-from typer.models import OptionInfo
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tiercel.cli.bench_offline import (
-    OUTPUT_JSON,
-    TEMPERATURE,
+    BENCHMARK,
     OfflineBar,
+    OfflineFlags,
     OfflinePlan,
     asked_of,
     check_output,
     offline_command,
     open_offline,
-    own_flag,
     plan_offline,
 )
-from tiercel.cli.bench_serve import bench_serve_command
 from tiercel.errors import ConfigError
+from tiercel.option import Option, OptionField, flag_name, options_of, read_options
 
 if TYPE_CHECKING:
     from tiercel.loadtest.load.request_list import ListedRequest
 
-_OWN = (
-    own_flag("num_prompts", int | None, None, "Requests. [dim]\\[1000; of a file all][/dim]", "COUNT", least=1),
-    own_flag("requests", Path | None, None, "Ask what this file says: JSON lines.", "FILE"),
-    own_flag("save_requests", Path | None, None, "Write such a file, for a peer to be asked the same.", "FILE"),
-    own_flag("num_warmups", int, 1, "Requests before the clock starts, of other tokens.", "COUNT", least=0),
-    TEMPERATURE,
-    OUTPUT_JSON,
-)
 _DEFAULT_PROMPTS = 1000
-_NOT_OFFLINE = ("random_batch_size", "multi_turn_num_turns", "multi_turn_think_sec")
+_NOT_OFFLINE = ("multi_turn_num_turns", "multi_turn_think_sec")
 
 
-def bench_throughput_command(shown: str) -> Callable[..., int]:
-    """The command: flags of its own, those that choose a dataset in `bench serve`, and the engine's."""
-    return offline_command(bench_throughput, shown, [*_OWN, *_dataset_flags().values()])
+class ThroughputFlags(OfflineFlags, frozen=True, kw_only=True):
+    """The flags of the verb beside the settings and the dataset."""
+
+    num_prompts: Annotated[
+        int | None, Option(BENCHMARK, "Requests; default: 1000, or all of a file.", "COUNT", within=(1, 10**9))
+    ] = None
+    requests: Annotated[Path | None, Option(BENCHMARK, "File of requests, as JSON lines.", "FILE")] = None
+    save_requests: Annotated[
+        Path | None, Option(BENCHMARK, "File to write the requests to, to run them on another engine.", "FILE")
+    ] = None
+    num_warmups: Annotated[
+        int, Option(BENCHMARK, "Requests before the measurement, with other tokens.", "COUNT", within=(0, 10**9))
+    ] = 1
+
+
+def bench_throughput_command(listing: str) -> Callable[..., int]:
+    """Return the command: its own flags, the dataset's flags of `bench serve`, and the engine's."""
+    own = [*options_of(ThroughputFlags).values(), *_dataset_options().values()]
+    return offline_command(bench_throughput, listing, own)
 
 
 def bench_throughput(given: dict[str, Any]) -> int:
     """Measure the throughput of the engine without HTTP.
 
-    Hands over all requests at once and waits for the last. Every answer has
-    exactly the length that was asked for, whatever the model says. A folder
-    with nothing but a config.json will do with --load-format dummy, and
-    --save-requests writes the very list for a peer. --help=all lists all flags.
+    Submits all requests at once and waits for the last. Every answer has
+    exactly the requested length. With --load-format dummy a folder that holds
+    only a config.json is enough. --save-requests writes the requests, to run
+    the same ones on another engine. --help=all lists all flags.
     """
     # lazy: httpx and tokenizers, which other verbs need not wait for
     from tiercel.cli.offline_output import show_throughput, throughput_result, write_result
     from tiercel.loadtest.load.request_list import draw_like, read_requests, write_requests
 
-    own: dict[str, Any] = {flag.name: given.pop(flag.name, flag.default) for flag in _OWN}
-    dataset = {name: given.pop(name) for name in _dataset_flags() if name in given}
-    check_output(own["output_json"], "--output-json")
-    check_output(own["save_requests"], "--save-requests")
+    own = read_options(
+        ThroughputFlags, {name: given.pop(name) for name in options_of(ThroughputFlags) if name in given}
+    )
+    dataset = {name: given.pop(name) for name in _dataset_options() if name in given}
+    own.check()
+    check_output(own.save_requests, "--save-requests")
     listed = None
-    if own["requests"] is not None:
+    if own.requests is not None:
         for name in dataset:
-            raise ConfigError("bench.flag", f"--{name.replace('_', '-')}: with --requests the file says what is asked")
-        listed = read_requests(own["requests"])[: own["num_prompts"]]
+            raise ConfigError("bench.flag", f"{flag_name(name)}: not with --requests, whose file holds the requests")
+        listed = read_requests(own.requests)[: own.num_prompts]
     plan = plan_offline(given)
-    requests = listed or _draw(plan, dataset, own["num_prompts"] or _DEFAULT_PROMPTS)
-    if own["save_requests"] is not None:
-        write_requests(own["save_requests"], requests)
-    warm = draw_like(requests[: own["num_warmups"]], plan.settings.seed, plan.vocab_size)
+    requests = listed or _draw(plan, dataset, own.num_prompts or _DEFAULT_PROMPTS)
+    if own.save_requests is not None:
+        write_requests(own.save_requests, requests)
+    warm = draw_like(requests[: own.num_warmups], plan.settings.seed, plan.vocab_size)
     with open_offline(plan, requests) as engine, OfflineBar() as bar:
         if warm:
-            engine.run(asked_of(warm, own["temperature"]), bar.stage("warming up", len(warm)))
-        run = engine.run(asked_of(requests, own["temperature"]), bar.stage("running", len(requests)))
+            engine.run(asked_of(warm, own.temperature), bar.stage("warming up", len(warm)))
+        run = engine.run(asked_of(requests, own.temperature), bar.stage("running", len(requests)))
         facts = engine.facts
-    result = throughput_result(plan, facts, requests, own["temperature"], run)
+    result = throughput_result(plan, facts, requests, own.temperature, run)
     show_throughput(result)
-    if own["output_json"] is not None:
-        write_result(own["output_json"], result)
+    if own.output_json is not None:
+        write_result(own.output_json, result)
     return 0
 
 
@@ -86,19 +92,22 @@ def _draw(plan: OfflinePlan, dataset: dict[str, Any], count: int) -> "list[Liste
     from tiercel.loadtest.plan import mix_of
     from tiercel.loadtest.settings import BenchSettings
 
-    for name, value in dataset.items():
+    chosen = read_options(BenchSettings, dataset)
+    for name in dataset:
+        value = getattr(chosen, name)
         if isinstance(value, int) and value < 1 and not name.endswith("prefix_len"):
-            raise ConfigError("bench.flag", f"--{name.replace('_', '-')} {value}: must be at least 1")
-    settings = mix_of(BenchSettings(**dataset)).tenants[0].dataset
+            raise ConfigError("bench.flag", f"{flag_name(name)} {value}: must be at least 1")
+    settings = mix_of(chosen).tenants[0].dataset
     return draw_requests(settings, count, plan.settings.seed, plan.vocab_size, plan.tokenizer)
 
 
-def _dataset_flags() -> dict[str, inspect.Parameter]:
-    """Those of `bench serve` that choose a dataset; None where one is not given."""
-    found: dict[str, inspect.Parameter] = {}
-    for name, parameter in inspect.signature(bench_serve_command()).parameters.items():
-        kind, option = get_args(parameter.annotation)
-        assert isinstance(option, OptionInfo)
-        if option.rich_help_panel == "Dataset" and name not in _NOT_OFFLINE:
-            found[name] = parameter.replace(default=None, annotation=Annotated[kind | None, option])
-    return found
+def _dataset_options() -> dict[str, OptionField]:
+    """Return the options of `bench serve` that choose a dataset."""
+    # lazy: as above
+    from tiercel.loadtest.settings import DATASET, BenchSettings
+
+    return {
+        name: option
+        for name, option in options_of(BenchSettings).items()
+        if option.option.group == DATASET and name not in _NOT_OFFLINE
+    }

@@ -1,5 +1,6 @@
 """`tiercel config`: every setting and where it comes from, here or in a running server; and the reference page."""
 
+import inspect
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,22 +9,32 @@ import typer
 from tiercel.cli.admin import HERE, AdminKey, Url, call
 from tiercel.cli.config_page import reference
 from tiercel.cli.console import fail, warn
-from tiercel.cli.flags import with_flags
+from tiercel.cli.flags import with_settings
 from tiercel.config import resolve
-from tiercel.options import Options, flag_of
-from tiercel.shown import shown_settings
+from tiercel.settings import SETTINGS
+from tiercel.settings_report import report_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_JSON = {"as_json": Annotated[bool, typer.Option("--json", help="Print JSON.")]}
-_CHANGED = {"is_changed": Annotated[bool, typer.Option("--changed", help="Only what is not at its default.")]}
+_OWN = [
+    inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, typer.Option(flag, help=text)],
+    )
+    for name, flag, text in (
+        ("as_json", "--json", "Print JSON."),
+        ("is_changed", "--changed", "Only settings that are not at their default."),
+    )
+]
 
 
-def config_app(shown: str) -> typer.Typer:
+def config_app(listing: str) -> typer.Typer:
     """`tiercel config show|get|set|reload|reference`."""
     app = typer.Typer(help="Settings, and where each comes from.", no_args_is_help=True)
-    app.command("show")(with_flags(show, shown, _JSON | _CHANGED))
+    app.command("show")(with_settings(show, listing, own=_OWN))
     app.command("get")(get)
     app.command("set")(set_values)
     app.command("reload")(reload)
@@ -37,16 +48,16 @@ def show(given: dict[str, object]) -> int:
     Takes the flags of `tiercel serve`. A flag wins over a variable, that over
     tiercel.toml, that over the default. Keys are masked.
     """
-    as_json, is_changed = given.pop("as_json"), given.pop("is_changed")
+    as_json, is_changed = (bool(given.pop(name, False)) for name in ("as_json", "is_changed"))
     resolved = resolve(given)
     for line in resolved.warnings:
         warn(line)
     rows = {
         key: {"value": one.value, "source": one.source, "name": one.name, "is_live": one.is_live}
-        for key, one in shown_settings(resolved).items()
+        for key, one in report_settings(resolved).items()
         if one.source != "default" or not is_changed
     }
-    _print({"settings": rows}, as_json=bool(as_json))
+    _print({"settings": rows}, as_json=as_json)
     return 0
 
 
@@ -116,17 +127,16 @@ def _print(body: "Mapping[str, Any]", *, as_json: bool) -> None:  # Any: JSON of
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("source", style="dim")
-    panel = ""
-    for name, field in Options.model_fields.items():
-        key = name.replace("_", "-")
-        if key not in settings:
+    group = ""
+    for option in SETTINGS.values():
+        if option.key not in settings:
             continue
-        if flag_of(field).panel != panel:
-            panel = flag_of(field).panel
-            table.add_row(Text(panel, style="bold"), "", "")
-        one = settings[key]
+        if option.option.group.name != group:
+            group = option.option.group.name
+            table.add_row(Text(group, style="bold"), "", "")
+        one = settings[option.key]
         source = one["source"] if one["name"] is None else f"{one['source']} {one['name']}"
-        table.add_row(f"  {key}", Text(_cell(one["value"])), Text(source))
+        table.add_row(f"  {option.key}", Text(_cell(one["value"])), Text(source))
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     if "version" in body:

@@ -1,17 +1,14 @@
-"""docs/configuration.md, made from the table of options."""
+"""docs/configuration.md, made from the declared settings."""
 
 from collections.abc import Iterator
-from typing import get_args
 
-from pydantic.fields import FieldInfo
-
-from tiercel.config import VLLM_VARIABLES, expectation
-from tiercel.options import Options, Panel, flag_name, flag_of
+from tiercel.option import OptionField
+from tiercel.settings import GROUPS, SETTINGS
 
 _HEAD = """\
 # Configuration
 
-*Made by `tiercel config reference > docs/configuration.md`: change `tiercel/options.py`, not this page.*
+*Made by `tiercel config reference > docs/configuration.md`: change `tiercel/settings.py`, not this page.*
 
 A setting is looked for in this order: flag of `tiercel serve`, `TIERCEL_*` variable, `VLLM_*` variable where one is
 named below, settings file, default. The settings file is `tiercel.toml` in the working folder, or the one that
@@ -54,51 +51,27 @@ key in capitals with `_`: `max-num-seqs`, `--max-num-seqs`, `TIERCEL_MAX_NUM_SEQ
 
 
 def reference() -> str:
-    """The page, as Markdown."""
+    """Return the page, as Markdown."""
     parts = [_HEAD]
-    for panel in get_args(Panel):
-        rows = [row for name, field in Options.model_fields.items() if (row := _row(name, field, panel))]
-        if rows:
-            head = f"\n### {panel}\n\n| key | takes | default | |\n|---|---|---|---|\n"
-            parts.append(head + "\n".join(rows) + "\n")
+    for group in GROUPS:
+        rows = [_row(option) for option in SETTINGS.values() if option.option.group == group]
+        parts.append(f"\n### {group.name}\n\n| key | takes | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
     return "".join(parts)
 
 
-def _row(name: str, field: FieldInfo, panel: str) -> str | None:
-    words = flag_of(field)
-    if words.panel != panel:
-        return None
-    default = field.get_default(call_default_factory=True, validated_data={})
-    notes = [words.help, *_notes(name, field)]
-    return f"| `{name.replace('_', '-')}` | {_escaped(expectation(field))} | {_default(default)} | {' '.join(notes)} |"
+def _row(option: OptionField) -> str:
+    notes = [option.option.help, *_notes(option)]
+    takes = option.expectation.replace("|", "\\|")
+    default = f"`{option.shown_default}`" if option.shown_default else ""
+    return f"| `{option.key}` | {takes} | {default} | {' '.join(notes)} |"
 
 
-def _notes(name: str, field: FieldInfo) -> Iterator[str]:
-    words = flag_of(field)
-    if name == "config":
-        yield f"Flag (`{flag_name(name)}`) or variable only."
-    for variable, other in VLLM_VARIABLES.items():
-        if other == name:
-            yield f"`{variable}`{' in GiB' if variable == 'VLLM_CPU_KVCACHE_SPACE' else ''}."
-    if words.is_secret:
+def _notes(option: OptionField) -> Iterator[str]:
+    if option.name == "config":
+        yield f"Flag (`{option.flag}`) or variable only."
+    if variable := option.option.vllm_variable:
+        yield f"`{variable}`{' in GiB' if variable == 'VLLM_CPU_KVCACHE_SPACE' else ''}."
+    if option.option.is_secret:
         yield "Never printed."
-    if words.is_live:
+    if option.option.is_live:
         yield "*Live.*"
-
-
-def _default(value: object) -> str:
-    match value:
-        case None | () | {} | "":
-            return ""
-        case bool():
-            return f"`{str(value).lower()}`"
-        case float():
-            return f"`{value:g}`"
-        case tuple():
-            return " ".join(f"`{part}`" for part in value)
-        case _:
-            return f"`{value}`"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")

@@ -1,99 +1,113 @@
-"""The flags of `tiercel serve` and `tiercel check`, made from the one table in `tiercel.options`."""
+"""The flags of every verb, made from declared options (`tiercel.option`)."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
 
 import typer
-from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from tiercel.errors import ConfigError
-from tiercel.options import Options, Panel, choices_of, flag_name, flag_of
+from tiercel.option import OptionField
+from tiercel.settings import GROUPS, SETTINGS
 
 COMMON = "common"
-_GROUPS = (COMMON, "all", *(panel.lower() for panel in get_args(Panel)))
-_PLAIN = inspect.Parameter.KEYWORD_ONLY
+ALL = "all"
+_LISTINGS = (COMMON, ALL, *(group.name.lower() for group in GROUPS))
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+Run = Callable[[dict[str, Any]], int]  # Any: text, lists of text, or True for a switch
 
 
-def with_flags(
-    run: Callable[[dict[str, object]], int],
-    shown: str,
-    own: Mapping[str, Any] | None = None,  # Any: annotations
-) -> Callable[..., int]:
-    """A typer command that takes every flag and calls `run` with those that were given.
-
-    `shown` is what --help lists: `common`, `all`, or one panel. `own` are switches of the command itself, by name.
-    """
+def make_command(run: Run, parameters: Iterable[inspect.Parameter]) -> Callable[..., int]:
+    """Return a typer command that calls `run` with the flags that were given, by name, as text."""
 
     def command(**given: object) -> int:
-        flags = {name: value for name, value in given.items() if value is not None}
-        model = flags.pop("positional_model", None)
-        if model is not None and flags.setdefault("model", model) != model:
-            raise ConfigError("config.model", f"two models: {model} and --model {flags['model']}")
-        return run(flags)
+        return run({name: value for name, value in given.items() if value is not None and value is not False})
 
-    parameters = [_parameter(name, field, shown) for name, field in Options.model_fields.items()]
-    parameters += [
-        inspect.Parameter(name, _PLAIN, default=False, annotation=kind) for name, kind in (own or {}).items()
-    ]
-    command.__signature__ = inspect.Signature([_model_argument(), *parameters])  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]
     command.__name__ = run.__name__
     command.__doc__ = run.__doc__
     return command
 
 
-def shown_by(arguments: Sequence[str]) -> tuple[list[str], str]:
-    """vLLM's `--help=all` and `--help=cache`: the arguments with a plain --help, and what it shall list."""
-    shown = COMMON
+def with_settings(
+    run: Run,
+    listing: str,
+    options: Iterable[OptionField] = SETTINGS.values(),
+    own: Sequence[inspect.Parameter] = (),
+) -> Callable[..., int]:
+    """Return a typer command that takes settings of the daemon, and the model as an argument.
+
+    `listing` is what --help lists: `common`, `all`, or the name of a group. `own` are further flags of the command.
+    """
+
+    def run_with_model(given: dict[str, Any]) -> int:
+        model = given.pop("positional_model", None)
+        if model is not None and given.setdefault("model", model) != model:
+            raise ConfigError("config.model", f"two models: {model} and --model {given['model']}")
+        return run(given)
+
+    run_with_model.__name__ = run.__name__
+    run_with_model.__doc__ = run.__doc__
+    flags = (_setting_flag(option, listing) for option in options)
+    return make_command(run_with_model, [_model_argument(), *own, *flags])
+
+
+def flags_of(options: Iterable[OptionField], *, has_headings: bool = True) -> list[inspect.Parameter]:
+    """Return the flags of options, with the headings of their groups; a switch takes no value."""
+    return [_flag(option, panel=option.option.group.name if has_headings else None) for option in options]
+
+
+def help_listing(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """Return the arguments with vLLM's `--help=all` or `--help=cache` as a plain --help, and what it shall list.
+
+    Errors: ConfigError for a group that does not exist.
+    """
+    listing = COMMON
     plain: list[str] = []
     for word in arguments:
         if word.startswith("--help="):
-            shown = word.removeprefix("--help=").lower()
-            if shown not in _GROUPS:
-                raise ConfigError("config.help", f"{word}: expected one of {', '.join(_GROUPS)}")
+            listing = word.removeprefix("--help=").lower()
+            if listing not in _LISTINGS:
+                raise ConfigError("config.help", f"{word}: expected one of {', '.join(_LISTINGS)}")
             word = "--help"
         plain.append(word)
-    return plain, shown
+    return plain, listing
 
 
 def _model_argument() -> inspect.Parameter:
-    words = flag_of(Options.model_fields["model"])
-    argument = typer.Argument(metavar="MODEL", help=words.help)
-    return inspect.Parameter("positional_model", _PLAIN, default=None, annotation=Annotated[str | None, argument])
+    argument = typer.Argument(metavar="MODEL", help=SETTINGS["model"].option.help)
+    return inspect.Parameter("positional_model", _KEYWORD, default=None, annotation=Annotated[str | None, argument])
 
 
-def _parameter(name: str, field: FieldInfo, shown: str) -> inspect.Parameter:
-    words = flag_of(field)
-    is_switch = field.annotation is bool
-    option = typer.Option(
-        flag_name(name),
-        help=f"{escape(words.help)}{_default_text(field)}",
-        metavar="SWITCH" if is_switch else words.metavar or "|".join(choices_of(field)) or name.rsplit("_")[-1].upper(),
-        rich_help_panel=None if shown == COMMON else words.panel,
-        show_default=False,
-        hidden=name == "model" or not _is_shown(words.panel, words.is_rare, shown),
+def _setting_flag(option: OptionField, listing: str) -> inspect.Parameter:
+    group = option.option.group.name
+    is_listed = {COMMON: not option.option.is_rare, ALL: True}.get(listing, listing == group.lower())
+    return _flag(
+        option,
+        panel=None if listing == COMMON else group,
+        is_hidden=option.name == "model" or not is_listed,
+        takes_switch_value=True,  # `cli.arguments` turns --enable-x into --enable-x=true
     )
-    kind: Any = list[str] if "tuple" in str(field.annotation) else str  # `tiercel.config` reads the text
-    return inspect.Parameter(name, _PLAIN, default=None, annotation=Annotated[kind | None, option])
 
 
-def _is_shown(panel: str, is_rare: bool, shown: str) -> bool:
-    return {COMMON: not is_rare, "all": True}.get(shown, shown == panel.lower())
-
-
-def _default_text(field: FieldInfo) -> str:
-    """The default, small, at the end of the help; nothing where it is none."""
-    value = field.get_default(call_default_factory=True, validated_data={})
-    match value:
-        case None | () | {} | "":
-            return ""
-        case bool():
-            text = "on" if value else "off"
-        case float():
-            text = f"{value:g}"
-        case tuple():
-            text = " ".join(value)
-        case _:
-            text = f"{value}"
-    return f" [dim]\\[{text}][/dim]"
+def _flag(
+    option: OptionField, *, panel: str | None, is_hidden: bool = False, takes_switch_value: bool = False
+) -> inspect.Parameter:
+    is_plain_switch = option.is_switch and not takes_switch_value
+    metavar = "SWITCH" if option.is_switch else option.option.metavar or "|".join(option.choices)
+    text = escape(option.option.help)
+    if option.shown_default and not is_plain_switch:
+        text += f" [dim]\\[{escape(option.shown_default)}][/dim]"
+    typer_option = typer.Option(
+        option.flag,
+        help=text,
+        metavar=None if is_plain_switch else metavar or option.name.rsplit("_")[-1].upper(),
+        rich_help_panel=panel,
+        show_default=False,
+        hidden=is_hidden,
+    )
+    kind: Any = bool if is_plain_switch else list[str] if option.is_list else str  # the option reads the text
+    default = False if is_plain_switch else None
+    return inspect.Parameter(option.name, _KEYWORD, default=default, annotation=Annotated[kind | None, typer_option])

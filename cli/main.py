@@ -19,11 +19,11 @@ from tiercel.cli.check import check
 from tiercel.cli.collect_env import collect_env
 from tiercel.cli.config import config_app
 from tiercel.cli.console import fail, warn
-from tiercel.cli.flags import COMMON, shown_by, with_flags
+from tiercel.cli.flags import COMMON, help_listing, with_settings
 from tiercel.cli.kv import kv_app
-from tiercel.cli.plan import plan
+from tiercel.cli.plan import plan_command
 from tiercel.cli.serve import serve
-from tiercel.cli.simulate import simulate
+from tiercel.cli.simulate import simulate_command
 from tiercel.cli.tenants import tenants_app
 from tiercel.errors import ConfigError, TiercelError
 
@@ -52,18 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    shown = COMMON
+    listing = COMMON
     warnings: list[str] = []
     if words[0] == "bench":
         words = ["bench", *bench_words(words[1:], warnings)]
     verb = _verb(words)
     if verb[-1] in _FLAGGED:
         own = [word for word in words[1:] if word in _SWITCHES and verb[-1] == "show"]
-        plain, shown = shown_by([word for word in words[len(verb) :] if word not in own])
+        plain, listing = help_listing([word for word in words[len(verb) :] if word not in own])
         words = [*verb, *own, *translate(plain, warnings)]
     for line in warnings:
         warn(line)
-    outcome = get_command(_app(shown, words[0])).main(args=words, prog_name="tiercel", standalone_mode=False)
+    outcome = get_command(_app(listing, words[0])).main(args=words, prog_name="tiercel", standalone_mode=False)
     return outcome if isinstance(outcome, int) else 0
 
 
@@ -72,7 +72,7 @@ def _verb(words: list[str]) -> list[str]:
     return words[:2] if words[:2] in _NESTED else words[:1]
 
 
-def _app(shown: str, verb: str) -> typer.Typer:
+def _app(listing: str, verb: str) -> typer.Typer:
     app = typer.Typer(
         help="Serve language models to many tenants over the OpenAI API.",
         add_completion=False,
@@ -80,16 +80,16 @@ def _app(shown: str, verb: str) -> typer.Typer:
         rich_markup_mode="rich",
     )
     app.callback()(_root)
-    app.command()(with_flags(serve, shown))
-    app.command()(with_flags(check, shown))
-    app.command()(with_flags(calibrate, shown))
+    app.command()(with_settings(serve, listing))
+    app.command()(with_settings(check, listing))
+    app.command()(with_settings(calibrate, listing))
     app.command()(chat)
     app.command()(collect_env)
-    app.command()(plan)
-    app.command()(simulate)
-    app.add_typer(config_app(shown), name="config")
+    app.command()(plan_command())
+    app.command()(simulate_command())
+    app.add_typer(config_app(listing), name="config")
     app.add_typer(tenants_app(), name="tenants")
-    app.add_typer(bench_app(shown, is_wanted=verb == "bench"), name="bench")
+    app.add_typer(bench_app(listing, is_wanted=verb == "bench"), name="bench")
     app.add_typer(kv_app(), name="kv")
     return app
 

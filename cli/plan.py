@@ -1,26 +1,16 @@
 """`tiercel plan`: what a model on a device can do for long contexts and for a mix of requests, before it is bought."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Any
 
 from tiercel.cli.console import print_tables
-from tiercel.cli.plan_input import (
-    MOST_TOKENS,
-    folder_shape,
-    given_shape,
-    length,
-    number,
-    read_device,
-    read_workload,
-    size,
-    whole,
-)
+from tiercel.cli.flags import flags_of, make_command
+from tiercel.cli.plan_flags import MOST_TOKENS, PlanFlags
+from tiercel.cli.plan_input import folder_shape, given_shape, read_device, read_workload
 from tiercel.errors import ConfigError
+from tiercel.option import options_of, read_options
 from tiercel.simulation.sizing import (
     BucketLoad,
     ContextFigures,
@@ -47,86 +37,57 @@ _BOUNDS = {
 }
 
 
-def _option(text: str, metavar: str) -> Any:  # Any: typer's own type of an option
-    return typer.Option(help=text, metavar=metavar)
+def plan_command() -> Callable[..., int]:
+    """Return the command with all its flags."""
+    return make_command(plan, flags_of(options_of(PlanFlags).values(), has_headings=False))
 
 
-def plan(
-    device: Annotated[str, _option("H200, A100-80G, cpu, a file.", "NAME|FILE")],
-    model: Annotated[str | None, _option("Model folder, else its shape.", "FOLDER")] = None,
-    ctx: Annotated[str | None, _option("Tokens of one context.", "TOKENS")] = None,
-    turns: Annotated[int, _option("Answers in a session.", "NUMBER")] = 1,
-    answer_tokens: Annotated[str, _option("Tokens of one answer.", "TOKENS")] = "250",
-    think: Annotated[float, _option("Pause after each answer.", "SECONDS")] = 60.0,
-    users: Annotated[int | None, _option("Sessions at once; else all that fit.", "NUMBER")] = None,
-    workload: Annotated[Path | None, _option("File of request lengths.", "FILE")] = None,
-    max_num_seqs: Annotated[int, _option("Of the workload at once.", "NUMBER")] = 256,
-    reserve: Annotated[str, _option("Memory for neither weights nor KV.", "BYTES")] = "0",
-    dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Of weights and KV.", metavar="TYPE")
-    ] = "auto",
-    parameters: Annotated[str | None, _option("Weights of the model: 34B.", "NUMBER")] = None,
-    active_parameters: Annotated[str | None, _option("Weights that one token meets.", "NUMBER")] = None,
-    layers: Annotated[int | None, _option("Layers.", "NUMBER")] = None,
-    heads: Annotated[int | None, _option("Query heads.", "NUMBER")] = None,
-    kv_heads: Annotated[int | None, _option("Key-value heads.", "NUMBER")] = None,
-    head_dim: Annotated[int | None, _option("Size of a head.", "NUMBER")] = None,
-    attention_width: Annotated[int | None, _option("Of the prefill; else heads * size.", "NUMBER")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-) -> int:
+def plan(given: dict[str, Any]) -> int:
     """Size a device for long contexts and mixed loads.
 
-    A paper's formulas, our arithmetic, nothing measured: see docs/plan.md.
+    Computed from the formulas of a paper, not measured: see docs/plan.md.
 
     --ctx: concurrency, prefill, decode, context switch, session throughput.
     --workload: the request rate that fills the device.
     """
-    if ctx is None and workload is None:
+    flags = read_options(PlanFlags, given)
+    if flags.ctx is None and flags.workload is None:
         raise ConfigError("plan.nothing", "nothing to plan: give --ctx, --workload or both")
-    session = _session(ctx, turns, answer_tokens, think, users)
-    sequences = whole("--max-num-seqs", max_num_seqs, 1, 10**6)
-    profile = read_device(device)
-    buckets = read_workload(workload) if workload else ()
-    flags = {
-        "parameters": parameters,
-        "active_parameters": active_parameters,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "attention_width": attention_width,
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
-    if model is None and not given:
+    profile = read_device(flags.device)
+    buckets = read_workload(flags.workload) if flags.workload else ()
+    if flags.model is None and not flags.shape:
         raise ConfigError("plan.shape", "no model: give --model, or its shape from --parameters to --head-dim")
-    shape, limit = (given_shape(given, dtype), MOST_TOKENS) if model is None else folder_shape(model, given, dtype)
-    reserve_bytes = size("--reserve", reserve)
-    _check_room(shape, profile, reserve_bytes)
+    if flags.model is None:
+        shape, limit = given_shape(flags.shape, flags.dtype), MOST_TOKENS
+    else:
+        shape, limit = folder_shape(flags.model, flags.shape, flags.dtype)
+    _check_memory(shape, profile, flags.reserve)
+    session = None if flags.ctx is None else _session(flags.ctx, flags)
     if session and session.context_tokens > limit:
         raise ConfigError("plan.ctx", f"--ctx {session.context_tokens:,}: the model's context is {limit:,} tokens")
     for index, bucket in enumerate(buckets):
-        _check_bucket(f"{workload}: buckets[{index}]", bucket, shape, profile, limit, reserve_bytes)
-    figures = context_figures(shape, profile, session, reserve_bytes) if session else None
-    loads = workload_loads(shape, profile, buckets, sequences, reserve_bytes)
-    is_width_given = attention_width is not None
-    if as_json:
-        print(json.dumps(_document(shape, is_width_given, profile, session, figures, loads, reserve_bytes), indent=2))
+        _check_bucket(f"{flags.workload}: buckets[{index}]", bucket, shape, profile, limit, flags.reserve)
+    figures = context_figures(shape, profile, session, flags.reserve) if session else None
+    loads = workload_loads(shape, profile, buckets, flags.max_num_seqs, flags.reserve)
+    is_width_given = flags.attention_width is not None
+    if flags.json:
+        print(json.dumps(_document(shape, is_width_given, profile, session, figures, loads, flags.reserve), indent=2))
     else:
         _print(shape, is_width_given, profile, session, figures, loads)
     return 0
 
 
-def _session(ctx: str | None, turns: int, answer_tokens: str, think_s: float, users: int | None) -> Session | None:
-    checked = {
-        "turns": whole("--turns", turns, 1, 10**6),
-        "answer_tokens": length("--answer-tokens", answer_tokens),
-        "users": None if users is None else whole("--users", users, 1, 10**9),
-    }
-    pause_s = number("--think", think_s, 0, 10**6)
-    return None if ctx is None else Session(length("--ctx", ctx), think_s=pause_s, **checked)
+def _session(context_tokens: int, flags: PlanFlags) -> Session:
+    return Session(
+        context_tokens,
+        think_s=flags.think,
+        turns=flags.turns,
+        answer_tokens=flags.answer_tokens,
+        users=flags.users,
+    )
 
 
-def _check_room(shape: ModelShape, profile: DeviceProfile, reserve_bytes: int) -> None:
+def _check_memory(shape: ModelShape, profile: DeviceProfile, reserve_bytes: int) -> None:
     if free_kv_bytes(shape, profile, reserve_bytes) < shape.kv_token_bytes:
         reserve = f" and --reserve {show_bytes(reserve_bytes)}" if reserve_bytes else ""
         raise ConfigError(

@@ -2,27 +2,24 @@
 
 import difflib
 import math
-import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from tiercel.checkpoint import read_json_object
 from tiercel.cli.console import warn
+from tiercel.cli.plan_flags import MOST_TOKENS
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
+from tiercel.option import flag_name, show_written
 from tiercel.simulation.sizing import DEVICES, DeviceProfile, ModelShape, WorkloadBucket
-from tiercel.units import parse_bytes, parse_length
+from tiercel.units import parse_bytes
 
-MOST_TOKENS = 10**9
 MOST_BUCKETS = 10_000
 SHARE_TOLERANCE = 0.01
 
-_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
-_FACTOR_BY_LETTER = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _ITEMSIZE_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
-_SHAPE_LIMITS = {"layers": 10_000, "heads": 10_000, "kv_heads": 10_000, "head_dim": 65_536, "attention_width": 10**7}
 _RATES = ("flops_per_s", "memory_bytes_per_s", "link_bytes_per_s")  # of a device file, all needed
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -43,15 +40,6 @@ def number(place: str, value: object, low: float, high: float, *, is_above: bool
     raise _wrong(place, value, f"a number {'above' if is_above else 'from'} {low:g} to {high:g}")
 
 
-def length(place: str, text: str) -> int:
-    """A token count as it is written: 4096, 8k, 8K. Errors: ConfigError."""
-    try:
-        tokens = parse_length(text)
-    except (ValueError, OverflowError):
-        raise _wrong(place, text, "tokens, such as 4096, 8k or 8K") from None
-    return whole(place, tokens, 1, MOST_TOKENS)
-
-
 def size(place: str, text: str) -> int:
     """Bytes as they are written: 1073741824, 512M, 2GiB. Errors: ConfigError."""
     try:
@@ -61,21 +49,10 @@ def size(place: str, text: str) -> int:
     return whole(place, count, 0, 10**18)
 
 
-def parameter_count(place: str, text: str) -> int:
-    """A number of parameters as it is written: 34B, 8.03e9. Errors: ConfigError."""
-    match = _COUNT.fullmatch(text.strip())
-    if match is None:
-        raise _wrong(place, text, "parameters, such as 34B, 500M or 8.03e9")
-    count = float(match[1]) * _FACTOR_BY_LETTER[match[2].lower()]
-    if not 1 <= count <= 1e15:
-        raise _wrong(place, text, "from 1 to 1,000T parameters")
-    return round(count)
-
-
 # Model
 
 
-def given_shape(given: Mapping[str, Any], dtype: str) -> ModelShape:
+def given_shape(given: Mapping[str, int], dtype: str) -> ModelShape:
     """A shape from flags alone: `given` holds those that were given, by name. Errors: ConfigError.
 
     Query heads are needed for the width of attention, unless the width itself is given.
@@ -85,30 +62,28 @@ def given_shape(given: Mapping[str, Any], dtype: str) -> ModelShape:
         missing.append("heads")
     if missing:
         raise ConfigError(
-            "plan.shape", f"a shape without --model also needs {', '.join(_flag(name) for name in missing)}"
+            "plan.shape", f"a shape without --model also needs {', '.join(flag_name(name) for name in missing)}"
         )
-    counts = {name: whole(_flag(name), given[name], 1, most) for name, most in _SHAPE_LIMITS.items() if name in given}
-    heads, kv_heads = counts.get("heads"), counts["kv_heads"]
+    heads, kv_heads, parameters = given.get("heads"), given["kv_heads"], given["parameters"]
     if heads is not None and heads % kv_heads:
         raise ConfigError("plan.shape", f"--heads {heads}: expected a multiple of --kv-heads {kv_heads}")
-    parameters = parameter_count("--parameters", given["parameters"])
     return ModelShape(
         parameters=parameters,
         active_parameters=_active(given, parameters),
-        layers=counts["layers"],
+        layers=given["layers"],
         kv_heads=kv_heads,
-        head_dim=counts["head_dim"],
-        attention_width=counts.get("attention_width") or (heads or kv_heads) * counts["head_dim"],
+        head_dim=given["head_dim"],
+        attention_width=given.get("attention_width") or (heads or kv_heads) * given["head_dim"],
         itemsize=_ITEMSIZE_BY_DTYPE["bfloat16" if dtype == "auto" else dtype],
     )
 
 
-def folder_shape(model: str, given: Mapping[str, Any], dtype: str) -> tuple[ModelShape, int]:
+def folder_shape(model: str, given: Mapping[str, int], dtype: str) -> tuple[ModelShape, int]:
     """The shape of a model folder as `tiercel serve` would load it, and the tokens of its context.
 
     Reads config.json only. `given` may override the active parameters and the width of attention. Errors: ConfigError.
     """
-    foreign = [_flag(name) for name in given if name not in ("active_parameters", "attention_width")]
+    foreign = [flag_name(name) for name in given if name not in ("active_parameters", "attention_width")]
     if foreign:
         raise ConfigError("plan.shape", f"{foreign[0]} and --model: the folder says it, give one of them")
     asked = {} if dtype == "auto" else {"dtype": dtype}
@@ -127,15 +102,15 @@ def folder_shape(model: str, given: Mapping[str, Any], dtype: str) -> tuple[Mode
     parameters = facts.weights_bytes // kv.itemsize
     width = fields.count("num_attention_heads", kv.kv_heads) * kv.head_dim
     if "attention_width" in given:
-        width = whole("--attention-width", given["attention_width"], 1, _SHAPE_LIMITS["attention_width"])
+        width = given["attention_width"]
     shape = ModelShape(parameters, _active(given, parameters), kv.layers, kv.kv_heads, kv.head_dim, width, kv.itemsize)
     return shape, facts.max_model_len
 
 
-def _active(given: Mapping[str, Any], parameters: int) -> int:
+def _active(given: Mapping[str, int], parameters: int) -> int:
     if "active_parameters" not in given:
         return parameters
-    active = parameter_count("--active-parameters", given["active_parameters"])
+    active = given["active_parameters"]
     if active > parameters:
         raise ConfigError(
             "plan.shape", f"--active-parameters {active:,}: expected at most the model's {parameters:,} parameters"
@@ -146,13 +121,15 @@ def _active(given: Mapping[str, Any], parameters: int) -> int:
 # Device
 
 
-def read_device(name: str) -> DeviceProfile:
+def read_device(name: str | None) -> DeviceProfile:
     """A profile that is built in, whatever its case, or a JSON or TOML file of measured rates.
 
     The file: memory_bytes (a number, or text such as "24GiB"), flops_per_s, memory_bytes_per_s, link_bytes_per_s; name
     and float32_flops_per_s may be left out.
     Errors: ConfigError naming the file, the field and its limits.
     """
+    if name is None:
+        raise ConfigError("plan.device", f"--device is missing: expected one of {', '.join(DEVICES)}, or a file")
     path = Path(name)
     if path.suffix not in (".json", ".toml"):
         for profile in DEVICES.values():
@@ -248,14 +225,5 @@ def _refuse_unknown(fields: Mapping[str, object], known: tuple[str, ...], place:
             raise ConfigError("plan.field", f"{place}: there is no field {name[:80]!r}; {hint}")
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _wrong(place: str, value: object, expects: str) -> ConfigError:
-    try:
-        text = value if isinstance(value, str) else repr(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
-        text = "a number of thousands of digits"
-    shown = text if 0 < len(text) <= 80 and text.isprintable() else repr(text[:80])
-    return ConfigError("plan.value", f"{place} {shown}: expected {expects}")
+    return ConfigError("plan.value", f"{place} {show_written(value)}: expected {expects}")

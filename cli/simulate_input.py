@@ -8,12 +8,13 @@ import msgspec
 import yaml
 from msgspec import Struct
 
+from tiercel.cli.simulate_flags import SimulateFlags
 from tiercel.errors import ConfigError
 from tiercel.ids import TenantId
 from tiercel.loadtest.load.arrivals import due_times
 from tiercel.loadtest.load.datasets.burstgpt import answered_rows
 from tiercel.loadtest.load.datasets.timed_trace import BLOCK_TOKENS, timed_lines
-from tiercel.loadtest.load.mix import ArrivalSettings, Process
+from tiercel.loadtest.load.mix import ArrivalSettings
 from tiercel.scheduler.cost import StepTimes
 from tiercel.simulation.fitting import Corrections
 from tiercel.simulation.workload import (
@@ -27,33 +28,6 @@ from tiercel.simulation.workload import (
     ordered_workload,
 )
 from tiercel.tenant import Slo, TenantShare
-
-
-class Flags(Struct, frozen=True, kw_only=True):
-    """What the flags say of the traffic."""
-
-    tenants: int
-    skew: float
-    rate: float
-    arrivals: Process
-    burstiness: float
-    input_len: int
-    output_len: int
-    sigma: float
-    prefix_len: int
-    num_prefixes: int
-    duration_s: float
-    seed: int
-    speed: float
-    most_requests: int
-    block_size: int
-
-    def __post_init__(self) -> None:
-        least = min(self.tenants, self.most_requests, self.input_len, self.output_len, self.num_prefixes)
-        if least < 1 or min(self.rate, self.burstiness, self.duration_s, self.speed) <= 0:
-            raise ConfigError("simulate.flags", "numbers of tenants and tokens are at least 1, times and rates above 0")
-        if min(self.sigma, self.prefix_len, self.skew) < 0:
-            raise ConfigError("simulate.flags", "--sigma, --prefix-len and --skew: at least 0")
 
 
 class SimTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +56,7 @@ class SimMix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _DRAWN = ("constant", "poisson", "gamma", "on_off", "markov", "ramp_linear", "ramp_exponential")
 
 
-def uniform_workload(flags: Flags) -> Workload:
+def uniform_workload(flags: SimulateFlags) -> Workload:
     """Tenants alike, each with its part of the rate."""
     parts = [(number + 1) ** -flags.skew for number in range(flags.tenants)]
     lengths = _lengths(flags)
@@ -99,7 +73,7 @@ def uniform_workload(flags: Flags) -> Workload:
     return _draw(tenants, flags)
 
 
-def read_workload_file(path: Path, flags: Flags) -> Workload:
+def read_workload_file(path: Path, flags: SimulateFlags) -> Workload:
     """A YAML file of tenants. Errors: ConfigError."""
     try:
         mix = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), SimMix)
@@ -113,12 +87,12 @@ def read_workload_file(path: Path, flags: Flags) -> Workload:
     return _draw(mix.tenants, flags)
 
 
-def trace_workload(path: Path, kind: str, flags: Flags) -> Workload:
+def trace_workload(path: Path, flags: SimulateFlags) -> Workload:
     """A recorded trace, dealt out to tenants. Errors: ConfigError."""
-    requests = _mooncake(path, flags) if kind == "mooncake" else _burstgpt(path, flags)
+    requests = _mooncake(path, flags) if flags.trace_format == "mooncake" else _burstgpt(path, flags)
     first_s = min((request.at_s for request in requests), default=0.0)
     moved = [msgspec.structs.replace(one, at_s=(one.at_s - first_s) / flags.speed) for one in requests]
-    due = [request for request in moved if request.at_s < flags.duration_s]
+    due = [request for request in moved if request.at_s < flags.duration]
     # All of a trace shares what its hashes say that it shares.
     shares = [TenantShare(name=TenantId(f"tenant-{number}"), group="trace") for number in range(flags.tenants)]
     return ordered_workload(shares, deal_to_tenants(due, shares, flags.skew, random.Random(f"{flags.seed}/deal")))  # noqa: S311 - no secrets
@@ -165,7 +139,7 @@ def read_corrections(path: Path) -> Corrections:
         raise ConfigError("simulate.calibration", f"--calibration {path}: {exc}") from exc
 
 
-def _draw(tenants: Sequence[SimTenant], flags: Flags) -> Workload:
+def _draw(tenants: Sequence[SimTenant], flags: SimulateFlags) -> Workload:
     sources = Sources()
     shares: list[TenantShare] = []
     requests: list[SimRequest] = []
@@ -175,7 +149,7 @@ def _draw(tenants: Sequence[SimTenant], flags: Flags) -> Workload:
                 name=TenantId(name), weight=tenant.weight, band=tenant.band, slo=tenant.slo, group=tenant.group
             )
             rng = random.Random(f"{flags.seed}/{name}")  # noqa: S311 - arrivals, not secrets
-            times = _times(tenant.arrivals, flags.duration_s, rng)
+            times = _times(tenant.arrivals, flags.duration, rng)
             shares.append(share)
             requests += draw_requests(share, times, tenant.lengths, rng, sources)
     return ordered_workload(shares, requests)
@@ -199,7 +173,7 @@ def _names(tenant: SimTenant) -> list[str]:
     return [tenant.name] if tenant.count == 1 else [f"{tenant.name}-{number}" for number in range(tenant.count)]
 
 
-def _lengths(flags: Flags) -> Lengths:
+def _lengths(flags: SimulateFlags) -> Lengths:
     return Lengths(
         input_len=flags.input_len,
         output_len=flags.output_len,
@@ -209,7 +183,7 @@ def _lengths(flags: Flags) -> Lengths:
     )
 
 
-def _mooncake(path: Path, flags: Flags) -> list[SimRequest]:
+def _mooncake(path: Path, flags: SimulateFlags) -> list[SimRequest]:
     """Blocks of 512 tokens by their ids; the last one, cut short, is the request's own."""
     sources = Sources()
     requests: list[SimRequest] = []
@@ -223,7 +197,7 @@ def _mooncake(path: Path, flags: Flags) -> list[SimRequest]:
     return requests
 
 
-def _burstgpt(path: Path, flags: Flags) -> list[SimRequest]:
+def _burstgpt(path: Path, flags: SimulateFlags) -> list[SimRequest]:
     sources = Sources()
     return [
         SimRequest(row.at_s or 0.0, TenantId(""), (PromptPart(sources.new(), row.input_tokens),), row.output_tokens)

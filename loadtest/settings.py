@@ -1,127 +1,127 @@
 """Every flag of `tiercel bench serve`: one field a flag, with the words that --help says about it."""
 
-from typing import Annotated, Literal, get_args, get_type_hints
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.mix import DatasetName
 from tiercel.loadtest.results.result_file import is_reserved
+from tiercel.option import Group, Option, flag_name, options_of
 
 Backend = Literal["openai", "openai-chat", "vllm"]
 Arrivals = Literal["auto", "constant", "poisson", "gamma", "on_off", "trace"]
 Ramp = Literal["linear", "exponential"]
 
 
-class Flag(Struct, frozen=True):
-    """What --help says. `panel` groups flags; `many`: takes several values, `--goodput ttft:500 tpot:60`."""
-
-    panel: str
-    help: str
-    metavar: str = ""
-    many: bool = False
-
-
-SERVER, LOAD, DATASET, SAMPLING, MEASURE, RESULT = "Server", "Load", "Dataset", "Sampling", "Measuring", "Result"
+SERVER, LOAD, DATASET = Group("Server"), Group("Load"), Group("Dataset")
+SAMPLING, MEASURE, RESULT = Group("Sampling"), Group("Measuring"), Group("Result")
 
 
 class BenchSettings(Struct, frozen=True, kw_only=True):
     """The flags with their defaults. None: not given."""
 
-    backend: Annotated[Backend, Flag(SERVER, "API to call: completions (openai, vllm) or chat (openai-chat).")] = (
+    backend: Annotated[Backend, Option(SERVER, "API to call: completions (openai, vllm) or chat (openai-chat).")] = (
         "openai"
     )
-    base_url: Annotated[str | None, Flag(SERVER, "Root of the server; instead of --host and --port.", "URL")] = None
-    host: Annotated[str, Flag(SERVER, "Host of the server.", "HOST")] = "127.0.0.1"
-    port: Annotated[int, Flag(SERVER, "Port of the server.", "PORT")] = 8000
-    endpoint: Annotated[str | None, Flag(SERVER, "Path of the API; the backend's own if left out.", "PATH")] = None
-    header: Annotated[list[str], Flag(SERVER, "More headers.", "K=V", many=True)] = []
-    api_key: Annotated[str | None, Flag(SERVER, "Key of the API. \\[TIERCEL_API_KEY, OPENAI_API_KEY]", "KEY")] = None
-    insecure: Annotated[bool, Flag(SERVER, "Do not verify the server's certificate.")] = False
-    model: Annotated[str | None, Flag(SERVER, "Model to ask for; the first of /v1/models if left out.", "NAME")] = None
-    served_model_name: Annotated[str | None, Flag(SERVER, "Name to send, where it differs from --model.", "NAME")] = (
+    base_url: Annotated[str | None, Option(SERVER, "Root of the server; instead of --host and --port.", "URL")] = None
+    host: Annotated[str, Option(SERVER, "Host of the server.", "HOST")] = "127.0.0.1"
+    port: Annotated[int, Option(SERVER, "Port of the server.", "PORT")] = 8000
+    endpoint: Annotated[str | None, Option(SERVER, "Path of the API; the backend's own if left out.", "PATH")] = None
+    header: Annotated[list[str], Option(SERVER, "More headers.", "K=V", takes_many=True)] = []
+    api_key: Annotated[str | None, Option(SERVER, "Key of the API. [TIERCEL_API_KEY, OPENAI_API_KEY]", "KEY")] = None
+    insecure: Annotated[bool, Option(SERVER, "Do not verify the server's certificate.")] = False
+    model: Annotated[str | None, Option(SERVER, "Model to ask for; the first of /v1/models if left out.", "NAME")] = (
+        None
+    )
+    served_model_name: Annotated[str | None, Option(SERVER, "Name to send, where it differs from --model.", "NAME")] = (
         None
     )
     tokenizer: Annotated[
-        str | None, Flag(SERVER, "Folder with a tokenizer.json that counts tokens; else the server counts.", "FOLDER")
+        str | None, Option(SERVER, "Folder with a tokenizer.json that counts tokens; else the server counts.", "FOLDER")
     ] = None
-    ready_check_timeout_sec: Annotated[float, Flag(SERVER, "How long to wait for the server.", "SECONDS")] = 600.0
-    request_timeout_sec: Annotated[float, Flag(SERVER, "A request that takes longer has failed.", "SECONDS")] = 600.0
+    ready_check_timeout_sec: Annotated[float, Option(SERVER, "How long to wait for the server.", "SECONDS")] = 600.0
+    request_timeout_sec: Annotated[float, Option(SERVER, "A request that takes longer has failed.", "SECONDS")] = 600.0
 
-    num_prompts: Annotated[int, Flag(LOAD, "Requests of each tenant (conversations for multi_turn).", "COUNT")] = 1000
-    duration: Annotated[float | None, Flag(LOAD, "Send nothing after this time.", "SECONDS")] = None
-    request_rate: Annotated[float, Flag(LOAD, "Requests per second; inf: all at once.", "RATE")] = float("inf")
+    num_prompts: Annotated[int, Option(LOAD, "Requests of each tenant (conversations for multi_turn).", "COUNT")] = 1000
+    duration: Annotated[float | None, Option(LOAD, "Send nothing after this time.", "SECONDS")] = None
+    request_rate: Annotated[float, Option(LOAD, "Requests per second; inf: all at once.", "RATE")] = float("inf")
     burstiness: Annotated[
-        float, Flag(LOAD, "Shape of the gamma gaps: 1 is Poisson, less comes in bursts, more is even.", "SHAPE")
+        float, Option(LOAD, "Shape of the gamma gaps: 1 is Poisson, less comes in bursts, more is even.", "SHAPE")
     ] = 1.0
     arrivals: Annotated[
-        Arrivals, Flag(LOAD, "How requests arrive; auto: gamma at a rate, the trace's times for timed_trace.")
+        Arrivals, Option(LOAD, "How requests arrive; auto: gamma at a rate, the trace's times for timed_trace.")
     ] = "auto"
-    on_sec: Annotated[float, Flag(LOAD, "on_off: how long requests come.", "SECONDS")] = 10.0
-    off_sec: Annotated[float, Flag(LOAD, "on_off: how long they do not.", "SECONDS")] = 10.0
-    trace_speed: Annotated[float, Flag(LOAD, "trace: 2 plays it in half the time.", "FACTOR")] = 1.0
-    ramp_up_strategy: Annotated[Ramp | None, Flag(LOAD, "Raise the rate over the run.")] = None
-    ramp_up_start_rps: Annotated[float | None, Flag(LOAD, "Rate at the start of the ramp.", "RATE")] = None
-    ramp_up_end_rps: Annotated[float | None, Flag(LOAD, "Rate at its end.", "RATE")] = None
+    on_sec: Annotated[float, Option(LOAD, "on_off: how long requests come.", "SECONDS")] = 10.0
+    off_sec: Annotated[float, Option(LOAD, "on_off: how long they do not.", "SECONDS")] = 10.0
+    trace_speed: Annotated[float, Option(LOAD, "trace: 2 plays it in half the time.", "FACTOR")] = 1.0
+    ramp_up_strategy: Annotated[Ramp | None, Option(LOAD, "Raise the rate over the run.")] = None
+    ramp_up_start_rps: Annotated[float | None, Option(LOAD, "Rate at the start of the ramp.", "RATE")] = None
+    ramp_up_end_rps: Annotated[float | None, Option(LOAD, "Rate at its end.", "RATE")] = None
     max_concurrency: Annotated[
-        int | None, Flag(LOAD, "Most requests at a time; with an infinite rate this is the closed loop.", "COUNT")
+        int | None, Option(LOAD, "Most requests at a time; with an infinite rate this is the closed loop.", "COUNT")
     ] = None
-    num_warmups: Annotated[int, Flag(LOAD, "Requests before the clock starts; not reported.", "COUNT")] = 1
-    tenants: Annotated[str | None, Flag(LOAD, "YAML file with a tenant's key, weight, arrivals, ... each.", "FILE")] = (
+    num_warmups: Annotated[int, Option(LOAD, "Requests before the clock starts; not reported.", "COUNT")] = 1
+    tenants: Annotated[
+        str | None, Option(LOAD, "YAML file with a tenant's key, weight, arrivals, ... each.", "FILE")
+    ] = None
+    isolation: Annotated[bool, Option(LOAD, "Run each tenant alone first, then all together.")] = False
+    client_processes: Annotated[str, Option(LOAD, "Processes that send and receive.", "auto|COUNT")] = "auto"
+    seed: Annotated[int, Option(LOAD, "Arrivals and prompts depend on it and on nothing else.", "NUMBER")] = 0
+
+    dataset_name: Annotated[DatasetName, Option(DATASET, "What to ask.")] = "random"
+    dataset_path: Annotated[str | None, Option(DATASET, "File of the dataset.", "FILE")] = None
+    input_len: Annotated[int | None, Option(DATASET, "Prompt length, whatever the dataset.", "TOKENS")] = None
+    output_len: Annotated[int | None, Option(DATASET, "Answer length, whatever the dataset.", "TOKENS")] = None
+    random_input_len: Annotated[int, Option(DATASET, "random: prompt length.", "TOKENS")] = 1024
+    random_output_len: Annotated[int, Option(DATASET, "random: answer length.", "TOKENS")] = 128
+    random_range_ratio: Annotated[
+        float, Option(DATASET, "random, multi_turn: lengths vary by this part to both sides.", "RATIO")
+    ] = 0.0
+    random_prefix_len: Annotated[int, Option(DATASET, "random, multi_turn: tokens that all share.", "TOKENS")] = 0
+    prefix_repetition_prefix_len: Annotated[int, Option(DATASET, "Tokens of a shared prefix.", "TOKENS")] = 256
+    prefix_repetition_suffix_len: Annotated[int, Option(DATASET, "Tokens behind it.", "TOKENS")] = 256
+    prefix_repetition_num_prefixes: Annotated[int, Option(DATASET, "How many prefixes.", "COUNT")] = 10
+    prefix_repetition_output_len: Annotated[int, Option(DATASET, "Answer length.", "TOKENS")] = 128
+    sharegpt_output_len: Annotated[int | None, Option(DATASET, "Answer length instead of the recorded.", "TOKENS")] = (
         None
     )
-    isolation: Annotated[bool, Flag(LOAD, "Run each tenant alone first, then all together.")] = False
-    client_processes: Annotated[str, Flag(LOAD, "Processes that send and receive.", "auto|COUNT")] = "auto"
-    seed: Annotated[int, Flag(LOAD, "Arrivals and prompts depend on it and on nothing else.", "NUMBER")] = 0
+    custom_output_len: Annotated[int | None, Option(DATASET, "Answer length instead of the file's.", "TOKENS")] = None
+    sonnet_input_len: Annotated[int, Option(DATASET, "sonnet: prompt length.", "TOKENS")] = 550
+    sonnet_output_len: Annotated[int, Option(DATASET, "sonnet: answer length.", "TOKENS")] = 150
+    sonnet_prefix_len: Annotated[int, Option(DATASET, "sonnet: shared tokens.", "TOKENS")] = 200
+    multi_turn_num_turns: Annotated[int, Option(DATASET, "multi_turn: turns of a conversation.", "COUNT")] = 4
+    multi_turn_think_sec: Annotated[float, Option(DATASET, "multi_turn: mean pause between turns.", "SECONDS")] = 1.0
 
-    dataset_name: Annotated[DatasetName, Flag(DATASET, "What to ask.")] = "random"
-    dataset_path: Annotated[str | None, Flag(DATASET, "File of the dataset.", "FILE")] = None
-    input_len: Annotated[int | None, Flag(DATASET, "Prompt length, whatever the dataset.", "TOKENS")] = None
-    output_len: Annotated[int | None, Flag(DATASET, "Answer length, whatever the dataset.", "TOKENS")] = None
-    random_input_len: Annotated[int, Flag(DATASET, "random: prompt length.", "TOKENS")] = 1024
-    random_output_len: Annotated[int, Flag(DATASET, "random: answer length.", "TOKENS")] = 128
-    random_range_ratio: Annotated[
-        float, Flag(DATASET, "random, multi_turn: lengths vary by this part to both sides.", "RATIO")
-    ] = 0.0
-    random_prefix_len: Annotated[int, Flag(DATASET, "random, multi_turn: tokens that all share.", "TOKENS")] = 0
-    random_batch_size: Annotated[int, Flag(DATASET, "random: prompts a request; only 1.", "COUNT")] = 1
-    prefix_repetition_prefix_len: Annotated[int, Flag(DATASET, "Tokens of a shared prefix.", "TOKENS")] = 256
-    prefix_repetition_suffix_len: Annotated[int, Flag(DATASET, "Tokens behind it.", "TOKENS")] = 256
-    prefix_repetition_num_prefixes: Annotated[int, Flag(DATASET, "How many prefixes.", "COUNT")] = 10
-    prefix_repetition_output_len: Annotated[int, Flag(DATASET, "Answer length.", "TOKENS")] = 128
-    sharegpt_output_len: Annotated[int | None, Flag(DATASET, "Answer length instead of the recorded.", "TOKENS")] = None
-    custom_output_len: Annotated[int | None, Flag(DATASET, "Answer length instead of the file's.", "TOKENS")] = None
-    sonnet_input_len: Annotated[int, Flag(DATASET, "sonnet: prompt length.", "TOKENS")] = 550
-    sonnet_output_len: Annotated[int, Flag(DATASET, "sonnet: answer length.", "TOKENS")] = 150
-    sonnet_prefix_len: Annotated[int, Flag(DATASET, "sonnet: shared tokens.", "TOKENS")] = 200
-    multi_turn_num_turns: Annotated[int, Flag(DATASET, "multi_turn: turns of a conversation.", "COUNT")] = 4
-    multi_turn_think_sec: Annotated[float, Flag(DATASET, "multi_turn: mean pause between turns.", "SECONDS")] = 1.0
-
-    no_stream: Annotated[bool, Flag(SAMPLING, "Ask for whole answers.")] = False
-    logprobs: Annotated[int | None, Flag(SAMPLING, "Log-probabilities to ask for.", "COUNT")] = None
-    ignore_eos: Annotated[bool, Flag(SAMPLING, "Ask the server to go on to the full length.")] = False
-    temperature: Annotated[float, Flag(SAMPLING, "0: always the likeliest.", "VALUE")] = 0.0
-    top_p: Annotated[float | None, Flag(SAMPLING, "Nucleus to sample from.", "VALUE")] = None
-    top_k: Annotated[int | None, Flag(SAMPLING, "How many of the likeliest to sample from.", "COUNT")] = None
-    extra_body: Annotated[str | None, Flag(SAMPLING, "More fields of every request; null removes one.", "JSON")] = None
+    no_stream: Annotated[bool, Option(SAMPLING, "Ask for whole answers.")] = False
+    logprobs: Annotated[int | None, Option(SAMPLING, "Log-probabilities to ask for.", "COUNT")] = None
+    ignore_eos: Annotated[bool, Option(SAMPLING, "Ask the server to go on to the full length.")] = False
+    temperature: Annotated[float, Option(SAMPLING, "0: always the likeliest.", "VALUE")] = 0.0
+    top_p: Annotated[float | None, Option(SAMPLING, "Nucleus to sample from.", "VALUE")] = None
+    top_k: Annotated[int | None, Option(SAMPLING, "How many of the likeliest to sample from.", "COUNT")] = None
+    extra_body: Annotated[str | None, Option(SAMPLING, "More fields of every request; null removes one.", "JSON")] = (
+        None
+    )
 
     percentile_metrics: Annotated[
-        str, Flag(MEASURE, "Latencies in the report: ttft,tpot,itl,e2el,client_queue_time.", "LIST")
+        str, Option(MEASURE, "Latencies in the report: ttft,tpot,itl,e2el,client_queue_time.", "LIST")
     ] = "ttft,tpot,itl,e2el"
-    metric_percentiles: Annotated[str, Flag(MEASURE, "Percentiles of them.", "LIST")] = "99"
-    goodput: Annotated[list[str], Flag(MEASURE, "Goals that a good request keeps.", "METRIC:MS", many=True)] = []
-    request_id_prefix: Annotated[str, Flag(MEASURE, "Begin of every x-request-id.", "TEXT")] = "bench-"
-    profile: Annotated[bool, Flag(MEASURE, "Call /start_profile and /stop_profile around the run.")] = False
-    disable_tqdm: Annotated[bool, Flag(MEASURE, "No progress bar.")] = False
+    metric_percentiles: Annotated[str, Option(MEASURE, "Percentiles of them.", "LIST")] = "99"
+    goodput: Annotated[
+        list[str], Option(MEASURE, "Goals that a good request keeps.", "METRIC:MS", takes_many=True)
+    ] = []
+    request_id_prefix: Annotated[str, Option(MEASURE, "Begin of every x-request-id.", "TEXT")] = "bench-"
+    profile: Annotated[bool, Option(MEASURE, "Call /start_profile and /stop_profile around the run.")] = False
+    disable_tqdm: Annotated[bool, Option(MEASURE, "No progress bar.")] = False
 
-    save_result: Annotated[bool, Flag(RESULT, "Write the result file.")] = False
-    save_detailed: Annotated[bool, Flag(RESULT, "Write it with every request in it.")] = False
-    append_result: Annotated[bool, Flag(RESULT, "Add to the file, one line a result.")] = False
-    label: Annotated[str | None, Flag(RESULT, "Name of the run.", "TEXT")] = None
-    metadata: Annotated[list[str], Flag(RESULT, "Keys to add to the result.", "K=V", many=True)] = []
-    result_dir: Annotated[str | None, Flag(RESULT, "Folder of the result file.", "FOLDER")] = None
-    result_filename: Annotated[str | None, Flag(RESULT, "Name of the result file.", "NAME")] = None
-    report: Annotated[str | None, Flag(RESULT, "Draw the report into this folder.", "FOLDER")] = None
+    save_result: Annotated[bool, Option(RESULT, "Write the result file.")] = False
+    save_detailed: Annotated[bool, Option(RESULT, "Write it with every request in it.")] = False
+    append_result: Annotated[bool, Option(RESULT, "Add to the file, one line a result.")] = False
+    label: Annotated[str | None, Option(RESULT, "Name of the run.", "TEXT")] = None
+    metadata: Annotated[list[str], Option(RESULT, "Keys to add to the result.", "K=V", takes_many=True)] = []
+    result_dir: Annotated[str | None, Option(RESULT, "Folder of the result file.", "FOLDER")] = None
+    result_filename: Annotated[str | None, Option(RESULT, "Name of the result file.", "NAME")] = None
+    report: Annotated[str | None, Option(RESULT, "Draw the report into this folder.", "FOLDER")] = None
 
     def check(self) -> None:
         """Whether the flags make sense together. Errors: ConfigError."""
@@ -129,8 +129,6 @@ class BenchSettings(Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError("bench.flag", f"{flag_name(name)} {value}: must be greater than 0")
-        if self.random_batch_size != 1:
-            raise ConfigError("bench.flag", "--random-batch-size: one prompt a request is all there is")
         if self.isolation and self.tenants is None:
             raise ConfigError("bench.flag", "--isolation compares tenants: give --tenants FILE")
         for name in _OF_ONE_TENANT if self.tenants is not None else ():
@@ -168,15 +166,10 @@ _OF_ONE_TENANT = (
     *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
     *(
         name
-        for name, hint in get_type_hints(BenchSettings, include_extras=True).items()
-        if get_args(hint)[1].panel == DATASET and name not in _OF_ALL_TENANTS
+        for name, option in options_of(BenchSettings).items()
+        if option.option.group == DATASET and name not in _OF_ALL_TENANTS
     ),
 )
-
-
-def flag_name(field: str) -> str:
-    """`num_prompts` as `--num-prompts`."""
-    return f"--{field.replace('_', '-')}"
 
 
 def pairs(flag: str, values: list[str], mark: str) -> dict[str, str]:

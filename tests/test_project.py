@@ -13,9 +13,9 @@ import typer
 from tiercel import __version__
 from tiercel.cli.chat import chat
 from tiercel.cli.collect_env import collect_env
-from tiercel.cli.flags import with_flags
+from tiercel.cli.flags import with_settings
 from tiercel.cli.serve import serve
-from tiercel.options import Options
+from tiercel.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -40,7 +40,7 @@ def _targets() -> set[str]:
 def _flags_by_verb() -> dict[str, set[str]]:
     """Every flag that a verb takes, as typer knows it."""
     app = typer.Typer()
-    app.command("serve")(with_flags(serve, "all"))
+    app.command("serve")(with_settings(serve, "all"))
     app.command("chat")(chat)
     app.command("collect-env")(collect_env)
     group = typer.main.get_command(app)
@@ -49,9 +49,7 @@ def _flags_by_verb() -> dict[str, set[str]]:
         verb: {option for parameter in command.params for option in parameter.opts}
         for verb, command in group.commands.items()
     }
-    switches = {
-        f"--no-{name.replace('_', '-')}" for name, field in Options.model_fields.items() if field.annotation is bool
-    }
+    switches = {f"--no-{option.key}" for option in SETTINGS.values() if option.is_switch}
     flags["serve"] |= switches | {"--help"}
     return flags | {"check": flags["serve"]}
 
@@ -86,12 +84,12 @@ def test_every_flag_in_the_text_of_a_page_exists(page: str) -> None:
 
 def test_every_variable_in_the_readme_is_a_setting() -> None:
     named = set(re.findall(r"\bTIERCEL_([A-Z_]+)", README))
-    assert named <= {name.upper() for name in Options.model_fields}
+    assert named <= {name.upper() for name in SETTINGS}
 
 
 def test_the_settings_file_in_the_readme_holds_settings() -> None:
     (content,) = _blocks("README.md", "toml")
-    assert {key.replace("-", "_") for key in tomllib.loads(content)} <= set(Options.model_fields)
+    assert {key.replace("-", "_") for key in tomllib.loads(content)} <= set(SETTINGS)
 
 
 def test_the_python_in_the_readme_compiles() -> None:

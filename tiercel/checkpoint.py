@@ -1,8 +1,7 @@
-"""Find the files of a model: in a folder, or in the hub cache that other tools have filled. Nothing is downloaded."""
+"""Where the files of a model are: a folder, or a name in the Hugging Face cache. Nothing is downloaded."""
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -11,11 +10,11 @@ from tiercel.errors import ConfigError
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_model_folder(name: str, environ: Mapping[str, str]) -> Path:
-    """Return the folder of a model: `name` if it is a folder, else the cached snapshot of `org/name`.
+def resolve_model_folder(name: str, hub_cache: str | None = None) -> Path:
+    """Return the folder of a model: `name` itself if it is a folder, else the cached snapshot of `org/name`.
 
-    `environ` is the environment of the process; HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME set the place of the cache.
-    Errors: ConfigError if neither exists, or the folder holds no config.json.
+    `hub_cache` is the folder of the Hugging Face cache; None: the one that huggingface_hub uses.
+    Errors: ConfigError if there is neither, or the folder holds no config.json.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -23,10 +22,26 @@ def resolve_model_folder(name: str, environ: Mapping[str, str]) -> Path:
             raise ConfigError("model.not_a_folder", f"{name}: a file; give the folder that holds config.json")
         if not _HUB_NAME.fullmatch(name):
             raise ConfigError("model.not_found", f"{name}: no such folder")
-        folder = _cached_snapshot(name, _hub_cache(environ))
+        folder = _cached_snapshot(name, hub_cache)
     if not (folder / "config.json").is_file():
         raise ConfigError("model.no_config", f"{folder}: no config.json in this folder")
     return folder
+
+
+def _cached_snapshot(name: str, hub_cache: str | None) -> Path:
+    # lazy: it takes a tenth of a second, and a model in a folder does without it
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(hub_cache or HF_HUB_CACHE).expanduser()
+    found = try_to_load_from_cache(name, "config.json", cache_dir=cache)
+    if not isinstance(found, str):
+        raise ConfigError(
+            "model.not_found",
+            f"{name}: no such folder, and no config.json of its revision main in the hub cache {cache}; "
+            "download it first, or give the folder",
+        )
+    return Path(found).parent
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -43,33 +58,3 @@ def read_json_object(path: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ConfigError("model.bad_json", f"{path}: not a JSON object")
     return cast("dict[str, object]", value)
-
-
-def _hub_cache(environ: Mapping[str, str]) -> Path:
-    if cache := environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
-    if home := environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    caches = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
-    return Path(caches).expanduser() / "huggingface" / "hub"
-
-
-def _cached_snapshot(name: str, cache: Path) -> Path:
-    folder = cache / f"models--{name.replace('/', '--')}"
-    if not folder.is_dir():
-        raise ConfigError(
-            "model.not_found", f"{name}: no such folder, and not in the hub cache {cache}; download it first"
-        )
-    try:
-        revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
-        revisions = sorted(path.name for path in (folder / "snapshots").glob("*") if path.is_dir())
-        if len(revisions) != 1:
-            raise ConfigError(
-                "model.not_found", f"{name}: {folder} has no refs/main and {len(revisions)} snapshots; give the folder"
-            ) from None
-        revision = revisions[0]
-    snapshot = folder / "snapshots" / revision
-    if not re.fullmatch(r"[\w.-]+", revision) or not snapshot.is_dir():
-        raise ConfigError("model.not_found", f"{name}: {folder} has no snapshot of revision {revision!r}")
-    return snapshot

@@ -1,64 +1,77 @@
-"""Settings that are fine alone and wrong beside another, or beside what is on this machine."""
+"""Checks of settings that are valid alone but not together, or not on this machine."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from tiercel.errors import ConfigError
-from tiercel.options import Options, flag_name
+from tiercel.option import flag_name
+from tiercel.settings import EngineSettings, ServerSettings
 
 
-def check_together(options: Options) -> None:
-    """Values that are fine alone and wrong beside another."""
-    block, budget = options.block_size, options.max_num_batched_tokens
+def check_together(engine: EngineSettings, server: ServerSettings, given: Collection[str]) -> None:
+    """Check values as the operator wrote them; `given` are the names of the settings not left at their default.
+
+    Errors: ConfigError with one line.
+    """
+    _check_engine(engine)
+    _check_disk(engine, given)
+    _check_access(server)
+    _check_files(server)
+
+
+def conflict(message: str) -> ConfigError:
+    """Return the error for a value that is wrong beside another value, or on this machine."""
+    return ConfigError("config.conflict", message)
+
+
+def _check_engine(settings: EngineSettings) -> None:
+    block, budget = settings.block_size, settings.max_num_batched_tokens
     if block & (block - 1):
         raise ConfigError("config.value", f"--block-size {block}: expected a power of two from 1 to 256")
     if budget is not None and budget < block:
         raise conflict(f"--max-num-batched-tokens {budget} is below --block-size {block}: a step must hold one block")
-    if (options.ssl_keyfile is None) != (options.ssl_certfile is None):
-        raise conflict("--ssl-keyfile and --ssl-certfile belong together: give both or none")
-    _check_disk(options)
-    if options.allow_credentials and "*" in options.allowed_origins:
-        raise conflict("--allow-credentials needs --allowed-origins without *: every page could use a visitor's cookie")
-    if options.root_path and not options.root_path.startswith("/"):
-        raise conflict(f"--root-path {options.root_path}: expected a path that starts with /")
-    for flag, keys in {"--api-key": options.api_key, "--admin-key": filter(None, (options.admin_key,))}.items():
-        if any(not key.isascii() or not key.isprintable() or " " in key for key in keys):
-            raise conflict(f"{flag} ***: expected printable ASCII without spaces, as it stands in an HTTP header")
-    _check_files(options)
 
 
-def _check_disk(options: Options) -> None:
-    if not options.kv_disk_path:
+def _check_disk(settings: EngineSettings, given: Collection[str]) -> None:
+    if not settings.kv_disk_paths:
         for name in ("kv_disk_size", "kv_disk_daily_writes"):
-            if getattr(options, name) is not None:
+            if name in given:
                 raise conflict(f"{flag_name(name)} needs --kv-disk-path: there is no folder to write to")
         return
-    if not options.enable_prefix_caching:
+    if not settings.enable_prefix_caching:
         raise conflict("--kv-disk-path needs --enable-prefix-caching: blocks are found again by their content")
-    folders = [Path(path).expanduser().resolve() for path in options.kv_disk_path]
-    for path, folder in zip(options.kv_disk_path, folders, strict=True):
+    folders = [Path(path).expanduser().resolve() for path in settings.kv_disk_paths]
+    for path, folder in zip(settings.kv_disk_paths, folders, strict=True):
         if folder.exists() and not folder.is_dir():
             raise conflict(f"--kv-disk-path {path}: this is a file, a folder is needed")
         if folders.count(folder) > 1:
             raise conflict(f"--kv-disk-path {path}: the same folder twice")
 
 
-def _check_files(options: Options) -> None:
-    files = {"ssl_keyfile": options.ssl_keyfile, "ssl_certfile": options.ssl_certfile}
-    files["tenants_config"] = options.tenants_config
-    template = options.chat_template
+def _check_access(settings: ServerSettings) -> None:
+    if (settings.ssl_keyfile is None) != (settings.ssl_certfile is None):
+        raise conflict("--ssl-keyfile and --ssl-certfile belong together: give both or none")
+    if settings.allow_credentials and "*" in settings.allowed_origins:
+        raise conflict("--allow-credentials needs --allowed-origins without *: any page could use a visitor's cookie")
+    if settings.root_path and not settings.root_path.startswith("/"):
+        raise conflict(f"--root-path {settings.root_path}: expected a path that starts with /")
+    for flag, keys in {"--api-key": settings.api_keys, "--admin-key": filter(None, (settings.admin_key,))}.items():
+        if any(not key.isascii() or not key.isprintable() or " " in key for key in keys):
+            raise conflict(f"{flag} ***: expected printable ASCII without spaces, as it stands in an HTTP header")
+
+
+def _check_files(settings: ServerSettings) -> None:
+    files = {"ssl_keyfile": settings.ssl_keyfile, "ssl_certfile": settings.ssl_certfile}
+    files["tenants_config"] = settings.tenants_config
+    template = settings.chat_template
     if template is not None and "{" not in template and "\n" not in template:  # else it is the template itself
         files["chat_template"] = template
     for name, path in files.items():
         if path is not None and not Path(path).is_file():
             raise conflict(f"{flag_name(name)} {path}: there is no such file")
-    folders = {"tokenizer": options.tokenizer}
-    if options.generation_config not in ("auto", "vllm", "tiercel"):
-        folders["generation_config"] = options.generation_config
+    folders = {"tokenizer": settings.tokenizer}
+    if settings.generation_config not in ("auto", "vllm", "tiercel"):
+        folders["generation_config"] = settings.generation_config
     for name, path in folders.items():
         if path is not None and not Path(path).is_dir():
             raise conflict(f"{flag_name(name)} {path}: there is no such folder")
-
-
-def conflict(message: str) -> ConfigError:
-    """The error of a value that is wrong beside another, or beside what is on this machine."""
-    return ConfigError("config.conflict", message)

@@ -1,39 +1,26 @@
 """Which settings may change while the server runs, and why the others may not."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import cast
 
-from tiercel.options import Options, Panel, flag_of
-
-_WHY_FIXED: Final[dict[Panel, str]] = {
-    "Model": "the model is loaded at the start",
-    "Memory": "memory and disks are laid out at the start",
-    "Scheduler": "steps are measured and laid out at the start",
-    "Server": "the listener is set up at the start",
-    "Access": "who may connect is set up at the start; tenants and their keys change in the tenants file",
-    "Answers": "it belongs to the model, which is loaded at the start",
-    "Log": "logs and traces are set up at the start",
-}
-_MOST_AS_STARTED: Final = ("max_num_seqs",)
-"""May fall and rise again, but never over what the server started with: so many rows are laid out."""
+from tiercel.settings import SETTINGS
 
 
-def live_fields() -> tuple[str, ...]:
-    """The fields of `Options` that may change while the server runs."""
-    return tuple(name for name, field in Options.model_fields.items() if flag_of(field).is_live)
+def changed_settings(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names of the settings whose values differ."""
+    return tuple(name for name in SETTINGS if before[name] != after[name])
 
 
-def changed_fields(before: Options, after: Options) -> tuple[str, ...]:
-    """The fields of which the value is another."""
-    return tuple(name for name in Options.model_fields if getattr(before, name) != getattr(after, name))
+def why_restart(name: str, started: Mapping[str, object], after: Mapping[str, object]) -> str | None:
+    """Return the reason why a setting needs a restart to get its new value; None if it does not.
 
-
-def why_restart(name: str, started: Options, after: Options) -> str | None:
-    """Why a field cannot have its new value without a restart; None: it can."""
-    words = flag_of(Options.model_fields[name])
-    if not words.is_live:
-        return _WHY_FIXED[words.panel]
-    if name in _MOST_AS_STARTED:
-        most: int = getattr(started, name)
-        if getattr(after, name) > most:
-            return f"the server started with {most:,}, and rows for so many are laid out"
+    `started` are the values at the start of the server, `after` the new ones.
+    """
+    option = SETTINGS[name].option
+    if not option.is_live:
+        return option.group.why_fixed
+    if option.at_most_as_started:
+        most = cast(int, started[name])
+        if cast(int, after[name]) > most:
+            return f"the server started with {most:,}, and memory for that many is laid out"
     return None

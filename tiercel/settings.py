@@ -1,13 +1,34 @@
-"""What the operator decided, resolved once and frozen. `tiercel.config` reads flags, environment and files into these.
+"""The settings of the daemon. Each is declared once, here, with its type, default, bounds, group and help.
 
-Facts learnt later (how many blocks fit, the model's context) are not settings: see `tier.Capacity` and `wire.Ready`.
+`tiercel.config` reads flags, variables and the settings file into these values. Facts learnt after the start (how many
+blocks fit, the model's context) are not settings: see `tier.Capacity` and `wire.Ready`.
+
+The struct of a setting says which process acts on it. A setting is called by its field's name unless its option
+names another, for instance because the flag is vLLM's and the field carries a unit.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Final, Literal, cast
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from tiercel.units import MIB
+from tiercel.option import (
+    LENGTH,
+    NAMES,
+    SIZE,
+    Group,
+    Option,
+    OptionField,
+    options_of,
+    read_json,
+    read_length,
+    read_lower,
+    read_names,
+    read_size,
+)
+from tiercel.units import GIB, KIB, MIB
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -17,93 +38,406 @@ AttentionName = Literal["auto", "sdpa", "grouped", "triton", "fa3"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 PolicyName = Literal["fair", "priority", "fcfs"]
 LogFormat = Literal["json", "console"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+MODEL: Final = Group("Model", "the model is loaded at the start")
+MEMORY: Final = Group("Memory", "memory and disks are laid out at the start")
+SCHEDULER: Final = Group("Scheduler", "steps are measured and laid out at the start")
+SERVER: Final = Group("Server", "the listener is set up at the start")
+ACCESS: Final = Group(
+    "Access", "access is set up at the start; tenants and their keys are changed through the tenants file"
+)
+ANSWERS: Final = Group("Answers", "it belongs to the model, which is loaded at the start")
+LOG: Final = Group("Log", "logs and traces are set up at the start")
+GROUPS: Final = (MODEL, MEMORY, SCHEDULER, SERVER, ACCESS, ANSWERS, LOG)
+
+MAX_CONTEXT_TOKENS: Final = 16 * 1024 * 1024
+_MAX_KV_BYTES = 1024 * 1024 * GIB
+_DAY_S = 86_400
+_OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
-class EngineSettings(Struct, frozen=True, kw_only=True):
+_length = partial(Option, metavar="TOKENS", read=read_length, expects=LENGTH)
+_size = partial(Option, metavar="SIZE", read=read_size, expects=SIZE)
+_seconds = partial(Option, metavar="SECONDS")
+_names = partial(Option, read=read_names, expects=NAMES)
+
+
+def _read_model_length(value: object) -> object:
+    return None if value == "auto" else read_length(value)
+
+
+def _read_dtype(value: object) -> object:
+    return {"half": "float16", "float": "float32"}.get(value, value) if isinstance(value, str) else value
+
+
+def _read_collector(value: object) -> object:
+    """Read the URL of a collector of traces; a URL without a path gets OTLP's path."""
+    if not isinstance(value, str):
+        return value
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.port == 0:
+        raise ValueError(value)
+    if parts.query or parts.fragment:  # settings are shown and logged, and a query may hold a token
+        raise ValueError(value)
+    return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else value
+
+
+def _read_sampling(value: object) -> object:
+    found = read_json(value)
+    if not isinstance(found, dict) or not cast(dict[object, object], found).keys() <= set(_OVERRIDABLE):
+        raise ValueError(value)
+    return cast(dict[object, object], found)
+
+
+class ProcessSettings(Struct, frozen=True, kw_only=True):
+    """The settings that both processes act on."""
+
+    model: Annotated[
+        str, Option(MODEL, "Model folder, or org/name in the Hugging Face cache.", default=None)
+    ]  # once resolved: a folder
+    scheduling_policy: Annotated[
+        PolicyName, Option(SCHEDULER, "Scheduling policy: fair, priority or fcfs.", "NAME", is_rare=True, is_live=True)
+    ] = "fair"
+    log_level: Annotated[
+        LogLevel,
+        Option(
+            LOG, "Lowest severity logged.", "LEVEL", read=read_lower, vllm_variable="VLLM_LOGGING_LEVEL", is_live=True
+        ),
+    ] = "info"
+    log_format: Annotated[LogFormat, Option(LOG, "json, or console for people.", "FORMAT")] = "json"
+
+
+class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     """Settings of the engine process: they travel in the `Start` frame."""
 
-    model: str  # a folder
-    dtype: Dtype = "auto"  # auto = the checkpoint's
-    device: DeviceName = "auto"
-    load_format: LoadFormat = "auto"
-    model_impl: ModelImpl = "auto"
-    attention_backend: AttentionName = "auto"
-    enforce_eager: bool = False  # no CUDA graphs
-    max_model_len: int | None = None  # tokens; None = the model's own, cut to what the KV pool holds
-    block_size: int = 16  # tokens
-    kv_cache_memory_bytes: int | None = None  # None = sized from free memory
-    gpu_memory_utilization: float = 0.92  # share of device memory that weights, activations and KV may take
-    num_gpu_blocks_override: int | None = None
-    enable_prefix_caching: bool = True
-    kv_host_bytes: int | None = None  # of the DDR tier, or on top of the one RAM arena; None = by device
-    kv_disk_paths: tuple[str, ...] = ()  # folders of the SSD tier, striped; empty = no such tier
-    kv_disk_bytes: int = 0  # hard cap of the SSD tier, everything in its folders counted
-    kv_disk_daily_bytes: int = 0  # written to the SSD a day; 0 = no cap
-    preemption_mode: PreemptionMode = "auto"  # auto = per victim the cheaper of swap and recompute
-    cpu_device_pool: bool = False  # on the CPU: a bounded device pool beside the DDR tier, as on a GPU
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = None  # tokens a step; None = by device
-    long_prefill_token_threshold: int = 0  # tokens of one prompt a step; 0 = no cap
-    scheduling_policy: PolicyName = "fair"
-    async_depth: int = 1  # steps launched ahead of the commit; 0 = synchronous
-    max_long_partial_prefills: int = 4  # long prompts under way at once; 0 = no cap
-    tbt_goal_s: float = 0.2  # between two tokens, where the tenant has no goal of its own; 0 = none
-    calibration_s: float = 0.0  # to measure steps at the start; 0 = the linear default (the flag's default is more)
-    cache_folder: str | None = None  # what may be measured or computed again is kept here; None = nowhere
-    seed: int = 0  # of dummy weights
-    threads: int | None = None  # CPU compute threads; None = the cores this process may use
-    log_level: str = "info"
-    log_format: LogFormat = "json"
+    dtype: Annotated[Dtype, Option(MODEL, "auto, float32, bfloat16 or float16.", "TYPE", read=_read_dtype)] = (
+        "auto"  # the checkpoint's
+    )
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            MODEL,
+            "Maximum prompt plus answer.",
+            "TOKENS",
+            read=_read_model_length,
+            expects=LENGTH,
+            within=(2, MAX_CONTEXT_TOKENS),
+        ),
+    ] = None  # the model's own, cut to what the KV pool holds
+    device: Annotated[DeviceName, Option(MODEL, "auto, cpu or cuda.", "NAME")] = "auto"
+    load_format: Annotated[
+        LoadFormat, Option(MODEL, "Weight format; dummy: random weights, no checkpoint needed.", is_rare=True)
+    ] = "auto"
+    model_impl: Annotated[
+        ModelImpl, Option(MODEL, "native: the built-in decoder; transformers: its modelling code.", is_rare=True)
+    ] = "auto"
+    attention_backend: Annotated[
+        AttentionName,
+        Option(MODEL, "Attention kernels; triton needs a GPU, fa3 (FlashAttention-3) a Hopper GPU.", is_rare=True),
+    ] = "auto"
+    enforce_eager: Annotated[
+        bool, Option(MODEL, "Launch every kernel separately, without CUDA graphs.", is_rare=True)
+    ] = False
+    seed: Annotated[int, Option(MODEL, "Seed of dummy weights.", is_rare=True, within=(0, 2**63 - 1))] = 0
+    threads: Annotated[int | None, Option(MODEL, "CPU threads; default: one per core.", "N", within=(1, 1024))] = None
+
+    block_size: Annotated[
+        int,
+        Option(
+            MEMORY,
+            "Tokens per KV block.",
+            "TOKENS",
+            expects="a power of two from 1 to 256",
+            is_rare=True,
+            within=(1, 256),
+        ),
+    ] = 16
+    gpu_memory_utilization: Annotated[float, Option(MEMORY, "Share of memory to use.", "SHARE", within=(0.01, 1))] = (
+        0.92  # for weights, activations and KV
+    )
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        _size(
+            MEMORY,
+            "Memory for KV, such as 2G.",
+            within=(MIB // 16, _MAX_KV_BYTES),
+            vllm_variable="VLLM_CPU_KVCACHE_SPACE",
+        ),
+    ] = None  # sized from free memory
+    num_gpu_blocks_override: Annotated[
+        int | None, Option(MEMORY, "Exact number of KV blocks.", "BLOCKS", is_rare=True, within=(1, 2**31 - 2))
+    ] = None
+    kv_host_bytes: Annotated[
+        int | None, _size(MEMORY, "Host memory for KV (DDR tier).", within=(0, _MAX_KV_BYTES), name="kv_host_size")
+    ] = None  # chosen by device; on the CPU this comes on top of the one arena in RAM
+    kv_disk_paths: Annotated[
+        tuple[str, ...],
+        _names(MEMORY, "Folders for KV (SSD tier), striped.", metavar="DIR", name="kv_disk_path", takes_many=True),
+    ] = ()  # empty = no SSD tier
+    kv_disk_bytes: Annotated[
+        int, _size(MEMORY, "Maximum size of that tier.", within=(MIB, _MAX_KV_BYTES), name="kv_disk_size")
+    ] = 4 * GIB  # small, so that naming a folder never fills a disk
+    kv_disk_daily_bytes: Annotated[
+        int,
+        _size(
+            MEMORY,
+            "Maximum bytes written to the SSD per day; default: kv-disk-size; 0: no limit.",
+            within=(0, _MAX_KV_BYTES),
+            name="kv_disk_daily_writes",
+            default=None,
+            is_rare=True,
+            is_live=True,
+        ),
+    ] = 0
+    preemption_mode: Annotated[
+        PreemptionMode,
+        Option(MEMORY, "How preempted KV returns: swap, recompute, or auto (the cheaper one).", "MODE", is_rare=True),
+    ] = "auto"
+    cpu_device_pool: Annotated[
+        bool, Option(MEMORY, "On the CPU, keep a bounded device pool beside host memory, as on a GPU.", is_rare=True)
+    ] = False
+    enable_prefix_caching: Annotated[bool, Option(MEMORY, "Reuse the KV of equal prompt prefixes.", is_rare=True)] = (
+        True
+    )
+
+    max_num_seqs: Annotated[
+        int,
+        Option(
+            SCHEDULER,
+            "Maximum running sequences.",
+            "N",
+            within=(1, 65_536),
+            is_live=True,
+            at_most_as_started=True,  # the rows of a batch are laid out at the start
+        ),
+    ] = 256
+    max_num_batched_tokens: Annotated[
+        int | None, _length(SCHEDULER, "Maximum tokens per step.", within=(1, MAX_CONTEXT_TOKENS))
+    ] = None  # chosen by device
+    long_prefill_token_threshold: Annotated[
+        int,
+        _length(
+            SCHEDULER,
+            "Maximum tokens of one prompt in a step; 0: no limit.",
+            is_rare=True,
+            within=(0, MAX_CONTEXT_TOKENS),
+            is_live=True,
+        ),
+    ] = 0
+    max_long_partial_prefills: Annotated[
+        int,
+        Option(
+            SCHEDULER,
+            "Maximum long prompts in progress at once; 0: no limit.",
+            "N",
+            is_rare=True,
+            within=(0, 65_536),
+            is_live=True,
+        ),
+    ] = 4
+    tbt_goal_s: Annotated[
+        float,
+        _seconds(
+            SCHEDULER,
+            "Goal for the time between tokens, and on a CPU for every step; 0: none.",
+            name="tbt_goal",
+            is_rare=True,
+            within=(0, 600),
+            is_live=True,
+        ),
+    ] = 0.2  # a tenant's own goal comes first
+    calibration_s: Annotated[
+        float,
+        _seconds(
+            SCHEDULER,
+            "Maximum time to measure steps at the start; the result is kept; 0: do not measure.",
+            name="calibration_seconds",
+            default=1.5,
+            is_rare=True,
+            within=(0, 60),
+        ),
+    ] = 0.0  # an engine that a program constructs does not measure unless it asks
+    async_scheduling: Annotated[bool, Option(SCHEDULER, "Launch one step ahead of the commit.", is_rare=True)] = True
+
+    cache_folder: str | None = None  # keeps measured and computed results; set by `tiercel.config`; None = nowhere
+
+    @property
+    def async_depth(self) -> int:
+        """Steps that are launched ahead of the commit."""
+        return int(self.async_scheduling)
 
 
-class ServerSettings(Struct, frozen=True, kw_only=True):
+class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
     """Settings of the HTTP process."""
 
-    model: str  # a folder
-    served_model_names: tuple[str, ...]  # the first one answers; at least one
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: str | None = None
-    api_keys: tuple[str, ...] = ()
-    tenants_config: str | None = None  # a file; None = one tenant with `api_keys`
-    admin_key: str | None = None  # beside the one of the tenants file
-    allow_unauthenticated: bool = False
-    root_path: str = ""
-    allowed_origins: tuple[str, ...] = ()
-    allowed_methods: tuple[str, ...] = ("*",)
-    allowed_headers: tuple[str, ...] = ("*",)
-    allow_credentials: bool = False
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    tokenizer: str | None = None  # a folder; None = the model's
-    chat_template: str | None = None  # a file, or the template itself; None = the model's
-    response_role: str = "assistant"
-    generation_config: str = "auto"  # auto = the model's, vllm or tiercel = neutral defaults, or a folder
-    override_generation_config: dict[str, float] = {}
-    max_logprobs: int = 20
-    max_num_queued_reqs: int = 1024  # sequences waiting for their first slice
-    is_fair: bool = True  # the engine shares a band by weight, so a tenant's wait is that of its own queue
-    max_body_bytes: int = 8 * MIB
-    stream_interval: int = 1  # tokens a chunk, after the first
-    sse_keep_alive_interval_s: float = 0.0  # 0 = off
-    enable_request_id_headers: bool = False
-    enable_force_include_usage: bool = False
-    enable_prompt_tokens_details: bool = True
-    enable_server_load_tracking: bool = False
-    disable_fastapi_docs: bool = True
-    disable_uvicorn_access_log: bool = True
-    uvicorn_log_level: str = "warning"
-    enable_log_requests: bool = True  # one JSON line a request at its end; never its text
-    otlp_traces_endpoint: str | None = None  # an URL; None = no traces
-    shutdown_timeout_s: float = 30.0  # drain; 0 = end streams at once
-    stall_timeout_s: float = 30.0  # /health turns 503 when work is pending and no step ended for so long
-    timeout_keep_alive_s: float = 5.0
-    log_level: str = "info"
-    log_format: LogFormat = "json"
+    config: Annotated[str | None, Option(MODEL, "TOML file of settings.", "FILE")] = None
+    served_model_names: Annotated[
+        tuple[str, ...],
+        _names(
+            MODEL, "Names that the API accepts.", metavar="NAME", name="served_model_name", default=(), takes_many=True
+        ),
+    ]  # the first one is reported; at least one
+    tokenizer: Annotated[str | None, Option(MODEL, "Tokenizer folder; default: the model's.", "DIR", is_rare=True)] = (
+        None
+    )
+
+    max_num_queued_reqs: Annotated[
+        int, Option(SCHEDULER, "Maximum waiting sequences.", "N", within=(1, 1_000_000), is_live=True)
+    ] = 1024  # a sequence waits until its first slice
+
+    host: Annotated[str, Option(SERVER, "Address to bind.", may_be_empty=True)] = "127.0.0.1"
+    port: Annotated[int, Option(SERVER, "Port; 0: any free port.", within=(0, 65_535), vllm_variable="VLLM_PORT")] = (
+        8000
+    )
+    uds: Annotated[str | None, Option(SERVER, "Unix socket in place of host and port.", "PATH", is_rare=True)] = None
+    shutdown_timeout_s: Annotated[
+        float, _seconds(SERVER, "Maximum drain time.", name="shutdown_timeout", within=(0, _DAY_S), is_live=True)
+    ] = 30.0  # 0 = end streams at once
+    stall_timeout_s: Annotated[
+        float,
+        _seconds(
+            SERVER,
+            "Time without a step, with work pending, after which /health answers 503.",
+            name="stall_timeout",
+            is_rare=True,
+            within=(1, _DAY_S),
+            is_live=True,
+        ),
+    ] = 30.0
+    timeout_keep_alive_s: Annotated[
+        float,
+        _seconds(
+            SERVER,
+            "Time that an idle connection stays open.",
+            name="timeout_keep_alive",
+            is_rare=True,
+            within=(0, _DAY_S),
+            vllm_variable="VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
+        ),
+    ] = 5.0
+    sse_keep_alive_interval_s: Annotated[
+        float,
+        _seconds(
+            SERVER,
+            "Time between comments in a quiet stream; 0: none.",
+            name="sse_keep_alive_interval",
+            is_rare=True,
+            within=(0, _DAY_S),
+            is_live=True,
+        ),
+    ] = 0.0
+    max_body_bytes: Annotated[
+        int,
+        _size(
+            SERVER,
+            "Maximum size of a request body.",
+            is_rare=True,
+            within=(KIB, GIB),
+            vllm_variable="VLLM_HTTP_MAX_REQUEST_BODY_SIZE",
+            is_live=True,
+        ),
+    ] = 8 * MIB
+    root_path: Annotated[
+        str, Option(SERVER, "Path prefix behind a proxy.", "PATH", is_rare=True, may_be_empty=True)
+    ] = ""
+    disable_fastapi_docs: Annotated[bool, Option(SERVER, "Do not serve /docs and /openapi.json.", is_rare=True)] = True
+    enable_server_load_tracking: Annotated[bool, Option(SERVER, "Serve /load.", is_rare=True)] = False
+    enable_request_id_headers: Annotated[
+        bool, Option(SERVER, "Send X-Request-Id with every response.", is_rare=True)
+    ] = False
+
+    api_keys: Annotated[
+        tuple[str, ...],
+        _names(
+            ACCESS,
+            "API keys; default: none needed.",
+            metavar="KEY",
+            name="api_key",
+            vllm_variable="VLLM_API_KEY",
+            takes_many=True,
+            is_secret=True,
+        ),
+    ] = ()
+    tenants_config: Annotated[str | None, Option(ACCESS, "Tenants, keys and limits (YAML).", "FILE")] = None
+    admin_key: Annotated[
+        str | None, Option(ACCESS, "Key of /admin; prefer TIERCEL_ADMIN_KEY.", "KEY", is_rare=True, is_secret=True)
+    ] = None  # valid beside the admin key of the tenants file
+    allow_unauthenticated: Annotated[bool, Option(ACCESS, "Bind beyond loopback without a key.", is_rare=True)] = False
+    ssl_keyfile: Annotated[str | None, Option(ACCESS, "TLS key.", "FILE", is_rare=True)] = None
+    ssl_certfile: Annotated[str | None, Option(ACCESS, "TLS certificate.", "FILE", is_rare=True)] = None
+    allowed_origins: Annotated[tuple[str, ...], _names(ACCESS, "CORS origins.", metavar="JSON", is_rare=True)] = ()
+    allowed_methods: Annotated[tuple[str, ...], _names(ACCESS, "CORS methods.", metavar="JSON", is_rare=True)] = ("*",)
+    allowed_headers: Annotated[tuple[str, ...], _names(ACCESS, "CORS headers.", metavar="JSON", is_rare=True)] = ("*",)
+    allow_credentials: Annotated[bool, Option(ACCESS, "Allow CORS requests with cookies.", is_rare=True)] = False
+
+    chat_template: Annotated[
+        str | None, Option(ANSWERS, "A file or a template; default: the model's.", "FILE", is_rare=True)
+    ] = None
+    generation_config: Annotated[
+        str,
+        Option(
+            ANSWERS,
+            "Source of the sampling defaults: auto (the model's), vllm, tiercel or a folder.",
+            "SOURCE",
+            is_rare=True,
+        ),
+    ] = "auto"  # vllm and tiercel mean neutral defaults
+    override_generation_config: Annotated[
+        dict[str, float],
+        Option(
+            ANSWERS,
+            "Sampling defaults.",
+            "JSON",
+            read=_read_sampling,
+            expects=f"a JSON object of numbers with keys from {', '.join(_OVERRIDABLE)}",
+            is_rare=True,
+        ),
+    ] = {}
+    max_logprobs: Annotated[
+        int, Option(ANSWERS, "Maximum log-probabilities per token.", "N", is_rare=True, within=(0, 1024), is_live=True)
+    ] = 20
+    stream_interval: Annotated[
+        int, Option(ANSWERS, "Tokens per chunk of a stream.", "TOKENS", is_rare=True, within=(1, 65_536), is_live=True)
+    ] = 1  # the first chunk has one token
+    enable_force_include_usage: Annotated[
+        bool, Option(ANSWERS, "Report usage at the end of every stream.", is_rare=True, is_live=True)
+    ] = False
+    enable_prompt_tokens_details: Annotated[
+        bool, Option(ANSWERS, "Report cached tokens in the usage.", is_rare=True, is_live=True)
+    ] = True
+
+    enable_log_requests: Annotated[bool, Option(LOG, "Log one line per request, without its text.", is_rare=True)] = (
+        True
+    )
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Option(
+            LOG,
+            "Collector of traces, OTLP over HTTP; needs the extra otel.",
+            "URL",
+            read=_read_collector,
+            expects="an http or https URL without a password or query, such as http://127.0.0.1:4318/v1/traces",
+            is_rare=True,
+        ),
+    ] = None
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether the engine shares a band by weight, so that a tenant waits for its own queue only."""
+        return self.scheduling_policy == "fair"
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Everything, as `tiercel serve` starts with it."""
+    """All settings that `tiercel serve` starts with."""
 
     engine: EngineSettings
     server: ServerSettings
+
+
+def _by_group(options: Mapping[str, OptionField]) -> dict[str, OptionField]:
+    return dict(sorted(options.items(), key=lambda item: GROUPS.index(item[1].option.group)))
+
+
+SETTINGS: Final[Mapping[str, OptionField]] = _by_group(options_of(ProcessSettings, ServerSettings, EngineSettings))
+"""Every setting by its name, in the order of the groups."""

@@ -36,6 +36,14 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * 1024 ** _POWER_BY_LETTER[(letter or "").lower()])
 
 
+def write_bytes(count: int) -> str:
+    """Write a size as `parse_bytes` reads it, as short as it is exact: `4G`, `1500`."""
+    for letter, unit in (("G", GIB), ("M", MIB), ("K", KIB)):
+        if count and count % unit == 0:
+            return f"{count // unit}{letter}"
+    return f"{count}"
+
+
 def show_bytes(count: int) -> str:
     """Write a size for people: `3.7 MiB`."""
     size = float(count)

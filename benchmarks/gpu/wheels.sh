@@ -14,7 +14,7 @@ python=${PYTHON:-python3}
 # What serving, offline mode and the load test import, less what comes with torch and transformers.
 names=(
     msgspec xxhash structlog prometheus_client rich typer httpx
-    pydantic pydantic_core pydantic-settings python-dotenv typing-inspection typing_extensions annotated-types
+    pydantic pydantic_core typing-inspection typing_extensions annotated-types
     fastapi starlette uvicorn uvloop httptools opentelemetry-api annotated-doc
     anyio sniffio h11 httpcore idna certifi click shellingham markdown-it-py mdurl Pygments
 )

@@ -89,7 +89,7 @@ class GenerationPipeline:
             model=self._context.model_name(fields.model),
             with_logprobs=with_logprobs,
             with_details=settings.enable_prompt_tokens_details,
-            role=settings.response_role,
+            role="assistant",
         )
 
     async def answer(self, call: GenerationCall, shape: ReplyShape, model: str, request: Request) -> Response:

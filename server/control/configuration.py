@@ -7,13 +7,13 @@ from typing import Literal, Protocol
 
 import structlog
 
-from tiercel.config import Resolved, words_of
+from tiercel.config import Resolved, values_of
 from tiercel.errors import ConfigError
-from tiercel.live import changed_fields, why_restart
+from tiercel.live import changed_settings, why_restart
 from tiercel.server.tenancy.directory import InThread, TenantDirectory, in_thread
 from tiercel.settings import ServerSettings, Settings
-from tiercel.shown import shown_value
-from tiercel.word import BODY_NAME
+from tiercel.settings_report import masked_value
+from tiercel.sourced_value import BODY_NAME
 
 Occasion = Literal["start", "reload", "request"]
 
@@ -80,7 +80,7 @@ class Configuration:
         Errors: ConfigError when one of them is wrong or wants a restart; then everything stays as it was.
         """
         async with self._turn:
-            found = await self._find(Resolved.again, {}, "reload", run)
+            found = await self._find(Resolved.read_again, {}, "reload", run)
             if tenants.has_file:
                 await tenants.read_again(run)
             return self._set(found, {}, "reload")
@@ -98,7 +98,7 @@ class Configuration:
                 raise ConfigError(STALE, f"version {self._current.version} is in force, not {over}")  # nothing is wrong
             changes = dict(self._current.changes)
             try:
-                asked = words_of(values, "request", BODY_NAME)
+                asked = values_of(values, "request", BODY_NAME)
             except ConfigError as exc:
                 raise self._refuse(exc, "request") from None
             for name, word in asked.items():
@@ -106,7 +106,7 @@ class Configuration:
                 if word.value is not None:
                     changes[name] = word.value
             by_key = {name.replace("_", "-"): value for name, value in changes.items()}
-            found = await self._find(lambda origin: origin.under(by_key), changes, "request", run)
+            found = await self._find(lambda origin: origin.with_changes(by_key), changes, "request", run)
             return self._set(found, changes, "request")
 
     async def _find(
@@ -130,13 +130,13 @@ class Configuration:
         before = self._current
         changed: tuple[str, ...] = ()
         if found is not None and before.origin is not None:
-            changed = changed_fields(before.origin.options, found.options)
+            changed = changed_settings(before.origin.values, found.values)
         if found is None or not changed:
             self._current = replace(before, origin=found, changes=changes)
             self._log.info("config_unchanged", version=before.version, source=occasion)
             return self._current
         new = SettingsVersion(before.version + 1, occasion, self._wall_s(), found.settings, found, changes)
-        shown = {name: shown_value(name, getattr(found.options, name)) for name in changed}
+        shown = {name: masked_value(name, found.values[name]) for name in changed}
         self._log.info("config_changed", version=new.version, source=occasion, changed=shown)
         self._current = new
         for listener in self._listeners:
@@ -152,11 +152,11 @@ class Configuration:
 def _check_live(started: Resolved, before: Resolved, found: Resolved) -> None:
     """Errors: ConfigError that names every change that cannot be made now, each with the reason."""
     refused: list[str] = []
-    for name in changed_fields(before.options, found.options):
-        reason = why_restart(name, started.options, found.options)
+    for name in changed_settings(before.values, found.values):
+        reason = why_restart(name, started.values, found.values)
         if reason is not None:
-            value = shown_value(name, getattr(found.options, name))
-            word = found.words.get(name)
+            value = masked_value(name, found.values[name])
+            word = found.given.get(name)
             place = f"{word.place}{value}" if word is not None else f"{name.replace('_', '-')}: back to {value}"
             refused.append(f"{place}: needs a restart: {reason}")
     if refused:

@@ -27,8 +27,8 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
-        log_level=settings.uvicorn_log_level,
-        access_log=not settings.disable_uvicorn_access_log,
+        log_level="warning",
+        access_log=False,  # `request_done` is the one line of a request
         lifespan="off",
         ws="none",
         server_header=False,

@@ -3,6 +3,7 @@
 import math
 
 _MINUTE_S = 60.0
+_ROUNDING_S = 1e-9  # `take` after exactly `wait_s` seconds must succeed in spite of rounding
 
 
 class RateBucket:
@@ -38,7 +39,7 @@ class RateBucket:
 
     def take(self, amount: float, now_s: float) -> bool:
         """Take so much, or nothing and False."""
-        if self.wait_s(amount, now_s) > 0:
+        if self.wait_s(amount, now_s) > _ROUNDING_S:
             return False
         self.settle(amount, now_s)
         return True

@@ -2,8 +2,8 @@ import pytest
 
 from tiercel.cli.arguments import translate
 from tiercel.errors import ConfigError
-from tiercel.options import Options
-from tiercel.refused import HARMLESS, IN_GIB, REFUSED, RENAMED, SHORT
+from tiercel.settings import SETTINGS
+from tiercel.vllm_flags import HARMLESS, IN_GIB, REFUSED, RENAMED, SHORT
 
 
 def translated(line: str) -> list[str]:
@@ -100,11 +100,11 @@ def test_a_model_behind_a_key_does_not_become_a_key() -> None:
 
 
 def test_a_value_that_looks_like_a_refused_flag_is_a_value() -> None:
-    assert translated("--response-role --quantization") == ["--response-role", "--quantization"]
+    assert translated("--root-path --quantization") == ["--root-path", "--quantization"]
 
 
 def test_no_flag_is_both_ours_and_refused() -> None:
-    ours = {name.replace("_", "-") for name in Options.model_fields}
+    ours = {option.key for option in SETTINGS.values()}
     assert not ours & (set(REFUSED) | set(HARMLESS) | set(RENAMED) | set(IN_GIB))
     assert set(IN_GIB.values()) <= ours
     assert not set(REFUSED) & set(HARMLESS)

@@ -16,7 +16,8 @@ import typer
 from tiercel.cli.bench import bench_app
 from tiercel.cli.main import main
 from tiercel.loadtest.load.request_list import read_requests
-from tiercel.options import Options, flag_name
+from tiercel.option import flag_name
+from tiercel.settings import SETTINGS
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -117,7 +118,7 @@ def test_a_saved_list_is_asked_again_word_for_word(model: str, capsys: pytest.Ca
     assert throughput(model, "--requests", "list.jsonl", "--num-prompts", "2")["num_requests"] == 2
     capsys.readouterr()
     line = refused(model, "--requests", "list.jsonl", "--input-len", "3", capsys=capsys)
-    assert "--input-len: with --requests the file says what is asked" in line
+    assert "--input-len: not with --requests, whose file holds the requests" in line
 
 
 def test_the_prefix_cache_is_on_when_asked_for(model: str) -> None:
@@ -230,7 +231,7 @@ def test_every_engine_flag_of_serve_is_there_and_none_of_http() -> None:
         }
         assert {flag_name(name) for name in wanted} <= flags
         assert not {"--host", "--api-key", "--max-body-bytes", "--max-num-queued-reqs"} & flags
-        engine = {flag_name(name) for name in Options.model_fields} & flags
+        engine = {flag_name(name) for name in SETTINGS} & flags
         assert len(engine) > 30
 
 

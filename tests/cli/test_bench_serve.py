@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.loadtest.builders import log_of, stub_server
-from tiercel.cli.bench_serve import spread
+from tiercel.cli.bench_serve import spell_out
 from tiercel.cli.main import main
-from tiercel.loadtest.settings import BenchSettings, flag_name
+from tiercel.loadtest.settings import BenchSettings
+from tiercel.option import flag_name
 
 # What load-test users know, with the defaults that they know.
 _KNOWN = """
 --backend --base-url --host --port --endpoint --header --model --served-model-name --tokenizer --dataset-name
 --dataset-path --no-stream --max-concurrency --request-rate --burstiness --ramp-up-strategy --ramp-up-start-rps
 --ramp-up-end-rps --num-prompts --num-warmups --input-len --output-len --random-input-len --random-output-len
---random-range-ratio --random-prefix-len --random-batch-size --prefix-repetition-prefix-len
+--random-range-ratio --random-prefix-len --prefix-repetition-prefix-len
 --prefix-repetition-suffix-len --prefix-repetition-num-prefixes --prefix-repetition-output-len --sharegpt-output-len
 --custom-output-len --seed --logprobs --ignore-eos --temperature --top-p --top-k --extra-body --percentile-metrics
 --metric-percentiles --goodput --request-id-prefix --save-result --save-detailed --append-result --metadata
@@ -34,7 +35,7 @@ def test_every_flag_that_load_test_users_know_is_there() -> None:
 def test_many_valued_flags_and_underscores_are_spelled_out() -> None:
     warnings: list[str] = []
     words = ["--goodput", "ttft:500", "tpot:60", "--num_prompts", "3", "--metadata=a=b", "--header", "x=y"]
-    assert list(spread(words, warnings)) == [
+    assert list(spell_out(words, warnings)) == [
         "--goodput", "ttft:500", "--goodput", "tpot:60", "--num-prompts", "3", "--metadata=a=b", "--header", "x=y",
     ]  # fmt: skip
     assert warnings == []
@@ -43,8 +44,8 @@ def test_many_valued_flags_and_underscores_are_spelled_out() -> None:
 def test_flags_that_do_nothing_are_dropped_with_a_warning() -> None:
     warnings: list[str] = []
     words = ["--trust-remote-code", "--tokenizer-mode", "auto", "--seed", "3"]
-    assert list(spread(words, warnings)) == ["--seed", "3"]
-    assert [line.partition(":")[0] for line in warnings] == ["--trust-remote-code", "--tokenizer-mode"]
+    assert list(spell_out(words, warnings)) == ["--seed", "3"]
+    assert [line.partition(" is ignored:")[0] for line in warnings] == ["--trust-remote-code", "--tokenizer-mode"]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,8 @@ def test_flags_that_do_nothing_are_dropped_with_a_warning() -> None:
         (["--tenants", "none.yaml", "--sonnet-input-len", "9"], "--sonnet-input-len: with --tenants"),
         (["--tenants", "none.yaml", "--on-sec", "9"], "--on-sec: with --tenants"),
         (["--isolation"], "--isolation"),
+        (["--random-batch-size", "2"], "--random-batch-size is not supported: every request has one prompt"),
+        (["--random_batch_size=1"], "--random-batch-size is not supported"),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_exit_code_2(

@@ -13,7 +13,7 @@ import pytest
 
 from tiercel.cli.config_page import reference
 from tiercel.cli.main import main
-from tiercel.options import Options, flag_of
+from tiercel.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -52,9 +52,9 @@ def test_each_value_is_shown_with_its_source(
     assert source("timeout-keep-alive") == (7.0, "env", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
     assert source("port") == (9000, "file", str(tmp_path / "tiercel.toml"))
     assert source("host") == ("127.0.0.1", "default", None)
-    assert list(shown) == [name.replace("_", "-") for name in Options.model_fields]
+    assert list(shown) == [option.key for option in SETTINGS.values()]
     assert {key for key, one in shown.items() if one["is_live"]} == {
-        name.replace("_", "-") for name, field in Options.model_fields.items() if flag_of(field).is_live
+        option.key for option in SETTINGS.values() if option.option.is_live
     }
 
 
@@ -112,7 +112,7 @@ def test_a_variable_with_a_slip_is_told(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setenv("TIERCEL_SOMETHING_ELSE", "3")
     assert main(["config", "show", "model"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("TIERCEL_MAX_NUM_SEQ is no setting and does nothing; did you mean TIERCEL_MAX_NUM_SEQS?")
+    assert line.endswith("TIERCEL_MAX_NUM_SEQ is not a setting and is ignored; did you mean TIERCEL_MAX_NUM_SEQS?")
 
 
 def test_the_page_of_the_settings_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_the_page_of_the_settings_is_up_to_date(capsys: pytest.CaptureFixture[st
     assert page == reference()
     written = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert written == page, "run: tiercel config reference > docs/configuration.md"
-    for name in Options.model_fields:
+    for name in SETTINGS:
         assert page.count(f"| `{name.replace('_', '-')}` |") == 1
 
 

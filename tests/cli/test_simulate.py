@@ -111,7 +111,7 @@ def test_a_closed_loop_ends_what_it_has_begun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--calibration", "missing.json"], "--calibration missing.json"), (["--max-concurrency", "0"], "at least 1")],
+    [(["--calibration", "missing.json"], "--calibration missing.json"), (["--max-concurrency", "0"], "from 1 to")],
 )
 def test_what_cannot_be_taken_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, *words]) == 2

@@ -116,7 +116,7 @@ def test_alone(reference: Reference, exact: Compare) -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "grouped"])
 @pytest.mark.parametrize("depth", [0, 1])
 def test_sixteen_at_once(reference: Reference, exact: Compare, depth: int, attention: str) -> None:
-    many = bench(reference, async_depth=depth, attention_backend=attention, enable_prefix_caching=False)
+    many = bench(reference, async_scheduling=bool(depth), attention_backend=attention, enable_prefix_caching=False)
     exact(many.greedy(reference.prompts, OUTPUTS))
     assert many.inbox.most_running >= 16
     assert many.gauges.prefix_hits == 0

@@ -12,7 +12,7 @@ from tests.docker.reading import BASE, DOCKER, DOCKERFILES, OVERLAYS, Tree, comp
 from tests.docker.test_dockerfile import PROBE
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
-from tiercel.options import Options
+from tiercel.settings import SETTINGS
 
 # What the compose specification knows, as far as it can stand here: a key that is misspelt is in no list.
 TOP = {"name", "services", "volumes", "secrets"}
@@ -29,7 +29,7 @@ CONDITIONS = {"service_started", "service_healthy", "service_completed_successfu
 RESTARTS = {"no", "always", "on-failure", "unless-stopped"}
 UNSAFE = {"privileged", "cap_add", "network_mode", "pid", "ipc", "userns_mode", "devices"}
 
-ENV_NAMES = {f"TIERCEL_{name.upper()}" for name in Options.model_fields}
+ENV_NAMES = {f"TIERCEL_{name.upper()}" for name in SETTINGS}
 FILES = (BASE, *OVERLAYS)
 STACKS = [names for count in range(len(OVERLAYS) + 1) for names in combinations(OVERLAYS, count)]
 each_file = pytest.mark.parametrize("name", FILES)
@@ -167,7 +167,7 @@ def test_compose_asks_the_same_question_as_the_image() -> None:
 
 
 def test_the_drain_ends_before_the_grace_period() -> None:
-    least_s = Options.model_fields["shutdown_timeout"].default + 15  # last bytes, the engine's end, the last traces
+    least_s = SETTINGS["shutdown_timeout"].default + 15  # last bytes, the engine's end, the last traces
     assert seconds(_daemon()["stop_grace_period"]) >= least_s
     (other,) = re.findall(r"--stop-timeout (\d+)", text("README.md"))
     assert int(other) >= least_s
@@ -177,7 +177,7 @@ def test_the_drain_ends_before_the_grace_period() -> None:
 def test_every_setting_exists(names: tuple[str, ...]) -> None:
     for name in ("tiercel", "loadtest"):
         settings = {key.removeprefix("TIERCEL_").lower() for key in merged(*names)["services"][name]["environment"]}
-        assert settings <= Options.model_fields.keys()
+        assert settings <= SETTINGS.keys()
 
 
 def test_the_load_test_waits_for_health_and_is_not_started_by_itself() -> None:

@@ -15,11 +15,10 @@ import yaml
 
 from tiercel.config import resolve
 from tiercel.embedded import MODEL_DIR
-from tiercel.options import Options
 from tiercel.server.api.routes.operations import OperationsRoutes
 from tiercel.server.composition import build_context
 from tiercel.server.tenancy.tenant_file import load_tenant_file
-from tiercel.settings import ServerSettings
+from tiercel.settings import SETTINGS, ServerSettings
 from tiercel.units import parse_bytes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -187,7 +186,7 @@ def test_the_tenants_are_read_and_nobody_knows_their_keys(tmp_path: Path) -> Non
 def test_no_variable_of_a_service_is_taken_for_a_setting() -> None:
     assert pod()["enableServiceLinks"] is False
     named = {one["name"] for one in container()["env"] if one["name"].startswith("TIERCEL_")}
-    assert named <= {f"TIERCEL_{name.upper()}" for name in Options.model_fields}
+    assert named <= {f"TIERCEL_{name.upper()}" for name in SETTINGS}
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl here")

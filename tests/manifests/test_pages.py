@@ -10,11 +10,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from tiercel.cli.config import config_app
-from tiercel.cli.flags import with_flags
+from tiercel.cli.flags import with_settings
 from tiercel.cli.kv import kv_app
 from tiercel.cli.main import main
 from tiercel.cli.tenants import tenants_app
-from tiercel.options import Options
+from tiercel.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("quickstart", "configuration", "operations", "upgrade")
@@ -76,7 +76,7 @@ def test_every_sub_verb_exists_with_its_flags(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_setting_that_is_named_exists(page: str) -> None:
-    keys = {name.replace("_", "-") for name in Options.model_fields}
+    keys = {name.replace("_", "-") for name in SETTINGS}
     for words in commands(page):
         pairs = [word.partition("=")[0] for word in words[2:] if "=" in word and not word.startswith("-")]
         assert words[:2] != ["config", "set"] or set(pairs) - {"KEY"} <= keys, words
@@ -90,7 +90,7 @@ def _serve_parameters() -> list[tuple[str, ...]]:
         return len(given)
 
     app = config_app("all")
-    app.command("serve")(with_flags(run, "all"))
+    app.command("serve")(with_settings(run, "all"))
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     return [tuple(parameter.opts) for parameter in group.commands["serve"].params]

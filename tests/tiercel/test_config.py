@@ -1,5 +1,4 @@
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -7,8 +6,7 @@ import pytest
 from tiercel.config import EMBEDDED_NAME, client_admin_key, client_api_key, resolve
 from tiercel.errors import ConfigError
 from tiercel.exposure import is_loopback
-from tiercel.options import Options, choices_of, flag_of
-from tiercel.settings import EngineSettings, ServerSettings, Settings
+from tiercel.settings import SETTINGS, EngineSettings, ServerSettings, Settings
 from tiercel.units import GIB, MIB
 
 
@@ -151,6 +149,9 @@ def test_a_model_of_the_hub_cache_is_found_by_its_name(tmp_path: Path, monkeypat
     snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
+    refs = tmp_path / "hub" / "models--org--name" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     resolved = settings(model="org/name")
     assert resolved.engine.model == str(snapshot)
@@ -252,7 +253,7 @@ def test_the_keys_of_tenants_stand_in_their_file_alone(monkeypatch: pytest.Monke
     monkeypatch.setenv("TIERCEL_API_KEY", "of-a-client")
     resolved = resolve({"model": "model", "tenants_config": "t.yaml"})
     assert resolved.settings.server.api_keys == ()
-    assert resolved.warnings == ("TIERCEL_API_KEY is ignored: the keys stand in the tenants file",)
+    assert resolved.warnings == ("TIERCEL_API_KEY is ignored: keys are read from the tenants file",)
 
 
 def test_the_admin_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,18 +289,13 @@ def test_clients_take_the_first_key_of_the_variable(monkeypatch: pytest.MonkeyPa
     assert client_api_key() == "one"
 
 
-def test_every_number_has_a_range_and_every_flag_a_word_for_the_help() -> None:
-    for name, field in Options.model_fields.items():
-        words = flag_of(field)
-        assert words.help.endswith("."), name
-        kinds = re.findall(r"\b(int|float|dict)\b", str(field.annotation))
-        is_number = bool(kinds) and "dict" not in kinds
-        assert (words.within is not None) == is_number, name
+def test_every_number_has_a_range_and_every_setting_a_help_text() -> None:
+    for name, option in SETTINGS.items():
+        assert option.option.help.endswith("."), name
+        assert (option.option.within is not None) == (option.kind in (int, float)), name
 
 
 def test_defaults_pass_their_own_checks() -> None:
-    for name, field in Options.model_fields.items():
-        default = field.get_default(call_default_factory=True, validated_data={})
-        limits = flag_of(field).within
-        assert limits is None or default is None or limits[0] <= default <= limits[1], name
-        assert not choices_of(field) or default in choices_of(field), name
+    for name, option in SETTINGS.items():
+        written = list(option.default) if isinstance(option.default, tuple) else option.default
+        assert option.default in (None, ()) or option.read(written) == option.default, name

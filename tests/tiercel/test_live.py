@@ -1,15 +1,15 @@
 """Which settings may change while the server runs."""
 
-from typing import get_args
-
 import pytest
 
-from tiercel.live import changed_fields, live_fields, why_restart
-from tiercel.options import Options, Panel, flag_of
+from tiercel.live import changed_settings, why_restart
+from tiercel.settings import GROUPS, SETTINGS
+
+DEFAULTS = {name: option.default for name, option in SETTINGS.items()}
 
 
-def test_those_that_act_on_a_running_server_are_live_and_no_others() -> None:
-    assert set(live_fields()) == {
+def test_only_settings_that_act_on_a_running_server_are_live() -> None:
+    assert {name for name, option in SETTINGS.items() if option.option.is_live} == {
         *("max_num_seqs", "max_num_queued_reqs", "long_prefill_token_threshold", "max_long_partial_prefills"),
         *("scheduling_policy", "tbt_goal", "kv_disk_daily_writes"),
         *("shutdown_timeout", "stall_timeout", "sse_keep_alive_interval", "max_body_bytes"),
@@ -18,22 +18,19 @@ def test_those_that_act_on_a_running_server_are_live_and_no_others() -> None:
     }
 
 
-def test_every_group_says_why_its_settings_want_a_restart() -> None:
-    said: set[Panel] = set()
-    for name, field in Options.model_fields.items():
-        reason = why_restart(name, Options(), Options())
-        assert (reason is None) == flag_of(field).is_live, name
-        said |= {flag_of(field).panel} if reason else set()
-    assert said == set(get_args(Panel))
+def test_every_group_gives_the_reason_why_its_settings_need_a_restart() -> None:
+    for name, option in SETTINGS.items():
+        assert (why_restart(name, DEFAULTS, DEFAULTS) is None) == option.option.is_live, name
+    assert all(group.why_fixed for group in GROUPS)
 
 
-def test_changes_are_found_field_by_field() -> None:
-    assert changed_fields(Options(), Options()) == ()
-    assert changed_fields(Options(port=1, model="a"), Options(port=2)) == ("model", "port")
+def test_changes_are_found_setting_by_setting() -> None:
+    assert changed_settings(DEFAULTS, DEFAULTS) == ()
+    assert changed_settings(DEFAULTS | {"port": 1, "model": "a"}, DEFAULTS | {"port": 2}) == ("model", "port")
 
 
 @pytest.mark.parametrize(("number", "may"), [(1, True), (100, True), (101, False)])
-def test_no_more_sequences_than_at_the_start(number: int, may: bool) -> None:
-    reason = why_restart("max_num_seqs", Options(max_num_seqs=100), Options(max_num_seqs=number))
+def test_max_num_seqs_never_exceeds_its_value_at_the_start(number: int, may: bool) -> None:
+    reason = why_restart("max_num_seqs", DEFAULTS | {"max_num_seqs": 100}, DEFAULTS | {"max_num_seqs": number})
     assert (reason is None) == may
     assert may or "started with 100" in str(reason)

@@ -26,7 +26,7 @@ from tiercel.server.http.watch import ClientGoneError
 from tiercel.server.tenancy.directory import BODY_NAME
 from tiercel.server.tenancy.document import DocumentError, read_json
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
-from tiercel.shown import shown_settings
+from tiercel.settings_report import report_settings
 
 _READ_S = 30.0
 _YAML = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain")
@@ -107,7 +107,7 @@ class AdminRoutes:
 
 def _config_response(current: SettingsVersion) -> Response:
     changed_at = datetime.datetime.fromtimestamp(current.at_s, datetime.UTC).isoformat(timespec="milliseconds")
-    shown = {} if current.origin is None else shown_settings(current.origin)
+    shown = {} if current.origin is None else report_settings(current.origin)
     settings = {key: SettingReply(one.value, one.source, one.name, one.is_live) for key, one in shown.items()}
     reply = ConfigReply(current.version, current.occasion, changed_at, settings)
     return json_answer(reply, headers={"etag": f'"{current.version}"'})

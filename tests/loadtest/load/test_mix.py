@@ -113,7 +113,6 @@ def test_wrong_flags_are_refused_by_name(settings: BenchSettings, words: str) ->
         (BenchSettings(metric_percentiles="99,x"), "--metric-percentiles"),
         (BenchSettings(metadata=["duration=3"]), "--metadata duration"),
         (BenchSettings(metadata=["p99_ttft_ms=3"]), "--metadata p99_ttft_ms"),
-        (BenchSettings(random_batch_size=2), "--random-batch-size"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(settings: BenchSettings, words: str) -> None:

@@ -209,8 +209,13 @@ def test_the_new_limits_act(folder: Path, tmp_path: Path) -> None:
             "request body: port = 9: needs a restart: the listener is set up at the start",
         ),
         ({"dtype": "float16"}, 409, "restart_required", "needs a restart: the model is loaded at the start"),
-        ({"admin-key": "hush"}, 409, "restart_required", "request body: admin-key = ***: needs a restart: who may"),
-        ({"max-num-seqs": 257}, 409, "restart_required", "the server started with 256, and rows for so many"),
+        (
+            {"admin-key": "hush"},
+            409,
+            "restart_required",
+            "request body: admin-key = ***: needs a restart: access is set up",
+        ),
+        ({"max-num-seqs": 257}, 409, "restart_required", "the server started with 256, and memory for that many"),
         ({}, 400, "invalid_config", "request body: expected an object of settings"),
         ([1], 400, "invalid_config", "request body: expected an object of settings"),
     ],
@@ -361,14 +366,14 @@ def test_a_wrong_file_keeps_everything_as_it_was(
 
 
 def test_a_setting_that_leaves_the_file_falls_back_or_wants_a_restart(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "tiercel.toml").write_text("max-logprobs = 2\nresponse-role = 'bot'\n")
+    (tmp_path / "tiercel.toml").write_text("max-logprobs = 2\nblock-size = 32\n")
 
     async def test(operator: Operator) -> None:
         operator.file.write_text("max-logprobs = 2\n")
         answer = await operator.reload()
         assert answer.status_code == 409
-        assert "response-role: back to assistant: needs a restart" in answer.json()["error"]["message"]
-        operator.file.write_text("response-role = 'bot'\n")
+        assert "block-size: back to 16: needs a restart" in answer.json()["error"]["message"]
+        operator.file.write_text("block-size = 32\n")
         assert (await operator.reload()).status_code == 200
         assert operator.settings.max_logprobs == 20
 

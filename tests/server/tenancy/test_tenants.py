@@ -434,7 +434,7 @@ def test_a_prompt_that_cannot_meet_its_goal_is_refused_at_gate_two(model_folder:
         assert (await _ask(server, "one", prompt=[8], max_tokens=1)).status_code == 200
 
     script = Script(step_s=0.01, max_running=1)
-    with_server(server_settings(model_folder), test, script, tenants_config=str(file), is_fair=False)
+    with_server(server_settings(model_folder), test, script, tenants_config=str(file), scheduling_policy="fcfs")
 
 
 def test_keys_are_not_logged_and_not_shown(model_folder: Path, file: Path) -> None:

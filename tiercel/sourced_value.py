@@ -1,20 +1,17 @@
-"""One setting as an operator wrote it, and where."""
+"""A setting as an operator wrote it, with its source."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
 Source = Literal["flag", "env", "file", "request"]
-"""Who may say something, the strongest last: `request` is an administrator while the server runs."""
+"""Where a value was written. `request` is an administrator's change while the server runs."""
 
 BODY_NAME: Final = "request body"
-"""What errors call a document that came in a request."""
-
-MASK: Final = "***"
-"""What is shown of a secret."""
+"""The name of a document that came in a request, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class SourcedValue:
     """One value as it was written, and the place to name when it is wrong."""
 
     value: object
@@ -24,7 +21,7 @@ class Word:
 
     @property
     def place(self) -> str:
-        """`--port `, `TIERCEL_PORT=` or `tiercel.toml: port = `."""
+        """Return the start of an error message: `--port `, `TIERCEL_PORT=` or `tiercel.toml: port = `."""
         match self.source:
             case "flag":
                 return f"{self.name} "
