@@ -39,7 +39,17 @@ THEIRS: dict[str, set[str]] = {
     "scheduler": {"msgspec"},
     "engine": {"torch", "numpy", "triton", "transformers", "safetensors", "msgspec", "llguidance", "rich"},
     "server": {
-        *("fastapi", "starlette", "uvicorn", "pydantic", "msgspec", "structlog", "tokenizers", "jinja2"),
+        *(
+            "fastapi",
+            "starlette",
+            "uvicorn",
+            "pydantic",
+            "pydantic_core",
+            "msgspec",
+            "structlog",
+            "tokenizers",
+            "jinja2",
+        ),
         *("prometheus_client", "anyio", "yaml"),
     },
     "loadtest": {"httpx", "httptools", "jinja2", "matplotlib", "numpy", "tokenizers", "msgspec", "yaml"},

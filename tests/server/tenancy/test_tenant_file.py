@@ -115,6 +115,7 @@ _ONE = "tenants:\n  - {name: acme, key: one"
         (_ONE + ", kv_quota_bytes: {gpu: 5}}", "tenant acme: kv_quota_bytes.gpu: there is no such field"),
         (_ONE + ", slo: {class: fast}}", "tenant acme: slo.class fast: expected interactive or batch"),
         (_ONE + ", slo: {ttft_s: 0}}", "tenant acme: slo.ttft_s 0: expected a number from 0.001 to 86400"),
+        (_ONE + ", best_effort: null}", "tenant acme: best_effort: expected fields such as `name: value`, found null"),
         (_ONE + ", best_effort: {}}", "tenant acme: best_effort: expected max_tokens, band or both"),
         (_ONE + ", band: 4, best_effort: {band: 3}}", "best_effort.band 3: expected a whole number from 4 to 15"),
         (_ONE + ", group: G}", "tenant acme: group G: expected 1 to 64 of a-z"),
