@@ -1,4 +1,4 @@
-"""Everything that routes need, put together once at the start."""
+"""The parts of the server that routes use."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,20 +25,20 @@ from tiercel.server.text.tokenizer import TextCodec
 from tiercel.server.tracing.sink import TraceSink
 from tiercel.settings import ServerSettings
 
-_MOST_VALUES = 256 * 1024
-_FIELD_VALUES = 4096  # beside the prompt
+_MIN_VALUE_LIMIT = 256 * 1024
+_FIELD_VALUES = 4096  # of a body besides the prompt
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One model behind one engine. Frozen: what changes lives in `configuration`, `client`, `admission`, `tenants` and
-    `metrics`."""
+    """One model behind one engine. Frozen: state that changes is in `configuration`, `client`, `admission`, `tenants`
+    and `metrics`."""
 
     configuration: Configuration
     codec: TextCodec
-    template: ChatTemplate | None  # None = the model has no chat template
+    template: ChatTemplate | None  # None if the model has none
     defaults: SamplingDefaults
     client: EngineClient
     admission: Admission
@@ -49,7 +49,7 @@ class ServerContext:
     draw_seed: Callable[[], int]  # 63 bits
     wall_s: Callable[[], float]  # seconds since 1970, for `created`
     started_at: int
-    traces: TraceSink | None = None  # None: none are made
+    traces: TraceSink | None = None  # None if no traces are made
 
     @property
     def settings(self) -> ServerSettings:
@@ -57,9 +57,9 @@ class ServerContext:
         return self.configuration.server
 
     async def limits(self, tenant: Tenant = ANYBODY) -> ModelLimits:
-        """What the model can take, and of whom; waits for the engine to load.
+        """Return the limits of the model and of the tenant; wait for the engine to load.
 
-        Errors: AdmissionError (503) when the engine cannot serve.
+        Errors: AdmissionError (503) if the engine cannot serve.
         """
         try:
             ready = await self.client.status.wait_ready()
@@ -72,43 +72,45 @@ class ServerContext:
     def _unserved(self) -> AdmissionError:
         return AdmissionError(503, "The engine has stopped.", code="engine_dead", kind="server_error", retry_after_s=5)
 
-    def model_name(self, asked: str | None) -> str:
-        """The name to answer with. Errors: AdmissionError (404)."""
+    def model_name(self, requested: str | None) -> str:
+        """Return the model name for the answer. Errors: AdmissionError (404) for an unknown model."""
         names = self.settings.served_model_names
-        if asked is None or asked in names:
-            return asked or names[0]
+        if requested is None or requested in names:
+            return requested or names[0]
         aliases = ", ".join(f"`{name}`" for name in names)
         raise AdmissionError(
             404,
-            f"The model `{asked[:128]}` does not exist. Valid aliases: {aliases}",
+            f"The model `{requested[:128]}` does not exist. Valid aliases: {aliases}",
             code="model_not_found",
             param="model",
         )
 
     def chat_template(self) -> ChatTemplate:
-        """The model's template. Errors: AdmissionError (400) when it has none."""
+        """Return the model's template. Errors: AdmissionError (400) if it has none."""
         if self.template is None:
             raise AdmissionError(400, "This model has no chat template; use /v1/completions.", param="messages")
         return self.template
 
     @property
     def max_values(self) -> int:
-        """How many values a body may hold: token ids of the longest prompt, or of many shorter ones.
+        """Maximum number of values in a body: enough for a prompt that fills the context, given as token ids.
 
-        Before the context is known only the size of the body limits them.
+        Until the engine has reported the context, only the size of the body limits the number.
         """
         ready = self.client.status.ready
-        return max(_MOST_VALUES, self.settings.max_body_bytes if ready is None else ready.max_model_len + _FIELD_VALUES)
+        return max(
+            _MIN_VALUE_LIMIT, self.settings.max_body_bytes if ready is None else ready.max_model_len + _FIELD_VALUES
+        )
 
     async def read_object(self, request: Request) -> dict[str, object]:
-        """The body of a request as a JSON object. Errors: AdmissionError, ClientGoneError."""
+        """Return the body of a request as a JSON object. Errors: AdmissionError, ClientGoneError."""
         return await read_object(request, self.in_worker, max_values=self.max_values)
 
     async def in_worker(self, work: Callable[[], T]) -> T:
-        """Run work on text off the event loop."""
+        """Run work on text in a thread, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self.workers, work)
 
     @property
     def is_stalled(self) -> bool:
-        """True when work is pending and no step has ended for too long."""
+        """True when work is pending and no step has ended for `stall_timeout_s`."""
         return self.client.status.silence_s() > self.settings.stall_timeout_s

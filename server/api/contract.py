@@ -31,6 +31,7 @@ class Contract:
     events: object | None = None  # type of the events of a stream, the other form of answer 200
     text_type: str | None = None  # media type of an answer 200 that is not JSON
     refusals: tuple[int, ...] = ()
+    is_open_locally: bool = False  # needs no key from this machine
 
     @property
     def all_answers(self) -> dict[int, object]:

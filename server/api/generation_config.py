@@ -13,7 +13,7 @@ from tiercel.server.api.schemas.sampling import SamplingFields
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
-    """What a field is when the client leaves it out."""
+    """The values of fields that the client leaves out."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -24,7 +24,7 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
 
 def load_sampling_defaults(model: Path, source: str, overrides: Mapping[str, float]) -> SamplingDefaults:
-    """Read the defaults as `--generation-config` says: auto, vllm, tiercel or a folder; then apply overrides.
+    """Read the defaults from the source of `--generation-config` (auto, vllm, tiercel or a folder); apply overrides.
 
     Errors: ConfigError naming the file or the flag, and the key.
     """
@@ -35,7 +35,9 @@ def load_sampling_defaults(model: Path, source: str, overrides: Mapping[str, flo
     for key in overrides:
         if key not in known:
             names = ", ".join(known)
-            raise ConfigError("generation_config.key", f"--override-generation-config knows no {key!r}: {names}")
+            raise ConfigError(
+                "generation_config.key", f"--override-generation-config: unknown key {key!r}; expected one of {names}"
+            )
     numbers = _numbers(values, str(path)) | _numbers(overrides, "--override-generation-config")
     neutral = SamplingDefaults()
     return SamplingDefaults(
@@ -53,7 +55,7 @@ def _read(path: Path, *, must_exist: bool) -> dict[str, object]:
 
 
 def _numbers(values: Mapping[str, object], place: str) -> dict[str, float]:
-    """The defaults that are given, each within the range that a client's own value must keep."""
+    """Return the given defaults. Each must be in the range that is valid for a client's value."""
     numbers: dict[str, float] = {}
     for key in SamplingDefaults.__struct_fields__:
         value = values.get(key)
@@ -79,4 +81,4 @@ def _check_range(place: str, key: str, value: float) -> None:
 
 
 def _wrong_value(place: str, key: str, value: object, reason: str) -> ConfigError:
-    return ConfigError("generation_config.value", f"{place}: {key} cannot be {str(value)[:80]}: {reason}")
+    return ConfigError("generation_config.value", f"{place}: invalid {key} {str(value)[:80]}: {reason}")

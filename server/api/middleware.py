@@ -1,4 +1,4 @@
-"""Pure ASGI layers: request ids and the one log line, the body limit, the last boundary for the unexpected."""
+"""Pure ASGI layers: request ids and the log line, the body limit, and the boundary for unexpected errors."""
 
 import asyncio
 import contextlib
@@ -30,20 +30,20 @@ _UNCOUNTED = frozenset(
         "/ui/data",
     }
 )
-_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})  # a client may invent more
-_GENERATIONS = ("/v1/chat/completions", "/v1/completions")  # what has a line of its own, refused or not
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})  # others are counted as "other"
+_GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")  # each of their requests has a log line
 _CLIENT_CLOSED = 499
-_ENGINE_S = 5.0  # for its word on a sequence that was given up
-_LINGER_S = 1.0
+_ENGINE_S = 5.0  # for the engine to report a sequence that was given up
+_LINGER_S = 1.0  # of reading on after a refusal
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """The record that `Bookkeeping` put into the scope."""
+    """Return the record that `Bookkeeping` has put into the scope."""
     return cast(RequestRecord, scope["state"]["request_record"])
 
 
 class Bookkeeping:
-    """Gives every request an id and a record; counts it at its end, and tells its story to the log and the traces."""
+    """Gives every request an id and a record; at its end, counts it, logs it and hands it to the traces."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Bookkeeping:
             return
         headers = Headers(scope=scope)
         client_id = headers.get("x-request-id", "")
-        is_clients = _REQUEST_ID.fullmatch(client_id) is not None
-        record = RequestRecord(client_id if is_clients else secrets.token_hex(16), self._clock)
-        record.is_generation = scope["method"] == "POST" and scope["path"].endswith(_GENERATIONS)
+        is_from_client = _REQUEST_ID.fullmatch(client_id) is not None
+        record = RequestRecord(client_id if is_from_client else secrets.token_hex(16), self._clock)
+        record.is_generation = scope["method"] == "POST" and scope["path"].endswith(_GENERATION_PATHS)
         if record.is_generation:
             record.trace = read_context(headers) or (None if self._traces is None else begin_context())
         scope.setdefault("state", {})["request_record"] = record
-        echo = record.request_id.encode() if is_clients or self._echo_id else None
+        echo = record.request_id.encode() if is_from_client or self._echo_id else None
 
         async def send_noted(message: Message) -> None:
             is_start = message["type"] == "http.response.start"
@@ -104,20 +104,20 @@ class Bookkeeping:
         if not record.is_generation or not (self._log_requests or self._traces):
             return
         if record.generation is None or record.is_settled:
-            self._tell(record, handler, status)
+            self._publish(record, handler, status)
             return
-        task = asyncio.get_running_loop().create_task(self._tell_settled(record, record.generation, handler, status))
+        task = asyncio.get_running_loop().create_task(self._publish_settled(record, record.generation, handler, status))
         self._unsettled.add(task)
         task.add_done_callback(self._unsettled.discard)
 
-    async def _tell_settled(self, record: RequestRecord, generation: Generation, handler: str, status: int) -> None:
-        """A client that left does not wait for the engine's last word; its story does."""
+    async def _publish_settled(self, record: RequestRecord, generation: Generation, handler: str, status: int) -> None:
+        """Publish the record once the engine has reported the sequences, or after `_ENGINE_S`."""
         try:
             await generation.settle(_ENGINE_S)
         finally:
-            self._tell(record, handler, status)
+            self._publish(record, handler, status)
 
-    def _tell(self, record: RequestRecord, handler: str, status: int) -> None:
+    def _publish(self, record: RequestRecord, handler: str, status: int) -> None:
         if self._log_requests:
             self._log.info("request_done", route=handler, status=status, **record.summary())
         if self._traces is not None and record.trace is not None:
@@ -128,7 +128,7 @@ class Bookkeeping:
 
 
 class Boundary:
-    """The one place where HTTP code may fail in an unexpected way: a fixed text and an error id, no details."""
+    """Answers unexpected errors with a fixed text and an error id; only the log has the details."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -153,7 +153,7 @@ class Boundary:
     async def _answer(self, exc: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
         error_id = secrets.token_hex(8)
-        frames = traceback.format_tb(exc.__traceback__)  # without the exception's text: it may quote a prompt
+        frames = traceback.format_tb(exc.__traceback__)  # without the exception's text, which may quote a prompt
         self._log.error(
             "internal_error", error_id=error_id, request_id=record.request_id, kind=type(exc).__name__, frames=frames
         )
@@ -162,7 +162,7 @@ class Boundary:
 
 
 async def _linger(receive: Receive) -> None:
-    """Read on for a moment: closing on unread bytes resets the connection, and the client misses the answer."""
+    """Read on for a moment: closing a connection with unread bytes resets it, and the client loses the answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
             more = True
@@ -171,7 +171,7 @@ async def _linger(receive: Receive) -> None:
 
 
 class BodyLimit:
-    """Refuses bodies over a limit, by their declared and by their real length."""
+    """Refuses bodies over a limit, by the declared length and by the received length."""
 
     def __init__(self, app: ASGIApp, limit_bytes: Callable[[], int]) -> None:
         self._app = app

@@ -18,7 +18,7 @@ Document = dict[str, Any]  # Any: a JSON document
 
 
 class DocumentedApp(FastAPI):
-    """FastAPI whose /openapi.json documents `routes_with_contracts`."""
+    """A FastAPI application whose /openapi.json shows the contracts of its routes."""
 
     contracts: Mapping[tuple[str, str], Contract] = {}
 
@@ -44,7 +44,7 @@ def _completed(document: Document, contracts: Mapping[tuple[str, str], Contract]
             content = {media_type: {"schema": _schema(contract.bodies)} for media_type in contract.body_types}
             operation["requestBody"] = {"required": True, "content": content}
         if 401 in contract.refusals:
-            operation["security"] = [{_SCHEME: []}]
+            operation["security"] = [{_SCHEME: []}, *([{}] if contract.is_open_locally else [])]
         operation["responses"] = _responses(contract)
     components = document["components"] = document.get("components", {})
     components["schemas"] = _component_schemas([kind for contract in contracts.values() for kind in contract.types])

@@ -1,4 +1,4 @@
-"""Client fields to SamplingParams: the model's defaults, and every check that needs the model."""
+"""The sampling of a request: client fields and the model's defaults, with the checks that need the model."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from tiercel.server.api.schemas.sampling import SamplingFields
 from tiercel.server.text.stop import TextRules
 from tiercel.wire import Ready
 
-_MIN_TEMPERATURE = 0.01  # colder than this overflows half precision; greedy is 0 itself
+_MIN_TEMPERATURE = 0.01  # a lower one overflows half precision; 0 itself means greedy
 _DEFAULT_COMPLETION_TOKENS = 16
 _SEED_BITS = 63
 
@@ -24,22 +24,22 @@ T = TypeVar("T")
 
 
 class ModelLimits(Struct, frozen=True, kw_only=True):
-    """What the model and its KV pool can take."""
+    """The limits of the model, of its KV pool and of the tenant."""
 
     max_model_len: int  # tokens, prompt and outputs together
     vocab_size: int
     pool_tokens: int  # KV pool of the device tier
     max_logprobs: int
-    quota_tokens: int | None = None  # the tenant's share of it; None: no quota
+    quota_tokens: int | None = None  # of the tenant, of the same pool; None = no quota
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that can ever run."""
+        """Maximum number of tokens of a sequence, limited by the context and by the pool."""
         return min(self.max_model_len, self.pool_tokens)
 
     @staticmethod
     def of(ready: Ready, max_logprobs: int, quota_bytes: int | None = None) -> "ModelLimits":
-        """Limits as the engine reported them, and the tenant's quota of the device tier, in whole blocks."""
+        """Return the limits that the engine reported, with the tenant's quota of the device tier in whole blocks."""
         return ModelLimits(
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
@@ -50,19 +50,19 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
 
 
 class SamplingPlan(Struct, frozen=True, kw_only=True):
-    """Everything about sampling that does not depend on the prompt."""
+    """The sampling of a request, as far as it does not depend on the prompt."""
 
     n: int
     seed: int | None
     max_tokens: int | None  # None = the rest of the context
     max_tokens_field: str
-    params: SamplingParams  # with seed and max_tokens still to be set
+    params: SamplingParams  # seed and max_tokens are set for each choice and prompt
     rules: TextRules
 
     def for_prompt(self, num_prompt: int, limits: ModelLimits, default_cap: int | None) -> SamplingParams:
-        """Sampling for a prompt of so many tokens.
+        """Return the sampling for a prompt of `num_prompt` tokens.
 
-        Errors: AdmissionError (400) when prompt and outputs exceed the context or the KV pool.
+        Errors: AdmissionError (400) if prompt and outputs exceed the context or the KV pool.
         """
         check_length(num_prompt, self.max_tokens, self.max_tokens_field, limits)
         room = limits.longest - num_prompt
@@ -76,13 +76,13 @@ class SamplingPlan(Struct, frozen=True, kw_only=True):
         return replace(self.params, max_tokens=max_tokens)
 
     def choice_params(self, params: SamplingParams, choice: int, draw_seed: Callable[[], int]) -> SamplingParams:
-        """Params of one of n choices: its own seed, from the client's if there is one."""
+        """Return the sampling of one choice, with a seed of its own, derived from the client's seed if there is one."""
         seed = draw_seed() if self.seed is None else choice_seed(self.seed, choice)
         return replace(params, seed=seed)
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of one choice, 63 bits; the first keeps the client's own where it fits."""
+    """Return the seed of one choice, 63 bits. The first choice has the client's seed unless it is negative."""
     if choice == 0 and seed >= 0:
         return seed
     digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
@@ -90,7 +90,7 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 def chat_plan(fields: ChatFields, defaults: SamplingDefaults, limits: ModelLimits) -> SamplingPlan:
-    """The sampling of a chat request. Errors: AdmissionError (400)."""
+    """Return the sampling of a chat request. Errors: AdmissionError (400)."""
     logprobs = None
     if fields.logprobs:
         logprobs = fields.top_logprobs or 0
@@ -109,7 +109,7 @@ def chat_plan(fields: ChatFields, defaults: SamplingDefaults, limits: ModelLimit
 
 
 def completion_plan(fields: CompletionFields, defaults: SamplingDefaults, limits: ModelLimits) -> SamplingPlan:
-    """The sampling of a text completion. Errors: AdmissionError (400)."""
+    """Return the sampling of a text completion. Errors: AdmissionError (400)."""
     if fields.logprobs is not None:
         _check_logprobs("logprobs", fields.logprobs, limits)
     max_tokens = fields.max_tokens if fields.max_tokens is not None else _DEFAULT_COMPLETION_TOKENS
@@ -173,7 +173,7 @@ def _temperature(value: float | None, defaults: SamplingDefaults) -> float:
 
 
 def _short(number: int) -> str:
-    """A number of the client's for a message, never longer than it helps."""
+    """Return a client's number for a message, of limited length."""
     return str(number) if abs(number) < 10**20 else "a number too large"
 
 
@@ -205,10 +205,10 @@ def _token_ids(tokens: list[int], field: str, limits: ModelLimits) -> tuple[int,
 
 
 def check_length(num_prompt: int, max_tokens: int | None, field: str, limits: ModelLimits) -> None:
-    """Refuse what can never run.
+    """Refuse a request that can never run.
 
-    Errors: AdmissionError (400): over the model's context, over the whole KV pool, or a prompt over the tenant's quota.
-            An answer that reaches the quota ends there.
+    Errors: AdmissionError (400) if prompt and outputs exceed the context or the KV pool, or the prompt alone exceeds
+            the tenant's quota. An answer that reaches the quota ends there.
     """
     longest = limits.longest
     if num_prompt >= longest:
@@ -234,7 +234,7 @@ def check_length(num_prompt: int, max_tokens: int | None, field: str, limits: Mo
 
 
 def too_long(num_prompt: int, limits: ModelLimits, *, at_least: bool = False) -> AdmissionError:
-    """The refusal that agents recognise by "maximum context length"."""
+    """Return the refusal of a long prompt. Clients recognise it by the words "maximum context length"."""
     return AdmissionError(
         400,
         f"This model's maximum context length is {limits.longest} tokens. However, your prompt contains"
@@ -246,7 +246,7 @@ def too_long(num_prompt: int, limits: ModelLimits, *, at_least: bool = False) ->
 
 
 def _cause(limits: ModelLimits) -> str:
-    """Whom to blame, when it is not the model: the engine cuts the context to what its KV pool holds."""
+    """Return the explanation for a limit below the model's own: the engine cuts the context to its KV pool."""
     if limits.pool_tokens > limits.max_model_len:
         return ""
     return f" The limit is that of the server's KV pool, which holds {limits.pool_tokens} tokens."

@@ -1,4 +1,4 @@
-"""Prompts of clients to token ids, checked."""
+"""The prompts of a request, checked and tokenised."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeGuard, cast
@@ -10,11 +10,11 @@ from tiercel.server.text.chat_template import ChatMessage, ChatOptions, ChatProm
 from tiercel.server.text.tokenizer import TextCodec
 
 MAX_PROMPTS = 64
-_SHRINK = 4  # a normaliser may make a text this much shorter
+_MAX_SHRINKING = 4  # factor by which a normaliser may shorten a text
 
 
 def split_prompts(prompt: object) -> list[str] | list[list[int]]:
-    """The prompts of a text completion: one or several, texts or token ids.
+    """Return the prompts of a text completion: one or several, texts or token ids.
 
     Errors: AdmissionError (400).
     """
@@ -26,7 +26,7 @@ def split_prompts(prompt: object) -> list[str] | list[list[int]]:
     if are_tokens(entries):
         return [entries]
     if len(entries) > MAX_PROMPTS:
-        raise AdmissionError(400, f"prompt: at most {MAX_PROMPTS} prompts a call", param="prompt")
+        raise AdmissionError(400, f"prompt: at most {MAX_PROMPTS} prompts per request", param="prompt")
     if _are_texts(entries):
         if not all(entries):
             raise empty_prompt()
@@ -45,7 +45,7 @@ def split_prompts(prompt: object) -> list[str] | list[list[int]]:
 
 
 def are_tokens(entries: list[object]) -> TypeGuard[list[int]]:
-    """Whether these are integers, and at least one."""
+    """Return whether all entries are integers and there is at least one."""
     return set(map(type, entries)) == {int}
 
 
@@ -54,20 +54,20 @@ def _are_texts(entries: list[object]) -> TypeGuard[list[str]]:
 
 
 def empty_prompt() -> AdmissionError:
-    """The refusal of a prompt without tokens."""
+    """Return the refusal of a prompt without tokens."""
     return AdmissionError(400, "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
 
 
 def _wrong_prompt() -> AdmissionError:
     return AdmissionError(
-        400, "prompt must be a string, a list of strings, a list of token ids or a list of those", param="prompt"
+        400, "prompt must be a string, a list of strings, a list of token ids or a list of such lists", param="prompt"
     )
 
 
 def encode_texts(
     codec: TextCodec, texts: Sequence[str], limits: ModelLimits, *, add_special_tokens: bool
 ) -> list[list[int]]:
-    """Tokenise prompts; texts that are certainly too long are refused first. Errors: AdmissionError (400)."""
+    """Tokenise prompts. Texts that are certainly too long are refused before. Errors: AdmissionError (400)."""
     for text in texts:
         check_text_length(len(text), codec, limits)
     prompts = [codec.encode(text, add_special_tokens=add_special_tokens) for text in texts]
@@ -78,7 +78,7 @@ def encode_texts(
 
 
 def check_tokens(prompts: Sequence[list[int]], limits: ModelLimits, field: str) -> None:
-    """Every id must lie within the logits: clients write any, and a tokenizer may know more than its model.
+    """Check that every id is in the model's vocabulary, which may be smaller than the tokenizer's.
 
     Errors: AdmissionError (400) naming the field.
     """
@@ -88,8 +88,8 @@ def check_tokens(prompts: Sequence[list[int]], limits: ModelLimits, field: str) 
 
 
 def check_text_length(letters: int, codec: TextCodec, limits: ModelLimits) -> None:
-    """Refuse without tokenising what cannot fit by any means. Errors: AdmissionError (400)."""
-    at_least = letters // (codec.vocabulary.longest_bytes * _SHRINK)
+    """Refuse a text that cannot fit into the context, without tokenising it. Errors: AdmissionError (400)."""
+    at_least = letters // (codec.vocabulary.longest_bytes * _MAX_SHRINKING)
     if at_least >= limits.longest:
         raise too_long(at_least, limits, at_least=True)
 
@@ -97,7 +97,7 @@ def check_text_length(letters: int, codec: TextCodec, limits: ModelLimits) -> No
 def chat_work(
     fields: ChatTemplateFields, template: ChatTemplate, codec: TextCodec, limits: ModelLimits
 ) -> Callable[[], ChatPrompt]:
-    """Check messages now; return the rendering and tokenising to be done in a worker.
+    """Check messages; return the work that renders and tokenises them, to be run by a worker.
 
     Errors: AdmissionError (400).
     """

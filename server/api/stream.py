@@ -1,4 +1,4 @@
-"""A generation to HTTP: as a stream of events, or whole."""
+"""The answer of a generation: a stream of events, or a whole body."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ _HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-_SEND_S = 60.0  # a client that takes nothing for so long does not read
+_SEND_S = 60.0  # a client that receives nothing for this time is a slow reader
 
 
 class ReplyShape(Protocol):
-    """How deltas look to the client."""
+    """Turns deltas into the chunks and bodies of one API."""
 
     def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> Sequence[ChatChunk] | Sequence[TextChunk]: ...
 
@@ -43,7 +43,7 @@ class ReplyShape(Protocol):
 
 
 class StreamRules(Struct, frozen=True, kw_only=True):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     continuous_usage: bool = False
@@ -52,13 +52,13 @@ class StreamRules(Struct, frozen=True, kw_only=True):
 
 
 FailureNote = Callable[[GenerationError], str]
-"""Logs a failed generation and returns the error id to show."""
+"""Logs a failed generation and returns the error id for the client."""
 
 
 class EventStream(Response):
-    """Sends events as the generation goes; aborts it when the client goes away or stops reading.
+    """A response that sends events as the generation proceeds, and aborts it if the client leaves or stops reading.
 
-    Nothing is sent before the first news, so that what fails early still gets its own status.
+    Nothing is sent before the first tokens, so that an early failure still gets its own status.
     """
 
     def __init__(self, generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote) -> None:
@@ -91,7 +91,7 @@ class EventStream(Response):
         await self._write(send, tail, is_last=True)
 
     async def _next(self, generation: Generation, send: Send) -> list[ChoiceDelta]:
-        """The next deltas; comments go out while they are waited for."""
+        """Return the next deltas. Keep-alive comments are sent while waiting."""
         if self._rules.keep_alive_s <= 0:
             return await generation.next_deltas()
         while True:
@@ -128,7 +128,7 @@ class EventStream(Response):
 async def whole_reply(
     generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote, receive: Receive
 ) -> Response:
-    """Wait for the end and answer at once. Errors: AdmissionError, ClientGoneError."""
+    """Wait for the end of the generation; return the whole answer. Errors: AdmissionError, ClientGoneError."""
     with generation:
         return await run_watched(_collect(generation, shape, rules, note), receive)
 
@@ -160,7 +160,7 @@ def _joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
 
 
 def to_refusal(error: GenerationError, note: FailureNote) -> AdmissionError:
-    """What the client is told about a generation that failed."""
+    """Return the refusal for a generation that failed."""
     error_id = note(error)
     match error:
         case EngineGoneError(gone=gone):

@@ -1,1 +1,1 @@
-"""The page at /ui: what the daemon does, in pictures, and a place to talk to it."""
+"""The page at /ui: its static files and the dashboard snapshots that it reads."""

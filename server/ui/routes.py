@@ -1,4 +1,4 @@
-"""Routes of the page: its files are open, what it is told needs a key."""
+"""Routes of the page: its files are open, the dashboard snapshot needs a key."""
 
 from fastapi import APIRouter, Depends
 from starlette.exceptions import HTTPException
@@ -36,7 +36,7 @@ _HEADERS = {
 
 
 class UiRoutes:
-    """Handlers of /ui."""
+    """The handlers of /ui."""
 
     def __init__(self, context: ServerContext) -> None:
         self._files = read_static_files()
@@ -44,10 +44,10 @@ class UiRoutes:
         self._guard = PageGuard(context.tenants)
 
     def router(self) -> APIRouter:
-        """The routes, with the guard of those that need one."""
+        """Return the routes; /ui/data has its guard."""
         router = APIRouter(tags=["page"], include_in_schema=False)
         router.add_api_route("/ui", self.page, methods=["GET", "HEAD"], response_model=None)
-        router.add_api_route("/ui/", self.page_elsewhere, methods=["GET", "HEAD"], response_model=None)
+        router.add_api_route("/ui/", self.redirect, methods=["GET", "HEAD"], response_model=None)
         router.add_api_route(
             "/ui/data", self.data, methods=["GET"], response_model=None, dependencies=[Depends(self._guard)]
         )
@@ -55,19 +55,19 @@ class UiRoutes:
         return router
 
     async def page(self, request: Request) -> Response:
-        """The page."""
+        """Send the page."""
         return self._send(_PAGE, request)
 
-    async def page_elsewhere(self) -> Response:
-        """Its names of files count from /ui."""
+    async def redirect(self) -> Response:
+        """Redirect to /ui: the page's relative links start there."""
         return RedirectResponse("../ui", 308, _HEADERS)
 
     async def file(self, name: str, request: Request) -> Response:
-        """A file of the page. Errors: HTTPException (404)."""
+        """Send a file of the page. Errors: HTTPException (404)."""
         return self._send(name, request)
 
     async def data(self, request: Request) -> Response:
-        """What the viewer may know, now."""
+        """Send the dashboard snapshot for this viewer."""
         body = self._dashboard.snapshot(viewer_of(request.scope))
         return Response(body, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type="application/json")
 

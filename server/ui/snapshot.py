@@ -1,6 +1,6 @@
-"""What the page at /ui is told, twice a second and more: numbers and names, never text of prompts or answers.
+"""The dashboard snapshot: the JSON that the page at /ui reads. Numbers and names, never text of prompts or answers.
 
-Sums count since the start; the page takes differences. Every list is bounded, and counts say what it leaves out.
+Sums count since the start; the page takes differences. Every list is bounded, and a count says how many there are.
 """
 
 from typing import Literal
@@ -11,58 +11,58 @@ RequestState = Literal["waiting", "restoring", "prefill", "decode", "draining", 
 
 
 class EngineSnapshot(Struct, frozen=True, kw_only=True):
-    """Who answers, and how it is."""
+    """The engine and its state."""
 
     state: str  # loading | ready | failed | dead
     stage: str  # of loading
     is_stalled: bool
     is_draining: bool
     model: str
-    device: str | None  # this and below: None until it is ready
+    device: str | None  # None until the engine is ready, as the three below
     dtype: str | None
     block_tokens: int | None
     context_tokens: int | None
 
 
 class ViewerSnapshot(Struct, frozen=True, kw_only=True):
-    """Who looks. A tenant sees its own requests and how full the server is; the operator sees all."""
+    """The viewer. A tenant sees its own requests and how full the server is; the operator sees all."""
 
     role: Literal["operator", "tenant"]
-    tenant: str | None  # whose requests this key makes; None: an admin key makes none
+    tenant: str | None  # of the requests of this key; None for an admin key, which makes none
     has_chat: bool  # the model has a chat template
 
 
 class QueueSnapshot(Struct, frozen=True, kw_only=True):
-    """Sequences of everybody, as the engine counts them."""
+    """Sequences of all tenants, as the engine counts them."""
 
     running: int
     waiting: int
-    preempted: int  # of the waiting
+    preempted: int  # included in waiting
 
 
 class HistogramSnapshot(Struct, frozen=True):
-    """As in Prometheus: `counts[i]` values were at most `bounds[i]` seconds, and the last count is of all."""
+    """A histogram as in Prometheus: `counts[i]` values were at most `bounds[i]` seconds; the last is the total."""
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
 
 
 class WorkSnapshot(Struct, frozen=True, kw_only=True):
-    """What was done for whom the viewer may see. None: not told to this viewer."""
+    """Work done for the tenants that the viewer may see. None: not shown to this viewer."""
 
     prompt_tokens: float
     generation_tokens: float
     cached_tokens: float | None
     finished: float | None  # sequences
-    swaps: int | None  # preemptions that kept the blocks
-    recomputes: int | None  # preemptions that dropped them
+    swaps: int | None  # preemptions with the blocks kept
+    recomputes: int | None  # preemptions with the blocks dropped
     first_token: HistogramSnapshot
     gap: HistogramSnapshot | None
     queue: HistogramSnapshot | None
 
 
 class TenantBytes(Struct, frozen=True, kw_only=True):
-    """What one tenant has in a tier."""
+    """The bytes of one tenant in a tier."""
 
     name: str
     used: int  # a block that several of its sequences share counts once
@@ -70,7 +70,7 @@ class TenantBytes(Struct, frozen=True, kw_only=True):
 
 
 class TierSnapshot(Struct, frozen=True, kw_only=True):
-    """One tier, in bytes; the largest tenants alone. None: not told to this viewer."""
+    """One tier, in bytes, with its largest tenants. None: not shown to this viewer."""
 
     tier: str  # hbm | ddr | ssd
     capacity: int
@@ -84,7 +84,7 @@ class TierSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class RouteSnapshot(Struct, frozen=True, kw_only=True):
-    """One way of a copy between tiers."""
+    """Copies from one tier to another."""
 
     route: str
     blocks: int
@@ -95,7 +95,7 @@ class RouteSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class TenantSnapshot(Struct, frozen=True, kw_only=True):
-    """One tenant and what it is served."""
+    """One tenant and the service it gets."""
 
     name: str
     weight: float
@@ -106,36 +106,36 @@ class TenantSnapshot(Struct, frozen=True, kw_only=True):
     generation_tokens: int
     service_s: float  # device time charged to it
     starving_s: float
-    fair_share: float  # of its band, among those that want service now; 0: it wants none
+    fair_share: float  # of its band, among the tenants that want service now; 0 if it wants none
 
 
 class BandSnapshot(Struct, frozen=True, kw_only=True):
-    """All tenants of one band together."""
+    """The totals of one band."""
 
     band: int
     service_s: float
-    generation_tokens: int  # of those that the viewer may see
+    generation_tokens: int  # of the tenants that the viewer may see
 
 
 class TenantsSnapshot(Struct, frozen=True, kw_only=True):
-    """The busiest tenants, and how fair it was in the last minute."""
+    """The busiest tenants, and the fairness of the last minute."""
 
     rows: list[TenantSnapshot]
-    seen: int  # tenants that have asked for anything, as far as the viewer may know
+    seen: int  # tenants that have sent a request and that the viewer may see
     bands: list[BandSnapshot]
-    jain: float | None  # None: fewer than two competed, or not told to this viewer; so is the gap
+    jain: float | None  # None if fewer than two tenants competed, and for a tenant; likewise gap_s
     gap_s: float | None
 
 
 class RequestSnapshot(Struct, frozen=True, kw_only=True):
-    """One sequence whose client listens."""
+    """One sequence whose client has not left."""
 
     seq: int
     tenant: str
     band: int
     state: RequestState
     prompt_tokens: int
-    computed_tokens: int | None  # None: the engine has not told
+    computed_tokens: int | None  # None until the engine reports it
     output_tokens: int
     most_outputs: int
     age_s: float
@@ -145,7 +145,7 @@ class RequestSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class RequestsSnapshot(Struct, frozen=True, kw_only=True):
-    """Those that run, then those that wait, oldest first."""
+    """Running sequences, then waiting ones, each oldest first."""
 
     rows: list[RequestSnapshot]
     running: int
@@ -153,7 +153,7 @@ class RequestsSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class DashboardSnapshot(Struct, frozen=True, kw_only=True):
-    """Everything at one moment of the server's steady clock."""
+    """The whole snapshot, at one moment of the server's monotonic clock."""
 
     at_s: float
     version: str

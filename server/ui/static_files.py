@@ -1,4 +1,4 @@
-"""The files of the page, read once into memory."""
+"""The static files of the page, read into memory at the start."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _TYPE_BY_ENDING = {
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file as it is sent."""
+    """One file, ready to send."""
 
     body: bytes
     media_type: str
@@ -24,7 +24,7 @@ class StaticFile:
 
 
 def read_static_files(folder: Path = _FOLDER) -> Mapping[str, StaticFile]:
-    """Every file that a browser may ask for, by its path below `folder`. A name that is not here does not exist."""
+    """Return every file that may be requested, by its path below `folder`."""
     return {
         path.relative_to(folder).as_posix(): _read(path)
         for path in sorted(folder.rglob("*"))

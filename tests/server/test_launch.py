@@ -271,7 +271,7 @@ def test_a_killed_server_leaves_no_engine(model_folder: Path) -> None:
         ({"host": "0.0.0.0"}, "--host 0.0.0.0 can be reached from other machines"),
         ({"model": "/nonexistent"}, "tokenizer.json is missing"),
         ({"chat_template": "{% broken"}, "the chat template does not compile"),
-        ({"override_generation_config": {"heat": 1.0}}, "knows no 'heat'"),
+        ({"override_generation_config": {"heat": 1.0}}, "unknown key 'heat'"),
     ],
 )
 def test_wrong_settings_give_one_line_and_2(model_folder: Path, fields: dict[str, object], words: str) -> None:

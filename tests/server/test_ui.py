@@ -27,7 +27,7 @@ from tiercel.outcome import (
     TierGauges,
 )
 from tiercel.server.tenancy.auth import Viewer
-from tiercel.server.ui.dashboard import MOST_PARTS, MOST_REQUESTS, MOST_TENANTS, Dashboard
+from tiercel.server.ui.dashboard import MAX_REQUESTS, MAX_TENANTS, MAX_TIER_TENANTS, Dashboard
 from tiercel.tier import Route, Tier
 from tiercel.wire import Report
 
@@ -336,11 +336,11 @@ def test_its_size_is_bounded_whatever_there_is(model_folder: Path, tmp_path: Pat
                 await until(lambda: bool(server.context.client.gauges.tiers))
                 answer = await server.http.get("/ui/data", headers=_bearer("boss"))
                 told = answer.json()
-                assert len(told["tenants"]["rows"]) == MOST_TENANTS
+                assert len(told["tenants"]["rows"]) == MAX_TENANTS
                 assert told["tenants"]["seen"] == 300
-                assert len(told["requests"]["rows"]) == MOST_REQUESTS
+                assert len(told["requests"]["rows"]) == MAX_REQUESTS
                 assert told["requests"]["waiting"] == 120
-                assert len(told["tiers"][0]["tenants"]) == MOST_PARTS
+                assert len(told["tiers"][0]["tenants"]) == MAX_TIER_TENANTS
                 assert len(answer.content) < 32 * 1024
                 assert {row["waiting"] for row in told["tenants"]["rows"]} == {2}, "the busiest are named"
 

@@ -14,12 +14,16 @@ from tiercel.server.engine.generation import ChoiceDelta, DrawnToken
 
 
 class ChatTokenChoice(Struct, frozen=True):
+    """A token that could have been sampled."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
 class ChatToken(Struct, frozen=True):
+    """A sampled token and the most likely ones."""
+
     token: str
     logprob: float
     bytes: list[int]
@@ -27,12 +31,14 @@ class ChatToken(Struct, frozen=True):
 
 
 class ChatLogprobs(Struct, frozen=True):
+    """The log-probabilities of the tokens of a text."""
+
     content: list[ChatToken]
     refusal: None = None
 
 
 def chat_logprobs(drawn: Sequence[DrawnToken]) -> ChatLogprobs:
-    """Log-probabilities in the shape of chat."""
+    """Return log-probabilities in the shape of the chat API."""
     return ChatLogprobs(
         [
             ChatToken(
@@ -47,12 +53,16 @@ def chat_logprobs(drawn: Sequence[DrawnToken]) -> ChatLogprobs:
 
 
 class ChatReplyMessage(Struct, frozen=True):
+    """The message of the assistant."""
+
     role: str
     content: str
     refusal: None = None
 
 
 class ChatReplyChoice(Struct, frozen=True):
+    """One choice."""
+
     index: int
     message: ChatReplyMessage
     logprobs: ChatLogprobs | None
@@ -61,6 +71,8 @@ class ChatReplyChoice(Struct, frozen=True):
 
 
 class ChatReply(Struct, frozen=True, kw_only=True):
+    """A whole answer."""
+
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
@@ -71,11 +83,15 @@ class ChatReply(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True):
+    """The new part of a message."""
+
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):
+    """The new part of one choice."""
+
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
@@ -84,6 +100,8 @@ class ChatChunkChoice(Struct, frozen=True):
 
 
 class ChatChunk(Struct, frozen=True, kw_only=True):
+    """One event of a stream."""
+
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
@@ -93,14 +111,14 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
 
 
 class ChatShape:
-    """Deltas to chat chunks and bodies."""
+    """Turns deltas into chat chunks and bodies."""
 
     def __init__(self, head: ReplyHead) -> None:
         self._head = head
         self._greeted: set[int] = set()
 
     def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> list[ChatChunk]:
-        """The role chunk of a choice that speaks for the first time, then its text."""
+        """Return the text of a delta, with a role chunk before the first text of its choice."""
         chunks: list[ChatChunk] = []
         if delta.choice not in self._greeted:
             before = _before_first_token(usage) if not self._greeted else usage
@@ -117,11 +135,11 @@ class ChatShape:
         return chunks
 
     def usage_chunk(self, usage: UsageBody) -> ChatChunk:
-        """The extra chunk at the end that `include_usage` asks for."""
+        """Return the final chunk for `include_usage`."""
         return self._chunk([], usage)
 
     def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> ChatReply:
-        """The whole answer at once."""
+        """Return the whole answer."""
         head = self._head
         return ChatReply(
             id=head.id,

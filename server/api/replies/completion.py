@@ -14,6 +14,8 @@ from tiercel.server.engine.generation import ChoiceDelta, DrawnToken
 
 
 class TextLogprobs(Struct, frozen=True):
+    """The log-probabilities of the tokens of a text, as parallel lists."""
+
     text_offset: list[int]
     token_logprobs: list[float]
     tokens: list[str]
@@ -21,7 +23,7 @@ class TextLogprobs(Struct, frozen=True):
 
 
 def text_logprobs(drawn: Sequence[DrawnToken], offset: int) -> TextLogprobs:
-    """Log-probabilities in the shape of text completions; `offset` is where the first token starts in the text."""
+    """Return log-probabilities in the shape of text completions; `offset` is the position of the first token."""
     offsets: list[int] = []
     for entry in drawn:
         offsets.append(offset)
@@ -35,7 +37,7 @@ def text_logprobs(drawn: Sequence[DrawnToken], offset: int) -> TextLogprobs:
 
 
 def _with_drawn(entry: DrawnToken) -> dict[str, float]:
-    """By text, the likeliest first; of tokens that read the same only the likeliest."""
+    """Return log-probabilities by text, the most likely first; of tokens with equal text, the most likely one."""
     logprob_by_text: dict[str, float] = {}
     for one in (*entry.likeliest, entry.drawn):
         logprob_by_text.setdefault(one.text, one.logprob)
@@ -43,6 +45,8 @@ def _with_drawn(entry: DrawnToken) -> dict[str, float]:
 
 
 class TextReplyChoice(Struct, frozen=True):
+    """One choice."""
+
     index: int
     text: str
     logprobs: TextLogprobs | None
@@ -51,6 +55,8 @@ class TextReplyChoice(Struct, frozen=True):
 
 
 class TextReply(Struct, frozen=True, kw_only=True):
+    """A whole answer."""
+
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
@@ -61,6 +67,8 @@ class TextReply(Struct, frozen=True, kw_only=True):
 
 
 class TextChunkChoice(Struct, frozen=True):
+    """The new part of one choice."""
+
     index: int
     text: str
     logprobs: TextLogprobs | None
@@ -69,6 +77,8 @@ class TextChunkChoice(Struct, frozen=True):
 
 
 class TextChunk(Struct, frozen=True, kw_only=True):
+    """One event of a stream."""
+
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
@@ -78,14 +88,14 @@ class TextChunk(Struct, frozen=True, kw_only=True):
 
 
 class TextShape:
-    """Deltas to text completion chunks and bodies."""
+    """Turns deltas into text completion chunks and bodies."""
 
     def __init__(self, head: ReplyHead) -> None:
         self._head = head
         self._offsets: dict[int, int] = {}
 
     def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> list[TextChunk]:
-        """One chunk, or none while everything is held back."""
+        """Return one chunk, or none while all text is held back."""
         is_end = delta.finish_reason is not None
         if not (delta.text or delta.logprobs or is_end):
             return []
@@ -100,11 +110,11 @@ class TextShape:
         ]
 
     def usage_chunk(self, usage: UsageBody) -> TextChunk:
-        """The extra chunk at the end that `include_usage` asks for."""
+        """Return the final chunk for `include_usage`."""
         return self._chunk([], usage)
 
     def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> TextReply:
-        """The whole answer at once."""
+        """Return the whole answer."""
         head = self._head
         return TextReply(
             id=head.id,

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class ReplyHead(Struct, frozen=True, kw_only=True):
-    """What is the same in every chunk and body of one client request."""
+    """The fields that are the same in every chunk and body of one client request."""
 
     id: str
     created: int

@@ -6,10 +6,14 @@ from tiercel.server.engine.generation import TokenUsage
 
 
 class PromptTokensDetails(Struct, frozen=True):
+    """The part of the prompt tokens that was cached."""
+
     cached_tokens: int
 
 
 class UsageBody(Struct, frozen=True):
+    """The token counts of an answer."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int

@@ -42,7 +42,7 @@ class OperationsRoutes:
 
     def metrics_routes(self) -> list[Route]:
         """Return the route of /metrics, which is open to clients on this machine."""
-        contract = Contract(text_type="text/plain", refusals=(400, *KEY_REFUSALS))
+        contract = Contract(text_type="text/plain", refusals=(400, *KEY_REFUSALS), is_open_locally=True)
         return [Route("GET", "/metrics", self.metrics, contract)]
 
     def guarded_routes(self) -> list[Route]:

@@ -58,5 +58,5 @@ def _part_text(part: Mapping[str, object]) -> str:
             400, f"messages: content part {shown} is not supported", code="unsupported_parameter", param="messages"
         )
     if not isinstance(text, str):
-        raise AdmissionError(400, "messages: a text part has no text", param="messages")
+        raise AdmissionError(400, "messages: the text of a text part is missing", param="messages")
     return text

@@ -22,6 +22,8 @@ StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LETTERS)]
 
 
 class StreamOptions(Fields):
+    """What a stream reports besides text."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
