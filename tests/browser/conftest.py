@@ -1,4 +1,4 @@
-"""Headless Chromium. Where it or Playwright is missing these tests are skipped; `make test-ui` installs both."""
+"""Headless Chromium. Without it or Playwright these tests are skipped; `make test-ui` installs both."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def browser() -> "Iterator[Browser]":
 
 @pytest.fixture(scope="session")
 def pictures() -> Path:
-    """Where screenshots are left to be looked at; git does not know the folder."""
+    """The folder of screenshots for people; git ignores it."""
     folder = Path(__file__).with_name("pictures")
     folder.mkdir(exist_ok=True)
     return folder
@@ -57,7 +57,7 @@ def pictures() -> Path:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's text side."""
+    """A model folder with a tokenizer only."""
     folder = tmp_path_factory.mktemp("model")
     build_byte_level().save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def open_site(folder: Path) -> Iterator[Site]:
-    """Without keys."""
+    """A server without keys."""
     with site(folder, Script(step_s=0.01)) as found:
         found.complete(max_tokens=5)
         found.send(Report(gauges=full_gauges()))
@@ -76,7 +76,7 @@ def open_site(folder: Path) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def guarded_site(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """With two tenants and an admin key."""
+    """A server with two tenants and an admin key."""
     path = tmp_path_factory.mktemp("tenants") / "tenants.yaml"
     path.write_text(TENANTS)
     with site(folder, Script(step_s=0.01), tenants_config=str(path)) as found:
@@ -87,7 +87,7 @@ def guarded_site(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def noise() -> list[str]:
-    """What the console said, what failed, and what was asked of others."""
+    """Console messages, failed requests, and requests to other hosts."""
     return []
 
 

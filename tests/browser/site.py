@@ -1,5 +1,4 @@
-"""A served page in a test: the HTTP process in a thread of its own, an engine without a model behind it, and what
-a person does with the page."""
+"""A served page in a test: the HTTP process in a thread, a fake engine, and the actions of a person on the page."""
 
 import asyncio
 import contextlib
@@ -36,27 +35,27 @@ class Site:
         self._loop = loop
 
     def send(self, *messages: FromEngine) -> None:
-        """What the engine says."""
+        """Send a report of the engine."""
         for message in messages:
             self._loop.call_soon_threadsafe(self.server.engine.send, message)
 
     def complete(self, key: str | None = None, **fields: object) -> httpx.Response:
-        """One answer, to its end."""
+        """Request one answer and wait for its end."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return self.wait(self.server.http.post("/v1/completions", json=text_body(**fields), headers=headers))
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics."""
+        """Return every sample of /metrics."""
         text = httpx.get(f"{self.url}/metrics").text
         return samples_of(text)
 
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what coroutines send and yield is asyncio's business
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine yields is asyncio's concern
         """Run work on the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
 
 def samples_of(text: str) -> dict[str, float]:
-    """Name and labels to value."""
+    """Return the values by name and labels."""
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, value in lines}
 
@@ -85,7 +84,7 @@ def site(model_folder: Path, script: Script, **changes: object) -> Iterator[Site
 
 
 def full_gauges(name: str = "default") -> Gauges:
-    """Three tiers that hold something, of which two copies have moved."""
+    """Return gauges of three filled tiers and of two copies between them."""
     size = 65_536
     parts = (TenantBlocks(TenantId(name), 20, 10),)
     hbm = TierGauges(tier=Tier.HBM, block_bytes=size, blocks_total=64, blocks_used=20, blocks_cached=12, tenants=parts)
@@ -114,7 +113,7 @@ def visit(page: "Page", site: Site | Daemon) -> None:
 
 
 def wait_redraws(page: "Page", more: int = 2) -> None:
-    """Until so many more pictures have been drawn: what they show was asked for after now."""
+    """Wait for a number of redraws, so that the page shows a snapshot requested after the call."""
     seen = page.evaluate(REDRAWS)
     page.wait_for_selector(f'body:not([data-redraws="{seen}"])')
     for _ in range(more - 1):
@@ -128,5 +127,5 @@ def type_key(page: "Page", key: str) -> None:
 
 
 def shown(page: "Page", name: str) -> float:
-    """The plain number of a tile."""
+    """Return the number of a tile."""
     return float(page.evaluate(f"document.getElementById('v-{name}').dataset.value"))

@@ -1,4 +1,4 @@
-"""The report as a reader sees it: a picture of every page is taken, and must show something."""
+"""The report in a browser: a screenshot of every page is taken and must show something."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +46,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def noise() -> list[str]:
-    """What the console said, what failed, and what was asked of a network."""
+    """Console messages, failed requests, and requests to a network."""
     return []
 
 
@@ -62,7 +62,7 @@ def page(browser: "Browser", request: pytest.FixtureRequest, noise: list[str]) -
     page.close()
 
 
-def test_every_picture_is_there_and_nothing_is_said_on_the_console(
+def test_every_chart_is_drawn_without_console_messages(
     page: "Page", report: Path, noise: list[str], tmp_path: Path
 ) -> None:
     page.goto(report.as_uri())
@@ -80,14 +80,14 @@ def test_every_picture_is_there_and_nothing_is_said_on_the_console(
     assert _is_a_picture(page, tmp_path / "report.png")
 
 
-def test_words_in_pictures_are_whole_apart_and_large_enough(page: "Page", report: Path) -> None:
+def test_labels_of_charts_are_whole_apart_and_large_enough(page: "Page", report: Path) -> None:
     page.goto(report.as_uri())
     assert page.evaluate(_CUT_OFF) == []
     assert page.evaluate(_OVERLAPS) == []
     assert page.evaluate(_SMALLEST) > 9
 
 
-def test_the_page_is_as_dark_as_the_reader_wants_it(page: "Page", report: Path) -> None:
+def test_the_page_follows_the_readers_colour_scheme(page: "Page", report: Path) -> None:
     page.goto(report.as_uri())
     is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -96,7 +96,7 @@ def test_the_page_is_as_dark_as_the_reader_wants_it(page: "Page", report: Path) 
     assert abs(_brightness(background) - _brightness(drawn)) > 70, "the words of a picture stand out"
 
 
-def test_the_plainest_run_and_a_sweep_are_pages_too(page: "Page", noise: list[str], tmp_path: Path) -> None:
+def test_a_minimal_run_and_a_sweep_give_pages(page: "Page", noise: list[str], tmp_path: Path) -> None:
     page.goto(write_report(one_tenant_run(), tmp_path / "plain").as_uri())
     assert len(page.evaluate(_BOXES)) == 6
     assert page.evaluate(_OVERLAPS) == []
@@ -110,7 +110,7 @@ def test_the_plainest_run_and_a_sweep_are_pages_too(page: "Page", noise: list[st
     assert _is_a_picture(page, tmp_path / "sweep.png")
 
 
-def test_the_pictures_beside_the_page_can_be_opened(browser: "Browser", report: Path) -> None:
+def test_the_chart_files_beside_the_page_can_be_opened(browser: "Browser", report: Path) -> None:
     page = browser.new_page()
     for path in sorted(report.parent.glob("*.png")):
         page.goto(path.as_uri())
@@ -127,7 +127,7 @@ def _measure(rate: float) -> Point:
 
 
 def _is_a_picture(page: "Page", path: Path) -> bool:
-    """Whether a screenshot of the whole page is more than paper: thousands of pixels of the accent, and of others."""
+    """Return whether a screenshot shows charts: thousands of pixels of the accent colour and of other colours."""
     from PIL import Image
 
     page.screenshot(path=str(path), full_page=True)
@@ -146,6 +146,6 @@ def _is_accent(colour: object) -> bool:
 
 
 def _brightness(colour: str) -> float:
-    """Of `rgb(1, 2, 3)`, 0 to 255."""
+    """Return the brightness of a colour such as `rgb(1, 2, 3)`, 0 to 255."""
     numbers = [float(word) for word in colour.removeprefix("rgb(").removesuffix(")").split(",")]
     return sum(numbers[:3]) / 3

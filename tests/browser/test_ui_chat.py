@@ -1,4 +1,4 @@
-"""The chat of the page: it streams, its timeline tells every token, and what it writes is text."""
+"""The chat of the page: it streams, its timeline has every token, and messages are shown as text."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EVIL = "<img src=x onerror=alert(1)>"
 
 
-def test_the_chat_streams_and_has_a_mark_for_every_token(
+def test_the_chat_streams_and_its_timeline_has_a_mark_for_every_token(
     page: "Page", open_site: Site, noise: list[str], pictures: Path
 ) -> None:
     visit(page, open_site)
@@ -40,7 +40,7 @@ def test_the_chat_streams_and_has_a_mark_for_every_token(
     assert noise == []
 
 
-def test_an_answer_can_be_stopped_and_the_engine_hears_of_it(page: "Page", folder: Path) -> None:
+def test_an_answer_can_be_stopped_and_its_sequence_is_aborted(page: "Page", folder: Path) -> None:
     with site(folder, Script(step_s=0.05)) as slow:
         visit(page, slow)
         page.get_by_label("Your message").fill("the quick brown fox")
@@ -53,7 +53,7 @@ def test_an_answer_can_be_stopped_and_the_engine_hears_of_it(page: "Page", folde
         assert slow.server.engine.live == 0
 
 
-def test_what_is_cleared_while_it_comes_is_no_part_of_the_next_conversation(page: "Page", folder: Path) -> None:
+def test_an_answer_cleared_in_mid_stream_is_not_part_of_the_next_conversation(page: "Page", folder: Path) -> None:
     with site(folder, Script(step_s=0.05)) as slow:
         visit(page, slow)
         box = page.get_by_label("Your message")
@@ -73,7 +73,7 @@ def test_what_is_cleared_while_it_comes_is_no_part_of_the_next_conversation(page
         page.get_by_text("You stopped it.").wait_for()
 
 
-def test_what_tenants_and_models_write_stays_text(page: "Page", open_site: Site, noise: list[str]) -> None:
+def test_names_and_messages_stay_text(page: "Page", open_site: Site, noise: list[str]) -> None:
     visit(page, open_site)
     named = full_gauges(EVIL)
     open_site.send(Report(gauges=named))

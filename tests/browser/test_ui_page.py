@@ -1,4 +1,4 @@
-"""The page at /ui as a person has it: with eyes, with a keyboard, on a phone, with a wrong key."""
+"""The page at /ui as a person uses it: with mouse, keyboard and phone, and with a wrong key."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ _FOCUSED = "document.activeElement.id || document.activeElement.textContent.trim
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (WIDE, "dark"), (PHONE, "light"), (900, "dark")])
-def test_it_loads_without_a_word_on_the_console_and_fits(
+def test_the_page_loads_without_console_messages_and_fits(
     browser: "Browser", open_site: Site, pictures: Path, width: int, scheme: str
 ) -> None:
     noise: list[str] = []
@@ -46,7 +46,7 @@ def test_it_loads_without_a_word_on_the_console_and_fits(
     page.close()
 
 
-def test_words_are_whole_and_large_enough(page: "Page", open_site: Site) -> None:
+def test_labels_are_not_cut_off_and_large_enough(page: "Page", open_site: Site) -> None:
     page.set_viewport_size({"width": PHONE, "height": 780})
     visit(page, open_site)
     page.wait_for_selector("#tenants tr")
@@ -66,7 +66,7 @@ def test_words_are_whole_and_large_enough(page: "Page", open_site: Site) -> None
     assert page.evaluate(small) == []
 
 
-def test_the_tiers_are_a_picture_in_which_blocks_move(page: "Page", open_site: Site, pictures: Path) -> None:
+def test_the_tiers_are_drawn_and_blocks_move(page: "Page", open_site: Site, pictures: Path) -> None:
     visit(page, open_site)
     open_site.send(Report(gauges=full_gauges()))
     wait_redraws(page)
@@ -138,10 +138,10 @@ def test_everything_can_be_reached_by_keyboard(page: "Page", open_site: Site, no
     assert noise == []
 
 
-def test_it_can_be_paused(page: "Page", open_site: Site) -> None:
+def test_the_page_can_be_paused(page: "Page", open_site: Site) -> None:
     visit(page, open_site)
     page.get_by_role("button", name="Pause").click()
-    page.wait_for_timeout(400)  # an answer that is on its way is dropped
+    page.wait_for_timeout(400)  # a snapshot that arrives during the pause is dropped
     seen = page.evaluate(REDRAWS)
     page.wait_for_timeout(900)
     assert page.evaluate(REDRAWS) == seen
@@ -152,7 +152,7 @@ def test_it_can_be_paused(page: "Page", open_site: Site) -> None:
 # ---- keys
 
 
-def test_a_wrong_key_is_told_and_a_right_one_shows_its_own_tenant(
+def test_a_wrong_key_is_reported_and_a_valid_one_shows_its_tenant(
     page: "Page", guarded_site: Site, noise: list[str], pictures: Path
 ) -> None:
     page.goto(f"{guarded_site.url}/ui")
@@ -172,7 +172,7 @@ def test_a_wrong_key_is_told_and_a_right_one_shows_its_own_tenant(
     assert all("401" in word for word in noise), "the browser itself tells of a refused request"
 
 
-def test_the_admin_key_sees_all_and_the_chat_asks_for_a_tenants(page: "Page", guarded_site: Site) -> None:
+def test_the_admin_key_shows_everything_and_the_chat_asks_for_a_tenants_key(page: "Page", guarded_site: Site) -> None:
     page.goto(f"{guarded_site.url}/ui")
     type_key(page, "boss")
     page.wait_for_selector("#tenants tr:nth-child(2)")

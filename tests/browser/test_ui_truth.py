@@ -1,4 +1,4 @@
-"""What the page shows is what the daemon does: its numbers are those of /metrics, and its memory is bounded."""
+"""The page shows what the daemon does: its numbers are those of /metrics, and its memory is bounded."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 
-def test_it_shows_what_metrics_say(page: "Page", open_site: Site) -> None:
+def test_the_page_shows_the_numbers_of_metrics(page: "Page", open_site: Site) -> None:
     visit(page, open_site)
     open_site.complete(max_tokens=7)
     open_site.send(Report(gauges=full_gauges()))
@@ -39,7 +39,7 @@ def test_it_shows_what_metrics_say(page: "Page", open_site: Site) -> None:
     assert float(tokens) == metric['tiercel_tenant_generation_tokens_total{tenant="default"}']
 
 
-def test_what_it_remembers_is_bounded(page: "Page", open_site: Site) -> None:
+def test_the_memory_of_the_page_is_bounded(page: "Page", open_site: Site) -> None:
     visit(page, open_site)
     sizes = page.evaluate(
         """async () => {
@@ -58,7 +58,7 @@ def test_what_it_remembers_is_bounded(page: "Page", open_site: Site) -> None:
     assert len(set(sizes[1:])) == 1, "all series are as long as their times"
 
 
-def test_medians_are_those_of_the_buckets(page: "Page", open_site: Site) -> None:
+def test_quantiles_follow_from_the_buckets(page: "Page", open_site: Site) -> None:
     visit(page, open_site)
     found = page.evaluate(
         """async () => {
@@ -75,13 +75,13 @@ def test_medians_are_those_of_the_buckets(page: "Page", open_site: Site) -> None
     assert found == pytest.approx([0.2, 0.38, 100])
 
 
-def test_a_server_that_went_away_is_told(page: "Page", folder: Path) -> None:
+def test_an_unreachable_server_is_reported(page: "Page", folder: Path) -> None:
     with site(folder, Script()) as going:
         visit(page, going)
     page.get_by_text("No answer from the server").wait_for()
 
 
-def test_a_picture_that_cannot_be_drawn_is_told_as_that_and_forgotten(
+def test_a_snapshot_that_cannot_be_drawn_is_reported_and_dropped(
     page: "Page", open_site: Site, noise: list[str]
 ) -> None:
     visit(page, open_site)

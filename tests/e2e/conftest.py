@@ -1,4 +1,4 @@
-"""One daemon with the embedded model for all tests of a module that leave it as they found it."""
+"""One daemon with the embedded model, shared by the tests of a module."""
 
 from collections.abc import Iterator
 
@@ -16,5 +16,5 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="session")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is right, by prompt."""
+    """The right answers by prompt."""
     return uncached_answers(tmp_path_factory.mktemp("plain"))

@@ -1,4 +1,4 @@
-"""The real daemon in a test: `tiercel serve` as a child process on a port of the kernel's choice."""
+"""The real daemon in a test: `tiercel serve` as a child process on a free port."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ class Daemon:
         self.http = httpx.Client(timeout=60)
 
     def wait_ready(self, patience_s: float = 120.0) -> None:
-        """Until the line for people is out."""
+        """Wait until the daemon has announced its address."""
         end_s = time.monotonic() + patience_s
         while time.monotonic() < end_s:
             found = _URL.search(self.log.read_text())
@@ -40,40 +40,40 @@ class Daemon:
         raise AssertionError(f"not ready: {self.log.read_text()}")
 
     def metric(self, name: str) -> float:
-        """The sum of one metric's samples."""
+        """Return the sum of one metric's samples."""
         lines = [line for line in self.http.get("/metrics").text.splitlines() if re.match(rf"{name}(\{{|\s)", line)]
         assert lines, name
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def wait_metric(self, name: str, value: float, patience_s: float = 10.0) -> None:
-        """Until a metric has a value."""
+        """Wait until a metric has a value."""
         end_s = time.monotonic() + patience_s
         while (now := self.metric(name)) != value:
             assert time.monotonic() < end_s, f"{name} is {now}, expected {value}"
             time.sleep(0.02)
 
     def assert_nothing_held(self) -> None:
-        """No sequence runs or waits, no block is held."""
+        """Assert that no sequence runs or waits and no block is in use."""
         for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
             self.wait_metric(name, 0.0)
 
     def chat(self, content: str, **fields: object) -> httpx.Response:
-        """One greedy chat request, not streamed."""
+        """Send one greedy chat request without streaming."""
         body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
         return self.http.post("/v1/chat/completions", json=body)
 
     def engine_pid(self) -> int:
-        """The engine's process id."""
+        """The process id of the engine."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         assert len(children) == 1
         return int(children[0])
 
     def complete(self, prompt: str, **fields: object) -> httpx.Response:
-        """One greedy completion, not streamed."""
+        """Send one greedy completion without streaming."""
         return self.http.post("/v1/completions", json={"prompt": prompt, "temperature": 0, "max_tokens": 12, **fields})
 
     def kill_all(self) -> None:
-        """SIGKILL to both processes at once, as a machine that dies."""
+        """Kill both processes at once, as a crash of the machine would."""
         for pid in (self.engine_pid(), self.process.pid):
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -86,7 +86,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def daemon(folder: Path, *flags: str, wait: bool = True, under: tuple[str, ...] = ()) -> Iterator[Daemon]:
-    """Serve until the block ends. `under`: the command of a tracer."""
+    """Serve until the block ends. `under` is the command of a tracer."""
     log = folder / f"serve-{time.monotonic_ns()}.log"
     command = [*under, TIERCEL, "serve", "--port", "0", *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}

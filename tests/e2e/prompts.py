@@ -1,4 +1,4 @@
-"""Prompts of some hundred tokens each, and what the daemon says to them when it computes every token anew."""
+"""Prompts of some hundred tokens each, and the answers of a daemon without any cache."""
 
 from pathlib import Path
 
@@ -9,24 +9,24 @@ PROMPTS = tuple(
     for number in range(12)
 )
 LEAST_TOKENS = 400
-ONE_THREAD = ("--threads", "1")  # two engines of two threads on two cores wait for each other
+ONE_THREAD = ("--threads", "1")  # two engines with two threads each would slow each other down on two cores
 
 
 def text(answer_of: Daemon, prompt: str) -> str:
-    """The answer, which must be one."""
+    """Return the answer of a successful request."""
     answer = answer_of.complete(prompt)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"]
 
 
 def cached_tokens(answer_of: Daemon, prompt: str) -> tuple[str, int]:
-    """The answer, and how much of its prompt was not computed."""
+    """Return the answer and the number of cached prompt tokens."""
     answer = answer_of.complete(prompt).raise_for_status().json()
     assert answer["usage"]["prompt_tokens"] > LEAST_TOKENS
     return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def uncached_answers(folder: Path) -> dict[str, str]:
-    """By prompt, of a daemon without any cache."""
+    """Return the answers by prompt of a daemon without any cache."""
     with daemon(folder, "--no-enable-prefix-caching", *ONE_THREAD) as plain:
         return {prompt: text(plain, prompt) for prompt in PROMPTS}

@@ -16,14 +16,14 @@ WRITES, READS = "pwrite64,pwritev,pwritev2", "pread64,preadv,preadv2"
 
 
 def tracer(inject: str) -> tuple[str, ...]:
-    """The daemon and its engine with a system call that goes wrong."""
+    """Run the daemon and its engine with a failing system call."""
     calls = inject.split(":", 1)[0]
     options = ("-DDD", "-f", "-qq", "-o", os.devnull)
     return (find_program("strace"), *options, "-e", f"trace={calls}", "-e", f"inject={inject}")
 
 
 def flags(folder: Path) -> tuple[str, ...]:
-    """Memory for a few of the prompts, a disk for all of them."""
+    """Return flags for memory for a few of the prompts and disk space for all of them."""
     disk = ("--kv-disk-path", str(folder / "kv"), "--kv-disk-size", "64M")
     return (*disk, "--num-gpu-blocks-override", "120", "--max-model-len", "1024", *ONE_THREAD)
 
@@ -31,7 +31,7 @@ def flags(folder: Path) -> tuple[str, ...]:
 def ask_all(running: Daemon, answers: dict[str, str]) -> None:
     for prompt in PROMPTS:
         assert text(running, prompt) == answers[prompt]
-        time.sleep(0.1)  # idle time, in which blocks are written
+        time.sleep(0.1)  # blocks are written in idle time
 
 
 def disk_state(running: Daemon) -> str:
@@ -62,9 +62,7 @@ def fill(folder: Path, answers: dict[str, str]) -> None:
     ],
     ids=["no space", "error on write", "short writes"],
 )
-def test_writes_that_fail_fail_no_request(
-    tmp_path: Path, answers: dict[str, str], inject: str, state: str | None
-) -> None:
+def test_failed_writes_fail_no_request(tmp_path: Path, answers: dict[str, str], inject: str, state: str | None) -> None:
     with daemon(tmp_path, *flags(tmp_path), under=tracer(inject)) as running:
         for _ in range(2):
             ask_all(running, answers)
@@ -85,7 +83,7 @@ def test_writes_that_fail_fail_no_request(
     ],
     ids=["error on read", "short reads", "a stall of five seconds"],
 )
-def test_reads_that_fail_are_computed_again(tmp_path: Path, answers: dict[str, str], inject: str) -> None:
+def test_blocks_whose_reads_fail_are_computed_again(tmp_path: Path, answers: dict[str, str], inject: str) -> None:
     fill(tmp_path, answers)
     with daemon(tmp_path, *flags(tmp_path), under=tracer(inject)) as running:
         began_s = time.monotonic()

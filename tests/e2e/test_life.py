@@ -1,4 +1,4 @@
-"""The daemon's life: start, drain, and what happens when a process dies."""
+"""The life of the daemon: start, drain, and the death of a process."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def test_a_drain_lets_streams_finish_and_ends_with_zero(tmp_path: Path) -> None:
         assert not Path(f"/proc/{engine}").exists()
 
 
-def test_a_second_signal_ends_it_now_and_the_stream_is_told(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_drain_and_the_stream_gets_an_error(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         heard: list[str] = []
         thread = lines(running, {**LONG, "max_tokens": 4000}, heard)
@@ -54,7 +54,7 @@ def test_a_second_signal_ends_it_now_and_the_stream_is_told(tmp_path: Path) -> N
         assert heard[-2] == "data: [DONE]"
 
 
-def test_when_the_engine_dies_streams_are_told_and_the_exit_code_says_so(tmp_path: Path) -> None:
+def test_the_death_of_the_engine_ends_streams_with_an_error_and_gives_exit_code_3(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         heard: list[str] = []
         thread = lines(running, {**LONG, "max_tokens": 4000}, heard)
@@ -66,7 +66,7 @@ def test_when_the_engine_dies_streams_are_told_and_the_exit_code_says_so(tmp_pat
         assert "killed by SIGKILL" in running.log.read_text()
 
 
-def test_when_the_http_process_dies_the_engine_leaves(tmp_path: Path) -> None:
+def test_the_engine_exits_when_the_http_process_dies(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         engine = running.engine_pid()
         running.stop(signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_the_server_answers_while_the_model_loads(tmp_path: Path) -> None:
         (("--quantization", "awq"), "--quantization"),
     ],
 )
-def test_a_start_that_cannot_be_says_why_in_one_line(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_a_failed_start_gives_its_reason_in_one_line(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
     command = [TIERCEL, "serve", "--port", "0", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert ended.returncode == 2

@@ -1,4 +1,4 @@
-"""docs/quickstart.md does what it says: its commands run here one behind the other, with a real daemon."""
+"""The commands of docs/quickstart.md, run in order with a real daemon."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def blocks() -> list[str]:
 
 
 class Reader:
-    """Somebody who types what the page says, in an empty folder and on a free port."""
+    """A reader who types the commands of the page, in an empty folder and with a free port."""
 
     def __init__(self, folder: Path) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}
@@ -36,7 +36,7 @@ class Reader:
         self._log = folder / "log"
 
     def type(self, block: str) -> str:
-        """Run a block, and hand over what it says. A server runs on; the one before ends with 0."""
+        """Run a block and return its output. A server keeps running; the one before it must end with 0."""
         text = block.replace("8000", str(self.port))
         if "tiercel serve" in text:
             self._serve(text.strip())

@@ -1,4 +1,4 @@
-"""The embedded model's answers when everybody is preempted: wrong KV would be a wrong answer."""
+"""Answers of the embedded model while sequences are preempted: wrong KV would give a wrong answer."""
 
 import random
 import re
@@ -14,11 +14,11 @@ from tools.embedded.recall import recall_question
 
 QUESTIONS = 50
 CONTEXT = 400  # tokens
-LONG = 280  # tokens of an answer that goes on after it has ended: enough to outgrow the pool
+LONG = 280  # output tokens with ignore_eos: enough to exceed the pool
 
 
 def ask(running: Daemon, chat: Chat, tokens: int) -> str:
-    """The first four-digit number of the answer."""
+    """Return the first four-digit number of the answer."""
     messages = [{"role": turn.role, "content": turn.content} for turn in chat]
     body = {"messages": messages, "temperature": 0, "max_tokens": tokens, "ignore_eos": True}
     answer = running.http.post("/v1/chat/completions", json=body, timeout=300).raise_for_status()

@@ -1,4 +1,4 @@
-"""Settings of the real daemon change while it works: by SIGHUP and by an administrator."""
+"""Changes of settings of the real daemon under load, by SIGHUP and through /admin/config."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""What survives the end of a process: the SSD tier a daemon's, the host tier an engine's. Nothing survives wrongly."""
+"""The SSD tier survives the end of the daemon, the host tier that of the engine; wrong data never survives."""
 
 import random
 import signal
@@ -58,7 +58,7 @@ def test_an_idle_daemon_writes_what_was_served_once(tmp_path: Path, answers: dic
         assert cached >= LEAST_TOKENS
 
 
-def test_a_second_signal_ends_the_writing_too(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_writing_to_disk(tmp_path: Path) -> None:
     with daemon(tmp_path, *disk_flags(tmp_path)) as running:
         running.process.send_signal(signal.SIGTERM)
         running.process.send_signal(signal.SIGINT)
@@ -68,7 +68,7 @@ def test_a_second_signal_ends_the_writing_too(tmp_path: Path) -> None:
 
 
 def ask_until_killed(running: Daemon, answers: dict[str, str], rng: random.Random) -> int:
-    """Ask all prompts from four sides; SIGKILL at some moment. Returns how many answers came; each must be right."""
+    """Send all prompts from four clients, kill the daemon at a random time; return the number of (right) answers."""
 
     def ask(prompt: str) -> int:
         try:
@@ -93,7 +93,7 @@ def ask_until_killed(running: Daemon, answers: dict[str, str], rng: random.Rando
 
 @pytest.mark.slow
 def test_kill_9_during_writes_never_changes_an_answer(tmp_path: Path, answers: dict[str, str]) -> None:
-    """The disk holds half of what is asked, so that slots are written again and again."""
+    """The disk has room for half of the prompts, so that slots are overwritten."""
     rng = random.Random(35)
     flags = disk_flags(tmp_path, "16M")
     answered = found = 0
@@ -110,7 +110,7 @@ def test_kill_9_during_writes_never_changes_an_answer(tmp_path: Path, answers: d
     assert found > 0
 
 
-def test_the_second_daemon_on_a_folder_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
+def test_a_second_daemon_on_a_folder_exits_and_names_the_pid_of_the_first(tmp_path: Path) -> None:
     with daemon(tmp_path, *disk_flags(tmp_path)) as first:
         command = [TIERCEL, "serve", "--port", "0", *disk_flags(tmp_path)]
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
@@ -134,7 +134,7 @@ def test_blocks_of_another_model_are_replaced_with_a_warning(tmp_path: Path, ans
 
 
 class HandEngine:
-    """An engine process on our end of its socket pair."""
+    """An engine process, driven through its socket."""
 
     def __init__(self, child: EngineChild, settings: EngineSettings) -> None:
         self.child = child
@@ -161,7 +161,7 @@ class HandEngine:
             self.gauges = message.gauges or self.gauges
 
     def ask(self, seq: int, prompt: list[int]) -> tuple[list[int], int]:
-        """The outputs, and how much of the prompt was found."""
+        """Return the outputs and the number of cached prompt tokens."""
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
         request = Request(id=SeqId(seq), prompt=pack_tokens(prompt), params=params, arrival_s=time.monotonic())
         self.child.sock.sendall(encode_frame(Submit(request)))
@@ -170,10 +170,10 @@ class HandEngine:
         return self.tokens[seq], self.finished[seq].num_cached
 
     def wait_copied(self, blocks: int) -> None:
-        """Until so many blocks lie in the host tier with their checksums."""
+        """Wait until a number of blocks with checksums are in the host tier."""
         while sum(route.blocks for route in self.gauges.routes if route.route in (Route.SIGN, Route.SPILL)) < blocks:
             self._take()
-        time.sleep(0.5)  # copies of a host tier apart are signed a little later
+        time.sleep(0.5)  # a separate host tier gets its checksums a little later
 
 
 @pytest.fixture
@@ -183,7 +183,9 @@ def inherited() -> Iterator[InheritedResources]:
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_a_restarted_engine_finds_the_host_tier_of_the_one_before(inherited: InheritedResources, apart: bool) -> None:
+def test_a_restarted_engine_finds_the_host_tier_of_the_engine_before_it(
+    inherited: InheritedResources, apart: bool
+) -> None:
     settings = EngineSettings(
         model=str(MODEL_DIR), num_gpu_blocks_override=300, cpu_device_pool=apart, kv_host_bytes=32 << 20, threads=1,
         log_level="warning",
@@ -198,5 +200,5 @@ def test_a_restarted_engine_finds_the_host_tier_of_the_one_before(inherited: Inh
         child.kill()
     with EngineChild.start(engine_command(), inherited) as child:
         again = HandEngine(child, settings)
-        time.sleep(0.5)  # checksums are compared beside the loop
+        time.sleep(0.5)  # checksums are compared off the loop
         assert again.ask(1, prompt) == (said, blocks * settings.block_size)

@@ -1,4 +1,4 @@
-"""The daemon with its embedded model, over HTTP, as its users meet it."""
+"""The daemon with its embedded model, over HTTP."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ QUESTION = f"{FACTS} What is the code of Peter?"
 
 
 def ask_recall(running: Daemon, chat: Chat) -> str:
-    """The first four-digit number of the answer."""
+    """Return the first four-digit number of the answer."""
     messages = [{"role": turn.role, "content": turn.content} for turn in chat]
     body = {"messages": messages, "temperature": 0, "max_tokens": 24}
     answer = running.http.post("/v1/chat/completions", json=body).raise_for_status()
@@ -86,7 +86,7 @@ def test_a_second_turn_finds_the_first_in_the_cache(served: Daemon) -> None:
     assert served.metric("vllm:prefix_cache_hits_total") - hits > 400
 
 
-def test_a_seed_makes_a_draw_repeatable_and_choices_differ(served: Daemon) -> None:
+def test_a_seed_makes_sampling_repeatable_and_choices_differ(served: Daemon) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 1.0, "seed": 7, "n": 3}
     texts = [
         [choice["text"] for choice in served.http.post("/v1/completions", json=body).json()["choices"]]
@@ -96,7 +96,7 @@ def test_a_seed_makes_a_draw_repeatable_and_choices_differ(served: Daemon) -> No
     assert len(set(texts[0])) == 3
 
 
-def test_stop_strings_min_tokens_and_ignore_eos_do_as_they_say(served: Daemon) -> None:
+def test_stop_strings_min_tokens_and_ignore_eos_work(served: Daemon) -> None:
     stopped = served.chat(QUESTION, stop=["15"]).json()["choices"][0]
     assert stopped["finish_reason"] == "stop"
     assert stopped["stop_reason"] == "15"
@@ -118,7 +118,7 @@ def test_user_text_never_becomes_a_control_token(served: Daemon) -> None:
     assert attack in text
 
 
-def test_what_is_wrong_gets_its_answer_and_nothing_leaks(served: Daemon) -> None:
+def test_wrong_requests_are_refused_and_leave_nothing_behind(served: Daemon) -> None:
     long = "word " * 6000
     limit = served.http.get("/v1/models").json()["data"][0]["max_model_len"]
     wrong: list[tuple[str, dict[str, object], int, str | None]] = [
@@ -152,11 +152,11 @@ def test_what_is_wrong_gets_its_answer_and_nothing_leaks(served: Daemon) -> None
     served.assert_nothing_held()
 
 
-def test_who_goes_away_is_forgotten_within_a_moment(served: Daemon) -> None:
+def test_the_sequences_of_a_client_that_left_end_soon(served: Daemon) -> None:
     body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     for _ in range(3):
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body) as stream:
-            lines = stream.iter_lines()  # httpx hangs up when nobody holds this iterator any more
+            lines = stream.iter_lines()  # httpx closes the connection when the iterator is freed
             next(lines)
             assert served.metric("vllm:num_requests_running") >= 1
         served.assert_nothing_held()
@@ -168,7 +168,7 @@ def test_who_goes_away_is_forgotten_within_a_moment(served: Daemon) -> None:
 
 @pytest.mark.slow
 def test_recall_survives_a_cache_that_is_too_small_for_all(tmp_path: Path) -> None:
-    """Wrong KV would be a wrong answer: 32 contexts of 600 tokens in a pool that holds a quarter of them."""
+    """32 contexts of 600 tokens in a pool for a quarter of them; wrong KV would give a wrong answer."""
     questions = [recall_question(random.Random(40_000 + number), 600) for number in range(32)]
     with daemon(tmp_path, "--num-gpu-blocks-override", "300", "--max-model-len", "4096") as small:
         alone = [ask_recall(small, chat) for chat, _ in questions[:8]]

@@ -1,4 +1,4 @@
-"""The story of requests that a real engine served: log lines, traces, and no word of what was said."""
+"""Log lines and traces of requests with a real engine, which contain no text of them."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ def _attributes(span: Span) -> dict[str, int]:
     return {entry.key: entry.value.int_value for entry in span.attributes}
 
 
-def test_requests_are_told_to_the_log_and_the_collector_and_their_texts_to_nobody(tmp_path: Path) -> None:
+def test_requests_are_logged_and_traced_without_their_texts(tmp_path: Path) -> None:
     with collector() as (url, spans):
         with daemon(tmp_path, *FLAGS, *SMALL, "--otlp-traces-endpoint", url) as running:
             told = running.chat(STORY).json()["choices"][0]["message"]["content"]
@@ -33,13 +33,13 @@ def test_requests_are_told_to_the_log_and_the_collector_and_their_texts_to_nobod
             for fields in ({"stream": True}, {"tools": [CANARY]}, {"stop": [CANARY]}, {"max_tokens": 0}):
                 running.chat(f"{CANARY} {CANARY}", **fields)
             running.complete(CANARY * 2000)
-            with ThreadPoolExecutor(4) as pool:  # together they do not fit
+            with ThreadPoolExecutor(4) as pool:  # together they exceed the pool
                 prompts = [f"{CANARY} {number}" for number in range(4)]
                 list(pool.map(lambda prompt: running.complete(prompt, max_tokens=200, ignore_eos=True), prompts))
             preemptions = running.metric("vllm:num_preemptions_total")
             assert running.stop() == 0
         lines, log = _lines(running.log), running.log.read_text()
-    # sorted: the line of a stream may come after its reader has gone on
+    # sorted, as the line of a stream may be written after its reader has finished
     assert sorted(int(str(line["status"])) for line in lines[:6]) == [200, 200, 200, 400, 400, 400]
     assert [line["status"] for line in lines[6:]] == [200] * 4
     assert preemptions > 0
@@ -63,7 +63,7 @@ def test_requests_are_told_to_the_log_and_the_collector_and_their_texts_to_nobod
 
 
 @pytest.mark.slow
-def test_an_unreachable_collector_is_one_line_and_a_wrong_one_no_start(tmp_path: Path) -> None:
+def test_an_unreachable_collector_is_logged_once_and_an_invalid_one_refused(tmp_path: Path) -> None:
     with daemon(tmp_path, *SMALL, "--otlp-traces-endpoint", "http://127.0.0.1:9") as running:
         assert running.chat("Hello").status_code == 200
         assert running.stop() == 0

@@ -12,7 +12,7 @@ SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 
 def build_byte_level() -> Tokenizer:
-    """Byte-level BPE as GPT-2, Llama 3 and Qwen have it, with a BOS in front of texts."""
+    """Byte-level BPE like that of GPT-2, Llama 3 and Qwen, with a BOS token before texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,7 +31,7 @@ def build_byte_level() -> Tokenizer:
 
 
 def build_sentencepiece() -> Tokenizer:
-    """BPE with byte fallback and leading-space handling as Llama 2 has it."""
+    """BPE with byte fallback and leading-space handling like that of Llama 2."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     letters = sorted({letter for text in CORPUS[:2] for letter in text if letter.isascii() and letter not in " \n\t"})
     vocab = {piece: index for index, piece in enumerate([*pieces, *letters])}
@@ -48,7 +48,7 @@ def build_sentencepiece() -> Tokenizer:
 
 
 def build_word_pieces() -> Tokenizer:
-    """A tokenizer whose decoder looks at neighbours, so that only whole decoding gives the text."""
+    """WordPiece, whose decoder looks at neighbouring tokens: only decoding at once gives the text."""
     words = ["[UNK]", "hel", "##lo", "wor", "##ld", "the", "fo", "##x", "!", "a"]
     tokenizer = Tokenizer(models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")

@@ -1,4 +1,4 @@
-"""A collector of traces on loopback: OTLP over HTTP."""
+"""A trace collector on loopback: OTLP over HTTP."""
 
 import threading
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 @contextmanager
 def collector(status: int = 200, gate: threading.Event | None = None) -> Iterator[tuple[str, list[Span]]]:
-    """Its URL, and the spans that it has got so far. It answers when the gate is open."""
+    """Run a collector; yield its URL and the list of spans received so far. It answers once the gate is open."""
     spans: list[Span] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""An engine without a model, on the other end of a socket: it speaks every frame and does as it is told."""
+"""A fake engine on the other end of a socket: it has no model, speaks the whole wire format and follows a script."""
 
 import argparse
 import asyncio
@@ -37,21 +37,21 @@ from tiercel.wire import (
 
 @dataclass(frozen=True)
 class Script:
-    """How the fake behaves. Outputs: `reply` over and over, or the prompt itself when it is empty."""
+    """The behaviour of the fake engine. Outputs repeat `reply`, or the prompt if `reply` is empty."""
 
     reply: tuple[int, ...] = ()
-    end_token: int | None = None  # this token in the outputs ends a sequence unless it ignores ends
+    end_token: int | None = None  # ends a sequence, except with ignore_eos
     step_s: float = 0.0
     load_s: float = 0.0
     max_running: int = 64
-    preempted: int = 0  # sequences that the gauges report beside those that wait
-    failure: str | None = None  # cannot start
-    fail_prompt_with: int | None = None  # a token in the prompt that makes the engine fail that sequence
+    preempted: int = 0  # preempted sequences in the gauges, in addition to the waiting ones
+    failure: str | None = None  # message of a failed start
+    fail_prompt_with: int | None = None  # a token whose presence in a prompt fails the sequence
     die_at_step: int | None = None
     hang_at_step: int | None = None
-    is_deaf: bool = False  # takes no aborts
+    ignores_aborts: bool = False
     cached: int = 0  # prompt tokens reported as hits
-    told: Mapping[str, object] = field(default_factory=dict)  # more fields of every `Finished`
+    extra: Mapping[str, object] = field(default_factory=dict)  # more fields of every `Finished`
     vocab_size: int = 1024
     max_model_len: int = 256
     block_size: int = 16
@@ -60,17 +60,17 @@ class Script:
 
 @dataclass
 class Running:
-    """One sequence of the fake."""
+    """One sequence of the fake engine."""
 
     request: Request
     prompt: list[int]
     outputs: list[int] = field(default_factory=list)
-    started_s: float | None = None  # its first step began
-    first_s: float | None = None  # it got its first token
+    started_s: float | None = None  # start of its first step
+    first_s: float | None = None  # time of its first token
 
 
 class FakeEngine(asyncio.Protocol):
-    """One report a step for all running sequences; prompts are computed in their first step."""
+    """Sends one report per step for all running sequences; a prompt is computed in its first step."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -92,7 +92,7 @@ class FakeEngine(asyncio.Protocol):
 
     @property
     def live(self) -> int:
-        """Sequences in any state."""
+        """Number of sequences in any state."""
         return len(self.running) + len(self.waiting)
 
     async def open(self, sock: socket.socket) -> None:
@@ -116,7 +116,7 @@ class FakeEngine(asyncio.Protocol):
                     self.submitted.append(message.request)
                     self.waiting.append(Running(message.request, list(unpack_tokens(message.request.prompt))))
                     self._wake.set()
-                case Abort() if self.script.is_deaf:
+                case Abort() if self.script.ignores_aborts:
                     pass
                 case Abort():
                     self._abort(message)
@@ -129,7 +129,7 @@ class FakeEngine(asyncio.Protocol):
                     self.die()
 
     def die(self) -> None:
-        """Go away without a word."""
+        """Close the connection without a message."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -255,7 +255,7 @@ class FakeEngine(asyncio.Protocol):
             stop_token=stop_token,
             error=error,
         )
-        return replace(finished, **self.script.told)
+        return replace(finished, **self.script.extra)
 
     def _abort(self, message: Abort) -> None:
         finished: list[Finished] = []
@@ -275,7 +275,7 @@ def _logprobs(seq: SeqId, token: int, count: int) -> TokenLogprobs:
 
 
 async def _main(fd: int) -> int:
-    """As a child process: behaviour comes from variables, because the command line is the real engine's."""
+    """Run as a child process. The script comes from variables, as the command line is that of the real engine."""
     engine = FakeEngine(
         Script(
             reply=tuple(int(token) for token in os.environ.get("FAKE_REPLY", "").split()),

@@ -1,4 +1,4 @@
-"""A whole HTTP process in a test: real uvicorn on loopback, a fake engine behind it."""
+"""A server in a test: real uvicorn on loopback with a fake engine."""
 
 import asyncio
 import contextlib
@@ -108,7 +108,7 @@ def with_server(
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    """Wait for something that happens soon."""
+    """Wait until a condition holds. Errors: TimeoutError."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - any condition
             await asyncio.sleep(0.005)

@@ -33,35 +33,35 @@ MACHINE = SimSettings(
     tbt_goal_ms=200.0,
     noise=0.1,
 )
-"""About nine requests a second of 96 + 24 tokens beside as much work of 512 + 64."""
+"""A machine for about nine requests of 96 + 24 tokens per second and as much work in requests of 512 + 64."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """One request and what became of it."""
+    """One request and its outcome."""
 
     at_s: float
     tenant: Tenant
     prompt: int  # tokens
     outputs: int
-    status: int = 0  # 0: not sent
+    status: int = 0  # 0 = not sent
     service: ServiceLevel | None = None
     facts: SequenceFacts | None = None
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from its time to its first token; infinite without one."""
+        """Seconds from its time of sending to its first token; infinite without one."""
         first_s = None if self.facts is None else self.facts.first_token_s
         return float("inf") if first_s is None else first_s - self.at_s
 
     @property
     def is_complete(self) -> bool:
-        """True when it ended with all the tokens that it was admitted with."""
+        """True when it ended and has output tokens."""
         return self.facts is not None and self.facts.finished is not None and self.facts.num_outputs > 0
 
 
 class _Silent:
-    """Observes and counts nothing."""
+    """An observer and counter that does nothing."""
 
     def on_ready(self, ready: Ready) -> None: ...
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None: ...
@@ -72,7 +72,7 @@ class _Silent:
 
 
 class _Wire:
-    """The transport of the client: what it sends waits for the engine's next turn."""
+    """The transport of the client; messages wait for the next turn of the simulated engine."""
 
     def __init__(self) -> None:
         self.sent: list[ToEngine] = []
@@ -87,7 +87,7 @@ class _Wire:
 
 @dataclass
 class Overloaded:
-    """A server of these tenants."""
+    """A server with these tenants."""
 
     tenants: Sequence[Tenant]
     settings: SimSettings = MACHINE
@@ -110,7 +110,7 @@ class Overloaded:
             self._client.sequences, silent, simulation.clock, usages, max_queued=self.max_queued
         )
         self._due = sorted(requests, key=lambda one: -one.at_s)
-        simulation.tally.listener = self._hear
+        simulation.tally.listener = self._deliver
         simulation.loop.take([SetTenants(Tenants(1, tuple(tenant.share for tenant in self.tenants)))])
         while simulation.now_s < until_s:
             self._send_due()
@@ -121,8 +121,8 @@ class Overloaded:
                 simulation.pass_time(min(next_s, until_s))
         return list(requests)
 
-    def _hear(self, report: Report) -> None:
-        """Requests that came while the step ran met the gates before its report."""
+    def _deliver(self, report: Report) -> None:
+        """Admit the requests that came during the step, then deliver its report."""
         self._admit_due()
         self._client.connection.data_received(encode_frame(report))
 
@@ -136,9 +136,9 @@ class Overloaded:
 
     def _admit_due(self) -> None:
         while self._due and self._due[-1].at_s <= self._simulation.now_s:
-            self._ask(self._due.pop())
+            self._submit(self._due.pop())
 
-    def _ask(self, sent: Sent) -> None:
+    def _submit(self, sent: Sent) -> None:
         request = AdmissionRequest(prompts=[sent.prompt], max_tokens=sent.outputs)
         try:
             with self._admission.enter(sent.tenant) as entry:
@@ -164,18 +164,18 @@ class Overloaded:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How well refusals for a goal were chosen."""
+    """How accurate the refusals for a goal were."""
 
     sent: int
     admitted: int
     refused: int
     kept: int  # admitted, with their first token in time
-    precision: float  # of the refused, the part that misses the goal when nobody is refused
-    recall: float  # of those rightly refused and of the admitted that missed the goal, the part that was refused
+    precision: float  # share of the refused that miss the goal in the run without refusals
+    recall: float  # share of the refused among all requests that miss the goal
 
     @property
     def kept_share(self) -> float:
-        """Of the admitted."""
+        """Share of the admitted whose first token came in time."""
         return self.kept / max(self.admitted, 1)
 
 
@@ -193,7 +193,7 @@ def judge(requests: Sequence[Sent], controls: Sequence[Sent], goal_s: float) -> 
 
 
 def draw(tenant: Tenant, rate: float, seconds: float, lengths: tuple[int, int], seed: int) -> list[Sent]:
-    """Requests at random times, their lengths by half to both sides."""
+    """Return requests at random times, with lengths of 50 to 150 % of the mean."""
     rng = random.Random(f"{seed}/{tenant.name}")
     requests: list[Sent] = []
     at_s = 0.0

@@ -1,4 +1,4 @@
-"""The whole life of the server process, with an engine process that has no model."""
+"""The server process from start to end, with a fake engine process."""
 
 import contextlib
 import json
@@ -32,13 +32,13 @@ sys.exit(serve(Settings(engine=EngineSettings(model=fields["model"]), server=ser
 
 @dataclass
 class Started:
-    """A server process; `url` is set once it has announced itself."""
+    """A server process; `url` is set once it has announced its address."""
 
     process: "subprocess.Popen[str]"
     url: str = ""
 
     def wait(self, limit_s: float = 15) -> tuple[int, str]:
-        """Exit code and stderr."""
+        """Wait for the end; return exit code and stderr."""
         _, err = self.process.communicate(timeout=limit_s)
         return self.process.returncode, err
 
@@ -93,14 +93,14 @@ class Reader(threading.Thread):
 
     @staticmethod
     def reading(url: str, tokens: int) -> "Reader":
-        """A reader that has its first event."""
+        """Return a reader that has received its first event."""
         reader = Reader(url, tokens)
         reader.start()
         assert reader.has_begun.wait(10)
         return reader
 
     def rest(self) -> list[str]:
-        """Everything, once the stream has ended."""
+        """Wait for the end of the stream; return all of it."""
         self.join(15)
         assert not self.is_alive()
         return self.lines
@@ -125,7 +125,7 @@ def _is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_server_leaves_with_0_and_takes_its_engine_along(model_folder: Path, number: signal.Signals) -> None:
+def test_an_idle_server_exits_with_0_and_ends_its_engine(model_folder: Path, number: signal.Signals) -> None:
     with started(model_folder) as server:
         server.await_url()
         assert httpx.get(f"{server.url}/ready").status_code == 200
@@ -135,7 +135,7 @@ def test_an_idle_server_leaves_with_0_and_takes_its_engine_along(model_folder: P
         assert _is_gone(_engine_pid(err))
 
 
-def test_a_slow_reader_leaves_only_lines_of_json(model_folder: Path) -> None:
+def test_a_slow_reader_is_logged_in_json_only(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_CONTEXT": "100000"}) as server:
         server.await_url()
         body = json.dumps(text_body(stream=True, max_tokens=90_000, logprobs=20)).encode()
@@ -158,7 +158,7 @@ def test_a_slow_reader_leaves_only_lines_of_json(model_folder: Path) -> None:
         assert "ASGI" not in err
 
 
-def test_the_heap_of_the_start_is_left_alone_by_the_garbage_collector(model_folder: Path) -> None:
+def test_the_objects_of_the_start_are_exempt_from_garbage_collection(model_folder: Path) -> None:
     script = START.replace("sys.exit(serve(", "code = serve(").replace("(sys.argv[2])))", "(sys.argv[2]))")
     script += "import gc\nassert gc.get_freeze_count() > 10_000 and gc.get_threshold()[0] > 10_000\nsys.exit(code)"
     arguments = [json.dumps({"model": str(model_folder)}), json.dumps([sys.executable, str(FAKE)])]
@@ -197,7 +197,7 @@ def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event(model_fold
         assert reader.lines[-1] == "data: [DONE]"
 
 
-def test_a_second_signal_ends_at_once(model_folder: Path) -> None:
+def test_a_second_signal_ends_the_drain_at_once(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_STEP_S": "0.05"}) as server:
         server.await_url()
         Reader.reading(server.url, 200)
@@ -221,7 +221,7 @@ def test_a_signal_while_the_model_loads_ends_the_start(model_folder: Path) -> No
         assert _is_gone(pid)
 
 
-def test_an_engine_that_cannot_start_gives_its_line_and_2(model_folder: Path) -> None:
+def test_an_engine_that_cannot_start_gives_one_line_and_exit_code_2(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_FAILURE": "weights of the model are missing"}) as server:
         code, err = server.wait()
         assert code == 2
@@ -229,7 +229,7 @@ def test_an_engine_that_cannot_start_gives_its_line_and_2(model_folder: Path) ->
         assert "Traceback" not in err
 
 
-def test_an_engine_that_dies_ends_streams_with_an_error_and_the_server_with_3(model_folder: Path) -> None:
+def test_an_engine_that_dies_ends_streams_with_an_error_and_gives_exit_code_3(model_folder: Path) -> None:
     with started(model_folder, {"FAKE_STEP_S": "0.05", "FAKE_DIE_AT": "5"}) as server:
         server.await_url()
         lines = Reader.reading(server.url, 100).rest()
@@ -252,7 +252,7 @@ def test_a_killed_engine_is_noticed_while_idle(model_folder: Path) -> None:
         assert "killed by SIGKILL" in err
 
 
-def test_a_killed_server_leaves_no_engine(model_folder: Path) -> None:
+def test_a_killed_server_leaves_no_engine_behind(model_folder: Path) -> None:
     with started(model_folder) as server:
         server.await_url()
         assert server.process.stderr is not None
@@ -274,7 +274,9 @@ def test_a_killed_server_leaves_no_engine(model_folder: Path) -> None:
         ({"override_generation_config": {"heat": 1.0}}, "unknown key 'heat'"),
     ],
 )
-def test_wrong_settings_give_one_line_and_2(model_folder: Path, fields: dict[str, object], words: str) -> None:
+def test_wrong_settings_give_one_line_and_exit_code_2(
+    model_folder: Path, fields: dict[str, object], words: str
+) -> None:
     with started(model_folder, None, **{"model": str(model_folder), **fields}) as server:
         code, err = server.wait()
         assert code == 2
@@ -282,7 +284,7 @@ def test_wrong_settings_give_one_line_and_2(model_folder: Path, fields: dict[str
         assert len(err.splitlines()) == 1
 
 
-def test_a_key_or_the_operators_word_allows_other_hosts(model_folder: Path) -> None:
+def test_a_key_or_an_explicit_flag_allows_other_hosts(model_folder: Path) -> None:
     with started(model_folder, None, host="0.0.0.0", api_keys=["secret"]) as server:
         server.await_url()
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
@@ -290,7 +292,7 @@ def test_a_key_or_the_operators_word_allows_other_hosts(model_folder: Path) -> N
         assert server.wait()[0] == 0
 
 
-def test_a_port_in_use_gives_one_line_and_2(model_folder: Path) -> None:
+def test_a_port_in_use_gives_one_line_and_exit_code_2(model_folder: Path) -> None:
     with started(model_folder) as first:
         first.await_url()
         port = int(first.url.rsplit(":", 1)[-1])
@@ -337,9 +339,7 @@ def _eventually(url: str, path: str, key: str, status: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_hangup_reads_the_tenants_again_and_a_bad_file_leaves_the_old_ones(
-    model_folder: Path, tmp_path: Path
-) -> None:
+def test_sighup_reloads_the_tenants_and_a_bad_file_changes_nothing(model_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text("tenants: [{name: acme, key: one}]")
     with started(model_folder, None, tenants_config=str(file)) as server:
@@ -370,7 +370,7 @@ def test_a_hangup_reads_the_tenants_again_and_a_bad_file_leaves_the_old_ones(
         assert "cannot be read: No such file" in refused[-1]
 
 
-def test_a_hangup_of_a_server_without_a_tenants_file_changes_nothing(model_folder: Path) -> None:
+def test_sighup_without_a_tenants_file_changes_nothing(model_folder: Path) -> None:
     with started(model_folder) as server:
         server.await_url()
         server.process.send_signal(signal.SIGHUP)
@@ -388,7 +388,7 @@ def test_a_hangup_of_a_server_without_a_tenants_file_changes_nothing(model_folde
         (None, "cannot be read: No such file or directory"),
     ],
 )
-def test_wrong_tenants_at_the_start_give_one_line_and_2(
+def test_a_wrong_tenants_file_at_the_start_gives_one_line_and_exit_code_2(
     text: str | None, words: str, model_folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "tenants.yaml"
@@ -401,7 +401,7 @@ def test_wrong_tenants_at_the_start_give_one_line_and_2(
         assert words in err
 
 
-def test_tenants_have_keys_so_any_host_may_be_bound(model_folder: Path, tmp_path: Path) -> None:
+def test_a_tenants_file_allows_other_hosts(model_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text("tenants: [{name: acme, key: one}]")
     with started(model_folder, None, host="0.0.0.0", tenants_config=str(file)) as server:

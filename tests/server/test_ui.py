@@ -1,4 +1,4 @@
-"""/ui: its files are open and safe, what it is told needs a key, is bounded, and agrees with /metrics."""
+"""/ui: its files are open and safe; the dashboard snapshot needs a key, is bounded and agrees with /metrics."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ async def _complete(server: Running, key: str, prompt: str = "hello world", **mo
 # ---- files
 
 
-def test_its_files_need_no_key_and_let_nothing_foreign_in(model_folder: Path, file: Path) -> None:
+def test_the_files_need_no_key_and_have_a_strict_policy(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         page = await server.http.get("/ui")
         assert page.status_code == 200
@@ -84,7 +84,7 @@ def test_its_files_need_no_key_and_let_nothing_foreign_in(model_folder: Path, fi
     with_server(server_settings(model_folder), test, tenants_config=str(file))
 
 
-def test_the_page_holds_no_inline_script_no_style_and_no_address_of_others() -> None:
+def test_the_page_has_no_inline_script_no_inline_style_and_no_foreign_address() -> None:
     folder = Path(__file__).resolve().parents[2] / "server/ui/static"
     for path in folder.glob("*"):
         if path.suffix not in (".html", ".js", ".css", ".svg"):
@@ -98,7 +98,7 @@ def test_the_page_holds_no_inline_script_no_style_and_no_address_of_others() -> 
     assert "MIT" in licence.read_text(encoding="utf-8")
 
 
-def test_what_has_not_changed_is_not_sent_again(model_folder: Path) -> None:
+def test_an_unchanged_file_is_not_sent_again(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         first = await server.http.get("/ui/app.js")
         again = await server.http.get("/ui/app.js", headers={"if-none-match": first.headers["etag"]})
@@ -120,7 +120,7 @@ def test_only_files_of_the_page_are_served(path: str, model_folder: Path) -> Non
     with_server(server_settings(model_folder), test)
 
 
-def test_the_folder_is_the_page(model_folder: Path) -> None:
+def test_a_trailing_slash_redirects_to_the_page(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.get("/ui/")
         assert (answer.status_code, answer.headers["location"]) == (308, "../ui")
@@ -131,7 +131,7 @@ def test_the_folder_is_the_page(model_folder: Path) -> None:
 # ---- who may see what
 
 
-def test_without_keys_everything_shows(model_folder: Path) -> None:
+def test_without_keys_everything_is_shown(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         assert (await server.http.post("/v1/completions", json=text_body(max_tokens=3))).status_code == 200
         told = await _look(server)
@@ -144,7 +144,7 @@ def test_without_keys_everything_shows(model_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [None, "wrong", "two2"])
-def test_a_wrong_key_is_told_so(key: str | None, model_folder: Path, file: Path) -> None:
+def test_a_wrong_key_gets_401(key: str | None, model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.get("/ui/data", headers={} if key is None else _bearer(key))
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -154,14 +154,14 @@ def test_a_wrong_key_is_told_so(key: str | None, model_folder: Path, file: Path)
     with_server(server_settings(model_folder), test, api_keys=("one",))
 
 
-def test_where_no_tenants_are_named_every_key_is_the_operators(model_folder: Path) -> None:
+def test_without_a_tenants_file_every_key_is_the_operators(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         assert (await _look(server, "one"))["viewer"]["role"] == "operator"
 
     with_server(server_settings(model_folder), test, api_keys=("one",))
 
 
-def test_a_tenant_sees_its_own_and_the_operator_all(model_folder: Path, file: Path) -> None:
+def test_a_tenant_sees_its_own_data_and_the_operator_all(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         for key, tokens in (("one", 2), ("two", 5)):
             assert (await _complete(server, key, max_tokens=tokens)).status_code == 200
@@ -205,7 +205,7 @@ def _full_gauges() -> Gauges:
 # ---- what it shows
 
 
-def test_shares_count_those_that_want_service_now(model_folder: Path, file: Path) -> None:
+def test_fair_shares_count_the_tenants_that_want_service_now(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         stream = {"stream": True, "max_tokens": 200, "ignore_eos": True}
         async with (
@@ -222,11 +222,7 @@ def test_shares_count_those_that_want_service_now(model_folder: Path, file: Path
     with_server(server_settings(model_folder), test, SLOW, tenants_config=str(file))
 
 
-def test_requests_are_told_with_what_the_engine_does_and_never_with_their_text(
-    model_folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tiercel.server.ui.dashboard._FRESH_S", 0.0)
-
+def test_requests_are_shown_with_their_state_and_without_their_text(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         stream = {"stream": True, "max_tokens": 200, "ignore_eos": True}
         body = text_body("naïve secret words", **stream)
@@ -240,22 +236,25 @@ def test_requests_are_told_with_what_the_engine_does_and_never_with_their_text(
             assert "secret" not in json.dumps(told)
             assert (await _look(server, "two"))["requests"] == {"rows": [], "running": 0, "waiting": 0}
 
-            server.engine.script = dataclasses.replace(SLOW, step_s=60.0)  # no report of its own comes after this one
+            server.engine.script = dataclasses.replace(SLOW, step_s=60.0)  # the fake engine sends no further report
             gave_way = SequenceGauges(SeqId(row["seq"]), SequenceState.PREEMPTED, 11, 2)
             tiers = _full_gauges().tiers
             server.engine.send(Report(gauges=Gauges(tiers=tiers, sequences=(gave_way,))))
             await until(lambda: server.context.client.gauges.sequences == (gave_way,))
+            await asyncio.sleep(0.25)  # snapshots are up to 0.2 s old
             (row,) = (await _look(server, "boss"))["requests"]["rows"]
             assert (row["state"], row["computed_tokens"], row["preemptions"]) == ("preempted", 11, 2)
             server.engine.send(Report(gauges=Gauges(num_running=1)))
             await until(lambda: server.context.client.gauges.num_running == 1)
-            assert server.context.client.gauges.sequences == (gave_way,), "what a report leaves out is still so"
+            assert server.context.client.gauges.sequences == (gave_way,), (
+                "fields left out of a report keep their value"
+            )
             assert server.context.client.gauges.tiers == tiers
 
     with_server(server_settings(model_folder), test, SLOW, tenants_config=str(file))
 
 
-def test_it_agrees_with_metrics_and_does_not_count_itself(model_folder: Path) -> None:
+def test_the_snapshot_agrees_with_metrics_and_is_not_counted(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         for tokens in (1, 4, 9):
             await server.http.post("/v1/completions", json=text_body(max_tokens=tokens))
@@ -301,7 +300,7 @@ def test_viewers_of_one_moment_share_one_count_of_each_tenant(model_folder: Path
 
 
 @pytest.mark.parametrize("policy", ["fair", "priority"])
-def test_who_waits_with_its_first_request_is_seen_to_wait(policy: str, model_folder: Path, file: Path) -> None:
+def test_a_tenant_whose_first_request_waits_is_shown_as_waiting(policy: str, model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         async with _open(server, [_bearer("one")], text_body(max_tokens=9)):
             await until(lambda: server.context.client.sequences.num_tokenless == 1)
@@ -317,7 +316,7 @@ def test_who_waits_with_its_first_request_is_seen_to_wait(policy: str, model_fol
     with_server(server_settings(model_folder), test, Script(step_s=60.0), tenants_config=str(file))
 
 
-def test_its_size_is_bounded_whatever_there_is(model_folder: Path, tmp_path: Path) -> None:
+def test_the_size_of_the_snapshot_is_bounded(model_folder: Path, tmp_path: Path) -> None:
     names = [f"tenant-with-a-rather-long-name-{index:03}" for index in range(300)]
     rows = "\n".join(f"  - {{name: {name}, key: key-{name}}}" for name in names)
     path = tmp_path / "many.yaml"
@@ -349,7 +348,7 @@ def test_its_size_is_bounded_whatever_there_is(model_folder: Path, tmp_path: Pat
 
 @contextlib.asynccontextmanager
 async def _open(server: Running, headers: list[dict[str, str]], body: dict[str, object]) -> AsyncIterator[None]:
-    """Requests that stay open until the block ends."""
+    """Open requests that end with the block."""
     posts = [server.http.post("/v1/completions", json=body, headers=one) for one in headers]
     tasks = [asyncio.ensure_future(post) for post in posts]
     try:
@@ -360,7 +359,7 @@ async def _open(server: Running, headers: list[dict[str, str]], body: dict[str, 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_it_is_there_while_the_model_loads(model_folder: Path) -> None:
+def test_the_snapshot_is_served_while_the_model_loads(model_folder: Path) -> None:
     async def test() -> None:
         async with running(server_settings(model_folder), Script(load_s=60.0), wait=False) as server:
             await until(lambda: server.context.client.status.stage == "loading weights")

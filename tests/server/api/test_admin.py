@@ -1,4 +1,4 @@
-"""/admin/tenants: who may, what it shows, and that a change is whole or none."""
+"""/admin/tenants: access, what is shown, and changes that are made whole or not at all."""
 
 import asyncio
 import hashlib
@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_only_the_admin_key_opens_it(model_folder: Path, file: Path) -> None:
+def test_admin_routes_need_the_admin_key(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         for key in (None, "one", "nobody"):
             for answer in (await server.http.get(ADMIN, headers=_headers(key)), await _put(server, OTHER, key)):
@@ -50,7 +50,7 @@ def test_only_the_admin_key_opens_it(model_folder: Path, file: Path) -> None:
     with_server(server_settings(model_folder), test, tenants_config=str(file), admin_key="deputy")
 
 
-def test_without_an_admin_key_nobody_may(model_folder: Path, file: Path) -> None:
+def test_admin_routes_are_disabled_without_an_admin_key(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         for key in (None, "one"):
             answer = await server.http.get(ADMIN, headers=_headers(key))
@@ -62,7 +62,7 @@ def test_without_an_admin_key_nobody_may(model_folder: Path, file: Path) -> None
     with_server(server_settings(model_folder), test, tenants_config=str(file))
 
 
-def test_it_shows_everything_but_keys(model_folder: Path, file: Path) -> None:
+def test_tenants_are_shown_with_everything_but_their_keys(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> httpx.Response:
         return await server.http.get(ADMIN, headers=_headers())
 
@@ -92,7 +92,7 @@ def test_it_shows_everything_but_keys(model_folder: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["application/yaml", "text/plain", "application/json", "application/json; charset=x"])
-def test_a_document_takes_the_place_of_the_tenants(kind: str, model_folder: Path, file: Path) -> None:
+def test_a_document_replaces_the_tenants(kind: str, model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         text = OTHER if "json" not in kind else json.dumps({"tenants": [{"name": "new", "keys": ["two", "three"]}]})
         before = server.context.tenants.table
@@ -109,7 +109,7 @@ def test_a_document_takes_the_place_of_the_tenants(kind: str, model_folder: Path
     with_server(server_settings(model_folder), test, tenants_config=str(file))
 
 
-def test_a_new_admin_key_takes_over_and_that_of_the_settings_stays(model_folder: Path, file: Path) -> None:
+def test_a_new_admin_key_is_accepted_beside_the_one_of_the_settings(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         assert (await _put(server, f"admin_key: chief\n{OTHER}")).status_code == 200
         statuses = [(await server.http.get(ADMIN, headers=_headers(key))).status_code for key in ("boss", "chief")]
@@ -119,7 +119,7 @@ def test_a_new_admin_key_takes_over_and_that_of_the_settings_stays(model_folder:
     with_server(server_settings(model_folder), test, tenants_config=str(file), admin_key="deputy")
 
 
-def test_a_server_without_a_file_can_be_given_tenants(model_folder: Path) -> None:
+def test_a_server_without_a_tenants_file_accepts_tenants(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         assert (await server.http.post("/v1/completions", json=text_body(max_tokens=1))).status_code == 200
         assert (await _put(server, OTHER)).status_code == 200
@@ -159,7 +159,7 @@ def test_a_wrong_document_changes_nothing(text: str, kind: str, words: str, mode
     with_server(server_settings(model_folder), test, tenants_config=str(file))
 
 
-def test_changes_at_once_are_made_one_by_one(model_folder: Path, file: Path) -> None:
+def test_concurrent_changes_are_made_one_by_one(model_folder: Path, file: Path) -> None:
     async def test() -> None:
         async with running(replace(server_settings(model_folder), tenants_config=str(file))) as server:
             texts = [f"tenants: [{{name: t{index}, key: k{index}}}]" for index in range(10)]

@@ -23,7 +23,7 @@ def _broken(context: ServerContext) -> ServerContext:
     return dataclasses.replace(context, draw_seed=draw_seed)
 
 
-def test_an_unexpected_error_shows_an_id_and_nothing_else(model_folder: Path) -> None:
+def test_an_unexpected_error_answers_with_an_id_and_no_details(model_folder: Path) -> None:
     async def test() -> None:
         async with running(server_settings(model_folder), changed=_broken) as server:
             with structlog.testing.capture_logs() as logs:
@@ -45,7 +45,7 @@ def test_an_unexpected_error_shows_an_id_and_nothing_else(model_folder: Path) ->
     asyncio.run(test())
 
 
-def test_a_slow_reader_without_its_first_byte_gets_an_error_in_the_shape_of_openai() -> None:
+def test_a_client_that_reads_nothing_gets_an_error_if_no_byte_was_sent() -> None:
     sent: list[Message] = []
 
     async def overflows(scope: Scope, receive: Receive, send: Send) -> None:

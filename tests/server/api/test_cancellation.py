@@ -1,4 +1,4 @@
-"""A client that goes away ends its work, in every state."""
+"""A client that leaves ends its work, in every state of its request."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def _has_nothing(server: Running) -> bool:
 async def _leave_when(
     server: Running, body: dict[str, object], condition: Callable[[], bool], route: str = TEXT
 ) -> None:
-    """Ask, wait for a moment in the life of the request, and hang up."""
+    """Send a request, wait for the condition, and disconnect."""
     asking = asyncio.create_task(server.http.post(route, json=body))
     await until(condition)
     assert not asking.done()
@@ -31,7 +31,7 @@ async def _leave_when(
         await asking
 
 
-def test_a_client_that_leaves_a_stream_ends_it_within_a_step(model_folder: Path) -> None:
+def test_a_client_that_leaves_a_stream_ends_its_sequence_within_a_step(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         async with server.http.stream("POST", TEXT, json=text_body(stream=True, max_tokens=200)) as answer:
             async for _ in answer.aiter_lines():
@@ -42,7 +42,7 @@ def test_a_client_that_leaves_a_stream_ends_it_within_a_step(model_folder: Path)
     with_server(server_settings(model_folder), test, Script(step_s=0.02))
 
 
-def test_a_client_that_leaves_a_whole_answer_ends_it(model_folder: Path) -> None:
+def test_a_client_that_leaves_a_whole_answer_ends_its_sequence(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         await _leave_when(server, text_body(max_tokens=200), lambda: server.engine.steps > 2)
         await until(lambda: _has_nothing(server), 2)
@@ -51,7 +51,7 @@ def test_a_client_that_leaves_a_whole_answer_ends_it(model_folder: Path) -> None
     with_server(server_settings(model_folder), test, Script(step_s=0.05))
 
 
-def test_a_client_that_leaves_the_queue_ends_its_wait(model_folder: Path) -> None:
+def test_a_client_that_leaves_while_queued_leaves_the_queue(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         runner = asyncio.create_task(server.http.post(TEXT, json=text_body(max_tokens=20)))
         await until(lambda: len(server.engine.running) == 1)
@@ -64,7 +64,7 @@ def test_a_client_that_leaves_the_queue_ends_its_wait(model_folder: Path) -> Non
     with_server(server_settings(model_folder), test, Script(step_s=0.1, max_running=1))
 
 
-def test_a_client_that_leaves_during_its_prefill_ends_it(model_folder: Path) -> None:
+def test_a_client_that_leaves_during_prefill_ends_its_sequence(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         await _leave_when(server, chat_body(stream=True), lambda: server.engine.live == 1, "/v1/chat/completions")
         await until(lambda: _has_nothing(server), 2)
@@ -110,7 +110,7 @@ def test_three_cancelled_clients_leave_all_gauges_at_zero(model_folder: Path) ->
     async def test(server: Running) -> None:
         all_run = asyncio.Event()
 
-        def have_all_run() -> bool:  # the first that leaves must not keep the others
+        def have_all_run() -> bool:  # a client that leaves early must not free room for others
             if len(server.engine.running) == 3:
                 all_run.set()
             return all_run.is_set()
@@ -127,8 +127,8 @@ def test_three_cancelled_clients_leave_all_gauges_at_zero(model_folder: Path) ->
     with_server(server_settings(model_folder), test, Script(step_s=0.02))
 
 
-def test_a_reader_that_does_not_read_is_cancelled_alone(model_folder: Path) -> None:
-    """The kernel's and the server's buffers fill first; then the mailbox overflows and the request ends."""
+def test_a_client_that_does_not_read_is_cancelled_and_others_go_on(model_folder: Path) -> None:
+    """The buffers of the kernel and of the server fill first; then the mailbox overflows and the request ends."""
 
     async def test(server: Running) -> None:
         body = json.dumps(text_body(stream=True, max_tokens=90_000, logprobs=20)).encode()

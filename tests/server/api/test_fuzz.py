@@ -1,4 +1,4 @@
-"""Random bodies: only 2xx and 4xx, and nothing left behind."""
+"""Random bodies get only 2xx and 4xx answers and leave nothing behind."""
 
 import random
 from pathlib import Path

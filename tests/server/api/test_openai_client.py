@@ -1,4 +1,4 @@
-"""The official client, as users have it."""
+"""The official OpenAI client against the server."""
 
 import asyncio
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def test_chat_streamed(model_folder: Path, codec: TextCodec) -> None:
     _with_sync_client(model_folder, codec, test, _script(codec, 0.01))
 
 
-def test_the_stream_helper_of_the_client(model_folder: Path, codec: TextCodec) -> None:
+def test_chat_with_the_clients_stream_helper(model_folder: Path, codec: TextCodec) -> None:
     def test(client: openai.OpenAI) -> None:
         with client.chat.completions.stream(model=MODEL, messages=MESSAGES, n=1) as stream:
             completion = stream.until_done().get_final_completion()
@@ -78,7 +78,7 @@ def test_text_completions_whole_and_streamed(model_folder: Path, codec: TextCode
     _with_sync_client(model_folder, codec, test)
 
 
-def test_the_async_client(model_folder: Path, codec: TextCodec) -> None:
+def test_chat_with_the_async_client(model_folder: Path, codec: TextCodec) -> None:
     async def test(server: Running) -> None:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
             whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
@@ -119,7 +119,7 @@ def test_errors_arrive_as_the_exceptions_of_the_client(model_folder: Path, codec
     _with_sync_client(model_folder, codec, test)
 
 
-def test_a_death_in_mid_stream_raises_in_the_client(model_folder: Path, codec: TextCodec) -> None:
+def test_a_dead_engine_in_mid_stream_raises_in_the_client(model_folder: Path, codec: TextCodec) -> None:
     def test(client: openai.OpenAI) -> None:
         stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
         with pytest.raises(openai.APIError, match="The engine stopped"):

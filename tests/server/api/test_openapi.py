@@ -1,4 +1,4 @@
-"""/openapi.json documents every route, and real answers are what it says."""
+"""/openapi.json documents every route, and real answers match their documented schema."""
 
 import asyncio
 import json
@@ -109,7 +109,7 @@ def _check(document: Tree, method: str, path: str, status: int, body: object, *,
         ("get", "/load", None, KEY, 200),
     ],
 )  # fmt: skip
-def test_an_answer_is_what_the_document_says(
+def test_answers_match_their_documented_schema(
     method: str,
     path: str,
     body: dict[str, object] | None,
@@ -130,7 +130,7 @@ def test_an_answer_is_what_the_document_says(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_every_event_of_a_stream_is_what_the_document_says(path: str, document: Tree, model_folder: Path) -> None:
+def test_stream_events_match_their_documented_schema(path: str, document: Tree, model_folder: Path) -> None:
     async def test(server: Running) -> None:
         extra: dict[str, object] = {"stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}}
         body = chat_body(**extra) if "chat" in path else text_body(**extra, logprobs=1)
@@ -143,7 +143,7 @@ def test_every_event_of_a_stream_is_what_the_document_says(path: str, document: 
     with_server(server_settings(model_folder), test)
 
 
-def test_a_model_that_is_not_ready_answers_as_documented(document: Tree, model_folder: Path) -> None:
+def test_answers_without_an_engine_match_their_documented_schema(document: Tree, model_folder: Path) -> None:
     async def test(server: Running) -> None:
         await server.context.client.status.wait_gone()
         for path in ("/health", "/ready"):

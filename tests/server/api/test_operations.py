@@ -8,7 +8,7 @@ from tiercel.request import unpack_tokens
 from tiercel.server.text.tokenizer import TextCodec
 
 
-def test_a_server_that_loads_says_its_stage_and_is_alive(model_folder: Path) -> None:
+def test_a_loading_server_is_alive_and_reports_its_stage(model_folder: Path) -> None:
     async def test() -> None:
         async with running(server_settings(model_folder), Script(load_s=0.4), wait=False) as server:
             await until(lambda: server.context.client.status.stage == "loading weights")
@@ -26,7 +26,7 @@ def test_a_server_that_loads_says_its_stage_and_is_alive(model_folder: Path) -> 
     asyncio.run(test())
 
 
-def test_a_dead_engine_shows_and_requests_get_503(model_folder: Path) -> None:
+def test_a_dead_engine_is_reported_and_requests_get_503(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         server.engine.die()
         await server.context.client.status.wait_gone()
@@ -39,7 +39,7 @@ def test_a_dead_engine_shows_and_requests_get_503(model_folder: Path) -> None:
     with_server(server_settings(model_folder), test)
 
 
-def test_a_hung_engine_shows_only_while_work_is_pending(model_folder: Path) -> None:
+def test_a_hung_engine_is_reported_only_while_work_is_pending(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         await asyncio.sleep(0.3)
         assert (await server.http.get("/health")).status_code == 200
@@ -71,7 +71,7 @@ def test_version_load_and_models(model_folder: Path) -> None:
     with_server(server_settings(model_folder), test, Script(step_s=0.05), enable_server_load_tracking=True)
 
 
-def test_load_is_served_only_when_asked_for(model_folder: Path) -> None:
+def test_load_is_served_only_when_enabled(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.get("/load")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
@@ -103,7 +103,7 @@ def test_tokenize_and_detokenize_agree_with_generation(model_folder: Path, codec
     with_server(server_settings(model_folder), test)
 
 
-def test_request_ids_are_echoed_when_they_are_harmless(model_folder: Path) -> None:
+def test_valid_request_ids_are_echoed(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         good = await server.http.get("/version", headers={"x-request-id": "a.b-C_1"})
         assert good.headers["x-request-id"] == "a.b-C_1"
@@ -114,7 +114,7 @@ def test_request_ids_are_echoed_when_they_are_harmless(model_folder: Path) -> No
     with_server(server_settings(model_folder), test)
 
 
-def test_every_answer_has_a_request_id_when_asked_for(model_folder: Path) -> None:
+def test_every_answer_has_a_request_id_when_enabled(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.get("/version")
         assert len(answer.headers["x-request-id"]) == 32
@@ -135,7 +135,7 @@ def test_other_origins_are_answered_only_when_allowed(model_folder: Path) -> Non
     with_server(server_settings(model_folder), without)
 
 
-def test_the_documentation_is_off_unless_asked_for(model_folder: Path) -> None:
+def test_the_documentation_is_off_by_default(model_folder: Path) -> None:
     async def off(server: Running) -> None:
         assert (await server.http.get("/docs")).status_code == 404
         assert (await server.http.get("/openapi.json")).status_code == 404

@@ -65,7 +65,7 @@ def test_the_models_defaults_fill_what_the_client_left_out() -> None:
     assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (0.6, 1.0, 20, 1.1)
 
 
-def test_the_rest_of_the_context_or_of_the_pool_is_the_default_of_chat() -> None:
+def test_chat_defaults_to_the_rest_of_the_context_or_of_the_pool() -> None:
     assert _chat().max_tokens == 70
     plan = chat_plan(
         read_fields(ChatFields, {"messages": [{"role": "user", "content": "x"}]}), SamplingDefaults(), LIMITS
@@ -78,7 +78,7 @@ def test_a_text_completion_has_sixteen_tokens_by_default() -> None:
     assert plan.for_prompt(1, LIMITS, None).max_tokens == 16
 
 
-def test_a_temperature_near_zero_is_kept_above_overflow_and_zero_stays_greedy() -> None:
+def test_a_temperature_near_zero_is_raised_and_zero_stays_greedy() -> None:
     assert _chat(temperature=1e-9).temperature == 0.01
     assert _chat(temperature=0).temperature == 0
     assert _chat(top_k=-1).top_k == 0
@@ -107,7 +107,7 @@ def test_without_a_seed_each_choice_draws_its_own() -> None:
     assert _chat().seed == 77
 
 
-def test_generation_config_is_read_or_left_alone(tmp_path: Path) -> None:
+def test_generation_config_is_read_unless_another_source_is_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(
         json.dumps({"temperature": 0.7, "top_k": 40, "max_new_tokens": 30, "eos_token_id": [1], "do_sample": True})
     )
@@ -136,17 +136,17 @@ def test_a_broken_generation_config_is_a_configuration_error(tmp_path: Path, tex
         *[("top_k", -2), ("max_new_tokens", -1), ("max_new_tokens", 1.5), ("repetition_penalty", 1e9)],
     ],
 )
-def test_defaults_keep_the_ranges_of_clients(tmp_path: Path, key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"--override-generation-config: {key} cannot be"):
+def test_defaults_must_be_in_the_ranges_of_client_values(tmp_path: Path, key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"--override-generation-config: invalid {key}"):
         load_sampling_defaults(tmp_path, "auto", {key: value})
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps({key: value}))
     for source in ("auto", str(tmp_path)):
-        with pytest.raises(ConfigError, match=f"{file}: {key} cannot be"):
+        with pytest.raises(ConfigError, match=f"{file}: invalid {key}"):
             load_sampling_defaults(tmp_path, source, {})
 
 
-def test_the_edges_of_the_ranges_are_taken(tmp_path: Path) -> None:
+def test_the_bounds_of_the_ranges_are_valid(tmp_path: Path) -> None:
     edges = {"top_k": -1, "top_p": 1, "min_p": 0, "temperature": 0, "repetition_penalty": 0.1, "max_new_tokens": 0}
     read = load_sampling_defaults(tmp_path, "auto", edges)
     assert (read.top_k, read.top_p, read.max_new_tokens) == (-1, 1, None)

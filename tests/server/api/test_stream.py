@@ -119,7 +119,7 @@ def test_a_character_is_never_split(model_folder: Path, codec: TextCodec) -> Non
     with_server(server_settings(model_folder), test, Script(reply=reply, step_s=0.002))
 
 
-def test_a_stop_string_ends_the_stream_and_the_engine_hears_of_it(model_folder: Path, codec: TextCodec) -> None:
+def test_a_stop_string_ends_the_stream_and_aborts_the_sequence(model_folder: Path, codec: TextCodec) -> None:
     reply = _ids(codec, "one two three four five six")
 
     async def test(server: Running) -> None:
@@ -158,7 +158,7 @@ def test_a_stop_token_is_counted_but_not_shown(model_folder: Path, codec: TextCo
     with_server(server_settings(model_folder), test, Script(reply=reply, end_token=end))
 
 
-def test_a_stop_token_is_shown_when_asked_for(model_folder: Path, codec: TextCodec) -> None:
+def test_a_stop_token_is_shown_with_include_stop_str_in_output(model_folder: Path, codec: TextCodec) -> None:
     end = codec.encode("</s>", add_special_tokens=False)[0]
     reply = (*_ids(codec, "bye"), end)
 
@@ -178,7 +178,7 @@ def test_a_stop_token_is_shown_when_asked_for(model_folder: Path, codec: TextCod
     with_server(server_settings(model_folder), test, Script(reply=reply, end_token=end))
 
 
-def test_alternatives_of_a_text_come_likeliest_first(model_folder: Path) -> None:
+def test_top_logprobs_of_text_completions_are_sorted(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.post(TEXT, json=text_body([40], max_tokens=2, logprobs=4))
         for alternatives in answer.json()["choices"][0]["logprobs"]["top_logprobs"]:
@@ -227,7 +227,7 @@ def test_a_whole_answer_carries_every_field(model_folder: Path) -> None:
     with_server(server_settings(model_folder), test)
 
 
-def test_a_death_in_mid_stream_is_an_error_event(model_folder: Path) -> None:
+def test_a_dead_engine_in_mid_stream_is_an_error_event(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.post(CHAT, json=chat_body(stream=True))
         assert answer.status_code == 200

@@ -9,11 +9,10 @@ import pytest
 from tests.server.fake_engine import FakeEngine, Script
 from tests.server.harness import until
 from tiercel.clock import ManualClock
-from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, Gauges, TokenLogprobs
+from tiercel.outcome import FinishReason, Gauges
 from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox, unread_limit_bytes
+from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.engine.status import EngineStartError, EngineState
 from tiercel.server.metrics.registry import ServerMetrics
@@ -60,7 +59,7 @@ async def _read_all(mailbox: Mailbox) -> list[Delivery]:
     return news
 
 
-def test_a_sequence_brings_its_tokens_in_order_and_one_end() -> None:
+def test_a_sequence_delivers_its_tokens_in_order_and_one_end() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
         await client.status.wait_ready()
         mailbox = Mailbox()
@@ -101,7 +100,7 @@ def test_an_aborted_sequence_delivers_nothing_more_and_is_forgotten() -> None:
     _with_pair(test, Script(step_s=0.01))
 
 
-def test_a_death_reaches_every_reader_after_its_last_tokens() -> None:
+def test_the_death_of_the_engine_is_delivered_after_the_last_tokens() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
         await client.status.wait_ready()
         mailbox = Mailbox()
@@ -134,7 +133,7 @@ def test_a_failed_start_gives_the_engines_message() -> None:
     _with_pair(test, Script(failure="no weights"))
 
 
-def test_a_death_during_the_start_names_the_stage() -> None:
+def test_the_error_of_an_engine_that_dies_while_loading_names_the_stage() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
         await until(lambda: client.status.stage == "loading weights")
         engine.die()
@@ -144,7 +143,7 @@ def test_a_death_during_the_start_names_the_stage() -> None:
     _with_pair(test, Script(load_s=30))
 
 
-def test_garbage_on_the_socket_is_a_death() -> None:
+def test_bytes_that_are_no_frame_end_the_engine() -> None:
     async def test() -> None:
         client = EngineClient(ManualClock(), ServerMetrics("tiny"))
         ours, theirs = socket.socketpair()
@@ -170,8 +169,8 @@ def test_silence_counts_only_with_work_pending() -> None:
     _with_pair(test, Script(hang_at_step=0))
 
 
-class Listener:
-    """A watcher that keeps what it hears of prompts."""
+class PromptRecorder:
+    """A watcher that records the reports of prompt tokens."""
 
     def __init__(self) -> None:
         self.prompts: list[tuple[int, float]] = []
@@ -186,10 +185,10 @@ class Listener:
         self.prompts.append((tokens, busy_s))
 
 
-def test_the_speed_of_prompts_is_told_only_of_steps_that_leave_somebody_waiting() -> None:
+def test_prompt_tokens_are_reported_only_for_steps_after_which_sequences_wait() -> None:
     async def test() -> None:
-        clock, listener = ManualClock(10.0), Listener()
-        client, engine = EngineClient(clock, ServerMetrics("tiny"), listener), FakeEngine(Script(hang_at_step=0))
+        clock, recorder = ManualClock(10.0), PromptRecorder()
+        client, engine = EngineClient(clock, ServerMetrics("tiny"), recorder), FakeEngine(Script(hang_at_step=0))
         ours, theirs = socket.socketpair()
         await engine.open(theirs)
         await client.open(ours, EngineSettings(model="folder"))
@@ -203,12 +202,12 @@ def test_the_speed_of_prompts_is_told_only_of_steps_that_leave_somebody_waiting(
             client.connection.data_received(encode_frame(report))
 
         client.submit([_start()], Mailbox(), 10.0)
-        report(1, 20)  # it was alone, and the step as small as it was
-        assert listener.prompts == []
+        report(1, 20)  # no other sequence waits, so that the step says nothing of the speed
+        assert recorder.prompts == []
         client.submit([_start()], Mailbox(), 10.1)
         report(0, 256)
-        report(1, 257)  # beside a decode
-        assert listener.prompts == [(256, pytest.approx(0.1)), (256, pytest.approx(0.1))]
+        report(1, 257)  # one of the tokens is that of a decode
+        assert recorder.prompts == [(256, pytest.approx(0.1)), (256, pytest.approx(0.1))]
         client.close()
         engine.die()
         await engine.closed.wait()
@@ -216,7 +215,7 @@ def test_the_speed_of_prompts_is_told_only_of_steps_that_leave_somebody_waiting(
     asyncio.run(test())
 
 
-def test_a_drain_gives_up_the_youngest_of_the_queue() -> None:
+def test_a_drain_gives_up_the_youngest_queued_sequences() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
         await client.status.wait_ready()
         boxes = [Mailbox() for _ in range(3)]
@@ -234,7 +233,7 @@ def test_a_drain_gives_up_the_youngest_of_the_queue() -> None:
     _with_pair(test, Script(step_s=0.02, max_running=1))
 
 
-def test_a_drain_leaves_those_that_were_admitted_before() -> None:
+def test_a_drain_keeps_the_sequences_that_the_engine_has_admitted() -> None:
     async def test(client: EngineClient, engine: FakeEngine, _clock: ManualClock) -> None:
         await client.status.wait_ready()
         client.submit([_start(50)], Mailbox(), 0.0)
@@ -244,64 +243,3 @@ def test_a_drain_leaves_those_that_were_admitted_before() -> None:
         assert client.sequences.num_open == 2
 
     _with_pair(test, Script(step_s=0.02, preempted=1))
-
-
-def test_a_slow_reader_finds_its_tokens_joined() -> None:
-    async def test() -> None:
-        mailbox = Mailbox()
-        for token in range(100):
-            mailbox.put_token(token % 2, token)
-        mailbox.put_finished(1, _finished())
-        news = await mailbox.take()
-        assert isinstance(news, tuple)
-        assert [(delivery.choice, len(delivery.tokens)) for delivery in news] == [(0, 50), (1, 50)]
-        assert news[1].finished is not None
-
-    asyncio.run(test())
-
-
-def test_a_mailbox_overflows_at_its_limit_and_not_before() -> None:
-    mailbox = Mailbox(limit_bytes=1600)
-    with mailbox.sending():
-        for token in range(100):
-            mailbox.put_token(0, token)
-        assert not mailbox.overflow.is_set()
-        mailbox.put_logprobs(0, TokenLogprobs(SeqId(1), 1, -1.0, 1, (1,), (-1.0,)))
-        assert mailbox.overflow.is_set()
-
-
-def test_what_waits_for_our_own_loop_does_not_overflow_a_mailbox() -> None:
-    async def test() -> None:
-        mailbox = Mailbox(limit_bytes=1600)
-        for token in range(1000):
-            mailbox.put_token(0, token)
-        await mailbox.take()
-        with mailbox.sending():
-            mailbox.put_token(0, 1)
-        assert not mailbox.overflow.is_set()
-
-    asyncio.run(test())
-
-
-def test_a_mailbox_holds_the_same_number_of_steps_whatever_a_step_brings() -> None:
-    plain, rich = unread_limit_bytes(1, 0), unread_limit_bytes(8, 5)
-    assert plain == 256 * 1024
-    assert rich == 8 * 6 * plain
-    assert unread_limit_bytes(512, 20) == 16 * 1024 * 1024
-
-
-def test_reading_makes_room_in_a_mailbox() -> None:
-    async def test() -> None:
-        mailbox = Mailbox(limit_bytes=1600)
-        for _ in range(10):
-            with mailbox.sending():
-                for token in range(90):
-                    mailbox.put_token(0, token)
-            await mailbox.take()
-        assert not mailbox.overflow.is_set()
-
-    asyncio.run(test())
-
-
-def _finished() -> Finished:
-    return Finished(seq=SeqId(1), reason=FinishReason.LENGTH, num_prompt=1, num_outputs=1, num_cached=0)

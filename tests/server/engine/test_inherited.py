@@ -1,4 +1,4 @@
-"""What the HTTP process holds for its engines."""
+"""The resources that the HTTP process keeps for its engine processes."""
 
 import os
 import subprocess
@@ -27,19 +27,19 @@ socket.socket(fileno=given.fd).sendall(before.rstrip(b"\\0") or b"nothing")
 
 
 def run_engine(inherited: InheritedResources) -> tuple[bytes, int]:
-    """What it found, and its pid."""
+    """Run an engine; return the text that it found in the memory, and its pid."""
     with EngineChild.start((sys.executable, "-c", _ENGINE), inherited) as child:
         return child.sock.recv(100), child.pid
 
 
-def test_an_engine_finds_what_the_one_before_it_left() -> None:
+def test_an_engine_finds_the_memory_of_the_engine_before_it() -> None:
     with InheritedResources.open(EngineSettings(model="unused")) as inherited:
         found, pid = run_engine(inherited)
         assert found == b"nothing"
         assert run_engine(inherited)[0] == f"left by {pid}".encode()
 
 
-def test_the_folders_are_held_until_the_end(tmp_path: Path) -> None:
+def test_the_folders_are_locked_until_the_resources_are_closed(tmp_path: Path) -> None:
     folders = (str(tmp_path / "a"), str(tmp_path / "b"))
     settings = EngineSettings(model="unused", kv_disk_paths=folders, kv_disk_bytes=1)
     with InheritedResources.open(settings) as inherited:
@@ -50,7 +50,7 @@ def test_the_folders_are_held_until_the_end(tmp_path: Path) -> None:
     os.close(lock_folder(tmp_path / "a"))
 
 
-def test_a_folder_that_is_taken_leaves_nothing_held(tmp_path: Path) -> None:
+def test_a_locked_folder_leaves_no_other_folder_locked(tmp_path: Path) -> None:
     taken = lock_folder(tmp_path / "b")
     settings = EngineSettings(model="unused", kv_disk_paths=(str(tmp_path / "a"), str(tmp_path / "b")), kv_disk_bytes=1)
     with pytest.raises(ConfigError):
@@ -59,7 +59,7 @@ def test_a_folder_that_is_taken_leaves_nothing_held(tmp_path: Path) -> None:
     os.close(taken)
 
 
-def test_an_engine_that_outlives_us_still_holds_the_folder(tmp_path: Path) -> None:
+def test_an_engine_that_outlives_its_parent_still_holds_the_lock(tmp_path: Path) -> None:
     settings = EngineSettings(model="unused", kv_disk_paths=(str(tmp_path / "a"),), kv_disk_bytes=1)
     with InheritedResources.open(settings) as inherited:
         child = subprocess.Popen(["sleep", "60"], pass_fds=inherited.fds)
@@ -71,6 +71,6 @@ def test_an_engine_that_outlives_us_still_holds_the_folder(tmp_path: Path) -> No
     assert lock_holder(tmp_path / "a") is None
 
 
-def test_nothing_is_inherited_by_accident() -> None:
+def test_the_descriptors_are_not_inheritable_by_other_processes() -> None:
     with InheritedResources.open(EngineSettings(model="unused")) as inherited:
         assert not any(os.get_inheritable(fd) for fd in inherited.fds)

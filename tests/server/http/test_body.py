@@ -1,4 +1,4 @@
-"""Large bodies: what is legal passes, what is only large is refused before it costs anything."""
+"""Large bodies: legal ones pass, others are refused before they are decoded."""
 
 import asyncio
 import json
@@ -30,9 +30,9 @@ CROWDED = {
 
 
 @pytest.mark.parametrize("name", CROWDED)
-def test_a_crowded_body_is_refused_without_being_decoded(name: str) -> None:
+def test_a_body_with_too_many_values_is_refused_before_decoding(name: str) -> None:
     started_s = time.thread_time()
-    with pytest.raises(AdmissionError, match="more than a request can have") as refusal:
+    with pytest.raises(AdmissionError, match="The body is too complex") as refusal:
         parse_object(CROWDED[name], max_values=VALUES)
     assert (refusal.value.status, refusal.value.code) == (400, "body_too_complex")
     assert time.thread_time() - started_s < 0.5  # decoding takes seconds
@@ -43,12 +43,12 @@ def test_a_crowded_body_is_refused_without_being_decoded(name: str) -> None:
     ['[{"x": 1}, ' * 90_000, "\\" * MIB, '"' * MIB, '\\",[' * 200_000, "naïve 🙂 " * 100_000],
     ids=["code", "backslashes", "quotes", "both", "letters"],
 )
-def test_a_long_text_may_hold_whatever_letters_it_likes(text: str) -> None:
+def test_a_long_text_may_contain_any_characters(text: str) -> None:
     body = json.dumps({"prompt": text}).encode()
     assert parse_object(body, max_values=VALUES) == {"prompt": text}
 
 
-def test_as_many_values_as_allowed_pass_and_one_more_does_not() -> None:
+def test_the_limit_of_values_is_exact() -> None:
     assert len(str(parse_object(b'{"prompt":[' + b"1," * 99 + b"1]}", max_values=100))) > 100
     with pytest.raises(AdmissionError):
         parse_object(b'{"prompt":[' + b"1," * 100 + b"1]}", max_values=100)
@@ -89,7 +89,7 @@ def test_the_longest_legal_prompts_are_served(model_folder: Path) -> None:
     with_server(server_settings(model_folder), test, Script(max_model_len=context, blocks_total=100_000))
 
 
-def test_the_loop_goes_on_while_a_crowded_body_is_refused(model_folder: Path) -> None:
+def test_the_event_loop_runs_on_while_a_large_body_is_refused(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         slowest_s = 0.0
 
@@ -116,7 +116,7 @@ def test_the_loop_goes_on_while_a_crowded_body_is_refused(model_folder: Path) ->
     with_server(server_settings(model_folder), test)
 
 
-def test_detokenize_takes_a_context_and_no_more(model_folder: Path) -> None:
+def test_detokenize_takes_at_most_a_context_of_tokens(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         fits = await server.http.post("/detokenize", json={"model": MODEL, "tokens": [5] * 256})
         assert fits.status_code == 200

@@ -1,4 +1,4 @@
-"""Every row of the error table whose feature exists: status, OpenAI body, known words, and nothing left over."""
+"""The error table: status, OpenAI body, words of the message, and nothing left behind."""
 
 import asyncio
 import json
@@ -112,7 +112,7 @@ ROWS: list[tuple[str, dict[str, object], int, str | None, str]] = [
 ]
 
 
-def test_every_bad_request_is_refused_in_the_shape_of_openai_and_leaves_nothing(model_folder: Path) -> None:
+def test_bad_requests_get_openai_errors_and_leave_nothing_behind(model_folder: Path) -> None:
     async def test(server: Running) -> list[str]:
         faults: list[str] = []
         for route, body, status, param, words in ROWS:
@@ -165,7 +165,7 @@ NOT_OBJECTS = [
 ]
 
 
-def test_what_is_not_a_json_object_is_refused(model_folder: Path) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         for body in NOT_OBJECTS:
             answer = await server.http.post(CHAT, content=body, headers={"content-type": "application/json"})
@@ -228,7 +228,7 @@ def test_a_request_larger_than_the_kv_pool_is_refused_with_the_size_of_the_pool(
     with_server(server_settings(model_folder), test, Script(blocks_total=4, max_model_len=1000))
 
 
-def test_a_context_that_the_engine_cut_to_its_pool_names_the_pool(model_folder: Path) -> None:
+def test_the_error_names_the_pool_if_the_engine_cut_the_context_to_it(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         for body, param in ((text_body([5] * 64), "input_tokens"), (text_body([5] * 30, max_tokens=40), "max_tokens")):
             error = (await server.http.post(TEXT, json=body)).json()["error"]
@@ -239,7 +239,7 @@ def test_a_context_that_the_engine_cut_to_its_pool_names_the_pool(model_folder: 
     with_server(server_settings(model_folder), test, Script(blocks_total=4, max_model_len=64))
 
 
-def test_a_context_of_the_model_does_not_blame_the_pool(model_folder: Path) -> None:
+def test_the_error_does_not_name_the_pool_if_the_model_sets_the_limit(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.post(TEXT, json=text_body([5] * 256))
         assert "KV pool" not in answer.text
@@ -247,7 +247,7 @@ def test_a_context_of_the_model_does_not_blame_the_pool(model_folder: Path) -> N
     with_server(server_settings(model_folder), test)
 
 
-def test_text_that_becomes_tokens_beyond_the_logits_is_refused(model_folder: Path) -> None:
+def test_text_with_tokens_beyond_the_models_vocabulary_is_refused(model_folder: Path) -> None:
     """The tokenizer's added tokens start at 400; the model has logits for the tokens below."""
 
     async def test(server: Running) -> None:
@@ -270,7 +270,7 @@ def test_text_that_becomes_tokens_beyond_the_logits_is_refused(model_folder: Pat
     with_server(server_settings(model_folder), test, Script(vocab_size=400))
 
 
-def test_more_sequences_than_the_queue_holds_are_refused_for_good(model_folder: Path) -> None:
+def test_a_request_with_more_sequences_than_the_queue_is_refused_without_retry(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         for body, param in ((text_body(n=5), "n"), (text_body(["a"] * 5), "prompt"), (text_body(["a"] * 2, n=3), "n")):
             answer = await server.http.post(TEXT, json=body)
@@ -310,7 +310,7 @@ def test_a_sequence_that_the_engine_fails_is_an_error_without_details(model_fold
     with_server(server_settings(model_folder), test, Script(fail_prompt_with=7))
 
 
-def test_harmless_values_of_unsupported_fields_are_taken(model_folder: Path) -> None:
+def test_default_values_of_unsupported_fields_are_accepted(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.post(
             CHAT,

@@ -11,13 +11,13 @@ from tiercel.server.http.listen import bind, check_tls, url_of
 
 
 def test_answers_are_not_held_back_by_nagle(model_folder: Path) -> None:
-    """asyncio switches Nagle's delay off only for sockets that name TCP; without it every answer takes 40 ms more."""
+    """asyncio sets TCP_NODELAY only on sockets with an explicit protocol; without it answers take 40 ms more."""
     with bind(server_settings(model_folder)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", ""])
-def test_other_hosts_want_a_key_or_the_operators_word(model_folder: Path, host: str) -> None:
+def test_listening_on_other_hosts_needs_a_key_or_an_explicit_flag(model_folder: Path, host: str) -> None:
     settings = replace(server_settings(model_folder), host=host)
     with pytest.raises(ConfigError, match="can be reached from other machines: give --api-key"):
         check_exposure(settings)
@@ -26,11 +26,11 @@ def test_other_hosts_want_a_key_or_the_operators_word(model_folder: Path, host: 
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])
-def test_loopback_wants_no_key(model_folder: Path, host: str) -> None:
+def test_listening_on_loopback_needs_no_key(model_folder: Path, host: str) -> None:
     check_exposure(replace(server_settings(model_folder), host=host))
 
 
-def test_a_missing_certificate_is_named(model_folder: Path) -> None:
+def test_a_missing_certificate_is_named_in_the_error(model_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.pem"):
         check_tls(replace(server_settings(model_folder), ssl_certfile="absent.pem"))
     with pytest.raises(ConfigError, match="needs --ssl-certfile"):
@@ -38,12 +38,12 @@ def test_a_missing_certificate_is_named(model_folder: Path) -> None:
     check_tls(server_settings(model_folder))
 
 
-def test_a_host_that_is_not_ours_is_named(model_folder: Path) -> None:
+def test_an_address_of_another_machine_is_named_in_the_error(model_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
         bind(replace(server_settings(model_folder), host="192.0.2.1"))
 
 
-def test_the_url_is_one_that_people_can_open(model_folder: Path) -> None:
+def test_the_announced_url_can_be_opened(model_folder: Path) -> None:
     settings = replace(server_settings(model_folder), host="0.0.0.0")
     with bind(settings) as listener:
         assert url_of(settings, listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -14,7 +14,7 @@ async def _connect(server: Running, sent: bytes) -> tuple[asyncio.StreamReader, 
     return reader, writer
 
 
-def test_headers_that_never_end_lose_their_connection(model_folder: Path) -> None:
+def test_a_connection_whose_headers_never_end_is_aborted(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         clock = ManualClock()
         reaper, connections = Reaper(clock, 10), server.server.server_state.connections
@@ -37,7 +37,7 @@ def test_headers_that_never_end_lose_their_connection(model_folder: Path) -> Non
     with_server(server_settings(model_folder), test, Script(step_s=0.1))
 
 
-def test_a_connection_that_works_between_sweeps_is_kept(model_folder: Path) -> None:
+def test_a_connection_that_is_used_between_sweeps_is_kept(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         clock = ManualClock()
         reaper, connections = Reaper(clock, 10), server.server.server_state.connections

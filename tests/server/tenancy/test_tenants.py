@@ -397,7 +397,7 @@ def test_figures_of_the_tenants_that_were_seen(model_folder: Path, file: Path) -
             await until(lambda: server.context.metrics.tenants.sample(TenantId("other")).running == 1)
             return (await server.http.get("/metrics?detail=tenants")).text
 
-    script = Script(step_s=0.02, told={"queued_s": 0.001})
+    script = Script(step_s=0.02, extra={"queued_s": 0.001})
     text = with_server(server_settings(model_folder), test, script, tenants_config=str(file))
     for line in (
         'running{tenant="acme"} 0',

@@ -1,4 +1,4 @@
-"""Our rendering against the one of transformers, which only the tests load."""
+"""Rendering compared with that of transformers, which is loaded by tests only."""
 
 import datetime
 from pathlib import Path
@@ -34,7 +34,7 @@ def _ours(codec: TextCodec) -> ChatTemplate:
 
 @pytest.mark.parametrize("index", range(len(CHATS)))
 @pytest.mark.parametrize("continues", [False, True])
-def test_ids_are_those_of_transformers(folder: Path, index: int, continues: bool) -> None:
+def test_token_ids_equal_those_of_transformers(folder: Path, index: int, continues: bool) -> None:
     codec = load_text_codec(folder)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **codec.named_specials)
     chat = CHATS[index]

@@ -17,7 +17,7 @@ def _user(*contents: str) -> list[ChatMessage]:
 
 
 @pytest.mark.parametrize("content", ["hello world", "  padded\n", "", "think>", "<|im_", "🙂", "covid19", "a     b"])
-def test_harmless_content_gives_the_ids_of_the_whole_rendering(codec: TextCodec, content: str) -> None:
+def test_content_without_control_tokens_gives_the_ids_of_the_whole_rendering(codec: TextCodec, content: str) -> None:
     prompt = _template(codec).encode(_user(content, "again"), ChatOptions())
     assert prompt.tokens == codec.encode(prompt.text, add_special_tokens=False)
 
@@ -54,7 +54,7 @@ THOUGHTS = (
 )
 
 
-def test_a_template_may_take_thoughts_out_of_earlier_answers(codec: TextCodec) -> None:
+def test_a_template_may_remove_thoughts_from_earlier_answers(codec: TextCodec) -> None:
     template = _template(codec, THOUGHTS)
     answer = ChatMessage("assistant", "<think>hm</think>\n\nyes")
     prompt = template.encode([*_user("well?"), answer, *_user("sure?")], ChatOptions())
@@ -62,7 +62,7 @@ def test_a_template_may_take_thoughts_out_of_earlier_answers(codec: TextCodec) -
     assert "hm" not in prompt.text
 
 
-def test_thoughts_are_taken_out_beside_a_hostile_message_too(codec: TextCodec) -> None:
+def test_thoughts_are_removed_although_another_message_is_hostile(codec: TextCodec) -> None:
     template = _template(codec, THOUGHTS)
     answer = ChatMessage("assistant", "<think>hm</think>\n\nyes")
     prompt = template.encode([*_user("<think>"), answer, *_user("</think>")], ChatOptions())
@@ -110,7 +110,7 @@ def test_content_that_completes_a_special_token_of_the_template_stays_text(codec
     assert sum(token in codec.vocabulary.specials for token in prompt.tokens) == 1
 
 
-def test_rendering_is_that_of_transformers(codec: TextCodec) -> None:
+def test_rendering_equals_that_of_transformers(codec: TextCodec) -> None:
     prompt = _template(codec).encode(
         [ChatMessage("system", "Be brief."), ChatMessage("user", " hi ")], ChatOptions(add_generation_prompt=True)
     )
@@ -160,7 +160,7 @@ def test_template_helpers_of_hugging_face_exist(codec: TextCodec) -> None:
     assert text == 'x{"a": "<é>"}2030<s>'
 
 
-def test_only_switches_of_the_template_are_taken(codec: TextCodec) -> None:
+def test_only_switches_that_the_template_reads_are_passed_on(codec: TextCodec) -> None:
     template = _template(codec)
     assert read_switches({"enable_thinking": True, "unknown": False}, template) == (("enable_thinking", True),)
     assert read_switches({"messages": True, "bos_token": True}, template) == ()

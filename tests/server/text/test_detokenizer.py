@@ -19,7 +19,7 @@ texts = st.text(st.characters(codec="utf-8"), max_size=40) | st.sampled_from(
 
 
 def _streamed(vocabulary: Vocabulary, prompt: list[int], tokens: list[int], *, skip: bool = True) -> tuple[str, bool]:
-    """The text of one-by-one feeding, and whether every intermediate text was a prefix without broken characters."""
+    """Feed tokens one by one; return the text, and whether no part had a broken character."""
     detokenizer = make_detokenizer(vocabulary, prompt, skip_special_tokens=skip)
     parts = [detokenizer.feed([token]) for token in tokens]
     return "".join(parts) + detokenizer.flush(), not any("\ufffd" in part for part in parts)
@@ -97,7 +97,7 @@ def test_an_unfinished_character_becomes_one_replacement_at_the_end() -> None:
     assert detokenizer.flush() == "\ufffd"
 
 
-def test_special_tokens_show_only_when_asked_for() -> None:
+def test_special_tokens_are_shown_unless_they_are_skipped() -> None:
     end = BYTE_LEVEL.token_to_id("<|im_end|>")
     hidden, _ = _streamed(BYTE_VOCABULARY, [5], [end], skip=True)
     shown, _ = _streamed(BYTE_VOCABULARY, [5], [end], skip=False)

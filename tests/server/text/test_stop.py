@@ -20,7 +20,7 @@ def _scan(stop_texts: list[str], chunks: list[str], *, include: bool = False) ->
 
 
 def _reference(stop_texts: list[str], text: str) -> tuple[str, str | None]:
-    """The first moment at which a stop string is the end of what came so far."""
+    """Return the first position at which the text so far ends with a stop string."""
     for end in range(1, len(text) + 1):
         hits = [stop for stop in stop_texts if text[:end].endswith(stop)]
         if hits:
@@ -31,7 +31,7 @@ def _reference(stop_texts: list[str], text: str) -> tuple[str, str | None]:
 
 @given(stops, st.lists(letters, max_size=8))
 @settings(max_examples=300)
-def test_the_cuts_between_chunks_do_not_matter(stop_texts: list[str], chunks: list[str]) -> None:
+def test_the_result_does_not_depend_on_the_cuts_between_chunks(stop_texts: list[str], chunks: list[str]) -> None:
     text, found, _ = _scan(stop_texts, chunks)
     assert (text, found) == _reference(stop_texts, "".join(chunks))
 
@@ -49,11 +49,11 @@ def test_a_stop_string_over_three_chunks_is_found() -> None:
     assert _scan(["<end>"], ["text<e", "n", "d>more"])[:2] == ("text", "<end>")
 
 
-def test_the_stop_string_is_part_of_the_text_when_asked_for() -> None:
+def test_include_stop_keeps_the_stop_string_in_the_text() -> None:
     assert _scan(["END"], ["one EN", "D two"], include=True)[:2] == ("one END", "END")
 
 
-def test_what_only_looked_like_a_stop_string_is_given_back() -> None:
+def test_a_beginning_that_does_not_become_a_stop_string_is_returned() -> None:
     assert _scan(["abc"], ["ab", "d"])[2] == ["", "abd", ""]
     assert _scan(["abc"], ["xab"])[2] == ["x", "ab"]
 

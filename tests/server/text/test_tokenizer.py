@@ -61,13 +61,13 @@ def test_plain_text_keeps_added_words_under_their_own_ids(codec: TextCodec) -> N
     assert codec.decode(plain) == text
 
 
-def test_a_prompt_gets_its_first_token_when_asked_for(codec: TextCodec) -> None:
+def test_a_prompt_gets_a_bos_token_with_add_special_tokens(codec: TextCodec) -> None:
     with_bos = codec.encode("hello", add_special_tokens=True)
     assert with_bos[1:] == codec.encode("hello", add_special_tokens=False)
     assert codec.token_name(with_bos[0]) == "<s>"
 
 
-def test_the_shape_of_named_specials_does_not_matter(model_folder: Path) -> None:
+def test_named_special_tokens_may_be_texts_or_objects(model_folder: Path) -> None:
     text = (model_folder / "tokenizer.json").read_text()
     codec = TextCodec(text, {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}, None)
     assert codec.named_specials == {"bos_token": "<s>", "eos_token": "</s>"}

@@ -1,4 +1,4 @@
-"""Traces: spans of the stages under one of the server, and collectors that are away."""
+"""Traces: a server span with spans of its stages, their export, and unreachable collectors."""
 
 import asyncio
 import dataclasses
@@ -58,7 +58,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class _Kept:
-    """Keeps traces instead of exporting them."""
+    """A sink that keeps traces instead of exporting them."""
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []
@@ -87,7 +87,7 @@ def _serve(
 def _trace(
     model_folder: Path, body: dict[str, object], *, path: str = CHAT, script: Script | None = None, parent: str = ""
 ) -> Trace:
-    """Of one request."""
+    """Return the trace of one request."""
     sink = _Kept()
 
     async def test(server: Running) -> None:
@@ -98,8 +98,8 @@ def _trace(
     return trace
 
 
-def test_stages_lie_in_order_within_the_request(model_folder: Path) -> None:
-    trace = _trace(model_folder, chat_body(max_tokens=4), script=Script(step_s=0.005, told={"prefill_s": 0.002}))
+def test_stages_are_in_order_within_the_request(model_folder: Path) -> None:
+    trace = _trace(model_folder, chat_body(max_tokens=4), script=Script(step_s=0.005, extra={"prefill_s": 0.002}))
     assert [stage.name for stage in trace.stages] == ["parse", "tokenise", "queue", "prefill", "decode", "detokenise"]
     parse, tokenise, queue, prefill, decode, detokenizing = trace.stages
     assert trace.start_s == parse.start_s < parse.end_s <= tokenise.start_s < tokenise.end_s <= queue.start_s
@@ -109,11 +109,11 @@ def test_stages_lie_in_order_within_the_request(model_folder: Path) -> None:
     assert trace.error is None
 
 
-def test_attributes_tell_tokens_by_tier_and_what_preemption_cost(model_folder: Path) -> None:
+def test_attributes_have_cached_tokens_by_tier_and_the_cost_of_preemption(model_folder: Path) -> None:
     absences = (Absence(1.0, 2.0, None), Absence(3.0, 4.5, "debt"))
     told = {"num_cached_ddr": 3, "num_cached_ssd": 2, "preemptions": 1, "swapped_tokens": 48, "absences": absences}
     body = text_body(list(range(8, 20)), max_tokens=2, temperature=0.5, top_p=0.75)
-    trace = _trace(model_folder, body, path=TEXT, script=Script(cached=9, told=told))
+    trace = _trace(model_folder, body, path=TEXT, script=Script(cached=9, extra=told))
     swaps = [stage for stage in trace.stages if stage.name == "swap"]
     assert [(stage.start_s, stage.end_s, stage.attributes) for stage in swaps] == [
         (1.0, 2.0, {"tiercel.reason": "prefix"}),
@@ -148,7 +148,7 @@ def test_attributes_tell_tokens_by_tier_and_what_preemption_cost(model_folder: P
     }
 
 
-def test_names_are_those_of_the_conventions(model_folder: Path) -> None:
+def test_attribute_names_follow_the_semantic_conventions(model_folder: Path) -> None:
     trace = _trace(model_folder, text_body(max_tokens=2, n=2), path=TEXT)
     modules = (gen_ai_attributes, http_attributes, error_attributes)
     known = {str(value) for module in modules for name, value in vars(module).items() if name.isupper()}
@@ -158,7 +158,7 @@ def test_names_are_those_of_the_conventions(model_folder: Path) -> None:
     assert {"chat", "text_completion"} <= {value.value for value in gen_ai_attributes.GenAiOperationNameValues}
 
 
-def test_several_choices_have_stages_each_and_of_many_the_first_have(model_folder: Path) -> None:
+def test_each_choice_has_stages_up_to_a_limit(model_folder: Path) -> None:
     two = _trace(model_folder, text_body(max_tokens=2, n=2), path=TEXT)
     assert [stage.attributes["tiercel.choice"] for stage in two.stages if stage.name == "queue"] == [0, 1]
     many = _trace(model_folder, text_body([[8, 9]] * 12, max_tokens=1), path=TEXT)
@@ -166,7 +166,7 @@ def test_several_choices_have_stages_each_and_of_many_the_first_have(model_folde
     assert many.attributes["tiercel.sequences"] == 12
 
 
-def test_a_failure_of_the_server_is_an_error_and_one_of_the_client_is_none(model_folder: Path) -> None:
+def test_only_failures_of_the_server_are_errors(model_folder: Path) -> None:
     failed = _trace(model_folder, text_body([7]), path=TEXT, script=Script(fail_prompt_with=7))
     assert (failed.error, failed.attributes["error.type"]) == ("500", "500")
     cut = _trace(model_folder, text_body(max_tokens=50, stream=True), path=TEXT, script=Script(die_at_step=2))
@@ -176,7 +176,7 @@ def test_a_failure_of_the_server_is_an_error_and_one_of_the_client_is_none(model
     assert wrong.stages == ()
 
 
-def test_a_client_that_leaves_has_a_trace_with_the_last_word_of_the_engine(model_folder: Path) -> None:
+def test_the_trace_of_a_client_that_left_has_the_engines_final_report(model_folder: Path) -> None:
     sink = _Kept()
 
     async def test(server: Running) -> None:
@@ -186,15 +186,15 @@ def test_a_client_that_leaves_has_a_trace_with_the_last_word_of_the_engine(model
         await asyncio.gather(asking, return_exceptions=True)
         await until(lambda: bool(sink.traces))
 
-    _serve(model_folder, test, sink, Script(step_s=0.02, told={"preemptions": 2}))
+    _serve(model_folder, test, sink, Script(step_s=0.02, extra={"preemptions": 2}))
     (trace,) = sink.traces
     assert (trace.attributes["tiercel.outcome"], trace.error) == ("client_gone", None)
     assert trace.attributes["tiercel.preemptions"] == 2
     assert {"queue", "decode"} <= {stage.name for stage in trace.stages}
 
 
-def _silent_record(clock: ManualClock) -> tuple[RequestRecord, SequenceFacts]:
-    """Of a sequence that was submitted at 11 s to an engine that has said nothing of its end."""
+def _unfinished_record(clock: ManualClock) -> tuple[RequestRecord, SequenceFacts]:
+    """Return the record of a sequence that was submitted at 11 s and whose end the engine has not reported."""
     record = RequestRecord("id", clock)
     start = SequenceStart(prompt=b"", num_prompt=2, params=SamplingParams(), n=1)
     facts = SequenceFacts(start, 0, Mailbox(), record.arrival_s)
@@ -209,9 +209,9 @@ def _stages(record: RequestRecord) -> list[tuple[str, float, float]]:
     return [(stage.name, stage.start_s, stage.end_s) for stage in trace.stages]
 
 
-def test_what_the_engine_never_ended_ends_with_the_request() -> None:
+def test_a_stage_without_a_reported_end_ends_with_the_request() -> None:
     clock = ManualClock(10.0)
-    record, facts = _silent_record(clock)
+    record, facts = _unfinished_record(clock)
     clock.advance(2.0)
     record.close()
     assert _stages(record) == [("queue", 11.0, 13.0)]
@@ -265,7 +265,7 @@ def test_a_collector_gets_one_server_span_and_the_stages_below_it(model_folder: 
 
     with collector() as (url, spans):
         with _export(url) as export:
-            _serve(model_folder, test, export, Script(step_s=0.005, told={"prefill_s": 0.001}))
+            _serve(model_folder, test, export, Script(step_s=0.005, extra={"prefill_s": 0.001}))
         (server,) = [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
         stages = [span for span in spans if span is not server]
         assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)
@@ -291,7 +291,7 @@ def test_the_caller_decides_what_is_sampled(parent: str, spans: int) -> None:
     assert len(exported.spans) == spans
 
 
-def test_the_variables_of_opentelemetry_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opentelemetrys_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     exported = _Exported()
@@ -303,7 +303,7 @@ def test_the_variables_of_opentelemetry_count(monkeypatch: pytest.MonkeyPatch) -
     assert {entry.key: entry.value.string_value for entry in batch.resource.attributes}["service.name"] == "mine"
 
 
-def test_a_trace_becomes_the_spans_that_the_format_asks_for() -> None:
+def test_spans_have_the_fields_of_the_otlp_format() -> None:
     stages = (Stage("queue", 1.25, 1.5, {"tiercel.choice": 1}), Stage("decode", 1.5, 1.5, {}))
     attributes = {"text": "é", "count": 2**40, "share": 0.5, "reasons": ("stop", "length")}
     context = TraceContext(TRACE, PARENT, True, (("a", "1"), ("b@c", "2")))
@@ -317,7 +317,7 @@ def test_a_trace_becomes_the_spans_that_the_format_asks_for() -> None:
     assert [part.string_value for part in told["reasons"].array_value.values] == ["stop", "length"]
     assert (server.trace_id.hex(), server.parent_span_id.hex(), server.trace_state) == (TRACE, PARENT, "a=1,b@c=2")
     assert (server.kind, server.status.code) == (Span.SPAN_KIND_SERVER, Status.STATUS_CODE_ERROR)
-    assert (server.flags, queue.flags, own.flags) == (0x300, 0x100, 0x100), "the caller is in another process"
+    assert (server.flags, queue.flags, own.flags) == (0x300, 0x100, 0x100), "only the caller is in another process"
     assert (queue.parent_span_id, queue.trace_id, queue.trace_state) == (server.span_id, server.trace_id, "a=1,b@c=2")
     assert (queue.start_time_unix_nano, queue.end_time_unix_nano) == (
         1_000_000_001_250_000_000,
@@ -330,7 +330,7 @@ def test_a_trace_becomes_the_spans_that_the_format_asks_for() -> None:
     assert {len(span.span_id) for span in exported.spans} == {8}
 
 
-def test_a_collector_that_is_away_is_told_once_and_fails_nobody(model_folder: Path) -> None:
+def test_an_unreachable_collector_is_logged_once_and_fails_no_request(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         for _ in range(4):
             assert (await server.http.post(TEXT, json=text_body(max_tokens=1))).status_code == 200
@@ -343,7 +343,7 @@ def test_a_collector_that_is_away_is_told_once_and_fails_nobody(model_folder: Pa
     assert told[0]["endpoint"] == url
 
 
-def test_nobody_listens_at_all_and_the_end_is_soon(model_folder: Path) -> None:
+def test_closing_does_not_wait_for_the_retries_of_an_unreachable_collector(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         assert (await server.http.post(TEXT, json=text_body(max_tokens=1))).status_code == 200
 
@@ -373,7 +373,7 @@ def test_a_collector_that_hangs_costs_traces_and_nothing_else() -> None:
     ]
 
 
-def test_an_attribute_that_cannot_be_encoded_is_left_out_alone() -> None:
+def test_only_the_attribute_that_cannot_be_encoded_is_left_out() -> None:
     attributes = {"gen_ai.request.model": "\ud800", "tiercel.sequences": 1}
     with structlog.testing.capture_logs() as logs, collector() as (url, spans):
         with _export(url) as export:
@@ -435,6 +435,6 @@ def test_a_secret_in_an_endpoint_is_refused_and_not_shown(given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "collector", "grpc://c:4317", "http://", "http://u:p@c", "http://c:99999"])
-def test_a_wrong_endpoint_is_refused_by_name(given: str) -> None:
+def test_an_invalid_endpoint_is_refused_and_named(given: str) -> None:
     with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint .*: expected an http or https URL"):
         resolve({"otlp_traces_endpoint": given})

@@ -1,4 +1,4 @@
-"""One log line a request, at its end, and the head of its response: how long each stage took."""
+"""The log line of a request and the `Server-Timing` header of its response."""
 
 import asyncio
 import contextlib
@@ -32,13 +32,13 @@ def _lines(
 
 
 def _timing(response: httpx.Response) -> dict[str, float]:
-    """Milliseconds by stage."""
+    """Return the milliseconds by stage of a `Server-Timing` header."""
     entries = [entry.split(";dur=") for entry in response.headers["server-timing"].split(", ")]
     assert all(re.fullmatch(r"[a-z]+", name) for name, _ in entries)
     return {name: float(duration) for name, duration in entries}
 
 
-def test_a_finished_request_has_all_its_numbers(model_folder: Path) -> None:
+def test_the_line_of_a_finished_request_has_all_fields(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         await server.http.post(TEXT, json=text_body(n=2, max_tokens=4), headers={"x-request-id": "mine"})
 
@@ -58,14 +58,14 @@ def test_a_finished_request_has_all_its_numbers(model_folder: Path) -> None:
     assert line["trace_id"] is None
 
 
-def test_cached_tokens_are_told_by_tier_and_absences_as_swap(model_folder: Path) -> None:
+def test_cached_tokens_are_logged_by_tier_and_absences_as_swap(model_folder: Path) -> None:
     absences = (Absence(1.0, 1.5, None), Absence(2.0, 2.25, "debt"), Absence(3.0, 3.5, "growth"))
     told = {"num_cached_ddr": 3, "num_cached_ssd": 2, "preemptions": 2, "swapped_tokens": 48, "recomputed_tokens": 7}
 
     async def test(server: Running) -> None:
         await server.http.post(TEXT, json=text_body(list(range(8, 20)), max_tokens=2))
 
-    (line,) = _lines(model_folder, test, Script(cached=9, told={**told, "absences": absences}))
+    (line,) = _lines(model_folder, test, Script(cached=9, extra={**told, "absences": absences}))
     assert [line[f"cached_{tier}tokens"] for tier in ("", "hbm_", "ddr_", "ssd_")] == [9, 4, 3, 2]
     assert (line["preemptions"], line["swapped_tokens"], line["recomputed_tokens"]) == (2, 48, 7)
     assert line["swap_ms"] == 750.0
@@ -90,7 +90,7 @@ def test_a_stop_string_is_the_finish_reason_of_a_stream(model_folder: Path, code
     assert line["finish_reason"] == "stop"
 
 
-def test_a_client_that_left_is_499_and_its_line_has_the_last_word_of_the_engine(model_folder: Path) -> None:
+def test_the_line_of_a_client_that_left_has_499_and_the_engines_final_report(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         asking = asyncio.create_task(server.http.post(TEXT, json=text_body(max_tokens=200)))
         await until(lambda: server.engine.steps > 1)
@@ -99,13 +99,13 @@ def test_a_client_that_left_is_499_and_its_line_has_the_last_word_of_the_engine(
             await asking
         await until(lambda: server.context.client.sequences.num_unfinished == 0)
 
-    (line,) = _lines(model_folder, test, Script(step_s=0.05, cached=1, told={"preemptions": 3}))
+    (line,) = _lines(model_folder, test, Script(step_s=0.05, cached=1, extra={"preemptions": 3}))
     assert (line["status"], line["finish_reason"]) == (499, "client_gone")
     assert line["output_tokens"] > 0
     assert (line["cached_tokens"], line["preemptions"]) == (1, 3)
 
 
-def test_a_client_that_left_an_engine_that_hangs_has_its_line_when_the_server_goes(model_folder: Path) -> None:
+def test_a_client_that_left_a_hung_engine_is_logged_at_shutdown(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         asking = asyncio.create_task(server.http.post(TEXT, json=text_body(max_tokens=200)))
         await until(lambda: server.engine.steps > 1)
@@ -114,7 +114,7 @@ def test_a_client_that_left_an_engine_that_hangs_has_its_line_when_the_server_go
             await asking
         await until(lambda: server.context.client.sequences.num_open == 0)
 
-    (line,) = _lines(model_folder, test, Script(step_s=0.02, hang_at_step=3, is_deaf=True))
+    (line,) = _lines(model_folder, test, Script(step_s=0.02, hang_at_step=3, ignores_aborts=True))
     assert (line["status"], line["finish_reason"]) == (499, "client_gone")
 
 
@@ -154,7 +154,7 @@ def test_the_head_of_a_whole_answer_has_all_stages(model_folder: Path) -> None:
     with_server(server_settings(model_folder), test, Script(step_s=0.01))
 
 
-def test_the_head_of_a_stream_has_what_is_known_by_then(model_folder: Path) -> None:
+def test_the_head_of_a_stream_has_the_stages_up_to_the_first_token(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         timing = _timing(await server.http.post(CHAT, json=chat_body(max_tokens=4, stream=True)))
         assert list(timing) == ["parse", "tokenise", "queue", "prefill", "ttft", "detokenise", "total"]
@@ -163,7 +163,7 @@ def test_the_head_of_a_stream_has_what_is_known_by_then(model_folder: Path) -> N
     with_server(server_settings(model_folder), test, Script(step_s=0.01))
 
 
-def test_a_refusal_has_the_stages_that_it_went_through(model_folder: Path) -> None:
+def test_the_head_of_a_refusal_has_the_stages_before_it(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         assert list(_timing(await server.http.post(CHAT, json=chat_body(tools=[])))) == ["total"]
         long = await server.http.post(CHAT, json=chat_body("word " * 400))
@@ -177,7 +177,7 @@ def test_a_refusal_has_the_stages_that_it_went_through(model_folder: Path) -> No
 def test_no_text_of_a_prompt_or_an_answer_is_ever_logged(
     model_folder: Path, codec: TextCodec, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At DEBUG, by whatever logger, for requests that end well, badly, early and not at all."""
+    """All loggers at DEBUG, for requests that succeed, fail, are refused and are cut off."""
     reply = codec.encode(f" {CANARY}", add_special_tokens=False)
     poison = reply[-1]
     answers: list[str] = []
@@ -208,5 +208,5 @@ def test_no_text_of_a_prompt_or_an_answer_is_ever_logged(
     assert any(CANARY in answer for answer in answers)
     assert sum(entry["event"] == "request_done" for entry in logs) == 10
     assert CANARY not in str(logs)
-    records = [record for record in caplog.records if not record.name.startswith("httpcore")]  # the client's own
+    records = [record for record in caplog.records if not record.name.startswith("httpcore")]  # of the test's client
     assert CANARY not in "\n".join(f"{record.getMessage()} {record.args} {record.exc_text}" for record in records)

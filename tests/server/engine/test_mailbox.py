@@ -1,0 +1,66 @@
+import asyncio
+
+from tiercel.ids import SeqId
+from tiercel.outcome import Finished, FinishReason, TokenLogprobs
+from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes
+
+
+def test_a_slow_reader_gets_all_tokens_in_one_delivery() -> None:
+    async def test() -> None:
+        mailbox = Mailbox()
+        for token in range(100):
+            mailbox.put_token(token % 2, token)
+        mailbox.put_finished(1, _finished())
+        news = await mailbox.take()
+        assert isinstance(news, tuple)
+        assert [(delivery.choice, len(delivery.tokens)) for delivery in news] == [(0, 50), (1, 50)]
+        assert news[1].finished is not None
+
+    asyncio.run(test())
+
+
+def test_a_mailbox_overflows_at_its_limit_and_not_before() -> None:
+    mailbox = Mailbox(limit_bytes=1600)
+    with mailbox.sending():
+        for token in range(100):
+            mailbox.put_token(0, token)
+        assert not mailbox.overflow.is_set()
+        mailbox.put_logprobs(0, TokenLogprobs(SeqId(1), 1, -1.0, 1, (1,), (-1.0,)))
+        assert mailbox.overflow.is_set()
+
+
+def test_a_mailbox_does_not_overflow_while_nothing_is_being_sent() -> None:
+    async def test() -> None:
+        mailbox = Mailbox(limit_bytes=1600)
+        for token in range(1000):
+            mailbox.put_token(0, token)
+        await mailbox.take()
+        with mailbox.sending():
+            mailbox.put_token(0, 1)
+        assert not mailbox.overflow.is_set()
+
+    asyncio.run(test())
+
+
+def test_the_limit_of_a_mailbox_is_the_same_number_of_steps_for_all_requests() -> None:
+    plain, rich = unread_limit_bytes(1, 0), unread_limit_bytes(8, 5)
+    assert plain == 256 * 1024
+    assert rich == 8 * 6 * plain
+    assert unread_limit_bytes(512, 20) == 16 * 1024 * 1024
+
+
+def test_reading_empties_a_mailbox() -> None:
+    async def test() -> None:
+        mailbox = Mailbox(limit_bytes=1600)
+        for _ in range(10):
+            with mailbox.sending():
+                for token in range(90):
+                    mailbox.put_token(0, token)
+            await mailbox.take()
+        assert not mailbox.overflow.is_set()
+
+    asyncio.run(test())
+
+
+def _finished() -> Finished:
+    return Finished(seq=SeqId(1), reason=FinishReason.LENGTH, num_prompt=1, num_outputs=1, num_cached=0)
