@@ -277,7 +277,7 @@ def measure(args: argparse.Namespace, flags: list[str]) -> bool:
 def serve(flags: list[str]) -> int:
     """`tiercel serve` whose counting and tracing a signal switches."""
     from tiercel.cli.main import main as run_command
-    from tiercel.server import launch
+    from tiercel.server import composition, launch
     from tiercel.server.api import middleware
     from tiercel.server.metrics.registry import ServerMetrics
     from tiercel.server.tracing.export import TraceExport
@@ -294,12 +294,12 @@ def serve(flags: list[str]) -> int:
 
     def make_traces(endpoint: str | None) -> TraceExport:
         assert endpoint is not None
-        export = TraceExport(endpoint, every_s=3600.0)  # or it would export while it is off
-        signal.signal(EXPORT, lambda *_: export._wake.set())
+        export = TraceExport(endpoint, interval_s=3600.0)  # or it would export while it is off
+        signal.signal(EXPORT, lambda *_: threading.Thread(target=export._processor.force_flush).start())
         return export
 
     _obey(switch)
-    launch.make_traces = make_traces
+    composition.make_traces = make_traces
     launch.engine_command = lambda: (sys.executable, __file__, "--engine")
     sys.argv = ["tiercel", "serve", *flags]
     run_command()

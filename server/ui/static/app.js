@@ -1,4 +1,4 @@
-// Puts the parts of the page together.
+// Connects the parts of the page.
 
 import { Charts } from './charts.js';
 import { Chat } from './chat.js';
@@ -21,11 +21,11 @@ const chat = new Chat(keys);
 const feed = new Feed(keys, show, complain);
 let redraws = 0;
 
-function show(picture) {
+function show(snapshot) {
   try {
-    draw(picture);
+    draw(snapshot);
   } catch (error) {
-    history.clear(); // the next one is drawn without it
+    history.clear(); // the next snapshot is drawn without history
     setStatus('trouble', 'This page cannot draw what the server tells.');
     throw error;
   }
@@ -33,18 +33,18 @@ function show(picture) {
   document.body.dataset.redraws = String(redraws);
 }
 
-function draw(picture) {
+function draw(snapshot) {
   const before = history.latest;
-  if (before && (before.viewer.role !== picture.viewer.role || before.viewer.tenant !== picture.viewer.tenant)) history.clear();
-  history.add(picture);
-  for (const name of picture.tenants.rows.map((row) => row.name).sort()) palette.index(name);
+  if (before && (before.viewer.role !== snapshot.viewer.role || before.viewer.tenant !== snapshot.viewer.tenant)) history.clear();
+  history.add(snapshot);
+  for (const name of snapshot.tenants.rows.map((row) => row.name).sort()) palette.index(name);
   parts.vitals.draw(history);
   parts.charts.draw();
   parts.tiers.draw(history);
   parts.tenants.draw(history);
-  parts.requests.draw(picture);
-  chat.learn(picture);
-  showHead(picture);
+  parts.requests.draw(snapshot);
+  chat.learn(snapshot);
+  showHead(snapshot);
 }
 
 function showHead({ engine, viewer, version }) {

@@ -7,11 +7,11 @@ import { WINDOW_S } from './history.js';
 const { uPlot } = window;
 const HEIGHT = 168;
 const LEAST_WINDOW_S = 60;
-const MINUTES_FROM_S = 200; // a longer window is told in minutes
+const MINUTES_FROM_S = 200; // a longer window is labelled in minutes
 const WHOLE_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const FONT = '11px system-ui, sans-serif';
 
-// A legend names one line, or a median and its 95th percentile together.
+// A legend entry names one line, or a median and its 95th percentile.
 const CHARTS = [
   {
     id: 'chart-tokens', say: format.rate, unit: ' tokens/s', least: 100,
@@ -96,19 +96,19 @@ class Chart {
     }
   }
 
-  /** The values of one moment beside their names. */
+  /** Write the values of one moment beside their names. */
   #show(index) {
     this.#spec.legend.forEach(([, names], item) => setText(this.#values[item], this.#words(names, index)));
   }
 
-  /** One value, or two that share their unit: 15 / 53 ms. */
+  /** Format one value, or two with a common unit: 15 / 53 ms. */
   #words(names, index) {
     const said = names.map((name) => this.#spec.say(this.#history.series[name][index] ?? null));
     const unit = said.at(-1).split(' ')[1];
     return said.map((word, place) => (place < said.length - 1 && word.endsWith(` ${unit}`) ? word.split(' ')[0] : word)).join(' / ');
   }
 
-  /** In words for those who do not see the picture; seldom, so that it can be read. */
+  /** Describe the chart in words for screen readers, seldom enough to be read. */
   #describe(now) {
     this.#saidAt = now;
     const index = this.#history.times.length - 1;
@@ -152,7 +152,7 @@ class Chart {
   }
 }
 
-/** Every full step back from now: seconds at first, minutes when the window has grown. */
+/** Ticks at full steps back from now: in seconds at first, in minutes for a longer window. */
 function moments(low, high) {
   const step = high - low > MINUTES_FROM_S ? 60 : high - low > 100 ? 30 : 15;
   const count = Math.floor((high - low) / step);

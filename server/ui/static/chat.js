@@ -1,10 +1,10 @@
-// The playground: a conversation, streamed, and when its tokens came.
+// The chat: a streamed conversation and the times of its tokens.
 
 import { byId, element, setText } from './dom.js';
 import { AnswerError, answerTo } from './stream.js';
 import { Timeline } from './timeline.js';
 
-const MOST_TURNS = 24; // messages that are kept and sent again
+const MAX_MESSAGES = 24; // kept and sent again
 const ENDS = { stop: '', length: 'It was cut at the limit of tokens.', tool_calls: '' };
 
 /** The conversation and its form. */
@@ -36,7 +36,7 @@ export class Chat {
     this.clear();
   }
 
-  /** What the server is, as told by the newest picture. */
+  /** Apply the newest snapshot. */
   learn({ engine, viewer }) {
     this.#facts = { model: engine.model, hasChat: viewer.has_chat, needsKey: viewer.tenant == null };
     byId('chat-key-label').hidden = !this.#facts.needsKey;
@@ -68,15 +68,15 @@ export class Chat {
     const { heard, usage, reason } = await this.#listen(bubble);
     bubble.classList.remove('is-coming');
     this.#setBusy(null);
-    if (messages !== this.#messages) return; // it was cleared meanwhile: another conversation
+    if (messages !== this.#messages) return; // the conversation was cleared meanwhile
     this.#timeline.end(usage, reason);
     if (heard) messages.push({ role: 'assistant', content: heard });
     else messages.pop();
-    messages.splice(0, Math.max(0, messages.length - MOST_TURNS));
-    while (this.#log.childElementCount > 2 * MOST_TURNS) this.#log.firstElementChild.remove();
+    messages.splice(0, Math.max(0, messages.length - MAX_MESSAGES));
+    while (this.#log.childElementCount > 2 * MAX_MESSAGES) this.#log.firstElementChild.remove();
   }
 
-  /** Write the answer as it comes. Returns it, with what the server said of it. */
+  /** Write the answer while it is streamed. Return it with the usage that the server reported. */
   async #listen(bubble) {
     let tokens = 0;
     let usage = null;

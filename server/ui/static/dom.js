@@ -1,11 +1,11 @@
-// The few things that every part does to the document. Text goes in as text: nothing here reads markup.
+// Helpers for the document. Text is inserted as text, never as markup.
 
-/** The element with this id. */
+/** Return the element with this id. */
 export function byId(id) {
   return document.getElementById(id);
 }
 
-/** A new element with a class and text. */
+/** Return a new element with a class and text. */
 export function element(name, className = '', text = '') {
   const made = document.createElement(name);
   if (className) made.className = className;
@@ -13,24 +13,24 @@ export function element(name, className = '', text = '') {
   return made;
 }
 
-/** Write text where it differs, so that a picture that stands still costs nothing. */
+/** Write text only if it differs, so that an unchanged snapshot costs nothing. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** As many children as wanted; what is there stays and is used again. */
+/** Return a number of children; existing ones are used again. */
 export function fit(parent, count, make) {
   while (parent.childElementCount > count) parent.lastElementChild.remove();
   while (parent.childElementCount < count) parent.append(make());
   return parent.children;
 }
 
-/** A colour of the style sheet as it is now. */
+/** Return the current value of a colour of the style sheet. */
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** Call back when the reader wants light or dark from now on. */
+/** Call back when the colour scheme changes between light and dark. */
 export function onScheme(changed) {
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', changed);
 }

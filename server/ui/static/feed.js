@@ -1,26 +1,26 @@
-// Asks the server what it does, a few times a second, while somebody looks.
+// Requests snapshots a few times a second while the page is visible.
 
 const EVERY_MS = 350;
 const AGAIN_MS = 1500;
 const PATIENCE_MS = 8000;
 
-/** Tells `onPicture` what the server answers and `onTrouble` why it does not. */
+/** Calls `onSnapshot` with every snapshot, and `onTrouble` with the reason if there is none. */
 export class Feed {
   #keys;
-  #onPicture;
+  #onSnapshot;
   #onTrouble;
   #timer = 0;
   #turn = 0;
   #isPaused = false;
 
-  constructor(keys, onPicture, onTrouble) {
+  constructor(keys, onSnapshot, onTrouble) {
     this.#keys = keys;
-    this.#onPicture = onPicture;
+    this.#onSnapshot = onSnapshot;
     this.#onTrouble = onTrouble;
     document.addEventListener('visibilitychange', () => this.start());
   }
 
-  /** Ask now and go on asking: also after a new key. */
+  /** Start requesting, or start again after a new key. */
   start() {
     clearTimeout(this.#timer);
     this.#turn += 1;
@@ -38,14 +38,14 @@ export class Feed {
     if (turn !== this.#turn) return;
     try {
       if (trouble) this.#onTrouble(status, trouble);
-      else this.#onPicture(body);
+      else this.#onSnapshot(body);
     } finally {
       const left = Math.max(50, (trouble ? AGAIN_MS : EVERY_MS) - (performance.now() - began));
-      if (status !== 401) this.#timer = setTimeout(() => this.#ask(turn), left); // a wrong key gets no better by itself
+      if (status !== 401) this.#timer = setTimeout(() => this.#ask(turn), left); // with a wrong key there is no point in asking again
     }
   }
 
-  /** One answer. `trouble` says why there is no picture in it. */
+  /** Return one answer; `trouble` is the reason if it has no snapshot. */
   async #fetch() {
     try {
       const answer = await fetch('ui/data', {

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Numbers as text for people.
 
 const WHOLE = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
 const TENTH = new Intl.NumberFormat('en', { maximumFractionDigits: 1 });
@@ -17,7 +17,7 @@ export function compact(value) {
   return value == null ? NOTHING : value < 10000 ? WHOLE.format(value) : COMPACT.format(value);
 }
 
-/** Something per second. */
+/** A rate per second. */
 export function rate(value) {
   return value == null ? NOTHING : value < 10 ? TENTH.format(value) : compact(value);
 }
@@ -37,7 +37,7 @@ export function seconds(value) {
   return `${WHOLE.format(value / 60)} min`;
 }
 
-/** How long something has been there: 4.8 s. */
+/** An age: 4.8 s. */
 export function age(value) {
   return value < 10 ? `${value.toFixed(1)} s` : seconds(value);
 }

@@ -1,4 +1,4 @@
-// What the server told lately. Bounded: the oldest goes when a new picture comes.
+// The recent snapshots. Bounded: a new snapshot replaces the oldest.
 
 const WINDOW_S = 300;
 const RATE_S = 3;
@@ -8,7 +8,7 @@ const MOST = 1000;
 
 export { SHARE_S, WINDOW_S };
 
-/** Series for the charts, and the last half minute of pictures for rates and shares. */
+/** Series for the charts, and the last half minute of snapshots for rates and shares. */
 export class History {
   times = [];
   series = {
@@ -27,48 +27,48 @@ export class History {
     for (const values of Object.values(this.series)) values.length = 0;
   }
 
-  add(picture) {
+  add(snapshot) {
     const before = this.latest;
-    if (before && (picture.at_s <= before.at_s || picture.work.generation_tokens < before.work.generation_tokens)) {
-      if (picture.at_s === before.at_s) return; // the same moment once more
-      this.clear(); // another server, or another viewer
+    if (before && (snapshot.at_s <= before.at_s || snapshot.work.generation_tokens < before.work.generation_tokens)) {
+      if (snapshot.at_s === before.at_s) return; // the same moment again
+      this.clear(); // another server or another viewer
     }
-    this.#recent.push(picture);
-    while (this.#recent.length > 2 && picture.at_s - this.#recent[0].at_s > SHARE_S) this.#recent.shift();
+    this.#recent.push(snapshot);
+    while (this.#recent.length > 2 && snapshot.at_s - this.#recent[0].at_s > SHARE_S) this.#recent.shift();
     while (this.#recent.length > MOST) this.#recent.shift();
     const first = quantiles(this, 'first_token');
     const gap = quantiles(this, 'gap');
     const now = {
       output: this.rate((one) => one.work.generation_tokens),
       prompt: this.rate((one) => one.work.prompt_tokens),
-      running: picture.queue.running, waiting: picture.queue.waiting, preempted: picture.queue.preempted,
+      running: snapshot.queue.running, waiting: snapshot.queue.waiting, preempted: snapshot.queue.preempted,
       ttft50: first[0], ttft95: first[1], gap50: gap[0], gap95: gap[1],
     };
-    this.times.push(picture.at_s);
+    this.times.push(snapshot.at_s);
     for (const [name, values] of Object.entries(this.series)) values.push(now[name]);
-    while (this.times.length > MOST || picture.at_s - this.times[0] > WINDOW_S) {
+    while (this.times.length > MOST || snapshot.at_s - this.times[0] > WINDOW_S) {
       this.times.shift();
       for (const values of Object.values(this.series)) values.shift();
     }
   }
 
-  /** The newest value of a series. */
+  /** Return the newest value of a series. */
   now(name) {
     return this.series[name].at(-1) ?? null;
   }
 
-  /** The picture of so many seconds ago, or the oldest. */
+  /** Return the snapshot of a number of seconds ago, or the oldest. */
   ago(ageS) {
     const now = this.latest.at_s;
     return this.#recent.find((one) => now - one.at_s <= ageS) ?? this.#recent[0];
   }
 
-  /** All pictures of the last half minute, oldest first. */
+  /** Return the snapshots of the last half minute, oldest first. */
   get recent() {
     return this.#recent;
   }
 
-  /** How fast a sum grew lately, a second; null until two pictures are there. */
+  /** Return the recent growth of a sum per second; null with fewer than two snapshots. */
   rate(sum, overS = RATE_S) {
     const { latest } = this;
     const before = this.ago(overS);
@@ -79,7 +79,7 @@ export class History {
   }
 }
 
-/** Median and 95th percentile of what a histogram saw lately, as Prometheus' histogram_quantile has them. */
+/** Return median and 95th percentile of the recent values of a histogram, computed like Prometheus' histogram_quantile. */
 function quantiles(history, name) {
   const after = history.latest.work[name];
   const before = history.ago(LATENCY_S).work[name];

@@ -1,8 +1,8 @@
-// Keys that were typed in: this tab's memory, and nobody else's.
+// The keys that were typed in, kept by this tab only.
 
 const STORE_NAME = 'tiercel.key';
 
-/** A key for the figures, and another one for the chat where the first makes no requests. */
+/** The key for the snapshots, and another key for the chat if the first one cannot make requests. */
 export class Keys {
   get main() {
     return sessionStorage.getItem(STORE_NAME) ?? '';
@@ -20,7 +20,7 @@ export class Keys {
     this.#keep(`${STORE_NAME}.chat`, key);
   }
 
-  /** Headers that carry a key. */
+  /** Return the headers for a key. */
   headers(key = this.main) {
     return key ? { Authorization: `Bearer ${key}` } : {};
   }

@@ -1,13 +1,13 @@
-// One colour a tenant, the same everywhere on the page. Eight at a time; whoever is beyond them is grey.
+// One colour per tenant, the same everywhere on the page, for eight tenants at a time; others are grey.
 
 const COLOURS = 8;
 const FORGET_MS = 60_000;
 
-/** Which tenant has which colour. */
+/** The colours of the tenants. */
 export class Palette {
-  #seen = new Map(); // name -> [index, when it was last asked for]
+  #seen = new Map(); // name -> [index, time of the last use]
 
-  /** The number of a tenant's colour, or null when all are taken. */
+  /** Return the number of a tenant's colour; null if all are taken. */
   index(name) {
     const now = performance.now();
     const known = this.#seen.get(name);
@@ -29,7 +29,7 @@ export class Palette {
     return null;
   }
 
-  /** The class that gives an element this tenant's colour. */
+  /** Return the CSS class of this tenant's colour. */
   className(name) {
     const index = this.index(name);
     return index == null ? 'tenant-rest' : `tenant-${index}`;

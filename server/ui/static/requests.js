@@ -1,4 +1,4 @@
-// Requests that run and that wait, with what each is doing.
+// Running and waiting requests with their state.
 
 import { byId, element, fit, setText } from './dom.js';
 import * as format from './format.js';

@@ -1,9 +1,9 @@
-// Server-sent events of one answer.
+// The server-sent events of one answer.
 
 const PATH_CHAT = 'v1/chat/completions';
 const PATH_TEXT = 'v1/completions';
 
-/** What went wrong, in words for people. */
+/** An error with a message for people. */
 export class AnswerError extends Error {}
 
 /**

@@ -1,4 +1,4 @@
-// Tenants: what each was served against what was its due.
+// Tenants: the service of each against its fair share.
 
 import { byId, element, fit, setText } from './dom.js';
 import * as format from './format.js';
@@ -63,15 +63,15 @@ function makeRow() {
   return row;
 }
 
-function find(picture, name) {
-  return picture.tenants.rows.find((row) => row.name === name);
+function find(snapshot, name) {
+  return snapshot.tenants.rows.find((row) => row.name === name);
 }
 
-/** Of its band's service in the last half minute: what each tenant got, and what was its due while it wanted any. */
+/** Return each tenant's share of its band's service in the last half minute, and its fair share while it wanted service. */
 function servedShares(history) {
   const { latest } = history;
   const before = history.ago(SHARE_S);
-  const isTimed = latest.tenants.bands.some((band) => band.service_s > 0); // else no policy counts device time
+  const isTimed = latest.tenants.bands.some((band) => band.service_s > 0); // otherwise the policy does not count device time
   const of = (one) => (isTimed ? one.service_s : one.generation_tokens);
   const totals = new Map(latest.tenants.bands.map((band) => {
     const old = before.tenants.bands.find((other) => other.band === band.band);
@@ -88,11 +88,11 @@ function servedShares(history) {
   return shares;
 }
 
-/** A tenant's fair share over the moments in which anybody of its band wanted service. */
-function meanDue(pictures, { name, band }) {
+/** Return a tenant's mean fair share over the snapshots in which a tenant of its band wanted service. */
+function meanDue(snapshots, { name, band }) {
   let due = 0;
   let moments = 0;
-  for (const { tenants } of pictures) {
+  for (const { tenants } of snapshots) {
     const shares = tenants.rows.filter((row) => row.band === band && row.fair_share > 0);
     moments += shares.length > 0;
     due += shares.find((row) => row.name === name)?.fair_share ?? 0;

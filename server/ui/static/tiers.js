@@ -1,4 +1,4 @@
-// The picture of the three tiers: a cell is a few blocks, its colour is whose they are, and what moves is seen to move.
+// The drawing of the three tiers: a cell is a few blocks in the colour of their tenant; transfers are animated.
 
 import { byId, colour, element, fit, onScheme, setText } from './dom.js';
 import * as format from './format.js';
@@ -9,8 +9,8 @@ const CELL = 9;
 const FRAME_MS = 50;
 const FLIGHT_MS = 700;
 const FLASH_MS = 500;
-const MOST_FLIGHTS = 160; // blocks drawn on their way at once
-const MOST_STARTED = 24; // a route and picture
+const MAX_FLIGHTS = 160; // moving blocks drawn at once
+const MAX_STARTED = 24; // of a route, per snapshot
 const COLOURS = 8;
 
 const LANES = {
@@ -23,15 +23,15 @@ const NAMES = { hbm: 'HBM', ddr: 'DDR', ssd: 'SSD' };
 const USED = 0;
 const CACHED = 1;
 const FREE = 255;
-const REST = COLOURS; // the colour of nobody told by name
+const REST = COLOURS; // the colour of tenants not listed by name
 
-/** The shelves, what lies on them, and what flies between them. */
+/** The grids of the tiers and the blocks moving between them. */
 export class Tiers {
   #palette;
   #frame = byId('tiers');
   #canvas = byId('tiers-canvas');
   #pen = this.#canvas.getContext('2d');
-  #shelves = new Map();
+  #grids = new Map();
   #flights = [];
   #colours = null;
   #still = matchMedia('(prefers-reduced-motion: reduce)');
@@ -44,7 +44,7 @@ export class Tiers {
   constructor(palette) {
     this.#palette = palette;
     for (const node of this.#frame.querySelectorAll('.tier')) {
-      this.#shelves.set(node.dataset.tier, new Shelf(node));
+      this.#grids.set(node.dataset.tier, new TierGrid(node));
     }
     onScheme(() => {
       this.#colours = null;
@@ -60,10 +60,10 @@ export class Tiers {
   draw(history) {
     const { latest } = history;
     const hasHost = latest.tiers.some((tier) => tier.tier === 'ddr');
-    for (const [name, shelf] of this.#shelves) {
+    for (const [name, grid] of this.#grids) {
       const tier = latest.tiers.find((one) => one.tier === name);
-      if (tier) shelf.write(tier, history, this.#palette, hasHost || latest.engine.device !== 'cpu');
-      else shelf.writeMissing(name, latest);
+      if (tier) grid.write(tier, history, this.#palette, hasHost || latest.engine.device !== 'cpu');
+      else grid.writeMissing(name, latest);
     }
     this.#writeLanes(history, hasHost);
     this.#start(history, hasHost);
@@ -73,7 +73,7 @@ export class Tiers {
     this.#repaint();
   }
 
-  /** Each block that landed since the last picture flies across, or a few stand for many. */
+  /** Animate the blocks that landed since the last snapshot; of many, a few. */
   #start(history, hasHost) {
     const [before, latest] = history.recent.slice(-2);
     if (!latest || this.#still.matches || document.hidden) return;
@@ -83,8 +83,8 @@ export class Tiers {
       const ends = ENDS[route.route];
       const landed = route.blocks - (before.routes.find((one) => one.route === route.route)?.blocks ?? 0);
       if (!ends || landed <= 0) continue;
-      const [from, to] = ends.map((name) => this.#shelves.get(name === 'ddr' && !hasHost ? 'hbm' : name));
-      const count = Math.min(landed, MOST_STARTED, MOST_FLIGHTS - this.#flights.length);
+      const [from, to] = ends.map((name) => this.#grids.get(name === 'ddr' && !hasHost ? 'hbm' : name));
+      const count = Math.min(landed, MAX_STARTED, MAX_FLIGHTS - this.#flights.length);
       for (let one = 0; one < count; one += 1) {
         this.#flights.push(new Flight(from, to, now + (spread * one) / count, UPWARD.has(route.route)));
       }
@@ -117,7 +117,7 @@ export class Tiers {
     });
   }
 
-  /** Where the prompt tokens of the last half minute were found. */
+  /** Write in which tiers the prompt tokens of the last half minute were found. */
   #writeSources(history) {
     const { tiers } = history.latest;
     const rates = tiers.map((tier) => history.rate((one) => one.tiers.find((other) => other.tier === tier.tier)?.hit_tokens ?? null, SHARE_S));
@@ -137,7 +137,7 @@ export class Tiers {
     });
   }
 
-  /** In words, seldom. */
+  /** Describe the tiers in words for screen readers, seldom. */
   #describe(latest) {
     if (latest.at_s - this.#saidAt < 10) return;
     this.#saidAt = latest.at_s;
@@ -151,8 +151,8 @@ export class Tiers {
     this.#canvas.width = Math.round(frame.width * scale);
     this.#canvas.height = Math.round(frame.height * scale);
     this.#pen.setTransform(scale, 0, 0, scale, 0, 0);
-    for (const shelf of this.#shelves.values()) shelf.measure(frame);
-    this.#paint(performance.now()); // at once: setting its size has emptied the canvas
+    for (const grid of this.#grids.values()) grid.measure(frame);
+    this.#paint(performance.now()); // at once, as setting its size has cleared the canvas
   }
 
   #repaint() {
@@ -179,14 +179,14 @@ export class Tiers {
     this.#colours ??= readColours();
     this.#pen.clearRect(0, 0, this.#canvas.width, this.#canvas.height);
     let isFlashing = false;
-    for (const shelf of this.#shelves.values()) isFlashing = shelf.paint(this.#pen, this.#colours, now) || isFlashing;
+    for (const grid of this.#grids.values()) isFlashing = grid.paint(this.#pen, this.#colours, now) || isFlashing;
     this.#flights = this.#flights.filter((flight) => flight.paint(this.#pen, this.#colours, now));
     this.#isStale = isFlashing;
   }
 }
 
-/** One tier: cells in rows, filled from the top left: in use, then kept, then free. */
-class Shelf {
+/** One tier: rows of cells, filled from the top left: in use, cached, free. */
+class TierGrid {
   #node;
   #place;
   #cells = new Uint8Array(0);
@@ -199,7 +199,7 @@ class Shelf {
 
   constructor(node) {
     this.#node = node;
-    this.#place = node.querySelector('.shelf');
+    this.#place = node.querySelector('.cells');
   }
 
   measure(frame) {
@@ -262,12 +262,12 @@ class Shelf {
     this.#changedAt[cell] = now;
   }
 
-  /** Where a cell is, in pixels of the frame. */
+  /** Return the position of a cell in pixels of the frame. */
   at(cell) {
     return [this.box.x + (cell % this.#columns) * PITCH, this.box.y + Math.floor(cell / this.#columns) * PITCH];
   }
 
-  /** True while something that changed is still lit up. */
+  /** Draw the cells. Return true while a changed cell is still highlighted. */
   paint(pen, colours, now) {
     if (this.#node.classList.contains('is-missing')) return false;
     let isFlashing = false;
@@ -291,7 +291,7 @@ class Shelf {
   }
 }
 
-/** A block on its way from shelf to shelf. */
+/** A block moving from one grid to another. */
 class Flight {
   constructor(from, to, startMs, isUp) {
     this.startMs = startMs;
@@ -300,7 +300,7 @@ class Flight {
     this.to = somewhere(to);
   }
 
-  /** False when it has arrived. */
+  /** Draw the block. Return false when it has arrived. */
   paint(pen, colours, now) {
     const part = (now - this.startMs) / FLIGHT_MS;
     if (part < 0) return true;
@@ -318,8 +318,8 @@ class Flight {
   }
 }
 
-function somewhere(shelf) {
-  return shelf.at(Math.floor(Math.random() * Math.max(1, shelf.filled)));
+function somewhere(grid) {
+  return grid.at(Math.floor(Math.random() * Math.max(1, grid.filled)));
 }
 
 function makeKey() {
@@ -334,7 +334,7 @@ function whyMissing(name, latest) {
   return latest.engine.device === 'cpu' ? 'the one memory beside is both' : 'off: --kv-host-size turns it on';
 }
 
-/** Whose the bytes of a tier are. Tables that share a block each count it, so uses are scaled to what is there. */
+/** Return the bytes of a tier by tenant, scaled to its total: a shared block counts for each of its tenants. */
 function shareOut(tier, palette) {
   const claimed = tier.tenants.reduce((sum, tenant) => sum + tenant.used, 0);
   const scale = claimed > tier.used ? tier.used / claimed : 1;

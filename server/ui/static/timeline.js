@@ -1,13 +1,13 @@
-// When each token of an answer came: a mark a token, as high as the gap before it.
+// The times of the tokens of an answer: one mark per token, as high as the gap before it.
 
 import { byId, setText } from './dom.js';
 import * as format from './format.js';
 
 const SVG = 'http://www.w3.org/2000/svg';
 const LEGEND = 'Each mark is a token; its height is the time since the one before.';
-const LEAST_HEIGHT = 0.06; // of the picture: a token that came with another one is seen, too
+const MIN_HEIGHT = 0.06; // share of the height, so that a token without a gap is visible
 
-/** One answer's marks and figures. */
+/** The marks and numbers of one answer. */
 export class Timeline {
   #svg = byId('timeline');
   #sentMs = 0;
@@ -16,7 +16,7 @@ export class Timeline {
   #marks = [];
   #firstMs = null;
 
-  /** Nothing was asked yet. */
+  /** Show the state before the first message. */
   clear() {
     this.#svg.replaceChildren();
     this.#gaps = [];
@@ -27,14 +27,14 @@ export class Timeline {
     setText(byId('axis-end'), '');
   }
 
-  /** A question was sent now. */
+  /** Begin: a message was sent now. */
   start(nowMs) {
     this.clear();
     this.#sentMs = this.#lastMs = nowMs;
     setText(byId('timeline-text'), 'Waiting for the first token.');
   }
 
-  /** So many tokens have just come. */
+  /** Add tokens that arrived now. */
   add(tokens, nowMs) {
     const isFirst = this.#firstMs == null;
     for (let one = 0; one < tokens; one += 1) {
@@ -49,7 +49,7 @@ export class Timeline {
     this.#write();
   }
 
-  /** The answer is there. `usage` as the server sent it. */
+  /** End: the answer is complete. `usage` is what the server sent. */
   end(usage, reason) {
     const cached = usage?.prompt_tokens_details?.cached_tokens;
     if (usage) setText(byId('t-cached'), cached == null ? format.NOTHING : `${format.whole(cached)} of ${format.whole(usage.prompt_tokens)}`);
@@ -67,13 +67,13 @@ export class Timeline {
     this.#marks.push([line, gap]);
   }
 
-  /** The picture is as wide as the answer is long; heights are parts of the longest gap. */
+  /** Draw the marks: the width is the duration of the answer, heights are relative to the longest gap. */
   #scale() {
     const width = Math.max(1, (this.#lastMs - this.#sentMs) * 1.02);
     const longest = Math.max(1, ...this.#gaps);
     this.#svg.setAttribute('viewBox', `0 -1 ${width.toFixed(1)} 1`);
     this.#marks.forEach(([line, gap], place) => {
-      const height = place ? Math.max(LEAST_HEIGHT, gap / longest) : 1;
+      const height = place ? Math.max(MIN_HEIGHT, gap / longest) : 1;
       line.setAttribute('y2', (-height).toFixed(3));
     });
     setText(byId('axis-end'), format.seconds(width / 1000));

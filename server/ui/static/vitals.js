@@ -27,7 +27,7 @@ export class Vitals {
   #tile(name, text, sub, value = null) {
     const node = byId(`v-${name}`);
     setText(node, text);
-    if (value != null) node.dataset.value = String(value); // the plain number, for whoever reads the page by program
+    if (value != null) node.dataset.value = String(value); // the plain number, for programs that read the page
     setText(byId(`v-${name}-sub`), sub);
   }
 }
