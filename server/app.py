@@ -11,7 +11,7 @@ from starlette.requests import Request
 from tiercel import __version__
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import Route, make_router
+from tiercel.server.api.contract import ApiRoute, make_router
 from tiercel.server.api.middleware import BodyLimit, Bookkeeping, Boundary
 from tiercel.server.api.openapi import DocumentedApp
 from tiercel.server.api.pipeline import GenerationPipeline
@@ -44,7 +44,7 @@ def create_app(context: ServerContext) -> DocumentedApp:
     pipeline, operations = GenerationPipeline(context), OperationsRoutes(context)
     generation = [*ChatRoutes(context, pipeline).routes(), *CompletionRoutes(context, pipeline).routes()]
     key, admin_key, metrics_key = Guard(context.tenants), AdminGuard(context.tenants), MetricsGuard(context.tenants)
-    families: list[tuple[str, Callable[[Request], Awaitable[None]] | None, list[Route]]] = [
+    families: list[tuple[str, Callable[[Request], Awaitable[None]] | None, list[ApiRoute]]] = [
         ("operations", None, operations.open_routes()),
         ("operations", metrics_key, operations.metrics_routes()),
         ("operations", key, operations.guarded_routes()),

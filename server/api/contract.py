@@ -1,4 +1,4 @@
-"""What a route takes and answers, as types: /openapi.json is generated from the types that check and that are sent."""
+"""Contracts of routes: the types of bodies and answers, which check and are sent, and which /openapi.json shows."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ApiRoute:
     """One method of one path."""
 
     method: Literal["GET", "POST", "PUT", "PATCH"]
@@ -55,7 +55,7 @@ class Route:
     contract: Contract
 
 
-def make_router(tag: str, routes: Iterable[Route]) -> APIRouter:
+def make_router(tag: str, routes: Iterable[ApiRoute]) -> APIRouter:
     """Return a router of these routes, without a guard."""
     router = APIRouter(tags=[tag])
     for route in routes:

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from tiercel.server.api.contract import EVENTS, JSON, Contract, Route
+from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract
 
 _REF = "#/components/schemas/{}"
 _SCHEME = "key"
@@ -22,7 +22,7 @@ class DocumentedApp(FastAPI):
 
     contracts: Mapping[tuple[str, str], Contract] = {}
 
-    def document(self, routes: Sequence[Route]) -> None:
+    def document(self, routes: Sequence[ApiRoute]) -> None:
         """Take over the contracts of routes that the application serves."""
         self.contracts = {(_documented_path(route.path), route.method.lower()): route.contract for route in routes}
 

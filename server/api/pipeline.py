@@ -56,7 +56,7 @@ class GenerationCall(Protocol):
         ...
 
 
-class _Prepared(Struct, frozen=True):
+class _PreparedCall(Struct, frozen=True):
     """A client request, checked and tokenised."""
 
     plan: SamplingPlan
@@ -104,17 +104,17 @@ class GenerationPipeline:
             return EventStream(generation, shape, rules, note)
         return await whole_reply(generation, shape, rules, note, request.receive)
 
-    async def _prepare(self, call: GenerationCall, tenant: Tenant, record: RequestRecord) -> _Prepared:
+    async def _prepare(self, call: GenerationCall, tenant: Tenant, record: RequestRecord) -> _PreparedCall:
         limits = await self._context.limits(tenant)
         plan = call.plan(limits)
         with record.tokenising():
             prompts = await call.tokenize(limits)
         cap = self._context.defaults.max_new_tokens
-        return _Prepared(plan, prompts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
+        return _PreparedCall(plan, prompts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
 
     def _submit(
         self,
-        prepared: _Prepared,
+        prepared: _PreparedCall,
         fields: SamplingFields,
         tenant: Tenant,
         entry: Entry,

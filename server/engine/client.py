@@ -13,7 +13,7 @@ from tiercel.request import Request
 from tiercel.server.engine.connection import EngineConnection
 from tiercel.server.engine.mailbox import EngineGone, Mailbox
 from tiercel.server.engine.sequences import (
-    SequenceBook,
+    OpenSequences,
     SequenceFacts,
     SequenceObserver,
     SequenceStart,
@@ -65,7 +65,7 @@ class EngineClient:
         self._changed_settings: SetSettings | None = None
         self._gauges = Gauges()
         self.connection = EngineConnection(self._receive, self._on_lost)
-        self.sequences = SequenceBook(clock, observer, watcher)
+        self.sequences = OpenSequences(clock, observer, watcher)
         self.status = EngineStatus(clock, has_work=lambda: self.sequences.num_unfinished > 0)
 
     async def open(self, sock: socket.socket, settings: EngineSettings) -> None:

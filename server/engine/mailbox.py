@@ -23,7 +23,7 @@ class EngineGone(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """What arrived for one sequence since the last read, in order; `finished` comes last."""
+    """The tokens and the end of one sequence since the last read, in order; `finished` comes last."""
 
     choice: int  # index among the sequences of the client request
     tokens: "array[int]"

@@ -38,7 +38,7 @@ class SequenceStage(enum.Enum):
 
 
 class SequenceFacts:
-    """The record of one sequence, kept until the engine reports its end. Written by `SequenceBook`."""
+    """The record of one sequence, kept until the engine reports its end. Written by `OpenSequences`."""
 
     __slots__ = (
         "arrival_s",
@@ -86,7 +86,7 @@ class SequenceObserver(Protocol):
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None: ...
 
 
-class SequenceBook:
+class OpenSequences:
     """Every sequence that the engine has not reported finished, in order of arrival."""
 
     def __init__(self, clock: Clock, observer: SequenceObserver, watcher: SequenceWatcher | None) -> None:

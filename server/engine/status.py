@@ -23,7 +23,7 @@ class EngineStartError(TiercelError):
 
 
 class EngineStatus:
-    """What the HTTP process knows of the engine process. Written by `EngineClient`."""
+    """The state of the engine process as far as it is known. Written by `EngineClient`."""
 
     def __init__(self, clock: Clock, has_work: Callable[[], bool]) -> None:
         self._clock = clock

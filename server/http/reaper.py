@@ -17,8 +17,8 @@ class Cycle(Protocol):
     response_complete: bool
 
 
-class Connection(Protocol):
-    """uvicorn's record of one client connection."""
+class UvicornConnection(Protocol):
+    """One client connection of uvicorn."""
 
     @property
     def cycle(self) -> Cycle | None: ...
@@ -44,18 +44,18 @@ class Reaper:
     def __init__(self, clock: Clock, limit_s: float) -> None:
         self._clock = clock
         self._limit_s = limit_s
-        self._idle_by_connection: dict[Connection, _Idle] = {}
+        self._idle_by_connection: dict[UvicornConnection, _Idle] = {}
 
-    async def run(self, connections: Iterable[Connection]) -> None:
+    async def run(self, connections: Iterable[UvicornConnection]) -> None:
         """Sweep until cancelled; `connections` is iterated again each time."""
         while True:
             await asyncio.sleep(self._limit_s / _SWEEPS_PER_LIMIT)
             self.sweep(connections)
 
-    def sweep(self, connections: Iterable[Connection]) -> None:
+    def sweep(self, connections: Iterable[UvicornConnection]) -> None:
         """Abort the connections that have been idle for too long."""
         now_s = self._clock.now_s()
-        idle_by_connection: dict[Connection, _Idle] = {}
+        idle_by_connection: dict[UvicornConnection, _Idle] = {}
         for connection in list(connections):
             cycle = connection.cycle
             if not connection.transport.is_closing() and cycle is not None and not cycle.response_complete:

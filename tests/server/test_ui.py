@@ -246,9 +246,7 @@ def test_requests_are_shown_with_their_state_and_without_their_text(model_folder
             assert (row["state"], row["computed_tokens"], row["preemptions"]) == ("preempted", 11, 2)
             server.engine.send(Report(gauges=Gauges(num_running=1)))
             await until(lambda: server.context.client.gauges.num_running == 1)
-            assert server.context.client.gauges.sequences == (gave_way,), (
-                "fields left out of a report keep their value"
-            )
+            assert server.context.client.gauges.sequences == (gave_way,), "fields left out of a report keep their value"
             assert server.context.client.gauges.tiers == tiers
 
     with_server(server_settings(model_folder), test, SLOW, tenants_config=str(file))

@@ -24,7 +24,7 @@ class SloReply(Struct, frozen=True):
 
 
 class BestEffortReply(Struct, frozen=True):
-    """What a tenant gets under overload in place of a refusal."""
+    """The reduced service of a tenant under overload."""
 
     max_tokens: int | None
     band: int | None

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from tiercel.errors import AdmissionError, ConfigError
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import BODY_REFUSALS, JSON, KEY_REFUSALS, Contract, Route
+from tiercel.server.api.contract import BODY_REFUSALS, JSON, KEY_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.replies.admin import (
     BestEffortReply,
     ConfigReply,
@@ -39,7 +39,7 @@ class AdminRoutes:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
         """Return the routes; all of them need the admin key."""
         refusals = (*KEY_REFUSALS, 403)
         changing = (*BODY_REFUSALS, *refusals)
@@ -49,11 +49,11 @@ class AdminRoutes:
         patch = Contract(bodies=(document,), answers=config, refusals=(*changing, 409, 412))
         reload = Contract(answers={200: ReloadReply}, refusals=(400, *refusals, 409))
         return [
-            Route("GET", "/admin/tenants", self.show, Contract(answers=tenants, refusals=refusals)),
-            Route("PUT", "/admin/tenants", self.put, put),
-            Route("GET", "/admin/config", self.show_config, Contract(answers=config, refusals=refusals)),
-            Route("PATCH", "/admin/config", self.patch_config, patch),
-            Route("POST", "/admin/reload", self.reload, reload),
+            ApiRoute("GET", "/admin/tenants", self.show, Contract(answers=tenants, refusals=refusals)),
+            ApiRoute("PUT", "/admin/tenants", self.put, put),
+            ApiRoute("GET", "/admin/config", self.show_config, Contract(answers=config, refusals=refusals)),
+            ApiRoute("PATCH", "/admin/config", self.patch_config, patch),
+            ApiRoute("POST", "/admin/reload", self.reload, reload),
         ]
 
     async def show(self) -> Response:

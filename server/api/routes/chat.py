@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import GENERATION_REFUSALS, Contract, Route
+from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.params import ModelLimits, SamplingPlan, chat_plan
 from tiercel.server.api.pipeline import GenerationPipeline
 from tiercel.server.api.prompt import chat_work, empty_prompt
@@ -24,12 +24,12 @@ class ChatRoutes:
         self._context = context
         self._pipeline = pipeline
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
         """Return the routes; all of them need a key."""
         contract = Contract(
             bodies=(ChatFields,), answers={200: ChatReply}, events=ChatChunk, refusals=GENERATION_REFUSALS
         )
-        return [Route("POST", "/v1/chat/completions", self.chat, contract)]
+        return [ApiRoute("POST", "/v1/chat/completions", self.chat, contract)]
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""

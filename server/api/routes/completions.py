@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import GENERATION_REFUSALS, Contract, Route
+from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.params import ModelLimits, SamplingPlan, completion_plan
 from tiercel.server.api.pipeline import GenerationPipeline
 from tiercel.server.api.prompt import check_tokens, encode_texts, split_prompts
@@ -24,12 +24,12 @@ class CompletionRoutes:
         self._context = context
         self._pipeline = pipeline
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
         """Return the routes; all of them need a key."""
         contract = Contract(
             bodies=(CompletionFields,), answers={200: TextReply}, events=TextChunk, refusals=GENERATION_REFUSALS
         )
-        return [Route("POST", "/v1/completions", self.complete, contract)]
+        return [ApiRoute("POST", "/v1/completions", self.complete, contract)]
 
     async def complete(self, request: Request) -> Response:
         """Continue texts."""

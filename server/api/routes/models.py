@@ -3,7 +3,7 @@
 from starlette.responses import Response
 
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import KEY_REFUSALS, Contract, Route
+from tiercel.server.api.contract import KEY_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.replies.models import ModelCard, ModelList
 from tiercel.server.http.answer import json_answer
 
@@ -14,12 +14,12 @@ class ModelRoutes:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
         """Return the routes; all of them need a key."""
         one = Contract(answers={200: ModelCard}, refusals=(*KEY_REFUSALS, 404))
         return [
-            Route("GET", "/v1/models", self.models, Contract(answers={200: ModelList}, refusals=KEY_REFUSALS)),
-            Route("GET", "/v1/models/{name:path}", self.model, one),
+            ApiRoute("GET", "/v1/models", self.models, Contract(answers={200: ModelList}, refusals=KEY_REFUSALS)),
+            ApiRoute("GET", "/v1/models/{name:path}", self.model, one),
         ]
 
     async def models(self) -> Response:

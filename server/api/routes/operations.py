@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tiercel import __version__
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import KEY_REFUSALS, Contract, Route
+from tiercel.server.api.contract import KEY_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.replies.operations import HealthReply, LoadReply, ReadyReply, UnreadyStatus, VersionReply
 from tiercel.server.engine.status import EngineState
 from tiercel.server.http.answer import json_answer
@@ -25,31 +25,31 @@ class OperationsRoutes:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
-    def open_routes(self) -> list[Route]:
+    def open_routes(self) -> list[ApiRoute]:
         """Return the routes that need no key."""
         health = Contract(answers={200: HealthReply, 503: HealthReply})
         ready = Contract(answers={200: ReadyReply, 503: ReadyReply})
         return [
-            Route("GET", "/health", self.health, health),
-            Route("GET", "/ping", self.health, health),
-            Route("POST", "/ping", self.health, health),
-            Route("GET", "/health/live", self.live, Contract(answers={200: HealthReply})),
-            Route("GET", "/ready", self.ready, ready),
-            Route("GET", "/readiness", self.ready, ready),
-            Route("GET", "/health/ready", self.ready, ready),
-            Route("GET", "/version", self.version, Contract(answers={200: VersionReply})),
+            ApiRoute("GET", "/health", self.health, health),
+            ApiRoute("GET", "/ping", self.health, health),
+            ApiRoute("POST", "/ping", self.health, health),
+            ApiRoute("GET", "/health/live", self.live, Contract(answers={200: HealthReply})),
+            ApiRoute("GET", "/ready", self.ready, ready),
+            ApiRoute("GET", "/readiness", self.ready, ready),
+            ApiRoute("GET", "/health/ready", self.ready, ready),
+            ApiRoute("GET", "/version", self.version, Contract(answers={200: VersionReply})),
         ]
 
-    def metrics_routes(self) -> list[Route]:
+    def metrics_routes(self) -> list[ApiRoute]:
         """Return the route of /metrics, which is open to clients on this machine."""
         contract = Contract(text_type="text/plain", refusals=(400, *KEY_REFUSALS), is_open_locally=True)
-        return [Route("GET", "/metrics", self.metrics, contract)]
+        return [ApiRoute("GET", "/metrics", self.metrics, contract)]
 
-    def guarded_routes(self) -> list[Route]:
+    def guarded_routes(self) -> list[ApiRoute]:
         """Return the routes that need a key."""
         if not self._context.settings.enable_server_load_tracking:
             return []
-        return [Route("GET", "/load", self.load, Contract(answers={200: LoadReply}, refusals=KEY_REFUSALS))]
+        return [ApiRoute("GET", "/load", self.load, Contract(answers={200: LoadReply}, refusals=KEY_REFUSALS))]
 
     async def health(self) -> Response:
         """Answer 200 while the engine serves and its steps end."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.contract import GENERATION_REFUSALS, Contract, Route
+from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.api.prompt import are_tokens, chat_work, check_tokens, encode_texts
@@ -32,12 +32,12 @@ class TokenizeRoutes:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
         """Return the routes; all of them need a key."""
         bodies = (TokenizeTextFields, TokenizeChatFields)
         return [
-            Route("POST", "/tokenize", self.tokenize, _contract(bodies, TokenizeReply)),
-            Route("POST", "/detokenize", self.detokenize, _contract((DetokenizeFields,), DetokenizeReply)),
+            ApiRoute("POST", "/tokenize", self.tokenize, _contract(bodies, TokenizeReply)),
+            ApiRoute("POST", "/detokenize", self.detokenize, _contract((DetokenizeFields,), DetokenizeReply)),
         ]
 
     async def tokenize(self, request: Request) -> Response:

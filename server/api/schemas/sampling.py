@@ -22,7 +22,7 @@ StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LETTERS)]
 
 
 class StreamOptions(Fields):
-    """What a stream reports besides text."""
+    """The options of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
