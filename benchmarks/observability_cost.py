@@ -307,17 +307,17 @@ def serve(flags: list[str]) -> int:
 
 
 def engine() -> int:
-    """The engine, which tells no more than admission needs while it is off."""
-    from tiercel.engine.loop import EngineLoop
+    """Run the engine, whose reports contain no more than admission needs while it is off."""
+    from tiercel.engine.gauges import GaugeReader
     from tiercel.engine.process import main as run_engine
 
-    tell = EngineLoop.gauges
+    read = GaugeReader.read
 
-    def tell_little(loop: EngineLoop, step_tokens: int = 0, *, is_full: bool = True) -> object:
-        return tell(loop, step_tokens, is_full=False)
+    def read_little(gauges: GaugeReader, step_tokens: int = 0, *, is_full: bool = True) -> object:
+        return read(gauges, step_tokens, is_full=False)
 
     def switch(is_on: bool) -> None:
-        EngineLoop.gauges = tell if is_on else tell_little
+        GaugeReader.read = read if is_on else read_little
 
     _obey(switch)
     return run_engine()
