@@ -1,13 +1,14 @@
 """The FastSwitch replay in small: bytes moved and tokens said. Times are for the benchmark."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import islice, pairwise, repeat
 from typing import get_args
 
 import pytest
 
 from benchmarks import fastswitch, fastswitch_replay, fastswitch_trace
-from benchmarks.fastswitch_replay import ALL_OFF, BUILDS, FULL, NO_REUSE, Build, Replay
+from benchmarks.fastswitch_replay import ALL_OFF, BUILDS, FULL, NO_REUSE, Build, Replay, Result
 from benchmarks.fastswitch_trace import Pattern
 from tiercel.errors import InvariantError
 
@@ -17,14 +18,21 @@ BLOCKS = fastswitch_replay.budget_blocks(fastswitch_replay.endless(TRACE))
 
 
 def replay(build: Build, pattern: Pattern = "random") -> Replay:
+    """Return a replay that has not run."""
     return Replay(TRACE, build, BLOCKS, fastswitch_trace.priorities(pattern, len(TRACE), 1), FREQUENCY)
+
+
+@cache
+def played(build: Build, pattern: Pattern = "random") -> tuple[Replay, Result]:
+    """Return a replay that has run, and its result. Replays are deterministic, so that tests may share them."""
+    one = replay(build, pattern)
+    return one, one.run()
 
 
 @pytest.mark.parametrize("pattern", get_args(Pattern))
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
 def test_priorities_that_change_under_way_change_no_token(build: Build, pattern: Pattern) -> None:
-    one = replay(build, pattern)
-    result = one.run()
+    one, result = played(build, pattern)
     assert result.wrong_turns == 0
     assert result.turns == sum(len(talk.turns) for talk in TRACE)
     assert result.output_tokens == sum(turn.answer_tokens for talk in TRACE for turn in talk.turns)
@@ -34,18 +42,18 @@ def test_priorities_that_change_under_way_change_no_token(build: Build, pattern:
 
 
 def test_reuse_halves_what_is_swapped_out() -> None:
-    written = {build: replay(build).run().swapped_bytes for build in (FULL, NO_REUSE)}
+    written = {build: played(build)[1].swapped_bytes for build in (FULL, NO_REUSE)}
     assert written[FULL] <= fastswitch.MOST_SWAPPED * written[NO_REUSE]
 
 
 def test_only_merged_copies_are_larger_than_a_block() -> None:
-    assert replay(FULL).run().copy_bytes > fastswitch_replay.BLOCK_TOKENS * fastswitch_replay.TOKEN_BYTES
-    assert replay(ALL_OFF).run().copy_bytes == fastswitch_replay.BLOCK_TOKENS * fastswitch_replay.TOKEN_BYTES
+    assert played(FULL)[1].copy_bytes > fastswitch_replay.BLOCK_TOKENS * fastswitch_replay.TOKEN_BYTES
+    assert played(ALL_OFF)[1].copy_bytes == fastswitch_replay.BLOCK_TOKENS * fastswitch_replay.TOKEN_BYTES
 
 
 def test_a_replay_is_the_same_every_time() -> None:
-    first, second = (replace(replay(FULL).run(), real_s=0.0) for _ in range(2))
-    assert first == second
+    first, second = played(FULL)[1], replay(FULL).run()
+    assert replace(first, real_s=0.0) == replace(second, real_s=0.0)
 
 
 def test_a_block_that_is_overwritten_under_way_is_noticed() -> None:
@@ -77,6 +85,6 @@ def test_the_traces_are_what_the_docstring_says() -> None:
 
 
 def test_the_checks_of_idle_time_and_merged_copies_can_fail() -> None:
-    full, off = replay(FULL).run(), replay(ALL_OFF).run()
+    full, off = played(FULL)[1], played(ALL_OFF)[1]
     assert full.is_rarely_idle and full.is_merged
     assert not off.is_rarely_idle and not off.is_merged

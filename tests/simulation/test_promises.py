@@ -1,4 +1,4 @@
-"""What the scheduler promises, in the real loop over the real books, in virtual time."""
+"""The guarantees of the scheduler, in the real loop over the real books, in virtual time."""
 
 from collections.abc import Mapping
 
@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.scenarios.adversary import widest_gap
 from benchmarks.scenarios.mixes import mixed, overload, returning, saturating, shared_prefixes, waits
+from tests.seeds import fresh_seeds
 from tiercel.ids import TenantId
 from tiercel.scheduler.aging import AgingShare
 from tiercel.scheduler.cost import StepCosts
@@ -14,9 +15,18 @@ from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
 from tiercel.scheduler.policy import Policy
 from tiercel.simulation.simulator import SimSettings
 
+# Steps and seeds with which a book that refills too much breaks the bound: see the last test with them.
+BREAKING_STEPS, BREAKING_SEEDS = 2500, (1, 6)
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 20))])
+
+@pytest.mark.parametrize("seed", [*BREAKING_SEEDS, *fresh_seeds(1)])
 def test_service_by_weight_stays_within_the_bound(seed: int) -> None:
+    assert 0 < widest_gap(seed, BREAKING_STEPS) <= 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_service_by_weight_stays_within_the_bound_for_more_steps(seed: int) -> None:
     assert 0 < widest_gap(seed, 5000) <= 1.0
 
 
@@ -27,7 +37,7 @@ def test_service_by_weight_stays_within_the_bound_for_long(seed: int) -> None:
 
 
 class Generous(TenantBook):
-    """A book that gives everybody a quantum in every step, whoever has deficit left."""
+    """A faulty book: it gives every tenant a quantum in every step, even one with deficit left."""
 
     def refill(self, now_s: float) -> None:
         for band in self._bands.values():
@@ -42,7 +52,7 @@ def open_generous(settings: SimSettings, costs: StepCosts) -> Policy:
 
 
 def test_a_broken_refill_breaks_the_bound() -> None:
-    assert any(widest_gap(seed, 5000, open_generous) > 1.0 for seed in (1, 3, 6))
+    assert all(widest_gap(seed, BREAKING_STEPS, open_generous) > 1.0 for seed in BREAKING_SEEDS)
 
 
 @pytest.mark.slow
@@ -58,7 +68,7 @@ def test_a_tenant_that_returns_gets_half_and_no_more() -> None:
     assert all(0.47 <= part <= 0.53 for part in shares.parts)
 
 
-def test_a_tenant_that_returns_gets_nothing_for_long_where_the_first_to_come_is_served_first() -> None:
+def test_under_fcfs_a_tenant_that_returns_gets_nothing_for_long() -> None:
     shares = returning("fcfs", seconds=30.0, away_s=15.0)
     assert shares.parts
     assert max(shares.parts) < 0.25
@@ -82,7 +92,7 @@ def test_interactive_goals_are_kept_in_overload_while_batch_work_goes_on() -> No
 
 
 @pytest.mark.slow
-def test_nobody_starves_behind_a_higher_band_that_never_ends() -> None:
+def test_a_lower_band_is_served_although_a_higher_one_never_ends() -> None:
     last = waits(seconds=64.0).tenants[1]
     assert last.finished == 1
     assert last.starved_s < 34.0
