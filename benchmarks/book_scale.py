@@ -1,10 +1,10 @@
-"""What the cache's books cost at scale: bytes and collection time for a million blocks.
+"""Memory and garbage-collection time of the cache's books with a million blocks.
 
     python benchmarks/book_scale.py [--blocks 1000000] [--tiers]
 
 Fills a pool with keyed blocks of ended sequences, so that every slot is cached, keyed and listed for eviction. With
-`--tiers` so many blocks lie in three tiers together: a sixteenth in HBM, a quarter in DDR, the rest on the SSD, and
-all that HBM holds in DDR too. Exit code 1 above `--most-bytes` (300) a block.
+`--tiers` the blocks are spread over three tiers: a sixteenth in HBM, a quarter in DDR, the rest on the SSD; every block
+in HBM has a copy in DDR. Exit code 1 above `--most-bytes` (300) per block.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SEQUENCE_BLOCKS = 1000
 
 
 def resident_bytes() -> int:
-    """Peak resident memory so far."""
+    """Return the peak resident memory so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -44,7 +44,7 @@ def fill(cache: CacheManager, sequences: int) -> None:
 
 
 def fill_tiers(cache: CacheManager) -> None:
-    """Index random keys in every slot of the lower tiers; DDR holds what HBM holds, and more."""
+    """Index random keys in every slot of the lower tiers; DDR has a copy of every block in HBM."""
     (_, device), *lower = cache.tiers.pools()
     shared = list(device.slot_by_key)
     for _, pool in lower:

@@ -1,23 +1,23 @@
-"""Which copies should stay: byte hit rates of eviction policies on block traces.
+"""Byte hit rates of eviction policies on block traces.
 
     python benchmarks/cache_policy.py [--trace NAME ...] [--window 32] [--wanted 0.5]
     python benchmarks/cache_policy.py --shares 0,0.25,0.5,0.8
     python benchmarks/cache_policy.py --generate
 
 Replays the traces of `benchmarks/traces/` through the real SlotPool as a cache of several sizes. All blocks have the
-same bytes, so a share of blocks is a share of bytes. A prompt hits the longest prefix that is here. Columns:
+same bytes, so a share of blocks is a share of bytes. A prompt hits its longest cached prefix. Columns:
 
     lru      the pool with one segment
     ours     the pool's segments: seen once, reused
     gdsf     clock + uses * cost to compute again, leaves of the prefix tree only (local to this file)
-    plan     ours, where the next W requests are known and what they need is WANTED, as the engine marks it
-    look W   a heuristic that knows the next W requests: evicts what none of them needs, least recent first. No bound
-    belady   the whole future known: the most hits that any policy can have (tests/benchmarks/test_belady.py)
+    plan     ours, with the next W requests known and the blocks that they need marked WANTED, as the engine does
+    look W   heuristic with the next W requests known: evicts blocks that none needs, least recent first; not a bound
+    belady   knows the whole future: the most hits that any policy can reach (tests/benchmarks/test_belady.py)
 
 Exit code 1 if in any row `plan` has less than 80 % of Belady's hits or fewer than LRU, if GDSF is more than one point
-better than `ours`, or if anything beats Belady. `--window 0`, which publishes nothing, shows that the check can fail.
+better than `ours`, or if any policy exceeds Belady. With `--window 0`, which publishes nothing, the check must fail.
 
-A trace has a line a request: tenant, blocks of the prompt, and the chain of blocks (prompt, then answer) as runs
+A trace has one line per request: tenant, blocks of the prompt, and the chain of blocks (prompt, then answer) as runs
 first+length of block numbers. A block is 128 tokens. `--generate` writes the traces again from their seed.
 """
 
@@ -42,7 +42,7 @@ SEED = 3
 WANTED_SHARE = 0.5  # of the cache, at most, for what waits
 NEVER = 1 << 30
 LEAST_OF_BELADY = 0.8  # of the hits, by ours with the plan, in every row
-MOST_GAIN_OF_GDSF = 0.01  # of what is asked: it would be built if it gained more
+MOST_GAIN_OF_GDSF = 0.01  # of the blocks asked for; with a larger gain GDSF would be worth building
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Visit:
 
 
 def block_cost(depth: int) -> float:
-    """Microseconds to compute a token again: an 8B model on one H200, from rates measured at 0 and 32k tokens."""
+    """Return the microseconds to recompute a token: an 8B model on one H200, from rates measured at 0 and 32k tokens."""
     return 26.8 + 13.9 * depth * BLOCK_TOKENS / 32_768
 
 
@@ -63,7 +63,7 @@ def block_cost(depth: int) -> float:
 
 
 class Generator:
-    """Draws requests in virtual time; every chain is made of runs of block numbers of its own."""
+    """Draws requests in virtual time; every chain has its own runs of block numbers."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -72,7 +72,7 @@ class Generator:
         self.systems = [self.fresh(length) for length in (8, 16, 24, 48)]
 
     def fresh(self, length: int, room: int = 0) -> tuple[int, int]:
-        """A run of blocks nobody has had, with room to grow."""
+        """Return a run of unused block numbers, with numbers to spare."""
         first = self.next_block
         self.next_block += max(length, room)
         return first, length
@@ -81,7 +81,7 @@ class Generator:
         self.events.append((at_s, tenant, prompt, runs))
 
     def conversations(self, count: int, span_s: float) -> None:
-        """Turns 5.5 on average, exponential think times, one of four shared system prompts each."""
+        """Draw conversations: 5.5 turns on average, exponential think times, one of four shared system prompts each."""
         rng = self.rng
         for _ in range(count):
             tenant = rng.choices(range(4), (4, 3, 2, 1))[0]
@@ -96,13 +96,13 @@ class Generator:
                 at_s += 5 + rng.expovariate(1 / 60)
 
     def scans(self, count: int, span_s: float) -> None:
-        """Documents that are read once."""
+        """Draw documents that are read once."""
         for _ in range(count):
             length = self.rng.randint(60, 240)
             self.add(self.rng.uniform(0, span_s), 3, length, [self.fresh(length)])
 
     def long_contexts(self, count: int, span_s: float) -> None:
-        """Lengths as in Mooncake's conversation trace (median 6.9k, mean 12k tokens); part of them asks again."""
+        """Draw prompts with the lengths of Mooncake's conversation trace (median 6.9k, mean 12k tokens); a part of them is repeated."""
         rng = self.rng
         known: list[tuple[int, int]] = []
         for at_s in sorted(rng.uniform(0, span_s) for _ in range(count)):
@@ -125,7 +125,7 @@ class Generator:
 
 
 def generate(name: str) -> str:
-    """The text of one shipped trace."""
+    """Return the text of one shipped trace."""
     generator = Generator(SEED)
     match name:
         case "conversations":
@@ -143,7 +143,7 @@ def generate(name: str) -> str:
 
 
 def read(name: str) -> list[Visit]:
-    """A shipped trace."""
+    """Read a shipped trace."""
     visits: list[Visit] = []
     for line in (TRACES / f"{name}.txt").read_text(encoding="utf-8").splitlines():
         tenant, prompt, *runs = line.split()
@@ -158,7 +158,7 @@ def read(name: str) -> list[Visit]:
 
 @dataclass(slots=True)
 class Score:
-    """What a replay found: shares of blocks and of the time to compute them."""
+    """Hit rates of a replay: by blocks and by the time to compute them."""
 
     hits: int = 0
     asked: int = 0
@@ -177,7 +177,7 @@ class Score:
 
 
 class PoolCache:
-    """The real pool: hits are held, the rest is taken, and the table drops from its end."""
+    """The real pool as a cache: hits are held, other blocks are allocated, and a table is freed from its end."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class PoolCache:
             table.append(slot)
         hits = len(table)
         for block, slot in zip(chain[hits:], pool.take_many(len(chain) - hits), strict=True):
-            # What is behind a gap may still be here: the table takes the canonical copy, as at a commit.
+            # Blocks after a gap may be cached: the table takes the canonical copy, as at a commit.
             canonical = pool.publish(slot, BlockKey(block.to_bytes(32, "big")))
             if canonical != slot:
                 pool.hold(canonical, is_reuse=self.has_segments)
@@ -234,7 +234,7 @@ class PoolCache:
         return hits
 
     def mark(self, visits: list[Visit], number: int) -> None:
-        """Mark what the next requests need, in their order, until the share for it is full."""
+        """Mark the blocks that the next requests need, in order, up to the share for such blocks."""
         pool = self.pool
         if self.marked[number]:
             self.wishes.subtract(visits[number].chain[: visits[number].prompt])
@@ -253,11 +253,11 @@ class PoolCache:
 
 
 class HeapCache:
-    """A cache whose victim is the unpinned block of least priority; priorities change under way."""
+    """A cache that evicts the unpinned block with the lowest priority; priorities may change."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.priority: dict[int, tuple[float, ...]] = {}  # of every block that is here
+        self.priority: dict[int, tuple[float, ...]] = {}  # of every cached block
         self.heap: list[tuple[tuple[float, ...], int]] = []
 
     def put(self, block: int, priority: tuple[float, ...]) -> None:
@@ -283,7 +283,7 @@ class HeapCache:
         del self.priority[block]
 
     def fit(self, visit: Visit) -> int:
-        """Make room for what is missing of a request. Returns the hits of its prompt."""
+        """Evict as many blocks as a request lacks. Return the hits of its prompt."""
         pinned = frozenset(visit.chain)
         hits = next((depth for depth in range(visit.prompt) if visit.chain[depth] not in self.priority), visit.prompt)
         missing = sum(block not in self.priority for block in visit.chain)
@@ -292,7 +292,7 @@ class HeapCache:
 
 
 class Lookahead(HeapCache):
-    """A heuristic that knows the next `window` requests: blocks that none of them needs go first, by recency."""
+    """A heuristic that knows the next `window` requests: evicts blocks that none of them needs, by recency."""
 
     def __init__(self, blocks: int, window: int) -> None:
         super().__init__(blocks)
@@ -315,7 +315,7 @@ class Lookahead(HeapCache):
 
 
 class Belady(HeapCache):
-    """Evicts the block whose next hit is furthest in the whole future, among equals the deepest: the most hits."""
+    """Evicts the block whose next hit is furthest in the future, the deepest among equals: the most hits possible."""
 
     def replay(self, visits: list[Visit]) -> Score:
         score = Score()
@@ -327,9 +327,9 @@ class Belady(HeapCache):
 
 
 def next_uses(visits: list[Visit]) -> list[list[int]]:
-    """Return for every block of every request the next request whose prompt has it.
+    """Return, for every block of every request, the next request whose prompt has it.
 
-    NEVER stands for none, and for a block that an answer brings into the cache anyway before a prompt asks for it.
+    NEVER: there is none, or an answer writes the block into the cache before a prompt needs it.
     """
     following: list[list[int]] = []
     after: dict[int, int] = {}
@@ -349,7 +349,7 @@ class Gdsf(HeapCache):
         self.clock = 0.0
         self.uses = Counter[int]()
         self.parent: dict[int, int] = {}
-        self.children = Counter[int]()  # that are here
+        self.children = Counter[int]()  # cached ones
         self.worth: dict[int, float] = {}
 
     def replay(self, visits: list[Visit]) -> Score:
@@ -385,7 +385,7 @@ class Gdsf(HeapCache):
 
 
 def compare(name: str, window: int, wanted: float) -> list[str]:
-    """Print one trace's table. Return the promises that its rows break."""
+    """Print the table of one trace. Return the checks that its rows miss."""
     broken: list[str] = []
     visits = read(name)
     distinct = len({block for visit in visits for block in visit.chain})
@@ -418,7 +418,7 @@ def compare(name: str, window: int, wanted: float) -> list[str]:
 
 
 def sweep(name: str, shares: list[float]) -> None:
-    """Print hit rates of the segments by protected share."""
+    """Print the hit rates of the segments by protected share."""
     visits = read(name)
     distinct = len({block for visit in visits for block in visit.chain})
     largest = max(len(visit.chain) for visit in visits)

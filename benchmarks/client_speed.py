@@ -1,11 +1,11 @@
-"""How many stream chunks per second the load client reads, and what CPU that costs it.
+"""Stream chunks per second that the client of the load test reads, and the CPU time that it needs.
 
     python benchmarks/client_speed.py --chunks-per-s 20000
     python benchmarks/client_speed.py                        as fast as the stub can send
 
-A stub server in processes of its own (one port, shared) streams ready-made chunks of 200 bytes at the given rate; the
-client is that of `tiercel bench serve`, whole: plan, client processes, stamps, records, figures. Prints one JSON line.
-Client and stub want a core each and more for several client processes; the line says which of the two was at its limit.
+A stub server in processes of its own (on one shared port) streams prepared chunks of 200 bytes at the given rate; the
+client is the complete `tiercel bench serve`. Prints one JSON line. Client and stub need a core each, and more for
+several client processes; the line shows which of the two was at its limit.
 
 Exit code 1 if a request failed or, with a rate, if the client was saturated or its event loop was late by more than
 10 ms at 99 %.
@@ -37,7 +37,7 @@ _MODELS = b'{"data":[{"id":"stub"}]}'
 
 
 class Stub(asyncio.Protocol):
-    """Streams `max_tokens` chunks in their time."""
+    """Streams `max_tokens` chunks at the given rate."""
 
     def __init__(self, gap_s: float) -> None:
         self._gap_s = gap_s
@@ -67,7 +67,7 @@ class Stub(asyncio.Protocol):
         self._transport.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (found, len(_MODELS), _MODELS))
 
     def _tick(self, left: int, due_s: float) -> None:
-        """Chunks one by one, each a packet of its own, in their time."""
+        """Send the chunks one by one, each as a packet of its own, at their times."""
         assert self._transport is not None
         if self._transport.is_closing():
             return
@@ -80,7 +80,7 @@ class Stub(asyncio.Protocol):
 
 
 async def serve(port: int, gap_s: float) -> None:
-    """Until killed."""
+    """Serve until the process is killed."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Stub(gap_s), "127.0.0.1", port, reuse_port=True, backlog=2048)
     await server.serve_forever()
@@ -90,14 +90,14 @@ class Silent:
     """An observer that shows nothing."""
 
     def stage(self, text: str, requests: int) -> None:
-        """Not of interest."""
+        """Ignore the stage."""
 
     def progress(self, progress: Progress) -> None:
-        """Not of interest."""
+        """Ignore the progress."""
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
-    """One run."""
+    """Run the load test once and return its figures."""
     streams = arguments.streams
     gap_s = streams / arguments.chunks_per_s if arguments.chunks_per_s else 0.0
     chunks = round(arguments.seconds / gap_s) if gap_s else arguments.chunks

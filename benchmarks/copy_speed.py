@@ -1,10 +1,10 @@
-"""How fast blocks move between the memory tiers, beside one plain copy of the same bytes in the same run.
+"""Speed of copies between the memory tiers, compared with one plain copy of the same bytes in the same run.
 
     python benchmarks/copy_speed.py [--blocks 250] [--block-kib 384]
     python benchmarks/copy_speed.py --device cuda --blocks 1024 --block-kib 2048
 
 Prints restores and spills through the mover (runs of many neighbours, and single scattered blocks), each alone and both
-at once, and the plain copy. On the CPU also what a memfd costs against anonymous memory: reading, writing, and paged
+at once, and the plain copy. On the CPU also compares a memfd with anonymous memory: reading, writing, and paged
 attention.
 
 Exit code 1 if a restore or a spill through the mover reaches less than `--least-share` (0.7) of the plain copy.
@@ -39,7 +39,7 @@ ROUNDS = 9
 
 
 def in_turns(runs: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Seconds of each, round by round: whatever else the machine does meets all of them."""
+    """Return the seconds of each call, measured in turns so that other load meets all of them."""
     for run in runs.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -60,7 +60,7 @@ Way = tuple[Route, list[int], list[int]]
 
 
 def through_mover(mover: StoreMover, woken: threading.Event, *ways: Way) -> float:
-    """Seconds until all of them have landed."""
+    """Return the seconds until all copies have landed."""
     transfers = [
         Transfer(
             number,
@@ -81,14 +81,14 @@ def through_mover(mover: StoreMover, woken: threading.Event, *ways: Way) -> floa
             woken.clear()
             landed += len(mover.poll())
 
-    while mover.num_unsigned:  # signing goes on beside the loop; here it would be measured with the next copy
+    while mover.num_unsigned:  # signing runs beside the loop; here it would count as part of the next copy
         time.sleep(0.001)
     woken.clear()
     return timed(move)
 
 
 def plainly(lane: CopyLane, source: Arena, target: Arena, blocks: int, slab_slots: int) -> float:
-    """One copy, or one for each slab of host memory."""
+    """Copy in one call, or in one for each slab of host memory."""
     step = slab_slots or blocks + 1
     borders = [1, *range(step, blocks + 1, step), blocks + 1]
     extents = extents_of(source, target, [(start, start, end - start) for start, end in pairwise(borders)])
@@ -116,7 +116,7 @@ def attention_s(arena: Arena, context: int) -> float:
 
 
 def compare_arenas(device: Arena, host: Arena) -> None:
-    """What the memfd costs whoever works in it."""
+    """Compare reading, writing and attention in a memfd and in anonymous memory."""
     context = min(4096, device.blocks * device.spec.block_size)
     arenas = {"anonymous": device, "memfd": host}
     for what, run in {
@@ -187,12 +187,12 @@ def main() -> int:
 
 
 def scattered_half(slots: list[int]) -> list[int]:
-    """The same slots in another order."""
+    """Return half of the slots, scattered."""
     return random.Random(2).sample(slots, len(slots))
 
 
 def show(times: dict[str, list[float]], size: int, against: float | None = None) -> None:
-    """GB/s of so many bytes."""
+    """Print the GB/s of a copy of `size` bytes."""
     for what, seconds in times.items():
         median = statistics.median(seconds)
         share = f"{against / median:6.0%} of plain" if against is not None and what != "plain copy" else ""

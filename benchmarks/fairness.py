@@ -1,8 +1,8 @@
-"""What the scheduler promises, and what it keeps: the real loop, planner and books in virtual time.
+"""The guarantees of the scheduler and the measured values: the real loop, planner and books in virtual time.
 
     python benchmarks/fairness.py [--seeds 20] [--steps 5000] [--only bound,weights,...]
 
-Every line is a promise, its target, and what was measured. Virtual time: no figure depends on the machine.
+Every line shows a guarantee, its target and the measured value. In virtual time no figure depends on the machine.
 Exit code 1 if a target is missed.
 """
 

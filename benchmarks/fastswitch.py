@@ -4,34 +4,34 @@
 
 The loop, the planner and the cache manager are the real ones; the machine computes and copies in virtual time and
 checks every KV row that a step reads. Conversations of several turns arrive while their priorities, drawn in advance,
-change every 25 or 50 steps; the device tier holds 40 % of what is open. Three builds of the same code and the single
-ablations between them replay the same trace:
+change every 25 or 50 steps; the device tier holds 40 % of the open conversations. Three builds of the same code and
+the single ablations between them replay the same trace:
 
-    full       neighbours are one copy, copies run beside steps, copies below are kept and written in idle time
-    one by one every block is its own copy
-    sync       no step runs while a copy does
-    no reuse   a copy below is dropped when it was restored, and nothing is written before it must be
-    all off    none of the three
+    full       neighbouring blocks are copied together, beside steps; copies below are kept, and written in idle time
+    one by one every block is copied by itself
+    sync       no step runs during a copy
+    no reuse   a copy below is dropped when it is restored, and nothing is written in advance
+    all off    all three switched off
 
 Columns:
 
-    swapped    bytes from HBM to DDR, those of write-back in idle time included
+    swapped    bytes from HBM to DDR, including write-back in idle time
     idle       share of the time in which requests waited for copies and no step ran
     preempt.   preemptions
     copy       mean size of a copy between HBM and DDR
-    TTFT, TBT  from a turn's arrival to its first token; between two tokens of a turn, waits after preemption included
+    TTFT, TBT  from a turn's arrival to its first token; between two tokens of a turn, with waits after a preemption
 
-Every token of every build is compared with what the model must say. Exit status 1: a target was missed, or a check of
-`full` is also met by the build without the mechanism that it is about, so that it could not fail.
+Every token of every build is compared with the expected one. Exit status 1: a target is missed, or a check of `full`
+is also met by the build without the mechanism in question.
 
-No second here is a measured one: `benchmarks/fastswitch_wall.py` runs such conversations on a real engine.
+No time here is measured: `benchmarks/fastswitch_wall.py` runs such conversations on a real engine.
 
-Source: FastSwitch (arXiv 2411.18424): conversations of 5.5 turns on average, Poisson arrivals, priorities made offline
-        after two patterns, updated 0.02 and 0.04 times an iteration, 60 GB of host memory. Its 1 request/s is for an
-        A10 (600 GB/s); here it is 6 conversations/s, for the machine is 7 times as fast.
-Lengths: means of ShareGPT, 161 tokens a question and 338 an answer (PagedAttention, arXiv 2309.06180, figure 11).
-Speed:   one H200 and an 8B model, 131,072 bytes of KV a token in bfloat16: 16 GB of weights at 4.3 TB/s, 26.8 us to
-         compute a token without context and 40.7 us behind 32,768 tokens (600 TFLOPS); PCIe 5 at 50 GB/s each way.
+Source: FastSwitch (arXiv 2411.18424): conversations of 5.5 turns on average, Poisson arrivals, priorities drawn offline
+        in two patterns, updated 0.02 and 0.04 times per iteration, 60 GB of host memory. Its 1 request/s is for an
+        A10 (600 GB/s); here it is 6 conversations/s, because the machine is 7 times as fast.
+Lengths: means of ShareGPT, 161 tokens per question and 338 per answer (PagedAttention, arXiv 2309.06180, figure 11).
+Speed:   one H200 and an 8B model, 131,072 bytes of KV per token in bfloat16: 16 GB of weights at 4.3 TB/s, 26.8 us to
+         compute a token without context and 40.7 us after 32,768 tokens (600 TFLOPS); PCIe 5 at 50 GB/s each way.
 """
 
 import argparse
@@ -63,7 +63,7 @@ from benchmarks.fastswitch_replay import (
 from benchmarks.fastswitch_trace import FREQUENCIES, PATTERNS, Pattern, conversations, priorities
 
 MOST_SWAPPED = 0.55  # of the bytes without reuse
-LEAST_GAIN = 1.4  # over all off, of both latencies
+LEAST_GAIN = 1.4  # ratio of both latencies, all off over full
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Job:
 
 
 def show(results: dict[str, Result]) -> list[str]:
-    """Print one table. Returns the targets that were missed."""
+    """Print one table. Return the targets that were missed."""
     full, off, fresh = results[FULL.name], results[ALL_OFF.name], results[NO_REUSE.name]
     print("                swapped restored   idle preempt.     copy TTFT p50     p99   TBT p50   p99.9 tokens/s")
     for name, one in results.items():

@@ -41,11 +41,11 @@ MAX_STEP_TOKENS = 2048
 BUDGET_SHARE = 0.4  # of the working set
 MOST_IDLE_STEPS = 100
 MOST_IDLE = 0.01
-LEAST_COPY_BLOCKS = 1.2  # on average: one by one every copy is a block
+LEAST_COPY_BLOCKS = 1.2  # average blocks per copy; without merging it is 1
 
 
 def h200_step_s(slices: Sequence[Slice]) -> float:
-    """Weights are read while tokens are computed, whichever takes longer; then the KV of the context is read."""
+    """Return the time of a step: the longer of reading weights and computing tokens, then reading the KV."""
     compute_s = sum(piece.length * (TOKEN_S + CONTEXT_S * (piece.start + piece.length / 2)) for piece in slices)
     context = sum(piece.start + piece.length for piece in slices)
     return max(WEIGHTS_S, compute_s) + context * TOKEN_BYTES / KV_BYTES_PER_S
@@ -53,7 +53,7 @@ def h200_step_s(slices: Sequence[Slice]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """The parts of swapping that an arm of the benchmark has switched on."""
+    """The mechanisms that are switched on."""
 
     name: str
     merges: bool = True
@@ -69,14 +69,14 @@ BUILDS = (FULL, Build("one by one", merges=False), Build("sync", is_async=False)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One replay in numbers. Seconds are virtual."""
+    """The result of one replay. Seconds are virtual."""
 
     build: str
     wall_s: float
     steps: int
     turns: int
     output_tokens: int
-    wrong_turns: int  # that did not say exactly what they had to
+    wrong_turns: int  # turns with a lost or changed token
     preemptions: int
     swapped_bytes: int
     restored_bytes: int
@@ -87,7 +87,7 @@ class Result:
     tbt_p50_s: float
     tbt_p999_s: float
     recomputed_tokens: int
-    peak_tokens: int  # of all conversations that had begun and not ended
+    peak_tokens: int  # largest number of tokens of open conversations
     real_s: float
 
     @property
@@ -97,12 +97,12 @@ class Result:
 
     @property
     def is_rarely_idle(self) -> bool:
-        """The share of idle time is within the target."""
+        """True if the share of idle time is within the target."""
         return self.idle_s <= MOST_IDLE * self.wall_s
 
     @property
     def is_merged(self) -> bool:
-        """Copies are larger than a block, on average."""
+        """True if copies are larger than a block on average."""
         return self.copy_bytes >= LEAST_COPY_BLOCKS * BLOCK_TOKENS * TOKEN_BYTES
 
     @property
@@ -111,7 +111,7 @@ class Result:
 
 
 class Replay:
-    """One build on one trace, and all clients of it."""
+    """One build with one trace, and its clients."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Replay:
         self.updates = 0
         self.steps = 0
         self.idle_s = 0.0
-        self.num_idle = 0  # steps in a row that did nothing, with nothing to wait for
+        self.num_idle = 0  # idle steps in a row with nothing to wait for
         self.due = [(talk.arrival_s, number) for number, talk in enumerate(trace)]  # heap: next turns
         heapq.heapify(self.due)
         self.histories = [array("I") for _ in trace]
@@ -173,7 +173,7 @@ class Replay:
         self.talk_by_seq: dict[SeqId, int] = {}
         self.request_by_seq: dict[SeqId, Request] = {}
         self.said_by_seq: dict[SeqId, list[int]] = {}
-        self.spoke_s: dict[SeqId, float] = {}  # when it said its last token
+        self.spoke_s: dict[SeqId, float] = {}  # time of its last token
         self.waits_s: list[float] = []  # to the first token
         self.gaps_s: list[float] = []  # between tokens
         self.num_turns = 0
@@ -182,7 +182,7 @@ class Replay:
         self.peak_tokens = 0
 
     def run(self) -> Result:
-        """Everything is asked and answered."""
+        """Run the trace to its end."""
         began_s = time.perf_counter()
         while self.due or not self.loop.is_idle:
             self.ask()
@@ -247,7 +247,7 @@ class Replay:
                 self.book.move(seq, band, self.clock.now_s())
 
     def pass_time(self) -> None:
-        """Nothing can be computed until something lands or somebody asks."""
+        """Advance the clock to the next landing or the next turn."""
         times = [self.due[0][0]] if self.due else []
         landing_s = self.mover.next_landing_s
         if landing_s is not None:
@@ -264,7 +264,7 @@ class Replay:
             self.idle_s += self.clock.now_s() - before_s
 
     def post(self, message: Report) -> None:
-        """What the clients see."""
+        """Take a report of the loop."""
         now_s = self.clock.now_s()
         seqs = memoryview(message.seqs).cast("Q")
         for number, token in zip(seqs, memoryview(message.tokens).cast("I"), strict=True):
@@ -294,12 +294,12 @@ class Replay:
 
 
 def endless(trace: Sequence[Conversation]) -> Result:
-    """The trace with room for everything: nobody is preempted. Tells the working set."""
+    """Replay a trace with memory for everything, to find the working set."""
     tokens = sum(len(turn.question) + turn.answer_tokens for talk in trace for turn in talk.turns)
     blocks = tokens // BLOCK_TOKENS + 2 * len(trace) + MAX_NUM_SEQS
     return Replay(trace, FULL, blocks, itertools.repeat([0.0] * len(trace)), 0.0).run()
 
 
 def budget_blocks(reference: Result) -> int:
-    """The device tier for a trace."""
+    """Return the number of device blocks for a trace."""
     return int(BUDGET_SHARE * reference.peak_tokens / BLOCK_TOKENS)

@@ -21,7 +21,7 @@ THINK_S = 1.0  # mean, from the end of an answer to the next question
 MAX_MODEL_LEN = 8192
 BANDS = 100
 MARKOV_KEEP = 0.7
-SERVED_SHARE = 0.4  # the upper part of the priorities: what the device tier has room for
+SERVED_SHARE = 0.4  # part of the conversations, by priority, that the device tier can hold
 
 Pattern = Literal["random", "markov"]
 PATTERNS: tuple[Pattern, ...] = ("random", "markov")
@@ -30,23 +30,23 @@ FREQUENCIES = (0.02, 0.04)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and how long its answer is."""
+    """A question and the length of its answer."""
 
     question: "array[int]"
     answer_tokens: int
-    think_s: float  # before it is asked
+    think_s: float  # pause before the question
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Each turn's prompt is all that was said before and its question."""
+    """A conversation. The prompt of a turn is all earlier questions and answers and its question."""
 
     arrival_s: float
     turns: tuple[Turn, ...]
 
 
 def conversations(count: int, seed: int, scale: float = 1.0) -> list[Conversation]:
-    """Geometric numbers of turns, log-normal lengths, exponential pauses. `scale`: of all lengths and pauses."""
+    """Draw conversations: geometric numbers of turns, log-normal lengths, exponential pauses, all times `scale`."""
     rng = random.Random(seed)
     found: list[Conversation] = []
     arrival_s = 0.0
@@ -72,14 +72,14 @@ def _length(rng: random.Random, mean: float, sigma: float) -> int:
 
 
 def priorities(pattern: Pattern, count: int, seed: int) -> Iterator[list[float]]:
-    """One row an update: a priority in [0, 1) for each conversation, higher is more urgent.
+    """Yield one row per update: a priority in [0, 1) for each conversation; higher is more urgent.
 
-    Random draws all of them anew. Markov keeps seven of ten; the others are drawn with a weight that falls with the
-    updates since the conversation was last among the most urgent. Nothing here depends on how a replay goes.
+    Pattern random draws all priorities anew. Pattern markov keeps seven of ten; the others are drawn with a weight that
+    falls with the updates since the conversation was last among the most urgent. Rows do not depend on the replay.
     """
     rng = random.Random(f"{pattern} {seed}")
     row = [rng.random() for _ in range(count)]
-    unserved = [0] * count  # updates
+    unserved = [0] * count  # updates since it was last among the most urgent
     while True:
         yield row
         if pattern == "random":

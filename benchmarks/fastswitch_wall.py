@@ -6,21 +6,21 @@
 `benchmarks/fastswitch.py` replays its traces on a simulated machine in virtual time. Here a random Llama computes every
 token on one thread, and blocks are copied between a device pool and a DDR pool of the same machine
 (`cpu_device_pool`). Conversations and changing priorities are drawn as there, with questions, answers and pauses scaled
-by 0.35; each turn is asked when it is due, and priorities are drawn anew every 25 steps. The device pool holds 40 % of
-the tokens that are open at the peak of a run with room for everybody, which is also the reference for the tokens, and
-the longest conversation at least.
+by 0.35; each turn is sent when it is due, and priorities are drawn anew every 25 steps. The device pool holds 40 % of
+the open tokens at the peak of a run with memory for everything, and at least the longest conversation. The tokens of
+that run are the reference.
 
-    full       victims are swapped, copies below are kept and written in idle time
-    no reuse   victims are swapped; a copy below is dropped when it was restored, nothing is written before it must be
-    recompute  no lower tier: victims are computed again
+    full       victims are swapped; copies below are kept, and written in idle time
+    no reuse   victims are swapped; a copy below is dropped when it is restored; nothing is written in advance
+    recompute  no lower tier; victims are recomputed
 
 The arms take turns on one trace, each with empty tiers, medians of --runs. Exit status 1: a turn did not end, a token
-differs from the reference, an arm did not do what its name says, or one of the two promises is broken: `full` swaps out
-fewer bytes than `no reuse`, and its tokens/s and its P99 time to first token are no worse than those of `recompute`
-(TOLERANCE). --control runs another arm in place of `full`, so that a check has to fail.
+differs from the reference, an arm did not do what its name says, or a check is missed: `full` swaps out fewer bytes
+than `no reuse`, and its tokens/s and its P99 time to first token are no worse than those of `recompute` (TOLERANCE).
+--control runs another arm in place of `full`, so that a check must fail.
 
-What this cannot show: on a CPU both pools are one memory, and a copy takes processor time and bandwidth from the
-steps beside it. Links, copy engines and an idle host are those of `benchmarks/gpu/`.
+Limits: on a CPU both pools are the same memory, and a copy takes processor time and bandwidth from concurrent steps.
+`benchmarks/gpu/` measures links, copy engines and an idle host.
 """
 
 import argparse
@@ -61,10 +61,10 @@ from tiercel.wire import FromEngine, Report, Submit
 SCALE = 0.35
 STEPS_AN_UPDATE = 25
 BLOCK = 16
-POSITIONS = 8192  # that the model knows
+POSITIONS = 8192  # maximum context of the model
 ROWS = 16
-TOLERANCE = 0.02  # of a run that is no worse
-MOST_S = 240.0  # for one run
+TOLERANCE = 0.02  # relative, for "no worse"
+MOST_S = 240.0  # limit of one run
 
 TOKEN_BYTES = 4 * 4 * 32 * 2 * 4  # of KV: layers, heads, head size, keys and values, float32
 
@@ -81,7 +81,7 @@ MODEL = random_llama(
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """The parts of swapping that an arm of the benchmark has switched on."""
+    """The mechanisms that are switched on."""
 
     name: str
     has_host: bool = True
@@ -94,7 +94,7 @@ ARMS = (FULL, NO_REUSE, RECOMPUTE)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run in numbers. Seconds are those of a clock on the wall."""
+    """The result of one run, in wall-clock seconds."""
 
     arm: str
     wall_s: float
@@ -112,7 +112,7 @@ class Result:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens said."""
+        """Output tokens per second."""
         return self.tokens / self.wall_s
 
 
@@ -133,11 +133,13 @@ class Clients:
         heapq.heapify(self._due)
         self._histories = [array("I") for _ in trace]
         self._turns = [0] * len(trace)
-        self._open: dict[SeqId, tuple[int, float]] = {}  # conversation, and when it was due or last said something
+        self._open: dict[
+            SeqId, tuple[int, float]
+        ] = {}  # conversation, and the time at which it was due or had its last token
         self._open_tokens = 0
 
     def ask(self, engine: Engine, number: int) -> int:
-        """Send the turns that are due. Returns the number of the next sequence."""
+        """Send the turns that are due. Return the number of the next sequence."""
         while self._due and self._due[0][0] <= time.monotonic():
             due_s, talk = heapq.heappop(self._due)
             turn = self._trace[talk].turns[self._turns[talk]]
@@ -158,17 +160,17 @@ class Clients:
         return number
 
     def change_priorities(self, engine: Engine) -> None:
-        """Draw the next row and move whoever is open."""
+        """Draw the next row and move the open sequences to their bands."""
         self._row = next(self._rows)
         for seq, (talk, _) in self._open.items():
             engine.loop.book.move(seq, self._band(talk), time.monotonic())
 
     def rest_s(self) -> float:
-        """Until somebody asks."""
+        """Return the seconds until the next turn is due."""
         return max(0.0, self._due[0][0] - time.monotonic()) if self._due else 0.05
 
     def hear(self, message: Report) -> None:
-        """Tokens and ends."""
+        """Take the tokens and ends of the posted reports."""
         now_s = time.monotonic()
         seqs = memoryview(message.seqs).cast("Q")
         for seq, token in zip(seqs, memoryview(message.tokens).cast("I"), strict=True):
@@ -201,7 +203,7 @@ class Clients:
 
 
 class Server:
-    """One arm: an engine that is used for all its runs."""
+    """The engine of one arm, used for all its runs."""
 
     def __init__(self, arm: Arm, model: Model, folder: Path, longest: int, blocks: int, host_bytes: int) -> None:
         self.arm = arm
@@ -214,12 +216,12 @@ class Server:
         self._next = 1
 
     def post(self, message: FromEngine) -> None:
-        """What the HTTP process would hear."""
+        """Take a report of the engine."""
         if isinstance(message, Report) and self._clients is not None:
             self._clients.hear(message)
 
     def run(self, trace: Sequence[Conversation], seed: int) -> tuple[Result, Clients]:
-        """Everything is asked and answered. Errors: TimeoutError when it does not come to an end."""
+        """Run all conversations. Errors: TimeoutError if they do not end."""
         engine, loop = self._engine, self._engine.loop
         before, routes = loop.gauges.read(), self._bytes()
         clients = self._clients = Clients(trace, seed)
@@ -257,7 +259,7 @@ class Server:
         return result, clients
 
     def close(self) -> None:
-        """Stop its threads."""
+        """Stop the threads of the engine."""
         self._engine.close()
         self._wake.close()
 
@@ -266,7 +268,7 @@ class Server:
         return {route: told.get(route, 0) for route in (Route.SPILL, Route.RESTORE)}
 
     def _empty(self) -> None:
-        """The next run begins with empty tiers."""
+        """Empty the tiers for the next run."""
         tiers = self._engine.cache.tiers
         end_s = time.monotonic() + MOST_S
         while len(tiers.transfers) or not self._engine.loop.is_idle:
@@ -279,7 +281,7 @@ class Server:
 
 
 def settings_of(folder: Path, arm: Arm, longest: int, blocks: int, host_bytes: int) -> EngineSettings:
-    """Two pools on the CPU, or one where nothing is swapped; contexts of up to `longest` tokens."""
+    """Return settings with two pools on the CPU, or one without swapping, for contexts of up to `longest` tokens."""
     return EngineSettings(
         model=str(folder),
         device="cpu",
@@ -296,7 +298,7 @@ def settings_of(folder: Path, arm: Arm, longest: int, blocks: int, host_bytes: i
 
 
 def show(results: dict[str, list[Result]], changed: dict[str, int]) -> bool:
-    """Print the table of medians. Returns whether every check is met."""
+    """Print the table of medians. Return whether every check is met."""
 
     def mid(arm: Arm, name: str) -> float:
         return median(float(getattr(one, name)) for one in results[arm.name])
@@ -328,7 +330,7 @@ def show(results: dict[str, list[Result]], changed: dict[str, int]) -> bool:
 
 
 def main() -> int:
-    """Run it. Returns the exit status."""
+    """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="of each arm")
     parser.add_argument("--conversations", type=int, default=20)

@@ -1,19 +1,19 @@
-"""How fast a request is refused while far more arrives than is served: at gate one, or behind tokenising at gate two.
+"""Time to refuse a request under overload: at gate one, or after tokenising at gate two.
 
-    python benchmarks/gate_one.py                         four times what the engine serves, for 20 s
+    python benchmarks/gate_one.py                         four times the rate that the engine serves, for 20 s
     python benchmarks/gate_one.py --gate 2
     python benchmarks/gate_one.py --overload 8 --seconds 60 --tenants 1000
 
-The real HTTP process (uvicorn, tokenising, streams) in a process of its own, in front of the fake engine of the tests,
-which serves `--rate` requests a second. Requests come at `--overload` times that rate, each as a stream, from this
-process: half of them from a tenant with a limit a minute that it soon uses up (429), half from one without it (503).
-At gate one the limit is of requests and the 503 is that of a full queue; at gate two the limit is of tokens and the
-503 is that of a goal of 1 s for the first token, which the queue of the fake engine cannot keep. Prompts are texts of
-`--words` times nine words. Prints one JSON line: the latency of refusals by percentile, in milliseconds, from the
-moment a request was due to the first line of the answer, so it holds the delays of this client too.
+Runs the real HTTP process (uvicorn, tokenising, streams) with the fake engine of the tests, which serves `--rate`
+requests per second. This process sends `--overload` times that rate, each request as a stream: half of them from a
+tenant with a limit per minute that is soon used up (429), half from a tenant without one (503). At gate one the limit
+counts requests and the 503 comes from a full queue; at gate two the limit counts tokens and the 503 comes from a goal
+of 1 s for the first token, which the queue of the fake engine cannot keep. Prompts are texts of `--words` times nine
+words. Prints one JSON line: the latency of refusals by percentile, in milliseconds, from when a request was due to the
+first line of the answer; it includes the delays of this client.
 
-Ends with exit code 1 when the 99th percentile is over `--most-ms`, or when less than a quarter of the requests were
-refused by either limit. `--off` serves without limits: it must fail.
+Ends with exit code 1 when the 99th percentile is over `--most-ms`, or if less than a quarter of the requests was
+refused by either limit. `--off` serves without limits and must fail.
 """
 
 import argparse

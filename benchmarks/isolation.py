@@ -1,4 +1,4 @@
-"""One tenant floods, the other chats: what the chatting tenant's first tokens cost, policy by policy.
+"""Time to first token of a chat tenant beside a tenant that floods the server, by policy.
 
 python benchmarks/isolation.py MODEL [--policies fair fcfs] [--seconds 60] [--out DIR] [SERVE FLAG ...]
 
@@ -48,7 +48,7 @@ def measure(
     model: str, policy: str, folder: Path, seconds: int, flags: list[str]
 ) -> dict[str, list[dict[str, dict[str, float]]]]:
     """Run one load test against a new daemon and return its result."""
-    # Without fairness gate two refuses what cannot keep a goal, and nothing would be left to measure.
+    # Without fairness, gate two would refuse all requests that cannot keep the goal.
     (folder / "tenants.yaml").write_text(TENANTS % {"goal": ", ttft_s: 3.0" if policy == "fair" else ""})
     (folder / "mix.yaml").write_text(MIX % {"seconds": seconds})
     flags = [model, "--scheduling-policy", policy, "--tenants-config", str(folder / "tenants.yaml"), *flags]

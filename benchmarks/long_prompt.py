@@ -1,10 +1,9 @@
-"""A long prompt beside eight streams: how long the streams wait between tokens, and the prompt for its first one.
+"""A long prompt beside eight streams: gaps between the tokens of the streams, and the prompt's time to first token.
 
 python benchmarks/long_prompt.py MODEL [--tokens 4096] [--streams 8] [--goals 0.12 0.2] [--rounds 3] [SERVE FLAG ...]
 
-Serves MODEL once for each goal between tokens (`--tbt-goal`; 0 = none, whole steps). In each round the streams decode,
-and when all have begun the long prompt comes; gaps count from then to its first token. Run it on a quiet machine.
-"""
+Serves MODEL once for each goal between tokens (`--tbt-goal`; 0: no goal, whole steps). In each round the long prompt is
+sent when all streams decode; gaps count from then to its first token. Run it on a quiet machine."""
 
 import argparse
 import json
@@ -20,11 +19,11 @@ import httpx
 
 from benchmarks.daemon import running_daemon
 
-_ANSWER = 4000  # tokens: longer than the prompt takes; the streams are left when it has begun to answer
+_ANSWER = 4000  # tokens, enough to outlast the prompt; the streams are closed after its first token
 
 
 class Stream:
-    """One stream of tokens and when each came."""
+    """One stream of tokens with their times of arrival."""
 
     def __init__(self, url: str, prompt: list[int], max_tokens: int) -> None:
         self.times_s: list[float] = []
@@ -43,7 +42,7 @@ class Stream:
                     return
 
     def wait_first(self) -> float:
-        """When its first token came."""
+        """Wait for the first token and return its time."""
         while not self.times_s:
             if not self._thread.is_alive():
                 raise SystemExit("a stream ended without a token")
@@ -51,22 +50,22 @@ class Stream:
         return self.times_s[0]
 
     def leave(self) -> None:
-        """Break off."""
+        """Close the stream."""
         self._is_left = True
         self._thread.join()
 
     def gaps_s(self, since_s: float, until_s: float) -> list[float]:
-        """Between tokens, where the later one came in this time."""
+        """Return the gaps between tokens of which the later one arrived in a period."""
         return [after - before for before, after in pairwise(self.times_s) if since_s < after <= until_s]
 
 
 def measure(url: str, tokens: int, streams: int, number: int) -> tuple[float, list[float]]:
-    """Seconds to the first token of the prompt, and the gaps of the streams meanwhile."""
+    """Return the seconds to the first token of the prompt, and the gaps of the streams during that time."""
     running = [Stream(url, [10 + number * 100 + at] * 24, _ANSWER) for at in range(streams)]
     for stream in running:
         stream.wait_first()
     time.sleep(1.0)
-    # no two rounds share a block
+    # rounds share no block
     prompt = Stream(url, [3 + (at * 31 + number * 977) % 900 for at in range(tokens)], 1)
     first_s = prompt.wait_first()
     gaps_s = [gap for stream in running for gap in stream.gaps_s(prompt.sent_s, first_s)]

@@ -1,13 +1,12 @@
-"""Nano-batches on this machine: the automatic search, and how far its choices are from the best cut.
+"""Nano-batches on this machine: the automatic search, and its choices compared with the best split.
 
 python benchmarks/nanobatch.py [MODEL] [--random] [--table FILE] [--tokens 1024] [--seconds 300] [--check-seconds 300]
                                [--shapes 20] [--threads 1] [--seed 0]
 
-Searches as `tiercel calibrate` does, or reads the FILE of an earlier run, then times what the gate chooses against the
-whole step and against the best of all cuts, on the shapes of the grid and on random others. --random takes a random
-model of 6 layers, 512 wide, in place of the embedded one. With one thread it counts processor time, which others on
-the machine disturb least.
-"""
+Searches as `tiercel calibrate` does, or reads the FILE of an earlier run. Then times the choices of the gate against
+the whole step and against the best of all splits, on the shapes of the grid and on random ones. --random uses a random
+model of 6 layers, 512 wide, instead of the embedded one. With one thread processor time counts, which other programs on
+the machine disturb least."""
 
 import argparse
 import json
@@ -52,7 +51,7 @@ RANDOM_MODEL = random_llama(
 
 
 def check(bench: SplitBench, splitter: Splitter, points: list[Point], seconds: float) -> None:
-    """What the gate chooses, against the whole step and the best cut, found and timed in different turns."""
+    """Compare the choices of the gate with the whole step and the best split, found and timed in different turns."""
     losses: list[float] = []
     behind: list[float] = []
     noise: list[float] = []
@@ -83,7 +82,7 @@ def check(bench: SplitBench, splitter: Splitter, points: list[Point], seconds: f
 
 
 def tell(row: SplitRow) -> None:
-    """One searched shape."""
+    """Print one searched shape."""
     best = min(row.cuts, key=lambda timed: timed.ratio)
     point = (row.prefill_tokens, row.decodes, row.context_tokens)
     print(f"{point!s:>18}: best cut {_name(best.split)} at {best.ratio:.3f}", flush=True)
@@ -94,7 +93,7 @@ def _name(split: Split) -> str:
 
 
 def draw(bench: SplitBench, points: list[Point], number: int, rng: random.Random) -> list[Point]:
-    """Random steps that are no points of the grid, sizes drawn evenly over their magnitudes."""
+    """Draw random steps off the grid, with log-uniform sizes."""
     most = [max(axis) for axis in zip(*points, strict=True)]
     found: list[Point] = []
     while len(found) < number:

@@ -1,12 +1,12 @@
-"""Whether the cuts that `tiercel calibrate` finds make a server faster: a mixed load over HTTP, cut against whole.
+"""Gain from the nano-batch splits that `tiercel calibrate` finds: a mixed load over HTTP, split against whole steps.
 
     python benchmarks/nanobatch_served.py MODEL [--pairs 20] [--context 2048] [--turns 4] [--answer 24] [--streams 4]
                                           [--least-gain 0.05] [--keep FOLDER] [SERVE FLAG ...]
 
-Runs `tiercel calibrate` (five minutes; with --keep FOLDER its cache is used again), then serves MODEL twice: once with
+Runs `tiercel calibrate` (five minutes; with --keep FOLDER its cache is reused), then serves MODEL twice: once with
 the table that was found, once with the same step times and no table. In every pair each server gets the same load, and
 the order turns: --streams conversations at once, each behind a cached context of --context tokens, each turn of 32 to
-400 new tokens and an answer. Only one server works at a time.
+400 new tokens and an answer. Only one server is busy at a time.
 
 Exit code 1 unless the server with the table ran more nano-batches than steps and the median pair has at least
 --least-gain less time. Run it on a quiet machine.
@@ -33,7 +33,7 @@ from benchmarks.daemon import TIERCEL, running_daemon
 
 
 class Load(NamedTuple):
-    """What one arm is asked."""
+    """The load of one arm."""
 
     context: int  # tokens that are cached
     turns: int
@@ -47,7 +47,7 @@ def cache_of(folder: Path) -> dict[str, str]:
 
 
 def counted(url: str) -> tuple[float, float]:
-    """Steps and nano-batches so far."""
+    """Return the numbers of steps and nano-batches so far."""
     text = httpx.get(f"{url}/metrics", timeout=30).text
     found = [re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE) for name in _COUNTERS]
     steps, nano_batches = (0.0 if one is None else float(one[1]) for one in found)
@@ -58,7 +58,7 @@ _COUNTERS = ("tiercel_steps_total", "tiercel_nano_batches_total")
 
 
 def converse(url: str, load: Load, number: int, stream: int) -> None:
-    """One conversation: its context is cached already, its turns are new in every pair."""
+    """Hold one conversation: its context is cached, its turns are new in every pair."""
     rng = random.Random(1000 * number + stream)
     prompt = context_of(load, stream)
     for _ in range(load.turns):
@@ -68,13 +68,13 @@ def converse(url: str, load: Load, number: int, stream: int) -> None:
 
 
 def context_of(load: Load, stream: int) -> list[int]:
-    """The context of a stream, the same in every pair."""
+    """Return the context of a stream, the same in every pair."""
     rng = random.Random(stream)
     return [rng.randrange(10, 1500) for _ in range(load.context)]
 
 
 def run(url: str, load: Load, number: int) -> float:
-    """Seconds that the whole load took."""
+    """Return the seconds of the whole load."""
     started_s = time.perf_counter()
     with ThreadPoolExecutor(load.streams) as pool:
         for one in [pool.submit(converse, url, load, number, stream) for stream in range(load.streams)]:
@@ -83,7 +83,7 @@ def run(url: str, load: Load, number: int) -> float:
 
 
 def main() -> int:
-    """Measure; 1 where there is no such gain."""
+    """Measure. Return 1 without the required gain."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--pairs", type=int, default=20)
@@ -110,7 +110,7 @@ def main() -> int:
         )
         urls = [daemon.url for daemon in daemons]
         for url in urls:
-            for stream in range(load.streams):  # the contexts, and whatever else a first request costs
+            for stream in range(load.streams):  # caches the contexts and warms up the servers
                 body = {"prompt": context_of(load, stream), "max_tokens": 1}
                 httpx.post(f"{url}/v1/completions", json=body, timeout=600).raise_for_status()
         before = counted(urls[0])

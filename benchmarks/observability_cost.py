@@ -1,22 +1,22 @@
-"""What metrics and traces cost: CPU time of the server and its engine with both, against without, in interleaved pairs.
+"""CPU time of metrics and traces: server and engine with both and without, in interleaved pairs.
 
     python benchmarks/observability_cost.py [--pairs 20] [--requests 64] [--tokens 64] [--streams 8] [FLAG ...]
 
 One daemon serves streams in short turns: on, off, off, on and so on; eight turns are a pair. Two daemons side by side
-would differ by some per cent for no other reason than where their memory lies. A signal to both processes switches.
-On: every request is traced to a collector on loopback, 64 traces an export, and /metrics is scraped after every 5 s of
-it. Off: the methods that count are replaced by nothing, no trace is begun, and the engine tells no tier, route or
-tenant. Both halves of a pair have the same prompts, but each turn a cache of its own (`cache_salt`). The CPU time of a
-turn is read after its last export; what is left of a pair is exported at its end. After each turn it is checked that
-all tokens were counted, or none, and after each pair that the traces of its requests have come and no more. The log
-line a request is written in both.
+would differ by some per cent because of the placement of their memory. A signal to both processes switches. On: every
+request is traced to a collector on loopback, 64 traces per export, and /metrics is scraped after every 5 s. Off: the
+counting methods are replaced by empty ones, no trace is begun, and the engine reports no tier, route or tenant. Both
+halves of a pair have the same prompts, and each turn has a cache of its own (`cache_salt`). The CPU time of a turn is
+read after its last export; remaining traces are exported at the end of the pair. After each turn the benchmark checks
+that all tokens were counted, or none; after each pair, that exactly the traces of its requests have arrived. The log
+line of a request is written in both.
 
-Other flags go to the daemon, with `--threads 1` unless they say otherwise: threads that wait for each other spin, which
-is CPU time too. Without `--model` the model is the embedded one.
+Other flags go to the daemon. The default is `--threads 1`, because threads that wait for each other spin, which uses
+CPU time. Without `--model` the model is the embedded one.
 
 Prints the difference as a share of the CPU time without: mean over the pairs with its 95 % interval (bootstrap) and
-median, for both processes together and for each, and what that is in microseconds a request. Exit code 1 when the
-upper end for both together is over 2 %.
+median, for both processes together and for each, and the microseconds per request. Exit code 1 if the upper end for
+both together is above 2 %.
 """
 
 import argparse
@@ -50,14 +50,14 @@ TURNS = (True, False, False, True, True, False, False, True)
 EXPORT_TRACES = 64
 OFF, ON, EXPORT = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN
 WORDS = ("river", "stone", "lamp", "bread", "garden", "winter", "letter", "copper", "window", "market", "silver")
-_AFTERMATH_S = 0.1  # a request is counted, logged and traced after the client has its end
+_AFTERMATH_S = 0.1  # a request is counted, logged and traced after its client has the answer
 _COUNTS = ("on_http", "on_rejected", "on_throttled", "on_stream_error", "on_token", "on_finished", "on_step")
 _COUNTED = re.compile(r"^vllm:generation_tokens_total\S* (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds."""
+    """CPU seconds of both processes."""
 
     server: float
     engine: float
@@ -106,7 +106,7 @@ class Collector:
 
 
 class ObservedDaemon:
-    """One server and its engine, and where its traces go."""
+    """A daemon, its engine process, and the collector of its traces."""
 
     def __init__(self, daemon: Daemon, collector: Collector) -> None:
         self.process = daemon.process
@@ -116,17 +116,17 @@ class ObservedDaemon:
         self.engine_pid = int(children[0])
 
     def spent(self) -> Spent:
-        """Since its start."""
+        """Return the CPU seconds since the start."""
         return Spent(cpu_s(self.process.pid), cpu_s(self.engine_pid))
 
     def switch(self, *, is_on: bool) -> None:
-        """Count and trace from now on, or do not."""
+        """Switch counting and tracing on or off."""
         for pid in (self.process.pid, self.engine_pid):
             os.kill(pid, ON if is_on else OFF)
         time.sleep(0.1)
 
     async def export(self, traces: int) -> None:
-        """Until the collector has so many."""
+        """Export until the collector has this many traces."""
         os.kill(self.process.pid, EXPORT)
         while self.collector.traces < traces:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -134,7 +134,7 @@ class ObservedDaemon:
 
 @contextlib.contextmanager
 def observed_daemon(flags: list[str]) -> Iterator[ObservedDaemon]:
-    """Serve until the block ends."""
+    """Serve with a collector until the block ends."""
     collector = Collector()
     flags = [*flags, "--otlp-traces-endpoint", collector.url]
     with (
@@ -145,14 +145,14 @@ def observed_daemon(flags: list[str]) -> Iterator[ObservedDaemon]:
 
 
 class Scraper:
-    """Scrapes every few seconds of the time that it is at work."""
+    """Scrapes every few seconds while it is active."""
 
     def __init__(self) -> None:
         self._left_s = SCRAPE_S / 2
 
     @contextlib.asynccontextmanager
     async def scraping(self, http: httpx.AsyncClient) -> AsyncIterator[None]:
-        """While the block runs."""
+        """Scrape until the block ends."""
         task = asyncio.create_task(self._run(http))
         start_s = time.monotonic()
         yield
@@ -167,7 +167,7 @@ class Scraper:
 
 
 class Bench:
-    """One daemon, and what was asked of it."""
+    """The load of one daemon."""
 
     def __init__(self, server: ObservedDaemon, args: argparse.Namespace) -> None:
         self._server = server
@@ -177,7 +177,7 @@ class Bench:
         self._traced = 0  # requests
 
     async def pair(self) -> tuple[Spent, Spent]:
-        """With and without."""
+        """Measure one pair: with and without."""
         spent = {True: Spent(0.0, 0.0), False: Spent(0.0, 0.0)}
         for place, is_on in enumerate(TURNS):
             spent[is_on] += await self._turn(is_on=is_on, is_last=place == len(TURNS) - 1)
@@ -185,7 +185,7 @@ class Bench:
         return spent[True], spent[False]
 
     async def _turn(self, *, is_on: bool, is_last: bool) -> Spent:
-        """Serve some streams; the CPU time that took."""
+        """Serve some streams. Return the CPU time."""
         server, args = self._server, self._args
         self._turns[is_on] += 1
         rng = random.Random(self._turns[is_on])
@@ -227,20 +227,20 @@ class Bench:
 
 
 async def _counted(http: httpx.AsyncClient) -> int:
-    """Tokens that /metrics knows of."""
+    """Return the number of tokens that /metrics has counted."""
     found = _COUNTED.search((await http.get("/metrics")).raise_for_status().text)
     return 0 if found is None else int(float(found[1]))
 
 
 def interval(shares: list[float]) -> tuple[float, float]:
-    """Of the mean, 95 %."""
+    """Return the 95 % interval of the mean."""
     rng = random.Random(0)
     means = sorted(statistics.fmean(rng.choices(shares, k=len(shares))) for _ in range(10_000))
     return means[250], means[9_749]
 
 
 def report(pairs: list[tuple[Spent, Spent]], args: argparse.Namespace) -> bool:
-    """Print the table; True when it costs no more than it may."""
+    """Print the table. Return whether the cost is within the limit."""
     upper = 0.0
     print(f"\nCPU time, {len(pairs)} pairs of {args.requests} streams of {args.tokens} tokens, {args.streams} at once")
     for name in ("total", "server", "engine"):
@@ -261,7 +261,7 @@ def report(pairs: list[tuple[Spent, Spent]], args: argparse.Namespace) -> bool:
 
 
 def measure(args: argparse.Namespace, flags: list[str]) -> bool:
-    """All pairs; whether they cost no more than they may."""
+    """Measure all pairs. Return whether the cost is within the limit."""
     pairs: list[tuple[Spent, Spent]] = []
     with observed_daemon(flags) as server:
         bench = Bench(server, args)
@@ -275,7 +275,7 @@ def measure(args: argparse.Namespace, flags: list[str]) -> bool:
 
 
 def serve(flags: list[str]) -> int:
-    """`tiercel serve` whose counting and tracing a signal switches."""
+    """Run `tiercel serve` with counting and tracing switched by a signal."""
     from tiercel.cli.main import main as run_command
     from tiercel.server import composition, launch
     from tiercel.server.api import middleware
@@ -294,7 +294,9 @@ def serve(flags: list[str]) -> int:
 
     def make_traces(endpoint: str | None) -> TraceExport:
         assert endpoint is not None
-        export = TraceExport(endpoint, interval_s=3600.0)  # or it would export while it is off
+        export = TraceExport(
+            endpoint, interval_s=3600.0
+        )  # no export by time, which could fall into a turn without traces
         signal.signal(EXPORT, lambda *_: threading.Thread(target=export._processor.force_flush).start())
         return export
 

@@ -1,27 +1,27 @@
-"""Measure predictive refusal while the server is asked for three times what it can answer.
+"""Predictive refusal at three times the capacity of the server.
 
     python benchmarks/overload.py [MODEL] [--seconds 30] [--factor 3] [--goal 1] [SERVE FLAG ...]
 
-Measures by closed loops how many requests a second the server answers of a chat and of a batch tenant while both always
-have some that wait, then sends both at random times, `--factor` times as fast, to a new server for each run:
+Measures with closed loops how many requests per second of a chat and of a batch tenant the server answers while both
+always have waiting requests. Then sends requests of both at random times at `--factor` times these rates, to a new
+server for each run:
 
 | run | the chat tenant | what must hold |
 |---|---|---|
 | goal | has a goal for the first token | see below |
-| none | the same requests, without a goal: nobody is refused | it is the control |
-| cheaper | long answers; the goal, and it allows less | >= 99.5 % answered, in full or marked as reduced |
+| none | the same requests without a goal, so that none is refused | this is the control |
+| cheaper | long answers; the goal, and reduced service is allowed | >= 99.5 % answered, in full or marked as reduced |
 
-A first token is in time when the client has it within the goal since its request was due. With the goal must hold:
+A first token is in time if the client has it within the goal after its request was due. Checks of the run with a goal:
 
-* at least 95 % of the admitted are in time;
-* *precision*, at least 90 %: of the refused requests, those that are late in the control;
-* *recall*, at least 90 %: of those rightly refused and of the admitted that were late, the part that was refused;
-* the requests in time are at least 70 % of what the closed loop answered: who refuses everybody keeps every goal.
+* at least 95 % of the admitted requests are in time;
+* *precision*, at least 90 %: the part of the refused requests that is late in the control;
+* *recall*, at least 90 %: of the rightly refused and the late admitted requests, the part that was refused;
+* the requests in time are at least 70 % of those that the closed loop answered; refusing everything would keep every goal.
 
-The first two seconds, in which the new server learns its speeds, are not judged. Exit code 1 when something does not
-hold. `--off` runs the first without the goal and the last without its permission: all but the goodput must fail then.
-The run takes about three minutes. Run it on a quiet machine: a pause distorts every figure.
-"""
+The first two seconds, in which the new server learns its speeds, do not count. Exit code 1 if a check is missed.
+`--off` runs the first without the goal and the last without permission for reduced service; all checks but the last
+must then fail. The run takes about three minutes. Run it on a quiet machine: a pause distorts every figure."""
 
 import argparse
 import json
@@ -43,7 +43,7 @@ CLIENTS = {"chat": 32, "batch": 12}  # at once, while the capacity is measured
 
 
 def tenants_file(goal_s: float | None, best_effort: str = "") -> str:
-    """A tenants file; None: no goal."""
+    """Return a tenants file; None: no goal."""
     goal = "" if goal_s is None else f", slo: {{class: interactive, ttft_s: {goal_s:g}}}"
     cheaper = f", {best_effort}" if best_effort else ""
     return f"""\
@@ -54,7 +54,7 @@ tenants:
 
 
 def draw(name: str, lengths: tuple[int, int], key: str, times_s: list[float]) -> list[TimedRequest]:
-    """Requests of random tokens; lengths vary by half to both sides."""
+    """Draw requests of random tokens; lengths vary uniformly by up to a half, up and down."""
     rng = random.Random(name)
     requests: list[TimedRequest] = []
     for at_s in times_s:
@@ -66,7 +66,7 @@ def draw(name: str, lengths: tuple[int, int], key: str, times_s: list[float]) ->
 
 
 def poisson(name: str, rate: float, seconds: float) -> list[float]:
-    """Random times."""
+    """Draw the times of a Poisson process."""
     rng, times_s, at_s = random.Random(f"{name} times"), list[float](), 0.0
     while (at_s := at_s + rng.expovariate(rate)) < seconds:
         times_s.append(at_s)
@@ -80,7 +80,7 @@ def daemon_with(folder: Path, name: str, tenants: str, flags: list[str]) -> Abst
 
 
 def capacity(url: str, shape: tuple[int, int], seconds: float = 8.0) -> tuple[float, float]:
-    """Requests a second of the chat and of the batch tenant when both always have some that wait."""
+    """Return the requests per second of the chat and of the batch tenant while both always have waiting requests."""
     answers: dict[str, list[StreamedAnswer]] = {}
 
     def load(name: str, lengths: tuple[int, int]) -> None:
@@ -101,11 +101,11 @@ def capacity(url: str, shape: tuple[int, int], seconds: float = 8.0) -> tuple[fl
 
 
 class Run:
-    """What became of the chat tenant's requests in one run. Those sent before `from_s` do not count."""
+    """The chat tenant's requests in one run. Requests sent before `from_s` do not count."""
 
     def __init__(self, answers: list[StreamedAnswer], goal_s: float, from_s: float) -> None:
         self.chat = [one for one in answers if one.request.key == "chat-key" and one.due_s >= from_s]
-        self.admitted = [one for one in self.chat if one.status in (0, 200)]  # 0: given up while it waited
+        self.admitted = [one for one in self.chat if one.status in (0, 200)]  # 0: no response within the patience
         self.is_late = [one.ttft_s > goal_s for one in self.chat]
         self.kept = sum(one.ttft_s <= goal_s for one in self.admitted)
         self.answered = sum(
@@ -119,17 +119,17 @@ class Run:
 
     @property
     def kept_share(self) -> float:
-        """Of the admitted."""
+        """Part of the admitted requests that kept the goal."""
         return self.kept / max(len(self.admitted), 1)
 
     def rightly_refused(self, control: "Run") -> int:
-        """Refused requests whose first token is late when nobody is refused."""
+        """Return the number of refused requests whose first token is late in the control."""
         pairs = zip(self.chat, control.is_late, strict=True)
         return sum(is_late for one, is_late in pairs if one.status not in (0, 200))
 
 
 def show(name: str, run: Run) -> None:
-    """A line of the table."""
+    """Print a line of the table."""
     print(
         f"{name:>8} {len(run.chat):>6} {len(run.admitted):>9} {run.kept_share:>8.1%} {run.kept:>8} {run.p95_s:>8.2f} s"
         f" {run.answered:>9} {run.batch_tokens:>13}  {dict(run.services)}",
@@ -138,7 +138,7 @@ def show(name: str, run: Run) -> None:
 
 
 def judge(runs: dict[str, Run], possible: float) -> list[str]:
-    """Print each promise; return the names of those that do not hold."""
+    """Print each check. Return the names of those that are missed."""
     checks: list[tuple[str, float, float]] = []
     if "goal" in runs and "none" in runs:
         goal, none = runs["goal"], runs["none"]
@@ -160,7 +160,7 @@ def judge(runs: dict[str, Run], possible: float) -> list[str]:
 
 
 def main() -> None:
-    """Print a line for each run, and each promise with what came of it."""
+    """Print a line for each run, then the checks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--learning", type=float, default=2.0)

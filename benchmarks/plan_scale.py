@@ -1,13 +1,13 @@
-"""What the books of a step cost with many tenants and many waiting requests: milliseconds of processor time.
+"""CPU time of a step's books with many tenants and many waiting requests.
 
     python benchmarks/plan_scale.py [--tenants 1000] [--waiting 10000] [--steps 2000] [--real]
 
-Each step refills, takes over who is eligible, draws the first 64 candidates, looks for starving work, admits and ends
-some, charges the slices and settles the step before: all that fairness and the queue add to planning, no cache. A
-refill gives quanta to every tenant at once and is the dearest step, so steps with one are listed by themselves.
+Each step refills, moves eligible tenants, draws the first 64 candidates, looks for starving sequences, admits and ends
+some, charges the slices and settles the step before: the part of planning that fairness and the queue add, without the
+cache. A refill gives quanta to every tenant at once and is the most expensive; steps with a refill are listed apart.
 
-With --real the engine's own loop takes the steps, over the real planner and the ledger of the cache: each prompt shares
-a prefix with its tenant's others, blocks are short and so is room, and the machine only takes virtual time.
+With --real the engine's own loop takes the steps, over the real planner and the ledger of the cache: prompts of a
+tenant share a prefix, there are few blocks, and the machine only takes virtual time.
 
 Exit code 1 if planning takes more than `--most-p99-ms` (5) at 99 %.
 """
@@ -35,7 +35,7 @@ ROWS = 256
 
 
 class Bench:
-    """Books as the planner would use them, with slices that are made up."""
+    """The books of the planner, with invented slices."""
 
     def __init__(self, tenants: int, waiting: int, step_ms: float) -> None:
         self.rng = random.Random(0)
@@ -91,7 +91,7 @@ class Bench:
 
 
 class Real:
-    """The whole loop, full and with a queue that stays as long as it is."""
+    """The whole loop with all rows in use and a queue of constant length."""
 
     def __init__(self, tenants: int, waiting: int) -> None:
         self.rng = random.Random(0)
@@ -107,7 +107,7 @@ class Real:
         self.fill()
 
     def fill(self) -> None:
-        """As many wait as before."""
+        """Submit requests up to the wanted length of the queue."""
         while len(self.simulation.book.waiting) < self.waiting:
             share = self.rng.choice(self.shares)
             prefix = PromptPart(self.sources.named(share.name), 128)
@@ -116,7 +116,7 @@ class Real:
             self.simulation.submit(SimRequest(self.simulation.now_s, share.name, (prefix, own), outputs))
 
     def step(self) -> tuple[float, float]:
-        """Milliseconds of planning alone, on a ledger that is thrown away, and of the whole step."""
+        """Return the milliseconds of planning alone, on a discarded ledger, and of the whole step."""
         simulation = self.simulation
         begun_s = time.thread_time()
         ledger = simulation.cache.ledger()

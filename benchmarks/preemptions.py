@@ -1,12 +1,11 @@
-"""Preempts ten thousand times over three tiers and counts the tokens that were lost or changed.
+"""Ten thousand preemptions over three tiers; counts lost and changed tokens.
 
     python benchmarks/preemptions.py [--preemptions 10000] [--seed 1] [--check]
 
-A tiny random Llama in float32 on the CPU with a device pool apart; victims are swapped, computed again, or whatever is
-cheaper, prefixes come back from HBM, DDR and SSD. The reference is transformers' `generate`. A token that differs where
-the margin of the two likeliest is under 1e-4 is excused (what follows it is not compared). Exit code 1 when a token
-is lost or wrong.
-"""
+A tiny random Llama in float32 on the CPU with a separate device pool. Victims are swapped, recomputed, or whichever is
+cheaper; prefixes are restored from HBM, DDR and SSD. The reference is transformers' `generate`. A token that differs
+where the margin of the two likeliest is below 1e-4 is excused, and the tokens after it are not compared. Exit code 1 if
+a token is lost or wrong."""
 
 import argparse
 import sys

@@ -1,8 +1,8 @@
-"""The configuration of a small Llama with random weights, for benchmarks in which answers do not matter."""
+"""The configuration of a small Llama with random weights, for benchmarks that do not use the answers."""
 
 
 def random_llama(**changes: int) -> dict[str, object]:
-    """Return the fields of config.json: float32, tied embeddings, 8,192 positions; `changes` are fields of its own."""
+    """Return the fields of config.json: float32, tied embeddings, 8,192 positions; `changes` replace or add fields."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

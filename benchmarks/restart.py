@@ -1,14 +1,14 @@
-"""What a restart costs with the SSD tier: time to first token of one long prompt, cold and after the daemon came back.
+"""A restart with the SSD tier: time to first token of one long prompt, cold and after the daemon was started again.
 
     python benchmarks/restart.py [--model FOLDER] [--tokens 4000] [--flags '--threads 2'] [--json FILE]
 
 Without --model a Qwen2 of the 0.5 B class with random weights is served. The prompt is served once, the daemon is
-ended with SIGTERM as soon as the answer is there, started again on the same folder, and asked the same, twice: the
-second time the blocks are in memory. In bfloat16 a random model's answer may differ between chunks of 256 and of 16
-tokens; between the disk and memory it may not.
+stopped with SIGTERM after the answer and started again on the same folder. Then the prompt is sent twice; the second
+time its blocks are in memory. In bfloat16 the answer of a random model may differ between chunks of 256 and of 16
+tokens; it must not differ between disk and memory.
 
-Exit code 1 if fewer than 95 % of the prompt's tokens come from the SSD after the restart, if the first token comes less
-than `--least-ratio` (5) times sooner than cold, or if the answer differs from that out of memory.
+Exit code 1 if fewer than 95 % of the prompt's tokens come from the SSD after the restart, if the first token is not at
+least `--least-ratio` (5) times faster than cold, or if the answer differs from that with the blocks in memory.
 """
 
 import argparse
@@ -49,7 +49,7 @@ QWEN2_HALF_B = {
 
 
 def make_model(folder: Path) -> list[str]:
-    """A folder that `--load-format dummy` fills with random weights. Returns the flags to serve it."""
+    """Write a model folder for `--load-format dummy`, which makes random weights. Return the flags to serve it."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN2_HALF_B))
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -58,9 +58,9 @@ def make_model(folder: Path) -> list[str]:
 
 
 def ask(url: str, log: Path, prompt: list[int]) -> tuple[float, str, int]:
-    """Seconds to the first token, the text, and how many tokens of the prompt came from a cache.
+    """Return the seconds to the first token, the text, and the number of cached prompt tokens.
 
-    The daemon's log tells when there was a first token: of random tokens not each one is text that a stream shows.
+    The time is that of the daemon's log: a random token may give no text, so that a stream would not show it.
     """
     body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=ANSWER_S).raise_for_status().json()
@@ -95,7 +95,7 @@ def main() -> int:
         with running_daemon(flags, folder / "second.log") as (url, log, _):
             ask(url, log, warm_up)
             warm_s, said, cached = ask(url, log, prompt)
-            hit_s, again, _ = ask(url, log, prompt)  # from memory: the same work, but for the way that the blocks came
+            hit_s, again, _ = ask(url, log, prompt)  # the same work with the blocks in memory
     result = {
         "tokens": args.tokens, "cold_s": round(cold_s, 3), "warm_s": round(warm_s, 3), "hit_s": round(hit_s, 3),
         "ratio": round(cold_s / warm_s, 1), "drain_s": round(drain_s, 2), "cached_tokens": cached,

@@ -1,11 +1,10 @@
-"""What sampling costs: medians per call, by what the rows ask.
+"""Time of sampling: medians per call, by the sampling parameters of the rows.
 
     python benchmarks/sampler.py [--rows 256] [--vocab-size 2000 32000] [--device cpu] [--threads 1]
 
-`call_ms` is one whole `sample_no_sync`; on a GPU also the wait for it. `host_us` is what the Python of a call costs
-beyond its kernels: the call on a vocabulary of 8, where kernels have nothing to do, less the same three kernels
-that greedy sampling needs. It is meaningful for greedy rows only.
-"""
+`call_ms` is one whole `sample_no_sync`, on a GPU with the wait for it. `host_us` is the Python time of a call beyond
+its kernels: the call with a vocabulary of 8, for which kernels take almost no time, minus the three kernels that greedy
+sampling needs. It is meaningful for greedy rows only."""
 
 import argparse
 import statistics
@@ -32,7 +31,7 @@ CASES = {
 
 
 def median_s(call: Callable[[], object], device: torch.device, budget_s: float = 1.5) -> float:
-    """The median seconds of a call over 5 to 200 calls, after two to warm up."""
+    """Return the median seconds of a call over 5 to 200 calls, after two to warm up."""
     seconds: list[float] = []
     end_s = time.perf_counter() + budget_s
     for attempt in range(202):
@@ -47,7 +46,7 @@ def median_s(call: Callable[[], object], device: torch.device, budget_s: float =
 
 
 def filled(params: list[SamplingParams], vocab_size: int, device: torch.device) -> Sampler:
-    """A sampler whose rows have a prompt of 100 tokens."""
+    """Return a sampler whose rows have a prompt of 100 tokens."""
     sampler = open_sampler(len(params), vocab_size, device, torch.float32)
     prompt = pack_tokens(token % vocab_size for token in range(100))
     for row, each in enumerate(params):
@@ -56,7 +55,7 @@ def filled(params: list[SamplingParams], vocab_size: int, device: torch.device) 
 
 
 def measured_s(params: list[SamplingParams], vocab_size: int, device: torch.device) -> float:
-    """The median seconds of one `sample_no_sync` of these rows, its host arrays built outside."""
+    """Return the median seconds of one `sample_no_sync` of these rows, without building its host arrays."""
     sampler = filled(params, vocab_size, device)
     logits = torch.randn(len(params), vocab_size, generator=torch.Generator().manual_seed(1)).mul_(3).to(device)
     rows = np.arange(len(params))
@@ -65,7 +64,7 @@ def measured_s(params: list[SamplingParams], vocab_size: int, device: torch.devi
 
 
 def host_s(num_rows: int, device: torch.device, as_lists: bool) -> float:
-    """Seconds of Python for greedy rows beyond the kernels: call less maximum, subtraction and comparison."""
+    """Return the Python seconds for greedy rows: a call minus its kernels maximum, subtraction and comparison."""
     sampler = filled([SamplingParams(temperature=0.0)] * num_rows, 8, device)
     logits = torch.randn(num_rows, 8, device=device)
     rows = np.arange(num_rows)

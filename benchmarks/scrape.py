@@ -1,18 +1,18 @@
-"""What a scrape of /metrics costs while a thousand tenants are configured and all have been seen.
+"""Time of a scrape of /metrics with a thousand tenants that have all sent requests.
 
     python benchmarks/scrape.py                          1,000 tenants, 50 scrapes, about ten seconds
     python benchmarks/scrape.py --detail                 with ?detail=tenants
     python benchmarks/scrape.py --tenants 5000 --scrapes 20
 
-The real HTTP process of the tests' harness (uvicorn on loopback, a fake engine) answers a request of every tenant; the
-engine's books then tell of all of them. A client in a process of its own scrapes. One JSON line, times in milliseconds:
+The real HTTP process of the tests' harness (uvicorn on loopback, a fake engine) answers a request of every tenant, so
+that the engine's books have all of them. A client process scrapes. Prints one JSON line, times in milliseconds:
 
     wall      of the HTTP call, as the client sees it
     cpu       of making the page, in its thread
-    stall     by how much a timer of one millisecond on the event loop was late, the worst of each scrape
+    stall     delay of a timer of one millisecond on the event loop, the worst of each scrape
     idle      the same without a scrape, over the same time
 
-Exit code 1 if, without --detail, there are more than ten lines a tenant, or if a scrape stalls the event loop by more
+Exit code 1 if, without --detail, there are more than ten lines per tenant, or if a scrape stalls the event loop by more
 than `--most-stall-ms` (10) at 95 %.
 """
 
@@ -117,7 +117,7 @@ async def _measure(folder: Path, scrapes: int, *, has_detail: bool) -> dict[str,
 
 
 class _Ticks:
-    """How late a timer of the event loop is."""
+    """Measures the delay of a timer of the event loop."""
 
     def __init__(self) -> None:
         self.worst_ms = 0.0
@@ -139,7 +139,7 @@ class _Ticks:
 
 
 async def _see(server: Running, tenants: tuple[Tenant, ...]) -> None:
-    """A request of every tenant, and what the engine's books would say of them."""
+    """Send a request of every tenant, and a report of the engine with all of them."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(key: str) -> None:

@@ -1,19 +1,17 @@
-"""`tiercel simulate` beside `tiercel serve`: throughput and P99 TTFT at 60, 75 and 90 % of capacity, two kinds of load.
+"""`tiercel simulate` compared with `tiercel serve`: throughput and P99 TTFT at 60, 75 and 90 % of capacity, two loads.
 
 python benchmarks/simulated.py [MODEL] [--seconds 60] [--loads 0.6 0.75 0.9] [--most-error 0.15] [SERVE FLAG ...]
 
-Serves MODEL (the embedded one by default). Three closed loops of their own requests (1, 8 and 64 at once) calibrate the
-simulation: a factor and an addend of the step times that the engine measured at its start, and the times of the HTTP
-process and this client. The loop of 64 is also the measured capacity. Then other requests are sent at random times
-(open loop) at each share of the capacity, and as closed loops whose concurrency is, by the simulation, the least that
-reaches that share. The same requests are simulated. Nothing is fitted to the runs that are compared.
+Serves MODEL (the embedded one by default). Three closed loops with requests of their own (1, 8 and 64 at once) give the
+corrections of the simulation: a factor and an addend of the step times that the engine measured at its start, and the
+times of the HTTP process and this client. The loop of 64 also gives the capacity. Then other requests are sent at
+random times (open loop) at each share of the capacity, and as closed loops with the lowest concurrency that reaches
+that share in the simulation. The same requests are simulated. Nothing is fitted to the runs that are compared.
 
-Ends with exit code 1 when a simulated P99 TTFT differs from the measured one by more than `--most-error`, or a request
-has failed. The column *bare* is the same ratio with the bare step times, without HTTP; `--uncalibrated` judges by that
-and must fail. About nine minutes with 60 s a point; run it on a quiet machine: what other work takes is in the measured
-side alone, and the last column says how many cores that was. Points with more than a tenth of a core are marked as
-disturbed.
-"""
+Exit code 1 if a simulated P99 TTFT differs from the measured one by more than `--most-error`, or if a request fails.
+The column *bare* is the ratio without the corrections and without HTTP; `--uncalibrated` checks that ratio and must
+fail. Takes about nine minutes with 60 s per point. Run it on a quiet machine: other work slows only the measured side.
+The last column shows how many cores other work used; points with more than a tenth of a core are marked as disturbed."""
 
 import argparse
 import functools
@@ -48,7 +46,7 @@ TENANT = TenantShare(name=TenantId("default"))
 
 
 class Elsewhere:
-    """How many cores were busy with other work: all busy time but that of the server and this client."""
+    """Measures the cores that other work used: all busy time without that of the server and this client."""
 
     def __init__(self, server: int) -> None:
         self._pids = [server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())]
@@ -56,7 +54,7 @@ class Elsewhere:
         self._busy_s = self._elsewhere_s()
 
     def cores(self) -> float:
-        """Cores on average."""
+        """Return the average number of cores."""
         return max(0.0, self._elsewhere_s() - self._busy_s) / (time.perf_counter() - self._start_s)
 
     def _elsewhere_s(self) -> float:
@@ -66,7 +64,7 @@ class Elsewhere:
 
 
 class Point(NamedTuple):
-    """One comparison."""
+    """One comparison of a measured and a simulated load."""
 
     name: str
     elsewhere: float  # cores busy with other work
@@ -76,11 +74,11 @@ class Point(NamedTuple):
     rate: tuple[float, float]  # requests a second, measured and simulated
     p50_ms: tuple[float, float]
     p99_ms: tuple[float, float]
-    bare_ratio: float  # simulated P99 without the calibration, over the measured
+    bare_ratio: float  # simulated P99 without corrections / measured
 
 
 def draw(seed: str, count: int, rate: float = 1.0) -> list[TimedRequest]:
-    """Requests of random tokens at random times; lengths are log-normal."""
+    """Draw requests of random tokens at random times with log-normal lengths."""
     rng = random.Random(seed)
     requests: list[TimedRequest] = []
     at_s = 0.0
@@ -96,7 +94,7 @@ def draw(seed: str, count: int, rate: float = 1.0) -> list[TimedRequest]:
 
 
 def as_workload(requests: list[TimedRequest], *, is_closed: bool = False) -> Workload:
-    """The same requests for the simulation. No two prompts begin alike."""
+    """Return the same requests for the simulation. No two prompts share a prefix."""
     return ordered_workload(
         (TENANT,),
         [
@@ -112,14 +110,14 @@ def as_workload(requests: list[TimedRequest], *, is_closed: bool = False) -> Wor
 
 
 def lasted_s(answers: list[StreamedAnswer]) -> float:
-    """Seconds until the last answer ended."""
+    """Return the time at which the last answer ended."""
     return max(answer.end_s or 0.0 for answer in answers)
 
 
 def request_times(answers: list[StreamedAnswer]) -> tuple[float, float]:
-    """Milliseconds a request, and a token of its prompt, outside the engine: a straight line through single requests.
+    """Return the milliseconds per request and per prompt token outside the engine: a line fitted to single requests.
 
-    The engine's part is what the header says: the queue and the prefill.
+    The engine's part, queue and prefill, is that of the `server-timing` header.
     """
     points: list[tuple[float, float]] = []
     for answer in answers:
@@ -128,7 +126,7 @@ def request_times(answers: list[StreamedAnswer]) -> tuple[float, float]:
         points.append((float(len(answer.request.prompt)), max(0.0, outside_ms)))
     points = sorted(points, key=lambda point: point[1])[
         : -(-len(points) * 95 // 100)
-    ]  # pauses of the machine say nothing
+    ]  # without outliers by pauses of the machine
     mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     slope = max(0.0, sum((x - mean_x) * (y - mean_y) for x, y in points) / spread) if spread else 0.0
@@ -138,7 +136,7 @@ def request_times(answers: list[StreamedAnswer]) -> tuple[float, float]:
 def calibrate(
     url: str, pid: int, settings: SimSettings, contention: float
 ) -> tuple[Corrections, float, dict[int, list[StreamedAnswer]]]:
-    """The simulation's corrections, and the capacity in requests a second."""
+    """Return the corrections of the simulation, the capacity in requests per second, and the answers."""
     loops: list[ClosedLoop] = []
     answers_by_concurrency: dict[int, list[StreamedAnswer]] = {}
     request_ms = prompt_token_ms = token_ms = capacity = 0.0
@@ -165,7 +163,7 @@ def calibrate(
 
 
 def checked(answers: list[StreamedAnswer]) -> list[StreamedAnswer]:
-    """The answers, all of them complete."""
+    """Return the answers. Errors: SystemExit if one is incomplete."""
     failed = [answer for answer in answers if not answer.is_complete]
     if failed:
         raise SystemExit(f"{len(failed)} of {len(answers)} requests failed: {failed[0]}")
@@ -173,12 +171,12 @@ def checked(answers: list[StreamedAnswer]) -> list[StreamedAnswer]:
 
 
 def simulate(settings: SimSettings, requests: list[TimedRequest], closes_s: float = float("inf")) -> Replay:
-    """The same requests in virtual time."""
+    """Simulate the same requests."""
     return play(settings, as_workload(requests, is_closed=settings.concurrency is not None), closes_s)
 
 
 def least_concurrency(settings: SimSettings, share: float) -> int:
-    """The least concurrency at which the simulation reaches this share of its rate with all rows full."""
+    """Return the lowest concurrency at which the simulation reaches this share of its rate with all rows in use."""
 
     @functools.cache
     def rate(concurrency: int) -> float:
@@ -195,7 +193,7 @@ def least_concurrency(settings: SimSettings, share: float) -> int:
 def compare(
     name: str, elsewhere: float, capacity: float, answers: list[StreamedAnswer], replay: Replay, plain: Replay
 ) -> Point:
-    """Both sides of one load."""
+    """Compare the measured and the simulated side of one load."""
     done = [answer for answer in answers if answer.is_complete]
     measured = sorted(1e3 * answer.ttft_s for answer in done)
     tally = replay.simulation.tally
@@ -209,7 +207,7 @@ def compare(
 
 
 def show(points: list[Point], most_error: float) -> int:
-    """Print the table; return how many points fail."""
+    """Print the table. Return the number of points that fail."""
     print(
         f"{'load':>14} {'share':>6} {'requests':>9} {'a second':>9} {'simul.':>7} {'P50 TTFT':>9} {'simul.':>7}", end=""
     )

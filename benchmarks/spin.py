@@ -1,4 +1,4 @@
-"""How long the engine's threads spin at a barrier before they yield: speed alone, and beside another engine.
+"""Spinning of the engine's threads at barriers: speed of one engine alone and beside another.
 
 python benchmarks/spin.py [MODEL] [--spins 1000 10000 300000] [--tokens 128] [SERVE FLAG ...]
 
@@ -19,7 +19,7 @@ from benchmarks.daemon import running_daemon
 
 
 def answer(url: str, tokens: int) -> None:
-    """One stream of so many tokens, read to its end."""
+    """Read one stream of `tokens` tokens to its end."""
     body = {"prompt": [5, 6, 7, 8] * 8, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as stream:
         for _ in stream.iter_lines():
@@ -27,7 +27,7 @@ def answer(url: str, tokens: int) -> None:
 
 
 def speed(urls: list[str], tokens: int) -> float:
-    """Tokens per second of one stream at each of these URLs, all at once."""
+    """Return the tokens per second of one stream at each URL, all at the same time."""
     with ThreadPoolExecutor(len(urls)) as pool:
         list(pool.map(lambda url: answer(url, 4), urls))
         began_s = time.perf_counter()

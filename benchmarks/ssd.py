@@ -1,16 +1,16 @@
-"""The SSD tier beside a bare O_DIRECT loop: same folder, same run, same sizes, same number of threads.
+"""The SSD tier compared with a bare O_DIRECT loop in the same folder with the same sizes and number of threads.
 
 python benchmarks/ssd.py FOLDER [--block-bytes 196608 2097152] [--total-mib 1024] [--threads 4] [--repeats 5]
 python benchmarks/ssd.py FOLDER --stripe FOLDER2 [...]
 
-FOLDER gets a temporary folder that is deleted at the end. The volume works through DiskLanes, so its figures hold
-checksums, headers, the journal and the hand-over between threads; the bare loop is pwrite and pread of the same
-payloads into a preallocated file. The two take turns; the figures are medians, with the least and the most.
-Exit code 1 if the tier reaches less than `--least-share` (0.8) of the bare loop in any row.
+FOLDER gets a temporary folder that is deleted at the end. The volume is used through DiskLanes, so that its times
+include checksums, headers, the journal and the hand-over between threads; the bare loop is pwrite and pread of the same
+payloads in a preallocated file. Both run in turns; the figures are medians, with minimum and maximum. Exit code 1 if
+the tier reaches less than `--least-share` (0.8) of the bare loop in any row.
 
 `--stripe` compares one volume in FOLDER with one striped over FOLDER and FOLDER2 instead, in turns. With the folders
-on two devices the exit code is 1 if reading or writing gains less than 1.8 times; on one device there is nothing to
-gain, and it is 1 if striping costs more than 20 %.
+on two devices the exit code is 1 if reading or writing is less than 1.8 times as fast; on one device striping cannot
+gain, and the exit code is 1 if it costs more than 20 %.
 """
 
 import argparse
@@ -45,11 +45,11 @@ MIB = 1 << 20
 QUEUED = 64  # calls asked for at a time
 POLL_S = 0.001
 LEAST_GAIN = 1.8  # of striping over two devices
-LEAST_ON_ONE_DEVICE = 0.8  # of the speed of one folder: two folders there cost something and gain nothing
+LEAST_ON_ONE_DEVICE = 0.8  # part of the speed of one folder: two folders on one device cannot be faster
 
 
 def open_bare(path: Path, size: int) -> int:
-    """A preallocated file for direct I/O, or plain I/O where the file system has none."""
+    """Open a preallocated file for direct I/O, or for plain I/O if the file system has no direct I/O."""
     path.touch()
     try:
         fd = os.open(path, os.O_RDWR | os.O_DIRECT)
@@ -67,7 +67,7 @@ def bare(
     order: list[int],
     threads: int,
 ) -> float:
-    """MB/s of a loop that does nothing else."""
+    """Return the MB/s of the bare loop."""
     size = len(buffers[0])
     rest = enumerate(order)
     lock = threading.Lock()
@@ -90,7 +90,7 @@ def bare(
 def tiered(
     lanes: DiskLanes, ready: threading.Event, ask: Callable[[int, int], None], order: list[int], size: int
 ) -> float:
-    """MB/s through the lanes, with so many calls queued as the engine would."""
+    """Return the MB/s through the lanes, with the number of queued calls that the engine has."""
     began_s = time.perf_counter()
     done = asked = 0
     while done < len(order):
@@ -107,7 +107,7 @@ def tiered(
 
 
 def device_of(folder: Path) -> str:
-    """Return the name of the block device below a folder, whichever partition it is; else its file system's number."""
+    """Return the name of the block device of a folder, without the partition, or else the number of its file system."""
     number = folder.stat().st_dev
     node = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not node.exists():
@@ -152,9 +152,9 @@ def payloads(slots: int, block_bytes: int) -> tuple[list[memoryview], list[bytes
 
 
 def compare_stripes(folders: tuple[Path, Path], block_bytes: int, total: int, threads: int, repeats: int) -> list[str]:
-    """Print what a volume over both folders gains over one in the first. Return the promises that it breaks."""
+    """Compare a volume over both folders with one in the first. Return the missed checks."""
     devices = {device_of(folder) for folder in folders}
-    slots = max(QUEUED, total // block_bytes) // 2 * 2  # as many in each folder
+    slots = max(QUEUED, total // block_bytes) // 2 * 2  # the same number in each folder
     buffers, keys = payloads(slots, block_bytes)
     rng = random.Random(2)
     figures: dict[tuple[str, str], list[float]] = {}
@@ -167,7 +167,7 @@ def compare_stripes(folders: tuple[Path, Path], block_bytes: int, total: int, th
             tiers[name] = Tier(volume, threads, buffers, keys)
             tiers[name].lanes.start()
             closing.callback(tiers[name].lanes.close, 60.0)
-        for repeat in range(-1, repeats):  # the first round makes the files' blocks real and does not count
+        for repeat in range(-1, repeats):  # the first round allocates the blocks of the files and does not count
             order = rng.sample(range(slots), slots)
             for name in ("one", "two") if repeat % 2 else ("two", "one"):
                 for way in ("write", "read"):
@@ -190,7 +190,7 @@ def compare_stripes(folders: tuple[Path, Path], block_bytes: int, total: int, th
 
 
 def compare(folder: Path, block_bytes: int, total: int, threads: int, repeats: int, least: float) -> list[str]:
-    """Print the medians of writes and reads of one block size. Return the promises that they break."""
+    """Print the medians of writes and reads of one block size. Return the missed checks."""
     slots = max(QUEUED, total // block_bytes)
     rng = random.Random(2)
     buffers, keys = payloads(slots, block_bytes)
@@ -200,7 +200,7 @@ def compare(folder: Path, block_bytes: int, total: int, threads: int, repeats: i
     with open_volume((folder / "kv",), capacity, block_bytes, b"benchmark") as volume:
         tier = Tier(volume, threads, buffers, keys)
         tier.lanes.start()
-        for repeat in range(-1, repeats):  # the first round makes the files' blocks real and does not count
+        for repeat in range(-1, repeats):  # the first round allocates the blocks of the files and does not count
             order = list(range(slots))
             rng.shuffle(order)
             measured: list[tuple[str, Callable[[], float]]] = [
@@ -233,7 +233,7 @@ def compare(folder: Path, block_bytes: int, total: int, threads: int, repeats: i
 
 
 def scan(folder: Path, block_bytes: int, total: int) -> None:
-    """Print how fast a volume is found again with and without its journal."""
+    """Print how fast the content of a volume is found with and without its journal."""
     slots = total // block_bytes
 
     def opened() -> Volume:

@@ -1,8 +1,8 @@
-"""From the command to `/ready`: how long `tiercel serve` takes to serve.
+"""Start time of `tiercel serve`: from the command to `/ready`.
 
 python benchmarks/start_time.py [--runs 5] [--most-seconds 3] [MODEL] [FLAG ...]
 
-Exit code 1 if the first HTTP answer takes more than a second in the median, or `/ready` more than `--most-seconds`.
+Exit code 1 if the median time to the first HTTP answer is above 1 s, or that to `/ready` above `--most-seconds`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from benchmarks.daemon import TIERCEL, is_ready
 
 
 def measure(port: int, flags: list[str]) -> tuple[float, float]:
-    """Seconds to the first HTTP answer of any kind, and to readiness."""
+    """Return the seconds to the first HTTP answer of any kind, and to readiness."""
     started_s = time.perf_counter()
     command = [TIERCEL, "serve", *flags, "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -1,15 +1,15 @@
-"""What the longest engine step costs in Python, whatever one sequence holds: a check with an exit code.
+"""Python time of the longest engine step, for sequences of any size.
 
     python benchmarks/step_bounds.py [--runs 3] [--only blocked million tiers hashing victims tenants]
 
 Runs the loop and the books over a device and a mover that do nothing, and takes the CPU time of the loop's thread for
-every step together with the mail that it acts on. The clock is virtual, so a scenario is the same in every run: the
-time of a step is the least of its `--runs` runs. The garbage collector and the heap are treated as `engine/process.py`
-does: what exists when the first request comes is frozen, collections count, and freed memory stays with the process.
+every step together with the mail that it acts on. The clock is virtual, so that a scenario is the same in every run;
+the time of a step is the minimum over `--runs` runs. Garbage collector and heap are set as in `engine/process.py`:
+objects that exist at the first request are frozen, collections count, and freed memory stays with the process.
 
-Exits with 1 when the 99th percentile of the steps in which 64 tenants are blocked is above 5 ms, when a single step
-of any scenario is above 10 ms, or when with 10,000 tenants a reload, the standings or the gauges take more than 5 ms
-in the loop.
+Exit code 1 if the 99th percentile of the steps in which 64 tenants are blocked is above 5 ms, if a single step of any
+scenario is above 10 ms, or if with 10,000 tenants a reload, the account standings or the gauges take more than 5 ms in
+the loop.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Flown:
 
 
 class Device:
-    """Takes 10 ms of virtual time for a step."""
+    """A device whose steps take 10 ms of virtual time."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -74,7 +74,7 @@ class Device:
 
 
 class Copies:
-    """A mover whose copies have all landed two steps later."""
+    """A mover whose copies land two steps later."""
 
     def __init__(self) -> None:
         self._landings: list[list[Landing]] = [[], []]
@@ -91,14 +91,14 @@ class Copies:
 
 
 class Nobody:
-    """Reads no reports."""
+    """A receiver of reports that ignores them."""
 
     def post(self, message: Report) -> None:
         pass
 
 
 class Engine:
-    """The loop and its books, and the time that every turn took."""
+    """The loop and its books, with the time of every turn."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Engine:
         keep_heap()
 
     def turn(self, *mail: ToEngine, note: str = "") -> None:
-        """Mail and one step, as the engine's process runs them."""
+        """Take the mail and make one step, as the engine process does."""
         start_s = time.thread_time()
         self.loop.take(mail)
         self.loop.step()
@@ -173,7 +173,7 @@ class Engine:
         )
 
     def is_running(self, seq: int) -> bool:
-        """Its prompt is through and it decodes."""
+        """Return whether a sequence decodes."""
         return SeqId(seq) in self.book and self._runs(seq)
 
     def _runs(self, seq: int) -> bool:
@@ -185,7 +185,7 @@ class Engine:
 
 
 def words(first: int, count: int) -> bytes:
-    """A prompt of distinct tokens."""
+    """Return a prompt of distinct tokens."""
     return array("I", range(first, first + count)).tobytes()
 
 
@@ -206,7 +206,7 @@ def blocked() -> Engine:
 
 
 def million() -> Engine:
-    """One sequence of a million tokens in one tier: everything that can happen to it."""
+    """One sequence of a million tokens in one tier, with every event of its life."""
     engine = Engine(MILLION // BLOCK + 2000, policy="priority", mode="recompute")
     document = words(0, MILLION)
     engine.turn(engine.request(document, band=1), note="submit")
@@ -271,7 +271,7 @@ def tiers() -> Engine:
 
 
 def hashing() -> Engine:
-    """64 prompts of 128k tokens come at once, none of which was seen before."""
+    """64 new prompts of 128k tokens arrive at the same time."""
     length = 1 << 17
     engine = Engine(30_000, tokens=2048)
     engine.turn(engine.request(words(7, 8), tenant="chat", max_tokens=3000))
@@ -311,12 +311,12 @@ SCENARIOS: dict[str, Callable[[], Engine]] = {
 
 @dataclass
 class Verdicts:
-    """What was too slow."""
+    """The limits that were exceeded."""
 
     broken: list[str] = field(default_factory=list)
 
     def check(self, name: str, found_ms: float, most_ms: float) -> str:
-        """The figure as a text, marked when it is above its limit."""
+        """Return the figure as text, marked if it is above its limit."""
         if found_ms <= most_ms:
             return f"{found_ms:6.2f}"
         self.broken.append(f"{name}: {found_ms:.2f} ms, the limit is {most_ms:g} ms")
@@ -416,7 +416,7 @@ def _turns(engine: Engine, count: int) -> Iterator[float]:
 
 
 def main() -> int:
-    """Exit code 1: a limit is broken."""
+    """Run the scenarios. Return 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="runs of each scenario")
     parser.add_argument("--only", nargs="*", default=[*SCENARIOS, "tenants"], help="scenarios to run")

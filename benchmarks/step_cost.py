@@ -1,4 +1,4 @@
-"""What one engine step costs in Python: a decode batch against a device that does nothing.
+"""Python time of one engine step: a decode batch on a device that does nothing.
 
     python benchmarks/step_cost.py [--sequences 256] [--steps 400] [--context 512] [--blocks 1000000]
 
@@ -6,9 +6,8 @@ Measures mail, plan, seal, building inputs, launch, commit and post of every ste
 and prints the median and the 99th percentile. Exit code 1 if they are above 1 and 2 ms, with `--blocks` above 3 and
 6 ms; `--most-ms` and `--most-p99-ms` set other limits.
 
-`--blocks`: three tiers hold so many blocks together, all of them indexed and every tier full; a sequence ends and
-another one comes every second step, half of them with a prompt that was heard before, and copies between tiers land
-at once.
+`--blocks`: three full tiers hold this many indexed blocks together. In every second step a sequence ends and another
+one starts, half of them with a prompt that was seen before; copies between tiers land at once.
 """
 
 import argparse
@@ -47,7 +46,7 @@ BLOCK_SIZE = 16
 
 
 class Done:
-    """A job of which only the inputs were looked at."""
+    """The result of a job that was not computed."""
 
     def __init__(self, ran: list[BatchResult | None]) -> None:
         self._ran = ran
@@ -57,7 +56,7 @@ class Done:
 
 
 class IdleLane:
-    """A device that does nothing: every sequence says token 7."""
+    """A device that does nothing; every sampled token is 7."""
 
     def __init__(self) -> None:
         self.plan: StepPlan | None = None  # of the next job
@@ -77,7 +76,7 @@ class IdleLane:
 
 
 class IdleRunner(Runner):
-    """Builds the inputs of every step and hands them to nobody."""
+    """A runner that builds the inputs of every step and computes nothing."""
 
     def __init__(self, lane: IdleLane, rows: RowBook, book: SequenceBook, sampler: Sampler) -> None:
         super().__init__(None, torch.zeros(1, 1, BLOCK_SIZE, 1, 2), sampler, lane, rows, book, (2,))  # type: ignore[arg-type]
@@ -89,7 +88,7 @@ class IdleRunner(Runner):
 
 
 class IdleMover:
-    """Every transfer has landed by the next step."""
+    """A mover whose transfers land by the next step."""
 
     def __init__(self) -> None:
         self._landings: list[Landing] = []
@@ -109,7 +108,7 @@ class IdleMover:
 
 
 class Encoder:
-    """Posts into the void, after encoding the frame as the mailbox does."""
+    """A receiver that encodes each frame as the mailbox does and drops it."""
 
     def post(self, message: Report) -> None:
         encode_frame(message)
@@ -122,7 +121,7 @@ RATES = Rates(
 
 
 class Load:
-    """The loop, and who comes and goes."""
+    """The loop, with sequences that start and end."""
 
     def __init__(self, sequences: int, context: int, steps: int, blocks: int) -> None:
         self._rng = np.random.default_rng(0)
@@ -148,7 +147,7 @@ class Load:
             self.come()
 
     def come(self) -> None:
-        """One more sequence."""
+        """Submit a sequence."""
         # Uneven lengths: sequences cross block boundaries at different steps, as they do in service.
         length = self._context - int(self._rng.integers(0, BLOCK_SIZE))
         prompt = array("I", self._rng.integers(3, 1000, length).tolist()).tobytes()
@@ -160,7 +159,7 @@ class Load:
         self._next += 1
 
     def go(self, sequences: int) -> None:
-        """The oldest leaves."""
+        """Abort the oldest sequence."""
         self.loop.take([Abort((SeqId(self._next - sequences),))])
 
 

@@ -1,11 +1,10 @@
-"""The table of step times of a model on this machine, and how far it is off on shapes that are not in it.
+"""The table of step times of a model on this machine, and its error for shapes that are not in it.
 
     python benchmarks/step_times.py [MODEL] [--seconds 1.5] [--starts 1] [--shapes 20] [--sequences 256] [--seed 0]
 
-Measures as `tiercel serve` does at its start, `--starts` times over the same cache folder (a new one, thrown away),
-then runs random steps and prints predicted and measured milliseconds; the last column is the error that is left when
-one factor corrects them all, which is what the engine learns while it runs. Other work on the machine shows in all of
-it: the load average is printed too.
+Measures as `tiercel serve` does at its start, `--starts` times with the same new cache folder, then runs random steps
+and prints predicted and measured milliseconds. The last column is the error after one common factor, which the engine
+learns while it runs. Other work on the machine changes all times; the load average is printed, too.
 
 Exit code 1 if the median error of the table as it was measured, without that factor, is above `--most-error` (0.1).
 """
@@ -33,7 +32,7 @@ from tiercel.settings import EngineSettings
 
 
 def show(times: StepTimes) -> None:
-    """The table, a row for prefill and decodes."""
+    """Print the table, with one row for each pair of prefill tokens and decodes."""
     print(f"{'prefill':>8}{'decodes':>8} | ms at context" + "".join(f"{c:>9}" for c in times.context_tokens))
     width = len(times.context_tokens)
     for row, (prefill, decodes) in enumerate((p, d) for p in times.prefill_tokens for d in times.decodes):
@@ -42,7 +41,7 @@ def show(times: StepTimes) -> None:
 
 
 def draw(grid: StepGrid, rng: random.Random) -> StepShape:
-    """A step that can be: sizes drawn evenly over their magnitudes."""
+    """Draw a step with log-uniform sizes."""
     limits = grid.limits
     while True:
         prefill = 0 if rng.random() < 0.3 else round(limits.step_tokens ** rng.random())

@@ -1,6 +1,6 @@
-"""A light client for benchmarks: completions as streams over plain sockets, at given times or a fixed number at once.
+"""A light client for benchmarks: streamed completions over plain sockets, as an open or a closed loop.
 
-`tiercel bench serve` measures much more and costs more processor time, which on a machine of two cores is the server's.
+`tiercel bench serve` measures more and needs more CPU time, which the server lacks on a machine with two cores.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ class TimedRequest:
 
     at_s: float
     prompt: list[int] | str
-    outputs: int  # tokens; the end of a sequence is ignored
+    outputs: int  # output tokens; the end of a sequence is ignored
     key: str = ""  # the tenant's API key
 
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """What became of a request. Times are seconds since the start of the load."""
+    """The answer to a request. Times are seconds since the start of the load."""
 
     request: TimedRequest
     due_s: float = 0.0
-    first_s: float | None = None  # the first token came
-    end_s: float | None = None  # the answer was complete
+    first_s: float | None = None  # time of the first token
+    end_s: float | None = None  # time at which the answer was complete
     status: int = 0
     service: str = ""  # the header `x-tiercel-service`
     timing: str = ""  # the header `server-timing`
@@ -39,19 +39,19 @@ class StreamedAnswer:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from when the request was due to its first token; infinite without one."""
+        """Seconds from the due time to the first token; infinite without one."""
         return float("inf") if self.first_s is None else self.first_s - self.due_s
 
     @property
     def is_complete(self) -> bool:
-        """True when the stream ended as it should."""
+        """True if the stream ended without an error."""
         return self.status == 200 and self.end_s is not None and self.first_s is not None
 
 
 def open_loop(url: str, requests: Sequence[TimedRequest], patience_s: float | None = None) -> list[StreamedAnswer]:
-    """Send every request when it is due, whatever has become of those before it; return all answers in this order.
+    """Send every request when it is due; return all answers in order of the requests.
 
-    With a patience, requests that have no end so long after the last was due are given up, incomplete.
+    With a patience, requests that have not ended that long after the last due time are cancelled and incomplete.
     """
     return asyncio.run(_open_loop(url, requests, patience_s))
 
@@ -59,9 +59,9 @@ def open_loop(url: str, requests: Sequence[TimedRequest], patience_s: float | No
 def closed_loop(
     url: str, requests: Sequence[TimedRequest], concurrency: int, seconds: float = float("inf")
 ) -> list[StreamedAnswer]:
-    """Keep `concurrency` requests going, in this order, each due when the one before it has ended.
+    """Keep `concurrency` requests running, in order; each is due when the one before it has ended.
 
-    No request is begun after `seconds`; returns the answers to those that were begun.
+    No request is sent after `seconds`; returns the answers to the requests that were sent.
     """
     return asyncio.run(_closed_loop(url, requests, concurrency, seconds))
 
