@@ -55,7 +55,7 @@ class Visit:
 
 
 def block_cost(depth: int) -> float:
-    """Return the microseconds to recompute a token: an 8B model on one H200, from rates measured at 0 and 32k tokens."""
+    """Return the microseconds to recompute a block: an 8B model on an H200, from rates at 0 and 32k tokens."""
     return 26.8 + 13.9 * depth * BLOCK_TOKENS / 32_768
 
 
@@ -102,7 +102,7 @@ class Generator:
             self.add(self.rng.uniform(0, span_s), 3, length, [self.fresh(length)])
 
     def long_contexts(self, count: int, span_s: float) -> None:
-        """Draw prompts with the lengths of Mooncake's conversation trace (median 6.9k, mean 12k tokens); a part of them is repeated."""
+        """Draw prompts with the lengths of Mooncake's conversation trace (median 6.9k, mean 12k tokens), a part repeated."""
         rng = self.rng
         known: list[tuple[int, int]] = []
         for at_s in sorted(rng.uniform(0, span_s) for _ in range(count)):

@@ -17,7 +17,7 @@ A first token is in time if the client has it within the goal after its request 
 * at least 95 % of the admitted requests are in time;
 * *precision*, at least 90 %: the part of the refused requests that is late in the control;
 * *recall*, at least 90 %: of the rightly refused and the late admitted requests, the part that was refused;
-* the requests in time are at least 70 % of those that the closed loop answered; refusing everything would keep every goal.
+* the requests in time are at least 70 % of those that the closed loop answered, which refusing all would miss.
 
 The first two seconds, in which the new server learns its speeds, do not count. Exit code 1 if a check is missed.
 `--off` runs the first without the goal and the last without permission for reduced service; all checks but the last

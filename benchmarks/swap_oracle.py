@@ -1,27 +1,27 @@
-"""Swap or recompute: the engine's choices beside an oracle that has measured both ways for each victim.
+"""Swap or recompute: the engine's choices compared with an oracle that has measured both ways for each victim.
 
     python benchmarks/swap_oracle.py [--victims 8] [--runs 3] [--seed 1] [--json FILE] [--quick]
                                      [--control swap|recompute|skew]
 
-The real engine on the CPU, one compute thread, with a device pool apart from DDR and a random Llama: real steps, real
-copies. A copy lane moves the bytes and then waits until the link that it stands for would have moved them, because
-the memory of one machine is far faster than its arithmetic: with bare copies every victim would be swapped.
+The real engine on the CPU, one compute thread, with a device pool separate from DDR and a random Llama: real steps,
+real copies. A copy lane moves the bytes and then waits as long as the simulated link would need, because the memory of
+a machine is much faster than its arithmetic: with bare copies every victim would be swapped.
 
     links     four, each way as fast as 0.35, 0.7, 1.4 and 2.8 times the rate at which swapping a token (down and up)
               takes as long as computing it without context, which is measured at the start
-    victims   as many for each link; contexts log-uniform in 128 to 2,048 tokens, the same for all links
-    dirty     every block of every victim: write-back in idle time is off, as a clean victim leaves nothing to choose
+    victims   the same number for each link; contexts log-uniform in 128 to 2,048 tokens, the same for all links
+    dirty     all blocks of every victim: write-back in idle time is off, because a clean victim is always swapped
 
-For each victim a sequence computes its prompt, says four tokens and gives way to a request of a higher band. When its
-spill has landed every copy that is left in HBM is evicted, the rival ends, and the victim comes back. Its cost is the
-time of its copies down plus the time from the end of its rival to its next token. An engine in mode `swap` and one in
-mode `recompute` measure both ways, in turns, medians of --runs. An engine in mode `auto`, which has measured its rates
-at its own start and has not seen those costs, chooses.
+For each victim a sequence computes its prompt, generates four tokens and is preempted by a request of a higher band.
+When its spill has landed, every copy left in HBM is evicted, the rival ends, and the victim is restored. Its cost is
+the time of its copies down plus the time from the end of its rival to its next token. An engine in mode `swap` and one
+in mode `recompute` measure both ways, in turns, medians of --runs. An engine in mode `auto`, which has measured its
+rates at its own start and has not seen those costs, chooses.
 
-A choice is right if the way it takes costs at most 5 % more than the other way (TIE). How many victims are such ties
-is printed, and the share of right choices without them. Exit status 1: fewer than 90 % of the choices are right, or one
-of the ways was chosen for fewer than 10 % of the victims. --control breaks the choice, so that the check has to fail:
-always one way, or with link rates that are eight times too high.
+A choice is right if its cost is at most 5 % above that of the other way (TIE). The number of such ties and the share of
+right choices without them are printed. Exit status 1: fewer than 90 % of the choices are right, or one
+way is chosen for fewer than 10 % of the victims. With --control the check must fail: the choice is always one way, or
+uses link rates that are eight times too high.
 """
 
 import argparse
@@ -65,8 +65,8 @@ TIE = 0.05
 QUEUED_S = 0.02
 LEAST_RIGHT = 0.9
 LEAST_SHARE = 0.1
-SAYS = 4  # tokens, before it gives way
-MOST_S = 60.0  # for any one thing that is waited for
+SAYS = 4  # tokens generated before the preemption
+MOST_S = 60.0  # limit of each wait
 SKEW = 8.0
 MODEL_VOCAB = 2048
 TOKEN_BYTES = 4 * 16 * 64 * 2 * 4  # of KV: layers, heads, head size, keys and values, float32
@@ -83,7 +83,7 @@ MODEL = random_llama(
 
 
 class LinkLane(InlineLane):
-    """A copy lane as slow as a link: the bytes move, then the caller waits for what the link would still need."""
+    """A copy lane with the speed of a link: after the copy the caller waits for the rest of the link's time."""
 
     def __init__(self, device: "LinkDevice") -> None:
         self._device = device
@@ -91,7 +91,7 @@ class LinkLane(InlineLane):
 
     def copy(self, extents: Extents) -> Done[None]:
         now_s = time.monotonic()
-        # A link has a queue: that a thread was late to queue the next piece of a transfer does not slow it down.
+        # A link has a queue: a thread that is late to queue the next piece of a transfer does not slow it down.
         begin_s = self._free_s if now_s - self._free_s < QUEUED_S else now_s
         done = super().copy(extents)
         self._free_s = begin_s + int(extents.sizes.sum()) / self._device.bytes_per_s
@@ -100,7 +100,7 @@ class LinkLane(InlineLane):
 
 
 class LinkDevice(CpuDevice):
-    """The CPU behind a link, whose rate may be changed."""
+    """The CPU with a link whose rate can be changed."""
 
     def __init__(self, bytes_per_s: float) -> None:
         super().__init__(1)
@@ -112,7 +112,7 @@ class LinkDevice(CpuDevice):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the engine's own log says of one switch, seconds."""
+    """The times of one switch by the engine's log, in seconds."""
 
     mode: str
     predicted_s: float
@@ -121,7 +121,7 @@ class Told:
 
 
 class SwitchLog(logging.Handler):
-    """Keeps the lines `switch over` of the engine."""
+    """A log handler that keeps the lines `switch over` of the engine."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -135,16 +135,16 @@ class SwitchLog(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One switch, measured."""
+    """The measured cost of one switch."""
 
     is_swap: bool
-    down_s: float  # its copies down
+    down_s: float  # time of its copies down
     return_s: float  # from the end of the rival to the victim's next token
     told: Told
 
     @property
     def total_s(self) -> float:
-        """What the oracle compares."""
+        """Cost that the oracle compares."""
         return self.down_s + self.return_s
 
 
@@ -156,16 +156,16 @@ class Victim:
     tokens: int
     swap_s: float  # measured
     recompute_s: float  # measured
-    told: Told  # by the engine that chose
+    told: Told  # times by the log of the engine that chose
 
     @property
     def is_swap(self) -> bool:
-        """What the engine chose."""
+        """True if the engine chose to swap."""
         return self.told.mode == "swap"
 
     @property
     def chosen_s(self) -> float:
-        """Measured cost of the way that was chosen."""
+        """Measured cost of the chosen way."""
         return self.swap_s if self.is_swap else self.recompute_s
 
     @property
@@ -175,17 +175,17 @@ class Victim:
 
     @property
     def is_tie(self) -> bool:
-        """Either choice is right."""
+        """True if either choice is right."""
         return max(self.swap_s, self.recompute_s) <= (1 + TIE) * self.best_s
 
     @property
     def is_right(self) -> bool:
-        """The rule."""
+        """True if the choice is right."""
         return self.chosen_s <= (1 + TIE) * self.best_s
 
 
 class Stage:
-    """One engine on which one sequence at a time gives way to another."""
+    """One engine on which one sequence at a time is preempted by another."""
 
     def __init__(self, model: Model, folder: Path, mode: PreemptionMode, bytes_per_s: float) -> None:
         clock = MonotonicClock()
@@ -199,7 +199,7 @@ class Stage:
         self._next = 1
 
     def switch(self, tokens: int, rng: random.Random) -> Cost:
-        """Preempt one sequence of so many tokens, bring it back and measure it."""
+        """Preempt and restore one sequence with a context of `tokens` tokens, and measure it."""
         loop, tiers = self._engine.loop, self._engine.cache.tiers
         self._inbox.clear()
         victim = self._submit(draw(rng, tokens), band=5)
@@ -224,7 +224,7 @@ class Stage:
         return Cost(after.preemptions_swap > before.preemptions_swap, down_s, return_s, self._log.told[-1])
 
     def close(self) -> None:
-        """Stop its threads."""
+        """Stop the threads of the engine."""
         self._engine.close()
 
     def _submit(self, prompt: list[int], band: int) -> SeqId:
@@ -268,12 +268,12 @@ class Stage:
 
 
 def draw(rng: random.Random, tokens: int) -> list[int]:
-    """A prompt that nobody has asked before."""
+    """Draw a new prompt."""
     return rng.choices(range(3, MODEL_VOCAB), k=tokens)
 
 
 def settings_of(folder: Path, mode: PreemptionMode) -> EngineSettings:
-    """One sequence at a time, so that whoever has the higher band takes its row."""
+    """Return settings for one sequence at a time, so that a request of a higher band takes its row."""
     return EngineSettings(
         model=str(folder / "model"),
         device="cpu",
@@ -291,7 +291,7 @@ def settings_of(folder: Path, mode: PreemptionMode) -> EngineSettings:
 
 
 def open_model(folder: Path) -> Model:
-    """Random weights, shared by all engines."""
+    """Return a model with random weights, which all engines share."""
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     attention = open_attention("auto", torch.device("cpu"), 1, None)
@@ -299,19 +299,19 @@ def open_model(folder: Path) -> Model:
 
 
 def even_rate(stage: Stage, rng: random.Random) -> float:
-    """Bytes a second of a link on which swapping a token takes as long as computing it without context."""
+    """Return the bytes per second of a link with which swapping a token takes as long as computing it."""
     short_s, long_s = (median(stage.switch(tokens, rng).return_s for _ in range(3)) for tokens in (256, 512))
     return 2 * TOKEN_BYTES / max((long_s - short_s) / 256, 1e-9)
 
 
 def lengths(count: int, seed: int) -> list[int]:
-    """Contexts of the victims of one link, in tokens."""
+    """Return the contexts of the victims of one link, in tokens."""
     rng = random.Random(seed)
     return [round(math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST)))) for _ in range(count)]
 
 
 def measure(swap: Stage, recompute: Stage, auto: Stage, multiple: float, tokens: int, runs: int, seed: int) -> Victim:
-    """Both ways of one victim, in turns, and what the engine chooses for it."""
+    """Measure both ways of one victim in turns, and the engine's choice."""
     rng = random.Random(seed)
     costs: dict[bool, list[float]] = {True: [], False: []}
     for run in range(runs):
@@ -324,7 +324,7 @@ def measure(swap: Stage, recompute: Stage, auto: Stage, multiple: float, tokens:
 
 
 def show(victims: Sequence[Victim]) -> bool:
-    """Print what was found. Returns whether the choices are good enough."""
+    """Print the result. Return whether all checks are met."""
     print("\nlink  tokens   swap ms  recompute ms  predicted ms  chosen")
     for one in victims:
         told = one.told
@@ -365,7 +365,7 @@ def show(victims: Sequence[Victim]) -> bool:
 
 
 def main() -> int:
-    """Run it. Returns the exit status."""
+    """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--victims", type=int, default=8, help="for each link")
     parser.add_argument("--runs", type=int, default=3, help="of each way of a victim")

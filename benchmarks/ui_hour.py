@@ -1,12 +1,12 @@
-"""The page at /ui under load for an hour: how often it redraws, and whether it grows.
+"""The page at /ui under load for an hour: redraws per second, and growth of its memory.
 
     python benchmarks/ui_hour.py [--model FOLDER] [--seconds 3600] [--every 30] [--json FILE] [--pictures DIR]
 
 Starts `tiercel serve` with three tenants, three tiers and room for a few sequences, keeps it busy with a closed loop of
-conversations, and looks at the page in headless Chromium with the admin key. At every look the collector runs first, so
-that what is told is what the page holds. The history of the charts fills for five minutes: growth is counted from
-there, or from the first look of a shorter run. Leaves with 1 when the page redrew less than twice a second in some
-interval, or when its heap grew by more than a tenth. Client, server and browser share the machine.
+conversations, and reads the page in headless Chromium with the admin key. A garbage collection precedes each reading.
+The history of the charts fills for five minutes: growth counts from then, or from the first reading of a shorter run.
+Exit code 1 if the page redrew less than twice per second in an interval, or if its heap grew by more than a tenth.
+Client, server and browser share the machine.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def daemon_in(folder: Path, model: str | None, flags: list[str]) -> AbstractCont
 
 
 async def talk(url: str, tenant: str, number: int) -> None:
-    """One client for ever: conversations of a few turns about one of a few long texts."""
+    """Hold conversations of a few turns about one of a few long texts, without end."""
     draw = random.Random(f"{tenant}{number}")
     async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {tenant}-key"}, timeout=120) as http:
         for turn in itertools.count():
@@ -72,7 +72,7 @@ async def talk(url: str, tenant: str, number: int) -> None:
 
 @contextlib.asynccontextmanager
 async def load(url: str, clients: int) -> AsyncIterator[None]:
-    """So many clients a tenant until the block ends."""
+    """Run this many clients for each tenant until the block ends."""
     tasks = [asyncio.create_task(talk(url, tenant, number)) for tenant in TENANTS for number in range(clients)]
     try:
         yield
@@ -84,7 +84,7 @@ async def load(url: str, clients: int) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def page_at(url: str, key: str) -> AsyncIterator["Page"]:
-    """The page, with the key typed in as a person does."""
+    """Open the page and enter the key."""
     from playwright.async_api import async_playwright
 
     path = next(filter(None, map(shutil.which, CHROMIUM)), None)
@@ -102,7 +102,7 @@ async def page_at(url: str, key: str) -> AsyncIterator["Page"]:
 
 
 async def look(page: "Page", session: "CDPSession", began_s: float) -> dict[str, float]:
-    """How often the page has redrawn, and what it holds after a collection."""
+    """Return the redraws and the heap of the page after a collection."""
     at_s = time.monotonic() - began_s
     redraws = float(await page.evaluate("Number(document.body.dataset.redraws)"))
     await session.send("HeapProfiler.collectGarbage")
@@ -112,7 +112,7 @@ async def look(page: "Page", session: "CDPSession", began_s: float) -> dict[str,
 
 
 async def take_pictures(page: "Page", folder: Path) -> None:
-    """Light, dark, and as a phone has it."""
+    """Take screenshots: light, dark, and of the size of a phone."""
     for name, scheme, width in (("light", "light", 1360), ("dark", "dark", 1360), ("phone", "dark", 360)):
         await page.emulate_media(color_scheme=scheme)
         await page.set_viewport_size({"width": width, "height": 1000})
@@ -121,7 +121,7 @@ async def take_pictures(page: "Page", folder: Path) -> None:
 
 
 async def watch(url: str, args: argparse.Namespace) -> list[dict[str, float]]:
-    """Look every so often until the time is over."""
+    """Read the page at intervals until the time is over."""
     looks: list[dict[str, float]] = []
     async with load(url, args.clients), page_at(url, ADMIN) as page:
         session = await page.context.new_cdp_session(page)
@@ -144,7 +144,7 @@ async def watch(url: str, args: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def summary(looks: list[dict[str, float]]) -> dict[str, float]:
-    """The slowest interval, and growth since the charts were full."""
+    """Return the redraws in the slowest interval, and the growth since the charts were full."""
     rates = [(b["redraws"] - a["redraws"]) / (b["at_s"] - a["at_s"]) for a, b in itertools.pairwise(looks)]
     first = next((one for one in looks if one["at_s"] >= WARM_S), looks[0])
     return {

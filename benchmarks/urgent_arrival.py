@@ -1,17 +1,17 @@
-"""How long an urgent request waits for its first slice on an engine that is busy with long prompts.
+"""Wait of an urgent request for its first slice on an engine that is busy with long prompts.
 
     python benchmarks/urgent_arrival.py [MODEL] [--tokens 4096] [--step-tokens 256] [--goal 0.2] [--arrivals 16]
                                         [--arrivals-off 4] [--pairs 3] [--most 1.2] [--least-throughput 0.95]
 
-One engine in this process, its loop driven as the engine process drives it. Two prompts of --tokens are always under
-way and nothing decodes. A thread hands over interactive requests of 32 tokens at random times. Each waits until its
-first slice begins to be computed; the unit is the nano-batch that was running when the request arrived. Prints median
+One engine in this process, its loop driven as the engine process drives it. Two prompts of --tokens are always in
+progress and nothing decodes. A thread submits interactive requests of 32 tokens at random times. The wait of each ends
+when its first slice begins to be computed; its unit is the nano-batch that was running at its arrival. Prints median
 and maximum with the mechanism on and off (`--tbt-goal 0`: steps of --step-tokens, one launched ahead), then the prompt
 throughput of both in interleaved pairs, from the end of one prompt to the end of another.
 
 Exit code 1 if a request waited for more than --most nano-batches with the mechanism on, or if the median pair has less
-than --least-throughput of the prompt throughput without it. --control leaves the mechanism off where it should be on,
-and must fail. Run it on a quiet machine.
+than --least-throughput of the prompt throughput without it. --control leaves the mechanism off in both arms and must
+fail. Run it on a quiet machine.
 """
 
 import argparse
@@ -48,9 +48,9 @@ from tiercel.wire import FromEngine, Report, SetSettings, SetTenants, Submit  # 
 
 BUSY = TenantShare(name=TenantId("busy"), slo=Slo(kind="batch"))
 PERSON = TenantShare(name=TenantId("person"), slo=Slo(ttft_s=1.0))
-OFF_S = 0.0  # the goal that leaves steps whole
+OFF_S = 0.0  # no goal: whole steps
 WARM_STEPS = 6
-PROMPTS = 2  # under way
+PROMPTS = 2  # in progress
 
 
 @dataclass
@@ -66,25 +66,25 @@ class Ran:
 
 @dataclass
 class Watch:
-    """When the machine computed what."""
+    """The steps that have run, with their times."""
 
     ran: list[Ran] = field(default_factory=list)
 
     def around(self, runner: StepRunner, clock: MonotonicClock) -> StepRunner:
-        """The runner, with its steps written down."""
+        """Return the runner, wrapped to note its steps."""
         return WatchedRunner(runner, self, clock)
 
     def begun_s(self, seq: SeqId) -> float:
-        """When the first slice of a sequence began."""
+        """Return the time at which the first slice of a sequence began."""
         return next(one.start_s for one in self.ran if seq in one.seqs)
 
     def running(self, at_s: float) -> Ran:
-        """The step that ran then, or had just ended."""
+        """Return the step that was running at a time, or had just ended."""
         return next(one for one in reversed(self.ran) if one.start_s <= at_s)
 
 
 class WatchedFlight:
-    """A flight whose end is written down, and with it the start of the step behind it."""
+    """A flight that notes its end, which is the start of the next step."""
 
     def __init__(self, flight: Flight, ran: Ran, watch: Watch, clock: MonotonicClock) -> None:
         self._flight = flight
@@ -106,7 +106,7 @@ class WatchedFlight:
 
 
 class WatchedRunner:
-    """A runner whose steps are written down."""
+    """A runner that notes its steps."""
 
     def __init__(self, runner: StepRunner, watch: Watch, clock: MonotonicClock) -> None:
         self._runner = runner
@@ -125,14 +125,14 @@ class WatchedRunner:
 
 
 class Wait(NamedTuple):
-    """What one arrival saw."""
+    """The wait of one arrival."""
 
     seconds: float
-    nano_batch_s: float  # of the one that ran when it came
+    nano_batch_s: float  # time of the nano-batch that ran at its arrival
 
 
 class Outbox:
-    """Collects the reports of the engine: the requests that have ended."""
+    """Collects the requests that have ended from the reports of the engine."""
 
     def __init__(self) -> None:
         self.ended: set[SeqId] = set()
@@ -163,12 +163,12 @@ class Busy:
         self.engine.loop.take([SetTenants(Tenants(1, (BUSY, PERSON)))])
 
     def set_goal(self, goal_s: float) -> None:
-        """Another goal, from the next step on."""
+        """Set another goal from the next step on."""
         self._version += 1
         self.engine.loop.take([SetSettings(self._version, replace(self.settings, tbt_goal_s=goal_s))])
 
     def request(self, tenant: TenantId, tokens: int) -> Request:
-        """A prompt that shares no block with any other; its answer is one token."""
+        """Return a request with a new prompt and one output token."""
         vocab_size = self.engine.model.vocab_size
         prompt = pack_tokens([self._rng.randrange(vocab_size) for _ in range(tokens)])
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
@@ -178,7 +178,7 @@ class Busy:
         )  # fmt: skip
 
     def turn(self) -> None:
-        """Mail, then one step of the loop."""
+        """Take the mail and make one step of the loop."""
         self._under_way -= self._outbox.ended
         mail: list[Submit] = []
         while len(self._under_way) < PROMPTS:
@@ -191,17 +191,17 @@ class Busy:
         self.engine.loop.step()
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Turn until then."""
+        """Make steps until a condition holds."""
         while not until():
             self.turn()
 
     def settle(self) -> None:
-        """Run some steps with the goal as it is now."""
+        """Make some steps with the current goal."""
         last = len(self.watch.ran) + WARM_STEPS
         self.run(lambda: len(self.watch.ran) >= last)
 
     def ask(self, arrivals: int) -> list[Wait]:
-        """Let so many interactive requests arrive, each when the one before it has long been served."""
+        """Send this many interactive requests one after another, and return their waits."""
         self.settle()
         asked: list[Request] = []
         longest_s = max(one.end_s - one.start_s for one in self.watch.ran[-WARM_STEPS:-2])
@@ -225,14 +225,14 @@ class Busy:
         )
 
     def end_prompts(self, number: int) -> float:
-        """Run until so many prompts have ended. Returns prompt tokens a second."""
+        """Run until this many prompts have ended. Return prompt tokens per second."""
         begun_s, last = self.clock.now_s(), len(self._outbox.ended) + number
         self.run(lambda: len(self._outbox.ended) >= last)
         return number * self._tokens / (self.clock.now_s() - begun_s)
 
 
-def tell_waits(name: str, waits: list[Wait]) -> float:
-    """Print the waits of one arm; returns the longest, in nano-batches."""
+def show_waits(name: str, waits: list[Wait]) -> float:
+    """Print the waits of one arm. Return the longest, in nano-batches."""
     ratios = sorted(wait.seconds / wait.nano_batch_s for wait in waits)
     nano_batches_ms = [1e3 * wait.nano_batch_s for wait in waits]
     print(
@@ -246,7 +246,7 @@ def tell_waits(name: str, waits: list[Wait]) -> float:
 
 
 def compare(busy: Busy, goal_s: float, pairs: int, prompts: int) -> float:
-    """Prompt throughput in interleaved pairs; returns the median of on over off."""
+    """Measure prompt throughput in interleaved pairs. Return the median of on over off."""
     ratios: list[float] = []
     busy.end_prompts(1)
     for number in range(pairs):
@@ -261,7 +261,7 @@ def compare(busy: Busy, goal_s: float, pairs: int, prompts: int) -> float:
 
 
 def main() -> int:
-    """Measure; 1 where a promise is broken."""
+    """Measure. Return 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=str(MODEL_DIR))
     parser.add_argument("--tokens", type=int, default=4096, help="of a prompt")
@@ -293,10 +293,10 @@ def main() -> int:
     is_kept = True
     if args.arrivals:
         busy.set_goal(OFF_S if args.control else args.goal)
-        is_kept = tell_waits("on", busy.ask(args.arrivals)) <= args.most
+        is_kept = show_waits("on", busy.ask(args.arrivals)) <= args.most
     if args.arrivals_off:
         busy.set_goal(OFF_S)
-        tell_waits("off", busy.ask(args.arrivals_off))
+        show_waits("off", busy.ask(args.arrivals_off))
     if args.pairs:
         ratio = compare(busy, OFF_S if args.control else args.goal, args.pairs, args.pair_prompts)
         is_kept = is_kept and ratio >= args.least_throughput
@@ -307,4 +307,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # a step that is under way is nobody's any more
+    os._exit(code)  # without waiting for the running step

@@ -1,8 +1,8 @@
-"""Ends with 0 when the server of this container would serve a new request now, with 1 and one line otherwise.
+"""Health check of the container: exit code 0 if the server accepts new requests, else 1 and one line.
 
-It asks at the port of TIERCEL_PORT, else of VLLM_PORT, else 8000, and over TLS where TIERCEL_SSL_CERTFILE or
-VLLM_SSL_CERTFILE is set; whose certificate it is does not matter on loopback. It reads neither flags nor tiercel.toml:
-a server that has these from there, or that serves a Unix socket (`uds`), needs another health check in its place.
+The port is TIERCEL_PORT, else VLLM_PORT, else 8000; TLS is used if TIERCEL_SSL_CERTFILE or VLLM_SSL_CERTFILE is set, and
+any certificate is accepted on loopback. Flags and tiercel.toml are not read: a server that gets its port or certificate
+from these, or that serves a Unix socket (`uds`), needs another health check.
 """
 
 import http.client
@@ -16,7 +16,7 @@ _TIMEOUT_S = 4.0
 
 
 def main() -> int:
-    """Ask /ready on loopback, past any proxy that the container may have been given."""
+    """Request /ready on loopback, without the proxy of the environment."""
     tls = urllib.request.HTTPSHandler(context=_any_certificate())
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
     try:
@@ -41,7 +41,7 @@ def _scheme() -> str:
 
 
 def _port() -> str:
-    """As `tiercel serve` reads it: the link of a Kubernetes service, tcp://10.0.0.1:80, is no port."""
+    """Return the port as `tiercel serve` reads it: a Kubernetes service link, tcp://10.0.0.1:80, is not a port."""
     words = (os.environ.get(name, "") for name in ("TIERCEL_PORT", "VLLM_PORT"))
     return next((word for word in words if word and not word.startswith("tcp://")), "8000")
 

@@ -1,4 +1,4 @@
-"""Prints the dependencies of pyproject.toml and of the extras that are named, one a line, for `pip install -r`.
+"""Print the dependencies of pyproject.toml and of the given extras, one per line, for `pip install -r`.
 
 python3 requirements.py EXTRA...   in the folder of pyproject.toml
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main(extras: list[str]) -> int:
-    """The exit code: 2 for an extra that does not exist."""
+    """Print the dependencies. Return the exit code: 2 for an unknown extra."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]
     missing = [extra for extra in extras if extra not in optional]

@@ -1,4 +1,4 @@
-"""Tenants who try to get more than their share of a small engine, and how near they come to the promised bound."""
+"""Tenants that try to get more than their share of a small engine, and the service gap that they reach."""
 
 import random
 
@@ -20,7 +20,7 @@ _TIMES = linear_times(base_ms=2.0, prefill_ms=0.2, decode_ms=1.0, context_ms=0.0
 
 
 class Schemer:
-    """One tenant, who changes its mind about how to get more than its share."""
+    """One tenant, which changes its method of getting more than its share."""
 
     def __init__(
         self, share: TenantShare, rng: random.Random, sources: Sources, moods: tuple[str, ...], first: str,
@@ -35,7 +35,7 @@ class Schemer:
         self._leaving: list[tuple[float, SeqId]] = []
 
     def act(self, simulation: Simulation) -> None:
-        """Ask for what the mood says."""
+        """Submit requests by the current method."""
         rng, now_s = self._rng, simulation.now_s
         if self._leaving and self._leaving[0][0] <= now_s:
             simulation.loop.take([Abort((self._leaving.pop(0)[1],))])
@@ -45,28 +45,28 @@ class Schemer:
         mine = sum(one.request.tenant == self.share.name for one in simulation.book.waiting.values())
         most = simulation.settings.blocks * simulation.settings.block_size
         match self._mood:
-            case "flood":  # always something small that waits
+            case "flood":  # always small waiting requests
                 for _ in range(mine, 3):
                     self._ask(simulation, rng.randint(1, 200), rng.randint(1, 10))
-            case "hog":  # rows for long
+            case "hog":  # long use of rows
                 for _ in range(mine, 2):
                     self._ask(simulation, rng.randint(1, 8), rng.randint(50, most // 2))
-            case "giant":  # fits an empty machine only
+            case "giant":  # a request that fits only on an empty machine
                 for _ in range(0 if mine else 2):
                     self._ask(simulation, most - 60, rng.randint(1, 50))
-            case "pulse":  # a burst out of nothing
+            case "pulse":  # a burst after a pause
                 if not mine and rng.random() < 0.01:
                     for _ in range(rng.randint(1, 12)):
                         self._ask(simulation, rng.randint(1, 300), rng.randint(1, 100))
-            case "shy":  # gone before anybody's patience is out
+            case "shy":  # ends before the patience of others is over
                 if not mine and not self._leaving:
                     seq = self._ask(simulation, most - 60, 10)
                     self._leaving.append((now_s + rng.uniform(0.01, 0.12), seq))
-            case "echo":  # the same prompt again and again: the others wait for the first one's blocks
+            case "echo":  # equal prompts: the others wait for the blocks of the first
                 source = self._sources.new()
                 for _ in range(mine, 3):
                     self._ask(simulation, 200, rng.randint(1, 20), source)
-            case "settle":  # uses the machine, and nothing of it waits
+            case "settle":  # running requests, none waiting
                 rows = simulation.settings.max_num_seqs
                 if not mine and len(simulation.book.running) < rows - rows // 3:
                     self._ask(simulation, 1, rng.randint(50, most // 2))
@@ -82,7 +82,7 @@ class Schemer:
 
 
 def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> float:
-    """The largest gap that a seed's schemers reached, as a part of the bound: above 1 the bound is broken."""
+    """Return the largest gap that the tenants of a seed reach, relative to the bound: above 1 the bound is broken."""
     rng = random.Random(seed)
     shares = [
         TenantShare(name=TenantId(f"t{number}"), weight=rng.choice([0.5, 1.0, 1.0, 2.0, 4.0]))
@@ -104,7 +104,7 @@ def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> f
     simulation = Simulation(settings, shares, open_with=open_with)
     fair = simulation.policy.fair
     assert isinstance(fair, TenantBook)
-    alone_s = rng.choice([0.0, 10.0])  # the first has the machine to itself, then company comes
+    alone_s = rng.choice([0.0, 10.0])  # the first tenant is alone at first
     sources = Sources()
     schemers = [
         Schemer(

@@ -1,4 +1,4 @@
-"""Pure longest-prefix-match: how many prefix hits there are to be had. A yardstick, not for use: it starves tenants."""
+"""Pure longest-prefix-match, as a yardstick for prefix hits. It starves tenants and is not for use."""
 
 from collections.abc import Container, Iterator
 
@@ -12,7 +12,7 @@ from tiercel.scheduler.policy import Policy
 
 
 class LongestPrefix(Policy):
-    """Who finds the most of its prompt in the cache goes first, whoever it is; then who came first."""
+    """Orders sequences by the length of their cached prefix, then by arrival."""
 
     def __init__(self, costs: StepCosts) -> None:
         super().__init__("fcfs", costs, NoFairness(), None)
@@ -21,11 +21,11 @@ class LongestPrefix(Policy):
         self._drawn: tuple[float, list[SeqId]] = (-1.0, [])
 
     def watch(self, book: SequenceBook, cache: CacheManager) -> None:
-        """The books that it looks into."""
+        """Set the books that it reads."""
         self._book, self._cache = book, cache
 
     def candidates(self, now_s: float, closed: Container[Account] = ()) -> Iterator[SeqId]:
-        """All anew at every moment, no account closed. Cost: O(waiting), and hashing one prompt of each beginning."""
+        """Yield all waiting sequences in order. Cost: O(waiting), and hashing one prompt of each prefix."""
         if self._drawn[0] != now_s:
             self._drawn = (now_s, self._draw())
         yield from self._drawn[1]

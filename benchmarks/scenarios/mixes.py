@@ -1,4 +1,4 @@
-"""Small engines and mixes that show, figure by figure, whether the scheduler keeps what it promises."""
+"""Small engines and mixes of tenants that show the guarantees of the scheduler."""
 
 import random
 
@@ -37,19 +37,19 @@ _KINDS = ((0.5, 60, 16), (1.0, 200, 60), (2.0, 600, 120), (1.0, 60, 120), (0.5, 
 """Weight, mean tokens of a prompt and of an answer."""
 
 
-# As `tiercel simulate` has it without flags: one prompt of 100,000 tokens fits, and takes 50 steps.
+# The engine of `tiercel simulate` without flags: one prompt of 100,000 tokens fits, and takes 50 steps.
 LONG = SimSettings(blocks=8192, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=131_072, patience_s=1.6)
 
 
 class Shares(Struct, frozen=True):
-    """Service of two tenants, window by window."""
+    """Service of two tenants in windows of time."""
 
-    parts: tuple[float, ...]  # the first one's part of both
+    parts: tuple[float, ...]  # the first tenant's part of the service of both
     preemptions: int
 
 
 def saturating(weights: tuple[float, float], *, seconds: float, window_s: float, seed: int = 0) -> Shares:
-    """Two tenants of other shapes, both with more to do than there is time for."""
+    """Run two tenants of different shapes, both with more work than the machine can do."""
     rng = random.Random(seed)
     first = _share("first", weights[0])
     second = _share("second", weights[1])
@@ -61,9 +61,9 @@ def saturating(weights: tuple[float, float], *, seconds: float, window_s: float,
 
 
 def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: float = 30.0, seed: int = 0) -> Shares:
-    """One tenant asks for twice what the machine can do; the other comes back after a while, with as much.
+    """Run a tenant with twice the work that the machine can do; another tenant returns after a while with as much.
 
-    Windows begin when it has come: under first come first served it gets nothing in them, behind the other's backlog.
+    Windows start at its return. Under first come, first served it gets nothing in them, behind the other's backlog.
     """
     rng = random.Random(seed)
     flood, guest = _share("first"), _share("second")
@@ -78,7 +78,7 @@ def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: flo
 
 
 def long_prompts(policy: PolicyName, *, host_blocks: int = 0, seconds: float = 1800.0, seed: int = 0) -> SimResult:
-    """Six tenants with prompts of 100,000 tokens, 2.4 times as many as the machine can compute."""
+    """Run six tenants with prompts of 100,000 tokens, 2.4 times as many as the machine can compute."""
     rng = random.Random(seed)
     shares, sources, requests = [_share(f"tenant-{number}") for number in range(6)], Sources(), list[SimRequest]()
     for share in shares:
@@ -90,7 +90,7 @@ def long_prompts(policy: PolicyName, *, host_blocks: int = 0, seconds: float = 1
 
 
 def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: int = 0) -> SimResult:
-    """Four tenants of one group ask about more documents than fit the cache, faster than they can be answered.
+    """Run four tenants of one group with overload and with more documents than fit in the cache.
 
     The yardstick is pure longest-prefix-match.
     """
@@ -115,7 +115,7 @@ def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: 
 
 
 def mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> SimResult:
-    """Tenants of many kinds, half as much again as the machine can do, until everything is done."""
+    """Run many kinds of tenants with 1.5 times the work that the machine can do, until all of it is done."""
     rng = random.Random(seed)
     sources = Sources()
     shares: list[TenantShare] = []
@@ -130,7 +130,7 @@ def mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> SimRes
 
 
 def overload(*, seconds: float = 60.0, seed: int = 0) -> SimResult:
-    """Half as much again as the machine can do: a third of it is interactive, in a band before the batch work."""
+    """Run 1.5 times the work that the machine can do; a third is interactive, in a band before the batch work."""
     rng = random.Random(seed)
     slo = Slo(kind="interactive", ttft_s=0.5)
     shares = [
@@ -153,7 +153,7 @@ def overload(*, seconds: float = 60.0, seed: int = 0) -> SimResult:
 
 
 def waits(policy: PolicyName = "fair", *, seconds: float = 120.0) -> SimResult:
-    """Band 0 alone is more than the machine can do, and one request of band 5 waits behind it."""
+    """Run more work in band 0 than the machine can do, with one request of band 5."""
     rng = random.Random(0)
     flood = _share("flood")
     last = TenantShare(name=TenantId("last"), band=5)
@@ -175,7 +175,7 @@ def _play(settings: SimSettings, workload: Workload, seconds: float | None) -> R
 
 
 def _parts(replay: Replay, window_s: float, from_s: float, until_s: float) -> Shares:
-    """The first tenant's part of the service in windows at every sample; all of them, overlapping."""
+    """Return the first tenant's part of the service in overlapping windows, one from each sample."""
     timeline = replay.timeline
     names = [share.name for share in replay.workload.tenants]
     parts: list[float] = []

@@ -1,4 +1,4 @@
-"""How much work gets done: random mixes of tenants and lengths, played under several policies on one small engine."""
+"""Useful work under several policies: random mixes of tenants and lengths on one small engine."""
 
 import random
 from collections.abc import Sequence
@@ -20,32 +20,32 @@ from tiercel.tenant import TenantShare
 WINDOW_STEPS = 1000
 
 _TIMES = linear_times(base_ms=2.0, prefill_ms=0.2, decode_ms=0.5, context_ms=0.0005)
-_PATIENCE_STEPS = 16  # as `engine.steering` has it
-_MOST_STEPS = 60_000  # in which every request must have ended
+_PATIENCE_STEPS = 16  # as in `engine.steering`
+_MOST_STEPS = 60_000  # by then every request must have ended
 
 
 class Mix(Struct, frozen=True, kw_only=True):
-    """An engine and what its tenants ask for. Every sequence fits the pool."""
+    """An engine and the requests of its tenants. Every sequence fits in the pool."""
 
     settings: SimSettings
     tenants: tuple[TenantShare, ...]
-    requests: tuple[SimRequest, ...]  # by time
+    requests: tuple[SimRequest, ...]  # in order of time
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """What a policy made of a mix."""
+    """The work that was done for a mix under a policy."""
 
-    useful_tokens: int  # computed in the first steps, less those that had been computed before
-    useful_ms: float  # device time of the useful work launched before `until_s`, without what a step costs by itself
+    useful_tokens: int  # computed in the first steps, without recomputed tokens
+    useful_ms: float  # device time of the useful work launched before `until_s`, without the fixed time of steps
     until_s: float  # virtual time
-    ended: int  # requests, in the end
-    steps: int  # to the last end
-    worst_window: float  # work repeated for debt or share over useful work, of any `WINDOW_STEPS` steps; at most this
+    ended: int  # number of requests that ended
+    steps: int  # until the last request ended
+    worst_window: float  # largest ratio of repeated to useful work in `WINDOW_STEPS` steps
     preemptions: int
 
 
 def draw_mix(seed: int, steps: int) -> Mix:
-    """Draw a mix with more work than so many steps hold: one priority band, no tier below the device."""
+    """Draw a mix with more work than fits in `steps` steps: one priority band, no tier below the device."""
     rng = random.Random(seed)
     batch = rng.choice([16, 32, 64])
     blocks = rng.choice([64, 256, 512])
@@ -65,9 +65,9 @@ def draw_mix(seed: int, steps: int) -> Mix:
         for number in range(rng.randint(2, 6))
     )
     most = settings.max_model_len
-    prompts = {tenant.name: int(most * 2 ** rng.uniform(-6.0, -0.1)) for tenant in tenants}  # the mean of each
+    prompts = {tenant.name: int(most * 2 ** rng.uniform(-6.0, -0.1)) for tenant in tenants}  # mean of each tenant
     outputs = {tenant.name: int(2 ** rng.uniform(0.0, 7.0)) for tenant in tenants}
-    burst = rng.random() < 0.5  # everything at once, or spread over the time that the steps take
+    burst = rng.random() < 0.5  # all requests at once, or spread over the time of the steps
     span_s = 0.0 if burst else 1e-3 * steps * settings.longest_step_ms * rng.uniform(0.2, 0.8)
     sources = Sources()
     requests: list[SimRequest] = []
@@ -83,10 +83,10 @@ def draw_mix(seed: int, steps: int) -> Mix:
 
 
 def play(mix: Mix, policy: PolicyName, steps: int, until_s: float | None = None) -> Progress:
-    """Play a mix to its end. `until_s` is by default when so many steps have ended.
+    """Run a mix to its end. `until_s` is by default the end of step number `steps`.
 
-    Policies are compared by device time at the same virtual time: one serves decodes first and another prompts, and
-    neither their tokens nor their steps take the same time. Errors: InvariantError when the mix does not end.
+    Policies are compared by device time at the same virtual time: one may serve decodes first and another prompts, and
+    neither their tokens nor their steps take the same time. Errors: InvariantError if the mix does not end.
     """
     simulation = Simulation(replace(mix.settings, policy=policy), mix.tenants)
     watch = _Watch(simulation)
@@ -117,7 +117,7 @@ def play(mix: Mix, policy: PolicyName, steps: int, until_s: float | None = None)
 
 
 class _Watch:
-    """The work of every step, and what of it was done before a preemption for debt or for a share."""
+    """The work of every step, and the part that was repeated after a preemption for debt or share."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.useful_ms: list[float] = []  # by step
@@ -131,7 +131,7 @@ class _Watch:
         self._taken: set[SeqId] = set()
 
     def note(self, plan: Plan) -> None:
-        """A plan was drawn, and is about to be launched."""
+        """Note a plan that is about to be launched."""
         if plan.nano_batches:
             pieces = [
                 BilledSlice(self._kind(piece), piece.length, piece.start, piece.length == 1)
@@ -145,7 +145,7 @@ class _Watch:
         self._taken.update(one.victim for one in plan.preemptions if one.reason in ("debt", "share"))
 
     def work_ms(self, until_s: float) -> float:
-        """Return the useful work of the steps that were planned until then, less its part of what each step costs."""
+        """Return the useful work of the steps planned up to a time, without the fixed time of each step."""
         steps = zip(self._at_s, self.useful_ms, self._whole_ms, strict=True)
         return sum(useful * (1 - self._step_ms / whole) for at_s, useful, whole in steps if at_s <= until_s and whole)
 
@@ -156,7 +156,7 @@ class _Watch:
 
 
 def _worst_window(useful_ms: Sequence[float], repeated_ms: Sequence[float]) -> float:
-    """The largest part of the useful work of a window of steps that its repeated work comes to."""
+    """Return the largest ratio of repeated to useful work in any window of steps."""
     useful, repeated = [0.0, *accumulate(useful_ms)], [0.0, *accumulate(repeated_ms)]
     width = min(WINDOW_STEPS, len(useful_ms))
     parts = (
