@@ -11,7 +11,8 @@ that share in the simulation. The same requests are simulated. Nothing is fitted
 Exit code 1 if a simulated P99 TTFT differs from the measured one by more than `--most-error`, or if a request fails.
 The column *bare* is the ratio without the corrections and without HTTP; `--uncalibrated` checks that ratio and must
 fail. Takes about nine minutes with 60 s per point. Run it on a quiet machine: other work slows only the measured side.
-The last column shows how many cores other work used; points with more than a tenth of a core are marked as disturbed."""
+The last column shows how many cores other work used; points with more than a tenth of a core are marked disturbed.
+"""
 
 import argparse
 import functools

@@ -1,8 +1,8 @@
 """Health check of the container: exit code 0 if the server accepts new requests, else 1 and one line.
 
-The port is TIERCEL_PORT, else VLLM_PORT, else 8000; TLS is used if TIERCEL_SSL_CERTFILE or VLLM_SSL_CERTFILE is set, and
-any certificate is accepted on loopback. Flags and tiercel.toml are not read: a server that gets its port or certificate
-from these, or that serves a Unix socket (`uds`), needs another health check.
+The port is TIERCEL_PORT, else VLLM_PORT, else 8000; TLS is used if TIERCEL_SSL_CERTFILE or VLLM_SSL_CERTFILE is set,
+and any certificate is accepted on loopback. Flags and tiercel.toml are not read: a server that gets its port or
+certificate from these, or that serves a Unix socket (`uds`), needs another health check.
 """
 
 import http.client
