@@ -102,7 +102,7 @@ class Generator:
             self.add(self.rng.uniform(0, span_s), 3, length, [self.fresh(length)])
 
     def long_contexts(self, count: int, span_s: float) -> None:
-        """Draw prompts as long as those of Mooncake's conversation trace (median 6.9k, mean 12k); a part is repeated."""
+        """Draw prompts as long as in Mooncake's conversation trace (median 6.9k, mean 12k); a part is repeated."""
         rng = self.rng
         known: list[tuple[int, int]] = []
         for at_s in sorted(rng.uniform(0, span_s) for _ in range(count)):
