@@ -1,12 +1,15 @@
 """The ASGI application: routes and layers put together."""
 
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from fastapi import Depends
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.responses import Response
 
 from tiercel import __version__
 from tiercel.errors import AdmissionError
@@ -38,7 +41,7 @@ def create_app(context: ServerContext) -> DocumentedApp:
         redoc_url=None,
         openapi_url="/openapi.json" if has_docs else None,
         middleware=_layers(context),
-        exception_handlers={AdmissionError: on_admission_error, HTTPException: on_http_error},
+        exception_handlers={AdmissionError: on_admission_error, HTTPException: _on_http_error},
         redirect_slashes=False,
     )
     pipeline, operations = GenerationPipeline(context), OperationsRoutes(context)
@@ -57,6 +60,15 @@ def create_app(context: ServerContext) -> DocumentedApp:
     app.include_router(UiRoutes(context).router())
     app.document([route for _, _, routes in families for route in routes])
     return app
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Answer a refusal by the framework. Its `Allow` header knows only one of the routes of a path."""
+    response = await on_http_error(request, error)
+    route, app = request.scope.get("route"), cast(DocumentedApp, request.app)
+    if "allow" in response.headers and isinstance(route, APIRoute):
+        response.headers["allow"] = ", ".join(app.methods(route.path)) or response.headers["allow"]
+    return response
 
 
 def _layers(context: ServerContext) -> list[Middleware]:

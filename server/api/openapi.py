@@ -26,6 +26,11 @@ class DocumentedApp(FastAPI):
         """Take over the contracts of routes that the application serves."""
         self.contracts = {(_documented_path(route.path), route.method.lower()): route.contract for route in routes}
 
+    def methods(self, path: str) -> list[str]:
+        """Return the methods of the documented routes with this path."""
+        documented = _documented_path(path)
+        return sorted(method.upper() for other, method in self.contracts if other == documented)
+
     def openapi(self) -> Document:
         """Return the document, which is made at the first call."""
         if self.openapi_schema is None:

@@ -217,6 +217,14 @@ def test_unknown_routes_and_methods_answer_in_the_same_shape(model_folder: Path)
     with_server(server_settings(model_folder), test)
 
 
+def test_the_allow_header_has_every_method_of_the_path(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        allowed = {path: (await server.http.delete(path)).headers["allow"] for path in ("/admin/config", "/ping", CHAT)}
+        assert allowed == {"/admin/config": "GET, PATCH", "/ping": "GET, POST", CHAT: "POST"}
+
+    with_server(server_settings(model_folder), test)
+
+
 def test_a_request_larger_than_the_kv_pool_is_refused_with_the_size_of_the_pool(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.post(TEXT, json=text_body([5] * 30, max_tokens=40))
