@@ -1,4 +1,4 @@
-"""Records by hand, texts without a tokenizer, and a stub server in a process of its own."""
+"""Builders for the load test: records, texts without a tokenizer, and a stub server in a process of its own."""
 
 import asyncio
 import subprocess
@@ -21,7 +21,7 @@ STUB = Path(__file__).with_name("stub_server.py")
 
 
 class WordCounter:
-    """One token a word."""
+    """Counts one token per word."""
 
     is_exact = True
     source = "words"
@@ -40,7 +40,7 @@ class Quiet:
         self.stages.append(text)
 
     def progress(self, progress: Progress) -> None:
-        """Not of interest."""
+        """Ignore the progress."""
 
 
 def texts() -> TextMaker:
@@ -59,7 +59,7 @@ def record(
     error: str | None = None,
     end_s: float | None = None,
 ) -> RequestRecord:
-    """A request whose last chunk is its end, one token a chunk, unless said otherwise."""
+    """Return a record; by default it ends with its last chunk and has one token per chunk."""
     return RequestRecord(
         index=0,
         tenant=tenant,
@@ -77,7 +77,7 @@ def record(
 
 @contextmanager
 def stub_server(*arguments: str) -> Iterator[str]:
-    """The URL of a fresh stub."""
+    """Run a new stub and yield its URL."""
     with subprocess.Popen([sys.executable, str(STUB), *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -87,11 +87,11 @@ def stub_server(*arguments: str) -> Iterator[str]:
 
 
 def log_of(url: str) -> list[dict[str, Any]]:
-    """What the stub was asked, with its true times."""
+    """Return the stub's log of requests with its own times."""
     return httpx.get(f"{url}/log", trust_env=False).json()
 
 
 def run(settings: BenchSettings, observer: Quiet | None = None) -> RunResult:
-    """A whole run, as the command does it."""
+    """Run a load test as the command does."""
     work = run_bench(settings, ["bench"], None, MonotonicClock(), "20260101-000000", observer or Quiet())
     return asyncio.run(work)

@@ -1,4 +1,4 @@
-"""A run that never was: three tenants of which one floods, readings of every metric, and each request."""
+"""An invented run: three tenants of which one floods, readings of every metric, and all requests."""
 
 import random
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ WEIGHTS = {"interactive": 3.0, "batch": 1.0, "nightly <reports>": 1.0}
 
 
 def example_run(*, seed: int = 7, slower: float = 1.0, num_requests: int = 300, is_detailed: bool = True) -> RunResult:
-    """A whole result. `slower` stretches every latency."""
+    """Return a complete result. `slower` is a factor on every latency."""
     draw = random.Random(seed)
     records = [_record(index, num_requests, draw, slower) for index in range(num_requests)]
     tenants = [_tenant(name, [record for record in records if record.tenant == name], draw) for name in WEIGHTS]
@@ -68,7 +68,7 @@ def example_run(*, seed: int = 7, slower: float = 1.0, num_requests: int = 300, 
 
 
 def one_tenant_run(*, seed: int = 3) -> RunResult:
-    """The plainest result: no tenants, no goals, no readings, no single requests."""
+    """Return a plain result without tenants, goals, readings and single requests."""
     whole = example_run(seed=seed, num_requests=60, is_detailed=False)
     (only, *_) = whole.tenants
     return msgspec.structs.replace(
@@ -107,7 +107,7 @@ def _tenant(name: str, records: Sequence[RequestRecord], draw: random.Random) ->
 
 
 def _sample(at_s: int, draw: random.Random) -> Sample:
-    """Series as a server with three tiers would export them."""
+    """Return a sample with the series of a server with three tiers."""
     label = '{model_name="small-model",engine="0"}'
     fill = min(1.0, at_s / 25)
     values = {

@@ -1,9 +1,8 @@
-"""An OpenAI server that answers as its prompts say: `first=100 gap=50 tokens=8 fail=close` (milliseconds).
+"""An OpenAI server whose answers are programmed by prompts: `first=100 gap=50 tokens=8 fail=close` (milliseconds).
 
-Run as a process; it prints its port. Every answer's true times are kept, and GET /log hands them out, so a test
-compares the client's figures with what really happened, whatever else the machine was doing. In every request the
-prompt's program wins over the defaults of the command line.
-"""
+Run as a process; it prints its port. GET /log returns the times at which it sent every answer, so that a test can
+compare the client's figures with them, independent of other load on the machine. The program of a prompt overrides the
+defaults of the command line."""
 
 import argparse
 import asyncio
@@ -26,7 +25,7 @@ vllm:time_to_first_token_seconds_sum 1.5
 
 
 class Stub:
-    """The answers, and what was asked."""
+    """Sends the answers and logs the requests."""
 
     def __init__(self, defaults: Mapping[str, str], features: frozenset[str]) -> None:
         self.defaults = dict(defaults)
@@ -112,7 +111,7 @@ class Stub:
     ) -> None:
         program = entry["program"]
         first_s, gap_s = float(program.get("first", "0")) / 1000, float(program.get("gap", "0")) / 1000
-        each = int(program.get("each", "1"))  # tokens a chunk
+        each = int(program.get("each", "1"))  # tokens per chunk
         usage = {
             "prompt_tokens": len(str(entry["body"].get("prompt", "")).split()) or 7,
             "completion_tokens": tokens,

@@ -1,8 +1,7 @@
-"""Whole runs against a server whose true times are known.
+"""Load tests against a stub server that logs its own times.
 
-A figure may differ from the truth by 2 %, and by what the client itself says that its event loop was late in this
-run: on a machine with nothing else to do that is nothing.
-"""
+A figure may differ from that log by 2 % plus the lateness of the event loop that the client reports for the run, which
+is close to zero on an idle machine."""
 
 import json
 import statistics
@@ -23,7 +22,7 @@ from tiercel.loadtest.settings import BenchSettings
 
 
 def _programs(folder: Path, *programs: str) -> str:
-    """A dataset file of prompts that program the stub."""
+    """Write a dataset of prompts that program the stub."""
     path = folder / "programs.jsonl"
     lines = [json.dumps({"prompt": program, "output_tokens": 100}) for program in programs]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -54,8 +53,8 @@ def _assert_figures(result: RunResult, metric: str, truths_ms: list[float]) -> N
         assert found_ms == pytest.approx(truth_ms, abs=_slack_ms(result, truth_ms)), f"{figure}_{metric}_ms"
 
 
-def test_every_figure_is_the_servers_own(tmp_path: Path) -> None:
-    """A run that other work on the machine has disturbed is made again; a wrong figure is wrong every time."""
+def test_figures_agree_with_the_times_of_the_server(tmp_path: Path) -> None:
+    """A run that other work on the machine has disturbed is repeated; a wrong figure would be wrong every time."""
     for _ in range(3):
         try:
             return check_every_figure(tmp_path)
@@ -110,7 +109,7 @@ def test_a_stall_shows_in_latency_from_the_due_time_and_hides_behind_the_send_ti
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_closed_loop_keeps_its_places_filled_and_never_more(tmp_path: Path, processes: str) -> None:
+def test_a_closed_loop_keeps_its_concurrency(tmp_path: Path, processes: str) -> None:
     with stub_server() as url:
         path = _programs(tmp_path, *["first=100 gap=50 tokens=3"] * 16)
         result = run(_settings(url, path, max_concurrency=4, client_processes=processes, save_detailed=True))
@@ -153,7 +152,7 @@ def test_nothing_is_sent_after_the_duration(tmp_path: Path) -> None:
     assert any("were not sent" in note for note in result.notes)
 
 
-def test_turns_are_asked_behind_what_was_said_and_after_a_pause() -> None:
+def test_a_turn_follows_the_earlier_turns_after_a_pause() -> None:
     with stub_server("--default", "first=50 gap=0 tokens=3") as url:
         flags = {"dataset_name": "multi_turn", "multi_turn_num_turns": 3, "multi_turn_think_sec": 0.1, "num_prompts": 2}
         result = run(_settings(url, None, backend="openai-chat", random_input_len=5, save_detailed=True, **flags))
@@ -254,12 +253,12 @@ def test_a_server_that_is_not_there_is_an_error_with_its_address() -> None:
         run(_settings("http://127.0.0.1:9", ready_check_timeout_sec=0.1))
 
 
-def test_a_server_that_refuses_everybody_is_an_error_with_its_words_at_once() -> None:
+def test_a_server_that_refuses_every_request_is_an_error_with_its_message_at_once() -> None:
     with stub_server() as url, pytest.raises(TiercelError, match=r"HTTP 404: no /nothing here"):
         run(_settings(url, endpoint="/nothing", ready_check_timeout_sec=600))
 
 
-def test_the_file_has_the_keys_that_load_test_users_know_and_reads_back(tmp_path: Path) -> None:
+def test_the_file_has_the_keys_of_other_load_tests_and_reads_back(tmp_path: Path) -> None:
     with stub_server("--default", "first=50 gap=50 tokens=3") as url:
         flags = {"num_prompts": 3, "random_input_len": 5, "save_detailed": True, "metadata": ["gpu=none"]}
         result = run(_settings(url, None, label="x", metric_percentiles="50,99.9", **flags))
@@ -296,7 +295,7 @@ def test_a_file_that_is_no_result_is_refused_by_name(tmp_path: Path) -> None:
             read_results(path)
 
 
-def test_the_stub_tells_true_times() -> None:
+def test_the_stub_logs_correct_times() -> None:
     with stub_server() as url:
         body = {"prompt": "first=100 gap=50 tokens=3", "max_tokens": 5, "stream": True}
         httpx.post(f"{url}/v1/completions", json=body, trust_env=False)

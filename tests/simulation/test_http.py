@@ -1,4 +1,4 @@
-"""The HTTP process of a simulation: requests and reports wait their turn, and its work delays clients and steps."""
+"""The HTTP process of a simulation: the order of its work, and the delay of clients and steps."""
 
 import random
 
@@ -72,7 +72,7 @@ def test_a_first_token_is_as_late_as_http_makes_it() -> None:
     assert real.by_tenant[A.name].ttft_s[0] == pytest.approx(bare.by_tenant[A.name].ttft_s[0] + 0.0055)
 
 
-def test_times_of_nothing_change_nothing() -> None:
+def test_zero_times_change_nothing() -> None:
     workload = requests(*(0.01 * number for number in range(50)))
     plain = Replay(SMALL, workload)
     plain.run()
@@ -97,7 +97,7 @@ def test_contention_makes_a_step_longer_by_what_it_takes_and_an_idle_machine_los
     assert shared.now_s > without.now_s
 
 
-def test_a_closed_loop_keeps_so_many_requests_going_and_ends_them_all() -> None:
+def test_a_closed_loop_keeps_its_concurrency_and_ends_all_requests() -> None:
     replay = Replay(replace(SMALL, concurrency=4), drawn(60))
     most = 0
     simulation = replay.simulation
@@ -115,7 +115,7 @@ def test_a_closed_loop_keeps_so_many_requests_going_and_ends_them_all() -> None:
     assert found.finished == found.requests == 60
 
 
-def test_a_closed_loop_begins_nothing_after_its_time() -> None:
+def test_a_closed_loop_sends_nothing_after_its_time() -> None:
     replay = play(replace(SMALL, concurrency=2), drawn(500), 0.5)
     tally = replay.simulation.tally
     assert 2 < tally.finished < 500

@@ -1,4 +1,4 @@
-"""A simulation is an engine: every request ends once, a seed says it all, tiers take time."""
+"""The simulation: every request ends once, results depend on the seed alone, tiers take time."""
 
 import random
 
@@ -112,7 +112,7 @@ def test_an_h200_decodes_faster_than_the_default_machine() -> None:
 
 
 def crowd(requests_of_a: int, prompt: int) -> Workload:
-    """One tenant fills the rows; then a hundred others come, one request each."""
+    """Return a workload in which one tenant fills the rows before a hundred others send one request each."""
     others = [TenantShare(name=TenantId(f"other-{number}")) for number in range(100)]
     requests = [SimRequest(0.0, A.name, (PromptPart(number + 1, prompt),), 4) for number in range(requests_of_a)]
     requests += [

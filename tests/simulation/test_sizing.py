@@ -1,4 +1,4 @@
-"""The planner's arithmetic against the worked example of arXiv 2405.08944: Yi-34B-200K on one A100-80G."""
+"""The arithmetic of sizing compared with the worked example of arXiv 2405.08944: Yi-34B-200K on one A100-80G."""
 
 from dataclasses import replace
 
@@ -25,7 +25,9 @@ from tiercel.units import GIB
 
 A100, H200, CPU = DEVICES["A100-80G"], DEVICES["H200"], DEVICES["cpu"]
 YI_34B = ModelShape(34 * 10**9, 34 * 10**9, layers=60, kv_heads=8, head_dim=128, attention_width=7168, itemsize=2)
-FITTED = replace(YI_34B, attention_width=4096)  # not the model's: the width with which the paper's prefill times agree
+FITTED = replace(
+    YI_34B, attention_width=4096
+)  # not that of the model, but the width that gives the paper's prefill times
 LLAMA_8B = ModelShape(8_030_261_248, 8_030_261_248, 32, 8, 128, attention_width=4096, itemsize=2)
 
 
@@ -39,7 +41,7 @@ def test_the_kv_of_the_example_is_the_papers() -> None:
 def test_prefill_of_the_example_agrees_with_the_paper_at_a_fitted_width_alone() -> None:
     assert prefill_s(FITTED, A100, 4000) == pytest.approx(0.89, rel=0.03)
     assert prefill_s(FITTED, A100, 50_000) == pytest.approx(14.1, rel=0.06)
-    assert prefill_s(YI_34B, A100, 4000) == pytest.approx(0.89, rel=0.03)  # the quadratic term is small yet
+    assert prefill_s(YI_34B, A100, 4000) == pytest.approx(0.89, rel=0.03)  # the quadratic term is still small
     assert prefill_s(YI_34B, A100, 50_000) > 1.25 * 14.1
 
 

@@ -1,4 +1,4 @@
-"""How long an urgent request waits for the machine, in virtual time: one nano-batch, whatever a step could hold."""
+"""The wait of an urgent request in virtual time: one nano-batch, regardless of the size of steps."""
 
 from collections.abc import Iterable
 from itertools import count
@@ -22,9 +22,9 @@ PERSON = TenantShare(name=TenantId("person"), band=1, slo=Slo(ttft_s=0.5))
 PROMPT = 4096
 GOAL_MS = 200.0
 BOUND = 1.2  # nano-batches, from the arrival to the first slice
-# 2,048 tokens take 2 s; those that end within the goal are less than 3 % dearer, behind any context.
+# 2,048 tokens take 2 s; steps within the goal cost less than 3 % more, with any context.
 SLOW = linear_times(base_ms=2.0, prefill_ms=1.0, decode_ms=1.0, context_ms=0.0005)
-# 2,048 tokens take 8 s. Per token only steps of 0.9 to 1.2 s, depending on the context, are no more than 3 % dearer.
+# 2,048 tokens take 8 s. Only steps of 0.9 to 1.2 s, depending on the context, cost at most 3 % more per token.
 DEAR = linear_times(base_ms=30.0, prefill_ms=4.0, decode_ms=4.0, context_ms=0.002)
 
 
@@ -37,7 +37,7 @@ class Ran(NamedTuple):
 
 
 class WatchedMachine:
-    """The simulated machine, and when it computed what."""
+    """The simulated machine, with a log of its nano-batches."""
 
     def __init__(self, machine: CostMachine, clock: ManualClock) -> None:
         self.ran: list[Ran] = []
@@ -57,18 +57,18 @@ class WatchedMachine:
         self._machine.forget(seqs)
 
     def begun(self, seq: SeqId) -> float:
-        """When the first slice of a sequence began to be computed."""
+        """Return the time at which the first slice of a sequence began."""
         return next(one.start_s for one in self.ran if seq in one.seqs)
 
     def running(self, at_s: float) -> Ran:
-        """What was computed then."""
+        """Return the nano-batch that was running at a time."""
         return next(one for one in self.ran if one.start_s <= at_s < one.end_s)
 
 
 class Waits(NamedTuple):
-    """What the arrivals of one run saw."""
+    """The waits of the arrivals of one run."""
 
-    in_nano_batches: list[float]  # each over the nano-batch that ran when the request arrived
+    in_nano_batches: list[float]  # each divided by the time of the nano-batch that ran at the arrival
     seconds: list[float]
     tokens_per_s: float  # of prompts
 
@@ -76,7 +76,7 @@ class Waits(NamedTuple):
 def wait_for_slices(
     times: StepTimes, *, yields: bool, policy: PolicyName = "fair", step_tokens: int = 2048, arrivals: int = 60
 ) -> Waits:
-    """Keep four prompts under way and let a person ask at ever other phases of what runs."""
+    """Keep four prompts running and send short requests at varying phases of the running step."""
     settings = SimSettings(
         times=times,
         policy=policy,
@@ -100,10 +100,10 @@ def wait_for_slices(
         while asked[BUSY.name].submitted - asked[BUSY.name].finished < 4:
             simulation.submit(SimRequest(simulation.now_s, BUSY.name, (PromptPart(next(sources), PROMPT),), 1))
             tokens += PROMPT
-        while next_s <= simulation.now_s:  # mail is read between two steps only
+        while next_s <= simulation.now_s:  # mail is read between steps only
             seq = simulation.submit(SimRequest(next_s, PERSON.name, (PromptPart(next(sources), 32),), 1))
             arrival_by_seq[seq] = next_s
-            next_s += 4.0 + 0.0917 * (len(arrival_by_seq) % 23)  # each at another phase
+            next_s += 4.0 + 0.0917 * (len(arrival_by_seq) % 23)  # at varying phases
         simulation.step()
     simulation.loop.check_integrity()
     found = [(at_s, machine.begun(seq) - at_s) for seq, at_s in list(arrival_by_seq.items())[:arrivals]]

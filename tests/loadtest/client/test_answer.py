@@ -1,4 +1,4 @@
-"""Answers fed piece by piece with known times."""
+"""Answers that arrive piece by piece at known times."""
 
 from tiercel.loadtest.client.answer import Answer
 
@@ -38,7 +38,7 @@ def test_a_null_error_is_none() -> None:
     assert answer.error is None
 
 
-def test_a_stream_without_its_end_has_failed() -> None:
+def test_a_stream_that_ends_early_has_failed() -> None:
     answer = Answer(is_stream=True)
     answer.take(1.0, _event("a"))
     answer.finish()

@@ -1,4 +1,4 @@
-"""When the client says that it is the bottleneck itself."""
+"""The conditions under which the client is saturated."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Responses cut anywhere on their way, and connections that may not be used again."""
+"""Responses in pieces of any size, and connections that must not be used again."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class _Wire(asyncio.Transport):
 
 
 class _Received:
-    """What a connection made of the bytes that it was fed."""
+    """The pieces of a response that a connection handed on."""
 
     def __init__(self, pieces: Sequence[bytes], *, is_closed: bool = False) -> None:
         self.pieces: list[tuple[float, bytes]] = []
@@ -61,7 +61,7 @@ def _cut(text: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, len(CHUNKED)])
-def test_a_chunked_body_is_whole_however_it_is_cut(size: int) -> None:
+def test_a_chunked_body_is_whole_in_pieces_of_any_size(size: int) -> None:
     found = _Received(_cut(CHUNKED, size))
     assert found.text == b"hello world"
     assert len(found.idle) == 1, "the connection can be used again"
@@ -100,6 +100,6 @@ def test_a_broken_response_is_a_fault(broken: bytes) -> None:
         _Received([broken])
 
 
-def test_a_head_without_end_is_a_fault() -> None:
+def test_a_head_that_is_too_long_is_a_fault() -> None:
     with pytest.raises(ProtocolFault, match="longer than"):
         _Received([b"HTTP/1.1 200 OK\r\nX: ", *[b"x" * 65_536] * 5])

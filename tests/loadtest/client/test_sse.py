@@ -1,4 +1,4 @@
-"""Events cut anywhere on their way, and the text and errors in them."""
+"""Events in pieces of any size, and the text and errors in them."""
 
 import pytest
 
@@ -8,13 +8,13 @@ EVENTS = b': hi\n\ndata: {"a":1}\n\ndata: two\r\ndata: lines\r\n\r\nevent: x\nda
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, len(EVENTS)])
-def test_events_are_whole_however_they_are_cut(size: int) -> None:
+def test_events_are_whole_in_pieces_of_any_size(size: int) -> None:
     reader = EventReader()
     found = [event for at in range(0, len(EVENTS), size) for event in reader.feed(EVENTS[at : at + size])]
     assert found == [b'{"a":1}', b"two\nlines", b"[DONE]"]
 
 
-def test_text_is_found_wherever_an_api_puts_it() -> None:
+def test_text_is_found_in_every_known_field() -> None:
     texts = [
         b'{"choices":[{"text":"a"}]}',
         b'{"choices":[{"delta":{"content":"a"}}]}',
@@ -38,5 +38,5 @@ def test_text_is_found_wherever_an_api_puts_it() -> None:
         (b"\xff", "\N{REPLACEMENT CHARACTER}"),
     ],
 )
-def test_the_words_of_an_error_are_found_in_any_wrapping(body: bytes, words: str) -> None:
+def test_the_message_of_an_error_is_found_in_every_known_format(body: bytes, words: str) -> None:
     assert error_message(body) == words

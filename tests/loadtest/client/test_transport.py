@@ -18,7 +18,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 @contextlib.asynccontextmanager
 async def _client_of(serve: Serve) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
-    """A client with our transport, and the URL of a server that does what `serve` says."""
+    """Yield a client with our transport, and the URL of a server that runs `serve`."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     transport = Http1Transport(MonotonicClock(), connect_s=5, verify=tls_context(verify=True))
     async with server:
@@ -30,7 +30,7 @@ async def _client_of(serve: Serve) -> AsyncIterator[tuple[httpx.AsyncClient, str
 
 
 def _ask(serve: Serve, times: int = 1) -> list[bytes]:
-    """The bodies of requests sent one after another over one transport."""
+    """Send requests one after another over one transport and return the bodies."""
 
     async def ask() -> list[bytes]:
         found: list[bytes] = []
@@ -67,7 +67,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced() -> None:
     assert _ask(serve, 3) == [b"ok"] * 3
 
 
-def test_a_body_without_a_length_ends_with_the_connection_and_interim_answers_are_passed_over() -> None:
+def test_a_body_without_a_length_ends_with_the_connection_and_interim_responses_are_skipped() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1000)
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\n\r\nall ")
@@ -99,7 +99,7 @@ def test_a_broken_response_is_an_error_that_says_how(said: bytes, words: str) ->
         _ask(serve)
 
 
-def test_pieces_are_stamped_when_they_arrive_also_before_anybody_listens() -> None:
+def test_pieces_are_stamped_when_they_arrive_even_without_a_listener() -> None:
     stamps: list[tuple[float, bytes]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -116,7 +116,7 @@ def test_pieces_are_stamped_when_they_arrive_also_before_anybody_listens() -> No
     async def listen() -> None:
         async with _client_of(serve) as (client, url):
             response = await client.send(httpx.Request("POST", url, content=b"x"), stream=True)
-            await asyncio.sleep(0.15)  # busy elsewhere: a and b are there already
+            await asyncio.sleep(0.15)  # nobody listens meanwhile: a and b have arrived
             body = response.extensions[BODY]
             assert isinstance(body, ArrivingBody)
             body.listen(lambda at_s, piece: stamps.append((at_s, piece)))

@@ -1,4 +1,4 @@
-"""Due times: their mean, their spread, their sum, and that a seed says it all."""
+"""Due times: mean, spread, sum, and dependence on the seed alone."""
 
 import random
 import statistics
@@ -37,7 +37,7 @@ def test_gaps_have_the_mean_of_the_rate_and_the_spread_of_the_process(settings: 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_total_time_is_what_the_rate_promises_for_every_seed(seed: int) -> None:
+def test_the_total_time_follows_from_the_rate_for_every_seed(seed: int) -> None:
     assert _times(ArrivalSettings(process="poisson", rate=RATE), 50, seed)[-1] == pytest.approx(50 / RATE)
 
 

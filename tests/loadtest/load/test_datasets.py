@@ -1,4 +1,4 @@
-"""Every dataset: the lengths it promises, the filters it knows, and the same again from the same seed."""
+"""The datasets: lengths, filters, and the same prompts for the same seed."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def _words(conversation: Conversation, turn: int = 0) -> list[str]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """A small file for each dataset that needs one."""
+    """Write a small file for each dataset that needs one."""
     said = [
         {"conversations": [{"from": "human", "value": "one two three four five six"}, {"value": "a b c d e"}]},
         {"conversations": [{"value": "too short"}, {"value": "a b c d e"}]},

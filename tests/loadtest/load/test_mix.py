@@ -1,4 +1,4 @@
-"""The tenants file: what it may say, and what is said about it when it is wrong."""
+"""The tenants file and its errors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Request lists: what is drawn, what is written, and which line is wrong."""
+"""Request lists: drawing, writing, reading, and errors that name the line."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Texts of a wanted length, whoever counts."""
+"""Texts of a wanted length with every kind of counter."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fairness of runs that are small enough to reckon by hand."""
+"""Fairness of runs that are small enough to check by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Figures of requests whose times are known."""
+"""Latencies and figures of requests with known times."""
 
 import random
 

@@ -15,7 +15,7 @@ from tiercel.loadtest.settings import BenchSettings
 
 
 def server_of(capacity: float) -> Callable[[float], Point]:
-    """A server that answers all requests well up to its capacity, and beyond it fewer and fewer."""
+    """Return the measurement of a server whose good share falls beyond its capacity."""
 
     def measure(rate: float) -> Point:
         share = 1.0 if rate <= capacity else max(0.0, 1 - 2 * (rate / capacity - 1))
@@ -116,7 +116,7 @@ def test_flags_that_make_no_sense_in_a_sweep_are_not_there(flag: str, capsys: py
         SearchPlan(wanted_share=1.5),
     ],
 )
-def test_plans_that_lead_nowhere_are_refused(plan: SearchPlan) -> None:
+def test_plans_that_make_no_sense_are_refused(plan: SearchPlan) -> None:
     with pytest.raises(ConfigError):
         plan.check()
 
