@@ -4,7 +4,7 @@
 
 One daemon serves streams in short turns: on, off, off, on and so on; eight turns are a pair. Two daemons side by side
 would differ by some per cent because of the placement of their memory. A signal to both processes switches. On: every
-request is traced to a collector on loopback, 64 traces per export, and /metrics is scraped after every 5 s. Off: the
+request is traced to a collector on loopback, and /metrics is scraped after every 5 s. Off: the
 counting methods are replaced by empty ones, no trace is begun, and the engine reports no tier, route or tenant. Both
 halves of a pair have the same prompts, and each turn has a cache of its own (`cache_salt`). The CPU time of a turn is
 read after its last export; remaining traces are exported at the end of the pair. After each turn the benchmark checks
