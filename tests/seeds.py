@@ -1,10 +1,10 @@
-"""Seeds that no run has seen: a random walk takes them beside its fixed ones; test names show them."""
+"""New seeds for every run: random walks use them beside their fixed seeds. The names of the tests show them."""
 
 import os
 import random
 
 
 def fresh_seeds(count: int) -> list[int]:
-    """Return so many seeds, other ones in every run. All workers of one run of pytest-xdist draw the same."""
+    """Return `count` seeds that differ in every run. All workers of one run of pytest-xdist get the same seeds."""
     rng = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
     return [rng.randrange(1 << 31) for _ in range(count)]

@@ -1,6 +1,6 @@
-"""Hundreds of preemptions in every mode, with prefixes from every tier: no token is lost or changed.
+"""Hundreds of preemptions in every mode, with prefixes from every tier, lose and change no token.
 
-`make test-long` does the same ten thousand times, and so does `benchmarks/preemptions.py`, which says how they went.
+`make test-long` runs ten thousand preemptions, and so does `benchmarks/preemptions.py`, which also reports times.
 """
 
 from collections.abc import Callable

@@ -6,10 +6,12 @@ nothing is kept for anybody.
 """
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Client
+from tests.seeds import fresh_seeds
 from tiercel.clock import ManualClock
 from tiercel.device.sim import SimMachine, expected_outputs
 from tiercel.device.sim_mover import SimMover, SimRates
@@ -299,20 +301,18 @@ def walk(seed: int) -> None:
     one.assert_all_right()
 
 
-def some_slow(count: int, fast: int) -> list[object]:
-    """Return the numbers below `count`; those from `fast` on run with `make test-slow` only."""
-    return [*range(fast), *(pytest.param(number, marks=pytest.mark.slow) for number in range(fast, count))]
+def some_slow(seeds: Sequence[int], fast: int) -> list[object]:
+    """Return the seeds; those behind the first `fast` run with `make test-slow` only."""
+    return [*seeds[:fast], *(pytest.param(seed, marks=pytest.mark.slow) for seed in seeds[fast:])]
 
 
-@pytest.mark.parametrize("seed", some_slow(30, fast=10))
+@pytest.mark.parametrize("seed", some_slow(range(30), fast=10))
 def test_every_request_ends_right_and_every_quota_holds_in_a_hostile_walk(seed: int) -> None:
     walk(seed)
 
 
-@pytest.mark.parametrize("number", some_slow(20, fast=6))
-def test_a_hostile_walk_that_nobody_has_tried(number: int) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")  # pytest shows it when the walk fails
+@pytest.mark.parametrize("seed", some_slow(fresh_seeds(20), fast=6))
+def test_a_new_hostile_walk(seed: int) -> None:
     walk(seed)
 
 

@@ -5,7 +5,7 @@ import pytest
 from tiercel.scheduler.aging import AgingShare
 
 
-def test_the_aging_share_is_its_part_of_all_service() -> None:
+def test_aged_service_is_the_aging_share_of_all_service() -> None:
     aging = AgingShare(10.0)
     aged_ms = 0.0
     for _ in range(10_000):
@@ -27,4 +27,4 @@ def test_unused_aging_is_not_saved_up() -> None:
     aging.add(0.0, 1e6)
     for _ in range(401):
         aging.add(10.0, 0.0)
-    assert aging.is_due, "what was served beyond what is lent delays nobody else"
+    assert aging.is_due, "service beyond the debt limit delays no other sequence"

@@ -1,4 +1,4 @@
-"""What the book makes of what happens to those it holds: other tenants, slices, preemptions."""
+"""The book of sequences: changes of tenants, places in the queue, preemptions."""
 
 from tests.scheduler.planner_bench import BLOCK, CountingCache, PlannerBench, victims
 from tiercel.ids import SeqId, TenantId
@@ -25,10 +25,10 @@ def set_tenants(bench: PlannerBench, tenants: Tenants) -> None:
         pass
 
 
-# tenants that change
+# ---- changes of tenants
 
 
-def test_new_bands_and_goals_hold_for_those_that_wait_and_run() -> None:
+def test_new_bands_and_goals_apply_to_waiting_and_running_sequences() -> None:
     bench = PlannerBench(seqs=2, policy=open_policy("fair"))
     set_tenants(bench, tenants(1))
     for seq, tenant in ((1, A), (2, B), (3, A), (4, B)):
@@ -44,7 +44,7 @@ def test_new_bands_and_goals_hold_for_those_that_wait_and_run() -> None:
     assert victims(bench.launch()) == (2,), "the row goes to the higher band"
 
 
-def test_who_asked_for_a_later_band_stays_there_unless_the_first_one_is_behind_it() -> None:
+def test_a_sequence_in_a_lower_band_stays_there_unless_the_first_band_is_below_it() -> None:
     bench = PlannerBench(policy=open_policy("priority"))
     set_tenants(bench, tenants(1))
     bench.submit(1, 3, band=4, tenant=A)
@@ -52,13 +52,13 @@ def test_who_asked_for_a_later_band_stays_there_unless_the_first_one_is_behind_i
         set_tenants(bench, tenants(first))
         assert bench.book[SeqId(1)].band == band
     set_tenants(bench, Tenants(2, ()))
-    assert bench.book[SeqId(1)].band == 2, "its tenant has left: it goes on as it is"
+    assert bench.book[SeqId(1)].band == 2, "a sequence of a removed tenant goes on as it is"
 
 
-# what is left to do
+# ---- places in the queue
 
 
-def test_a_prompt_under_way_is_placed_by_what_is_left_of_it() -> None:
+def test_a_running_prompt_is_queued_by_its_remaining_work() -> None:
     bench = PlannerBench(tokens=16, policy=open_policy("fair"))
     bench.submit(1, 160)
     queue, costs = bench.book.policy.queue, bench.book.policy.costs
@@ -68,14 +68,14 @@ def test_a_prompt_under_way_is_placed_by_what_is_left_of_it() -> None:
 
 
 class LowerTier(CountingCache):
-    """Every full block has a copy below."""
+    """A cache in which every full block has a copy in DDR."""
 
     def blocks_below(self, seq: SeqId) -> tuple[int, int, int]:
         return 0, self.num_blocks(seq) - 1, 0
 
 
 def preempted(mode: PreemptionMode) -> PlannerBench:
-    """Sequence 1 has given way for a higher band with 14 tokens computed."""
+    """Return a bench whose sequence 1 was preempted for a higher band, with 14 computed tokens."""
     bench = PlannerBench(seqs=1, policy=open_policy("fair"))
     bench.cache = LowerTier(100)
     bench.planner = Planner(bench.book, bench.planner.limits, SwapChooser(mode, Rates))
@@ -87,14 +87,14 @@ def preempted(mode: PreemptionMode) -> PlannerBench:
     return bench
 
 
-def test_a_victim_is_placed_by_what_it_must_compute_again() -> None:
+def test_a_victim_is_queued_by_the_tokens_that_it_must_compute_again() -> None:
     costs = open_policy("fair").costs
     swapped, dropped = preempted("swap"), preempted("recompute")
     assert swapped.book.policy.queue[SeqId(1)].work_s == costs.recompute_ms(15 - 3 * BLOCK, 3 * BLOCK) / 1e3
     assert dropped.book.policy.queue[SeqId(1)].work_s == costs.recompute_ms(15, 0) / 1e3
 
 
-def test_what_was_kept_counts_until_it_is_launched_again() -> None:
+def test_kept_tokens_count_until_the_next_launch() -> None:
     bench = preempted("swap")
     bench.book.finish(SeqId(2), FinishReason.ABORT, 0.0)
     bench.cache.release(SeqId(2))
@@ -102,7 +102,7 @@ def test_what_was_kept_counts_until_it_is_launched_again() -> None:
     assert bench.book[SeqId(1)].cached_tokens == 0
 
 
-def test_steps_of_prompts_alone_tell_what_prompts_cost() -> None:
+def test_only_steps_of_prompts_correct_the_cost_of_prompts() -> None:
     bench = PlannerBench(seqs=8, tokens=128, blocks=200, policy=open_policy("fcfs"))
     costs = bench.book.policy.costs
     bench.submit(1, 128)
@@ -110,7 +110,7 @@ def test_steps_of_prompts_alone_tell_what_prompts_cost() -> None:
     bench.book.settle(1e-3 * 2 * costs.prompt_ms(128, 0), 0.0)
     corrected = costs.prompt_scale
     assert corrected > 1
-    for _ in range(3):  # decodes, slow ones, and then a prompt beside them
+    for _ in range(3):  # slow decodes, then a prompt beside them
         bench.step()
         bench.book.settle(1.0, 0.0)
     bench.submit(2, 100)
@@ -119,10 +119,10 @@ def test_steps_of_prompts_alone_tell_what_prompts_cost() -> None:
     assert costs.prompt_scale == corrected
 
 
-# who pays
+# ---- charges
 
 
-def test_what_growth_throws_away_is_paid_by_who_grew() -> None:
+def test_a_preemption_for_growth_is_paid_by_the_growing_sequence() -> None:
     bench = PlannerBench(blocks=6, tokens=64, policy=open_policy("fair"))
     bench.submit(1, 7, tenant=A)
     bench.submit(2, 6, tenant=B)

@@ -1,4 +1,4 @@
-"""Step times: between, beyond and below what was measured; correction; who pays what."""
+"""Predicted step times: inside and outside the table, corrections, and the division among payers."""
 
 import random
 
@@ -14,7 +14,7 @@ AXES = ((0, 64, 512), (0, 4, 32), (0, 1000, 20_000))
 
 
 def measured(seed: int = 0) -> StepTimes:
-    """A machine with noise: some larger steps were measured faster than smaller ones."""
+    """Return a noisy table, in which some larger steps are faster than smaller ones."""
     rng = random.Random(seed)
     ms = [
         (3 + max(0.5 * decodes, 0.1 * prefill) + 0.05 * prefill + 1e-4 * context + 1e-7 * prefill * context)
@@ -54,7 +54,7 @@ def test_a_linear_machine_is_predicted_exactly_inside_and_beyond() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["axis", "size", "order", "value"])
-def test_a_table_that_is_no_grid_is_refused(wrong: str) -> None:
+def test_a_table_that_is_not_a_grid_is_refused(wrong: str) -> None:
     times = measured()
     broken = {
         "axis": {"prefill_tokens": (1, 64, 512)},
@@ -66,7 +66,7 @@ def test_a_table_that_is_no_grid_is_refused(wrong: str) -> None:
         StepCosts(msgspec.structs.replace(times, **broken))
 
 
-def test_the_factor_follows_what_was_measured() -> None:
+def test_the_factor_follows_measured_times() -> None:
     costs = StepCosts(linear_times())
     for _ in range(100):
         costs.correct(costs.predict_ms(100, 4, 1000), 3 * StepCosts(linear_times()).predict_ms(100, 4, 1000))
@@ -82,10 +82,10 @@ def test_prompts_have_a_factor_of_their_own() -> None:
     assert costs.prompt_ms(512, 1024) == pytest.approx(table_ms / 2, rel=0.01)
     before = costs.prompt_scale
     costs.correct_prompts(512, 1024, 0.0)
-    assert costs.prompt_scale == before, "a void step says nothing"
+    assert costs.prompt_scale == before, "a void step changes nothing"
 
 
-def test_the_factor_is_bounded_and_shrugs_at_one_pause() -> None:
+def test_the_factor_is_bounded_and_a_pause_changes_it_little() -> None:
     costs = StepCosts(linear_times(), alpha=0.1, max_scale=8.0)
     costs.correct(10.0, 60_000.0)
     assert costs.scale == pytest.approx(1.3)
@@ -107,7 +107,7 @@ def test_the_factor_is_bounded_and_shrugs_at_one_pause() -> None:
     decodes=st.integers(0, 50),
     context=st.integers(0, 50_000),
 )
-def test_the_max_prefill_keeps_the_goal_and_one_token_more_would_not(
+def test_the_maximum_prefill_keeps_the_goal_and_one_more_token_does_not(
     seed: int, goal_ms: float, prompt: int, decodes: int, context: int
 ) -> None:
     costs = StepCosts(measured(seed), margin=1.0)
@@ -117,14 +117,14 @@ def test_the_max_prefill_keeps_the_goal_and_one_token_more_would_not(
     assert costs.step_ms(tokens + 1, prompt, decodes, context) > goal_ms - 1e-6
 
 
-def test_a_margin_leaves_room_for_predictions_that_come_out_short() -> None:
+def test_the_margin_lowers_the_maximum_prefill() -> None:
     costs = StepCosts(linear_times(5.0, 0.1, 0.0, 0.0), margin=1.25)
     assert costs.max_prefill(25.0, 0, 1, 0) == 150
 
 
 @example(seed=0, most=121, context=0, loss=0.0)
 @given(seed=st.integers(0, 5), most=st.integers(1, 2000), context=st.integers(0, 50_000), loss=st.floats(0, 0.5))
-def test_the_fewest_tokens_cost_little_more_each_than_those_of_a_full_step(
+def test_the_minimum_prefill_costs_little_more_per_token_than_a_full_step(
     seed: int, most: int, context: int, loss: float
 ) -> None:
     costs = StepCosts(measured(seed))
@@ -133,7 +133,7 @@ def test_the_fewest_tokens_cost_little_more_each_than_those_of_a_full_step(
     assert costs.step_ms(least, context, 0, 0) / least <= (1 + loss) * costs.step_ms(most, context, 0, 0) / most + 1e-9
 
 
-def test_the_fewest_tokens_are_those_over_which_what_any_step_costs_is_spread() -> None:
+def test_the_minimum_prefill_spreads_the_fixed_cost_of_a_step() -> None:
     costs = StepCosts(linear_times(base_ms=8.0, prefill_ms=1.0))
     assert costs.min_prefill(2048, 0, 0.0) == 2048
     assert costs.min_prefill(2048, 0, 0.05) == 148  # (8 + 148) / 148 = 1.05 * (8 + 2048) / 2048
@@ -147,15 +147,15 @@ def test_shares_add_up_to_the_prediction() -> None:
         pieces += [BilledSlice(rng.choice("abc"), rng.randint(1, 300), rng.randrange(2000), False) for _ in range(3)]
         decodes = sum(piece.is_decode for piece in pieces)
         tokens = sum(piece.tokens for piece in pieces if not piece.is_decode)
-        ours = sum(piece.context for piece in pieces if not piece.is_decode)
-        theirs = sum(piece.context for piece in pieces if piece.is_decode)
+        prompt_context = sum(piece.context for piece in pieces if not piece.is_decode)
+        decode_context = sum(piece.context for piece in pieces if piece.is_decode)
         shares = costs.share_ms(pieces)
-        assert sum(shares.values()) == pytest.approx(costs.step_ms(tokens, ours, decodes, theirs))
+        assert sum(shares.values()) == pytest.approx(costs.step_ms(tokens, prompt_context, decodes, decode_context))
         assert all(share >= 0 for share in shares.values())
     assert costs.share_ms([]) == {}
 
 
-def test_who_asks_for_more_pays_more() -> None:
+def test_longer_contexts_and_more_tokens_cost_more() -> None:
     costs = StepCosts(linear_times())
     shares = costs.share_ms(
         [BilledSlice("short", 1, 100, True), BilledSlice("long", 1, 50_000, True), BilledSlice("new", 500, 0, False)]
@@ -163,7 +163,7 @@ def test_who_asks_for_more_pays_more() -> None:
     assert shares["short"] < shares["long"] < shares["new"]
 
 
-def test_computing_anew_is_cheaper_behind_a_cached_prefix() -> None:
+def test_recomputing_is_cheaper_behind_a_cached_prefix() -> None:
     costs = StepCosts(measured(1))
     assert costs.recompute_ms(0) == 0.0
     assert costs.recompute_ms(100, 400) < costs.recompute_ms(500)

@@ -7,10 +7,10 @@ from tiercel.errors import InvariantError
 from tiercel.scheduler.fairness_limits import FairLimits, fair_limits
 from tiercel.scheduler.policy import open_policy
 
-# refill
+# ---- refill
 
 
-def test_a_refill_waits_for_everybody_who_could_run() -> None:
+def test_a_refill_waits_until_every_dispatchable_account_has_spent_its_deficit() -> None:
     book = book_with(A, B)
     book.refill(0.0)
     book.charge({A: 45.0}, 0.0)
@@ -21,7 +21,7 @@ def test_a_refill_waits_for_everybody_who_could_run() -> None:
     assert (deficit(book, A), deficit(book, B)) == (35.0, 40.0)
 
 
-def test_work_that_cannot_run_does_not_hold_up_a_refill() -> None:
+def test_work_that_is_not_dispatchable_does_not_delay_a_refill() -> None:
     book = book_with(A, B)
     book.refill(0.0)
     book.wait(B, 1, 0, 0.0)
@@ -31,7 +31,7 @@ def test_work_that_cannot_run_does_not_hold_up_a_refill() -> None:
     assert deficit(book, B) == 40.0, "capped at its weight times the quantum"
 
 
-def test_who_only_runs_gets_quanta_too() -> None:
+def test_an_account_without_waiting_work_gets_quanta_too() -> None:
     book = book_with(A)
     book.run(B, 1, 0.0)
     book.charge({B: 15.0}, 0.0)
@@ -39,7 +39,7 @@ def test_who_only_runs_gets_quanta_too() -> None:
     assert deficit(book, B) == 25.0
 
 
-def test_a_deep_debt_takes_many_quanta_at_once() -> None:
+def test_a_deep_debt_is_refilled_with_several_quanta_at_once() -> None:
     book = book_with(A, B, weights={"a": 1, "b": 2})
     book.charge({A: 100.0, B: 300.0}, 0.0)
     book.refill(0.0)
@@ -47,7 +47,7 @@ def test_a_deep_debt_takes_many_quanta_at_once() -> None:
     assert book.num_refills == 1
 
 
-def test_a_band_refills_although_a_lower_one_starves_with_credit() -> None:
+def test_a_band_is_refilled_while_a_lower_band_has_deficit_left() -> None:
     book = book_with(A, LOW)
     book.refill(0.0)
     book.charge({A: 50.0}, 0.0)
@@ -56,10 +56,10 @@ def test_a_band_refills_although_a_lower_one_starves_with_credit() -> None:
     assert deficit(book, LOW) == 40.0
 
 
-# credit and debt
+# ---- deficit and debt
 
 
-def test_credit_is_lost_and_debt_kept_over_an_idle_time() -> None:
+def test_an_idle_account_loses_its_deficit_and_keeps_its_debt() -> None:
     book = book_with(A, B, C)
     book.refill(0.0)
     book.charge({B: 50.0}, 0.0)
@@ -69,7 +69,7 @@ def test_credit_is_lost_and_debt_kept_over_an_idle_time() -> None:
     assert (deficit(book, A), deficit(book, B)) == (0.0, -10.0)
 
 
-def test_going_from_the_queue_to_a_row_is_no_idle_time() -> None:
+def test_an_account_whose_last_waiting_sequence_begins_to_run_is_not_idle() -> None:
     book = book_with(A)
     book.refill(0.0)
     book.wait(A, 0, 0, 5.0)
@@ -77,11 +77,11 @@ def test_going_from_the_queue_to_a_row_is_no_idle_time() -> None:
     assert deficit(book, A) == 40.0
 
 
-def test_a_debt_is_clamped_only_while_nobody_else_could_use_the_machine() -> None:
+def test_a_debt_is_limited_only_while_no_other_account_could_use_the_machine() -> None:
     book = book_with(A)
     book.charge({A: 500.0}, 0.0)
     assert deficit(book, A) == -20.0
-    book.wait(B, 1, 0, 0.0)  # waits, but for something else: at its quota, that may be for ever
+    book.wait(B, 1, 0, 0.0)  # waits without being dispatchable, for example at its quota
     book.charge({A: 500.0}, 0.0)
     assert deficit(book, A) == -20.0
     book.wait(B, 1, 1, 0.0)
@@ -104,7 +104,7 @@ def test_measured_time_corrects_the_prediction() -> None:
     assert deficit(book, A) == 27.0, "a pause of the machine is charged as one longest step"
 
 
-def test_new_weights_keep_everybodys_place() -> None:
+def test_accounts_keep_their_deficit_per_weight_under_new_weights() -> None:
     book = book_with(A, B)
     book.refill(0.0)
     book.charge({A: 60.0}, 0.0)
@@ -128,10 +128,10 @@ def test_idle_accounts_without_debt_are_forgotten() -> None:
     assert book.state(B) is not None
 
 
-# patience and the gate
+# ---- patience and the gate
 
 
-def test_patience_rests_while_nothing_could_run_and_ends_with_the_waiting() -> None:
+def test_patience_pauses_without_dispatchable_work_and_ends_with_the_waiting() -> None:
     book = indebted()
     book.wait(B, 1, 0, 0.2)
     book.wait(B, 1, 1, 5.0)
@@ -144,11 +144,11 @@ def test_a_barred_tenant_is_not_admitted_while_an_eligible_one_waits() -> None:
     book = indebted()
     book.wait(A, 1, 1, 0.0)
     assert book.may_admit(A, 0.4)
-    assert not book.may_admit(A, 0.5), "it would be preempted at once"
+    assert not book.may_admit(A, 0.5), "its sequence would be preempted at once"
     book.bar(A)
     assert not book.may_admit(A, 0.0)
     book.wait(B, 0, 0, 1.0)
-    assert book.may_admit(A, 1.0), "nobody waits"
+    assert book.may_admit(A, 1.0), "no account waits"
     book.wait(B, 1, 1, 2.0)
     book.refill(2.0)
     assert book.is_eligible(A) or not book.may_admit(A, 2.0)
@@ -162,14 +162,14 @@ def test_an_overdrawn_tenant_does_not_age_while_others_wait() -> None:
     assert book.may_age(A)
 
 
-# limits
+# ---- limits
 
 
 def test_default_limits_follow_the_longest_step() -> None:
     assert fair_limits(25.0, 2.0) == FairLimits(step_ms=25.0, quantum_ms=12.5, debt_ms=100.0, patience_s=2.0)
 
 
-def test_the_engine_keeps_the_limits_that_are_tested_here() -> None:
+def test_the_policy_uses_the_default_limits() -> None:
     policy = open_policy("fair", step_ms=25.0, patience_s=2.0)
     assert policy.fair.limits == fair_limits(25.0, 2.0)
     policy.set_pace(10.0, 1.0, 0.0)

@@ -23,12 +23,12 @@ def test_service_follows_the_weights_within_the_bound(seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(20, 200))
-def test_service_follows_the_weights_within_the_bound_for_many_more(seed: int) -> None:
+def test_service_follows_the_weights_within_the_bound_for_more_seeds(seed: int) -> None:
     assert widest_gap(seed, STEPS) <= 1
 
 
 def open_doubled(limits: FairLimits, weights: dict[TenantId, float]) -> TenantBook:
-    """A book that is half as fair as it promises."""
+    """Return a book with twice the limits."""
     doubled = FairLimits(
         step_ms=limits.step_ms,
         quantum_ms=2 * limits.quantum_ms,
@@ -39,12 +39,12 @@ def open_doubled(limits: FairLimits, weights: dict[TenantId, float]) -> TenantBo
 
 
 @pytest.mark.slow
-def test_a_doubled_unfairness_breaks_the_bound_of_three_seeds_in_four() -> None:
+def test_doubled_limits_break_the_bound_of_three_seeds_in_four() -> None:
     assert sum(widest_gap(seed, STEPS, open_doubled) > 1 for seed in range(20)) >= 15
 
 
 class RefillsTooEarly(TenantBook):
-    """Quanta as soon as anybody who waits has spent theirs: what the others did not use is lost at the cap."""
+    """Refills as soon as one waiting account has spent its deficit, so that others lose quanta at their maximum."""
 
     def refill(self, now_s: float) -> None:
         for band in self._bands.values():
@@ -53,7 +53,7 @@ class RefillsTooEarly(TenantBook):
 
 
 class RefillsTooLate(TenantBook):
-    """Waits for those, too, whose waiting work could not run."""
+    """Delays refills for accounts whose waiting work is not dispatchable, too."""
 
     def refill(self, now_s: float) -> None:
         if not any(one.num_waiting and one.deficit_ms > 0 for one in self._states.values()):
@@ -61,14 +61,14 @@ class RefillsTooLate(TenantBook):
 
 
 class ForgivesDebt(TenantBook):
-    """Clamps debt although others wait."""
+    """Limits debt even if other accounts wait."""
 
     def _clamp(self, state: AccountState) -> None:
         state.deficit_ms = max(state.deficit_ms, -state.weight * self.limits.debt_ms)
 
 
 class KeepsDebt(TenantBook):
-    """Never clamps: using an idle machine is paid for when company comes."""
+    """Never limits debt: the use of an idle machine is paid for when other tenants begin."""
 
     def _clamp(self, state: AccountState) -> None:
         pass
@@ -84,7 +84,7 @@ class NeverPreempts(PreemptionRules):
 
 
 class LosesPatience(TenantBook):
-    """Service resets the patience of who waits, and nobody watches the debtor."""
+    """Resets patience at every service, and ignores how long debtors have been overdrawn."""
 
     def _update(self, state: AccountState, now_s: float) -> None:
         was_patient = state.is_patient
@@ -111,11 +111,11 @@ def test_the_bound_fails_when_a_rule_is_broken(book: type[TenantBook], rules: ty
     assert any(widest_gap(seed, STEPS, book, rules) > 1 for seed in (0, 3, 5))
 
 
-# shares over time
+# ---- shares over time
 
 
 def saturate(machine: Machine, names: str, seconds: float, depth: int = 2) -> list[tuple[float, dict[str, float]]]:
-    """Keep work of these tenants waiting; returns the measured service of each at every step."""
+    """Keep work of these tenants waiting. Return the time and the measured service of each tenant at every step."""
     history: list[tuple[float, dict[str, float]]] = []
     until_s = machine.now_s + seconds
     while machine.now_s < until_s:
@@ -128,7 +128,7 @@ def saturate(machine: Machine, names: str, seconds: float, depth: int = 2) -> li
     return history
 
 
-def test_two_saturating_tenants_get_their_weights_over_any_minute() -> None:
+def test_two_saturating_tenants_are_served_by_their_weights_in_any_minute() -> None:
     machine = Machine({"a": 1, "b": 3}, seed=1)
     history = saturate(machine, "ab", 150)
     begin = 0
@@ -150,7 +150,7 @@ def test_a_tenant_that_returns_from_idle_gets_half_and_not_more() -> None:
     assert gained["b"] / sum(gained.values()) == pytest.approx(0.5, abs=0.03)
 
 
-def test_a_lone_heavy_tenant_is_not_locked_out_when_company_comes() -> None:
+def test_a_tenant_that_was_alone_is_not_locked_out_when_another_one_begins() -> None:
     machine = Machine({"a": 1, "b": 1}, seed=3)
     for _ in range(2):
         machine.submit("a", 1, 10_000)
@@ -161,16 +161,16 @@ def test_a_lone_heavy_tenant_is_not_locked_out_when_company_comes() -> None:
     assert machine.book.served_ms[TenantId("a")] - before > 0.45 * 20_000
 
 
-def test_the_lowest_band_gets_its_reserved_share_and_no_more() -> None:
+def test_the_lowest_band_gets_the_aging_share_and_no_more() -> None:
     machine = Machine({"a": 1, "b": 1}, seed=4, starve_s=2.0)
     low = [machine.submit("b", 60, 20, 4, band=1) for _ in range(300)]
     saturate(machine, "a", 100)
     part = machine.service_ms[Account(1, TenantId("b"))] / sum(machine.service_ms.values())
     assert 0.04 <= part <= 0.065
-    assert sum(seq not in machine.jobs for seq in low) >= 50, "some of it ends"
+    assert sum(seq not in machine.jobs for seq in low) >= 50, "some of its requests end"
 
 
-def test_without_starvation_a_band_is_strict() -> None:
+def test_a_lower_band_is_not_served_before_it_starves() -> None:
     machine = Machine({"a": 1, "b": 1}, seed=5, starve_s=1e9)
     saturate(machine, "a", 1, depth=16)
     machine.submit("b", 60, 20, 4, band=1)
@@ -178,7 +178,7 @@ def test_without_starvation_a_band_is_strict() -> None:
     assert Account(1, TenantId("b")) not in machine.service_ms
 
 
-def test_a_late_small_request_does_not_wait_for_a_flood_of_long_ones() -> None:
+def test_a_small_request_does_not_wait_for_a_flood_of_long_ones() -> None:
     machine = Machine({"a": 1, "b": 1}, seed=6)
     for _ in range(200):
         machine.submit("a", 2000, 10, 2)
@@ -189,11 +189,11 @@ def test_a_late_small_request_does_not_wait_for_a_flood_of_long_ones() -> None:
         while machine.now_s < until_s:
             machine.step()
         waits_s.append(machine.first_slice_s[seq] - begun_s)
-    # At most what is left of the other's quantum and, as the flood's deadlines are older, its next one.
+    # The rest of the flooding tenant's quantum and, because its deadlines are older, its next quantum.
     assert max(waits_s) <= 1e-3 * (2 * machine.limits.quantum_ms + 2 * machine.limits.step_ms)
 
 
-def test_the_meter_sees_a_gap() -> None:
+def test_the_meter_measures_a_gap() -> None:
     machine = Machine({"a": 1, "b": 1})
     meter = GapMeter(machine)
     rng = random.Random(0)

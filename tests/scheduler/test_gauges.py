@@ -1,11 +1,11 @@
-"""What is told of single sequences."""
+"""The gauges of single sequences."""
 
 from tests.scheduler.planner_bench import PlannerBench, victims
 from tiercel.ids import SeqId
 from tiercel.outcome import SequenceGauges, SequenceState
 
 
-def test_those_that_run_are_told_and_those_that_gave_way_but_none_that_only_wait() -> None:
+def test_gauges_list_running_and_preempted_sequences_but_no_others() -> None:
     bench = PlannerBench(blocks=6, tokens=64)
     bench.submit(1, 9)
     bench.submit(2, 4)
@@ -17,7 +17,7 @@ def test_those_that_run_are_told_and_those_that_gave_way_but_none_that_only_wait
     )
     while not victims(bench.step()):
         pass
-    told = {one.seq: one for one in bench.book.gauges(9)}
-    assert told[SeqId(2)] == SequenceGauges(SeqId(2), SequenceState.PREEMPTED, 0, 1)
-    assert set(told) == {1, 2}
+    gauges = {one.seq: one for one in bench.book.gauges(9)}
+    assert gauges[SeqId(2)] == SequenceGauges(SeqId(2), SequenceState.PREEMPTED, 0, 1)
+    assert set(gauges) == {1, 2}
     assert [one.seq for one in bench.book.gauges(1)] == [1]

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step holds beside those that decode, so that it ends within their goal."""
+"""The limit on prompt tokens that keeps a step within the goals of the decoding sequences."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tiercel.scheduler.cost import StepCosts, StepTimes
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
 
-# A step of 64 prompt tokens takes 4 ms behind none and 22 ms behind 400, as attention makes it.
+# A step of 64 prompt tokens takes 4 ms without context and 22 ms behind 400 tokens, because of attention.
 TIMES = StepTimes(
     prefill_tokens=(0, 64),
     decodes=(0, 16),
@@ -28,7 +28,7 @@ def stream_beside(*prompts: int) -> PlannerBench:
     return bench
 
 
-def test_a_step_keeps_the_goal_however_far_the_prompt_beside_it_is() -> None:
+def test_a_step_keeps_the_goal_at_every_position_of_a_prompt() -> None:
     bench, costs = stream_beside(400), StepCosts(TIMES)
     lengths: list[int] = []
     while bench.book[SeqId(2)].first_token_s is None:
@@ -38,13 +38,13 @@ def test_a_step_keeps_the_goal_however_far_the_prompt_beside_it_is() -> None:
             if seq == 2:
                 assert costs.step_ms(length, start, 1, context) <= GOAL_MS
                 lengths.append(length)
-    assert lengths[0] == 60, "all that the step has room for"
+    assert lengths[0] == 60, "the maximum of the step"
     assert BLOCK < lengths[-2] < 40
 
 
 @pytest.mark.parametrize("first", [500, 300])
-def test_a_prompt_far_ahead_counts_whoever_comes_with_it(first: int) -> None:
-    """Two prompts under way: what they get together is what the longer context allows."""
+def test_the_longest_context_limits_all_prompts_of_a_step(first: int) -> None:
+    """Two prompts under way together get the tokens that the longer context allows."""
     bench, costs = stream_beside(first, 200), StepCosts(TIMES)
     while bench.book[SeqId(3)].first_token_s is None:
         prompts = [(start, length) for seq, start, length in slices(bench.step()) if seq != 1 and length > 1]
@@ -53,7 +53,7 @@ def test_a_prompt_far_ahead_counts_whoever_comes_with_it(first: int) -> None:
             assert total <= BLOCK or costs.step_ms(total, context, 1, 0) <= GOAL_MS
 
 
-def test_a_goal_that_cannot_be_kept_leaves_a_block_to_the_first_prompt_alone() -> None:
+def test_if_the_goal_cannot_be_kept_only_the_first_prompt_gets_a_block() -> None:
     bench = stream_beside(20, 20)
     bench.planner.set_limits(StepLimits(8, 64, tbt_goal_ms=1.0))
     assert slices(bench.step()) == [(1, 4, 1), (2, 0, BLOCK)]

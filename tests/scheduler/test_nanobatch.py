@@ -1,4 +1,4 @@
-"""Cutting a step into nano-batches, and the gate that decides whether to."""
+"""Splitting a step into nano-batches, and the choice of a split by measured times."""
 
 import random
 
@@ -39,7 +39,7 @@ def lengths(batches: tuple[NanoBatch, ...]) -> list[list[int]]:
 
 
 def rows(*ratios: tuple[int, float]) -> SplitTable:
-    """Prompts of so many tokens, and what halving costs there."""
+    """Return a table of prompts with the given tokens and ratio of a split in halves."""
     return SplitTable(
         rows=tuple(
             SplitRow(tokens, 0, 0, (MeasuredSplit(Split(2, 0), ratio), MeasuredSplit(Split(4, 0), 1.3)))
@@ -49,7 +49,7 @@ def rows(*ratios: tuple[int, float]) -> SplitTable:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_a_cut_loses_nothing_and_keeps_the_order_of_what_is_sampled(seed: int) -> None:
+def test_a_split_loses_no_slice_and_keeps_the_order_of_samples(seed: int) -> None:
     rng = random.Random(seed)
     slices = random_slices(rng)
     for split in candidate_splits(shape_of(slices)):
@@ -65,7 +65,7 @@ def test_a_cut_loses_nothing_and_keeps_the_order_of_what_is_sampled(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_cap_holds_for_every_nano_batch_and_loses_nothing(seed: int) -> None:
+def test_a_cap_holds_for_every_nano_batch_and_loses_no_slice(seed: int) -> None:
     rng = random.Random(seed)
     slices = random_slices(rng)
     before = cut(slices, rng.choice(candidate_splits(shape_of(slices))), BLOCK)
@@ -79,19 +79,19 @@ def test_a_cap_holds_for_every_nano_batch_and_loses_nothing(seed: int) -> None:
         assert batches == before
 
 
-def test_a_capped_prompt_ends_its_parts_where_a_block_ends() -> None:
+def test_parts_of_a_capped_prompt_end_on_block_boundaries() -> None:
     decode = Slice(SeqId(2), 7, 1, True)
     batches = capped((NanoBatch((decode, prompt(100, start=5))),), 40, BLOCK)
     assert lengths(batches) == [[1, 27], [32], [32], [9]]
 
 
-def test_prompts_are_cut_where_a_block_ends() -> None:
+def test_prompts_are_split_on_block_boundaries() -> None:
     assert lengths(cut((prompt(100, start=5),), Split(2, 0), BLOCK)) == [[43], [57]]
     assert lengths(cut((prompt(100), prompt(100, seq=2)), Split(2, 0), BLOCK)) == [[100], [100]]
     assert lengths(cut((prompt(10),), Split(4, 0), BLOCK)) == [[3], [3], [2], [2]]
 
 
-def test_decodes_go_first_alone_or_with_the_first_prompts() -> None:
+def test_decodes_are_first_alone_or_with_the_first_prompts() -> None:
     slices = (*(prompt(1, 50, seq) for seq in range(2, 6)), prompt(64))
     assert lengths(cut(slices, WHOLE, BLOCK)) == [[1, 1, 1, 1, 64]]
     assert lengths(cut(slices, Split(2, 0), BLOCK)) == [[1, 1, 1, 1, 32], [32]]
@@ -102,26 +102,26 @@ def test_without_a_table_every_step_is_whole() -> None:
     assert lengths(Splitter().split((prompt(2048),), BLOCK)) == [[2048]]
 
 
-def test_only_what_was_measured_counts() -> None:
+def test_a_step_is_split_only_where_a_gain_was_measured() -> None:
     gains = Splitter(rows((256, 0.9), (1024, 0.99)))
     assert lengths(gains.split((prompt(256),), BLOCK)) == [[128], [128]]
-    assert lengths(gains.split((prompt(1024),), BLOCK)) == [[1024]]  # 1 % is no gain
-    assert lengths(gains.split((prompt(512),), BLOCK)) == [[256], [256]]  # in the middle: 5.5 %
+    assert lengths(gains.split((prompt(1024),), BLOCK)) == [[1024]]  # 1 % is too little
+    assert lengths(gains.split((prompt(512),), BLOCK)) == [[256], [256]]  # interpolated: 5.5 %
     assert lengths(gains.split((prompt(900),), BLOCK)) == [[900]]
     assert lengths(gains.split((prompt(100),), BLOCK)) == [[100]]
-    assert lengths(gains.split((prompt(4096),), BLOCK)) == [[4096]]  # far out: nobody knows
+    assert lengths(gains.split((prompt(4096),), BLOCK)) == [[4096]]  # too far beyond the table
     loses = Splitter(rows((256, 1.1), (1024, 1.05)))
     assert lengths(loses.split((prompt(512),), BLOCK)) == [[512]]
     assert lengths(Splitter(SplitTable(rows=())).split((prompt(512),), BLOCK)) == [[512]]
 
 
-def test_a_table_of_prompts_says_nothing_of_mixed_steps() -> None:
+def test_a_table_of_prompts_does_not_apply_to_mixed_steps() -> None:
     splitter = Splitter(rows((256, 0.5)))
     assert len(splitter.split((prompt(256), prompt(1, 9, seq=2)), BLOCK)) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_table_s_choice_is_near_the_best_of_every_row(seed: int) -> None:
+def test_the_choice_is_near_the_best_of_every_row(seed: int) -> None:
     rng = random.Random(seed)
     table = SplitTable(
         rows=tuple(

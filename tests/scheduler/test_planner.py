@@ -1,4 +1,4 @@
-"""The planner against a cache that only counts."""
+"""The planner over a cache that only counts blocks."""
 
 import pytest
 
@@ -18,14 +18,16 @@ from tiercel.settings import PolicyName
     [
         (0, 40, 10, 8),  # ends on a block boundary
         (0, 8, 10, 8),  # finishes
-        (0, 40, 3, 3),  # less than a block: takes the budget as it is
+        (0, 40, 3, 3),  # below a block: the whole budget
         (3, 40, 3, 1),  # to the boundary
         (3, 40, 6, 5),
         (6, 40, 1, 1),
         (5, 3, 100, 3),
     ],
 )
-def test_chunks_end_on_block_boundaries_where_they_can(start: int, want: int, budget: int, length: int) -> None:
+def test_chunks_end_on_block_boundaries_if_the_budget_reaches_one(
+    start: int, want: int, budget: int, length: int
+) -> None:
     assert chunk_length(start, want, budget, BLOCK) == length
 
 
@@ -38,7 +40,7 @@ def test_a_long_prompt_is_chunked_beside_running_decodes() -> None:
     assert slices(bench.step()) == [(1, 5, 1), (2, 8, 8)]
 
 
-def test_capped_forwards_give_every_decode_its_token_and_prompts_what_is_left() -> None:
+def test_with_capped_forwards_every_decode_gets_its_token_and_prompts_the_rest() -> None:
     bench = PlannerBench(tokens=32, seqs=4)
     for seq in (1, 2, 3):
         bench.submit(seq, 1)
@@ -49,14 +51,14 @@ def test_capped_forwards_give_every_decode_its_token_and_prompts_what_is_left() 
     assert [[piece.seq for piece in batch.slices] for batch in plan.nano_batches] == [[1, 2], [3, 4]]
     assert slices(plan)[-1] == (4, 0, 1)
     bench.planner.cap_forwards(8)
-    assert slices(bench.step())[-1] == (4, 1, 3)  # five tokens are left, to where a block ends three
+    assert slices(bench.step())[-1] == (4, 1, 3)  # five tokens are left; the block ends after three
     bench.planner.cap_forwards(100)
     assert slices(bench.step())[-1] == (4, 4, 26)
     bench.planner.cap_forwards(None)
     assert len(bench.step().nano_batches) == 1
 
 
-def test_the_first_in_rank_gets_a_token_when_decodes_fill_the_budget() -> None:
+def test_the_highest_rank_gets_a_token_when_decodes_fill_the_budget() -> None:
     bench = PlannerBench(tokens=3, seqs=4)
     bench.submit(1, 40, arrival_s=0.0)
     bench.step()
@@ -74,7 +76,7 @@ def test_one_prompt_takes_at_most_the_threshold_of_a_step() -> None:
     assert slices(bench.step()) == [(1, 0, 8), (2, 0, 8)]
 
 
-def test_a_prefix_hit_skips_what_is_computed_and_samples_at_the_end() -> None:
+def test_a_prefix_hit_skips_cached_tokens_and_samples_at_the_end() -> None:
     bench = PlannerBench(hits={1: 8})
     bench.submit(1, 11)
     plan = bench.step()
@@ -82,7 +84,7 @@ def test_a_prefix_hit_skips_what_is_computed_and_samples_at_the_end() -> None:
     assert bench.book[SeqId(1)].num_cached == 8
 
 
-def test_who_waits_for_a_prefix_in_flight_lets_others_pass() -> None:
+def test_a_sequence_that_waits_for_a_prefix_in_flight_does_not_block_others() -> None:
     bench = PlannerBench(hits={1: None})
     bench.submit(1, 8)
     bench.submit(2, 8)
@@ -90,7 +92,7 @@ def test_who_waits_for_a_prefix_in_flight_lets_others_pass() -> None:
 
 
 @pytest.mark.parametrize(("policy", "others"), [("fcfs", 100), ("fair", 100), ("fair", 250)])
-def test_however_many_wait_for_a_prefix_in_flight_they_hide_nobody(policy: PolicyName, others: int) -> None:
+def test_many_sequences_that_wait_for_a_prefix_in_flight_do_not_block_others(policy: PolicyName, others: int) -> None:
     last = others + 1
     bench = PlannerBench(hits=dict.fromkeys(range(1, last)), policy=open_policy(policy))
     for seq in range(1, last):
@@ -101,7 +103,7 @@ def test_however_many_wait_for_a_prefix_in_flight_they_hide_nobody(policy: Polic
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair", "priority"])
 @pytest.mark.parametrize("longs", [63, 70, 900])
-def test_the_limit_on_long_prompts_hides_no_short_one_behind_them(policy: PolicyName, longs: int) -> None:
+def test_the_limit_on_long_prompts_does_not_block_short_ones_behind_them(policy: PolicyName, longs: int) -> None:
     bench = PlannerBench(blocks=40_000, policy=open_policy(policy))
     bench.planner.set_limits(StepLimits(8, 96, max_long_partial_prefills=1, long_prompt_tokens=100))
     for seq in range(1, longs + 1):
@@ -111,7 +113,7 @@ def test_the_limit_on_long_prompts_hides_no_short_one_behind_them(policy: Policy
     assert any(5000 in bench.step().admitted for _ in range(4))
 
 
-def test_the_limit_on_long_prompts_holds_however_many_wait() -> None:
+def test_the_limit_on_long_prompts_holds_when_many_wait() -> None:
     bench = PlannerBench(blocks=200_000, seqs=64, tokens=512)
     bench.planner.set_limits(StepLimits(64, 512, max_long_partial_prefills=1, long_prompt_tokens=100))
     for seq in range(1, 1200):
@@ -120,7 +122,7 @@ def test_the_limit_on_long_prompts_holds_however_many_wait() -> None:
     assert len(bench.book.running) == 1
 
 
-def test_a_step_asks_only_so_many_about_their_prefixes() -> None:
+def test_a_step_matches_the_prefixes_of_a_limited_number_of_sequences() -> None:
     bench = PlannerBench(hits=dict.fromkeys(range(1, 1000)))
     for seq in range(1, 1000):
         bench.submit(seq, 8)
@@ -148,7 +150,7 @@ def test_the_limits_hold_while_the_first_sequence_is_deferred() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-def test_no_other_tenant_passes_on_space_where_tenants_do_not_count(policy: PolicyName) -> None:
+def test_another_tenant_may_pass_a_blocked_sequence_only_under_fair(policy: PolicyName) -> None:
     bench = PlannerBench(blocks=10, tokens=64, policy=open_policy(policy))
     bench.submit(1, 20, tenant="b")
     bench.step()
@@ -157,7 +159,7 @@ def test_no_other_tenant_passes_on_space_where_tenants_do_not_count(policy: Poli
     assert bench.step().admitted == ((3,) if policy == "fair" else ())
 
 
-def test_nobody_passes_on_space() -> None:
+def test_no_sequence_passes_one_that_does_not_fit() -> None:
     bench = PlannerBench(blocks=6, tokens=64)
     bench.submit(1, 12)
     bench.submit(2, 30)
@@ -165,7 +167,7 @@ def test_nobody_passes_on_space() -> None:
     assert [seq for seq, _, _ in slices(bench.step())] == [1]
 
 
-def test_the_last_in_rank_gives_way_and_waits_at_its_rank() -> None:
+def test_the_lowest_rank_is_preempted_and_waits_again() -> None:
     bench = PlannerBench(blocks=6, tokens=64)
     bench.submit(1, 9)
     bench.submit(2, 4)
@@ -176,7 +178,7 @@ def test_the_last_in_rank_gives_way_and_waits_at_its_rank() -> None:
     assert bench.cache.released == [2]
     assert list(bench.book.waiting) == [2]
     assert bench.book[SeqId(2)].computed == 0
-    assert bench.book[SeqId(2)].num_outputs > 0  # what it has said stays said
+    assert bench.book[SeqId(2)].num_outputs > 0  # its output is kept
 
 
 def test_a_victim_with_a_slice_in_flight_keeps_the_token_of_that_step() -> None:
@@ -188,13 +190,13 @@ def test_a_victim_with_a_slice_in_flight_keeps_the_token_of_that_step() -> None:
         flights.append(bench.launch())
         if not victims(flights[-1]):
             bench.commit(flights.pop(0))
-    said = bench.book[SeqId(2)].num_outputs
+    num_outputs = bench.book[SeqId(2)].num_outputs
     bench.commit(flights.pop(0))
-    assert bench.book[SeqId(2)].num_outputs == said + 1
+    assert bench.book[SeqId(2)].num_outputs == num_outputs + 1
     assert list(bench.book.waiting) == [2]
 
 
-def test_nothing_is_planned_past_max_tokens() -> None:
+def test_no_slice_is_planned_beyond_max_tokens() -> None:
     bench = PlannerBench()
     bench.submit(1, 4, max_tokens=2)
     first = bench.launch()
@@ -231,7 +233,7 @@ def test_a_sequence_is_added_once() -> None:
         bench.submit(1, 4)
 
 
-def test_a_waiting_high_band_takes_the_place_of_a_low_one_even_when_the_rows_are_full() -> None:
+def test_a_waiting_high_band_preempts_a_low_one_when_the_rows_are_full() -> None:
     bench = PlannerBench(seqs=2, policy=open_policy("priority"))
     for seq in (1, 2):
         bench.submit(seq, prompt=3, band=1)
@@ -243,7 +245,7 @@ def test_a_waiting_high_band_takes_the_place_of_a_low_one_even_when_the_rows_are
     assert victims(bench.launch()) == ()
 
 
-def test_a_priority_that_changes_while_a_sequence_runs_changes_who_gives_way() -> None:
+def test_a_changed_priority_of_a_running_sequence_changes_the_victim() -> None:
     bench = PlannerBench(seqs=2, policy=open_policy("priority"))
     for seq in (1, 2):
         bench.submit(seq, prompt=3, band=1)
@@ -254,7 +256,7 @@ def test_a_priority_that_changes_while_a_sequence_runs_changes_who_gives_way() -
     bench.book.check_integrity()
 
 
-def test_a_plan_publishes_who_comes_next_in_order() -> None:
+def test_a_plan_lists_the_next_sequences_in_order() -> None:
     bench = PlannerBench(seqs=2, tokens=64)
     for seq in (3, 1, 2, 4):
         bench.submit(seq, 8)
@@ -263,7 +265,7 @@ def test_a_plan_publishes_who_comes_next_in_order() -> None:
     assert plan.next_order == (3, 4)
 
 
-def test_the_published_order_ends_somewhere() -> None:
+def test_the_listed_order_is_limited() -> None:
     bench = PlannerBench(seqs=1)
     for seq in range(1, 100):
         bench.submit(seq, 8)
@@ -272,7 +274,7 @@ def test_the_published_order_ends_somewhere() -> None:
     assert bench.planner.plan(bench.cache, 0.0, order).next_order == order[1:]
 
 
-def test_who_starves_is_published_and_comes_first_however_many_stand_before() -> None:
+def test_a_starving_sequence_is_listed_first_when_many_are_before_it() -> None:
     bench = PlannerBench(seqs=1, tokens=64, policy=open_policy("fair"))
     bench.submit(1, 8, max_tokens=500)
     bench.step()

@@ -1,4 +1,4 @@
-"""What a switch was predicted to cost and what it did cost: steps that repeat work are divided, others do not count."""
+"""The predicted and measured costs of preemptions. Only the parts of steps that repeat work count."""
 
 import pytest
 
@@ -32,24 +32,24 @@ def test_steps_that_compute_lost_tokens_again_add_up_until_the_last_one() -> Non
     (back,) = step(book, 4.0, piece(1, 32, 16))
     assert (back.seq, back.is_swap, back.tokens, back.cost) == (1, False, 40, COST)
     assert back.recompute_s == pytest.approx(1.0 + 2.0 + 4.0 / 2), "half of the last slice was new"
-    assert not step(book, 8.0, piece(1, 48, 1)), "it is told once"
+    assert not step(book, 8.0, piece(1, 48, 1)), "a return is reported once"
 
 
-def test_a_step_is_divided_among_those_in_it() -> None:
+def test_a_step_is_divided_among_its_sequences() -> None:
     book = PreemptionBook()
     book.preempt(SeqId(1), COST, 32, is_swap=False)
     (back,) = step(book, 3.0, piece(1, 0, 32), piece(2, 0, 64))
     assert back.recompute_s == pytest.approx(3.0 * 32.5 / 97)
 
 
-def test_a_victim_whose_blocks_are_all_back_computes_nothing_again() -> None:
+def test_a_victim_with_all_its_blocks_restored_repeats_no_work() -> None:
     book = PreemptionBook()
     book.preempt(SeqId(1), COST, 32, is_swap=True)
     (back,) = step(book, 1.0, piece(1, 32, 1))
     assert back.recompute_s == 0
 
 
-def test_a_void_step_costs_nothing_and_is_no_return() -> None:
+def test_a_void_step_costs_nothing_and_ends_nothing() -> None:
     book = PreemptionBook()
     book.preempt(SeqId(1), COST, 32, is_swap=False)
     assert not step(book, 0.0, piece(1, 0, 33))
@@ -57,7 +57,7 @@ def test_a_void_step_costs_nothing_and_is_no_return() -> None:
     assert back.recompute_s == pytest.approx(1.0)
 
 
-def test_steps_in_flight_behind_the_last_one_change_nothing() -> None:
+def test_steps_in_flight_behind_the_last_repeating_one_change_nothing() -> None:
     book = PreemptionBook()
     book.preempt(SeqId(1), COST, 32, is_swap=True)
     for start in (32, 33):
@@ -67,7 +67,7 @@ def test_steps_in_flight_behind_the_last_one_change_nothing() -> None:
     assert len(list(book.take_returned())) == 1
 
 
-def test_a_victim_that_gives_way_once_more_begins_anew_and_one_that_ends_leaves_no_trace() -> None:
+def test_a_victim_that_is_preempted_again_is_followed_anew_and_one_that_ends_is_dropped() -> None:
     book = PreemptionBook()
     book.preempt(SeqId(1), COST, 32, is_swap=False)
     book.launch([piece(1, 0, 16)], COSTS)
@@ -80,7 +80,7 @@ def test_a_victim_that_gives_way_once_more_begins_anew_and_one_that_ends_leaves_
     assert not step(book, 1.0, piece(1, 0, 33))
 
 
-def test_predictions_and_outcomes_are_counted_by_mode() -> None:
+def test_predicted_and_measured_costs_are_counted_by_mode() -> None:
     book = PreemptionBook()
     assert book.record_return(ReturnedVictim(SeqId(1), True, 32, COST, 0.125), copied_s=1.0) == 1.125
     book.record_return(ReturnedVictim(SeqId(2), False, 32, COST, 2.0), copied_s=0.0)

@@ -1,4 +1,4 @@
-"""What preemptions may cost: a budget over the last steps."""
+"""The budget of preemptions over the last steps."""
 
 import random
 
@@ -18,16 +18,16 @@ def worked(steps: int = 10) -> PreemptionBudget:
     return budget
 
 
-def test_nothing_is_affordable_before_any_work_was_done() -> None:
+def test_no_price_is_affordable_before_the_first_step() -> None:
     assert PreemptionBudget().left_ms == 0.0
 
 
-def test_a_tenth_of_the_last_steps_is_affordable() -> None:
+def test_a_fixed_part_of_the_last_steps_is_affordable() -> None:
     assert worked(5).left_ms == pytest.approx(50.0)
     assert worked(500).left_ms == pytest.approx(100.0)
 
 
-def test_a_price_is_owed_until_it_is_made_up_for_and_counts_for_a_window_more() -> None:
+def test_a_price_is_outstanding_until_the_victim_has_caught_up_and_counts_for_a_window_more() -> None:
     budget = worked()
     budget.spend(A, 60.0)
     for _ in range(50):
@@ -43,7 +43,7 @@ def test_a_price_is_owed_until_it_is_made_up_for_and_counts_for_a_window_more() 
     assert budget.repeated_ms == 60.0
 
 
-def test_the_prices_of_one_sequence_add_up_and_are_made_up_for_once() -> None:
+def test_the_prices_of_one_sequence_add_up_and_are_settled_once() -> None:
     budget = worked()
     budget.spend(A, 60.0)
     budget.spend(A, 30.0)
@@ -60,15 +60,15 @@ def test_the_prices_of_one_sequence_add_up_and_are_made_up_for_once() -> None:
 def test_repeated_work_of_any_window_stays_within_the_share(seed: int) -> None:
     """Preempt whenever it is affordable, and catch up at random times."""
     rng = random.Random(seed)
-    budget, owed, repeated_at = PreemptionBudget(share=0.1, steps=50), [], []
+    budget, outstanding, repeated_at = PreemptionBudget(share=0.1, steps=50), [], []
     for step in range(3000):
         budget.launch(10.0)
         price_ms = rng.choice([1.0, 5.0, 20.0])
         if price_ms <= budget.left_ms and rng.random() < 0.5:
             budget.spend(SeqId(step), price_ms)
-            owed.append((SeqId(step), price_ms))
-        while owed and rng.random() < 0.2:
-            seq, price_ms = owed.pop(rng.randrange(len(owed)))
+            outstanding.append((SeqId(step), price_ms))
+        while outstanding and rng.random() < 0.2:
+            seq, price_ms = outstanding.pop(rng.randrange(len(outstanding)))
             budget.catch_up(seq)
             repeated_at.append((step, price_ms))
         budget.check_integrity()

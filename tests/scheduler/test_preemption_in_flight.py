@@ -1,4 +1,4 @@
-"""A victim that gives way again while its first slice is in flight is not back, and what was in flight is lost."""
+"""A victim that is preempted again while its first slice is in flight has not returned, and the slice is lost."""
 
 from tests.scheduler.planner_bench import PlannerBench, victims
 from tiercel.ids import SeqId
@@ -13,10 +13,10 @@ def test_a_victim_whose_slice_is_discarded_has_not_returned() -> None:
     bench.step()
     bench.book.settle(1.0, 0.0)
     bench.submit(2, 3, band=0)
-    assert victims(bench.launch()) == (1,)  # with 15 tokens computed: the switch that is followed
+    assert victims(bench.launch()) == (1,)  # with 15 computed tokens: the preemption that is followed
     bench.book.finish(SeqId(2), FinishReason.ABORT, 0.0)
     bench.cache.release(SeqId(2))
-    back = bench.launch()  # all that it lost is in flight
+    back = bench.launch()  # all its lost tokens are in flight
     assert back.nano_batches
     bench.submit(3, 3, band=0)
     again = Preemption(SeqId(1), SeqId(3), "growth", is_swap=False, kept_tokens=0, cost=SwapCost(1.0, 1.0))
@@ -24,4 +24,4 @@ def test_a_victim_whose_slice_is_discarded_has_not_returned() -> None:
     bench.book.settle(1.0, 0.0)
     bench.commit(back)
     assert bench.book[SeqId(1)].computed == 0
-    assert not list(bench.book.preemption_book.take_returned()), "nothing of it is back"
+    assert not list(bench.book.preemption_book.take_returned()), "the slice was discarded"

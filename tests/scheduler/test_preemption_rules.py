@@ -6,7 +6,7 @@ from tiercel.scheduler.account import Account
 from tiercel.scheduler.preemption_rules import PreemptionRules
 
 
-def test_debt_is_preempted_after_the_patience() -> None:
+def test_a_debtor_is_preempted_after_the_patience() -> None:
     book = indebted()
     rules = PreemptionRules(book)
     assert not rules.may_preempt_for_debt(B, A, 0.4)
@@ -18,14 +18,14 @@ def test_debt_is_preempted_after_the_patience() -> None:
 def test_service_does_not_reset_the_patience() -> None:
     book = indebted()
     rules = PreemptionRules(book)
-    book.charge({B: 40.0}, 0.3)  # spent; nobody else is eligible, so all get quanta
+    book.charge({B: 40.0}, 0.3)  # no other account is eligible, so all get quanta
     book.refill(0.3)
     book.charge({A: 100.0}, 0.3)
     assert not rules.may_preempt_for_debt(B, A, 0.45)
     assert rules.may_preempt_for_debt(B, A, 0.5)
 
 
-def test_newcomers_who_never_stay_do_not_shield_a_debtor() -> None:
+def test_a_series_of_newcomers_does_not_shield_a_debtor() -> None:
     book = indebted()
     rules = PreemptionRules(book)
     for number in range(4):
@@ -41,7 +41,7 @@ def test_newcomers_who_never_stay_do_not_shield_a_debtor() -> None:
     assert rules.may_preempt_for_debt(C, A, 1.2)
 
 
-def test_debt_is_no_reason_across_bands() -> None:
+def test_debt_does_not_count_across_bands() -> None:
     book = indebted()
     rules = PreemptionRules(book)
     book.wait(LOW, 1, 1, 0.0)
@@ -50,7 +50,7 @@ def test_debt_is_no_reason_across_bands() -> None:
     assert not rules.may_preempt_for_debt(Account(-1, B.tenant), A, 9.0)
 
 
-def test_room_is_taken_from_who_holds_more_than_the_share() -> None:
+def test_an_account_above_its_share_is_preempted_for_one_below() -> None:
     book = indebted()
     rules = PreemptionRules(book)
     ask = {"would_hold": 0.5, "victim_holds": 0.6}
@@ -61,27 +61,27 @@ def test_room_is_taken_from_who_holds_more_than_the_share() -> None:
     assert not rules.may_preempt_for_share(A, B, **ask, now_s=0.5)
 
 
-def test_room_is_taken_only_after_nothing_has_come_in_for_the_patience() -> None:
+def test_an_account_preempts_for_its_share_only_if_it_is_shut_out() -> None:
     book = indebted()
     rules = PreemptionRules(book)
     ask = {"would_hold": 0.5, "victim_holds": 0.6}
     book.run(B, 1, 0.4)
     assert not rules.may_preempt_for_share(B, A, **ask, now_s=0.8)
-    assert rules.may_preempt_for_debt(B, A, now_s=0.8), "coming in is no service"
+    assert rules.may_preempt_for_debt(B, A, now_s=0.8), "an admission is no service"
     assert rules.may_preempt_for_share(B, A, **ask, now_s=0.9)
 
 
-def test_wasted_work_is_paid_by_who_caused_it_as_far_as_its_credit_goes() -> None:
+def test_repeated_work_is_paid_by_the_beneficiary_unless_it_is_overdrawn() -> None:
     book = indebted()
     rules = PreemptionRules(book)
     assert rules.payer(A, B) == B
-    assert rules.payer(B, A) == B, "the culprit is overdrawn"
+    assert rules.payer(B, A) == B, "the beneficiary is overdrawn"
     assert rules.payer(A, None) == A
-    assert rules.payer(A, C) == A, "the culprit has gone"
+    assert rules.payer(A, C) == A, "the beneficiary has ended"
 
 
 def test_a_preemption_must_be_worth_its_price() -> None:
-    book = indebted()  # A owes 30 ms, 10 of them beyond D
+    book = indebted()  # A owes 30 ms, which is 10 ms beyond D
     rules = PreemptionRules(book)
     worth = book.limits.worth
     assert rules.may_preempt_for_debt(B, A, 0.5, price_ms=10 / worth)
@@ -94,7 +94,7 @@ def test_a_preemption_must_be_worth_its_price() -> None:
     assert rules.may_preempt_for_debt(B, A, 0.5, price_ms=10 / worth), "a new debt"
 
 
-def test_room_for_a_share_is_taken_when_the_waiting_was_worth_the_price() -> None:
+def test_a_preemption_for_a_share_must_be_worth_its_price() -> None:
     book = indebted()
     rules = PreemptionRules(book)
     ask = {"would_hold": 0.5, "victim_holds": 0.6}

@@ -1,4 +1,4 @@
-"""The waiting sequences: order, lazy deletion, deferral and age, against a sorted list."""
+"""The queue of waiting sequences: order, stale items, deferral and age, compared with a sorted list."""
 
 import random
 
@@ -24,8 +24,8 @@ class ScriptedGate(NoFairness):
         self.spent: set[Account] = set()
         self.barred: set[Account] = set()
         self.ageless: set[Account] = set()
-        self.turned: set[Account] = set()
-        self.told: dict[Account, tuple[int, int]] = {}
+        self.changed: set[Account] = set()
+        self.counts: dict[Account, tuple[int, int]] = {}
 
     def is_eligible(self, account: Account) -> bool:
         return account not in self.spent
@@ -37,15 +37,15 @@ class ScriptedGate(NoFairness):
         return account not in self.ageless
 
     def wait(self, account: Account, num_waiting: int, num_ready: int, now_s: float) -> None:
-        self.told[account] = (num_waiting, num_ready)
+        self.counts[account] = (num_waiting, num_ready)
 
     def take_changed(self) -> set[Account]:
-        turned, self.turned = self.turned, set()
-        return turned
+        changed, self.changed = self.changed, set()
+        return changed
 
-    def turn(self, account: Account, *, is_eligible: bool) -> None:
+    def set_eligible(self, account: Account, *, is_eligible: bool) -> None:
         (self.spent.discard if is_eligible else self.spent.add)(account)
-        self.turned.add(account)
+        self.changed.add(account)
 
 
 def waiting(
@@ -61,61 +61,61 @@ def queue_of(*items: WaitingSequence, order: FairOrder | PriorityOrder | Arrival
     return queue
 
 
-def drawn(queue: WaitingQueue, now_s: float = 0.0) -> list[int]:
+def candidates(queue: WaitingQueue, now_s: float = 0.0) -> list[int]:
     return list(queue.candidates(now_s))
 
 
-def test_a_lower_band_goes_first() -> None:
-    assert drawn(queue_of(waiting(1, band=2), waiting(2, band=-1, work_s=99), waiting(3, band=0))) == [2, 3, 1]
+def test_a_lower_band_number_goes_first() -> None:
+    assert candidates(queue_of(waiting(1, band=2), waiting(2, band=-1, work_s=99), waiting(3, band=0))) == [2, 3, 1]
 
 
-def test_in_a_band_who_has_deficit_goes_first() -> None:
+def test_accounts_with_deficit_go_first_in_a_band() -> None:
     gate = ScriptedGate()
     queue = WaitingQueue(FairOrder(), gate)
     for item in (waiting(1, tenant="a"), waiting(2, tenant="b", arrival_s=5), waiting(3, tenant="a", band=1)):
         queue.add(item, 0.0)
-    gate.turn(Account(0, TenantId("a")), is_eligible=False)
+    gate.set_eligible(Account(0, TenantId("a")), is_eligible=False)
     queue.refresh()
-    assert drawn(queue) == [2, 1, 3]
-    gate.turn(Account(0, TenantId("a")), is_eligible=True)
+    assert candidates(queue) == [2, 1, 3]
+    gate.set_eligible(Account(0, TenantId("a")), is_eligible=True)
     queue.refresh()
-    assert drawn(queue) == [1, 2, 3]
+    assert candidates(queue) == [1, 2, 3]
 
 
-def test_many_who_turn_at_once_are_all_found() -> None:
+def test_many_accounts_whose_eligibility_changes_at_once_are_all_found() -> None:
     gate = ScriptedGate()
     queue = WaitingQueue(FairOrder(), gate)
     for number in range(300):
         queue.add(waiting(number, tenant=f"t{number}", arrival_s=number), 0.0)
     for number in range(0, 300, 2):
-        gate.turn(Account(0, TenantId(f"t{number}")), is_eligible=False)
+        gate.set_eligible(Account(0, TenantId(f"t{number}")), is_eligible=False)
     queue.refresh()
-    assert drawn(queue) == [*range(1, 300, 2), *range(0, 300, 2)]
+    assert candidates(queue) == [*range(1, 300, 2), *range(0, 300, 2)]
     queue.check_integrity()
 
 
-def test_little_load_is_earliest_deadline_first_and_much_is_shortest_work_first() -> None:
+def test_a_small_alpha_is_earliest_deadline_first_and_a_large_one_shortest_work_first() -> None:
     rng = random.Random(1)
     items = [
         waiting(seq, tenant=rng.choice("abc"), arrival_s=rng.random(), goal_s=rng.random(), work_s=rng.random())
         for seq in range(200)
     ]
     by_deadline = sorted(items, key=lambda one: one.arrival_s + one.ttft_goal_s)
-    assert drawn(queue_of(*items, order=FairOrder(alpha=0.0))) == [one.seq for one in by_deadline]
+    assert candidates(queue_of(*items, order=FairOrder(alpha=0.0))) == [one.seq for one in by_deadline]
     by_work = sorted(items, key=lambda one: one.work_s)
-    assert drawn(queue_of(*items, order=FairOrder(alpha=1e6))) == [one.seq for one in by_work]
+    assert candidates(queue_of(*items, order=FairOrder(alpha=1e6))) == [one.seq for one in by_work]
 
 
-def test_a_cached_prefix_goes_before_an_equal_without_one() -> None:
-    assert drawn(queue_of(waiting(1, work_s=2.0), waiting(2, work_s=0.1))) == [2, 1]
+def test_a_sequence_with_a_cached_prefix_goes_before_an_equal_one_without() -> None:
+    assert candidates(queue_of(waiting(1, work_s=2.0), waiting(2, work_s=0.1))) == [2, 1]
 
 
-def test_the_other_policies_know_no_tenant_or_no_band() -> None:
+def test_priority_ignores_tenants_and_fcfs_ignores_bands_too() -> None:
     items = (waiting(1, tenant="a", arrival_s=3, band=0), waiting(2, tenant="b", arrival_s=2, band=1, work_s=-9))
     third = waiting(3, tenant="c", arrival_s=1, band=1)
-    assert drawn(queue_of(*items, third, order=PriorityOrder())) == [1, 3, 2]
-    assert drawn(queue_of(*items, third, order=ArrivalOrder())) == [3, 2, 1]
-    assert drawn(queue_of(waiting(8), waiting(7), order=ArrivalOrder())) == [7, 8], "the id breaks ties"
+    assert candidates(queue_of(*items, third, order=PriorityOrder())) == [1, 3, 2]
+    assert candidates(queue_of(*items, third, order=ArrivalOrder())) == [3, 2, 1]
+    assert candidates(queue_of(waiting(8), waiting(7), order=ArrivalOrder())) == [7, 8], "the id breaks ties"
 
 
 def test_policies_by_name() -> None:
@@ -131,7 +131,7 @@ def test_aborts_leave_nothing_behind() -> None:
         queue.remove(SeqId(seq), 0.0)
         assert seq not in queue
     queue.check_integrity()
-    left = drawn(queue)
+    left = candidates(queue)
     assert len(left) == len(queue) == 10
     assert left == sorted(left)
 
@@ -142,14 +142,14 @@ def test_a_changed_priority_moves_a_sequence() -> None:
     queue.add(waiting(1), 0.0)
     queue.add(waiting(2, work_s=1.0), 0.0)
     queue.update(waiting(2, band=-1), 0.0)
-    assert drawn(queue) == [2, 1]
-    assert gate.told == {Account(0, TenantId("a")): (1, 1), Account(-1, TenantId("a")): (1, 1)}
+    assert candidates(queue) == [2, 1]
+    assert gate.counts == {Account(0, TenantId("a")): (1, 1), Account(-1, TenantId("a")): (1, 1)}
     queue.update(waiting(2, band=0, work_s=-1.0), 0.0)
-    assert drawn(queue) == [2, 1]
-    assert gate.told[Account(-1, TenantId("a"))] == (0, 0)
+    assert candidates(queue) == [2, 1]
+    assert gate.counts[Account(-1, TenantId("a"))] == (0, 0)
 
 
-def test_placing_anew_is_no_return_from_idle() -> None:
+def test_an_update_is_no_return_from_idle() -> None:
     book = TenantBook(fair_limits(10.0))
     queue = WaitingQueue(FairOrder(), book)
     account = Account(0, TenantId("a"))
@@ -162,32 +162,32 @@ def test_placing_anew_is_no_return_from_idle() -> None:
     assert state.elapsed_patience_s(1.0) == 1.0
 
 
-def test_a_deferred_sequence_is_passed_and_keeps_its_place() -> None:
+def test_a_deferred_sequence_is_left_out_and_keeps_its_place() -> None:
     gate = ScriptedGate()
     queue = WaitingQueue(FairOrder(), gate)
     for item in (waiting(1), waiting(2, arrival_s=1)):
         queue.add(item, 0.0)
     queue.defer(SeqId(1), 0.0)
     queue.defer(SeqId(1), 0.0)
-    assert drawn(queue) == [2]
-    assert gate.told[Account(0, TenantId("a"))] == (2, 1)
+    assert candidates(queue) == [2]
+    assert gate.counts[Account(0, TenantId("a"))] == (2, 1)
     queue.update(waiting(1, arrival_s=-1), 0.0)
-    assert drawn(queue) == [2]
+    assert candidates(queue) == [2]
     queue.resume(SeqId(1), 0.0)
-    assert drawn(queue) == [1, 2]
+    assert candidates(queue) == [1, 2]
     queue.defer(SeqId(1), 0.0)
     queue.remove(SeqId(1), 0.0)
-    assert gate.told[Account(0, TenantId("a"))] == (1, 1)
+    assert gate.counts[Account(0, TenantId("a"))] == (1, 1)
     queue.check_integrity()
 
 
-def test_a_barred_tenant_is_not_drawn() -> None:
+def test_a_barred_tenant_is_left_out() -> None:
     gate = ScriptedGate()
     queue = WaitingQueue(FairOrder(), gate)
     for item in (waiting(1), waiting(2, tenant="b"), waiting(3)):
         queue.add(item, 0.0)
     gate.barred.add(Account(0, TenantId("a")))
-    assert drawn(queue) == [2]
+    assert candidates(queue) == [2]
 
 
 def test_the_oldest_starving_sequence_is_found_in_any_band() -> None:
@@ -203,9 +203,9 @@ def test_the_oldest_starving_sequence_is_found_in_any_band() -> None:
     assert queue.oldest(38.0, 30.0) is None
 
 
-def test_drawing_changes_nothing_and_a_change_ends_it() -> None:
+def test_iterating_changes_nothing_and_a_change_ends_it() -> None:
     queue = queue_of(*(waiting(seq, tenant=f"t{seq % 3}", arrival_s=-seq) for seq in range(50)))
-    assert drawn(queue) == drawn(queue) == list(range(49, -1, -1))
+    assert candidates(queue) == candidates(queue) == list(range(49, -1, -1))
     walk = queue.candidates(0.0)
     next(walk)
     queue.remove(SeqId(7), 0.0)
@@ -223,7 +223,7 @@ TIMES = st.integers(0, 5)
 
 
 class QueueAgainstList(RuleBasedStateMachine):
-    """Every move on the queue and on a plain list; the list is sorted whenever somebody looks."""
+    """Applies every operation to the queue and to a plain list, and compares the queue with the sorted list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,8 +268,8 @@ class QueueAgainstList(RuleBasedStateMachine):
                 self.queue.defer(seq, 0.0)
 
     @rule(tenant=TENANTS, band=BANDS, is_eligible=st.booleans())
-    def turn(self, tenant: str, band: int, is_eligible: bool) -> None:
-        self.gate.turn(Account(band, TenantId(tenant)), is_eligible=is_eligible)
+    def set_eligible(self, tenant: str, band: int, is_eligible: bool) -> None:
+        self.gate.set_eligible(Account(band, TenantId(tenant)), is_eligible=is_eligible)
         self.queue.refresh()
 
     @rule(tenant=TENANTS, band=BANDS)
@@ -277,7 +277,7 @@ class QueueAgainstList(RuleBasedStateMachine):
         self.gate.barred ^= {Account(band, TenantId(tenant))}
 
     @invariant()
-    def draws_what_sorting_would(self) -> None:
+    def yields_what_sorting_would(self) -> None:
         ready = [one for one in self.items.values() if one.seq not in self.deferred]
 
         def place(one: WaitingSequence) -> tuple[int, bool, float, int]:
@@ -285,7 +285,7 @@ class QueueAgainstList(RuleBasedStateMachine):
             return (one.band, Account(one.band, one.tenant) in self.gate.spent, key, one.seq)
 
         admissible = [one for one in ready if Account(one.band, one.tenant) not in self.gate.barred]
-        assert drawn(self.queue) == [one.seq for one in sorted(admissible, key=place)]
+        assert candidates(self.queue) == [one.seq for one in sorted(admissible, key=place)]
         oldest = min(((one.since_s, one.seq) for one in ready), default=(0.0, None))[1]
         assert self.queue.oldest(100.0, 1.0) == oldest
         assert len(self.queue) == len(self.items)

@@ -1,4 +1,4 @@
-"""Who pauses and who gives way, for debt, room and bands; and whom that must not hold up."""
+"""Pauses and preemptions for debt, quotas, bands and starving sequences."""
 
 import pytest
 
@@ -16,7 +16,7 @@ STEP_S = 0.05
 
 
 def fair(*shares: TenantShare) -> Policy:
-    """Debts beyond 16 ms, patience of 0.1 s; a step of the default costs takes 5 ms and more."""
+    """Return a fair policy with D = 4 ms and a patience of 0.1 s. A step takes at least 5 ms."""
     policy = open_policy("fair", step_ms=1.0, patience_s=0.1)
     policy.set_tenants(Tenants(1, shares), 0.0)
     return policy
@@ -39,11 +39,11 @@ def count(bench: PlannerBench, seq: int) -> int:
     return bench.book[SeqId(seq)].num_outputs
 
 
-# debt
+# ---- debt
 
 
 def debtor_beside_a_long_prompt(hits: dict[int, int | None] | None = None) -> PlannerBench:
-    """Tenant a has decoded for long, b comes with a prompt of many steps."""
+    """Return a bench in which tenant a has decoded for long when b submits a prompt of many steps."""
     heavy = TenantShare(name=TenantId("b"), weight=10.0)
     bench = PlannerBench(blocks=400, tokens=8, policy=fair(heavy), hits=hits)
     bench.submit(1, 4, max_tokens=900, tenant="a")
@@ -60,17 +60,17 @@ def test_a_debtor_pauses_with_its_blocks_while_the_creditor_can_be_served() -> N
     assert bench.cache.num_blocks(SeqId(1)) * BLOCK >= bench.book[SeqId(1)].computed
     before = count(bench, 1)
     run(bench, 60)
-    assert count(bench, 1) > before + 10, "it goes on as soon as the other is through, or owed no more"
+    assert count(bench, 1) > before + 10, "the debtor goes on when the other tenant is owed no more"
 
 
-def test_a_debtor_goes_on_while_the_creditor_waits_for_something_else() -> None:
+def test_a_debtor_goes_on_while_the_creditor_is_deferred() -> None:
     bench = debtor_beside_a_long_prompt(hits={2: None})
     before = count(bench, 1)
     assert [seqs(plan) for plan in run(bench, 40)] == [[1]] * 40
     assert count(bench, 1) == before + 40
 
 
-def test_a_debtor_gives_way_where_the_creditor_needs_its_room() -> None:
+def test_a_debtor_is_preempted_if_the_creditor_needs_its_room() -> None:
     bench = PlannerBench(blocks=400, seqs=1, tokens=64, policy=fair())
     bench.submit(1, 4, max_tokens=900, tenant="a")
     run(bench, 20)
@@ -86,13 +86,13 @@ def test_a_debtor_gives_way_where_the_creditor_needs_its_room() -> None:
     (preemption,) = plans[taken].preemptions
     assert (preemption.victim, preemption.reason) == (1, "debt")
     assert any(2 in plan.admitted for plan in plans[taken:])
-    assert served_ms >= WORTH * preemption.price_ms, "it was preempted before its debt was worth what it lost"
+    assert served_ms >= WORTH * preemption.price_ms, "it was preempted before its debt was worth the price"
 
 
-def test_nobody_is_preempted_for_debt_when_that_would_not_make_enough_room() -> None:
+def test_no_sequence_is_preempted_for_debt_if_that_does_not_free_enough_room() -> None:
     bench = PlannerBench(blocks=60, seqs=4, tokens=16, policy=fair(TenantShare(name=TenantId("c"), weight=9.0)))
     bench.submit(1, 40, max_tokens=150, tenant="a")
-    bench.submit(3, 40, max_tokens=150, tenant="c")  # never in debt, and holds what the other needs
+    bench.submit(3, 40, max_tokens=150, tenant="c")  # is never in debt, and holds blocks that tenant b needs
     run(bench, 20)
     bench.submit(2, 200, arrival_s=bench.now_s, tenant="b")
     plans = run(bench, 60)
@@ -100,11 +100,11 @@ def test_nobody_is_preempted_for_debt_when_that_would_not_make_enough_room() -> 
     assert not any(victims(plan) for plan in plans)
 
 
-def test_who_has_the_aging_share_of_a_step_is_not_preempted_in_it() -> None:
-    """A prompt of a later band that starves gets its slice; an urgent request finds no room in the same step."""
+def test_the_sequence_with_the_aging_share_of_a_step_is_not_preempted_in_that_step() -> None:
+    """A starving prompt of a lower band gets a slice while a request of a higher band finds no room."""
     bench = PlannerBench(blocks=12, seqs=4, tokens=8, policy=open_policy("fair", step_ms=2.0, patience_s=1.0))
     bench.submit(9, 5, max_tokens=12)
-    run(bench, 16)  # the aging share has something to give
+    run(bench, 16)  # the aging share becomes due
     bench.submit(1, 40, max_tokens=4, band=1, tenant="low")
     run(bench, 2)
     bench.now_s += 31.0
@@ -115,7 +115,7 @@ def test_who_has_the_aging_share_of_a_step_is_not_preempted_in_it() -> None:
     assert not victims(plan)
 
 
-def test_a_debtors_long_prompt_keeps_nobody_from_beginning_one() -> None:
+def test_a_paused_long_prompt_does_not_count_against_the_limit_on_long_prompts() -> None:
     bench = PlannerBench(blocks=400, tokens=8, policy=fair())
     bench.planner.set_limits(StepLimits(8, 8, max_long_partial_prefills=1, long_prompt_tokens=16))
     bench.submit(1, 800, tenant="a")
@@ -126,11 +126,11 @@ def test_a_debtors_long_prompt_keeps_nobody_from_beginning_one() -> None:
     assert bench.book[SeqId(2)].computed > 0
 
 
-# quotas
+# ---- quotas
 
 
 def quota_bench(policy: Policy) -> PlannerBench:
-    """Tenant small may hold two blocks and does; seventy more of its sequences wait."""
+    """Return a bench in which tenant small holds its two blocks and seventy more of its sequences wait."""
     bench = PlannerBench(blocks=60, tokens=64, policy=policy, block_bytes=1)
     bench.submit(1, 7, max_tokens=2, tenant="small")
     bench.submit(2, 4, max_tokens=900, tenant="big")
@@ -144,7 +144,7 @@ def small() -> TenantShare:
     return TenantShare(name=TenantId("small"), weight=1000.0, kv_quota=KvQuota(hbm=2))
 
 
-def test_a_tenant_at_its_quota_neither_hides_the_others_nor_makes_them_give_way() -> None:
+def test_a_tenant_at_its_quota_neither_blocks_nor_preempts_others() -> None:
     bench = quota_bench(fair(small()))
     bench.book[SeqId(1)].limit = 900  # never ends
     bench.submit(3, 8, arrival_s=0.05, tenant="big")
@@ -155,7 +155,7 @@ def test_a_tenant_at_its_quota_neither_hides_the_others_nor_makes_them_give_way(
     assert not any(seq >= 10 for plan in plans for seq in plan.admitted)
 
 
-def test_nobody_waits_on_a_tenant_at_its_quota_for_quanta() -> None:
+def test_a_tenant_at_its_quota_does_not_delay_refills() -> None:
     bench = quota_bench(fair(small()))
     bench.book[SeqId(1)].limit = 900
     for seq in range(100, 140):
@@ -168,7 +168,7 @@ def test_nobody_waits_on_a_tenant_at_its_quota_for_quanta() -> None:
     assert fair_book.num_refills > before
 
 
-def test_a_tenant_at_its_quota_does_not_take_the_turn_of_others_that_starve() -> None:
+def test_a_tenant_at_its_quota_does_not_take_the_aging_share_of_others() -> None:
     bench = quota_bench(fair(small()))
     bench.book[SeqId(1)].limit = bench.book[SeqId(2)].limit = 900
     bench.planner.set_limits(StepLimits(3, 64, block_bytes=1))
@@ -187,7 +187,7 @@ def test_sequences_admitted_in_one_step_count_against_the_quota_together() -> No
 
 
 @pytest.mark.parametrize("waiting", [1, 100])
-def test_a_debtor_pauses_although_a_tenant_at_its_quota_comes_first(waiting: int) -> None:
+def test_a_debtor_pauses_when_a_tenant_at_its_quota_is_first(waiting: int) -> None:
     heavy = TenantShare(name=TenantId("b"), weight=10.0)
     bench = PlannerBench(blocks=400, seqs=8, tokens=8, policy=fair(heavy, small()), block_bytes=1)
     bench.submit(1, 7, max_tokens=2, tenant="small")
@@ -203,17 +203,17 @@ def test_a_debtor_pauses_although_a_tenant_at_its_quota_comes_first(waiting: int
     assert any(3 in seqs(plan) and 2 not in seqs(plan) for plan in plans), "the debtor never paused"
 
 
-# restores
+# ---- restores
 
 
 class Loading(CountingCache):
-    """Two blocks of the third sequence lie in a lower tier."""
+    """A cache with two blocks of sequence 3 in a lower tier."""
 
     def match(self, seq: SeqId, *, may_load: bool = True) -> Hit | None:
         return Hit(2 * BLOCK, load_blocks=2) if seq == 3 else Hit(0)
 
 
-def test_nobody_gives_way_for_one_that_is_in_already() -> None:
+def test_no_sequence_is_preempted_for_one_that_is_being_restored() -> None:
     bench = PlannerBench(seqs=2, policy=open_policy("priority"))
     bench.cache = Loading(100)
     for seq in (1, 2):
@@ -229,7 +229,7 @@ def test_nobody_gives_way_for_one_that_is_in_already() -> None:
     assert (3, 2 * BLOCK, 4) in slices(step(bench))
 
 
-# room that was freed for somebody
+# ---- earmarked room
 
 
 def test_freed_room_is_not_kept_from_a_higher_band() -> None:
@@ -237,18 +237,18 @@ def test_freed_room_is_not_kept_from_a_higher_band() -> None:
     bench.submit(1, 20, band=6)
     bench.submit(2, 12, band=6)
     bench.step()
-    bench.submit(3, 30, band=5)  # nobody's leaving is enough for it at once
+    bench.submit(3, 30, band=5)  # no single victim frees enough blocks
     assert victims(bench.launch())
     bench.submit(4, 4, band=0)
     admitted = [seq for _ in range(4) for seq in bench.launch().admitted]
     assert admitted[0] == 4
 
 
-# those who starve
+# ---- starving sequences
 
 
 @pytest.mark.parametrize("policy", ["priority", "fair"])
-def test_one_that_starves_is_let_in_though_it_needs_all_the_room(policy: PolicyName) -> None:
+def test_a_starving_sequence_that_needs_all_blocks_is_admitted(policy: PolicyName) -> None:
     bench = PlannerBench(blocks=20, seqs=4, tokens=64, policy=open_policy(policy, step_ms=20.0))
     numbers = iter(range(10, 10_000))
 
@@ -280,8 +280,8 @@ def test_a_long_prompt_that_is_served_does_not_starve() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-def test_work_is_never_lost_to_giving_way(policy: str) -> None:
-    """Three bands, three tenants, rows and blocks for few: everybody ends with all that was asked."""
+def test_every_sequence_ends_despite_preemptions(policy: str) -> None:
+    """Three bands, four tenants and few rows and blocks."""
     bench = PlannerBench(blocks=16, seqs=3, tokens=12, policy=open_policy(policy, step_ms=1.0, patience_s=0.1))  # type: ignore[arg-type]
     for seq in range(1, 40):
         bench.submit(
@@ -297,8 +297,8 @@ def test_work_is_never_lost_to_giving_way(policy: str) -> None:
 
 @pytest.mark.parametrize("age_s", [0.0, 40.0])
 @pytest.mark.parametrize("name", ["fair", "priority"])
-def test_a_lower_band_gives_way_to_a_request_that_starves_as_to_any_other(name: PolicyName, age_s: float) -> None:
-    """The price of the victim plays no part between bands, however long the request has waited."""
+def test_a_lower_band_is_preempted_for_a_starving_request_as_for_any_other(name: PolicyName, age_s: float) -> None:
+    """The price of a preemption does not matter between bands, however long the request has waited."""
     bench = PlannerBench(blocks=60, seqs=4, tokens=16, policy=open_policy(name, step_ms=10.0, patience_s=0.1))
     bench.now_s = 100.0
     bench.submit(1, 200, max_tokens=30, band=1, arrival_s=100.0)

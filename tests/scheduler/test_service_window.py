@@ -1,4 +1,4 @@
-"""Service by weight over a window."""
+"""Service per weight over a window."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def _shares(window: ServiceWindow, **weights: float) -> dict[str, float]:
     return {str(name): ms for name, ms in window.per_weight_ms(lambda tenant: weights.get(tenant, 1.0)).items()}
 
 
-def test_equal_service_by_weight_is_fair_and_a_starved_tenant_shows() -> None:
+def test_jain_and_gap_measure_service_per_weight() -> None:
     window = ServiceWindow()
     for step in range(13):
         window.observe({A: 10.0 * step, B: 30.0 * step, C: 99.0 * step}, (A, B), 5.0 * step)
@@ -21,14 +21,14 @@ def test_equal_service_by_weight_is_fair_and_a_starved_tenant_shows() -> None:
     assert (jain(unfair), gap_ms(unfair)) == (pytest.approx(160 / 200), pytest.approx(240.0))
 
 
-def test_who_waits_alone_competes_with_nobody() -> None:
+def test_a_tenant_that_waits_alone_does_not_compete() -> None:
     window = ServiceWindow()
     for step in range(3):
         window.observe({A: 10.0 * step}, (A,), 5.0 * step)
     assert _shares(window) == {}
 
 
-def test_the_while_begins_when_the_second_one_came() -> None:
+def test_the_window_begins_when_the_second_tenant_begins_to_wait() -> None:
     window = ServiceWindow()
     window.observe({}, (), 0.0)
     window.observe({A: 100.0}, (A,), 5.0)
@@ -38,7 +38,7 @@ def test_the_while_begins_when_the_second_one_came() -> None:
     assert _shares(window) == {"a": 10.0, "b": 30.0}
 
 
-def test_a_third_one_counts_as_soon_as_two_have_not_waited_longer_without_it() -> None:
+def test_a_third_tenant_counts_when_it_has_waited_for_the_whole_window() -> None:
     window = ServiceWindow()
     for step in range(14):
         waiting = (A, B) if step < 3 else (A, B, C)
@@ -49,7 +49,7 @@ def test_a_third_one_counts_as_soon_as_two_have_not_waited_longer_without_it() -
     assert _shares(window) == {"a": 120.0, "b": 360.0, "c": 240.0}
 
 
-def test_who_was_seen_not_to_wait_between_two_samples_did_not_wait_all_the_while() -> None:
+def test_a_tenant_that_did_not_wait_between_two_samples_does_not_compete() -> None:
     window = ServiceWindow()
     window.observe({A: 0.0, B: 0.0}, (A, B), 0.0)
     window.observe({}, (), 2.0)
@@ -57,7 +57,7 @@ def test_who_was_seen_not_to_wait_between_two_samples_did_not_wait_all_the_while
     assert _shares(window) == {}
 
 
-def test_nobody_competes_any_more_as_soon_as_one_does_not_wait() -> None:
+def test_the_competition_ends_when_one_of_two_tenants_does_not_wait() -> None:
     window = ServiceWindow()
     for step in range(3):
         window.observe({A: 10.0 * step, B: 30.0 * step}, (A, B), 5.0 * step)
@@ -66,13 +66,13 @@ def test_nobody_competes_any_more_as_soon_as_one_does_not_wait() -> None:
     assert _shares(window) == {}
 
 
-def test_tenants_compete_inside_a_band_only() -> None:
+def test_tenants_compete_only_inside_a_band() -> None:
     shares = {A: 1.0, B: 2.0, C: 9.0}
     assert by_band(shares, {A: 1, B: 1, C: 0}) == [[1.0, 2.0]]
     assert by_band(shares, {A: 1, B: 2, C: 3}) == []
     assert by_band(shares, {}) == [[1.0, 2.0, 9.0]]
 
 
-def test_when_nobody_got_anything_all_got_the_same() -> None:
+def test_no_service_at_all_is_even() -> None:
     assert jain([0.0, 0.0]) == 1.0
     assert gap_ms([0.0, 0.0]) == 0.0

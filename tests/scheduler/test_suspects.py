@@ -1,4 +1,4 @@
-"""The sequences of a failed step run alone: what that does to the room of others."""
+"""After a failed step its sequences run alone, and others are preempted for them."""
 
 from tests.scheduler.planner_bench import CountingCache, PlannerBench, slices, victims
 from tiercel.ids import SeqId, TenantId
@@ -7,7 +7,7 @@ from tiercel.tenant import KvQuota, Tenants, TenantShare
 
 
 class SpillingCache(CountingCache):
-    """What a victim releases is free only when its copies have landed: later."""
+    """A cache in which the blocks of a victim are not free at once, because its copies have to land first."""
 
     def release(self, seq: SeqId, *, spills: bool = False) -> None:
         before = self.available_blocks
@@ -16,7 +16,7 @@ class SpillingCache(CountingCache):
         self.available_blocks = before
 
 
-def test_a_waiting_suspect_holds_nothing_until_its_room_has_come() -> None:
+def test_a_waiting_suspect_holds_no_blocks_until_it_is_admitted() -> None:
     bench = PlannerBench(tokens=16)
     bench.cache = SpillingCache(20, hits={2: 4})
     bench.submit(1, 7)
@@ -24,15 +24,15 @@ def test_a_waiting_suspect_holds_nothing_until_its_room_has_come() -> None:
     bench.step()
     failing = bench.launch()
     bench.cache.available_blocks = 0
-    assert victims(bench.launch()) == (2,), "it drains: its slice is in flight"
+    assert victims(bench.launch()) == (2,), "its slice is in flight, so it drains"
     bench.book.void(failing.nano_batches, bench.now_s, is_suspect=True)
     assert slices(bench.step()) == [(1, 7, 1)]
     plan = bench.launch()
     assert (victims(plan), plan.admitted) == ((1,), ())
-    assert bench.cache.num_blocks(SeqId(2)) == 0, "sealed with the plan, its hits would be held and found once more"
+    assert bench.cache.num_blocks(SeqId(2)) == 0, "hits that were sealed with the plan would be held and matched again"
 
 
-def test_a_suspect_takes_from_its_own_tenant_what_the_quota_does_not_leave() -> None:
+def test_a_suspect_preempts_sequences_of_its_own_tenant_at_a_full_quota() -> None:
     policy = open_policy("fcfs")
     policy.set_tenants(Tenants(1, (TenantShare(name=TenantId("small"), kv_quota=KvQuota(hbm=5)),)), 0.0)
     bench = PlannerBench(blocks=400, policy=policy, block_bytes=1)

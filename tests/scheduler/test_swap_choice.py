@@ -1,4 +1,4 @@
-"""The price of a victim: every block by the route that it will take, every token that must be computed again."""
+"""The cost of preempting a victim: its blocks by the routes that they take, and its tokens to compute again."""
 
 import pytest
 
@@ -16,7 +16,7 @@ SSD_ONLY = (Route.PERSIST, Route.PREFETCH)
 
 
 def chooser(*routes: Route, mode: PreemptionMode = "auto", token_s: float = TOKEN_S) -> SwapChooser:
-    """A machine with these routes; all of them when none is named."""
+    """Return a chooser for a machine with these routes; with all routes if none is given."""
     rates = Rates(
         bytes_per_s_by_route={route: 1000.0 / ROUTES[route] for route in routes or ROUTES},
         prefill_token_s=token_s,
@@ -26,16 +26,16 @@ def chooser(*routes: Route, mode: PreemptionMode = "auto", token_s: float = TOKE
     return SwapChooser(mode, lambda: rates)
 
 
-def test_dirty_blocks_go_down_and_come_up_by_ddr_where_there_is_one() -> None:
+def test_dirty_blocks_are_spilled_to_ddr_and_restored_from_it_if_there_is_ddr() -> None:
     assert chooser().cost(10, 0, 0, 160).swap_s == pytest.approx(10 * (SPILL_S + RESTORE_S))
     assert chooser(*DDR_ONLY).cost(10, 0, 0, 160).swap_s == pytest.approx(10 * (SPILL_S + RESTORE_S))
 
 
-def test_dirty_blocks_go_to_the_ssd_where_no_ddr_lies_between() -> None:
+def test_dirty_blocks_go_to_the_ssd_if_there_is_no_ddr() -> None:
     assert chooser(*SSD_ONLY).cost(10, 0, 0, 160).swap_s == pytest.approx(10 * (PERSIST_S + PREFETCH_S))
 
 
-def test_a_slow_ssd_beside_ddr_makes_ddr_no_dearer_and_a_fast_one_no_cheaper() -> None:
+def test_the_speed_of_the_ssd_does_not_change_the_cost_of_blocks_in_ddr() -> None:
     routes = {**ROUTES, Route.PERSIST: 1e-6, Route.PREFETCH: 1e-6}
     rates = Rates(bytes_per_s_by_route={route: 1000.0 / one_s for route, one_s in routes.items()}, block_bytes=1000)
     assert SwapChooser("auto", lambda: rates).cost(10, 10, 0, 320).swap_s == pytest.approx(
@@ -43,48 +43,48 @@ def test_a_slow_ssd_beside_ddr_makes_ddr_no_dearer_and_a_fast_one_no_cheaper() -
     ), "blocks that lie in DDR cannot take the SSD's route"
 
 
-def test_blocks_that_lie_on_the_ssd_alone_come_up_through_ddr() -> None:
+def test_blocks_that_are_only_on_the_ssd_are_restored_through_ddr() -> None:
     assert chooser().cost(0, 0, 10, 160).swap_s == pytest.approx(10 * (PREFETCH_S + RESTORE_S))
 
 
-def test_blocks_that_lie_on_the_ssd_alone_come_up_at_once_where_no_ddr_lies_between() -> None:
+def test_blocks_that_are_only_on_the_ssd_are_restored_directly_if_there_is_no_ddr() -> None:
     assert chooser(*SSD_ONLY).cost(0, 0, 10, 160).swap_s == pytest.approx(10 * PREFETCH_S)
 
 
-def test_a_clean_victim_whose_copies_are_dearer_to_read_than_to_compute_is_computed_again() -> None:
-    fast = chooser(token_s=1e-3)  # 16 ms a block, between a restore and a read
+def test_a_clean_victim_is_recomputed_if_reading_its_copies_costs_more() -> None:
+    fast = chooser(token_s=1e-3)  # 16 ms per block: more than a restore from DDR, less than a read from the SSD
     assert fast.decide(0, 10, 0, 160).swaps
     assert not fast.decide(0, 0, 10, 160).swaps
 
 
-def test_tokens_behind_the_last_block_that_can_be_kept_are_computed_again_in_either_case() -> None:
-    cost = chooser().cost(1, 0, 0, 160)  # the lower tier has room for one block of ten
+def test_tokens_behind_the_last_kept_block_are_computed_again_in_both_ways() -> None:
+    cost = chooser().cost(1, 0, 0, 160)  # the lower tier has space for one block of ten
     assert cost.swap_s == pytest.approx(SPILL_S + RESTORE_S + 144 * TOKEN_S)
     assert cost.recompute_s == pytest.approx(160 * TOKEN_S)
 
 
-def test_dropping_the_dirty_blocks_leaves_the_clean_ones_to_be_loaded() -> None:
+def test_recompute_restores_the_clean_blocks_unless_computing_them_is_cheaper() -> None:
     cost = chooser().cost(1, 9, 0, 160)
     assert cost.recompute_s == pytest.approx(9 * RESTORE_S + 16 * TOKEN_S)
-    dear = chooser(*SSD_ONLY, token_s=1e-3)
-    assert dear.cost(1, 0, 9, 160).recompute_s == pytest.approx(160 * TOKEN_S), "reading them would take longer"
+    slow = chooser(*SSD_ONLY, token_s=1e-3)
+    assert slow.cost(1, 0, 9, 160).recompute_s == pytest.approx(160 * TOKEN_S), "reading them would take longer"
 
 
-def test_auto_takes_the_cheaper_way_and_modes_take_theirs() -> None:
+def test_auto_chooses_the_cheaper_way_and_the_other_modes_are_fixed() -> None:
     for token_s, is_swap in ((1e-2, True), (1e-5, False)):
         assert chooser(token_s=token_s).decide(10, 0, 0, 160).swaps is is_swap
         assert chooser(token_s=token_s, mode="swap").decide(10, 0, 0, 160).swaps
         assert not chooser(token_s=token_s, mode="recompute").decide(10, 0, 0, 160).swaps
 
 
-def test_a_victim_without_a_block_below_cannot_be_swapped() -> None:
+def test_a_victim_without_blocks_that_a_lower_tier_can_hold_is_recomputed() -> None:
     for mode in ("auto", "swap", "recompute"):
         decision = chooser(mode=mode).decide(0, 0, 0, 12)
         assert not decision.swaps
         assert decision.chosen_s == pytest.approx(12 * TOKEN_S)
 
 
-def test_long_contexts_are_swapped_where_short_ones_are_computed() -> None:
+def test_long_contexts_are_swapped_and_short_ones_recomputed() -> None:
     rates = Rates(
         bytes_per_s_by_route={Route.SPILL: 1e6, Route.RESTORE: 1e6},
         prefill_token_s=1e-5,
@@ -96,7 +96,7 @@ def test_long_contexts_are_swapped_where_short_ones_are_computed() -> None:
     assert [auto.decide(blocks, 0, 0, BLOCK * blocks).swaps for blocks in (4, 64, 256)] == [False, False, True]
 
 
-def test_a_decision_tells_what_it_takes_and_what_the_other_way_would() -> None:
+def test_a_decision_gives_the_cost_of_both_ways() -> None:
     decision = chooser().decide(10, 0, 0, 160)
     assert (decision.chosen_s, decision.other_s) == (decision.cost.swap_s, decision.cost.recompute_s)
     decision = chooser(mode="recompute").decide(10, 0, 0, 160)

@@ -1,4 +1,4 @@
-"""Who gives way first, and when nobody does."""
+"""The order of victims, and the limits on preemptions per step."""
 
 from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.account import Account
@@ -24,7 +24,7 @@ def order(
     )
 
 
-def test_the_lowest_band_gives_way_first_then_batch_then_the_deepest_debt_then_the_gain_then_the_newest() -> None:
+def test_victims_are_ordered_by_band_class_lead_gain_and_age() -> None:
     assert order(holder(1, is_batch=True), holder(2, band=1)) == [2, 1]
     assert order(holder(1, tenant="b"), holder(2, is_batch=True), leads={"b": 9.0}) == [2, 1]
     assert order(holder(1), holder(2, tenant="b"), leads={"b": 9.0}, gains={1: 5.0}) == [2, 1]
@@ -32,61 +32,61 @@ def test_the_lowest_band_gives_way_first_then_batch_then_the_deepest_debt_then_t
     assert order(holder(1, admitted=1), holder(2, admitted=2)) == [2, 1]
 
 
-def test_the_gain_is_asked_for_only_where_it_decides() -> None:
-    asked: list[int] = []
+def test_the_gain_is_computed_only_if_it_decides() -> None:
+    computed: list[int] = []
 
     def gain(seq: SeqId) -> float:
-        asked.append(seq)
+        computed.append(seq)
         return 0.0
 
     running = [holder(1, band=1), holder(2, admitted=1), holder(3)]
     walk = victims(running, lambda account: 0.0, gain)
     assert next(walk) == 1
-    assert asked == []
+    assert computed == []
     assert list(walk) == [2, 3]
-    assert sorted(asked) == [2, 3]
+    assert sorted(computed) == [2, 3]
 
 
-def test_who_resumed_just_now_stays() -> None:
+def test_a_sequence_that_has_just_resumed_is_not_preempted() -> None:
     running = [holder(1, tokens=15), holder(2, tokens=16)]
     assert list(victims(running, lambda account: 0.0, lambda seq: 0.0)) == [2]
-    assert sorted(victims(running, lambda account: 0.0, lambda seq: 0.0, least_tokens=0)) == [1, 2]
+    assert sorted(victims(running, lambda account: 0.0, lambda seq: 0.0, min_tokens=0)) == [1, 2]
 
 
-def test_two_switches_a_step() -> None:
-    brake = PreemptionLimiter()
+def test_two_preemptions_per_step_are_allowed() -> None:
+    limiter = PreemptionLimiter()
     for _ in range(2):
-        assert brake.may_preempt()
-        brake.preempt(spills=False)
-    assert not brake.may_preempt()
-    assert not brake.may_restore()
+        assert limiter.may_preempt()
+        limiter.preempt(spills=False)
+    assert not limiter.may_preempt()
+    assert not limiter.may_restore()
 
 
-def test_no_restore_beside_a_spill() -> None:
-    brake = PreemptionLimiter()
-    brake.preempt(spills=False)
-    assert brake.may_restore()
-    brake.preempt(spills=True)
-    assert not brake.may_restore()
+def test_no_restore_is_allowed_in_a_step_that_spills() -> None:
+    limiter = PreemptionLimiter()
+    limiter.preempt(spills=False)
+    assert limiter.may_restore()
+    limiter.preempt(spills=True)
+    assert not limiter.may_restore()
 
 
-def test_the_brake_never_stops_the_machine() -> None:
-    brake = PreemptionLimiter(is_void=True)
-    brake.preempt(spills=True)
-    brake.preempt(spills=True)
-    assert brake.may_preempt()
-    assert brake.may_restore()
-    brake.restore()
-    assert PreemptionLimiter(is_void=True, most=0).may_preempt()
+def test_lifted_limits_allow_everything() -> None:
+    limiter = PreemptionLimiter(is_lifted=True)
+    limiter.preempt(spills=True)
+    limiter.preempt(spills=True)
+    assert limiter.may_preempt()
+    assert limiter.may_restore()
+    limiter.restore()
+    assert PreemptionLimiter(is_lifted=True, max_switches=0).may_preempt()
 
 
-def test_the_first_in_rank_goes_hungry_for_so_many_steps_only() -> None:
-    hunger = StarvationCounter(most_steps=3)
+def test_the_counter_starves_after_its_limit_and_is_reset_by_service() -> None:
+    counter = StarvationCounter(max_steps=3)
     for _ in range(3):
-        assert not hunger.is_void
-        hunger.step(was_served=False)
-    assert hunger.is_void
-    hunger.step(was_served=True)
-    assert not hunger.is_void
-    hunger.step(was_served=False)
-    assert not hunger.is_void
+        assert not counter.is_starving
+        counter.step(was_served=False)
+    assert counter.is_starving
+    counter.step(was_served=True)
+    assert not counter.is_starving
+    counter.step(was_served=False)
+    assert not counter.is_starving

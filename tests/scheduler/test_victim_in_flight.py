@@ -1,4 +1,4 @@
-"""Of two equal victims the one goes whose work, in flight or committed, is cheaper to repeat."""
+"""Of two equal victims, the one is preempted whose work, in flight or committed, is cheaper to repeat."""
 
 from tests.scheduler.planner_bench import BLOCK, PlannerBench, victims
 from tiercel.ids import SeqId
@@ -15,7 +15,7 @@ def test_work_in_flight_counts_when_the_cheaper_victim_is_chosen() -> None:
     bench.submit(1, 20, band=1)
     bench.step()  # 20 tokens are computed
     bench.submit(2, 100, band=1)
-    bench.launch()  # 60 and more of the second are in flight
+    bench.launch()  # at least 60 tokens of the second are in flight
     assert bench.book[SeqId(2)].scheduled >= 60 > bench.book[SeqId(2)].computed == 0
     bench.submit(3, 3, band=0)
     assert victims(bench.launch()) == (1,)

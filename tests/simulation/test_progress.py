@@ -1,12 +1,11 @@
 """Fairness is paid for with a small part of the work, however hostile the mix; and every request ends."""
 
-import random
-
 import pytest
 from msgspec.structs import replace
 
 from benchmarks.scenarios.mixes import long_prompts
 from benchmarks.scenarios.progress import draw_mix, play
+from tests.seeds import fresh_seeds
 from tiercel.ids import TenantId
 from tiercel.plan import Plan, whole_slices
 from tiercel.scheduler.preemption_budget import LOSS_SHARE
@@ -36,21 +35,21 @@ def test_no_mix_of_tenants_and_lengths_stops_the_work(seed: int) -> None:
     check_progress(seed)
 
 
-@pytest.mark.parametrize("number", range(2))
-def test_no_mix_that_nobody_has_seen_stops_the_work(number: int) -> None:
-    check_progress(random.SystemRandom().randrange(1 << 31))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(180))
-def test_no_mix_of_many_stops_the_work(seed: int) -> None:
+@pytest.mark.parametrize("seed", fresh_seeds(2))
+def test_no_new_mix_stops_the_work(seed: int) -> None:
     check_progress(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", range(20))
-def test_no_mix_of_many_that_nobody_has_seen_stops_the_work(number: int) -> None:
-    check_progress(random.SystemRandom().randrange(1 << 31))
+@pytest.mark.parametrize("seed", range(180))
+def test_none_of_many_mixes_stops_the_work(seed: int) -> None:
+    check_progress(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", fresh_seeds(20))
+def test_none_of_many_new_mixes_stops_the_work(seed: int) -> None:
+    check_progress(seed)
 
 
 @pytest.mark.parametrize("seconds", [120.0, pytest.param(1800.0, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
