@@ -125,11 +125,11 @@ def compare_arenas(device: Arena, host: Arena) -> None:
         f"attention over {context} tokens": lambda arena: attention_s(arena, context),
     }.items():
         times = in_turns({name: partial(run, arena) for name, arena in arenas.items()})
-        told = ", ".join(
+        parts = ", ".join(
             f"{name} {statistics.median(seconds) * 1e3:.1f} ({min(seconds) * 1e3:.1f}) ms"
             for name, seconds in times.items()
         )
-        print(f"{what}: {told}", flush=True)
+        print(f"{what}: {parts}", flush=True)
 
 
 def main() -> int:

@@ -172,8 +172,8 @@ class Replay:
         self.next_turns = [0] * len(trace)
         self.talk_by_seq: dict[SeqId, int] = {}
         self.request_by_seq: dict[SeqId, Request] = {}
-        self.said_by_seq: dict[SeqId, list[int]] = {}
-        self.spoke_s: dict[SeqId, float] = {}  # time of its last token
+        self.generated_by_seq: dict[SeqId, list[int]] = {}
+        self.last_token_s: dict[SeqId, float] = {}  # time of its last token
         self.waits_s: list[float] = []  # to the first token
         self.gaps_s: list[float] = []  # between tokens
         self.num_turns = 0
@@ -232,7 +232,7 @@ class Replay:
             )
             self.talk_by_seq[seq] = talk
             self.request_by_seq[seq] = request
-            self.said_by_seq[seq] = []
+            self.generated_by_seq[seq] = []
             self.open_tokens += len(turn.question)
             self.loop.take([Submit(request)])
 
@@ -241,7 +241,7 @@ class Replay:
 
     def change_priorities(self) -> None:
         self.row = next(self.rows)
-        for seq in self.said_by_seq:
+        for seq in self.generated_by_seq:
             band = self.band(self.talk_by_seq[seq])
             if band != self.book[seq].band:
                 self.book.move(seq, band, self.clock.now_s())
@@ -269,23 +269,23 @@ class Replay:
         seqs = memoryview(message.seqs).cast("Q")
         for number, token in zip(seqs, memoryview(message.tokens).cast("I"), strict=True):
             seq = SeqId(number)
-            self.said_by_seq[seq].append(token)
-            if seq in self.spoke_s:
-                self.gaps_s.append(now_s - self.spoke_s[seq])
+            self.generated_by_seq[seq].append(token)
+            if seq in self.last_token_s:
+                self.gaps_s.append(now_s - self.last_token_s[seq])
             else:
                 self.waits_s.append(now_s - self.request_by_seq[seq].arrival_s)
-            self.spoke_s[seq] = now_s
+            self.last_token_s[seq] = now_s
         self.open_tokens += len(seqs)
         self.peak_tokens = max(self.peak_tokens, self.open_tokens)
         for finished in message.finished:
             self.end_turn(finished.seq)
 
     def end_turn(self, seq: SeqId) -> None:
-        talk, request, said = self.talk_by_seq[seq], self.request_by_seq.pop(seq), self.said_by_seq.pop(seq)
-        self.spoke_s.pop(seq, None)
+        talk, request, generated = self.talk_by_seq[seq], self.request_by_seq.pop(seq), self.generated_by_seq.pop(seq)
+        self.last_token_s.pop(seq, None)
         self.num_turns += 1
-        self.num_wrong += said != expected_outputs(request, VOCAB, frozenset(), MAX_MODEL_LEN)
-        self.histories[talk].extend(said)
+        self.num_wrong += generated != expected_outputs(request, VOCAB, frozenset(), MAX_MODEL_LEN)
+        self.histories[talk].extend(generated)
         turns, number = self.trace[talk].turns, self.next_turns[talk]
         if number < len(turns):
             heapq.heappush(self.due, (self.clock.now_s() + turns[number].think_s, talk))

@@ -120,7 +120,7 @@ class Clients:
     """All conversations of one run, and the loop that serves them."""
 
     def __init__(self, trace: Sequence[Conversation], seed: int) -> None:
-        self.said: dict[tuple[int, int], list[int]] = {}  # by conversation and turn
+        self.generated: dict[tuple[int, int], list[int]] = {}  # by conversation and turn
         self.waits_s: list[float] = []
         self.gaps_s: list[float] = []
         self.peak_tokens = 0
@@ -148,7 +148,7 @@ class Clients:
             self._open_tokens += len(question)
             seq, number = SeqId(number), number + 1
             self._open[seq] = talk, due_s
-            self.said[talk, self._turns[talk]] = []
+            self.generated[talk, self._turns[talk]] = []
             request = Request(
                 id=seq,
                 prompt=self._histories[talk].tobytes(),
@@ -175,9 +175,9 @@ class Clients:
         seqs = memoryview(message.seqs).cast("Q")
         for seq, token in zip(seqs, memoryview(message.tokens).cast("I"), strict=True):
             talk, since_s = self._open[SeqId(seq)]
-            said = self.said[talk, self._turns[talk]]
-            (self.gaps_s if said else self.waits_s).append(now_s - since_s)
-            said.append(token)
+            generated = self.generated[talk, self._turns[talk]]
+            (self.gaps_s if generated else self.waits_s).append(now_s - since_s)
+            generated.append(token)
             self._open[SeqId(seq)] = talk, now_s
         self._open_tokens += len(seqs)
         self.peak_tokens = max(self.peak_tokens, self._open_tokens)
@@ -190,11 +190,11 @@ class Clients:
     def _end_turn(self, seq: SeqId, reason: FinishReason) -> None:
         talk, _ = self._open.pop(seq)
         number = self._turns[talk]
-        turns, said = self._trace[talk].turns, self.said[talk, number]
-        if reason is not FinishReason.LENGTH or len(said) != turns[number].answer_tokens:
-            raise RuntimeError(f"conversation {talk}, turn {number}: {reason.value} after {len(said)} tokens")
+        turns, generated = self._trace[talk].turns, self.generated[talk, number]
+        if reason is not FinishReason.LENGTH or len(generated) != turns[number].answer_tokens:
+            raise RuntimeError(f"conversation {talk}, turn {number}: {reason.value} after {len(generated)} tokens")
         self.unfinished -= 1
-        self._histories[talk].extend(said)
+        self._histories[talk].extend(generated)
         self._turns[talk] = number + 1
         if number + 1 < len(turns):
             heapq.heappush(self._due, (time.monotonic() + turns[number + 1].think_s, talk))
@@ -243,8 +243,8 @@ class Server:
         result = Result(
             arm=self.arm.name,
             wall_s=wall_s,
-            turns=len(clients.said),
-            tokens=sum(map(len, clients.said.values())),
+            turns=len(clients.generated),
+            tokens=sum(map(len, clients.generated.values())),
             ttft_p50_s=percentile(clients.waits_s, 0.5),
             ttft_p99_s=percentile(clients.waits_s, 0.99),
             tbt_p999_s=percentile(clients.gaps_s, 0.999),
@@ -355,7 +355,7 @@ def main() -> int:
         reference, clients = roomy.run(trace, arguments.seed)
         roomy.close()
         blocks = max(int(BUDGET_SHARE * reference.peak_tokens / BLOCK), longest // BLOCK + 2)
-        expected = clients.said
+        expected = clients.generated
         print(
             f"{count} conversations, {reference.turns} turns, {reference.tokens} tokens to say; peak "
             f"{reference.peak_tokens} tokens, device pool {blocks} blocks; with room for all {reference.wall_s:.1f} s, "
@@ -370,7 +370,7 @@ def main() -> int:
             for arm in itertools.islice(itertools.cycle(ARMS), run, run + len(ARMS)):
                 result, clients = servers[arm].run(trace, arguments.seed)
                 results[arm.name].append(result)
-                changed[arm.name] += sum(clients.said[turn] != said for turn, said in expected.items())
+                changed[arm.name] += sum(clients.generated[turn] != generated for turn, generated in expected.items())
                 print(
                     f"run {run + 1} {arm.name:10s} {result.wall_s:6.1f} s {result.tokens_per_s:6.0f} tokens/s, P99 "
                     f"TTFT {result.ttft_p99_s:.2f} s",

@@ -28,8 +28,8 @@ def main() -> int:
         answers = make_answers(folder / "model")
         tally = Tally()
         churn(answers, tally, folder / "kv", args.preemptions, args.seed, is_checked=args.check)
-    told = ", ".join(f"{count} {how}" for how, count in sorted(tally.preempted.items()))
-    print(f"{tally.preemptions} preemptions ({told}) in {time.monotonic() - began_s:.0f} s")
+    counts = ", ".join(f"{count} {how}" for how, count in sorted(tally.preempted.items()))
+    print(f"{tally.preemptions} preemptions ({counts}) in {time.monotonic() - began_s:.0f} s")
     print(f"{tally.requests} requests, {tally.tokens} tokens; prompt tokens found: {dict(tally.hit_tokens)}")
     print(f"{tally.lost} tokens lost, {tally.wrong} wrong, {tally.excused} requests excused at a tie")
     return 1 if tally.lost or tally.wrong else 0

@@ -153,7 +153,7 @@ async def _see(server: Running, tenants: tuple[Tenant, ...]) -> None:
             group.create_task(ask(f"k{index}"))
     for tenant in tenants:
         server.context.metrics.on_throttled(tenant.name, "requests")
-    told = tuple(
+    gauges = tuple(
         TenantGauges(
             tenant=tenant.name,
             service_s=12.345678,
@@ -163,7 +163,7 @@ async def _see(server: Running, tenants: tuple[Tenant, ...]) -> None:
         for tenant in tenants
     )
     server.engine.send(
-        Report(gauges=Gauges(fair=FairGauges(competing=len(tenants), jain=0.97, gap_s=1.5, tenants=told)))
+        Report(gauges=Gauges(fair=FairGauges(competing=len(tenants), jain=0.97, gap_s=1.5, tenants=gauges)))
     )
     await until(lambda: server.context.client.gauges.fair is not None)
 

@@ -265,10 +265,10 @@ def replay(slots: int) -> None:
     records = b"".join(pack_record(volume_id, slot, b"k" * 32, slot + 1) for slot in range(slots))
     raw = pack_journal_head(volume_id, slots) + bytes(len(records)) + records + pack_clean(volume_id, slots)
     began_s = time.perf_counter()
-    told = replay_journal(raw, volume_id, slots)
+    journal = replay_journal(raw, volume_id, slots)
     spent_s = time.perf_counter() - began_s
-    assert told is not None
-    assert told.is_clean
+    assert journal is not None
+    assert journal.is_clean
     print(f"journal replay: {slots:,} records in {spent_s * 1e3:.0f} ms, {slots / spent_s:,.0f} records/s")
 
 

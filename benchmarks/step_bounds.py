@@ -90,7 +90,7 @@ class Copies:
         return ()
 
 
-class Nobody:
+class ReportSink:
     """A receiver of reports that ignores them."""
 
     def post(self, message: Report) -> None:
@@ -132,7 +132,7 @@ class Engine:
         )
         planner = Planner(self.book, StepLimits(seqs, tokens, block_bytes=4096), SwapChooser(mode, lambda: rates))
         self.loop = EngineLoop(
-            self.book, self.cache, planner, Device(self.clock), Nobody(), self.clock, 1, mover=Copies()
+            self.book, self.cache, planner, Device(self.clock), ReportSink(), self.clock, 1, mover=Copies()
         )
         self.times_ms: list[float] = []
         self.notes: list[str] = []

@@ -65,7 +65,7 @@ TIE = 0.05
 QUEUED_S = 0.02
 LEAST_RIGHT = 0.9
 LEAST_SHARE = 0.1
-SAYS = 4  # tokens generated before the preemption
+TOKENS_BEFORE = 4  # tokens generated before the preemption
 MOST_S = 60.0  # limit of each wait
 SKEW = 8.0
 MODEL_VOCAB = 2048
@@ -111,7 +111,7 @@ class LinkDevice(CpuDevice):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LoggedSwitch:
     """The times of one switch by the engine's log, in seconds."""
 
     mode: str
@@ -125,12 +125,14 @@ class SwitchLog(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self.told: list[Told] = []
+        self.logged: list[LoggedSwitch] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg.startswith("switch over") and isinstance(record.args, tuple):
             _, mode, _, predicted_ms, other_ms, realised_ms, _ = record.args
-            self.told.append(Told(str(mode), *(float(str(ms)) / 1e3 for ms in (predicted_ms, other_ms, realised_ms))))
+            self.logged.append(
+                LoggedSwitch(str(mode), *(float(str(ms)) / 1e3 for ms in (predicted_ms, other_ms, realised_ms)))
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Cost:
     is_swap: bool
     down_s: float  # time of its copies down
     return_s: float  # from the end of the rival to the victim's next token
-    told: Told
+    logged: LoggedSwitch
 
     @property
     def total_s(self) -> float:
@@ -156,12 +158,12 @@ class Victim:
     tokens: int
     swap_s: float  # measured
     recompute_s: float  # measured
-    told: Told  # times by the log of the engine that chose
+    logged: LoggedSwitch  # times by the log of the engine that chose
 
     @property
     def is_swap(self) -> bool:
         """True if the engine chose to swap."""
-        return self.told.mode == "swap"
+        return self.logged.mode == "swap"
 
     @property
     def chosen_s(self) -> float:
@@ -203,25 +205,25 @@ class Stage:
         loop, tiers = self._engine.loop, self._engine.cache.tiers
         self._inbox.clear()
         victim = self._submit(draw(rng, tokens), band=5)
-        self._step_until(lambda: self._said(victim) >= SAYS)
+        self._step_until(lambda: self._num_generated(victim) >= TOKENS_BEFORE)
         before, down_s = loop.gauges.read(), self._down_s()
         rival = self._submit(draw(rng, 16), band=0)
-        self._step_until(lambda: self._said(rival) >= 1 and not len(tiers.transfers))
+        self._step_until(lambda: self._num_generated(rival) >= 1 and not len(tiers.transfers))
         after, down_s = loop.gauges.read(), self._down_s() - down_s
         if after.preemptions != before.preemptions + 1:
             raise RuntimeError(f"{after.preemptions - before.preemptions} preemptions where one was wanted")
         self._evict(tiers.device)
-        said = self._said(victim)
+        generated = self._num_generated(victim)
         with self._log_switches():
             began_s = time.monotonic()
             loop.take([Abort((rival,), FinishReason.ABORT)])
-            self._step_until(lambda: self._said(victim) > said)
+            self._step_until(lambda: self._num_generated(victim) > generated)
             return_s = time.monotonic() - began_s
         loop.take([Abort((victim,), FinishReason.ABORT)])
         self._step_until(lambda: loop.is_idle and not len(tiers.transfers))
         for _, pool in tiers.pools():
             self._evict(pool)
-        return Cost(after.preemptions_swap > before.preemptions_swap, down_s, return_s, self._log.told[-1])
+        return Cost(after.preemptions_swap > before.preemptions_swap, down_s, return_s, self._log.logged[-1])
 
     def close(self) -> None:
         """Stop the threads of the engine."""
@@ -234,7 +236,7 @@ class Stage:
         self._engine.loop.take([Submit(request)])
         return seq
 
-    def _said(self, seq: SeqId) -> int:
+    def _num_generated(self, seq: SeqId) -> int:
         return sum(memoryview(report.seqs).cast("Q").tolist().count(seq) for _, report in self._inbox.reports)
 
     def _down_s(self) -> float:
@@ -320,19 +322,19 @@ def measure(swap: Stage, recompute: Stage, auto: Stage, multiple: float, tokens:
             costs[cost.is_swap].append(cost.total_s)
     if len(costs[True]) != runs or len(costs[False]) != runs:
         raise RuntimeError("a forced way was not taken")
-    return Victim(multiple, tokens, median(costs[True]), median(costs[False]), auto.switch(tokens, rng).told)
+    return Victim(multiple, tokens, median(costs[True]), median(costs[False]), auto.switch(tokens, rng).logged)
 
 
 def show(victims: Sequence[Victim]) -> bool:
     """Print the result. Return whether all checks are met."""
     print("\nlink  tokens   swap ms  recompute ms  predicted ms  chosen")
     for one in victims:
-        told = one.told
-        predicted = (told.predicted_s, told.other_s) if one.is_swap else (told.other_s, told.predicted_s)
+        logged = one.logged
+        predicted = (logged.predicted_s, logged.other_s) if one.is_swap else (logged.other_s, logged.predicted_s)
         mark = "tie" if one.is_tie else "" if one.is_right else f"WRONG, {one.chosen_s / one.best_s - 1:.0%} dearer"
         print(
             f"{one.multiple:4.2f}  {one.tokens:6d}  {1e3 * one.swap_s:8.1f}  {1e3 * one.recompute_s:12.1f}  "
-            f"{1e3 * predicted[0]:5.0f} {1e3 * predicted[1]:6.0f}  {told.mode:9s}  {mark}"
+            f"{1e3 * predicted[0]:5.0f} {1e3 * predicted[1]:6.0f}  {logged.mode:9s}  {mark}"
         )
     count = len(victims)
     right, ties = sum(one.is_right for one in victims), sum(one.is_tie for one in victims)
@@ -348,9 +350,11 @@ def show(victims: Sequence[Victim]) -> bool:
     for name, is_swap in (("swap", True), ("recompute", False)):
         chosen = [one for one in victims if one.is_swap == is_swap]
         if chosen:
-            predicted = median(one.told.predicted_s / one.chosen_s for one in chosen)
-            realised = median(one.told.realised_s / one.chosen_s for one in chosen)
-            print(f"{name}: predicted {predicted:.2f}, told as realised {realised:.2f} of what was measured (medians)")
+            predicted = median(one.logged.predicted_s / one.chosen_s for one in chosen)
+            realised = median(one.logged.realised_s / one.chosen_s for one in chosen)
+            print(
+                f"{name}: relative to the measured cost: predicted {predicted:.2f}, by the log {realised:.2f} (medians)"
+            )
     clearly = sum(one.is_right for one in clear)
     print(f"ties (within {TIE:.0%}): {ties} of {count}; without them {clearly} of {len(clear)} right")
     checks = (

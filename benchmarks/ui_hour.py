@@ -171,16 +171,16 @@ def main() -> int:
         args.pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="ui-hour-") as name, daemon_in(Path(name), args.model, flags) as (url, *_):
         looks = asyncio.run(watch(url, args))
-    told = summary(looks)
-    least, mean = told["least_redraws_per_s"], told["mean_redraws_per_s"]
-    print(f"{told['seconds']:.0f} s: {mean:.2f} redraws/s, never under {least:.2f}")
-    before, after = told["heap_first_bytes"] / 1024, told["heap_last_bytes"] / 1024
+    figures = summary(looks)
+    least, mean = figures["least_redraws_per_s"], figures["mean_redraws_per_s"]
+    print(f"{figures['seconds']:.0f} s: {mean:.2f} redraws/s, never under {least:.2f}")
+    before, after = figures["heap_first_bytes"] / 1024, figures["heap_last_bytes"] / 1024
     print(
-        f"heap {before:.0f} KiB after {told['heap_from_s']:.0f} s, {after:.0f} at the end: {told['heap_growth']:+.1%}"
+        f"heap {before:.0f} KiB after {figures['heap_from_s']:.0f} s, {after:.0f} at the end: {figures['heap_growth']:+.1%}"
     )
     if args.json is not None:
-        args.json.write_text(json.dumps({"summary": told, "looks": looks}, indent=1))
-    is_good = told["least_redraws_per_s"] >= LEAST_REDRAWS_PER_S and told["heap_growth"] <= MOST_GROWTH
+        args.json.write_text(json.dumps({"summary": figures, "looks": looks}, indent=1))
+    is_good = figures["least_redraws_per_s"] >= LEAST_REDRAWS_PER_S and figures["heap_growth"] <= MOST_GROWTH
     return 0 if is_good else 1
 
 

@@ -85,10 +85,10 @@ class SimTally:
         http = self.http
         if http is not None:
             now_s = http.report(posted_s)
-        said = array("Q")
-        said.frombytes(message.seqs)
-        self.tokens += len(said)
-        for seq in said:
+        seqs = array("Q")
+        seqs.frombytes(message.seqs)
+        self.tokens += len(seqs)
+        for seq in seqs:
             one = live[seq]
             tally, last_s = one.tally, one.last_s
             if http is not None:

@@ -102,14 +102,14 @@ class LoadRunner:
     async def _converse(self, source: Source, job: Job, due_s: float, sendable_s: float) -> None:
         """Hold a conversation: its turns in order, up to the first that fails."""
         turns = job.conversation.turns
-        said: tuple[tuple[str, str], ...] = ()
+        history: tuple[tuple[str, str], ...] = ()
         for number, turn in enumerate(turns):
             if number:
                 due_s = sendable_s = self._now_s() + turn.think_s
                 if not await self._wait_until(due_s):
                     return
             spec = RequestSpec(
-                source=source, index=job.index, turn=turn, number=number, is_only=len(turns) == 1, said=said,
+                source=source, index=job.index, turn=turn, number=number, is_only=len(turns) == 1, history=history,
                 due_s=due_s,
             )  # fmt: skip
             self._sent += 1
@@ -120,7 +120,7 @@ class LoadRunner:
             if sent.record.error is not None:
                 self._failed += 1
                 return
-            said = (*said, (turn.prompt, sent.text))
+            history = (*history, (turn.prompt, sent.text))
 
     def _now_s(self) -> float:
         return self._clock.now_s() - self._start_s

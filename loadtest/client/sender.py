@@ -27,7 +27,7 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
     turn: Turn
     number: int  # position of the turn in its conversation
     is_only: bool  # True if the conversation has no other turn
-    said: tuple[tuple[str, str], ...]  # the questions and answers before this turn
+    history: tuple[tuple[str, str], ...]  # the questions and answers before this turn
     due_s: float  # seconds since the start of the run
 
 
@@ -135,10 +135,10 @@ class RequestSender:
 
 def _prompt_fields(spec: RequestSpec, *, is_chat: bool) -> dict[str, object]:
     if not is_chat:
-        before = "".join(f"{question}{answer}" for question, answer in spec.said)
+        before = "".join(f"{question}{answer}" for question, answer in spec.history)
         return {"prompt": before + spec.turn.prompt}
     messages: list[dict[str, str]] = []
-    for question, answer in spec.said:
+    for question, answer in spec.history:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"messages": [*messages, {"role": "user", "content": spec.turn.prompt}]}
 

@@ -72,8 +72,8 @@ def totals(values: Values, name: str, label: str) -> dict[str, float]:
     """Return the sums over the series of one name by the value of a label, in the order of the values."""
     found: dict[str, float] = {}
     for key, value in select(values, name).items():
-        if (said := parse_series(key).labels.get(label)) is not None:
-            found[said] = found.get(said, 0.0) + value
+        if (label_value := parse_series(key).labels.get(label)) is not None:
+            found[label_value] = found.get(label_value, 0.0) + value
     return dict(sorted(found.items()))
 
 

@@ -128,7 +128,7 @@ def server_charts(result: RunResult) -> tuple[list[Chart], list[str]]:
     samples = result.samples[:: -(-len(result.samples) // _STEPS)]
     charts: list[Chart] = []
     missing: list[str] = []
-    still: list[str] = []
+    constant: list[str] = []
     parts = [
         (_queue_rows(samples), show_number, "server-queue", "The server's queue", "Sequences running or waiting."),
         (_share_rows(tier_shares(samples)), show_percent, "tiers", "Tier occupancy", "How full each tier is."),
@@ -144,13 +144,13 @@ def server_charts(result: RunResult) -> tuple[list[Chart], list[str]]:
             missing.append(title.lower())
             continue
         if not any(value for row in rows for curve in row.curves for value in curve.values):
-            still.append(title.lower())
+            constant.append(title.lower())
             continue
         with drawing_style():
             names = ", ".join(row.title for row in rows)
             charts.append(finish(rows_chart(rows, show), name, title, caption, f"{title} over time: {names}."))
-    said = [f"The server does not export: {', '.join(missing)}."] if missing else []
-    return charts, said + ([f"Zero all the time: {', '.join(still)}."] if still else [])
+    sentences = [f"The server does not export: {', '.join(missing)}."] if missing else []
+    return charts, sentences + ([f"Zero all the time: {', '.join(constant)}."] if constant else [])
 
 
 def _moved(result: RunResult) -> str:

@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from benchmarks.step_bounds import Copies, Device, Nobody
+from benchmarks.step_bounds import Copies, Device, ReportSink
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import BYTES, TierBench
 from tests.seeds import fresh_seeds
@@ -92,7 +92,7 @@ class Counted:
         chooser = SwapChooser("swap" if host else "recompute", lambda: rates)
         planner = Planner(self.book, StepLimits(8, 8192), chooser)
         device, copies = Device(self.clock), Copies()
-        self.loop = EngineLoop(self.book, self.cache, planner, device, Nobody(), self.clock, 1, mover=copies)
+        self.loop = EngineLoop(self.book, self.cache, planner, device, ReportSink(), self.clock, 1, mover=copies)
         self.most_calls = 0
         self.where = ""
         self._calls = 0

@@ -41,9 +41,9 @@ def recorded_texts(query: DatasetQuery) -> Iterator[list[str]]:
     if not isinstance(entries, list):
         raise ConfigError("bench.dataset", f"--dataset-path {query.path}: not a list of conversations")
     for entry in entries:
-        said = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
-        if not isinstance(said, list) or len(said) < 2:
+        recorded = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
+        if not isinstance(recorded, list) or len(recorded) < 2:
             continue
-        texts = [turn.get("value") for turn in said if isinstance(turn, dict)]
-        if len(texts) == len(said) and all(isinstance(text, str) for text in texts):
+        texts = [turn.get("value") for turn in recorded if isinstance(turn, dict)]
+        if len(texts) == len(recorded) and all(isinstance(text, str) for text in texts):
             yield [str(text) for text in texts]
