@@ -130,9 +130,8 @@ class SwitchLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg.startswith("switch over") and isinstance(record.args, tuple):
             _, mode, _, predicted_ms, other_ms, realised_ms, _ = record.args
-            self.logged.append(
-                LoggedSwitch(str(mode), *(float(str(ms)) / 1e3 for ms in (predicted_ms, other_ms, realised_ms)))
-            )
+            seconds = (float(str(ms)) / 1e3 for ms in (predicted_ms, other_ms, realised_ms))
+            self.logged.append(LoggedSwitch(str(mode), *seconds))
 
 
 @dataclass(frozen=True, slots=True)

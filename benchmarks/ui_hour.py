@@ -176,7 +176,8 @@ def main() -> int:
     print(f"{figures['seconds']:.0f} s: {mean:.2f} redraws/s, never under {least:.2f}")
     before, after = figures["heap_first_bytes"] / 1024, figures["heap_last_bytes"] / 1024
     print(
-        f"heap {before:.0f} KiB after {figures['heap_from_s']:.0f} s, {after:.0f} at the end: {figures['heap_growth']:+.1%}"
+        f"heap {before:.0f} KiB after {figures['heap_from_s']:.0f} s, "
+        f"{after:.0f} KiB at the end: {figures['heap_growth']:+.1%}"
     )
     if args.json is not None:
         args.json.write_text(json.dumps({"summary": figures, "looks": looks}, indent=1))

@@ -14,7 +14,7 @@ from tiercel.wire import Abort
 
 MOODS = ("flood", "hog", "giant", "pulse", "shy", "echo", "trickle", "settle", "idle")
 ALWAYS = ("flood", "hog", "giant")
-"""Moods of somebody who always has something that waits."""
+"""Methods with requests that always wait."""
 
 _TIMES = linear_times(base_ms=2.0, prefill_ms=0.2, decode_ms=1.0, context_ms=0.001)
 
