@@ -86,9 +86,12 @@ class Daemon:
 
 @contextlib.contextmanager
 def daemon(folder: Path, *flags: str, wait: bool = True, under: tuple[str, ...] = ()) -> Iterator[Daemon]:
-    """Serve until the block ends. `under` is the command of a tracer."""
+    """Serve until the block ends. `under` is the command of a tracer.
+
+    Step times are not measured at the start, unless a flag asks for it: that would take 1.5 s of each test.
+    """
     log = folder / f"serve-{time.monotonic_ns()}.log"
-    command = [*under, TIERCEL, "serve", "--port", "0", *flags]
+    command = [*under, TIERCEL, "serve", "--port", "0", "--calibration-seconds", "0", *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=environment, cwd=folder)

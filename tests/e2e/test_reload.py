@@ -9,7 +9,7 @@ from tests.e2e.daemon import Daemon, daemon
 from tests.e2e.test_life import LONG, lines
 
 BOSS = {"authorization": "Bearer boss"}
-FLAGS = ("--admin-key", "boss", "--calibration-seconds", "0")
+FLAGS = ("--admin-key", "boss")
 
 
 def events(running: Daemon, name: str) -> list[dict[str, object]]:

@@ -13,7 +13,7 @@ from tests.server.collector import collector
 CANARY = "xylocarp"
 STORY = "Tell me a story."
 FLAGS = ("--log-level", "debug", "--enable-request-id-headers")
-SMALL = ("--max-model-len", "256", "--num-gpu-blocks-override", "24", "--calibration-seconds", "0")
+SMALL = ("--max-model-len", "256", "--num-gpu-blocks-override", "24")
 
 
 def _lines(log: Path) -> list[dict[str, object]]:
