@@ -30,8 +30,8 @@ from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena, open_arena
+from tiercel.kvcache.store.copy_run import extents_of
 from tiercel.kvcache.store.mover import CopyLanes, StoreMover
-from tiercel.kvcache.store.run import extents_of
 from tiercel.tier import KVSpec, Purpose, Route, Transfer
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from tiercel.device.volume_file import FileCalls, Scratch, VolumeFile, is_aligned
+from tiercel.device.volume_file import FileCalls, ThreadBuffers, VolumeFile, is_aligned
 from tiercel.device.volume_format import (
     ALIGN,
     FINGERPRINT_BYTES,
@@ -22,14 +22,14 @@ from tiercel.device.volume_format import (
     SlotHeader,
     digest_of,
     find_digest,
-    fit,
+    fit_layout,
     pack_header,
     parse_header,
     round_up,
     slot_bytes,
     total_bytes,
 )
-from tiercel.device.volume_opening import Opened, Opening
+from tiercel.device.volume_opening import OpenedVolume, VolumeOpening
 from tiercel.errors import ConfigError, InvariantError
 from tiercel.lock import lock_folder
 from tiercel.units import show_bytes
@@ -52,7 +52,7 @@ class Volume:
     multiples of 4096 and they are writable memory; otherwise the bytes go through a buffer of the calling thread.
     """
 
-    def __init__(self, opened: Opened, closing: ExitStack) -> None:
+    def __init__(self, opened: OpenedVolume, closing: ExitStack) -> None:
         superblock = opened.superblock
         self.slots = superblock.slots
         self.block_bytes = superblock.block_bytes
@@ -67,7 +67,7 @@ class Volume:
         self._closing = closing
         self._touched = bytearray(self.slots)  # written or emptied since opening: recovery has no word on them
         self._sequences = itertools.count(superblock.opens << _OPEN_SHIFT)
-        self._scratch = Scratch(self.block_bytes)
+        self._scratch = ThreadBuffers(self.block_bytes)
 
     def write(self, slot: int, key: bytes, payload: memoryview) -> bytes:
         """Put a block into a slot, over what was there; the xxh3-128 digest of its bytes.
@@ -238,7 +238,7 @@ def open_volume(
         raise ConfigError("kv.folders", f"a volume lies in 1 to {MAX_STRIPES} folders, not in {len(folders)}")
     if block_bytes < 1 or not 0 < len(fingerprint) <= FINGERPRINT_BYTES:
         raise InvariantError("volume.kind", block_bytes=block_bytes, fingerprint_bytes=len(fingerprint))
-    layout = fit(capacity_bytes, len(folders), block_bytes)
+    layout = fit_layout(capacity_bytes, len(folders), block_bytes)
     if layout is None:
         least = total_bytes(len(folders), len(folders), block_bytes)
         raise ConfigError(
@@ -250,7 +250,7 @@ def open_volume(
         if lock:
             for folder in folders:
                 closing.callback(os.close, lock_folder(folder))
-        opening = Opening(folders, layout, block_bytes, fingerprint, calls or FileCalls(), closing)
+        opening = VolumeOpening(folders, layout, block_bytes, fingerprint, calls or FileCalls(), closing)
         try:
             opened = opening.run()
         except OSError as exc:

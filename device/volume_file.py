@@ -27,7 +27,7 @@ class FileCalls:
     fallocate: Callable[[int, int, int], None] = os.posix_fallocate
 
 
-class Scratch(threading.local):
+class ThreadBuffers(threading.local):
     """Aligned buffers of the calling thread: one for a header, one for a payload that cannot be used in place."""
 
     def __init__(self, payload_bytes: int) -> None:

@@ -193,7 +193,7 @@ _NO_RECORD = bytes(RECORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class JournalReplay:
     """What a journal told. `table` is the last record of each slot, `RECORD_BYTES` wide; zeros where there was none."""
 
     table: bytearray
@@ -229,7 +229,7 @@ def unpack_record(raw: bytes | bytearray | memoryview, at: int) -> tuple[int, in
     return sequence, slot, key
 
 
-def replay_journal(raw: bytes, volume_id: bytes, slots: int) -> Replay | None:
+def replay_journal(raw: bytes, volume_id: bytes, slots: int) -> JournalReplay | None:
     """Read up to the last valid record, never past it; None when this is not the journal of this volume.
 
     Cost: about a million records a second; memory is `RECORD_BYTES` a slot beside `raw`.
@@ -247,16 +247,16 @@ def replay_journal(raw: bytes, volume_id: bytes, slots: int) -> Replay | None:
             break
         if slot == _CLEAN_SLOT:
             is_last = not raw[at + RECORD_BYTES :].strip(b"\0")
-            return Replay(table, records, is_last and key == _CLEAN_KEY and sequence == records)
+            return JournalReplay(table, records, is_last and key == _CLEAN_KEY and sequence == records)
         if slot >= slots:
             break
         table[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = record
         records += 1
-    return Replay(table, records, is_clean=False)
+    return JournalReplay(table, records, is_clean=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class VolumeLayout:
     """How a capacity is cut into slots."""
 
     slots: int  # of all folders; as many in each
@@ -269,7 +269,7 @@ def total_bytes(slots: int, stripes: int, block_bytes: int) -> int:
     return fixed + slots * (slot_bytes(block_bytes) + _EXTENT_BYTES)
 
 
-def fit(capacity_bytes: int, stripes: int, block_bytes: int) -> Layout | None:
+def fit_layout(capacity_bytes: int, stripes: int, block_bytes: int) -> VolumeLayout | None:
     """The most slots that fit, or None when not even one a folder does."""
     each = capacity_bytes // (stripes * slot_bytes(block_bytes))
     each = min(each, MAX_SLOTS // stripes)
@@ -280,4 +280,4 @@ def fit(capacity_bytes: int, stripes: int, block_bytes: int) -> Layout | None:
             low = middle
         else:
             high = middle - 1
-    return Layout(low * stripes, total_bytes(low * stripes, stripes, block_bytes)) if low else None
+    return VolumeLayout(low * stripes, total_bytes(low * stripes, stripes, block_bytes)) if low else None

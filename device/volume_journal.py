@@ -13,7 +13,7 @@ from tiercel.device.volume_format import (
     JOURNAL_NAME,
     NO_KEY,
     RECORD_BYTES,
-    Replay,
+    JournalReplay,
     journal_bytes,
     pack_clean,
     pack_journal_head,
@@ -28,7 +28,7 @@ _PENDING_BYTES = 64 * RECORD_BYTES
 log = logging.getLogger(__name__)
 
 
-def read_journal(folder: int, volume_id: bytes, slots: int) -> Replay | None:
+def read_journal(folder: int, volume_id: bytes, slots: int) -> JournalReplay | None:
     """What the journal in an open folder tells; None when there is none of this volume.
 
     Errors: none; a journal that cannot be read is no journal.
@@ -52,7 +52,7 @@ def unlink_journal(folder: int) -> None:
             os.unlink(name, dir_fd=folder)
 
 
-class Journal:
+class VolumeJournal:
     """The last record of each slot, in memory and, appended, in a file. Safe to call from several threads.
 
     A journal that cannot be written is given up with a warning: writes of blocks go on, the next start scans.

@@ -15,12 +15,12 @@ from tiercel.device.volume_format import (
     ID_BYTES,
     RECORD_BYTES,
     VOLUME_NAME,
-    Layout,
     Superblock,
+    VolumeLayout,
     pack_superblock,
     parse_superblock,
 )
-from tiercel.device.volume_journal import Journal, read_journal, unlink_journal
+from tiercel.device.volume_journal import VolumeJournal, read_journal, unlink_journal
 from tiercel.errors import ConfigError
 from tiercel.lock import open_folder
 from tiercel.units import show_bytes
@@ -29,22 +29,22 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedVolume:
     """The parts of a volume. `is_known`: the journal tells of every slot, so that no scan is needed."""
 
     files: tuple[VolumeFile, ...]
     superblock: Superblock
-    journal: Journal
+    journal: VolumeJournal
     is_known: bool
 
 
-class Opening:
+class VolumeOpening:
     """What is known while a volume is being opened."""
 
     def __init__(
         self,
         folders: tuple[Path, ...],
-        layout: Layout,
+        layout: VolumeLayout,
         block_bytes: int,
         fingerprint: bytes,
         calls: FileCalls,
@@ -59,7 +59,7 @@ class Opening:
         self._handles: list[int] = []
         self._files: list[VolumeFile] = []
 
-    def run(self) -> Opened:
+    def run(self) -> OpenedVolume:
         """Errors: ConfigError, OSError; the stack gives up what was opened."""
         for folder in self._folders:
             handle = open_folder(folder, may_create=True)
@@ -77,7 +77,7 @@ class Opening:
             first = replace(first, opens=first.opens + 1)
             self._write_superblocks(first)
             table = replay.table if replay is not None and is_known else bytearray(first.slots * RECORD_BYTES)
-            journal = Journal(self._handles[0], first.volume_id, table)
+            journal = VolumeJournal(self._handles[0], first.volume_id, table)
             journal.start()
             undo.pop_all()
         log.info(
@@ -85,7 +85,7 @@ class Opening:
             *(len(self._files), first.slots, first.block_bytes, all(file.is_direct for file in self._files)),
             "journal" if is_known else "scan",
         )
-        return Opened(tuple(self._files), first, journal, is_known)
+        return OpenedVolume(tuple(self._files), first, journal, is_known)
 
     def _paths(self) -> Iterator[tuple[int, Path]]:
         return ((handle, folder / VOLUME_NAME) for handle, folder in zip(self._handles, self._folders, strict=True))

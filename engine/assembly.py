@@ -178,7 +178,7 @@ def assemble(
         MemoryRelief(planner, device.give_back_cached),
         lambda: tiers.disk_state,
     )
-    upkeep = Upkeep(tiers, rates, cache.idle, clock, policy.costs if settings.calibration_s else None)
+    upkeep = Upkeep(tiers, rates, cache.background, clock, policy.costs if settings.calibration_s else None)
     return Engine(loop, model, cache, tiers, upkeep, lane, device, capacity, clock)
 
 

@@ -122,7 +122,7 @@ class EngineLoop:
     @property
     def has_unsaved(self) -> bool:
         """Whether memory holds blocks that could be persisted and are not."""
-        return self._cache.idle.has_unsaved
+        return self._cache.background.has_unsaved
 
     def take(self, messages: Iterable[ToEngine]) -> None:
         """Act on messages of the HTTP process."""

@@ -3,7 +3,7 @@
 from tiercel.clock import Clock
 from tiercel.engine.measure.rate_book import RateBook
 from tiercel.engine.memory.tiers import Tiers
-from tiercel.kvcache.idle import IdleWork
+from tiercel.kvcache.background import BackgroundWork
 from tiercel.outcome import DiskState
 from tiercel.scheduler.cost import StepCosts
 
@@ -13,7 +13,9 @@ _INTERVAL_S = 0.5
 class Upkeep:
     """Passes measurements to the rate book, and closes the disk for background copies once it accepts no writes."""
 
-    def __init__(self, tiers: Tiers, rates: RateBook, idle: IdleWork, clock: Clock, costs: StepCosts | None) -> None:
+    def __init__(
+        self, tiers: Tiers, rates: RateBook, idle: BackgroundWork, clock: Clock, costs: StepCosts | None
+    ) -> None:
         self._tiers = tiers
         self._rates = rates
         self._idle = idle

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from tiercel.ids import BlockKey
 from tiercel.kvcache.pool import KEY_BYTES
 
-_MOST_CHAINS = 4096
+_MAX_CHAINS = 4096
 _KEPT = 0.75  # of the keys that may be kept, after the cheapest chains were forgotten
 _DAY_S = 86_400.0
 
@@ -52,9 +52,9 @@ class ChainQueue:
     then the cheapest, and of equals the oldest.
     """
 
-    def __init__(self, most_keys: int, is_at_hand: Callable[[Chain], bool] = lambda _: True) -> None:
+    def __init__(self, max_keys: int, is_at_hand: Callable[[Chain], bool] = lambda _: True) -> None:
         """`is_at_hand`: the next block of a chain can still be written."""
-        self._most_keys = most_keys
+        self._max_keys = max_keys
         self._is_at_hand = is_at_hand
         self._num_keys = 0
         self._heap: list[_Entry] = []
@@ -84,7 +84,7 @@ class ChainQueue:
         """A chain ended. The cheapest are forgotten when there are too many, or too many keys."""
         heapq.heappush(self._heap, (chain.is_once, -chain.saving_s, next(self._ids), chain))
         self._num_keys += len(chain)
-        if self._num_keys > self._most_keys or len(self._heap) + len(self._aside) > _MOST_CHAINS:
+        if self._num_keys > self._max_keys or len(self._heap) + len(self._aside) > _MAX_CHAINS:
             self._forget()
 
     def pop(self) -> None:
@@ -95,9 +95,9 @@ class ChainQueue:
         """The first waits until its next block can be read."""
         heapq.heappush(self._aside, heapq.heappop(self._heap))
 
-    def recall(self, most: int) -> None:
+    def recall(self, maximum: int) -> None:
         """Blocks have come: look again at the best of what was set aside."""
-        for _ in range(min(most, len(self._aside))):
+        for _ in range(min(maximum, len(self._aside))):
             heapq.heappush(self._heap, heapq.heappop(self._aside))
 
     def clear(self) -> None:
@@ -111,7 +111,7 @@ class ChainQueue:
         kept, keys = set[int](), 0
         alive = (entry for entry in sorted(self._heap + self._aside) if self._is_at_hand(entry[3]))
         for number, (_, _, identity, chain) in enumerate(alive):
-            if number >= _KEPT * _MOST_CHAINS or (number and keys + len(chain) > _KEPT * self._most_keys):
+            if number >= _KEPT * _MAX_CHAINS or (number and keys + len(chain) > _KEPT * self._max_keys):
                 break
             kept.add(identity)
             keys += len(chain)
@@ -124,8 +124,8 @@ class ChainQueue:
 class WrittenChains:
     """Chains that were written, oldest first, with at most so many keys together: the oldest are forgotten."""
 
-    def __init__(self, most_keys: int) -> None:
-        self._most_keys = most_keys
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
         self._num_keys = 0
         self._chains: deque[Chain] = deque()
 
@@ -143,7 +143,7 @@ class WrittenChains:
         """A chain has been written."""
         self._chains.append(chain)
         self._num_keys += len(chain)
-        while self._num_keys > self._most_keys and len(self._chains) > 1:
+        while self._num_keys > self._max_keys and len(self._chains) > 1:
             self.pop()
 
     def pop(self) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 
 from tiercel.ids import BlockKey, SeqId, SlotId
-from tiercel.kvcache.budget import StepBudget
-from tiercel.kvcache.keeping import want_run
-from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.pool import SlotState
+from tiercel.kvcache.retention import want_run
+from tiercel.kvcache.step_budget import StepBudget
 from tiercel.kvcache.table import BlockTable, Fetch
 from tiercel.kvcache.tiers import TierBook
 from tiercel.rates import Rates
@@ -23,15 +23,15 @@ from tiercel.tier import Landing, Purpose, Route, Tier, Verdict
 PATIENCE_S = 0.25
 """A sequence waits so much longer for its fetch than the rates predict."""
 
-MOST_FETCHES = 128
+MAX_FETCHES = 128
 """Fetches under way at once. A sequence whose turn comes while there are so many computes its prefix instead."""
 
 _QUEUE_S = 0.1  # of reads, behind each other
-_LEAST_READS = 4
+_MIN_READS = 4
 _LOOKS_OF_FETCH = 4  # that a block costs which is looked for in every tier
 _BATCH = 1024  # blocks looked up at once
 _BLOCKS_OF_LOOK = 4  # of a batch cost as much as one that is looked up alone
-_MOST_RUN = 1024  # blocks on the disk that are priced at once
+_MAX_RUN = 1024  # blocks on the disk that are priced at once
 
 
 class FetchWork:
@@ -69,7 +69,7 @@ class FetchWork:
             if fetch.is_given_up or table.slots:
                 continue
             if not fetch.is_done and table.seq not in self._table_by_seq:
-                if len(self._table_by_seq) >= MOST_FETCHES:
+                if len(self._table_by_seq) >= MAX_FETCHES:
                     fetch.give_up()
                     continue
                 self._table_by_seq[table.seq] = table
@@ -131,9 +131,9 @@ class FetchWork:
         if tiers.unverified:
             return True
         links = tiers.links if tiers.host is not None else None
-        most = math.ceil(tiers.limits.wanted_share * tiers.gateway.blocks)
+        maximum = math.ceil(tiers.limits.wanted_share * tiers.gateway.blocks)
         has_all = fetch.landed == fetch.cursor
-        has_budget = want_run(table, limit, budget, tiers.device, tiers.gateway, links, most)
+        has_budget = want_run(table, limit, budget, tiers.device, tiers.gateway, links, maximum)
         if has_all:
             fetch.landed = fetch.cursor
         return has_budget
@@ -163,8 +163,8 @@ class FetchWork:
     def _has_read_slot(self) -> bool:
         """Fewer reads fly than a disk of this speed ends well before their deadline; those that hang do not count."""
         one_s, transfers = self._rates().load_s(Route.PREFETCH, 1), self._tiers.transfers
-        most = max(_LEAST_READS, min(self._tiers.limits.fetch_blocks, int(_QUEUE_S / one_s) if one_s > 0 else 0))
-        return transfers.blocks(Route.PREFETCH, Purpose.PREFETCH) - transfers.num_late < most
+        maximum = max(_MIN_READS, min(self._tiers.limits.fetch_blocks, int(_QUEUE_S / one_s) if one_s > 0 else 0))
+        return transfers.blocks(Route.PREFETCH, Purpose.PREFETCH) - transfers.num_late < maximum
 
     def _is_here(self, key: BlockKey) -> bool:
         return key in self._tiers.device.slot_by_key or self._tiers.loadable(key) is not None
@@ -180,19 +180,19 @@ class FetchWork:
         if disk is None or not tiers.is_disk_answering or tiers.transfers.is_flying(Tier.DDR, key):
             return None
         source = disk.slot_by_key.get(key)
-        wanted = gateway.num_kept(Keep.WANTED) + tiers.transfers.blocks(Route.PREFETCH, Purpose.PREFETCH)
+        wanted = gateway.num_retained(RetentionClass.WANTED) + tiers.transfers.blocks(Route.PREFETCH, Purpose.PREFETCH)
         # Room that nobody uses costs nothing; what others' blocks must leave for is capped.
         if source is None or (not gateway.num_free and wanted >= tiers.limits.wanted_share * gateway.blocks):
             return None
-        if gateway.num_free + gateway.num_cached - gateway.num_kept(Keep.WANTED) < 1:
+        if gateway.num_free + gateway.num_cached - gateway.num_retained(RetentionClass.WANTED) < 1:
             return None
         if tiers.is_over_quota(Tier.DDR, disk.owner(source)):
             return None
         if fetch.cursor < fetch.worth_until:
             return source
         run = 1
-        most = min(limit - fetch.cursor, _MOST_RUN)
-        while run < most and table.key(fetch.cursor + run, size) in disk.slot_by_key:
+        maximum = min(limit - fetch.cursor, _MAX_RUN)
+        while run < maximum and table.key(fetch.cursor + run, size) in disk.slot_by_key:
             run += 1
         rates = self._rates()
         load_s = rates.load_s(Route.PREFETCH, run)
@@ -205,8 +205,11 @@ class FetchWork:
     def _want(self, table: BlockTable, key: BlockKey) -> None:
         tiers, gateway = self._tiers, self._tiers.gateway
         slot = gateway.slot_by_key.get(key)
-        if slot is None or gateway.num_kept(Keep.WANTED) >= tiers.limits.wanted_share * gateway.blocks:
+        if slot is None or gateway.num_retained(RetentionClass.WANTED) >= tiers.limits.wanted_share * gateway.blocks:
             return
-        if gateway.states[slot] == SlotState.CACHED and gateway.keep(slot) in (Keep.ONCE, Keep.REUSED):
-            gateway.set_keep(slot, Keep.WANTED)
+        if gateway.states[slot] == SlotState.CACHED and gateway.retention(slot) in (
+            RetentionClass.ONCE,
+            RetentionClass.REUSED,
+        ):
+            gateway.set_retention(slot, RetentionClass.WANTED)
             table.fetch.want(slot, gateway)

@@ -8,7 +8,7 @@ from tiercel.kvcache.tiers import TierBook
 from tiercel.outcome import TenantBlocks, TierGauges
 from tiercel.tier import Tier
 
-_MOST_TENANTS = 32  # told by name, in each tier
+_MAX_TENANTS = 32  # told by name, in each tier
 
 
 def tier_gauges(
@@ -30,7 +30,7 @@ def tier_gauges(
                 tier=tier,
                 block_bytes=block_bytes,
                 blocks_total=pool.blocks,
-                blocks_used=pool.num_owned + pool.num_limbo,
+                blocks_used=pool.num_owned + pool.num_deferred,
                 blocks_cached=pool.num_cached,
                 hit_tokens=found_by_tier[tier],
                 missed_tokens=asked_tokens,
@@ -49,6 +49,6 @@ def _tenant_blocks(pool: SlotPool, held: Held, *, in_tables: bool) -> tuple[Tena
     cached = pool.num_cached_of_many(held.owners)
     used = held.blocks if in_tables else np.zeros(len(cached), np.intp)
     size = used + cached
-    largest = np.argsort(-size, kind="stable")[:_MOST_TENANTS]
+    largest = np.argsort(-size, kind="stable")[:_MAX_TENANTS]
     numbers: list[int] = largest[size[largest] > 0].tolist()
     return tuple(TenantBlocks(held.tenants[one], int(used[one]), int(cached[one])) for one in numbers)

@@ -4,19 +4,19 @@ import numpy as np
 from msgspec import Struct
 
 from tiercel.ids import BlockKey, SeqId
-from tiercel.kvcache.budget import StepBudget
-from tiercel.kvcache.holding import Holding, HoldingDraft
 from tiercel.kvcache.overlay import Overlay
 from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.slot_index import NO_SLOTS, Slots
+from tiercel.kvcache.step_budget import StepBudget
 from tiercel.kvcache.table import BlockTable
+from tiercel.kvcache.tenant_holding import PlannedHolding, TenantHolding
 from tiercel.kvcache.tiers import TierBook
-from tiercel.kvcache.vector import NO_SLOTS, Slots
 
 _BATCH = 1024  # blocks looked up at once, as long as the device tier has them all
 _LOOKS_OF_BATCH = 4  # blocks of a batch cost as much as one that is looked up alone
 
 
-class Found(Struct, frozen=True, gc=False):
+class PrefixMatch(Struct, frozen=True, gc=False):
     """The longest prefix of a sequence that need not be computed."""
 
     hits: Slots  # slots of the device tier, in the order of the blocks
@@ -54,7 +54,7 @@ class Ledger:
         has_prefix_caching: bool,
     ) -> None:
         self.block_size = block_size
-        self.found_by_seq: dict[SeqId, Found] = {}
+        self.match_by_seq: dict[SeqId, PrefixMatch] = {}
         self.taken_by_seq: dict[SeqId, int] = {}
         self.released: dict[SeqId, int | None] = {}  # ordered; how many blocks go down, None: nothing is kept below
         self._pool = pool
@@ -67,7 +67,7 @@ class Ledger:
         # By slot of DDR: a restore of this plan reads it.
         self._is_loading: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = None
         self._tiers = tiers
-        self._draft_by_holding: dict[Holding, HoldingDraft] = {}  # of tenants with a quota
+        self._draft_by_holding: dict[TenantHolding, PlannedHolding] = {}  # of tenants with a quota
         self._spill_room = tiers.spill_room()
         self._has_prefix_caching = has_prefix_caching
 
@@ -84,30 +84,30 @@ class Ledger:
     @property
     def touched_blocks(self) -> int:
         """Blocks that steps in flight touch and nobody holds."""
-        return self._pool.num_limbo
+        return self._pool.num_deferred
 
     def num_blocks(self, seq: SeqId) -> int:
         """Blocks that the sequence would hold."""
         held = 0 if seq in self.released else len(self._table_by_seq[seq].slots)
-        found = self.found_by_seq.get(seq)
+        found = self.match_by_seq.get(seq)
         return held + (found.hit_blocks if found else 0) + self.taken_by_seq.get(seq, 0)
 
     def quota_left(self, seq: SeqId) -> int | None:
         """Blocks that the sequence's tenant may still take, less than 0 when it holds too many; None: no quota."""
         draft = self._holding(seq)
-        return None if draft is None else (self._table_by_seq[seq].holding.most_blocks or 0) - draft.blocks
+        return None if draft is None else (self._table_by_seq[seq].holding.max_blocks or 0) - draft.blocks
 
-    def _holding(self, seq: SeqId) -> HoldingDraft | None:
+    def _holding(self, seq: SeqId) -> PlannedHolding | None:
         """What the sequence's tenant would hold; None when nobody asks, because it has no quota."""
         holding = self._table_by_seq[seq].holding
-        if holding.most_blocks is None:
+        if holding.max_blocks is None:
             return None
         draft = self._draft_by_holding.get(holding)
         if draft is None:
-            draft = self._draft_by_holding[holding] = HoldingDraft(holding)
+            draft = self._draft_by_holding[holding] = PlannedHolding(holding)
         return draft
 
-    def match(self, seq: SeqId, *, may_load: bool = True) -> Found | None:
+    def match(self, seq: SeqId, *, may_load: bool = True) -> PrefixMatch | None:
         """Give a sequence without blocks the longest prefix of its tokens that is cached in reach.
 
         At least one token is left to compute. None: ask again in the next step. Its next block is being computed by
@@ -124,7 +124,7 @@ class Ledger:
         prefix = table.prefix
         slots, first = prefix.slots, prefix.first_load()
         if first == len(slots):
-            return self._find(seq, slots, where=prefix.where)
+            return self._find(seq, slots, index=prefix.index)
         loads = prefix.loads()
         sources = slots[loads]
         if may_load and self._is_loading is not None and self._is_loading[sources].any():
@@ -225,16 +225,16 @@ class Ledger:
         hits: Slots,
         loads: Slots = NO_SLOTS,
         sources: Slots = NO_SLOTS,
-        where: slice | Slots | None = None,
-    ) -> Found:
-        self._overlay.give(hits, hits if where is None else where)
+        index: slice | Slots | None = None,
+    ) -> PrefixMatch:
+        self._overlay.give(hits, hits if index is None else index)
         if (holding := self._holding(seq)) is not None:
             holding.shift(hits, 1)
         if len(loads):
             self._mark_loading(sources, is_loading=True)
             self._spill_room.blocks -= self._tiers.num_spillable_of(sources)
-        found = Found(hits, loads, sources, (len(hits) + len(loads)) * self.block_size)
-        self.found_by_seq[seq] = found
+        found = PrefixMatch(hits, loads, sources, (len(hits) + len(loads)) * self.block_size)
+        self.match_by_seq[seq] = found
         return found
 
     def _mark_loading(self, sources: Slots, *, is_loading: bool) -> None:
@@ -256,7 +256,7 @@ class Ledger:
         table = self._table_by_seq[seq]
         dirty = self._tiers.dirty(table)
         kept = self._tiers.num_clean(table) if self._spill_room.blocks < table.num_published else 0
-        spilled = self._spill_room.count(table.published().at(dirty), kept)
+        spilled = self._spill_room.count(table.published().pick(dirty), kept)
         clean = table.num_published - len(dirty)
         if self._tiers.host is None:
             return spilled, 0, clean
@@ -297,7 +297,7 @@ class Ledger:
         With `spills` its dirty blocks go to a lower tier first: their slots are free when they have landed.
         """
         self._claims_by_seq.pop(seq, None)  # what it was to compute, nobody need wait for
-        found, taken, holding = self.found_by_seq.pop(seq, None), self.taken_by_seq.pop(seq, 0), self._holding(seq)
+        found, taken, holding = self.match_by_seq.pop(seq, None), self.taken_by_seq.pop(seq, 0), self._holding(seq)
         if found is not None:
             self._overlay.take_back(found.hits)
             if holding is not None:
@@ -313,7 +313,7 @@ class Ledger:
             self.released[seq] = None
             held = table.held()
             if spills:
-                dirty = table.published().at(self._tiers.dirty(table))
+                dirty = table.published().pick(self._tiers.dirty(table))
                 self.released[seq] = chosen = self._spill_room.take(dirty, self._tiers.num_clean(table))
                 self._overlay.spill(dirty.head(chosen))
             self._overlay.shift(held, -1, table.last_step)

@@ -9,26 +9,26 @@ import numpy as np
 
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
-from tiercel.kvcache.block import child_key, namespace_key
-from tiercel.kvcache.budget import StepBudget
+from tiercel.kvcache.background import BackgroundWork, Scan
+from tiercel.kvcache.block_key import child_key, namespace_key
 from tiercel.kvcache.fetch import FetchWork
 from tiercel.kvcache.gauges import tier_gauges
-from tiercel.kvcache.idle import IdleWork, Scan
-from tiercel.kvcache.ledger import Found, Ledger
+from tiercel.kvcache.ledger import Ledger, PrefixMatch
 from tiercel.kvcache.overlay import Overlay
 from tiercel.kvcache.owner import OwnerBook
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.prefix import Prefix
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots, as_slots
+from tiercel.kvcache.step_budget import StepBudget
 from tiercel.kvcache.table import BlockTable, Fetch, Restore, Reuse
 from tiercel.kvcache.tiers import TierBook, TierLimits
-from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
 from tiercel.outcome import TierGauges
 from tiercel.plan import Plan, StepPlan, TableUpdate
 from tiercel.rates import Rates
 from tiercel.tenant import DEFAULT_TENANT, Tenants
 from tiercel.tier import Landing, Route, Transfer, Verdict
 
-_MOST_LANDED = 4096  # blocks of landings that one step books: about 2 ms
+_MAX_LANDED = 4096  # blocks of landings that one step books: about 2 ms
 _HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place
 
 
@@ -69,10 +69,10 @@ class CacheManager:
         self._overlay = Overlay(self._pool)
         self._budget = StepBudget()
         self._landings: deque[Landing] = deque()  # to be booked
-        self._idle = IdleWork(self._tiers, block_size, rates)
+        self._background = BackgroundWork(self._tiers, block_size, rates)
         self._fetches = FetchWork(self._tiers, block_size, rates)
         memory = tuple(pool for pool in (self._tiers.device, self._tiers.host) if pool is not None)
-        self._owners = OwnerBook(self._tiers.quotas.most_blocks, memory)
+        self._owners = OwnerBook(self._tiers.quotas.max_blocks, memory)
         self._restoring: dict[int, SeqId] = {}  # by transfer
         self._table_by_seq: dict[SeqId, BlockTable] = {}
         self._fingerprint = fingerprint
@@ -110,7 +110,7 @@ class CacheManager:
 
     def quota_blocks(self, tenant: TenantId) -> int | None:
         """Most blocks of the device tier that the tenant's sequences may hold together; None: no quota."""
-        return self._owners.most_blocks(tenant)
+        return self._owners.max_blocks(tenant)
 
     def open(self, seq: SeqId, tokens: "array[int]", scope: bytes, tenant: TenantId = DEFAULT_TENANT) -> None:
         """Know a sequence. `tokens` is its own growing array; `scope` says whose blocks it may share."""
@@ -126,9 +126,9 @@ class CacheManager:
         """
         table = self._table_by_seq.pop(seq)
         table.is_closed = True
-        self._tiers.settle_keep(table)
+        self._tiers.settle_retention(table)
         if table.slots:
-            self._idle.offer(table)
+            self._background.offer(table)
             self._clear(table)
             self._gone.append(seq)
             self._updates = [update for update in self._updates if update.seq != seq]
@@ -170,21 +170,21 @@ class CacheManager:
         gone = self._gone
         self._updates, self._gone = [], []
         transfers: list[Transfer] = []
-        for seq, found in ledger.found_by_seq.items():
+        for seq, found in ledger.match_by_seq.items():
             self.prefix_queries += len(tables[seq].tokens)
             self.prefix_hits += found.tokens
             pool.hold_many(found.hits)
             if found.load_blocks:
                 self._tiers.hold_sources(found.sources)
-            self._tiers.settle_keep(tables[seq])
+            self._tiers.settle_retention(tables[seq])
             tables[seq].fetch, tables[seq].prefix = Fetch(), Prefix()
         for seq, spilled in ledger.released.items():
             if spilled is not None:
                 transfers += self._tiers.spill(tables[seq], spilled)
             self._clear(tables[seq])
             gone.append(seq)
-        for seq in {**ledger.found_by_seq, **ledger.taken_by_seq}:
-            table, found = tables[seq], ledger.found_by_seq.get(seq)
+        for seq in {**ledger.match_by_seq, **ledger.taken_by_seq}:
+            table, found = tables[seq], ledger.match_by_seq.get(seq)
             first = len(table.slots)
             taken = self._take(table, ledger.taken_by_seq.get(seq, 0))
             if found is not None:
@@ -243,7 +243,7 @@ class CacheManager:
 
     def work(self, likely_victims: Iterable[SeqId], now_s: float, *, is_idle: bool) -> None:
         """Use idle copy time. `is_idle`: nobody waits, so that blocks seen once may go to the disk too."""
-        self._idle.work((self._table_by_seq[seq] for seq in likely_victims), now_s, is_idle=is_idle)
+        self._background.work((self._table_by_seq[seq] for seq in likely_victims), now_s, is_idle=is_idle)
 
     def outgoing(self) -> list[Transfer]:
         """Return transfers to start now: background work, and more of what is prepared."""
@@ -258,7 +258,7 @@ class CacheManager:
         restored: list[tuple[SeqId, int]] = []
         self._landings.extend(landings)
         blocks = 0
-        while self._landings and blocks < _MOST_LANDED:
+        while self._landings and blocks < _MAX_LANDED:
             landing = self._landings.popleft()
             self._fetches.note(landing)
             transfer = self._tiers.land(landing)
@@ -266,9 +266,9 @@ class CacheManager:
                 continue
             blocks += len(transfer.keys)
             if transfer.route in (Route.SPILL, Route.PERSIST):
-                self._idle.note_landed()
+                self._background.note_landed()
             elif transfer.route is Route.PREFETCH and landing.verdict is Verdict.LANDED:
-                self._idle.note_published(transfer.targets[0])
+                self._background.note_published(transfer.targets[0])
             elif transfer.route is Route.RESTORE:
                 seq = self._land_restore(transfer, is_good=landing.verdict is Verdict.LANDED)
                 if seq is not None:
@@ -278,7 +278,7 @@ class CacheManager:
     def attach(self, records: Iterable[tuple[SlotId, BlockKey]], scan: Scan | None = None) -> None:
         """What an earlier engine left in shared memory and on the disk. Each copy is verified before it is used."""
         self._tiers.attach(records)
-        self._idle.attach_disk(scan)
+        self._background.attach_disk(scan)
 
     @property
     def has_more(self) -> bool:
@@ -291,16 +291,16 @@ class CacheManager:
         return self._tiers
 
     @property
-    def idle(self) -> IdleWork:
+    def background(self) -> BackgroundWork:
         """What could be copied in idle time."""
-        return self._idle
+        return self._background
 
     # ---- facts
 
     @property
     def blocks_used(self) -> int:
         """Blocks that a sequence holds, or that a launched step still touches. 0 when idle."""
-        return self._pool.num_owned + self._pool.num_limbo
+        return self._pool.num_owned + self._pool.num_deferred
 
     @property
     def blocks_cached(self) -> int:
@@ -346,7 +346,7 @@ class CacheManager:
             return NO_SLOTS
         return self._pool.take_slots(count, SlotId(table.slots[-1]) if table.slots else None, _HEADROOM)
 
-    def _fill(self, table: BlockTable, found: Found, taken: Slots) -> None:
+    def _fill(self, table: BlockTable, found: PrefixMatch, taken: Slots) -> None:
         """Put hits and fresh slots into an empty table in order, and have the rest brought up."""
         num_loads = found.load_blocks
         covered = found.hit_blocks + num_loads
@@ -357,9 +357,9 @@ class CacheManager:
             return
         slots: Slots = np.zeros(covered, np.intp)
         is_hit = np.ones(covered, bool)
-        Where(found.loads).put(is_hit, 0)
+        SlotIndex(found.loads).write(is_hit, 0)
         slots[is_hit] = found.hits
-        Where(found.loads).put(slots, taken[:num_loads])
+        SlotIndex(found.loads).write(slots, taken[:num_loads])
         table.extend(slots)
         table.extend(taken[num_loads:])
         table.num_published = table.num_saved = int(found.loads[0])
@@ -382,7 +382,7 @@ class CacheManager:
         restore = table.restore if table is not None else None
         blocks = restore.blocks_by_transfer.pop(transfer.id, None) if restore is not None else None
         if is_good and self._tiers.links is not None:
-            self._tiers.links.tie_risen(targets, as_slots(transfer.sources))
+            self._tiers.links.link_restored(targets, as_slots(transfer.sources))
         lost = pool.publish_many(targets, transfer.keys) if is_good else NO_SLOTS
         pool.drop_many(targets, 0, by_transfer=True)
         if table is None or restore is None or blocks is None:
@@ -411,7 +411,7 @@ class CacheManager:
         return table.seq
 
     def _clear(self, table: BlockTable) -> None:
-        self._idle.note_released(table)
+        self._background.note_released(table)
         # The tail goes first: of one chain, the end is the first to be evicted.
         self._pool.drop_many(table.held().backwards(), table.last_step)
         table.cut(0)
@@ -429,7 +429,7 @@ class CacheManager:
                 self._replace(table, block, slot)
             else:
                 self._pool.set_owner(slot, table.owner)
-                self._idle.note_published(slot)
+                self._background.note_published(slot)
         table.num_published = full_blocks
 
     def _replace(self, table: BlockTable, block: int, slot: SlotId) -> None:
@@ -443,4 +443,4 @@ class CacheManager:
 
 def _told(slots: "array[int]") -> Sequence[SlotId]:
     """Slots as the runner hears of them: many as an array, which costs nothing to make and to read."""
-    return cast(Sequence[SlotId], tuple(slots) if len(slots) < FEW else slots[:])
+    return cast(Sequence[SlotId], tuple(slots) if len(slots) < MIN_NUMPY_SLOTS else slots[:])

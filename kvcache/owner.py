@@ -8,14 +8,14 @@ from msgspec import Struct
 
 from tiercel.errors import InvariantError
 from tiercel.ids import TenantId
-from tiercel.kvcache.holding import Holding
 from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.slot_index import Slots
 from tiercel.kvcache.table import BlockTable
-from tiercel.kvcache.vector import Slots
+from tiercel.kvcache.tenant_holding import TenantHolding
 from tiercel.tenant import KvQuota, Tenants
 from tiercel.tier import Tier
 
-_MOST_OWNERS = 60_000  # told apart; the pools keep two bytes a slot
+_MAX_OWNERS = 60_000  # told apart; the pools keep two bytes a slot
 _AT_ONCE = 128  # tenants whose limits are set in one piece
 _FLOOR_SHARE = 0.1  # of a memory tier that tenants keep by weight, whoever floods it
 
@@ -32,10 +32,10 @@ class OwnerBook:
     """Numbers tenants as they come, and writes quotas and floors, in blocks, where the tiers read them."""
 
     def __init__(self, blocks_by_tier_and_owner: dict[tuple[Tier, int], int], pools: tuple[SlotPool, ...]) -> None:
-        self._most_blocks = blocks_by_tier_and_owner
+        self._max_blocks = blocks_by_tier_and_owner
         self._pools = pools  # of the tiers in memory
         self._owner_by_tenant: dict[TenantId, int] = {}
-        self._holding_by_tenant: dict[TenantId, Holding] = {}
+        self._holding_by_tenant: dict[TenantId, TenantHolding] = {}
         self._tenants: list[TenantId] = []  # in the order in which they came
         self._sizes: array[int] = array("i")  # of their holdings
         self._quotas: dict[TenantId, KvQuota] = {}
@@ -44,14 +44,14 @@ class OwnerBook:
 
     def held(self) -> Held:
         """What the tables of every tenant that has come hold. Cost: numpy's alone."""
-        owners = np.minimum(np.arange(1, len(self._tenants) + 1), _MOST_OWNERS)
+        owners = np.minimum(np.arange(1, len(self._tenants) + 1), _MAX_OWNERS)
         return Held(self._tenants, owners, np.array(self._sizes, np.intp))
 
-    def holding(self, tenant: TenantId) -> Holding:
+    def holding(self, tenant: TenantId) -> TenantHolding:
         """What the tables of a tenant that has come hold; each of them writes it."""
         return self._holding_by_tenant[tenant]
 
-    def most_blocks(self, tenant: TenantId) -> int | None:
+    def max_blocks(self, tenant: TenantId) -> int | None:
         """The tenant's quota in the device tier; None: it has none."""
         return self._most(self._quotas.get(tenant, KvQuota()).hbm)
 
@@ -59,8 +59,8 @@ class OwnerBook:
         """The tenant's number, from 1."""
         owner = self._owner_by_tenant.get(tenant)
         if owner is None:
-            owner = self._owner_by_tenant[tenant] = min(len(self._owner_by_tenant) + 1, _MOST_OWNERS)
-            self._holding_by_tenant[tenant] = Holding(self._sizes, len(self._tenants))
+            owner = self._owner_by_tenant[tenant] = min(len(self._owner_by_tenant) + 1, _MAX_OWNERS)
+            self._holding_by_tenant[tenant] = TenantHolding(self._sizes, len(self._tenants))
             self._tenants.append(tenant)
             self._sizes.append(0)
             self._write(tenant, owner)
@@ -96,26 +96,26 @@ class OwnerBook:
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
         """Every holding is what the tables say. Errors: InvariantError."""
-        counted = {holding: Holding() for holding in self._holding_by_tenant.values()}
+        counted = {holding: TenantHolding() for holding in self._holding_by_tenant.values()}
         for table in tables:
             counted[table.holding].add(table.slots)
         wrong = [tenant for tenant, holding in self._holding_by_tenant.items() if not holding.is_same(counted[holding])]
         if wrong:
             raise InvariantError("owner.holding", tenants=wrong[:8])
 
-    def _most(self, most_bytes: int | None) -> int | None:
+    def _most(self, max_bytes: int | None) -> int | None:
         """A quota in blocks; None: there is none, or nobody knows yet how large a block is."""
-        return None if most_bytes is None or not self._block_bytes else most_bytes // self._block_bytes
+        return None if max_bytes is None or not self._block_bytes else max_bytes // self._block_bytes
 
     def _write(self, tenant: TenantId, owner: int) -> None:
         quota = self._quotas.get(tenant, KvQuota())
-        self._holding_by_tenant[tenant].most_blocks = self._most(quota.hbm)
-        for tier, most_bytes in ((Tier.DDR, quota.ddr), (Tier.SSD, quota.ssd)):
-            most = self._most(most_bytes)
-            if most is None:
-                self._most_blocks.pop((tier, owner), None)
+        self._holding_by_tenant[tenant].max_blocks = self._most(quota.hbm)
+        for tier, max_bytes in ((Tier.DDR, quota.ddr), (Tier.SSD, quota.ssd)):
+            maximum = self._most(max_bytes)
+            if maximum is None:
+                self._max_blocks.pop((tier, owner), None)
             else:
-                self._most_blocks[tier, owner] = most
+                self._max_blocks[tier, owner] = maximum
         for pool in self._pools:
             floor = int(self._floors.get(tenant, 0.0) * pool.blocks)
             if floor:

@@ -6,19 +6,21 @@ import numpy as np
 
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
-from tiercel.kvcache.index import KEY_BYTES as KEY_BYTES
-from tiercel.kvcache.policy import Keep
-from tiercel.kvcache.run import runs as runs
+from tiercel.kvcache.eviction import RetentionClass
+from tiercel.kvcache.free_run import count_runs as count_runs
+from tiercel.kvcache.key_index import KEY_BYTES as KEY_BYTES
 from tiercel.kvcache.slot_book import NULL_BLOCK as NULL_BLOCK
 from tiercel.kvcache.slot_book import PROTECTED_SHARE as PROTECTED_SHARE
 from tiercel.kvcache.slot_book import SlotBook
 from tiercel.kvcache.slot_book import SlotState as SlotState
-from tiercel.kvcache.vector import FEW, Slots, Where, as_slots, as_where
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_index, as_slots
 
 _BALANCE = 256  # copies that one commit demotes at most
 _MANY = 1024  # slots from which on the largest free runs are found by one look at the whole pool
-_FREE, _OWNED, _CACHED, _LIMBO, _NULL = (int(state) for state in SlotState)  # plain integers: the loop compares often
-_ONCE, _REUSED = int(Keep.ONCE), int(Keep.REUSED)
+_FREE, _OWNED, _CACHED, _DEFERRED, _NULL = (
+    int(state) for state in SlotState
+)  # plain integers: the loop compares often
+_ONCE, _REUSED = int(RetentionClass.ONCE), int(RetentionClass.REUSED)
 
 
 class SlotPool(SlotBook):
@@ -40,7 +42,7 @@ class SlotPool(SlotBook):
         before anything is placed, as many as are missing.
         Errors: InvariantError when too little is free or cached: the plan promised too much. Nothing is changed then.
         """
-        if count >= FEW:
+        if count >= MIN_NUMPY_SLOTS:
             return self.take_slots(count, near, headroom, by_transfer=by_transfer).tolist()
         missing = count - self.num_free
         if missing > self._segments.count:
@@ -64,14 +66,14 @@ class SlotPool(SlotBook):
         self, count: int, near: SlotId | None = None, headroom: int = 0, *, by_transfer: bool = False
     ) -> Slots:
         """The same as `take_many`, for many slots."""
-        return self.take_where(count, near, headroom, by_transfer=by_transfer).slots
+        return self.take_index(count, near, headroom, by_transfer=by_transfer).slots
 
-    def take_where(
+    def take_index(
         self, count: int, near: SlotId | None = None, headroom: int = 0, *, by_transfer: bool = False
-    ) -> Where:
+    ) -> SlotIndex:
         """The same as `take_slots`, with the index of the slots."""
-        if count < FEW:
-            return Where(as_slots(self.take_many(count, near, headroom, by_transfer=by_transfer)))
+        if count < MIN_NUMPY_SLOTS:
+            return SlotIndex(as_slots(self.take_many(count, near, headroom, by_transfer=by_transfer)))
         missing = count - self.num_free
         if missing > self._segments.count:
             raise InvariantError("pool.exhausted", blocks=self.blocks, wanted=count, missing=missing)
@@ -81,18 +83,18 @@ class SlotPool(SlotBook):
                 victims = self._segments.many_victims(missing)
                 self._evict_many(victims)
                 slots = np.concatenate([slots, victims])
-            where = Where(self._runs.take_all(slots, near))
+            index = SlotIndex(self._runs.take_all(slots, near))
         elif count < _MANY:
             found = self._runs.take(count, near, headroom)
-            where = Where(np.concatenate([np.arange(first, first + length) for first, length in found]))
+            index = SlotIndex(np.concatenate([np.arange(first, first + length) for first, length in found]))
         else:
-            where = Where(self._runs.take_many(count, near, headroom))
-        slots = where.slots
-        self._references.own_many(where, by_transfer)
+            index = SlotIndex(self._runs.take_many(count, near, headroom))
+        slots = index.slots
+        self._references.own_many(index, by_transfer)
         self.num_free -= count
         self.taken_slots += count
         self.taken_runs += 1 + int(np.count_nonzero(np.diff(slots) != 1)) - (near is not None and slots[0] == near + 1)
-        return where
+        return index
 
     def take_at(self, slot: SlotId, *, by_transfer: bool = False) -> bool:
         """Own this slot, if it is a free one: it held a copy before we started."""
@@ -118,14 +120,14 @@ class SlotPool(SlotBook):
         state, segments = self.states[slot], self._segments
         if state == _CACHED:
             segments.remove(slot)
-        elif state == _LIMBO:  # still valid: a keyed block is never written again
-            self.num_limbo -= 1
+        elif state == _DEFERRED:  # still valid: a keyed block is never written again
+            self.num_deferred -= 1
         elif state != _OWNED:
             raise InvariantError("pool.hold_empty", slot=slot, state=SlotState(state).name)
         self.states[slot] = _OWNED
         self._references.change(slot, 1, by_transfer)
-        if is_reuse and not by_transfer and segments.keeps[slot] == _ONCE and self._is_keyed[slot]:
-            segments.keeps[slot] = _REUSED
+        if is_reuse and not by_transfer and segments.classes[slot] == _ONCE and self._is_keyed[slot]:
+            segments.classes[slot] = _REUSED
 
     def drop(self, slot: SlotId, last_step: int, *, by_transfer: bool = False) -> None:
         """One reference less. The last one frees the slot, caches its copy, or sends it to limbo first."""
@@ -137,68 +139,68 @@ class SlotPool(SlotBook):
         if refs > 1:
             return
         if last_step > self.committed:
-            self.states[slot] = _LIMBO
-            self._limbo_by_step.setdefault(last_step, []).append(slot)
-            self.num_limbo += 1
+            self.states[slot] = _DEFERRED
+            self._deferred_by_step.setdefault(last_step, []).append(slot)
+            self.num_deferred += 1
         elif self._is_keyed[slot]:
             self.states[slot] = _CACHED
             self._segments.add(slot)
         else:
             self._free(slot)
 
-    def hold_many(self, slots: Slots | Where, *, by_transfer: bool = False, is_reuse: bool = True) -> None:
+    def hold_many(self, slots: Slots | SlotIndex, *, by_transfer: bool = False, is_reuse: bool = True) -> None:
         """Add one reference to each of these slots, as `hold` does for one.
 
         Errors: those of `hold`; no slot is changed then.
         """
-        where, segments = as_where(slots), self._segments
-        slots = where.slots
-        if len(slots) < FEW:
+        index, segments = as_index(slots), self._segments
+        slots = index.slots
+        if len(slots) < MIN_NUMPY_SLOTS:
             for slot in slots.tolist():
                 self.hold(slot, by_transfer=by_transfer, is_reuse=is_reuse)
             return
-        states = where.of(self.all_states)
-        is_cached, is_limbo = states == _CACHED, states == _LIMBO
-        if not (is_cached | is_limbo | (states == _OWNED)).all():
+        states = index.read(self.all_states)
+        is_cached, is_deferred = states == _CACHED, states == _DEFERRED
+        if not (is_cached | is_deferred | (states == _OWNED)).all():
             raise InvariantError("pool.hold_empty", slots=slots[:8].tolist())
-        cached = where.only(is_cached)
+        cached = index.filter(is_cached)
         if len(cached.slots):
             segments.remove_many(cached)
-        self.num_limbo -= int(np.count_nonzero(is_limbo))
-        where.put(self.all_states, _OWNED)
-        self._references.change_many(where, 1, by_transfer)
+        self.num_deferred -= int(np.count_nonzero(is_deferred))
+        index.write(self.all_states, _OWNED)
+        self._references.change_many(index, 1, by_transfer)
         if is_reuse and not by_transfer:
-            segments.reuse_many(where.only(where.of(self.slot_by_key.all_named) > 0))
+            segments.reuse_many(index.filter(index.read(self.slot_by_key.all_named) > 0))
 
-    def drop_many(self, slots: Slots | Where, last_step: int, *, by_transfer: bool = False) -> None:
+    def drop_many(self, slots: Slots | SlotIndex, last_step: int, *, by_transfer: bool = False) -> None:
         """One reference less to each of these slots, in this order, as `drop`. Errors: as there."""
-        where = as_where(slots)
-        slots = where.slots
-        if len(slots) < FEW:
+        index = as_index(slots)
+        slots = index.slots
+        if len(slots) < MIN_NUMPY_SLOTS:
             for slot in slots.tolist():
                 self.drop(slot, last_step, by_transfer=by_transfer)
             return
-        refs, lent = where.of(self.all_refs), where.of(self.all_transfer_refs)
+        refs, lent = index.read(self.all_refs), index.read(self.all_transfer_refs)
         if ((lent if by_transfer else refs - lent) <= 0).any():
             raise InvariantError("pool.double_free", slots=slots[:8].tolist(), by_transfer=by_transfer)
-        last_steps = np.maximum(where.of(self.all_last_steps), last_step)
-        where.put(self.all_last_steps, last_steps)
-        self._references.change_many(where, -1, by_transfer)
+        last_steps = np.maximum(index.read(self.all_last_steps), last_step)
+        index.write(self.all_last_steps, last_steps)
+        self._references.change_many(index, -1, by_transfer)
         is_last = refs == 1
         if not is_last.all():
-            where, last_steps = where.only(is_last), last_steps[is_last]
+            index, last_steps = index.filter(is_last), last_steps[is_last]
         is_touched = last_steps > self.committed
         if is_touched.any():
-            limbo, until = where.only(is_touched), last_steps[is_touched]
-            limbo.put(self.all_states, _LIMBO)
-            touched = limbo.slots
-            self.num_limbo += len(touched)
+            deferred, until = index.filter(is_touched), last_steps[is_touched]
+            deferred.write(self.all_states, _DEFERRED)
+            touched = deferred.slots
+            self.num_deferred += len(touched)
             is_one_step = bool((until == until[0]).all())
             for step in [int(until[0])] if is_one_step else sorted(set(until.tolist())):
                 part = touched if is_one_step else touched[until == step]
-                self._limbo_by_step.setdefault(step, []).append(part)
-            where = where.only(~is_touched)
-        self._settle_many(where)
+                self._deferred_by_step.setdefault(step, []).append(part)
+            index = index.filter(~is_touched)
+        self._settle_many(index)
 
     def discard(self, slot: SlotId) -> None:
         """Free a slot whose only reference is the caller's and whose content is worthless: a failed target."""
@@ -241,7 +243,7 @@ class SlotPool(SlotBook):
 
     def evict_many(self, slots: Slots) -> None:
         """Free cached copies now, in this order."""
-        if (Where(slots).of(self.all_states) != _CACHED).any():
+        if (SlotIndex(slots).read(self.all_states) != _CACHED).any():
             raise InvariantError("pool.evict", slots=slots[:8].tolist())
         self._evict_many(slots)
 
@@ -253,34 +255,34 @@ class SlotPool(SlotBook):
         self._evict([slot])
         return True
 
-    def set_keep(self, slot: SlotId, keep: Keep) -> None:
+    def set_retention(self, slot: SlotId, retention: RetentionClass) -> None:
         """Say what a copy is kept for: at the recent end of that segment, now or when it becomes unreferenced."""
         segments, state = self._segments, self.states[slot]
-        if segments.keeps[slot] == keep:
+        if segments.classes[slot] == retention:
             return
         if state == _CACHED:
-            segments.move(slot, keep)
+            segments.move(slot, retention)
         elif state in (_FREE, _NULL):
             raise InvariantError("pool.keep_empty", slot=slot)
         else:
-            segments.keeps[slot] = keep
+            segments.classes[slot] = retention
 
-    def set_keep_many(self, slots: Slots | Where, keep: Keep) -> None:
+    def set_retention_many(self, slots: Slots | SlotIndex, retention: RetentionClass) -> None:
         """Say what copies are kept for, in this order, as `set_keep`. Errors: as there; nothing is changed then."""
         segments = self._segments
-        where = as_where(slots)
-        where = where.only(where.of(segments.all_keeps) != keep)
-        states = where.of(self.all_states)
+        index = as_index(slots)
+        index = index.filter(index.read(segments.all_classes) != retention)
+        states = index.read(self.all_states)
         if ((states == _FREE) | (states == _NULL)).any():
-            raise InvariantError("pool.keep_empty", slots=where.slots[:8].tolist())
+            raise InvariantError("pool.keep_empty", slots=index.slots[:8].tolist())
         is_cached = states == _CACHED
-        segments.move_many(where.only(is_cached), keep)
-        where.put(segments.all_keeps, keep)
+        segments.move_many(index.filter(is_cached), retention)
+        index.write(segments.all_classes, retention)
 
     def touch(self, slot: SlotId) -> None:
         """A cached copy is the last of its segment to go, as if it were released now."""
         if self.states[slot] == _CACHED:
-            self._segments.move(slot, self._segments.keeps[slot])
+            self._segments.move(slot, self._segments.classes[slot])
 
     def set_owner(self, slot: SlotId, owner: int) -> None:
         """Say whose copy it is. A slot that becomes free is nobody's (0)."""
@@ -290,29 +292,31 @@ class SlotPool(SlotBook):
             raise InvariantError("pool.owner_empty", slot=slot)
         self._segments.set_owner(slot, owner, is_listed=self.states[slot] == _CACHED)
 
-    def set_owner_many(self, slots: Slots | Where, owner: int) -> None:
+    def set_owner_many(self, slots: Slots | SlotIndex, owner: int) -> None:
         """Say whose copies these are, as `set_owner`."""
-        where = as_where(slots)
-        states = where.of(self.all_states)
+        index = as_index(slots)
+        states = index.read(self.all_states)
         if ((states == _FREE) | (states == _NULL)).any():
-            raise InvariantError("pool.owner_empty", slots=where.slots[:8].tolist())
-        self._segments.set_owner_many(where, owner, where.only(states == _CACHED))
+            raise InvariantError("pool.owner_empty", slots=index.slots[:8].tolist())
+        self._segments.set_owner_many(index, owner, index.filter(states == _CACHED))
 
     # ---- steps
 
     def commit(self, step: int) -> None:
         """Launched steps up to `step` touch nothing any more: their limbo slots settle."""
         self.committed = step
-        for launched in [launched for launched in self._limbo_by_step if launched <= step]:
-            for part in self._limbo_by_step.pop(launched):
+        for launched in [launched for launched in self._deferred_by_step if launched <= step]:
+            for part in self._deferred_by_step.pop(launched):
                 # A slot that was hit meanwhile left limbo, one released again is listed under a later step.
                 if isinstance(part, np.ndarray):
-                    where = Where(part)
-                    where = where.only((where.of(self.all_states) == _LIMBO) & (where.of(self.all_last_steps) <= step))
-                    self.num_limbo -= len(where)
-                    self._settle_many(where)
-                elif self.states[part] == _LIMBO and self.last_steps[part] <= step:
-                    self.num_limbo -= 1
+                    index = SlotIndex(part)
+                    index = index.filter(
+                        (index.read(self.all_states) == _DEFERRED) & (index.read(self.all_last_steps) <= step)
+                    )
+                    self.num_deferred -= len(index)
+                    self._settle_many(index)
+                elif self.states[part] == _DEFERRED and self.last_steps[part] <= step:
+                    self.num_deferred -= 1
                     if self._is_keyed[part]:
                         self.states[part] = _CACHED
                         self._segments.add(part)
@@ -321,6 +325,6 @@ class SlotPool(SlotBook):
         self.balance()
         self.slot_by_key.tidy()
 
-    def balance(self, most: int = _BALANCE) -> int:
+    def balance(self, maximum: int = _BALANCE) -> int:
         """Keep REUSED at its share: the oldest beyond it count as seen once."""
-        return self._segments.demote(self.protected_share, most)
+        return self._segments.demote(self.protected_share, maximum)

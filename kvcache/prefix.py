@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 
 from tiercel.kvcache.pool import SlotPool
-from tiercel.kvcache.vector import FEW, Slots, as_slots
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, Slots, as_slots
 
 
 class Prefix:
@@ -34,7 +34,7 @@ class Prefix:
         return self._arrays()[0]
 
     @property
-    def where(self) -> slice | Slots:
+    def index(self) -> slice | Slots:
         """The slots as an index: where they are one run a slice, which costs a tenth."""
         return self._arrays()[1]
 
@@ -58,7 +58,7 @@ class Prefix:
         """Return the numbers of the blocks to look up again, in order. Cost: numpy's alone."""
         if self._seen == self._losses(device, host):
             return []
-        if len(self) < FEW:
+        if len(self) < MIN_NUMPY_SLOTS:
             return [
                 block
                 for block, (slot, stamp) in enumerate(zip(self._slots, self._stamps, strict=True))
@@ -66,7 +66,7 @@ class Prefix:
             ]
         slots, stamps = self.slots, np.frombuffer(self._stamps, np.int64)
         if not self.num_loads or host is None:
-            return np.flatnonzero(device.stamps[self.where] != stamps).tolist()
+            return np.flatnonzero(device.stamps[self.index] != stamps).tolist()
         loads = self.loads()
         now = device.stamps[np.where(np.frombuffer(bytes(self._is_load), bool), 0, slots)]
         now[loads] = host.stamps[slots[loads]]

@@ -7,7 +7,7 @@ import numpy as np
 from tiercel.errors import InvariantError
 from tiercel.ids import SlotId
 from tiercel.kvcache.pool import SlotPool
-from tiercel.kvcache.vector import Slots, Where, as_where, count_each
+from tiercel.kvcache.slot_index import SlotIndex, Slots, as_index, count_each
 from tiercel.tier import Tier
 
 
@@ -19,7 +19,7 @@ class CopyQuotas:
     """
 
     def __init__(self, pools: Mapping[Tier, SlotPool]) -> None:
-        self.most_blocks: dict[tuple[Tier, int], int] = {}  # the quotas; the OwnerBook writes them
+        self.max_blocks: dict[tuple[Tier, int], int] = {}  # the quotas; the OwnerBook writes them
         self._pools = dict(pools)
         self._lent: dict[SlotPool, dict[int, int]] = {pool: {} for pool in pools.values()}
 
@@ -30,8 +30,8 @@ class CopyQuotas:
 
     def left(self, tier: Tier, owner: int) -> int | None:
         """Copies that the owner may still send to a lower tier; None: as many as there is room for."""
-        most = self.most_blocks.get((tier, owner))
-        return None if most is None or tier not in self._pools else max(0, most - self.held(tier, owner))
+        maximum = self.max_blocks.get((tier, owner))
+        return None if maximum is None or tier not in self._pools else max(0, maximum - self.held(tier, owner))
 
     # ---- references of transfers
 
@@ -45,23 +45,23 @@ class CopyQuotas:
         pool.hold(slot, by_transfer=True)
         self._lend(pool, slot)
 
-    def own_many(self, pool: SlotPool, where: Where, owners: Slots) -> None:
+    def own_many(self, pool: SlotPool, index: SlotIndex, owners: Slots) -> None:
         """A transfer has taken empty slots for copies of these owners."""
         for owner, count in count_each(owners):
-            pool.set_owner_many(where if count == len(where) else where.only(owners == owner), owner)
-        self._count(pool, where, 1)
+            pool.set_owner_many(index if count == len(index) else index.filter(owners == owner), owner)
+        self._count(pool, index, 1)
 
-    def hold_many(self, pool: SlotPool, slots: Slots | Where) -> None:
+    def hold_many(self, pool: SlotPool, slots: Slots | SlotIndex) -> None:
         """One more transfer refers to each of these slots of any tier."""
-        where = as_where(slots)
-        pool.hold_many(where, by_transfer=True)
-        self._count(pool, where, 1)
+        index = as_index(slots)
+        pool.hold_many(index, by_transfer=True)
+        self._count(pool, index, 1)
 
-    def drop_many(self, pool: SlotPool, slots: Slots | Where) -> None:
+    def drop_many(self, pool: SlotPool, slots: Slots | SlotIndex) -> None:
         """One transfer less refers to each of these slots of any tier."""
-        where = as_where(slots)
-        self._count(pool, where, -1)
-        pool.drop_many(where, 0, by_transfer=True)
+        index = as_index(slots)
+        self._count(pool, index, -1)
+        pool.drop_many(index, 0, by_transfer=True)
 
     def drop(self, pool: SlotPool, slot: SlotId) -> None:
         """One transfer less refers to a slot of any tier."""
@@ -89,13 +89,13 @@ class CopyQuotas:
         if lent is not None and owner and pool.transfer_refs[slot] == 1:
             lent[owner] = lent.get(owner, 0) + 1
 
-    def _count(self, pool: SlotPool, where: Where, change: int) -> None:
+    def _count(self, pool: SlotPool, index: SlotIndex, change: int) -> None:
         """Count the slots to which exactly one transfer refers: each was just lent, or is about to be given back."""
         lent = self._lent.get(pool)
         if lent is None:
             return
-        is_changed = where.of(pool.all_transfer_refs) == 1
-        for owner, count in count_each(where.of(pool.all_owners)[is_changed]):
+        is_changed = index.read(pool.all_transfer_refs) == 1
+        for owner, count in count_each(index.read(pool.all_owners)[is_changed]):
             if not owner:
                 continue
             left = lent.get(owner, 0) + change * count
@@ -127,11 +127,11 @@ class SpillRoom:
         self._quotas = quotas
         self._taken: dict[int, int] = {}  # copies by owner
 
-    def count(self, dirty: Where, clean: int) -> int:
+    def count(self, dirty: SlotIndex, clean: int) -> int:
         """Return how many of these slots of the device tier `take` would choose."""
         return self._choose(dirty, clean)[0]
 
-    def take(self, dirty: Where, clean: int) -> int:
+    def take(self, dirty: SlotIndex, clean: int) -> int:
         """Choose what goes down, from the head of the chain to the first block that may not. Return how many.
 
         `clean` evictable copies lie below already. They are kept with those that go down, and are no room any more.
@@ -142,20 +142,20 @@ class SpillRoom:
             self._taken[owner] = self._taken.get(owner, 0) + count
         return chosen
 
-    def _choose(self, dirty: Where, clean: int) -> tuple[int, dict[int, int]]:
+    def _choose(self, dirty: SlotIndex, clean: int) -> tuple[int, dict[int, int]]:
         """How many blocks, and how many of each owner that has a quota."""
         chosen = min(len(dirty), max(0, self.blocks - clean))
-        if not self._quotas.most_blocks:
+        if not self._quotas.max_blocks:
             return chosen, {}
         owners = self._device.owners(dirty.head(chosen))
         limited: list[int] = []
         for owner in np.flatnonzero(np.bincount(owners)).tolist():
-            most = self._quotas.left(self._tier, owner)
-            if most is None:
+            maximum = self._quotas.left(self._tier, owner)
+            if maximum is None:
                 continue
             limited.append(owner)
             of_owner = np.flatnonzero(owners == owner)
-            room = max(0, most - self._taken.get(owner, 0))
+            room = max(0, maximum - self._taken.get(owner, 0))
             if len(of_owner) > room:
                 chosen = min(chosen, int(of_owner[room]))
         return chosen, {owner: int(np.count_nonzero(owners[:chosen] == owner)) for owner in limited}

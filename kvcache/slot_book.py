@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
-from tiercel.kvcache.index import KeyIndex
-from tiercel.kvcache.policy import Keep, Segments
-from tiercel.kvcache.reference import References
-from tiercel.kvcache.run import RunSearch
-from tiercel.kvcache.vector import FEW, Slots, Where, as_where, view
+from tiercel.kvcache.eviction import RetentionClass, Segments
+from tiercel.kvcache.free_run import FreeRunSearch
+from tiercel.kvcache.key_index import KeyIndex
+from tiercel.kvcache.reference_count import ReferenceCounts
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_index, view
 
 NULL_BLOCK = SlotId(0)
 """Padded rows write here. Never owned, never read for a result."""
@@ -21,8 +21,8 @@ NULL_BLOCK = SlotId(0)
 PROTECTED_SHARE = 0.25
 """Of the cached copies, at most this part is REUSED: the rest is room in which a new copy can prove itself."""
 
-Heard = Callable[[BlockKey, SlotId], None]
-HeardMany = Callable[[Slots], None]
+CopyListener = Callable[[BlockKey, SlotId], None]
+SlotsListener = Callable[[Slots], None]
 
 
 class SlotState(enum.IntEnum):
@@ -31,12 +31,14 @@ class SlotState(enum.IntEnum):
     FREE = 0  # holds nothing
     OWNED = 1  # referenced by at least one table or flying transfer
     CACHED = 2  # unreferenced, holds a valid keyed copy: a hit or the next victim
-    LIMBO = 3  # unreferenced, but a launched step still touches it
+    DEFERRED = 3  # unreferenced, but a launched step still touches it
     NULL = 4  # slot 0, the null block
 
 
-_FREE, _OWNED, _CACHED, _LIMBO, _NULL = (int(state) for state in SlotState)  # plain integers: the loop compares often
-_ONCE, _REUSED = int(Keep.ONCE), int(Keep.REUSED)
+_FREE, _OWNED, _CACHED, _DEFERRED, _NULL = (
+    int(state) for state in SlotState
+)  # plain integers: the loop compares often
+_ONCE, _REUSED = int(RetentionClass.ONCE), int(RetentionClass.REUSED)
 
 
 class SlotBook:
@@ -49,7 +51,7 @@ class SlotBook:
         # The states are the map of free slots too: a run of zeros is a run of free slots, found at the speed of C.
         self.states = bytearray(slots)
         self.states[NULL_BLOCK] = _NULL
-        self._references = References(slots)
+        self._references = ReferenceCounts(slots)
         self.refs = self._references.totals  # of tables and transfers
         self.transfer_refs = self._references.transfers  # of transfers alone
         self.last_steps = array("q", bytes(8 * slots))  # last launched step that touches the slot, as of its release
@@ -64,22 +66,22 @@ class SlotBook:
         self.num_lost = 0  # copies that went: while this does not change, no stamp does
         self.committed = 0  # last committed step
         self.num_free: int = blocks
-        self.num_limbo: int = 0
+        self.num_deferred: int = 0
         # Called before a copy is evicted, while its retention class and owner are readable; must not change this pool.
-        self.on_evict: Heard | None = None
-        self.on_evict_many: HeardMany | None = None  # called instead for many at once
-        self.on_name: Heard | None = None  # called when a slot has got a name
-        self.on_name_many: HeardMany | None = None  # called instead for many at once
+        self.on_evict: CopyListener | None = None
+        self.on_evict_many: SlotsListener | None = None  # called instead for many at once
+        self.on_name: CopyListener | None = None  # called when a slot has got a name
+        self.on_name_many: SlotsListener | None = None  # called instead for many at once
         self.on_free: Callable[[int], None] | None = None  # called when a slot becomes free or loses its name
-        self.on_free_many: HeardMany | None = None
+        self.on_free_many: SlotsListener | None = None
         self.taken_slots = 0
         self.taken_runs = 0
         self.evictions = 0
-        self._runs = RunSearch(self.states, _OWNED)
+        self._runs = FreeRunSearch(self.states, _OWNED)
         self._segments = Segments(slots)
         self.all_owners = self._segments.all_owners
         self._is_keyed = self.slot_by_key.is_named
-        self._limbo_by_step: dict[int, list[SlotId | Slots]] = {}  # in order of release; of many at once a part
+        self._deferred_by_step: dict[int, list[SlotId | Slots]] = {}  # in order of release; of many at once a part
 
     # ---- facts
 
@@ -89,12 +91,12 @@ class SlotBook:
 
     @property
     def num_owned(self) -> int:
-        return self.blocks - self.num_free - self.num_cached - self.num_limbo
+        return self.blocks - self.num_free - self.num_cached - self.num_deferred
 
     @property
     def num_coming(self) -> int:
         """Slots that become free or cached by themselves: when steps commit and transfers land."""
-        return self.num_limbo + self._references.num_lent
+        return self.num_deferred + self._references.num_lent
 
     @property
     def mean_run(self) -> float:
@@ -114,25 +116,25 @@ class SlotBook:
         """A launched, uncommitted step may still read or write the slot."""
         return max(self.last_steps[slot], last_step) > self.committed
 
-    def keep(self, slot: SlotId) -> Keep:
+    def retention(self, slot: SlotId) -> RetentionClass:
         """What its copy is or will be kept for."""
-        return Keep(self._segments.keeps[slot])
+        return RetentionClass(self._segments.classes[slot])
 
-    def are_kept(self, slots: Slots | Where, keep: Keep) -> "npt.NDArray[np.bool_]":
+    def are_retained(self, slots: Slots | SlotIndex, retention: RetentionClass) -> "npt.NDArray[np.bool_]":
         """Return for each slot whether its copy is or will be kept for this."""
-        return as_where(slots).of(self._segments.all_keeps) == keep
+        return as_index(slots).read(self._segments.all_classes) == retention
 
-    def are_kept_beyond(self, slots: Slots, keep: Keep) -> "npt.NDArray[np.bool_]":
+    def are_retained_beyond(self, slots: Slots, retention: RetentionClass) -> "npt.NDArray[np.bool_]":
         """Return for each slot whether its copy is kept for more than this."""
-        return Where(slots).of(self._segments.all_keeps) > keep
+        return SlotIndex(slots).read(self._segments.all_classes) > retention
 
-    def owners(self, slots: Slots | Where) -> Slots:
+    def owners(self, slots: Slots | SlotIndex) -> Slots:
         """Return the owner of each slot's copy; 0 is nobody."""
-        return as_where(slots).of(self.all_owners)
+        return as_index(slots).read(self.all_owners)
 
-    def num_kept(self, keep: Keep) -> int:
+    def num_retained(self, retention: RetentionClass) -> int:
         """Cached copies kept for this."""
-        return self._segments.counts[keep]
+        return self._segments.counts[retention]
 
     def owner(self, slot: SlotId) -> int:
         """Whose copy it is; 0 is nobody's."""
@@ -156,16 +158,16 @@ class SlotBook:
         self._segments.reset(slot)
         self._lose(slot)
 
-    def _free_many(self, where: Where) -> None:
+    def _free_many(self, index: SlotIndex) -> None:
         """Unreferenced slots are empty and nobody's."""
-        where.put(self.all_states, _FREE)
-        self.num_free += len(where.slots)
-        self._segments.reset_many(where)
-        where.add(self.stamps, 1)
-        where.add(self.lives, 1)
+        index.write(self.all_states, _FREE)
+        self.num_free += len(index.slots)
+        self._segments.reset_many(index)
+        index.add(self.stamps, 1)
+        index.add(self.lives, 1)
         self.num_lost += 1
         if self.on_free_many is not None:
-            self.on_free_many(where.slots)
+            self.on_free_many(index.slots)
 
     def _lose(self, slot: int) -> None:
         """A slot has lost its copy: who remembers it must look again."""
@@ -184,9 +186,9 @@ class SlotBook:
         self._stamps[slot] += 1
         self.num_lost += 1
 
-    def change_stamps(self, slots: Slots | Where) -> None:
+    def change_stamps(self, slots: Slots | SlotIndex) -> None:
         """Make all who remember these slots look again: something about their copies has changed in another tier."""
-        as_where(slots).add(self.stamps, 1)
+        as_index(slots).add(self.stamps, 1)
         self.num_lost += 1
 
     def _evict(self, slots: Sequence[int]) -> None:
@@ -203,27 +205,27 @@ class SlotBook:
         self.evictions += len(slots)
 
     def _evict_many(self, slots: Slots) -> None:
-        if len(slots) < FEW or (self.on_evict is not None and self.on_evict_many is None):
+        if len(slots) < MIN_NUMPY_SLOTS or (self.on_evict is not None and self.on_evict_many is None):
             self._evict(slots.tolist())
             return
-        where = Where(slots)
-        if not where.of(self.slot_by_key.all_named).all():
+        index = SlotIndex(slots)
+        if not index.read(self.slot_by_key.all_named).all():
             raise InvariantError("pool.cached_without_key", slots=slots[:8].tolist())
         if self.on_evict_many is not None:
             self.on_evict_many(slots)
-        self.slot_by_key.unname_many(where)
-        self._segments.remove_many(where)
-        self._free_many(where)
+        self.slot_by_key.unname_many(index)
+        self._segments.remove_many(index)
+        self._free_many(index)
         self.evictions += len(slots)
 
-    def _settle_many(self, where: Where) -> None:
+    def _settle_many(self, index: SlotIndex) -> None:
         """Cache the copies that slots without references hold, and free the other slots."""
-        is_keyed = where.of(self.slot_by_key.all_named) > 0
-        cached = where.only(is_keyed)
-        cached.put(self.all_states, _CACHED)
+        is_keyed = index.read(self.slot_by_key.all_named) > 0
+        cached = index.filter(is_keyed)
+        cached.write(self.all_states, _CACHED)
         self._segments.add_many(cached)
-        if len(cached) < len(where):
-            self._free_many(where.only(~is_keyed))
+        if len(cached) < len(index):
+            self._free_many(index.filter(~is_keyed))
 
     # ---- tests
 
@@ -248,9 +250,9 @@ class SlotBook:
             *(counts.tolist() for counts in (self.refs, self.transfer_refs, self.last_steps)),
             dict(self.slot_by_key),
             [self.key(SlotId(slot)) for slot in range(self.blocks + 1)],
-            {step: self._flat(parts) for step, parts in self._limbo_by_step.items()},
+            {step: self._flat(parts) for step, parts in self._deferred_by_step.items()},
             self._segments.snapshot(),
-            (self.committed, self._runs.cursor, self.num_free, self.num_limbo, self._references.num_lent),
+            (self.committed, self._runs.cursor, self.num_free, self.num_deferred, self._references.num_lent),
         )
 
     def check_integrity(self) -> None:
@@ -259,28 +261,30 @@ class SlotBook:
         if not segments.check():
             raise InvariantError("pool.segments", counts=tuple(segments.counts), count=segments.count)
         cached = set(segments)
-        limbo = {slot for parts in self._limbo_by_step.values() for slot in self._flat(parts)}
-        num_free = num_limbo = num_lent = 0
+        deferred = {slot for parts in self._deferred_by_step.values() for slot in self._flat(parts)}
+        num_free = num_deferred = num_lent = 0
         for slot in range(1, self.blocks + 1):
             state, refs, key = self.states[slot], self.refs[slot], self.key(SlotId(slot))
             lent = self.transfer_refs[slot]
             num_free += state == _FREE
-            num_limbo += state == _LIMBO
+            num_deferred += state == _DEFERRED
             num_lent += 0 < lent == refs
             is_right = (
                 state != _NULL
                 and (state == _CACHED) == (slot in cached)
-                and (state != _LIMBO or slot in limbo)
+                and (state != _DEFERRED or slot in deferred)
                 and (state == _OWNED) == (refs > 0)
                 and refs >= lent >= 0
-                and (state != _FREE or (key is None and segments.keeps[slot] == _ONCE and not segments.owners[slot]))
+                and (state != _FREE or (key is None and segments.classes[slot] == _ONCE and not segments.owners[slot]))
                 and (state != _CACHED or key is not None)
                 and (key is None or self.slot_by_key.get(key) == slot)
             )
             if not is_right:
                 raise InvariantError("pool.slot", slot=slot, state=SlotState(state).name, refs=refs, lent=lent, key=key)
-        if (num_free, num_limbo, num_lent) != (self.num_free, self.num_limbo, self._references.num_lent):
-            raise InvariantError("pool.sums", free=self.num_free, limbo=self.num_limbo, lent=self._references.num_lent)
+        if (num_free, num_deferred, num_lent) != (self.num_free, self.num_deferred, self._references.num_lent):
+            raise InvariantError(
+                "pool.sums", free=self.num_free, deferred=self.num_deferred, lent=self._references.num_lent
+            )
         if len(cached) != self.num_cached or len(self.slot_by_key) != sum(self._is_keyed):
             raise InvariantError("pool.keys", cached=self.num_cached, keys=len(self.slot_by_key))
         if self.states[NULL_BLOCK] != _NULL or self.refs[NULL_BLOCK]:

@@ -7,22 +7,22 @@ import numpy as np
 from msgspec import Struct
 
 from tiercel.ids import BlockKey, SeqId, SlotId
-from tiercel.kvcache.block import child_key
-from tiercel.kvcache.budget import StepBudget
-from tiercel.kvcache.holding import Holding
+from tiercel.kvcache.block_key import child_key
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.prefix import Prefix
-from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots, as_slots
+from tiercel.kvcache.step_budget import StepBudget
+from tiercel.kvcache.tenant_holding import TenantHolding
 
 
-class Kept(Struct, frozen=True, gc=False):
+class RetainedCopies(Struct, frozen=True, gc=False):
     """Slots of the tier below, in the order of their blocks, and their lives as of when they were looked up."""
 
     slots: Slots
     lives: Slots
 
 
-NO_KEPT = Kept(NO_SLOTS, NO_SLOTS)
+NO_COPIES = RetainedCopies(NO_SLOTS, NO_SLOTS)
 
 
 class Restore:
@@ -73,7 +73,9 @@ class Fetch:
         self.predicted_s = 0.0  # what the reads were to take
         self.worth_until = 0  # blocks before are worth reading
         self.reads: set[BlockKey] = set()  # that fly for it
-        self.runs: list[Kept] = []  # kept from eviction while it waits: runs of blocks that lay in the device tier
+        self.runs: list[
+            RetainedCopies
+        ] = []  # kept from eviction while it waits: runs of blocks that lay in the device tier
         self._slots, self._lives = array("q"), array("q")  # the same, of blocks that were found or landed one by one
 
     def want(self, slot: int, pool: SlotPool) -> None:
@@ -81,10 +83,10 @@ class Fetch:
         self._slots.append(slot)
         self._lives.append(int(pool.lives[slot]))
 
-    def wanted(self) -> Kept:
+    def wanted(self) -> RetainedCopies:
         """Return all copies that are kept from eviction for the sequence."""
         slots, lives = np.array(self._slots, np.intp), np.array(self._lives, np.int64)
-        return Kept(
+        return RetainedCopies(
             np.concatenate([slots, *(run.slots for run in self.runs)]),
             np.concatenate([lives, *(run.lives for run in self.runs)]),
         )
@@ -135,12 +137,12 @@ class BlockTable:
         "tokens",
     )
 
-    def __init__(self, seq: SeqId, root: BlockKey, tokens: "array[int]", owner: int, holding: Holding) -> None:
+    def __init__(self, seq: SeqId, root: BlockKey, tokens: "array[int]", owner: int, holding: TenantHolding) -> None:
         self.seq = seq
         self.tokens = tokens
         self.slots: array[int] = array("i")
         self.num_published = 0  # leading blocks that are keyed and canonical
-        self.kept = NO_KEPT  # those copies
+        self.retained = NO_COPIES  # those copies
         self.prefix = Prefix()  # what a waiting sequence was found to have in reach
         self.num_saved = 0  # leading blocks that were offered to a lower tier
         self.last_step = 0  # last launched step with a slice of this sequence
@@ -155,7 +157,7 @@ class BlockTable:
         self.num_swapped = 0  # blocks that came up after it
         self.copied_s = 0.0  # that copies of its blocks took since it gave way the last time
         self._root = root
-        self._held: Where | None = None  # all slots, as long as they do not change
+        self._held: SlotIndex | None = None  # all slots, as long as they do not change
         self._keys: list[BlockKey] = []  # only grows: tokens never change
 
     # ---- slots
@@ -212,18 +214,18 @@ class BlockTable:
         first, end = int(blocks[0]), int(blocks[-1]) + 1
         if end - first == len(blocks):
             return self._keys[first:end]
-        return Where(blocks).parts_of(self._keys)
+        return SlotIndex(blocks).items_of(self._keys)
 
-    def held(self) -> Where:
+    def held(self) -> SlotIndex:
         """Return all slots as an index. A table of few blocks is looked at again each time."""
         if self._held is not None:
             return self._held
-        held = Where(as_slots(self.slots))
-        if len(held) >= FEW:
+        held = SlotIndex(as_slots(self.slots))
+        if len(held) >= MIN_NUMPY_SLOTS:
             self._held = held
         return held
 
-    def published(self) -> Where:
+    def published(self) -> SlotIndex:
         """Return the slots of the leading blocks that are keyed and canonical."""
         return self.held().head(self.num_published)
 

@@ -13,21 +13,21 @@ from msgspec import Struct
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.chain import WriteBudget
-from tiercel.kvcache.keeping import demote, land_many, promote
-from tiercel.kvcache.links import Links
-from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.copy_link import CopyLinks
+from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.pool import SlotPool, SlotState
 from tiercel.kvcache.quota import CopyQuotas, SpillRoom
-from tiercel.kvcache.table import NO_KEPT, BlockTable, Kept
+from tiercel.kvcache.retention import demote, land_many, promote
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots, as_index, as_slots
+from tiercel.kvcache.table import NO_COPIES, BlockTable, RetainedCopies
 from tiercel.kvcache.transfers import TransferBook, check_references
-from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots, as_where
 from tiercel.rates import Rates
 from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 
 _STUCK_S = 2.0  # a call to the disk that takes longer hangs
-_MOST_LATE = 4  # reads: while so many are late and have not come back, no other one is begun
-_MOST_PERSISTS = 1024  # blocks of one victim that are written to the disk, each by a transfer of its own: about 5 ms
-_MOST_FAR = 512  # blocks of a victim that are looked up on the disk, and stand for all
+_MAX_LATE = 4  # reads: while so many are late and have not come back, no other one is begun
+_MAX_PERSISTS = 1024  # blocks of one victim that are written to the disk, each by a transfer of its own: about 5 ms
+_MAX_FAR = 512  # blocks of a victim that are looked up on the disk, and stand for all
 
 
 class TierLimits(Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class TierBook:
         self._now_s = 0.0
         lower = host or disk
         tier = Tier.DDR if host is not None else Tier.SSD
-        self.links = Links(device, lower, self.transfers, tier) if lower is not None else None  # to the next tier
+        self.links = CopyLinks(device, lower, self.transfers, tier) if lower is not None else None  # to the next tier
         if host is not None and self.links is not None:
             device.on_evict = self._on_device_eviction
             device.on_evict_many = functools.partial(promote, device, host, self.links)
@@ -121,7 +121,7 @@ class TierBook:
     @property
     def is_disk_answering(self) -> bool:
         """The disk is read: it is not off, and does not leave one read after the other without an answer."""
-        return self.can_read_disk and self.transfers.num_late < _MOST_LATE
+        return self.can_read_disk and self.transfers.num_late < _MAX_LATE
 
     def is_awaited(self, table: BlockTable, key: BlockKey) -> bool:
         """A block of a waiting sequence's prefix is on its way up, and the sequence waits for it."""
@@ -132,29 +132,31 @@ class TierBook:
         """Return the numbers of the table's full blocks that no lower tier holds or is about to hold."""
         if self.links is None or not self.has_lower_tier:
             return NO_SLOTS
-        return np.flatnonzero(table.published().of(self.links.below) == 0)
+        return np.flatnonzero(table.published().read(self.links.below) == 0)
 
     @property
     def num_spillable(self) -> int:
         """Blocks that could be spilled now. What is kept for preempted sequences is not evicted for another victim."""
         if self.host is not None:
-            return self.host.num_free + self.host.num_cached - self.host.num_kept(Keep.PREEMPTED)
-        return min(self.writable_blocks, _MOST_PERSISTS)
+            return self.host.num_free + self.host.num_cached - self.host.num_retained(RetentionClass.PREEMPTED)
+        return min(self.writable_blocks, _MAX_PERSISTS)
 
-    def num_spillable_of(self, sources: Slots | Where) -> int:
+    def num_spillable_of(self, sources: Slots | SlotIndex) -> int:
         """How many of these copies count as `num_spillable`: a restore that holds them leaves so much less."""
         host = self.host
         if host is None:
             return 0
-        where = as_where(sources)
-        is_evictable = (where.of(host.all_states) == SlotState.CACHED) & ~host.are_kept(where, Keep.PREEMPTED)
+        index = as_index(sources)
+        is_evictable = (index.read(host.all_states) == SlotState.CACHED) & ~host.are_retained(
+            index, RetentionClass.PREEMPTED
+        )
         return int(np.count_nonzero(is_evictable))
 
     def num_clean(self, table: BlockTable) -> int:
         """Copies of the table's blocks that count as `num_spillable`: a spill of the table keeps them."""
         if self.host is None or self.links is None:
             return 0
-        below = table.published().of(self.links.below)
+        below = table.published().read(self.links.below)
         return self.num_spillable_of(below[below > 0].astype(np.intp))
 
     def spill_room(self) -> SpillRoom:
@@ -178,14 +180,14 @@ class TierBook:
 
     # ---- inside a seal
 
-    def spill(self, table: BlockTable, most: int) -> list[Transfer]:
+    def spill(self, table: BlockTable, maximum: int) -> list[Transfer]:
         """Send a victim's dirty blocks down, at most `most`, head of the chain first, and keep its copies below.
 
         Return transfers to the disk; those to DDR are prepared.
         """
         slots, blocks = table.published(), self.dirty(table)
-        sources = slots.at(blocks)
-        sources = sources.head(min(most, self.spill_room().take(sources, self.num_clean(table))))
+        sources = slots.pick(blocks)
+        sources = sources.head(min(maximum, self.spill_room().take(sources, self.num_clean(table))))
         blocks = blocks[: len(sources)]
         self.device.hold_many(sources, by_transfer=True)
         if self.host is None or self.links is None:
@@ -195,19 +197,21 @@ class TierBook:
             ]
             self._table_by_transfer.update((one.id, table) for one in persists)
             return persists
-        clean = slots.of(self.links.below)
-        where = Where(clean[clean > 0].astype(np.intp))
+        clean = slots.read(self.links.below)
+        index = SlotIndex(clean[clean > 0].astype(np.intp))
         # Before room is made for the others, or these would be the first to go.
-        self.host.set_keep_many(where.only(where.of(self.host.slot_by_key.all_named) > 0), Keep.PREEMPTED)
+        self.host.set_retention_many(
+            index.filter(index.read(self.host.slot_by_key.all_named) > 0), RetentionClass.PREEMPTED
+        )
         if len(sources):
-            targets = self.host.take_where(len(sources), by_transfer=True)
+            targets = self.host.take_index(len(sources), by_transfer=True)
             self.quotas.own_many(self.host, targets, self.device.owners(sources))
-            self.links.tie_many(sources, targets)
+            self.links.link_many(sources, targets)
             carried = self.transfers.prepare(Route.SPILL, Purpose.SPILL, table.keys_of, blocks, sources, targets.slots)
             self._table_by_transfer.update((number, table) for number, _ in carried)
-            copies = slots.of(self.links.below)
-            where = Where(copies[copies > 0].astype(np.intp))
-        table.kept = Kept(where.slots, where.of(self.host.lives))
+            copies = slots.read(self.links.below)
+            index = SlotIndex(copies[copies > 0].astype(np.intp))
+        table.retained = RetainedCopies(index.slots, index.read(self.host.lives))
         return []
 
     def hold_sources(self, sources: Slots) -> None:
@@ -219,25 +223,28 @@ class TierBook:
 
         Return the transfers: `TransferBook.prepare`.
         """
-        where = Where(sources)
+        index = SlotIndex(sources)
         self.device.hold_many(targets, by_transfer=True)
-        self._host().change_stamps(where)  # others that wait for these blocks learn that they are on their way
-        carried = self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, table.keys_of, blocks, where, targets)
+        self._host().change_stamps(index)  # others that wait for these blocks learn that they are on their way
+        carried = self.transfers.prepare(Route.RESTORE, Purpose.RESTORE, table.keys_of, blocks, index, targets)
         self._table_by_transfer.update((number, table) for number, _ in carried)
         return carried
 
-    def settle_keep(self, table: BlockTable) -> None:
+    def settle_retention(self, table: BlockTable) -> None:
         """The sequence does not wait any more: what was kept for it is kept as anything that was used."""
         if len((wanted := table.fetch.wanted()).slots):
-            demote(self.gateway, wanted, Keep.WANTED, self.links if self.host is not None else None)
-        if self.host is not None and len(table.kept.slots):
-            demote(self.host, table.kept, Keep.PREEMPTED, self.links)
-        table.kept = NO_KEPT
+            demote(self.gateway, wanted, RetentionClass.WANTED, self.links if self.host is not None else None)
+        if self.host is not None and len(table.retained.slots):
+            demote(self.host, table.retained, RetentionClass.PREEMPTED, self.links)
+        table.retained = NO_COPIES
 
     def _on_device_eviction(self, key: BlockKey, slot: SlotId) -> None:
-        host, below = self._host(), self.links.below_of(slot) if self.links is not None else 0
-        if below and host.keep(SlotId(below)) is Keep.SHADOW and host.slot_by_key.is_named[below]:
-            host.set_keep(SlotId(below), Keep.REUSED if self.device.keep(slot) > Keep.ONCE else Keep.ONCE)
+        host, below = self._host(), self.links.lower_slot_of(slot) if self.links is not None else 0
+        if below and host.retention(SlotId(below)) is RetentionClass.SHADOW and host.slot_by_key.is_named[below]:
+            host.set_retention(
+                SlotId(below),
+                RetentionClass.REUSED if self.device.retention(slot) > RetentionClass.ONCE else RetentionClass.ONCE,
+            )
 
     # ---- landings
 
@@ -257,19 +264,19 @@ class TierBook:
             case Route.RESTORE:
                 self._land_restore(transfer)
             case Route.SPILL:
-                self._land_copies(transfer, self.device, self._host(), Keep.SHADOW, is_good=is_good)
-                self._keep_landed(transfer, table)
+                self._land_copies(transfer, self.device, self._host(), RetentionClass.SHADOW, is_good=is_good)
+                self._retain_landed(transfer, table)
             case Route.PERSIST:
-                keep = self.gateway.keep(transfer.sources[0])
-                keep = keep if keep is Keep.REUSED else Keep.ONCE
-                self._land_copies(transfer, self.gateway, self._disk(), keep, is_good=is_good)
+                retention = self.gateway.retention(transfer.sources[0])
+                retention = retention if retention is RetentionClass.REUSED else RetentionClass.ONCE
+                self._land_copies(transfer, self.gateway, self._disk(), retention, is_good=is_good)
             case Route.PREFETCH:
                 # It may have ended, or have run meanwhile and wait again: its fetch of then is over.
                 is_wanted = table is not None and not table.is_closed and transfer.keys[0] in table.fetch.reads
                 if table is not None and is_wanted and is_good:
                     self._note_fetched(table)
-                keep = Keep.WANTED if is_wanted else Keep.REUSED
-                self._land_copies(transfer, self._disk(), self.gateway, keep, is_good=is_good)
+                retention = RetentionClass.WANTED if is_wanted else RetentionClass.REUSED
+                self._land_copies(transfer, self._disk(), self.gateway, retention, is_good=is_good)
                 self.fetched_blocks += is_good
                 if table is not None and is_wanted:
                     table.fetch.reads.discard(transfer.keys[0])
@@ -278,7 +285,9 @@ class TierBook:
                 if landing.verdict in (Verdict.MISS, Verdict.FAILED):  # one bad sector must not be read for ever
                     self._disk().evict_key(transfer.keys[0])
             case Route.VERIFY:
-                self._land_target(self.gateway, transfer.keys[0], transfer.sources[0], Keep.REUSED, is_good=is_good)
+                self._land_target(
+                    self.gateway, transfer.keys[0], transfer.sources[0], RetentionClass.REUSED, is_good=is_good
+                )
             case Route.SIGN:
                 for source in transfer.sources:
                     self.quotas.drop(self.gateway, source)
@@ -302,35 +311,39 @@ class TierBook:
 
     def _land_restore(self, transfer: Transfer) -> None:
         host, sources = self._host(), as_slots(transfer.sources)
-        where = Where(sources)
-        self.quotas.drop_many(host, where)
-        cached = where.only(where.of(host.all_states) == SlotState.CACHED)
+        index = SlotIndex(sources)
+        self.quotas.drop_many(host, index)
+        cached = index.filter(index.read(host.all_states) == SlotState.CACHED)
         if self.limits.has_reuse:
-            host.set_keep_many(cached, Keep.SHADOW)
+            host.set_retention_many(cached, RetentionClass.SHADOW)
         else:
             host.evict_many(cached.slots)
 
-    def _keep_landed(self, transfer: Transfer, table: BlockTable | None) -> None:
+    def _retain_landed(self, transfer: Transfer, table: BlockTable | None) -> None:
         """Keep what a victim still needs: nothing when it has ended or come back, less when it gave way again."""
-        if table is None or table.is_closed or not len(table.kept.slots):
+        if table is None or table.is_closed or not len(table.retained.slots):
             return
         host, targets = self._host(), as_slots(transfer.targets)[::-1]
-        is_kept = np.isin(targets, table.kept.slots) & (Where(targets).of(host.slot_by_key.all_named) > 0)
-        host.set_keep_many(targets[is_kept], Keep.PREEMPTED)
+        is_kept = np.isin(targets, table.retained.slots) & (SlotIndex(targets).read(host.slot_by_key.all_named) > 0)
+        host.set_retention_many(targets[is_kept], RetentionClass.PREEMPTED)
 
-    def _land_copies(self, transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, *, is_good: bool) -> None:
-        if is_good and len(transfer.keys) >= FEW:
-            land_many(transfer, above, into, keep, self.quotas)
+    def _land_copies(
+        self, transfer: Transfer, above: SlotPool, into: SlotPool, retention: RetentionClass, *, is_good: bool
+    ) -> None:
+        if is_good and len(transfer.keys) >= MIN_NUMPY_SLOTS:
+            land_many(transfer, above, into, retention, self.quotas)
             return
         # The tail first: of a chain it is the first to be evicted.
         for key, source, target in reversed(list(zip(transfer.keys, transfer.sources, transfer.targets, strict=True))):
             self.quotas.drop(above, source)
-            self._land_target(into, key, target, keep, is_good=is_good)
+            self._land_target(into, key, target, retention, is_good=is_good)
 
-    def _land_target(self, pool: SlotPool, key: BlockKey, target: SlotId, keep: Keep, *, is_good: bool) -> None:
+    def _land_target(
+        self, pool: SlotPool, key: BlockKey, target: SlotId, retention: RetentionClass, *, is_good: bool
+    ) -> None:
         """Name the copy that has landed. It is worthless when it failed or somebody else published the key first."""
         if is_good and pool.publish(target, key) == target:
-            pool.set_keep(target, keep)
+            pool.set_retention(target, retention)
             self.quotas.drop(pool, target)
         else:
             self.quotas.discard(pool, target)
@@ -376,7 +389,7 @@ class TierBook:
         self.budget.spend()
         opened = self.transfers.open(Route.PERSIST, purpose, (key,), (source,), (target,))
         if self.host is None and self.links is not None:
-            self.links.tie(source, target)
+            self.links.link(source, target)
         self._started_s[opened.id] = self._now_s
         return opened
 
@@ -384,7 +397,7 @@ class TierBook:
         """Count the blocks of a table of which the disk has a copy; of very many the first stand for all."""
         if self.disk is None or not len(blocks):
             return 0
-        looked_at = blocks[:_MOST_FAR]
+        looked_at = blocks[:_MAX_FAR]
         found = sum(key in self.disk.slot_by_key for key in table.keys_of(looked_at))
         return found * len(blocks) // len(looked_at)
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.pool import SlotPool
-from tiercel.kvcache.vector import FEW, Slots, Where, as_slots, view
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_slots, view
 from tiercel.tier import Purpose, Route, Tier, Transfer
 
 DESTINATIONS = {
@@ -25,7 +25,7 @@ DESTINATIONS = {
 """Where a route puts a copy. SIGN puts none."""
 
 
-_MOST_STARTED = 2  # prepared transfers that start at once
+_MAX_STARTED = 2  # prepared transfers that start at once
 
 
 KeysOf = Callable[[Slots], list[BlockKey]]
@@ -52,36 +52,36 @@ class _Marks:
         self._ids = array("i", bytes(4 * (pool.blocks + 1)))
         self._all = view(self._ids)
 
-    def set_many(self, where: Where, ids: Slots) -> bool:
+    def set_many(self, index: SlotIndex, ids: Slots) -> bool:
         """The same as `set`, with an id for each block."""
-        if where.of(self._all).any():
+        if index.read(self._all).any():
             return False
-        where.put(self._all, ids)
+        index.write(self._all, ids)
         return True
 
     def are_flying(self, slots: Slots) -> "npt.NDArray[np.bool_]":
         """Return for each slot whether a transfer carries its block."""
-        return Where(slots).of(self._all) != 0
+        return SlotIndex(slots).read(self._all) != 0
 
     def set(self, slots: Sequence[SlotId], transfer_id: int) -> bool:
         """Say that a transfer carries these blocks. False, and nothing is changed, when one of them flies already."""
-        if len(slots) < FEW:
+        if len(slots) < MIN_NUMPY_SLOTS:
             if any(self._ids[slot] for slot in slots):
                 return False
             for slot in slots:
                 self._ids[slot] = transfer_id
             return True
-        many = Where(as_slots(slots))
-        if many.of(self._all).any():
+        many = SlotIndex(as_slots(slots))
+        if many.read(self._all).any():
             return False
-        many.put(self._all, transfer_id)
+        many.write(self._all, transfer_id)
         return True
 
     def clear(self, slots: Sequence[SlotId]) -> None:
         """Say that the transfer is over."""
-        Where(as_slots(slots)).put(self._all, 0)
+        SlotIndex(as_slots(slots)).write(self._all, 0)
 
-    def of(self, key: BlockKey) -> int | None:
+    def transfer_of(self, key: BlockKey) -> int | None:
         """Return the id of the transfer that carries this block; None when none does."""
         slot = self.pool.slot_by_key.get(key)
         return None if slot is None else self._ids[slot] or None
@@ -114,7 +114,7 @@ class TransferBook:
         return len(self._flying) + len(self._prepared)
 
     def prepare(
-        self, route: Route, purpose: Purpose, keys_of: KeysOf, blocks: Slots, sources: Where, targets: Slots
+        self, route: Route, purpose: Purpose, keys_of: KeysOf, blocks: Slots, sources: SlotIndex, targets: Slots
     ) -> list[tuple[int, int]]:
         """Carry many blocks between tiers of memory: their transfers start a few at a time, and count as flying now.
 
@@ -138,7 +138,7 @@ class TransferBook:
 
     def start(self) -> list[Transfer]:
         """Open some of the prepared transfers, in order. Cost: about 1 ms at most."""
-        opened = [_open(self._prepared.popleft()) for _ in range(min(_MOST_STARTED, len(self._prepared)))]
+        opened = [_open(self._prepared.popleft()) for _ in range(min(_MAX_STARTED, len(self._prepared)))]
         self._flying.update((transfer.id, transfer) for transfer in opened)
         return opened
 
@@ -216,7 +216,7 @@ class TransferBook:
     def _find(self, tier: Tier, key: BlockKey) -> int | None:
         """Return the id of the transfer that brings a copy of this block there."""
         found, marks = self._id_by_copy.get((tier, key)), self._marks_by_tier.get(tier)
-        return found if found is not None or marks is None else marks.of(key)
+        return found if found is not None or marks is None else marks.transfer_of(key)
 
     def blocks(self, route: Route, purpose: Purpose) -> int:
         """Blocks that fly on a route for a purpose."""
@@ -259,7 +259,7 @@ def check_references(
         refs[gateway, slot] = refs.get((gateway, slot), 0) + 1
     for tier, pool in pools:
         pool.check_integrity()
-        counted = sum(count for (where, _), count in refs.items() if where is tier)
-        wrong = [slot for (where, slot), count in refs.items() if where is tier and pool.transfer_refs[slot] != count]
+        counted = sum(count for (index, _), count in refs.items() if index is tier)
+        wrong = [slot for (index, slot), count in refs.items() if index is tier and pool.transfer_refs[slot] != count]
         if wrong or counted != sum(pool.transfer_refs):
             raise InvariantError("tiers.references", tier=tier.value, slots=wrong[:8])

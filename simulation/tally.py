@@ -142,7 +142,7 @@ class WatchedPlanner(Planner):
             self._note_victims(plan)
         if plan.restores and isinstance(cache, Ledger):
             for seq in plan.restores:
-                tokens = cache.found_by_seq[seq].load_blocks * cache.block_size
+                tokens = cache.match_by_seq[seq].load_blocks * cache.block_size
                 self._tally_of(seq).swapped_tokens += tokens
         if self._lost:
             self._note_redone(plan)

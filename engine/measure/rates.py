@@ -15,8 +15,8 @@ from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.memory.tiers import Tiers
 from tiercel.engine.models.base import Model
 from tiercel.errors import DeviceError
+from tiercel.kvcache.store.copy_run import extents_of
 from tiercel.kvcache.store.mover import CopyLanes
-from tiercel.kvcache.store.run import extents_of
 from tiercel.rates import Rates
 from tiercel.tier import KVSpec, Route
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from tiercel.device.volume_format import fit
+from tiercel.device.volume_format import fit_layout
 from tiercel.errors import ConfigError
 from tiercel.kvcache.store.memory_file import KeptMemory
 from tiercel.settings import EngineSettings
@@ -160,7 +160,7 @@ def _disk_blocks(settings: EngineSettings, spec: KVSpec) -> int:
     """Return the slots of the volume: with their headers and the index they stay below --kv-disk-size."""
     if not settings.kv_disk_paths:
         return 0
-    layout = fit(settings.kv_disk_bytes, len(settings.kv_disk_paths), spec.block_bytes)
+    layout = fit_layout(settings.kv_disk_bytes, len(settings.kv_disk_paths), spec.block_bytes)
     if layout is None:
         raise ConfigError(
             "kv.disk_too_small",

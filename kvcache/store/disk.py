@@ -20,8 +20,8 @@ from tiercel.clock import Clock
 from tiercel.errors import InvariantError
 
 _STUCK_DEADLINES = 4  # a call is stuck after so many deadlines
-_MOST_STUCK = 3
-_MOST_ERRORS = 3  # EIO, within the window
+_MAX_STUCK = 3
+_MAX_ERRORS = 3  # EIO, within the window
 _ERROR_WINDOW_S = 60.0
 _SYNC_S = 5.0  # after a write, at most, what was written is made durable
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
@@ -31,7 +31,7 @@ Digest = bytes  # a record below has a field of this name
 log = logging.getLogger(__name__)
 
 
-class Volume(Protocol):
+class BlockStore(Protocol):
     """Blocks by slot; every method blocks, may be called from any thread and may raise OSError."""
 
     def write(self, slot: int, key: bytes, payload: memoryview) -> bytes:
@@ -145,7 +145,7 @@ class DiskLanes:
 
     def __init__(
         self,
-        volume: Volume,
+        volume: BlockStore,
         clock: Clock,
         wake: Callable[[], None],
         *,
@@ -168,7 +168,7 @@ class DiskLanes:
         self._deadlines: deque[_Call] = deque()  # reads, oldest first; those that are done leave from the front
         self._calling: dict[_Call, bool] = {}  # by a load-first thread?
         self._results: list[DiskResult] = []
-        self._errors_s: deque[float] = deque(maxlen=_MOST_ERRORS)
+        self._errors_s: deque[float] = deque(maxlen=_MAX_ERRORS)
         self._done = {_Kind.READ: _Sum(), _Kind.WRITE: _Sum()}
         self._misses = self._late = self._failed = 0
         self._late_bytes, self._late_s = 0, 0.0
@@ -354,7 +354,7 @@ class DiskLanes:
     def _look_for_stuck(self, now_s: float) -> None:
         limit_s = _STUCK_DEADLINES * self.deadline_s
         stuck = [by_load_thread for call, by_load_thread in self._calling.items() if now_s - call.began_s > limit_s]
-        if len(stuck) >= _MOST_STUCK or sum(stuck) == self._load_threads > 0:
+        if len(stuck) >= _MAX_STUCK or sum(stuck) == self._load_threads > 0:
             self._switch_off(f"{len(stuck)} calls hang for more than {limit_s:g} s")
 
     def _sync(self) -> None:
@@ -387,8 +387,8 @@ class DiskLanes:
                 self._stores.extend(kept)
         elif error.errno == errno.EIO:
             self._errors_s.append(now_s)
-            if len(self._errors_s) == _MOST_ERRORS and now_s - self._errors_s[0] <= _ERROR_WINDOW_S:
-                self._switch_off(f"{_MOST_ERRORS} I/O errors within {_ERROR_WINDOW_S:g} s")
+            if len(self._errors_s) == _MAX_ERRORS and now_s - self._errors_s[0] <= _ERROR_WINDOW_S:
+                self._switch_off(f"{_MAX_ERRORS} I/O errors within {_ERROR_WINDOW_S:g} s")
 
     # The threads
 

@@ -16,8 +16,8 @@ from tiercel.device.base import CopyLane, Pending
 from tiercel.errors import DeviceLostError, InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena
-from tiercel.kvcache.store.pump import Pump
-from tiercel.kvcache.store.run import Run, check_slots, cut_runs, extents_of, merge_runs
+from tiercel.kvcache.store.copy_run import CopyRun, check_slots, cut_runs, extents_of, merge_runs
+from tiercel.kvcache.store.priority_worker import PriorityWorker
 from tiercel.outcome import RouteGauges
 from tiercel.tier import Landing, Purpose, Route, Transfer, Verdict
 
@@ -89,7 +89,7 @@ class _Copy:
     """A transfer between two arenas, on its pump."""
 
     transfer: Transfer
-    runs: deque[Run]
+    runs: deque[CopyRun]
     merged: int
     flying: deque[_Piece] = field(default_factory=deque[_Piece])
     seconds: float = 0.0
@@ -111,7 +111,7 @@ class _Direction:
     """Where copies of one direction run, and how fast they went."""
 
     lane: CopyLane
-    pump: Pump
+    worker: PriorityWorker
     source: Arena
     target: Arena
     source_slab: int = 0  # slots
@@ -148,10 +148,14 @@ class StoreMover:
         self._directions: dict[Route, _Direction] = {}
         if host is not None and lanes is not None:
             self._directions = {
-                Route.SPILL: _Direction(lanes.down, Pump("copy-down"), device, host, target_slab=lanes.slab_slots),
-                Route.RESTORE: _Direction(lanes.up, Pump("copy-up"), host, device, source_slab=lanes.slab_slots),
+                Route.SPILL: _Direction(
+                    lanes.down, PriorityWorker("copy-down"), device, host, target_slab=lanes.slab_slots
+                ),
+                Route.RESTORE: _Direction(
+                    lanes.up, PriorityWorker("copy-up"), host, device, source_slab=lanes.slab_slots
+                ),
             }
-        self._signer = Pump("sign")
+        self._signer = PriorityWorker("sign")
         self._signing = threading.Lock()
         self._unsigned: dict[SlotId, object] = {}  # landed, to be signed; the token goes when the slot is overwritten
         self._landed: deque[tuple[Transfer, Landing]] = deque()
@@ -232,7 +236,7 @@ class StoreMover:
     def close(self) -> None:
         """Stop the pumps and the lanes; queued transfers never land. The disk is its owner's to close."""
         for direction in self._directions.values():
-            direction.pump.close()
+            direction.worker.close()
             direction.lane.close()
         self._signer.close()
 
@@ -248,7 +252,7 @@ class StoreMover:
         check_slots(direction.target, transfer.targets)
         runs = merge_runs(transfer.sources, transfer.targets, direction.source_slab, direction.target_slab)
         copy = _Copy(transfer, runs, len(runs))
-        direction.pump.push(_PRIORITY[transfer.purpose], partial(self._copy_piece, direction, copy))
+        direction.worker.push(_PRIORITY[transfer.purpose], partial(self._copy_piece, direction, copy))
 
     def _copy_piece(self, direction: _Direction, copy: _Copy) -> bool:
         """Queue a piece, or wait for one, on the pump. True when the transfer has more to copy or to wait for.
@@ -281,8 +285,8 @@ class StoreMover:
 
     def _queue_piece(self, direction: _Direction, copy: _Copy) -> _Piece:
         """One call of the lane for all of it."""
-        most = max(1, int(_PIECE_S / direction.pace) // self._block_bytes)
-        runs = cut_runs(copy.runs, most)
+        maximum = max(1, int(_PIECE_S / direction.pace) // self._block_bytes)
+        runs = cut_runs(copy.runs, maximum)
         queued_s = self._clock.now_s()
         pending = direction.lane.copy(extents_of(direction.source, direction.target, runs))
         return _Piece(pending, sum(blocks for _, _, blocks in runs) * self._block_bytes, queued_s)

@@ -17,7 +17,7 @@ import pytest
 
 from tiercel.device.volume import FileCalls, Volume, lock_folder, open_volume
 from tiercel.device.volume_file import is_aligned
-from tiercel.device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, fit, slot_bytes
+from tiercel.device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, fit_layout, slot_bytes
 from tiercel.errors import ConfigError
 from tiercel.lock import LOCK_NAME, lock_holder
 
@@ -374,7 +374,7 @@ def test_the_cap_holds_whatever_is_written(folder: Path, block: int) -> None:
 def test_every_capacity_is_used_as_far_as_it_goes() -> None:
     for capacity in range(200_000, 3_000_000, 70_001):
         for stripes in (1, 2, 5):
-            layout = fit(capacity, stripes, BLOCK)
+            layout = fit_layout(capacity, stripes, BLOCK)
             assert layout is None or (layout.total_bytes <= capacity and layout.slots % stripes == 0)
 
 

@@ -17,14 +17,14 @@ from tiercel.device.volume_format import (
     JOURNAL_NAME,
     RECORD_BYTES,
     VOLUME_NAME,
-    Replay,
+    JournalReplay,
     pack_clean,
     pack_journal_head,
     pack_record,
     replay_journal,
     unpack_record,
 )
-from tiercel.device.volume_journal import Journal, read_journal
+from tiercel.device.volume_journal import VolumeJournal, read_journal
 
 BLOCK = 12_288
 CAPACITY = 1 << 20
@@ -59,7 +59,7 @@ def journal_of(changes: list[tuple[int, int]], slots: int) -> bytes:
     return b"".join([pack_journal_head(ID, slots), bytes(slots * RECORD_BYTES), *records, pack_clean(ID, len(records))])
 
 
-def keys_of(replay: Replay | None) -> dict[int, bytes]:
+def keys_of(replay: JournalReplay | None) -> dict[int, bytes]:
     assert replay is not None
     rows = (unpack_record(replay.table, at) for at in range(0, len(replay.table), RECORD_BYTES))
     return {slot: key for sequence, slot, key in rows if sequence}
@@ -112,7 +112,7 @@ def test_a_hostile_journal_is_bounded() -> None:
 def test_a_journal_is_rewritten_before_it_outgrows_its_bound(tmp_path: Path) -> None:
     handle = os.open(tmp_path, os.O_RDONLY)
     slots = 1100
-    journal = Journal(handle, ID, bytearray(slots * RECORD_BYTES))
+    journal = VolumeJournal(handle, ID, bytearray(slots * RECORD_BYTES))
     journal.start()
     path = tmp_path / JOURNAL_NAME
     bound = path.stat().st_size

@@ -79,7 +79,7 @@ def test_a_sync_that_fails_ends_the_tier_and_no_request() -> None:
             return DiskState.OFF if lanes.is_off else DiskState.ON
 
     tiers = cast("Tiers", OpenTiers(disk=lanes, mover=SimpleNamespace(gauges=tuple)))
-    upkeep = Upkeep(tiers, RateBook(Rates()), bench.cache.idle, bench.clock, None)
+    upkeep = Upkeep(tiers, RateBook(Rates()), bench.cache.background, bench.clock, None)
     doc = list(range(9)) * 5
     bench.submit(doc, max_tokens=2)
     bench.run()

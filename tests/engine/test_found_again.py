@@ -5,8 +5,8 @@ import random
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import TierBench
 from tiercel.ids import TenantId
+from tiercel.kvcache.slot_index import as_slots
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.kvcache.vector import as_slots
 from tiercel.wire import Abort
 
 BLOCKS, WAITING = 2000, 8

@@ -17,8 +17,8 @@ from tiercel.device.sim import SimMachine, expected_outputs
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId, SlotId, TenantId
+from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
-from tiercel.kvcache.policy import Keep
 from tiercel.kvcache.pool import SlotState
 from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import FinishReason
@@ -264,7 +264,7 @@ class Walk:
         """Fair weather until everybody has ended and nothing flies."""
         self.weather = WEATHER[0]
         idle = 0
-        while not self.loop.is_idle or self.mover.next_landing_s is not None or self.cache.idle.is_busy:
+        while not self.loop.is_idle or self.mover.next_landing_s is not None or self.cache.background.is_busy:
             idle = 0 if self.step() else idle + 1
             assert idle < 3000, "somebody waits for ever"
 
@@ -287,7 +287,7 @@ class Walk:
         assert self.refusals >= 0
         assert self.cache.blocks_used == 0
         for tier, pool in self.cache.tiers.pools():
-            left = pool.num_owned, pool.num_kept(Keep.PREEMPTED), pool.num_kept(Keep.WANTED)
+            left = pool.num_owned, pool.num_retained(RetentionClass.PREEMPTED), pool.num_retained(RetentionClass.WANTED)
             assert left == (0, 0, 0), f"{tier}: owned, kept for the preempted, kept for the waiting: {left}"
 
 

@@ -14,8 +14,8 @@ from tiercel.device.sim import SimMachine, expected_outputs
 from tiercel.device.sim_mover import SimMover, SimRates
 from tiercel.engine.loop import EngineLoop, Mover
 from tiercel.ids import SeqId, TenantId
+from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
-from tiercel.kvcache.policy import Keep
 from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import FinishReason, SequenceState
 from tiercel.rates import Rates
@@ -312,11 +312,11 @@ def test_a_victim_that_is_clean_keeps_its_copies_below() -> None:
     kept = 0
     while not bench.loop.is_idle:
         bench.step()
-        kept = max(kept, host.num_kept(Keep.PREEMPTED))
+        kept = max(kept, host.num_retained(RetentionClass.PREEMPTED))
     bench.run()
     bench.assert_all_right()
     assert kept > 0
-    assert host.num_kept(Keep.PREEMPTED) == host.num_kept(Keep.WANTED) == 0
+    assert host.num_retained(RetentionClass.PREEMPTED) == host.num_retained(RetentionClass.WANTED) == 0
 
 
 def test_aborts_while_copies_fly_leave_nothing_kept_for_nobody() -> None:
@@ -330,7 +330,7 @@ def test_aborts_while_copies_fly_leave_nothing_kept_for_nobody() -> None:
         bench.loop.take([Abort(tuple(seqs))])
     bench.run()
     bench.assert_all_right()
-    assert host.num_kept(Keep.PREEMPTED) == host.num_kept(Keep.WANTED) == 0
+    assert host.num_retained(RetentionClass.PREEMPTED) == host.num_retained(RetentionClass.WANTED) == 0
 
 
 class TierWalk(RuleBasedStateMachine):

@@ -5,7 +5,7 @@ import random
 from tests.engine.test_loop import VOCAB
 from tests.engine.test_loop_tiers import TierBench
 from tiercel.ids import SeqId
-from tiercel.kvcache.vector import as_slots
+from tiercel.kvcache.slot_index import as_slots
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.wire import Submit
 

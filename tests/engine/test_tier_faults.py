@@ -9,8 +9,8 @@ from tests.engine.test_loop_tiers import BLOCK, BYTES, TierBench
 from tiercel.clock import ManualClock
 from tiercel.device.sim_mover import SimMover
 from tiercel.ids import SeqId, TenantId
-from tiercel.kvcache.fetch import MOST_FETCHES, PATIENCE_S
-from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.eviction import RetentionClass
+from tiercel.kvcache.fetch import MAX_FETCHES, PATIENCE_S
 from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import RouteGauges
 from tiercel.request import pack_tokens
@@ -106,7 +106,7 @@ def test_a_request_whose_prefix_is_on_a_disk_that_hangs_is_computed() -> None:
     assert 0 < disk.reads <= 64
 
 
-@pytest.mark.parametrize("count", [260, 3 * MOST_FETCHES])
+@pytest.mark.parametrize("count", [260, 3 * MAX_FETCHES])
 def test_requests_on_a_disk_that_hangs_hide_nobody(count: int) -> None:
     bench, disk = bench_with_doc_on_disk()
     disk.slow_down(lambda _: 1e6)
@@ -154,7 +154,7 @@ def test_a_tier_that_goes_off_ends_every_wait_for_it() -> None:
     disk.slow_down(lambda _: 0.24)
     seq = bench.submit(DOC, max_tokens=1)
     bench.loop.step()
-    bench.cache.idle.close_disk(is_readable=False)
+    bench.cache.background.close_disk(is_readable=False)
     assert waited_s(bench, [seq]) <= computing_s(DOC) + 0.02
     again = bench.submit([*DOC, 1], max_tokens=1)
     reads = disk.reads
@@ -182,7 +182,7 @@ def test_a_read_that_lands_when_its_request_has_run_and_given_way_again_is_kept_
     bench.loop.take([SetTenants(Tenants(1, (share,)))])  # the lower of the two gives way
     waited_s(bench, [other, seq])
     assert bench.client.finished[seq].preemptions == 1
-    assert [pool.num_kept(Keep.WANTED) for _, pool in bench.cache.tiers.pools()] == [0, 0, 0]
+    assert [pool.num_retained(RetentionClass.WANTED) for _, pool in bench.cache.tiers.pools()] == [0, 0, 0]
 
 
 # restores and spills in one plan
@@ -262,7 +262,7 @@ def test_keys_of_finished_chains_are_bounded_by_the_blocks_of_memory() -> None:
         bench.submit([number % VOCAB, number // VOCAB, *DOC][:70], max_tokens=1)
         bench.step()
         bench.step()
-        assert bench.cache.idle.num_chain_keys <= 4 * (24 + 12)
+        assert bench.cache.background.num_chain_keys <= 4 * (24 + 12)
 
 
 def test_a_new_chain_is_written_though_older_dearer_ones_have_left_memory() -> None:

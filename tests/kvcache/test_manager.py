@@ -7,9 +7,9 @@ import pytest
 
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
-from tiercel.kvcache.budget import MOST_HASHES
 from tiercel.kvcache.ledger import Ledger
 from tiercel.kvcache.manager import CacheManager
+from tiercel.kvcache.step_budget import MAX_HASHES
 from tiercel.plan import NanoBatch, Plan, Slice, StepPlan
 from tiercel.rates import Rates
 
@@ -232,8 +232,8 @@ class Walk:
         promised = ledger.available_blocks, ledger.coming_blocks
         self.driver.seal(plan_of(*slices), ledger)
         cache.check_integrity()
-        limbo = cache.blocks_used - len({slot for seq in self.driver.tokens for slot in cache.slots(SeqId(seq))})
-        assert promised == (self.blocks - cache.blocks_used, limbo)
+        deferred = cache.blocks_used - len({slot for seq in self.driver.tokens for slot in cache.slots(SeqId(seq))})
+        assert promised == (self.blocks - cache.blocks_used, deferred)
         self.computed = launched
         self.flights.append((self.driver.step, slices))
 
@@ -300,7 +300,7 @@ def test_long_prompts_of_which_nothing_is_cached_cost_a_step_next_to_nothing() -
     cache = CacheManager(64, BLOCK, b"weights", host_blocks=64, rates=lambda: Rates(bytes_per_s_by_route={}))
     for seq in range(32):
         cache.open(SeqId(seq), array("I", range(10_000 * seq, 10_000 * seq + 4 * 2000)), b"s")
-    for _ in range(32 * 2000 // MOST_HASHES + 2):
+    for _ in range(32 * 2000 // MAX_HASHES + 2):
         ledger = cache.ledger()
         found = [hit(ledger, seq) for seq in range(32)]
     assert found == [0] * 32

@@ -10,18 +10,18 @@ A, B = TenantId("a"), TenantId("b")
 
 
 def test_floors_follow_weights_and_quotas_are_in_blocks() -> None:
-    pool, most = SlotPool(1000), dict[tuple[Tier, int], int]()
-    owners = OwnerBook(most, (pool,))
+    pool, maximum = SlotPool(1000), dict[tuple[Tier, int], int]()
+    owners = OwnerBook(maximum, (pool,))
     first = owners[A]
     shares = (TenantShare(name=A, weight=3.0, kv_quota=KvQuota(ddr=1000, ssd=4095)), TenantShare(name=B))
     owners.set_tenants(Tenants(1, shares), 100)
     assert (first, owners[B], owners[A]) == (1, 2, 1)
     assert pool.floor_by_owner == {1: 75, 2: 25}
-    assert most == {(Tier.DDR, 1): 10, (Tier.SSD, 1): 40}
+    assert maximum == {(Tier.DDR, 1): 10, (Tier.SSD, 1): 40}
     owners.set_tenants(Tenants(2, shares[:1]), 100)
     assert pool.floor_by_owner == {}  # alone
     owners.set_tenants(Tenants(3, ()), 100)
-    assert most == {}
+    assert maximum == {}
 
 
 def test_a_flood_leaves_the_others_their_floor() -> None:

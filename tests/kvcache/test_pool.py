@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
-from tiercel.kvcache.policy import Keep
-from tiercel.kvcache.pool import NULL_BLOCK, SlotPool, SlotState, runs
+from tiercel.kvcache.eviction import RetentionClass
+from tiercel.kvcache.pool import NULL_BLOCK, SlotPool, SlotState, count_runs
 
 
 def key(number: int) -> BlockKey:
@@ -37,7 +37,7 @@ def state(pool: SlotPool, slot: SlotId) -> SlotState:
 
 
 def test_runs_are_counted() -> None:
-    assert [runs(slots) for slots in ([], [4], [4, 5, 6], [4, 6, 7], [3, 2, 1])] == [0, 1, 1, 2, 3]
+    assert [count_runs(slots) for slots in ([], [4], [4, 5, 6], [4, 6, 7], [3, 2, 1])] == [0, 1, 1, 2, 3]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -48,7 +48,7 @@ def test_in_an_empty_pool_every_fresh_table_is_one_run_and_grows_in_place(seed: 
     for _ in range(8):
         for table in tables:
             table += pool.take_many(1, near=table[-1])
-    assert [runs(table) for table in tables] == [1] * 12
+    assert [count_runs(table) for table in tables] == [1] * 12
     assert pool.mean_run == sum(map(len, tables)) / 12
     pool.check_integrity()
 
@@ -157,7 +157,7 @@ def test_nobody_holds_what_is_empty() -> None:
         with pytest.raises(InvariantError, match="hold_empty"):
             pool.hold(slot)
         with pytest.raises(InvariantError, match="keep_empty"):
-            pool.set_keep(slot, Keep.WANTED)
+            pool.set_retention(slot, RetentionClass.WANTED)
         with pytest.raises(InvariantError, match="owner_empty"):
             pool.set_owner(slot, 1)
 
@@ -170,9 +170,9 @@ def test_what_only_transfers_hold_is_coming() -> None:
     assert pool.num_coming == 0
     pool.drop(table[0], 1)  # the transfer goes on, a launched step too
     pool.drop(table[1], 1)
-    assert (pool.num_coming, pool.num_limbo, pool.num_owned) == (2, 1, 1)
+    assert (pool.num_coming, pool.num_deferred, pool.num_owned) == (2, 1, 1)
     pool.drop(table[0], 0, by_transfer=True)
-    assert (pool.num_coming, pool.num_limbo) == (2, 2)
+    assert (pool.num_coming, pool.num_deferred) == (2, 2)
     pool.commit(1)
     assert (pool.num_coming, pool.num_free, pool.num_cached) == (0, 3, 1)
 
@@ -230,9 +230,11 @@ def test_the_tail_of_a_chain_goes_before_its_head() -> None:
 def test_segments_go_in_order_and_a_hit_is_reuse() -> None:
     pool = SlotPool(10, protected_share=1)
     slots = cached(pool, 6)
-    for slot, keep in zip(slots, (Keep.PREEMPTED, Keep.WANTED, None, Keep.SHADOW, None, None), strict=True):
-        if keep is not None:
-            pool.set_keep(slot, keep)
+    for slot, retention in zip(
+        slots, (RetentionClass.PREEMPTED, RetentionClass.WANTED, None, RetentionClass.SHADOW, None, None), strict=True
+    ):
+        if retention is not None:
+            pool.set_retention(slot, retention)
     for slot in (slots[2], slots[4]):
         pool.hold(slot, is_reuse=slot == slots[2])
         pool.drop(slot, 0)
@@ -240,10 +242,10 @@ def test_segments_go_in_order_and_a_hit_is_reuse() -> None:
     pool.drop(slots[5], 0, by_transfer=True)
     expected = [slots[3], slots[4], slots[5], slots[2], slots[1], slots[0]]
     assert pool.eviction_order() == tuple(expected)
-    assert [pool.num_kept(keep) for keep in Keep] == [1, 2, 1, 1, 1]
+    assert [pool.num_retained(retention) for retention in RetentionClass] == [1, 2, 1, 1, 1]
     pool.take_many(10)
-    assert [pool.num_kept(keep) for keep in Keep] == [0] * 5
-    assert {pool.keep(slot) for slot in slots} == {Keep.ONCE}  # an empty slot remembers nothing
+    assert [pool.num_retained(retention) for retention in RetentionClass] == [0] * 5
+    assert {pool.retention(slot) for slot in slots} == {RetentionClass.ONCE}  # an empty slot remembers nothing
 
 
 def test_a_copy_that_is_touched_goes_last_of_its_segment() -> None:
@@ -260,10 +262,10 @@ def test_beyond_its_share_the_oldest_reused_counts_as_seen_once() -> None:
     for slot in slots[:8]:
         pool.hold(slot)
         pool.drop(slot, 0)
-    assert pool.balance(most=2) == 2
-    assert pool.num_kept(Keep.REUSED) == 6
+    assert pool.balance(maximum=2) == 2
+    assert pool.num_retained(RetentionClass.REUSED) == 6
     pool.commit(1)
-    assert pool.num_kept(Keep.REUSED) == 5
+    assert pool.num_retained(RetentionClass.REUSED) == 5
     assert pool.balance() == 0
     assert pool.eviction_order() == (slots[9], slots[8], *slots[:3], *slots[3:8])
     pool.check_integrity()
@@ -306,11 +308,13 @@ def test_another_tier_follows_evictions() -> None:
     upper, lower = SlotPool(4), SlotPool(4)
     cached(upper, 4)
     for slot in cached(lower, 4):
-        lower.set_keep(slot, Keep.SHADOW)
-    upper.on_evict = lambda gone, slot: lower.set_keep(lower.slot_by_key[gone], Keep(upper.keep(slot)))
+        lower.set_retention(slot, RetentionClass.SHADOW)
+    upper.on_evict = lambda gone, slot: lower.set_retention(
+        lower.slot_by_key[gone], RetentionClass(upper.retention(slot))
+    )
     upper.take_many(3)
     upper.evict_key(key(0))
-    assert lower.num_kept(Keep.ONCE) == 4
+    assert lower.num_retained(RetentionClass.ONCE) == 4
     assert upper.num_cached == 0
     upper.check_integrity()
     lower.check_integrity()
@@ -381,13 +385,13 @@ class Driver:
                 assert self.pool.evict_key(name)
             assert name not in self.pool.slot_by_key
 
-    def mark(self, pick: int, keep: Keep, owner: int) -> None:
-        if slots := self.of(SlotState.CACHED, SlotState.OWNED, SlotState.LIMBO):
+    def mark(self, pick: int, retention: RetentionClass, owner: int) -> None:
+        if slots := self.of(SlotState.CACHED, SlotState.OWNED, SlotState.DEFERRED):
             slot = slots[pick % len(slots)]
-            self.pool.set_keep(slot, keep)
+            self.pool.set_retention(slot, retention)
             self.pool.set_owner(slot, owner)
             self.pool.touch(slot)
-            assert (self.pool.keep(slot), self.pool.owner(slot)) == (keep, owner)
+            assert (self.pool.retention(slot), self.pool.owner(slot)) == (retention, owner)
 
     def publish(self, pick: int, is_new: bool) -> None:
         unnamed = [slot for slot in self.tables if self.pool.key(slot) is None]
@@ -400,7 +404,7 @@ class Driver:
     def commit(self) -> None:
         self.step += 1
         self.pool.commit(self.step)
-        assert not [slot for slot in self.of(SlotState.LIMBO) if self.pool.last_steps[slot] <= self.step]
+        assert not [slot for slot in self.of(SlotState.DEFERRED) if self.pool.last_steps[slot] <= self.step]
 
     def check(self) -> None:
         pool = self.pool
@@ -408,7 +412,7 @@ class Driver:
         refs, lent = Counter(self.tables + self.transfers), Counter(self.transfers)
         assert [refs[SlotId(slot)] for slot in range(pool.blocks + 1)] == pool.refs.tolist()
         assert [lent[SlotId(slot)] for slot in range(pool.blocks + 1)] == pool.transfer_refs.tolist()
-        coming = len(self.of(SlotState.LIMBO)) + len(set(self.transfers) - set(self.tables))
+        coming = len(self.of(SlotState.DEFERRED)) + len(set(self.transfers) - set(self.tables))
         assert pool.num_coming == coming
         assert len(self.of(SlotState.FREE)) == pool.num_free == len(pool.free_order())
         assert set(pool.eviction_order()) == set(self.of(SlotState.CACHED))
@@ -429,7 +433,7 @@ def test_random_walk_keeps_the_books(seed: int) -> None:
             elif move == 4:
                 driver.hold(pick, by_transfer)
             elif move == 5:
-                driver.mark(pick, Keep(rng.randrange(5)), rng.randrange(5))
+                driver.mark(pick, RetentionClass(rng.randrange(5)), rng.randrange(5))
             else:
                 (driver.evict, driver.discard)[move - 6](pick)
         driver.check()
@@ -477,9 +481,9 @@ class PoolMachine(RuleBasedStateMachine):
     def evict(self, pick: int) -> None:
         self.driver.evict(pick)
 
-    @rule(pick=picks, keep=st.sampled_from(Keep), owner=st.integers(0, 2))
-    def mark(self, pick: int, keep: Keep, owner: int) -> None:
-        self.driver.mark(pick, keep, owner)
+    @rule(pick=picks, retention=st.sampled_from(RetentionClass), owner=st.integers(0, 2))
+    def mark(self, pick: int, retention: RetentionClass, owner: int) -> None:
+        self.driver.mark(pick, retention, owner)
 
     @rule(pick=picks, is_new=st.booleans())
     def publish(self, pick: int, is_new: bool) -> None:

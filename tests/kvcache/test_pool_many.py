@@ -8,9 +8,9 @@ import pytest
 from tests.seeds import fresh_seeds
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
-from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.eviction import RetentionClass
+from tiercel.kvcache.free_run import FreeRunSearch
 from tiercel.kvcache.pool import SlotPool, SlotState
-from tiercel.kvcache.run import RunSearch
 
 
 def key(number: int) -> BlockKey:
@@ -68,12 +68,12 @@ class Pair:
         lost = [slot for slot, name in zip(slots, keys, strict=True) if self.one.publish(SlotId(slot), name) != slot]
         assert self.many.publish_many(np.array(slots, np.intp), keys).tolist() == lost
 
-    def mark(self, slots: list[int], keep: Keep, owner: int) -> None:
+    def mark(self, slots: list[int], retention: RetentionClass, owner: int) -> None:
         for slot in slots:
-            self.one.set_keep(SlotId(slot), keep)
+            self.one.set_retention(SlotId(slot), retention)
         for slot in slots:
             self.one.set_owner(SlotId(slot), owner)
-        self.many.set_keep_many(np.array(slots, np.intp), keep)
+        self.many.set_retention_many(np.array(slots, np.intp), retention)
         self.many.set_owner_many(np.array(slots, np.intp), owner)
 
     def commit(self) -> None:
@@ -120,7 +120,7 @@ def test_a_walk_in_arrays_is_a_walk_slot_by_slot(seed: int) -> None:
                     pair.publish(slots, rng.random() < 0.8)
                 held = pair.held()
                 marked = rng.sample(held, rng.randrange(len(held) + 1))
-                pair.mark(marked, rng.choice(list(Keep)), rng.randrange(5))
+                pair.mark(marked, rng.choice(list(RetentionClass)), rng.randrange(5))
             case _:
                 pair.commit()
         try:
@@ -137,8 +137,8 @@ def test_slots_that_are_all_taken_come_in_the_order_of_runs(seed: int) -> None:
     states[0] = 4
     free = [slot for slot, state in enumerate(states) if not state]
     near = rng.choice([None, *range(1, 199)])
-    found = RunSearch(bytearray(states), 1).take_these(free[::-1], near)
-    slots = RunSearch(bytearray(states), 1).take_all(np.array(free[::-1], np.intp), near)
+    found = FreeRunSearch(bytearray(states), 1).take_these(free[::-1], near)
+    slots = FreeRunSearch(bytearray(states), 1).take_all(np.array(free[::-1], np.intp), near)
     assert slots.tolist() == [slot for first, length in found for slot in range(first, first + length)]
 
 

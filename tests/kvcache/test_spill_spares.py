@@ -3,10 +3,11 @@
 from array import array
 
 from tests.kvcache.test_keeps import BLOCK, FIRST, OTHER, Steps
+
+from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
-from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.slot_index import as_slots
 from tiercel.kvcache.tiers import TierLimits
-from tiercel.kvcache.vector import as_slots
 from tiercel.tier import Tier
 
 
@@ -23,7 +24,9 @@ def test_a_spill_makes_room_with_copies_of_others_before_the_clean_copies_of_its
     steps.compute(FIRST, 16)
     steps.write_back(FIRST)
     steps.compute(FIRST, 32)
-    assert (steps.kept(Keep.ONCE), steps.kept(Keep.SHADOW)) == (4, 4), "DDR is full: half of it is of no use to FIRST"
+    assert (steps.kept(RetentionClass.ONCE), steps.kept(RetentionClass.SHADOW)) == (4, 4), (
+        "DDR is full: half of it is of no use to FIRST"
+    )
     assert steps.cache.ledger().blocks_below(FIRST) == (4, 4, 0), "so it is priced: all of it will be down"
     steps.land(steps.preempt(FIRST))
-    assert steps.kept(Keep.PREEMPTED) == 8
+    assert steps.kept(RetentionClass.PREEMPTED) == 8

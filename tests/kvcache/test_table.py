@@ -8,14 +8,14 @@ import pytest
 
 from tests.seeds import fresh_seeds
 from tiercel.ids import BlockKey, SeqId
-from tiercel.kvcache.holding import Holding
 from tiercel.kvcache.table import BlockTable
+from tiercel.kvcache.tenant_holding import TenantHolding
 
 
 @pytest.mark.parametrize("seed", [*range(20), *fresh_seeds(10)])
 def test_the_index_of_a_table_follows_every_change_of_its_slots(seed: int) -> None:
     rng = random.Random(seed)
-    table = BlockTable(SeqId(1), BlockKey(b"root"), array("I"), 0, Holding())
+    table = BlockTable(SeqId(1), BlockKey(b"root"), array("I"), 0, TenantHolding())
     free = list(range(1, 2000))
     for _ in range(60):
         match rng.randrange(4):
@@ -31,4 +31,4 @@ def test_the_index_of_a_table_follows_every_change_of_its_slots(seed: int) -> No
         assert table.held().slots.tolist() == table.slots.tolist(), seed
         assert table.published().slots.tolist() == table.slots[: table.num_published].tolist(), seed
         book = np.arange(2000)
-        assert table.published().of(book).tolist() == table.slots[: table.num_published].tolist(), seed
+        assert table.published().read(book).tolist() == table.slots[: table.num_published].tolist(), seed

@@ -131,11 +131,11 @@ class LateLane:
         self.fails_at = fails_at  # ends with an error, counted from 1
         self.queued: list[LateCopy] = []
         self.ended: list[LateCopy] = []
-        self.most_flying = 0
+        self.max_flying = 0
 
     def copy(self, extents: Extents) -> LateCopy:
         self.queued.append(LateCopy(self, extents))
-        self.most_flying = max(self.most_flying, len(self.queued) - len(self.ended))
+        self.max_flying = max(self.max_flying, len(self.queued) - len(self.ended))
         return self.queued[-1]
 
     def is_lost(self, error: Exception) -> bool:

@@ -14,7 +14,7 @@ import xxhash
 
 from tiercel.clock import ManualClock, MonotonicClock
 from tiercel.device.volume import open_volume
-from tiercel.kvcache.store.disk import DiskLanes, DiskResult, DiskVerdict, Volume
+from tiercel.kvcache.store.disk import BlockStore, DiskLanes, DiskResult, DiskVerdict
 
 BLOCK = 8192
 OK, MISS, FAILED = DiskVerdict.OK, DiskVerdict.MISS, DiskVerdict.FAILED
@@ -86,7 +86,7 @@ def volume() -> MemoryVolume:
 def open_lanes(volume: MemoryVolume, clock: ManualClock) -> Iterator[Open]:
     opened: list[DiskLanes] = []
 
-    def opener(over: Volume = volume, **options: int) -> DiskLanes:
+    def opener(over: BlockStore = volume, **options: int) -> DiskLanes:
         lanes = DiskLanes(over, clock, lambda: None, **options)
         lanes.start()
         opened.append(lanes)

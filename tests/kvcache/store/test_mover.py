@@ -11,7 +11,7 @@ import xxhash
 from tests.kvcache.store.builders import SMALL, Answer, GatedLane, LateLane, MoverBench, content, key, slots
 from tiercel.errors import DeviceLostError, InvariantError
 from tiercel.ids import SlotId
-from tiercel.kvcache.store.run import merge_runs
+from tiercel.kvcache.store.copy_run import merge_runs
 from tiercel.tier import KVSpec, Landing, Purpose, Route, Verdict
 
 ODD = KVSpec(layers=1, kv_heads=1, head_dim=1, block_size=1, dtype="float32")  # 8 bytes a block
@@ -124,7 +124,7 @@ def test_a_lane_of_some_depth_never_waits_for_the_pump() -> None:
         (background, urgent), Verdict.LANDED
     )
     assert len(lane.queued) == len(lane.ended) > 3
-    assert lane.most_flying in (2, 3)  # two of a transfer, and what overtook it
+    assert lane.max_flying in (2, 3)  # two of a transfer, and what overtook it
     assert all(content(bench.device, slot) == content(bench.host, slot) for slot in range(1, 31))
     spill = next(gauges for gauges in bench.mover.gauges() if gauges.route is Route.SPILL)
     assert spill.seconds > 0

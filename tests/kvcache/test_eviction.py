@@ -6,21 +6,29 @@ import numpy as np
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.kvcache.policy import SEARCH_DEPTH, Keep, Segments
-from tiercel.kvcache.vector import Where
+from tiercel.kvcache.eviction import SEARCH_DEPTH, RetentionClass, Segments
+from tiercel.kvcache.slot_index import SlotIndex
 
 
-def filled(*keeps: Keep) -> Segments:
+def filled(*classes: RetentionClass) -> Segments:
     """Slots 1, 2, ... released in this order."""
-    segments = Segments(len(keeps) + 1)
-    for slot, keep in enumerate(keeps, 1):
-        segments.keeps[slot] = keep
+    segments = Segments(len(classes) + 1)
+    for slot, retention in enumerate(classes, 1):
+        segments.classes[slot] = retention
         segments.add(slot)
     return segments
 
 
 def test_segments_go_in_order_and_in_each_the_oldest_first() -> None:
-    segments = filled(Keep.WANTED, Keep.ONCE, Keep.SHADOW, Keep.ONCE, Keep.REUSED, Keep.PREEMPTED, Keep.SHADOW)
+    segments = filled(
+        RetentionClass.WANTED,
+        RetentionClass.ONCE,
+        RetentionClass.SHADOW,
+        RetentionClass.ONCE,
+        RetentionClass.REUSED,
+        RetentionClass.PREEMPTED,
+        RetentionClass.SHADOW,
+    )
     assert list(segments) == [3, 7, 2, 4, 5, 1, 6]
     assert segments.victims(3) == [3, 7, 2]
     assert segments.victims(99) == list(segments)
@@ -28,7 +36,7 @@ def test_segments_go_in_order_and_in_each_the_oldest_first() -> None:
 
 
 def test_a_removed_slot_comes_back_as_the_newest() -> None:
-    segments = filled(*[Keep.ONCE] * 5)
+    segments = filled(*[RetentionClass.ONCE] * 5)
     for slot in (3, 2, 5):
         segments.remove(slot)
     assert list(segments) == [1, 4]
@@ -40,15 +48,17 @@ def test_a_removed_slot_comes_back_as_the_newest() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_moved_slot_is_the_newest_of_its_segment(seed: int) -> None:
     rng = random.Random(seed)
-    keeps = [rng.choice(list(Keep)) for _ in range(30)]
-    segments = filled(*keeps)
-    order = {keep: [slot for slot, kept in enumerate(keeps, 1) if kept is keep] for keep in Keep}
+    classes = [rng.choice(list(RetentionClass)) for _ in range(30)]
+    segments = filled(*classes)
+    order = {
+        retention: [slot for slot, kept in enumerate(classes, 1) if kept is retention] for retention in RetentionClass
+    }
     for _ in range(50):
-        slot, keep = rng.randrange(1, 31), rng.choice(list(Keep))
-        order[Keep(segments.keeps[slot])].remove(slot)
-        order[keep].append(slot)
-        segments.move(slot, keep)
-        assert {keep: list(segments.order(keep)) for keep in Keep} == order
+        slot, retention = rng.randrange(1, 31), rng.choice(list(RetentionClass))
+        order[RetentionClass(segments.classes[slot])].remove(slot)
+        order[retention].append(slot)
+        segments.move(slot, retention)
+        assert {retention: list(segments.order(retention)) for retention in RetentionClass} == order
         assert segments.check()
 
 
@@ -71,7 +81,7 @@ def test_owners_at_their_floor_are_passed_over() -> None:
 
 def test_others_in_a_higher_segment_go_before_a_floor_is_broken() -> None:
     segments = owned([1, 1, 2], {1: 2})
-    segments.move(3, Keep.PREEMPTED)
+    segments.move(3, RetentionClass.PREEMPTED)
     assert segments.victims(1) == [3]
 
 
@@ -89,7 +99,7 @@ def test_victims_are_distinct_and_enough_under_any_floors(seed: int) -> None:
     segments = owned(owners, {owner: rng.randrange(1, size) for owner in range(1, 4)})
     for slot in range(1, size + 1):
         if rng.random() < 0.5:
-            segments.move(slot, rng.choice(list(Keep)))
+            segments.move(slot, rng.choice(list(RetentionClass)))
     before = segments.snapshot()
     for count in {1, size // 2, size - 1, size, size + 5}:
         victims = segments.victims(count)
@@ -98,19 +108,19 @@ def test_victims_are_distinct_and_enough_under_any_floors(seed: int) -> None:
 
 
 def test_the_oldest_beyond_the_protected_share_become_the_newest_seen_once() -> None:
-    segments = filled(*[Keep.REUSED] * 4, Keep.ONCE)
-    assert segments.demote(0.4, most=1) == 1
+    segments = filled(*[RetentionClass.REUSED] * 4, RetentionClass.ONCE)
+    assert segments.demote(0.4, maximum=1) == 1
     assert list(segments) == [5, 1, 2, 3, 4]
-    assert segments.counts[Keep.REUSED] == 3
-    assert segments.demote(0.4, most=9) == 1
-    assert segments.demote(0.4, most=9) == 0
+    assert segments.counts[RetentionClass.REUSED] == 3
+    assert segments.demote(0.4, maximum=9) == 1
+    assert segments.demote(0.4, maximum=9) == 0
     assert list(segments) == [5, 1, 2, 3, 4]
     assert segments.check()
 
 
 def test_counts_that_disagree_are_found() -> None:
-    segments = filled(Keep.ONCE, Keep.REUSED)
-    segments.counts[Keep.ONCE] = 2
+    segments = filled(RetentionClass.ONCE, RetentionClass.REUSED)
+    segments.counts[RetentionClass.ONCE] = 2
     assert not segments.check()
 
 
@@ -126,27 +136,27 @@ def test_many_slots_at_once_change_the_lists_as_one_after_the_other(seed: int) -
         slots = rng.sample(listed if move < 3 else others, rng.randrange(len(listed if move < 3 else others) + 1))
         if rng.random() < 0.7:  # as tables are: stretches, not single slots
             slots.sort(reverse=rng.random() < 0.7)
-        keep, owner = rng.choice(list(Keep)), rng.randrange(6)
+        retention, owner = rng.choice(list(RetentionClass)), rng.randrange(6)
         array = np.array(slots, np.intp)
         if move == 0:
             for slot in slots:
                 one.remove(slot)
-            many.remove_many(Where(array))
+            many.remove_many(SlotIndex(array))
             listed = [slot for slot in listed if slot not in slots]
         elif move == 1:
             for slot in slots:
-                one.move(slot, keep)
-            many.move_many(Where(array), keep)
+                one.move(slot, retention)
+            many.move_many(SlotIndex(array), retention)
         elif move in (2, 3):
             for slot in slots:
                 one.set_owner(slot, owner, is_listed=move == 2)
-            many.set_owner_many(Where(array), owner, Where(array if move == 2 else array[:0]))
+            many.set_owner_many(SlotIndex(array), owner, SlotIndex(array if move == 2 else array[:0]))
         else:
             for slot in slots:
                 if move == 4:
-                    one.keeps[slot] = many.keeps[slot] = rng.choice(list(Keep))
+                    one.classes[slot] = many.classes[slot] = rng.choice(list(RetentionClass))
                 one.add(slot)
-            many.add_many(Where(array))
+            many.add_many(SlotIndex(array))
             listed += slots
         assert many.snapshot() == one.snapshot(), seed
         assert many.check(), seed
@@ -161,7 +171,7 @@ def test_many_victims_are_those_that_a_search_one_by_one_finds(seed: int) -> Non
     segments = owned(owners, {owner: rng.randrange(1, size) for owner in range(1, rng.randrange(1, 5))})
     for slot in range(1, size + 1):
         if rng.random() < 0.4:
-            segments.move(slot, rng.choice(list(Keep)))
+            segments.move(slot, rng.choice(list(RetentionClass)))
     for count in {0, 1, 31, 32, size // 2, size - 1, size, size + 5}:
         found = segments.many_victims(count).tolist()
         assert found == slow_victims(segments, count), (seed, count)
@@ -173,9 +183,9 @@ def slow_victims(segments: Segments, count: int) -> list[int]:
     left = {
         owner: counted - segments.floor_by_owner.get(owner, 0) for owner, counted in segments.counts_by_owner().items()
     }
-    for keep in Keep:
+    for retention in RetentionClass:
         passed = 0
-        for slot in segments.order(keep) if segments.floor_by_owner else ():
+        for slot in segments.order(retention) if segments.floor_by_owner else ():
             if len(chosen) == count or passed == SEARCH_DEPTH:
                 break
             if left[segments.owners[slot]] > 0:
@@ -192,6 +202,6 @@ def test_victims_are_found_in_order_when_many_go_at_once() -> None:
     order = list(range(1, 20_001))
     random.Random(1).shuffle(order)
     for slot in order:
-        segments.keeps[slot] = slot % 3
+        segments.classes[slot] = slot % 3
         segments.add(slot)
     assert segments.many_victims(12_000).tolist() == list(segments)[:12_000]

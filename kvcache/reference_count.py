@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tiercel.kvcache.run import Run
-from tiercel.kvcache.vector import Where, view
+from tiercel.kvcache.free_run import SlotRun
+from tiercel.kvcache.slot_index import SlotIndex, view
 
 
-class References:
+class ReferenceCounts:
     """Counts by slot, of tables and transfers together and of transfers alone."""
 
     def __init__(self, slots: int) -> None:
@@ -29,25 +29,25 @@ class References:
                 self.transfers[slot] = lent
             self.num_lent += 0 < lent == total + change
 
-    def change_many(self, where: Where, change: int, by_transfer: bool) -> None:
+    def change_many(self, index: SlotIndex, change: int, by_transfer: bool) -> None:
         """Count one reference more (1) or less (-1) to each of these slots."""
-        totals, lent = where.of(self.all_totals), where.of(self.all_transfers)
-        where.put(self.all_totals, totals + change)
+        totals, lent = index.read(self.all_totals), index.read(self.all_transfers)
+        index.write(self.all_totals, totals + change)
         if by_transfer or lent.any():
             self.num_lent -= int(np.count_nonzero((lent > 0) & (lent == totals)))
             if by_transfer:
                 lent = lent + change if change > 0 else lent - 1
-                where.put(self.all_transfers, lent)
+                index.write(self.all_transfers, lent)
             self.num_lent += int(np.count_nonzero((lent > 0) & (lent == totals + change)))
 
-    def own_many(self, where: Where, by_transfer: bool) -> None:
+    def own_many(self, index: SlotIndex, by_transfer: bool) -> None:
         """Give unreferenced slots one reference each."""
-        where.put(self.all_totals, 1)
+        index.write(self.all_totals, 1)
         if by_transfer:
-            where.put(self.all_transfers, 1)
-            self.num_lent += len(where.slots)
+            index.write(self.all_transfers, 1)
+            self.num_lent += len(index.slots)
 
-    def own_runs(self, found: Iterable[Run], by_transfer: bool) -> None:
+    def own_runs(self, found: Iterable[SlotRun], by_transfer: bool) -> None:
         """Unreferenced slots get one reference each."""
         for first, length in found:
             self.totals[first : first + length] = array("i", [1]) * length

@@ -15,13 +15,13 @@ import numpy.typing as npt
 Slots = npt.NDArray[np.intp]
 """Slot numbers, or block numbers, in order. No number occurs twice."""
 
-FEW = 32
+MIN_NUMPY_SLOTS = 32
 """Below so many slots a loop is faster than numpy, whose calls cost about 1 us each."""
 
-_LEAST_SLICED = 4096
+_MIN_SLICED = 4096
 """Below so many slots the look for runs costs more than an array of indices: 2 us to read 1,024 elements."""
 
-_LEAST_RUN = 256
+_MIN_RUN = 256
 """Below so many slots a run an array of indices is faster than a slice for each."""
 
 _Item = TypeVar("_Item")
@@ -39,7 +39,7 @@ def as_slots(slots: Iterable[int]) -> Slots:
     return np.fromiter(slots, np.intp)
 
 
-class Where:
+class SlotIndex:
     """Slots as an index into the books' arrays: slices where the slots lie in a few runs, as those of long tables do.
 
     Numpy reads and writes 65,536 elements through a slice in 2 to 15 us, and through an array of indices in 70 to 120.
@@ -56,25 +56,25 @@ class Where:
         return len(self.slots)
 
     @classmethod
-    def _made(cls, slots: Slots, runs: list[tuple[int, int, slice]] | None) -> "Where":
+    def _made(cls, slots: Slots, runs: list[tuple[int, int, slice]] | None) -> "SlotIndex":
         made = cls.__new__(cls)
         made.slots, made._runs = slots, runs
         return made
 
-    def head(self, count: int) -> "Where":
+    def head(self, count: int) -> "SlotIndex":
         """Return the first of the slots. Cost: O(runs)."""
         if count >= len(self.slots):
             return self
         if self._runs is None:
-            return Where._made(self.slots[:count], None)
+            return SlotIndex._made(self.slots[:count], None)
         runs = [run for run in self._runs if run[1] <= count]
         done = runs[-1][1] if runs else 0
         if done < count:
             step = self._runs[len(runs)][2].step
             runs.append((done, count, _run(int(self.slots[done]), int(self.slots[count - 1]), step)))
-        return Where._made(self.slots[:count], runs or None)
+        return SlotIndex._made(self.slots[:count], runs or None)
 
-    def backwards(self) -> "Where":
+    def backwards(self) -> "SlotIndex":
         """Return the same slots, the last one first. Cost: O(runs)."""
         slots, size, runs = self.slots[::-1], len(self.slots), self._runs
         if runs is not None:
@@ -82,19 +82,19 @@ class Where:
                 (size - end, size - first, _run(int(self.slots[end - 1]), int(self.slots[first]), -run.step))
                 for first, end, run in reversed(runs)
             ]
-        return Where._made(slots, runs)
+        return SlotIndex._made(slots, runs)
 
-    def at(self, places: Slots) -> "Where":
+    def pick(self, places: Slots) -> "SlotIndex":
         """Return the slots at these places, which count up."""
         if len(places) and places[-1] == len(places) - 1:
             return self.head(len(places))
-        return Where(self.slots[places])
+        return SlotIndex(self.slots[places])
 
-    def only(self, is_chosen: npt.NDArray[np.bool_]) -> "Where":
+    def filter(self, is_chosen: npt.NDArray[np.bool_]) -> "SlotIndex":
         """Return the slots for which this is true."""
-        return self if is_chosen.all() else Where(self.slots[is_chosen])
+        return self if is_chosen.all() else SlotIndex(self.slots[is_chosen])
 
-    def of(self, book: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def read(self, book: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a copy of the slots' elements, in order."""
         if self._runs is None:
             return book[self.slots]
@@ -102,7 +102,7 @@ class Where:
             return book[self._runs[0][2]].copy()
         return np.concatenate([book[run] for _, _, run in self._runs])
 
-    def put(self, book: npt.NDArray[Any], values: npt.NDArray[Any] | int) -> None:
+    def write(self, book: npt.NDArray[Any], values: npt.NDArray[Any] | int) -> None:
         """Set the slots' elements, all to one value or each to its own."""
         if self._runs is None:
             book[self.slots] = values
@@ -118,25 +118,25 @@ class Where:
         for _, _, run in self._runs:
             book[run] += change
 
-    def parts_of(self, items: Sequence[_Item]) -> list[_Item]:
+    def items_of(self, items: Sequence[_Item]) -> list[_Item]:
         """Return the slots' items of a list, in order."""
         if self._runs is None:
             return [items[slot] for slot in self.slots.tolist()]
         return [item for _, _, run in self._runs for item in items[run]]
 
 
-def as_where(slots: Slots | Where) -> Where:
+def as_index(slots: Slots | SlotIndex) -> SlotIndex:
     """Return the slots as an index. A function that takes either spares its callers a second look at the slots."""
-    return slots if isinstance(slots, Where) else Where(slots)
+    return slots if isinstance(slots, SlotIndex) else SlotIndex(slots)
 
 
 def _slices(slots: Slots) -> list[tuple[int, int, slice]] | None:
     """Return the runs of slots that count up or down evenly: first position, end, slice. None if there are many."""
-    if len(slots) < _LEAST_SLICED:
+    if len(slots) < _MIN_SLICED:
         return None
     steps = slots[1:] - slots[:-1]
     changes = np.flatnonzero(steps[1:] != steps[:-1]) + 1
-    if len(changes) > 2 + len(slots) // _LEAST_RUN:
+    if len(changes) > 2 + len(slots) // _MIN_RUN:
         return None
     found: list[tuple[int, int, slice]] = []
     done = 0  # elements before this one are in a run

@@ -3,8 +3,8 @@
 from array import array
 
 from tiercel.ids import SeqId
+from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
-from tiercel.kvcache.policy import Keep
 from tiercel.kvcache.tiers import TierLimits
 from tiercel.plan import NanoBatch, Plan, Slice
 from tiercel.tier import Landing, Tier, Transfer, Verdict
@@ -48,9 +48,9 @@ class Steps:
         self.cache.land([Landing(transfer.id, Verdict.LANDED) for transfer in transfers])
         self.cache.check_integrity()
 
-    def kept(self, keep: Keep) -> int:
+    def kept(self, retention: RetentionClass) -> int:
         """Copies in DDR that are kept for this."""
-        return dict(self.cache.tiers.pools())[Tier.DDR].num_kept(keep)
+        return dict(self.cache.tiers.pools())[Tier.DDR].num_retained(retention)
 
 
 def test_a_spill_that_lands_after_its_sequence_came_back_and_gave_way_again_keeps_only_what_it_still_had() -> None:
@@ -67,6 +67,6 @@ def test_a_spill_that_lands_after_its_sequence_came_back_and_gave_way_again_keep
     steps.compute(FIRST, 4)  # the head of its chain has left HBM: it is computed again
     assert not steps.preempt(FIRST)
     steps.land(spill)
-    assert steps.kept(Keep.PREEMPTED) == 1, "the one block that it had when it gave way last"
+    assert steps.kept(RetentionClass.PREEMPTED) == 1, "the one block that it had when it gave way last"
     steps.cache.close(FIRST)
-    assert steps.kept(Keep.PREEMPTED) == 0, "kept for nobody"
+    assert steps.kept(RetentionClass.PREEMPTED) == 0, "kept for nobody"

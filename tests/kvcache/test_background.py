@@ -3,18 +3,18 @@
 from array import array
 
 from tiercel.ids import BlockKey, SeqId, SlotId
-from tiercel.kvcache.holding import Holding
-from tiercel.kvcache.idle import IdleWork
+from tiercel.kvcache.background import BackgroundWork
 from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.slot_index import as_slots
 from tiercel.kvcache.table import BlockTable
+from tiercel.kvcache.tenant_holding import TenantHolding
 from tiercel.kvcache.tiers import TierBook, TierLimits
-from tiercel.kvcache.vector import as_slots
 from tiercel.rates import Rates
 from tiercel.tier import Route
 
 SIZE, CHAINS, BLOCKS = 4, 64, 200
 RATES = Rates(bytes_per_s_by_route={Route.PREFETCH: 4e9, Route.PERSIST: 4e9}, prefill_token_s=1e-3, block_bytes=64)
-MOST_LOOKS = 1024
+MAX_LOOKS = 1024
 
 
 class CountingTiers(TierBook):
@@ -30,10 +30,10 @@ class CountingTiers(TierBook):
 def test_the_chains_that_a_step_looks_at_share_one_budget() -> None:
     device, disk = SlotPool(CHAINS * BLOCKS), SlotPool(CHAINS * BLOCKS)
     tiers = CountingTiers(device, None, disk, SIZE, lambda: RATES, TierLimits())
-    idle = IdleWork(tiers, SIZE, lambda: RATES)
+    idle = BackgroundWork(tiers, SIZE, lambda: RATES)
     for number in range(CHAINS):  # every block of each is on the disk already: nothing ends the look before the tail
         tokens = array("I", [number] * (BLOCKS * SIZE))
-        table = BlockTable(SeqId(number), BlockKey(bytes(32)), tokens, 0, Holding())
+        table = BlockTable(SeqId(number), BlockKey(bytes(32)), tokens, 0, TenantHolding())
         table.key(BLOCKS - 1, SIZE)
         table.extend(device.take_slots(BLOCKS))
         for block, slot in enumerate(table.slots):
@@ -46,7 +46,7 @@ def test_the_chains_that_a_step_looks_at_share_one_budget() -> None:
     while idle.has_unsaved:
         tiers.looks = 0
         idle.work((), float(steps), is_idle=True)
-        assert tiers.looks <= MOST_LOOKS
+        assert tiers.looks <= MAX_LOOKS
         total += tiers.looks
         steps += 1
         assert steps < 2 * CHAINS

@@ -11,7 +11,7 @@ Work = Callable[[], bool]
 _CLOSE_S = 5.0
 
 
-class Pump:
+class PriorityWorker:
     """One piece at a time, so that whatever is more urgent overtakes after one piece. Never blocks who pushes."""
 
     def __init__(self, name: str) -> None:

@@ -8,16 +8,16 @@ from msgspec import Struct
 
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.chain import Chain, ChainQueue, WrittenChains
-from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tiers import TierBook
 from tiercel.rates import Rates
 from tiercel.tier import Purpose, Route, Tier
 
-_MOST_ADOPTED = 2048  # disk slots a step: about 2 ms
+_MAX_ADOPTED = 2048  # disk slots a step: about 2 ms
 _HEADROOM = 32  # slots left free behind a chain's first copies, so that it grows in place
-_MOST_LOOKS = 1024  # blocks of chains looked at in one step: about 1 ms
+_MAX_LOOKS = 1024  # blocks of chains looked at in one step: about 1 ms
 _KEYS_PER_BLOCK = 2  # of memory: so many keys of finished chains are kept, as their heads overlap
 _LOOK_AHEAD = 64  # released slots, and chains, looked at in one step
 
@@ -28,8 +28,8 @@ Scan = Callable[[int], list[tuple[SlotId, BlockKey]] | None]
 class ReleasedSlots:
     """Slots of tables that were cleared, first to last, of each table the tail first; the oldest are forgotten."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, maximum: int) -> None:
+        self._most = maximum
         self._parts: deque[array[int]] = deque()  # slots in the order of their blocks
         self._num_slots = 0
 
@@ -65,7 +65,7 @@ class _Part(Struct, frozen=True, gc=False):
     headroom: int = 0
 
 
-class IdleWork:
+class BackgroundWork:
     """Knows what could be copied for nobody in particular, and does so much of it as the limits allow."""
 
     def __init__(self, tiers: TierBook, block_size: int, rates: Callable[[], Rates]) -> None:
@@ -75,9 +75,9 @@ class IdleWork:
         self._released = ReleasedSlots(tiers.device.blocks)  # cached in HBM since, perhaps not below
         self._unsigned: deque[SlotId] = deque(maxlen=tiers.device.blocks)
         host = tiers.host
-        most_keys = _KEYS_PER_BLOCK * (tiers.device.blocks + (host.blocks if host is not None else 0))
-        self._chains = ChainQueue(most_keys, self._is_at_hand)
-        self._written = WrittenChains(most_keys)  # their places on the disk are to be put in order
+        max_keys = _KEYS_PER_BLOCK * (tiers.device.blocks + (host.blocks if host is not None else 0))
+        self._chains = ChainQueue(max_keys, self._is_at_hand)
+        self._written = WrittenChains(max_keys)  # their places on the disk are to be put in order
         self._scan: Scan | None = None
         self._is_news = False  # copies have come down, or left room for others
 
@@ -122,7 +122,7 @@ class IdleWork:
             return
         # What the disk cannot hold whole would push out its own head.
         keys = table.keys(0, min(blocks, self._tiers.disk.blocks))
-        is_once = self._tiers.device.keep(SlotId(table.slots[0])) is not Keep.REUSED
+        is_once = self._tiers.device.retention(SlotId(table.slots[0])) is not RetentionClass.REUSED
         self._chains.push(Chain(keys, saving_s, is_once=is_once))
 
     def work(self, likely_victims: Iterable[BlockTable], now_s: float, *, is_idle: bool) -> None:
@@ -144,11 +144,11 @@ class IdleWork:
         if host is None or not self._tiers.limits.has_write_back:
             return
         flying = self._tiers.transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
-        shadows = host.num_kept(Keep.SHADOW) + flying
+        shadows = host.num_retained(RetentionClass.SHADOW) + flying
         room = min(
             self._tiers.limits.background_blocks - flying,
             int(self._tiers.limits.shadow_share * host.blocks) - shadows,
-            host.num_free + host.num_kept(Keep.SHADOW) + host.num_kept(Keep.ONCE),
+            host.num_free + host.num_retained(RetentionClass.SHADOW) + host.num_retained(RetentionClass.ONCE),
         )
         if room <= 0:
             return
@@ -161,7 +161,7 @@ class IdleWork:
         looks = 0
         for table in likely_victims:
             first, known = table.num_saved, len(picked)
-            while len(picked) < room and table.num_saved < table.num_published and looks < _MOST_LOOKS:
+            while len(picked) < room and table.num_saved < table.num_published and looks < _MAX_LOOKS:
                 looks += 1
                 self._pick(picked, SlotId(table.slots[table.num_saved]))
                 table.num_saved += 1
@@ -186,7 +186,7 @@ class IdleWork:
             self._tiers.quotas.own(host, target, self._tiers.device.owner(source))
         if self._tiers.links is not None:
             for source, target in zip(sources, targets, strict=True):
-                self._tiers.links.tie(source, target)
+                self._tiers.links.link(source, target)
         self._tiers.outbox.append(
             self._tiers.transfers.open(Route.SPILL, Purpose.BACKGROUND, keys, sources, tuple(targets))
         )
@@ -202,7 +202,9 @@ class IdleWork:
         if self._tiers.transfers.is_flying(Tier.DDR, chain[chain.cursor]):
             return True
         flying = self._tiers.transfers.blocks(Route.SPILL, Purpose.BACKGROUND)
-        room = min(self._tiers.limits.background_blocks - flying, host.num_free + host.num_kept(Keep.SHADOW))
+        room = min(
+            self._tiers.limits.background_blocks - flying, host.num_free + host.num_retained(RetentionClass.SHADOW)
+        )
         if room > 0 and chain.brought == chain.cursor:
             return False  # they were sent and have not come: nobody tries for ever
         chain.brought = chain.cursor if room > 0 else chain.brought
@@ -246,7 +248,7 @@ class IdleWork:
 
     def _persist_chains(self, *, is_idle: bool) -> None:
         """Write the best chains to the disk. All chains of a step share one budget of looks."""
-        tiers, chains, looks = self._tiers, self._chains, _MOST_LOOKS
+        tiers, chains, looks = self._tiers, self._chains, _MAX_LOOKS
         if tiers.disk is None:
             return
         if self._is_news:
@@ -278,13 +280,13 @@ class IdleWork:
         tiers, key = self._tiers, chain[chain.cursor]
         return key in tiers.gateway.slot_by_key or tiers.is_on_its_way_down(key) or tiers.is_on_disk(key)
 
-    def _persist_some(self, chain: Chain, most_looks: int) -> bool:
+    def _persist_some(self, chain: Chain, max_looks: int) -> bool:
         """Write the blocks of a chain that lie in memory, head first, up to the first one that does not or may not.
 
         Return False when no more may fly, be written or be looked at in this step.
         """
         tiers = self._tiers
-        for _ in range(most_looks):
+        for _ in range(max_looks):
             if chain.cursor >= len(chain):
                 return True
             key = chain[chain.cursor]
@@ -310,7 +312,7 @@ class IdleWork:
         if any(transfers.is_flying(Tier.SSD, key) for key in chain.keys(tail, len(chain))):
             return
         self._written.pop()
-        for key in reversed(chain.keys(0, _MOST_LOOKS)):
+        for key in reversed(chain.keys(0, _MAX_LOOKS)):
             slot = disk.slot_by_key.get(key)
             if slot is not None:
                 disk.touch(slot)
@@ -323,7 +325,7 @@ class IdleWork:
         disk = self._tiers.disk
         if self._scan is None or disk is None:
             return
-        found = self._scan(_MOST_ADOPTED)
+        found = self._scan(_MAX_ADOPTED)
         if found is None:
             self._scan = None
             return

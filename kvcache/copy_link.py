@@ -6,12 +6,12 @@ import numpy as np
 
 from tiercel.ids import BlockKey
 from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.slot_index import SlotIndex, Slots, as_index, view
 from tiercel.kvcache.transfers import TransferBook
-from tiercel.kvcache.vector import Slots, Where, as_where, view
 from tiercel.tier import Tier
 
 
-class Links:
+class CopyLinks:
     """For each block of the device tier its copy in the next tier, landed or on its way down; 0: there is none.
 
     Blocks are spilled, their lower copies marked and their evictions noted by slot number, without a look at any
@@ -30,27 +30,27 @@ class Links:
         upper.on_free, upper.on_free_many = self._upper_freed, self._uppers_freed
         lower.on_free, lower.on_free_many = self._lower_freed, self._lowers_freed
 
-    def below_of(self, slot: int) -> int:
+    def lower_slot_of(self, slot: int) -> int:
         """Return the lower slot of one device slot; 0: the next tier neither has the block nor is about to."""
         return self._below[slot]
 
-    def tie(self, upper: int, lower: int) -> None:
+    def link(self, upper: int, lower: int) -> None:
         """Link two slots that hold the same block."""
         self._below[upper], self._above[lower] = lower, upper
 
-    def tie_many(self, uppers: Slots | Where, lowers: Slots | Where) -> None:
+    def link_many(self, uppers: Slots | SlotIndex, lowers: Slots | SlotIndex) -> None:
         """Link slots that hold the same blocks, pair by pair."""
-        above, below = as_where(uppers), as_where(lowers)
-        above.put(self.below, below.slots)
-        below.put(self.above, above.slots)
+        above, below = as_index(uppers), as_index(lowers)
+        above.write(self.below, below.slots)
+        below.write(self.above, above.slots)
 
-    def tie_risen(self, uppers: Slots, lowers: Slots) -> None:
+    def link_restored(self, uppers: Slots, lowers: Slots) -> None:
         """Link slots to the copies that they were read from, before they are named.
 
         Left alone are copies that have gone, and those of blocks that the device tier holds already.
         """
         is_new = (self.above[lowers] == 0) & (self._lower.slot_by_key.all_named[lowers] > 0)
-        self.tie_many(uppers[is_new], lowers[is_new])
+        self.link_many(uppers[is_new], lowers[is_new])
 
     def check(self) -> bool:
         """Whether every block that both tiers hold is linked, and no link joins different blocks."""
@@ -81,10 +81,10 @@ class Links:
         else:
             lower = self._transfers.target(self._tier, key)
         if lower is not None:
-            self.tie(slot, lower)
+            self.link(slot, lower)
 
     def _uppers_named(self, slots: Slots) -> None:
-        below = Where(slots).of(self.below)
+        below = SlotIndex(slots).read(self.below)
         is_linked = below > 0  # with the copies that they came up from
         self._lower.change_stamps(below[is_linked].astype(np.intp))
         for slot in slots[~is_linked].tolist():
@@ -95,10 +95,10 @@ class Links:
     def _lower_named(self, key: BlockKey, slot: int) -> None:
         upper = self._upper.slot_by_key.get(key)
         if upper is not None:
-            self.tie(upper, slot)
+            self.link(upper, slot)
 
     def _lowers_named(self, slots: Slots) -> None:
-        is_linked = Where(slots).of(self.above) > 0  # since their copies set off
+        is_linked = SlotIndex(slots).read(self.above) > 0  # since their copies set off
         for slot in slots[~is_linked].tolist():
             key = self._lower.key(slot)
             if key is not None:
@@ -111,9 +111,9 @@ class Links:
             self._above[lower] = 0
 
     def _uppers_freed(self, slots: Slots) -> None:
-        where = Where(slots)
-        self.above[where.of(self.below)] = 0  # slot 0, the null block, has no link
-        where.put(self.below, 0)
+        index = SlotIndex(slots)
+        self.above[index.read(self.below)] = 0  # slot 0, the null block, has no link
+        index.write(self.below, 0)
 
     def _lower_freed(self, slot: int) -> None:
         upper = self._above[slot]
@@ -123,7 +123,7 @@ class Links:
                 self._below[upper] = 0
 
     def _lowers_freed(self, slots: Slots) -> None:
-        uppers = Where(slots).of(self.above)
+        uppers = SlotIndex(slots).read(self.above)
         linked, uppers = slots[uppers > 0], uppers[uppers > 0]
         self.above[linked] = 0
         self.below[uppers[self.below[uppers] == linked]] = 0

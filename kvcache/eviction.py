@@ -7,13 +7,13 @@ from itertools import islice
 
 import numpy as np
 
-from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, as_slots, count_each, view
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots, as_slots, count_each, view
 
 SEARCH_DEPTH = 64
 """Copies of one segment that a search looks at to spare the owners at their floor."""
 
 
-class Keep(enum.IntEnum):
+class RetentionClass(enum.IntEnum):
     """What a copy is kept for, in the order of eviction."""
 
     SHADOW = 0  # a higher tier has the same block
@@ -23,10 +23,10 @@ class Keep(enum.IntEnum):
     PREEMPTED = 4  # last copy of a preempted sequence
 
 
-_SEGMENTS = len(Keep)
-_ONCE, _REUSED = int(Keep.ONCE), int(Keep.REUSED)
+_SEGMENTS = len(RetentionClass)
+_ONCE, _REUSED = int(RetentionClass.ONCE), int(RetentionClass.REUSED)
 _MANY = 4096  # victims from which on sorting ticks may beat following links
-_KEEP_SHIFT = 56  # ticks stay below 2 ** 56
+_CLASS_SHIFT = 56  # ticks stay below 2 ** 56
 
 
 class Segments:
@@ -39,7 +39,7 @@ class Segments:
     """
 
     def __init__(self, slots: int) -> None:
-        self.keeps = bytearray([_ONCE]) * slots
+        self.classes = bytearray([_ONCE]) * slots
         self.owners = array("H", bytes(2 * slots))
         self.floor_by_owner: dict[int, int] = {}
         self.count = 0
@@ -51,13 +51,13 @@ class Segments:
         self._previous = array("i", self._next)
         self._ticks = array("q", bytes(8 * slots))  # 0: not listed
         self._tick = 0
-        self.all_keeps, self.all_owners, self._all_ticks = view(self.keeps), view(self.owners), view(self._ticks)
+        self.all_classes, self.all_owners, self._all_ticks = view(self.classes), view(self.owners), view(self._ticks)
         self._all_next, self._all_previous = view(self._next), view(self._previous)
         self._marked = np.zeros(slots + _SEGMENTS, bool)  # all False between two calls
 
-    def order(self, keep: int) -> Iterator[int]:
+    def order(self, retention: int) -> Iterator[int]:
         """Slots of one segment, the first to go first."""
-        following, end = self._next, self._slots + keep
+        following, end = self._next, self._slots + retention
         slot = following[end]
         while slot != end:
             yield slot
@@ -65,8 +65,8 @@ class Segments:
 
     def __iter__(self) -> Iterator[int]:
         """Slots of all segments, first victim first."""
-        for keep in Keep:
-            yield from self.order(keep)
+        for retention in RetentionClass:
+            yield from self.order(retention)
 
     def count_of(self, owner: int) -> int:
         """Listed copies of an owner."""
@@ -84,7 +84,7 @@ class Segments:
 
     def add(self, slot: int) -> None:
         """A copy became unreferenced: it is the last of its segment to go."""
-        end = self._slots + self.keeps[slot]
+        end = self._slots + self.classes[slot]
         last = self._previous[end]
         self._next[last] = self._previous[end] = slot
         self._previous[slot] = last
@@ -92,7 +92,7 @@ class Segments:
         self._tick += 1
         self._ticks[slot] = self._tick
         self.count += 1
-        self.counts[self.keeps[slot]] += 1
+        self.counts[self.classes[slot]] += 1
         self._count_by_owner[self.owners[slot]] += 1
 
     def remove(self, slot: int) -> None:
@@ -102,90 +102,90 @@ class Segments:
         self._previous[behind] = before
         self._ticks[slot] = 0
         self.count -= 1
-        self.counts[self.keeps[slot]] -= 1
+        self.counts[self.classes[slot]] -= 1
         self._count_by_owner[self.owners[slot]] -= 1
 
-    def move(self, slot: int, keep: int) -> None:
+    def move(self, slot: int, retention: int) -> None:
         """Put a listed slot to the recent end of a segment."""
         self.remove(slot)
-        self.keeps[slot] = keep
+        self.classes[slot] = retention
         self.add(slot)
 
     def reset(self, slot: int) -> None:
         """An unlisted slot is nobody's and seen by nobody."""
-        self.keeps[slot], self.owners[slot] = _ONCE, 0
+        self.classes[slot], self.owners[slot] = _ONCE, 0
 
     # ---- many at once: the same as one after the other
 
-    def add_many(self, where: Where) -> None:
+    def add_many(self, index: SlotIndex) -> None:
         """List copies that became unreferenced, in this order."""
-        slots = where.slots
-        keeps = where.of(self.all_keeps)
-        where.put(self._all_ticks, np.arange(self._tick + 1, self._tick + 1 + len(slots)))
+        slots = index.slots
+        classes = index.read(self.all_classes)
+        index.write(self._all_ticks, np.arange(self._tick + 1, self._tick + 1 + len(slots)))
         self._tick += len(slots)
-        for keep, count in count_each(keeps):
-            part = where if count == len(slots) else Where(slots[keeps == keep])
-            end = self._slots + keep
+        for retention, count in count_each(classes):
+            part = index if count == len(slots) else SlotIndex(slots[classes == retention])
+            end = self._slots + retention
             last = self._previous[end]
-            part.put(self._all_next, np.append(part.slots[1:], end))
-            part.put(self._all_previous, np.append(last, part.slots[:-1]))
+            part.write(self._all_next, np.append(part.slots[1:], end))
+            part.write(self._all_previous, np.append(last, part.slots[:-1]))
             self._next[last], self._previous[end] = int(part.slots[0]), int(part.slots[-1])
-            self.counts[keep] += count
+            self.counts[retention] += count
         self.count += len(slots)
-        self._count_owners(where, 1)
+        self._count_owners(index, 1)
 
-    def remove_many(self, where: Where) -> None:
+    def remove_many(self, index: SlotIndex) -> None:
         """Take copies off their lists: they are referenced again, or evicted.
 
         The removed slots are stretches of the lists. The first slots of the stretches and their last ones, both in
         the order of the lists, belong together in pairs.
         """
         marked, following, previous = self._marked, self._all_next, self._all_previous
-        slots = where.slots
-        where.put(marked, True)
-        firsts = self._in_list_order(slots[~marked[where.of(previous)]])
-        lasts = self._in_list_order(slots[~marked[where.of(following)]])
-        where.put(marked, False)
+        slots = index.slots
+        index.write(marked, True)
+        firsts = self._in_list_order(slots[~marked[index.read(previous)]])
+        lasts = self._in_list_order(slots[~marked[index.read(following)]])
+        index.write(marked, False)
         before, behind = previous[firsts], following[lasts]
         following[before] = behind
         previous[behind] = before
-        where.put(self._all_ticks, 0)
+        index.write(self._all_ticks, 0)
         self.count -= len(slots)
-        for keep, count in count_each(where.of(self.all_keeps)):
-            self.counts[keep] -= count
-        self._count_owners(where, -1)
+        for retention, count in count_each(index.read(self.all_classes)):
+            self.counts[retention] -= count
+        self._count_owners(index, -1)
 
-    def move_many(self, where: Where, keep: int) -> None:
+    def move_many(self, index: SlotIndex, retention: int) -> None:
         """Put listed slots to the recent end of a segment, in this order."""
-        self.remove_many(where)
-        where.put(self.all_keeps, keep)
-        self.add_many(where)
+        self.remove_many(index)
+        index.write(self.all_classes, retention)
+        self.add_many(index)
 
-    def reuse_many(self, where: Where) -> None:
+    def reuse_many(self, index: SlotIndex) -> None:
         """Unlisted copies that were seen once have been hit."""
-        keeps = where.of(self.all_keeps)
-        where.put(self.all_keeps, np.where(keeps == _ONCE, _REUSED, keeps))
+        classes = index.read(self.all_classes)
+        index.write(self.all_classes, np.where(classes == _ONCE, _REUSED, classes))
 
-    def reset_many(self, where: Where) -> None:
+    def reset_many(self, index: SlotIndex) -> None:
         """Unlisted slots are nobody's and seen by nobody."""
-        where.put(self.all_keeps, _ONCE)
-        where.put(self.all_owners, 0)
+        index.write(self.all_classes, _ONCE)
+        index.write(self.all_owners, 0)
 
-    def set_owner_many(self, where: Where, owner: int, listed: Where) -> None:
+    def set_owner_many(self, index: SlotIndex, owner: int, listed: SlotIndex) -> None:
         """Say whose copies these are; `listed` are those among them that are on a list."""
         self._know(owner)
         self._count_owners(listed, -1)
-        where.put(self.all_owners, owner)
+        index.write(self.all_owners, owner)
         self._count_owners(listed, 1)
 
     def _in_list_order(self, slots: Slots) -> Slots:
         if len(slots) < 2:
             return slots
-        place = self._all_ticks[slots] + (self.all_keeps[slots].astype(np.int64) << _KEEP_SHIFT)
+        place = self._all_ticks[slots] + (self.all_classes[slots].astype(np.int64) << _CLASS_SHIFT)
         return slots[np.argsort(place)]
 
-    def _count_owners(self, where: Where, change: int) -> None:
-        for owner, count in count_each(where.of(self.all_owners)):
+    def _count_owners(self, index: SlotIndex, change: int) -> None:
+        for owner, count in count_each(index.read(self.all_owners)):
             self._count_by_owner[owner] += change * count
 
     def set_owner(self, slot: int, owner: int, *, is_listed: bool) -> None:
@@ -213,7 +213,7 @@ class Segments:
         else's; past that the order alone decides.
         Cost: O(count + SEARCH_DEPTH).
         """
-        if count >= FEW:
+        if count >= MIN_NUMPY_SLOTS:
             return self.many_victims(count).tolist()
         if self.floor_by_owner:
             return self._victims_above_floor(count)
@@ -265,11 +265,11 @@ class Segments:
             return self._first(count)
         chosen = NO_SLOTS
         seen: dict[int, int] = {}  # copies looked at, by owner
-        for keep in range(_SEGMENTS):
+        for retention in range(_SEGMENTS):
             wanted = count - len(chosen)
             if not wanted:
                 return chosen
-            found = self._first_of(keep, wanted + SEARCH_DEPTH)
+            found = self._first_of(retention, wanted + SEARCH_DEPTH)
             is_spare = self._are_spare(found, seen)
             # The search ends with the last copy that is wanted, or with the last one that it may pass over.
             taken, passed = np.cumsum(is_spare), np.cumsum(~is_spare)
@@ -303,28 +303,28 @@ class Segments:
     def _first(self, count: int) -> Slots:
         """The first `count` copies in order, floors aside."""
         parts: list[Slots] = []
-        for keep in range(_SEGMENTS):
+        for retention in range(_SEGMENTS):
             if count <= 0:
                 break
-            parts.append(self._first_of(keep, count))
+            parts.append(self._first_of(retention, count))
             count -= len(parts[-1])
         return np.concatenate(parts) if parts else NO_SLOTS
 
-    def _first_of(self, keep: int, count: int) -> Slots:
+    def _first_of(self, retention: int, count: int) -> Slots:
         """The first `count` copies of one segment."""
-        count = min(count, self.counts[keep])
+        count = min(count, self.counts[retention])
         if count > _MANY and 8 * count > self._slots:
-            found = np.flatnonzero((self.all_keeps == keep) & (self._all_ticks > 0))
+            found = np.flatnonzero((self.all_classes == retention) & (self._all_ticks > 0))
             # Tables were dropped in runs: the ticks are nearly sorted, which a stable sort makes use of.
-            return found[np.argsort(Where(found).of(self._all_ticks), kind="stable")[:count]]
-        return as_slots(list(islice(self.order(keep), count)))
+            return found[np.argsort(SlotIndex(found).read(self._all_ticks), kind="stable")[:count]]
+        return as_slots(list(islice(self.order(retention), count)))
 
     # ---- protected share
 
-    def demote(self, share: float, most: int) -> int:
+    def demote(self, share: float, maximum: int) -> int:
         """While more than `share` of all copies are REUSED, its oldest becomes the newest of ONCE. Returns how many."""
         limit = int(share * self.count)
-        moved = min(self.counts[_REUSED] - limit, most)
+        moved = min(self.counts[_REUSED] - limit, maximum)
         for _ in range(moved):
             self.move(self._next[self._slots + _REUSED], _ONCE)
         return max(moved, 0)
@@ -332,21 +332,26 @@ class Segments:
     def snapshot(self) -> object:
         """All of it in comparable form, floors aside."""
         counts = self.count, tuple(self.counts), self.counts_by_owner()
-        return [tuple(self.order(keep)) for keep in Keep], bytes(self.keeps), self.owners.tolist(), counts
+        return (
+            [tuple(self.order(retention)) for retention in RetentionClass],
+            bytes(self.classes),
+            self.owners.tolist(),
+            counts,
+        )
 
     def check(self) -> bool:
         """The counters agree with the lists, the links with each other."""
         by_owner: dict[int, int] = {}
-        for keep in Keep:
-            before, listed = self._slots + keep, 0
-            for slot in self.order(keep):
-                is_right = self.keeps[slot] == keep and self._previous[slot] == before and listed <= self._slots
+        for retention in RetentionClass:
+            before, listed = self._slots + retention, 0
+            for slot in self.order(retention):
+                is_right = self.classes[slot] == retention and self._previous[slot] == before and listed <= self._slots
                 is_later = before >= self._slots or self._ticks[before] < self._ticks[slot]
                 if not (is_right and is_later and self._ticks[slot]):
                     return False
                 before, listed = slot, listed + 1
                 by_owner[self.owners[slot]] = by_owner.get(self.owners[slot], 0) + 1
-            if listed != self.counts[keep] or self._previous[self._slots + keep] != before:
+            if listed != self.counts[retention] or self._previous[self._slots + retention] != before:
                 return False
         num_ticks = int(np.count_nonzero(self._all_ticks))
         return sum(self.counts) == self.count == num_ticks and by_owner == self.counts_by_owner()

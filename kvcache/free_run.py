@@ -6,20 +6,20 @@ from itertools import pairwise
 import numpy as np
 
 from tiercel.errors import InvariantError
-from tiercel.kvcache.vector import Slots, Where, view
+from tiercel.kvcache.slot_index import SlotIndex, Slots, view
 
 _SEARCH_SLOTS = 1 << 17  # a search for a run looks at so many slots at once: well under 1 ms
 
-Run = tuple[int, int]
+SlotRun = tuple[int, int]
 """First slot and length."""
 
 
-def runs(slots: Sequence[int]) -> int:
+def count_runs(slots: Sequence[int]) -> int:
     """How many runs of consecutive slots a table or a transfer consists of: so many copies it takes to move it."""
     return sum(1 for before, slot in pairwise(slots) if slot != before + 1) + bool(slots)
 
 
-class RunSearch:
+class FreeRunSearch:
     """Finds runs of free slots in a pool's map of states, and takes them. A free slot's state is 0.
 
     Searches go on where the last one ended, so that fresh tables do not fill the headroom of the ones before.
@@ -31,9 +31,9 @@ class RunSearch:
         self._all_states = view(states)
         self._taken = bytes([taken_state])
 
-    def take(self, count: int, near: int | None, headroom: int) -> list[Run]:
+    def take(self, count: int, near: int | None, headroom: int) -> list[SlotRun]:
         """Take `count` free slots, of which there must be enough: what continues `near`, then the largest runs."""
-        found: list[Run] = []
+        found: list[SlotRun] = []
         if near is not None and (length := self._length(near + 1, count)):
             found.append(self._mark(near + 1, length))
             count -= length
@@ -66,9 +66,9 @@ class RunSearch:
             slot = self._states.find(0, slot + 1)
         return free
 
-    def take_these(self, slots: list[int], near: int | None) -> list[Run]:
+    def take_these(self, slots: list[int], near: int | None) -> list[SlotRun]:
         """Take exactly these free slots: what continues `near`, then the rest in order."""
-        found: list[Run] = []
+        found: list[SlotRun] = []
         if near is not None and (length := self._length(near + 1, len(slots))):
             found.append(self._mark(near + 1, length))
         first = length = 0
@@ -108,7 +108,7 @@ class RunSearch:
         # Slot numbers count up within a run: the first of each, and how far behind it.
         behind: Slots = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         slots: Slots = (np.repeat(firsts, lengths) + behind)[:count]
-        Where(slots).put(self._all_states, self._taken[0])
+        SlotIndex(slots).write(self._all_states, self._taken[0])
         self._move(int(slots[-1]) + 1)
         return np.concatenate([found, slots])
 
@@ -119,7 +119,7 @@ class RunSearch:
         if near is not None and length:
             is_next = (slots > near) & (slots <= near + length)
             slots = np.concatenate([slots[is_next], slots[~is_next]])
-        Where(slots).put(self._all_states, self._taken[0])
+        SlotIndex(slots).write(self._all_states, self._taken[0])
         return slots
 
     def every(self) -> Slots:
@@ -130,9 +130,9 @@ class RunSearch:
         self._mark(first, length)
         return np.arange(first, first + length)
 
-    def _length(self, first: int, most: int) -> int:
+    def _length(self, first: int, maximum: int) -> int:
         """Length of the run that begins at `first`, at most `most`."""
-        run = self._states[first : first + most]
+        run = self._states[first : first + maximum]
         return len(run) - len(run.lstrip(b"\0"))
 
     def _find(self, size: int) -> int:
@@ -147,7 +147,7 @@ class RunSearch:
             first = self._states.find(needle, 1, min(end - slots, self.cursor) + size - 1)
         return first
 
-    def _mark(self, first: int, length: int) -> Run:
+    def _mark(self, first: int, length: int) -> SlotRun:
         self._states[first : first + length] = self._taken * length
         return first, length
 

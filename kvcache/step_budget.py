@@ -1,10 +1,10 @@
 """How much of long prompts one step looks at, all sequences together."""
 
-MOST_HASHES = 512
+MAX_HASHES = 512
 """Blocks that a step hashes, about 0.6 ms: the first in the policy's order come first, the others in later steps."""
 
-_MOST_LOOKS = 1024  # blocks that a step looks up one by one, about 2 ms
-_MOST_PEEKS = 512  # blocks that a step hashes for prompts that have just come
+_MAX_LOOKS = 1024  # blocks that a step looks up one by one, about 2 ms
+_MAX_PEEKS = 512  # blocks that a step hashes for prompts that have just come
 
 
 class StepBudget:
@@ -14,16 +14,16 @@ class StepBudget:
     """
 
     def __init__(self) -> None:
-        self.hashes = MOST_HASHES
-        self.looks = _MOST_LOOKS
-        self.peeks = _MOST_PEEKS
+        self.hashes = MAX_HASHES
+        self.looks = _MAX_LOOKS
+        self.peeks = _MAX_PEEKS
         self.is_short = False  # a sequence has not got what it asked for
         self._is_drawn = False
 
     def begin(self) -> None:
         """A step begins, if none is under way."""
         if self._is_drawn:
-            self.hashes, self.looks, self.peeks = MOST_HASHES, _MOST_LOOKS, _MOST_PEEKS
+            self.hashes, self.looks, self.peeks = MAX_HASHES, _MAX_LOOKS, _MAX_PEEKS
             self._is_drawn = self.is_short = False
 
     def draw(self) -> None:

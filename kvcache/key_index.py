@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiercel.ids import BlockKey, SlotId
-from tiercel.kvcache.vector import FEW, Slots, Where, view
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, view
 
 KEY_BYTES = 32
 
@@ -88,9 +88,9 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
             slots, keys = slots[is_new], [key for key, new in zip(keys, is_new.tolist(), strict=True) if new]
         if len(slots):
             self._slot_by_key.update(zip(keys, slots.tolist(), strict=True))
-            where = Where(slots)
-            where.put(self._all_keys, np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
-            where.put(self.all_named, 1)
+            index = SlotIndex(slots)
+            index.write(self._all_keys, np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
+            index.write(self.all_named, 1)
             self._num_named += len(slots)
         return is_new
 
@@ -102,18 +102,18 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
             self.is_named[slot] = False
             self._num_named -= 1
 
-    def unname_many(self, where: Where) -> None:
+    def unname_many(self, index: SlotIndex) -> None:
         """Take the names of slots that have one. Cost: numpy's alone; the map is tidied later."""
-        slots = where.slots
-        if len(slots) < FEW:
+        slots = index.slots
+        if len(slots) < MIN_NUMPY_SLOTS:
             for slot in slots.tolist():
                 self.unname(slot)
             return
-        keys = where.of(self._all_keys)
+        keys = index.read(self._all_keys)
         for first in range(0, len(slots), _TIDY):
             part = slice(first, first + _TIDY)
             self._lost.append((keys[part], slots[part]))
-        where.put(self.all_named, 0)
+        index.write(self.all_named, 0)
         self._num_named -= len(slots)
 
     def tidy(self) -> None:

@@ -8,18 +8,18 @@ from tiercel.errors import InvariantError
 from tiercel.ids import SlotId
 from tiercel.kvcache.store.arena import Arena
 
-Run = tuple[int, int, int]
+CopyRun = tuple[int, int, int]
 """Source slot, target slot, blocks: neighbours on both sides, hence one copy."""
 
 
 def merge_runs(
     sources: Sequence[SlotId], targets: Sequence[SlotId], source_slab: int = 0, target_slab: int = 0
-) -> deque[Run]:
+) -> deque[CopyRun]:
     """Copies of as many neighbours as there are, neighbours on both sides.
 
     No copy reaches into a slot that is a multiple of its side's slab: memory there is locked apart. 0: it is not.
     """
-    runs: deque[Run] = deque()
+    runs: deque[CopyRun] = deque()
     for source, target in sorted(zip(sources, targets, strict=True)):
         begins_slab = (source_slab and not source % source_slab) or (target_slab and not target % target_slab)
         if runs and not begins_slab and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (source, target):
@@ -29,13 +29,13 @@ def merge_runs(
     return runs
 
 
-def cut_runs(runs: deque[Run], most: int) -> list[Run]:
+def cut_runs(runs: deque[CopyRun], maximum: int) -> list[CopyRun]:
     """Take up to so many blocks off the front."""
-    piece: list[Run] = []
-    while runs and most:
+    piece: list[CopyRun] = []
+    while runs and maximum:
         source, target, blocks = runs.popleft()
-        taken = min(blocks, most)
-        most -= taken
+        taken = min(blocks, maximum)
+        maximum -= taken
         piece.append((source, target, taken))
         if taken < blocks:
             runs.appendleft((source + taken, target + taken, blocks - taken))
@@ -48,6 +48,6 @@ def check_slots(arena: Arena, slots: Sequence[SlotId]) -> None:
         raise InvariantError("mover.slots", lowest=min(slots), highest=max(slots), blocks=arena.blocks)
 
 
-def extents_of(source: Arena, target: Arena, runs: Sequence[Run]) -> Extents:
+def extents_of(source: Arena, target: Arena, runs: Sequence[CopyRun]) -> Extents:
     """What a copy lane is told of these runs."""
     return Extents.of_runs(runs, source.kv.data_ptr(), target.kv.data_ptr(), source.spec.block_bytes)

@@ -3,13 +3,13 @@
 import numpy as np
 
 from tiercel.ids import SlotId
-from tiercel.kvcache.budget import StepBudget
-from tiercel.kvcache.links import Links
-from tiercel.kvcache.policy import Keep
+from tiercel.kvcache.copy_link import CopyLinks
+from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.pool import SlotPool, SlotState
 from tiercel.kvcache.quota import CopyQuotas
-from tiercel.kvcache.table import BlockTable, Kept
-from tiercel.kvcache.vector import Slots, Where, as_slots
+from tiercel.kvcache.slot_index import SlotIndex, Slots, as_slots
+from tiercel.kvcache.step_budget import StepBudget
+from tiercel.kvcache.table import BlockTable, RetainedCopies
 from tiercel.tier import Transfer
 
 _BATCH = 1024  # blocks looked up at once, as long as the device tier has them all
@@ -22,8 +22,8 @@ def want_run(
     budget: StepBudget,
     device: SlotPool,
     gateway: SlotPool,
-    links: Links | None,
-    most_wanted: int,
+    links: CopyLinks | None,
+    max_wanted: int,
 ) -> bool:
     """Pass over a waiting sequence's next blocks as long as the device tier has them, and keep them from eviction.
 
@@ -41,41 +41,45 @@ def want_run(
         if links is not None:
             slots = links.below[slots].astype(np.intp)
         slots = slots[gateway.all_states[slots] == SlotState.CACHED]
-        slots = slots[gateway.are_kept(slots, Keep.ONCE) | gateway.are_kept(slots, Keep.REUSED)]
-        slots = slots[: max(0, most_wanted - gateway.num_kept(Keep.WANTED))]
+        slots = slots[
+            gateway.are_retained(slots, RetentionClass.ONCE) | gateway.are_retained(slots, RetentionClass.REUSED)
+        ]
+        slots = slots[: max(0, max_wanted - gateway.num_retained(RetentionClass.WANTED))]
         if len(slots):
-            gateway.set_keep_many(slots, Keep.WANTED)
-            fetch.runs.append(Kept(slots, gateway.lives[slots]))
+            gateway.set_retention_many(slots, RetentionClass.WANTED)
+            fetch.runs.append(RetainedCopies(slots, gateway.lives[slots]))
         if found < count:
             return True
     return True
 
 
-def demote(pool: SlotPool, kept: Kept, keep: Keep, links: Links | None) -> None:
+def demote(pool: SlotPool, retained: RetainedCopies, retention: RetentionClass, links: CopyLinks | None) -> None:
     """Copies that were kept for a sequence are kept as anything that was used, where they are still what they were.
 
     With `links` the pool is DDR, and copies of blocks that the device tier has are shadows.
     """
-    where = Where(kept.slots)
-    is_same = (where.of(pool.lives) == kept.lives) & (where.of(pool.slot_by_key.all_named) > 0)
-    where = where.only(is_same & pool.are_kept(where, keep))
+    index = SlotIndex(retained.slots)
+    is_same = (index.read(pool.lives) == retained.lives) & (index.read(pool.slot_by_key.all_named) > 0)
+    index = index.filter(is_same & pool.are_retained(index, retention))
     if links is not None:
-        is_shadow = where.of(links.above) > 0
-        pool.set_keep_many(where.only(is_shadow), Keep.SHADOW)
-        where = where.only(~is_shadow)
-    pool.set_keep_many(where, Keep.REUSED)
+        is_shadow = index.read(links.above) > 0
+        pool.set_retention_many(index.filter(is_shadow), RetentionClass.SHADOW)
+        index = index.filter(~is_shadow)
+    pool.set_retention_many(index, RetentionClass.REUSED)
 
 
-def promote(device: SlotPool, host: SlotPool, links: Links, slots: Slots) -> None:
+def promote(device: SlotPool, host: SlotPool, links: CopyLinks, slots: Slots) -> None:
     """The device tier loses copies: what lies below is the last copy now, and worth as much as that one was."""
-    below = Where(slots).of(links.below).astype(np.intp)
-    is_shadow = (below > 0) & host.are_kept(below, Keep.SHADOW) & (host.slot_by_key.all_named[below] > 0)
-    below, is_reused = below[is_shadow], device.are_kept_beyond(slots[is_shadow], Keep.ONCE)
-    host.set_keep_many(below[is_reused], Keep.REUSED)
-    host.set_keep_many(below[~is_reused], Keep.ONCE)
+    below = SlotIndex(slots).read(links.below).astype(np.intp)
+    is_shadow = (below > 0) & host.are_retained(below, RetentionClass.SHADOW) & (host.slot_by_key.all_named[below] > 0)
+    below, is_reused = below[is_shadow], device.are_retained_beyond(slots[is_shadow], RetentionClass.ONCE)
+    host.set_retention_many(below[is_reused], RetentionClass.REUSED)
+    host.set_retention_many(below[~is_reused], RetentionClass.ONCE)
 
 
-def land_many(transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, quotas: CopyQuotas) -> None:
+def land_many(
+    transfer: Transfer, above: SlotPool, into: SlotPool, retention: RetentionClass, quotas: CopyQuotas
+) -> None:
     """Name many copies that have landed whole, the tail first: of a chain it is the first to be evicted."""
     keys = transfer.keys[::-1]
     sources, targets = as_slots(transfer.sources)[::-1], as_slots(transfer.targets)[::-1]
@@ -85,5 +89,5 @@ def land_many(transfer: Transfer, above: SlotPool, into: SlotPool, keep: Keep, q
         quotas.discard(into, SlotId(target))
     if len(lost):
         targets = targets[~np.isin(targets, lost)]
-    into.set_keep_many(targets, keep)
+    into.set_retention_many(targets, retention)
     quotas.drop_many(into, targets)

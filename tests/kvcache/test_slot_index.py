@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.seeds import fresh_seeds
-from tiercel.kvcache.vector import FEW, NO_SLOTS, Slots, Where, count_each
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots, count_each
 
 BOOK = 20_000
 SEEDS = [*range(40), *fresh_seeds(20)]
@@ -27,43 +27,43 @@ def some_slots(rng: random.Random) -> Slots:
         rng.shuffle(runs)
     for run in runs:
         slots += run
-    return np.array(slots[: rng.choice((0, 1, FEW, BOOK, BOOK, BOOK))], np.intp)
+    return np.array(slots[: rng.choice((0, 1, MIN_NUMPY_SLOTS, BOOK, BOOK, BOOK))], np.intp)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_slices_read_and_write_what_an_array_of_indices_does(seed: int) -> None:
     rng = random.Random(seed)
     slots = some_slots(rng)
-    where, book = Where(slots), np.random.default_rng(seed).integers(0, 90, BOOK)
-    read = where.of(book)
+    index, book = SlotIndex(slots), np.random.default_rng(seed).integers(0, 90, BOOK)
+    read = index.read(book)
     assert read.tolist() == book[slots].tolist()
-    assert where.parts_of(book.tolist()) == book[slots].tolist()
+    assert index.items_of(book.tolist()) == book[slots].tolist()
     sliced, indexed = book.copy(), book.copy()
     for values in (np.arange(len(slots)), 7):
-        where.put(sliced, values)
+        index.write(sliced, values)
         indexed[slots] = values
         assert (sliced == indexed).all()
-    where.add(sliced, -3)
+    index.add(sliced, -3)
     indexed[slots] -= 3
     assert (sliced == indexed).all()
     is_chosen = read < rng.choice((0, 45, 90))
-    assert where.only(is_chosen).slots.tolist() == slots[is_chosen].tolist()
+    assert index.filter(is_chosen).slots.tolist() == slots[is_chosen].tolist()
     count = rng.choice((0, 1, 5, len(slots) // 2, len(slots), len(slots) + 1))
-    assert where.head(count).of(book).tolist() == book[slots[:count]].tolist()
-    assert where.backwards().of(book).tolist() == book[slots[::-1]].tolist()
+    assert index.head(count).read(book).tolist() == book[slots[:count]].tolist()
+    assert index.backwards().read(book).tolist() == book[slots[::-1]].tolist()
     places = np.flatnonzero(read < 45) if rng.random() < 0.5 else np.arange(min(count, len(slots)))
-    assert where.at(places).of(book).tolist() == book[slots[places]].tolist()
-    where.put(book, 1)
+    assert index.pick(places).read(book).tolist() == book[slots[places]].tolist()
+    index.write(book, 1)
     assert read.max(initial=0) < 90 and (not len(read) or read.base is None), "what was read is a copy"
 
 
 def test_the_same_number_many_times_is_read_as_often() -> None:
     sink = np.zeros(5000, np.intp)
-    assert Where(sink).of(np.arange(5, 9)).tolist() == [5] * 5000
+    assert SlotIndex(sink).read(np.arange(5, 9)).tolist() == [5] * 5000
 
 
 def test_a_run_down_to_slot_0_ends_there() -> None:
-    assert Where(np.arange(4999, -1, -1)).of(np.arange(6000)).tolist() == list(range(4999, -1, -1))
+    assert SlotIndex(np.arange(4999, -1, -1)).read(np.arange(6000)).tolist() == list(range(4999, -1, -1))
 
 
 @pytest.mark.parametrize("numbers", [[], [3], [3, 3, 3], [0, 2, 2, 0, 5]])

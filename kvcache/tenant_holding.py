@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tiercel.kvcache.vector import FEW, Slots, Where, as_slots, as_where, view
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_index, as_slots, view
 
-_MOST_KEYS = 256  # slots that a dictionary counts; beyond, an array over the tier is smaller and faster
+_MAX_KEYS = 256  # slots that a dictionary counts; beyond, an array over the tier is smaller and faster
 
 
-class SlotCounts:
+class TableCounts:
     """A count for each slot that is not zero by default: a dictionary for a few slots, an array for many."""
 
     __slots__ = ("_all", "_few", "_many")
@@ -20,13 +20,13 @@ class SlotCounts:
         self._many: array[int] | None = None
         self._all = view(bytearray())  # of `_many`
 
-    def of(self, slot: int) -> int:
+    def count(self, slot: int) -> int:
         """Return the count of one slot."""
         if self._many is None:
             return self._few.get(slot, 0)
         return self._many[slot] if slot < len(self._many) else 0
 
-    def of_many(self, slots: Slots) -> Slots:
+    def counts_of(self, slots: Slots) -> Slots:
         """Return the counts of slots."""
         if self._many is None:
             return np.fromiter((self._few.get(slot, 0) for slot in slots.tolist()), np.intp, len(slots))
@@ -35,13 +35,13 @@ class SlotCounts:
 
     def change(self, slot: int, change: int) -> int:
         """Add to the count of one slot. Returns what it was."""
-        before = self.of(slot)
+        before = self.count(slot)
         if self._many is None:
             if before + change:
                 self._few[slot] = before + change
             else:
                 self._few.pop(slot, None)
-            if len(self._few) > _MOST_KEYS:
+            if len(self._few) > _MAX_KEYS:
                 self._spread()
         else:
             if slot >= len(self._many):
@@ -49,14 +49,14 @@ class SlotCounts:
             self._many[slot] = before + change
         return before
 
-    def change_many(self, slots: Slots | Where, change: int) -> Slots:
+    def change_many(self, slots: Slots | SlotIndex, change: int) -> Slots:
         """Add to the counts of slots, none of which occurs twice. Returns what they were."""
         if self._many is None:
             self._spread()
-        where = as_where(slots)
-        self._grow(where.slots)
-        before = where.of(self._all)
-        where.put(self._all, before + change)
+        index = as_index(slots)
+        self._grow(index.slots)
+        before = index.read(self._all)
+        index.write(self._all, before + change)
         return before
 
     def clear(self) -> None:
@@ -86,7 +86,7 @@ class SlotCounts:
             self._many, self._all = grown, view(grown)
 
 
-class Holding:
+class TenantHolding:
     """Slots in the tables of one tenant. Written by those tables; its quota by the OwnerBook."""
 
     __slots__ = ("_num_slots", "_number", "_sizes", "_tables", "most_blocks")
@@ -95,21 +95,21 @@ class Holding:
         """`sizes` is where its size is told, at `number`."""
         self._sizes = sizes
         self._number = number
-        self.most_blocks: int | None = None  # the quota; None: as many as there are
+        self.max_blocks: int | None = None  # the quota; None: as many as there are
         self._num_slots = 0
-        self._tables = SlotCounts()
+        self._tables = TableCounts()
 
     def __len__(self) -> int:
         return self._num_slots
 
     @property
-    def tables(self) -> SlotCounts:
+    def tables(self) -> TableCounts:
         """How many tables of the tenant hold each slot."""
         return self._tables
 
     def add(self, slots: "Sequence[int] | Slots") -> None:
         """A table holds these slots from now on."""
-        if len(slots) >= FEW:
+        if len(slots) >= MIN_NUMPY_SLOTS:
             before = self._tables.change_many(as_slots(slots), 1)
             self._num_slots += len(slots) - int(np.count_nonzero(before))
         else:
@@ -118,42 +118,42 @@ class Holding:
         if self._sizes is not None:
             self._sizes[self._number] = self._num_slots
 
-    def remove(self, slots: "Sequence[int] | Slots | Where") -> None:
+    def remove(self, slots: "Sequence[int] | Slots | SlotIndex") -> None:
         """A table does not hold these slots any more."""
-        if len(slots) >= FEW:
-            before = self._tables.change_many(slots if isinstance(slots, Where) else as_slots(slots), -1)
+        if len(slots) >= MIN_NUMPY_SLOTS:
+            before = self._tables.change_many(slots if isinstance(slots, SlotIndex) else as_slots(slots), -1)
             self._num_slots -= int(np.count_nonzero(before == 1))
         else:
-            for slot in slots.slots.tolist() if isinstance(slots, Where) else slots:
+            for slot in slots.slots.tolist() if isinstance(slots, SlotIndex) else slots:
                 self._num_slots -= self._tables.change(int(slot), -1) == 1
         if not self._num_slots:
             self._tables.clear()
         if self._sizes is not None:
             self._sizes[self._number] = self._num_slots
 
-    def is_same(self, other: "Holding") -> bool:
+    def is_same(self, other: "TenantHolding") -> bool:
         """Both count the same tables."""
         return self._tables.counts() == other._tables.counts() and len(self) == len(other)
 
 
-class HoldingDraft:
+class PlannedHolding:
     """What a tenant would hold if the plan were sealed now."""
 
     __slots__ = ("_changes", "_tables", "blocks")
 
-    def __init__(self, holding: Holding) -> None:
+    def __init__(self, holding: TenantHolding) -> None:
         self.blocks = len(holding)  # the planner's takings, whose slots nobody knows yet, are added to it
         self._tables = holding.tables
-        self._changes = SlotCounts()
+        self._changes = TableCounts()
 
     def shift(self, slots: "Sequence[int] | Slots", change: int) -> None:
         """One table more or less (`change` is 1 or -1) would hold each of these slots."""
-        if len(slots) >= FEW:
+        if len(slots) >= MIN_NUMPY_SLOTS:
             many = as_slots(slots)
-            before = self._tables.of_many(many) + self._changes.change_many(many, change)
+            before = self._tables.counts_of(many) + self._changes.change_many(many, change)
             crossing = before == (0 if change > 0 else 1)
             self.blocks += change * int(np.count_nonzero(crossing))
             return
         for slot in slots:
-            before = self._tables.of(int(slot)) + self._changes.change(int(slot), change)
+            before = self._tables.count(int(slot)) + self._changes.change(int(slot), change)
             self.blocks += (before + change > 0) - (before > 0)
