@@ -32,7 +32,8 @@ from pathlib import Path
 
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.eviction import RetentionClass
-from tiercel.kvcache.pool import PROTECTED_SHARE, SlotPool, SlotState
+from tiercel.kvcache.pool import PROTECTED_SHARE, SlotPool
+from tiercel.kvcache.slot_state import SlotState
 
 TRACES = Path(__file__).parent / "traces"
 NAMES = ("conversations", "scans", "long", "mixed")
@@ -227,9 +228,9 @@ class PoolCache:
             table.append(canonical)
         for block, slot in zip(reversed(chain), reversed(table), strict=True):
             if self.wishes[block]:
-                pool.set_retention(slot, RetentionClass.WANTED)
-            elif pool.keep(slot) is RetentionClass.WANTED:
-                pool.set_retention(slot, RetentionClass.REUSED)
+                pool.copies.set_retention(slot, RetentionClass.WANTED)
+            elif pool.copies.retention(slot) is RetentionClass.WANTED:
+                pool.copies.set_retention(slot, RetentionClass.REUSED)
             pool.drop(slot, 0)
         return hits
 
@@ -241,7 +242,7 @@ class PoolCache:
         for ahead in range(number + 1, min(number + 1 + self.window, len(visits))):
             if self.marked[ahead]:
                 continue
-            if pool.num_retained(RetentionClass.WANTED) >= self.most_wanted:
+            if pool.copies.num_retained(RetentionClass.WANTED) >= self.most_wanted:
                 return
             self.marked[ahead] = True
             needed = visits[ahead].chain[: visits[ahead].prompt]
@@ -249,7 +250,7 @@ class PoolCache:
             for block in reversed(needed):
                 slot = self.find(block)
                 if slot is not None and pool.states[slot] == SlotState.CACHED:
-                    pool.set_retention(slot, RetentionClass.WANTED)
+                    pool.copies.set_retention(slot, RetentionClass.WANTED)
 
 
 class HeapCache:

@@ -276,7 +276,7 @@ class Server:
             if time.monotonic() > end_s:
                 raise TimeoutError(f"{self.arm.name}: copies that do not end")
         for _, pool in tiers.pools():
-            for slot in pool.eviction_order():
+            for slot in tuple(pool.copies):
                 pool.evict(SlotId(slot))
 
 

@@ -243,7 +243,7 @@ class Stage:
 
     @staticmethod
     def _evict(pool: SlotPool) -> None:
-        for slot in pool.eviction_order():
+        for slot in tuple(pool.copies):
             pool.evict(SlotId(slot))
 
     @contextmanager

@@ -98,6 +98,6 @@ class Steering:
         elif (settings.tbt_goal_s, settings.max_num_seqs) != (before.tbt_goal_s, before.max_num_seqs):
             self._book.policy.set_pace(step_ms, patience_s, now_s)
         if settings.kv_disk_daily_bytes != before.kv_disk_daily_bytes:
-            self._cache.tiers.budget.change(daily_blocks(settings, max(1, limits.block_bytes)))
+            self._cache.set_daily_writes(daily_blocks(settings, max(1, limits.block_bytes)))
         if settings.log_level != before.log_level:
             set_log_level(settings.log_level)

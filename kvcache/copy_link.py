@@ -1,9 +1,10 @@
-"""Which slot of the device tier and which slot of the tier below hold the same block."""
+"""Which slot of the device tier and which slot of the next tier hold the same block."""
 
 from array import array
 
 import numpy as np
 
+from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.slot_index import SlotIndex, Slots, as_index, view
@@ -12,17 +13,18 @@ from tiercel.tier import Tier
 
 
 class CopyLinks:
-    """For each block of the device tier its copy in the next tier, landed or on its way down; 0: there is none.
+    """For each block of the device tier its copy in the next tier, landed or on its way down; 0: none.
 
-    Blocks are spilled, their lower copies marked and their evictions noted by slot number, without a look at any
-    key. Links are made where a slot gets its name or a copy sets off, and end when either slot loses its copy.
+    With links blocks are spilled, their lower copies marked and their evictions noted by slot number, without a look
+    at any key. A link is made when a slot gets its name or a copy sets off, and ends when either slot loses its copy.
+    The pools tell of both.
     """
 
-    def __init__(self, upper: SlotPool, lower: SlotPool, transfers: TransferBook, tier: Tier) -> None:
+    def __init__(self, upper: SlotPool, lower: SlotPool, transfers: TransferBook, lower_tier: Tier) -> None:
         self._upper = upper
         self._lower = lower
         self._transfers = transfers
-        self._tier = tier  # the lower one
+        self._lower_tier = lower_tier
         self._below, self._above = array("i", bytes(4 * (upper.blocks + 1))), array("i", bytes(4 * (lower.blocks + 1)))
         self.below, self.above = view(self._below), view(self._above)
         upper.on_name, upper.on_name_many = self._upper_named, self._uppers_named
@@ -45,48 +47,48 @@ class CopyLinks:
         below.write(self.above, above.slots)
 
     def link_restored(self, uppers: Slots, lowers: Slots) -> None:
-        """Link slots to the copies that they were read from, before they are named.
+        """Link slots, before they are named, to the copies that they were restored from.
 
-        Left alone are copies that have gone, and those of blocks that the device tier holds already.
+        Copies that are gone, and copies of blocks that the device tier holds already, are left alone.
         """
         is_new = (self.above[lowers] == 0) & (self._lower.slot_by_key.all_named[lowers] > 0)
         self.link_many(uppers[is_new], lowers[is_new])
 
-    def check(self) -> bool:
-        """Whether every block that both tiers hold is linked, and no link joins different blocks."""
+    def check(self) -> None:
+        """Check that links join exactly the slots that hold the same block. Errors: InvariantError."""
         for key, upper in self._upper.slot_by_key.items():
             lower = self._lower.slot_by_key.get(key)
             if lower is None:
-                lower = self._transfers.target(self._tier, key)
-            if lower is None and self._transfers.is_flying(self._tier, key):
-                lower = self._below[upper] or None  # a spill: its target is known by the link alone
-                if lower is None:
-                    return False
+                lower = self._transfers.target(self._lower_tier, key)
+            if lower is None and self._transfers.is_flying(self._lower_tier, key):
+                lower = self._below[upper] or -1  # a spill: the link alone knows its target
             if self._below[upper] != (lower or 0):
-                return False
+                raise InvariantError("tiers.links", upper=upper, lower=lower, linked=self._below[upper])
         for lower in np.flatnonzero(self.above).tolist():
-            if self._upper.slot_by_key.key(self._above[lower]) is None:
-                return False
-            key = self._lower.slot_by_key.key(lower)
-            if key is not None and self._upper.slot_by_key.get(key) != self._above[lower]:
-                return False
-        return all(self._upper.slot_by_key.key(upper) is not None for upper in np.flatnonzero(self.below).tolist())
+            upper, key = self._above[lower], self._lower.slot_by_key.key(lower)
+            if self._upper.slot_by_key.key(upper) is None:
+                raise InvariantError("tiers.links", upper=upper, lower=lower)
+            if key is not None and self._upper.slot_by_key.get(key) != upper:
+                raise InvariantError("tiers.links", upper=upper, lower=lower)
+        for upper in np.flatnonzero(self.below).tolist():
+            if self._upper.slot_by_key.key(upper) is None:
+                raise InvariantError("tiers.links", upper=upper)
 
-    # ---- news of the pools
+    # ---- called by the pools
 
     def _upper_named(self, key: BlockKey, slot: int) -> None:
         lower = self._lower.slot_by_key.get(key)
         if lower is not None:
-            self._lower.change_stamp(lower)  # whoever would load the block finds it in the device tier
+            self._lower.versions.change(lower)  # a sequence that would load the block finds it in the device tier
         else:
-            lower = self._transfers.target(self._tier, key)
+            lower = self._transfers.target(self._lower_tier, key)
         if lower is not None:
             self.link(slot, lower)
 
     def _uppers_named(self, slots: Slots) -> None:
         below = SlotIndex(slots).read(self.below)
-        is_linked = below > 0  # with the copies that they came up from
-        self._lower.change_stamps(below[is_linked].astype(np.intp))
+        is_linked = below > 0  # with the copies that they were restored from
+        self._lower.versions.change_many(below[is_linked].astype(np.intp))
         for slot in slots[~is_linked].tolist():
             key = self._upper.key(slot)
             if key is not None:

@@ -1,27 +1,27 @@
-"""The scratch overlay on which a plan is drawn. It changes nothing and dies with the step."""
+"""The draft of the cache on which a plan is drawn. It changes nothing and ends with the step."""
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from tiercel.ids import BlockKey, SeqId
+from tiercel.kvcache.disk_traffic import DiskTraffic
+from tiercel.kvcache.fetch import FetchWork
 from tiercel.kvcache.overlay import Overlay
-from tiercel.kvcache.pool import SlotPool
-from tiercel.kvcache.slot_index import NO_SLOTS, Slots
-from tiercel.kvcache.step_budget import StepBudget
+from tiercel.kvcache.slot_index import NO_SLOTS, SlotIndex, Slots
+from tiercel.kvcache.step_budget import BLOCKS_PER_LOOK, MAX_BATCH, StepBudget
+from tiercel.kvcache.swap import SwapBook
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tenant_holding import PlannedHolding, TenantHolding
-from tiercel.kvcache.tiers import TierBook
-
-_BATCH = 1024  # blocks looked up at once, as long as the device tier has them all
-_LOOKS_OF_BATCH = 4  # blocks of a batch cost as much as one that is looked up alone
+from tiercel.kvcache.tiers import TierSet
 
 
 class PrefixMatch(Struct, frozen=True, gc=False):
     """The longest prefix of a sequence that need not be computed."""
 
-    hits: Slots  # slots of the device tier, in the order of the blocks
-    loads: Slots  # numbers of the blocks to be restored from DDR; all others are hits
-    sources: Slots  # slots of DDR, one a load
+    hits: SlotIndex  # slots of the device tier, in the order of the blocks
+    loads: Slots  # numbers of the blocks to be restored from DDR; all other blocks are hits
+    sources: Slots  # the slot of DDR for each load
     tokens: int  # covered by hits and loads
 
     @property
@@ -36,40 +36,48 @@ class PrefixMatch(Struct, frozen=True, gc=False):
 
 
 class Ledger:
-    """What the pool would look like if the plan were sealed now: changes of references by slot, and a few counts.
+    """What the cache would look like if the plan were sealed now: changes of references by slot, and a few counts.
 
-    Plain counts would over-promise as soon as two victims share a block or a block is both evictable and a hit.
+    Plain counts would promise too much as soon as two victims share a block, or a block is both evictable and a hit.
     """
 
     def __init__(
         self,
-        pool: SlotPool,
+        tiers: TierSet,
+        disk_traffic: DiskTraffic,
+        swaps: SwapBook,
+        fetches: FetchWork,
         table_by_seq: dict[SeqId, BlockTable],
         block_size: int,
         in_flight: set[BlockKey],
-        tiers: TierBook,
         *,
         overlay: Overlay,
         budget: StepBudget,
         has_prefix_caching: bool,
     ) -> None:
+        """`in_flight` are the keys of the blocks that launched steps compute."""
         self.block_size = block_size
         self.match_by_seq: dict[SeqId, PrefixMatch] = {}
         self.taken_by_seq: dict[SeqId, int] = {}
-        self.released: dict[SeqId, int | None] = {}  # ordered; how many blocks go down, None: nothing is kept below
-        self._pool = pool
+        self.released: dict[SeqId, int | None] = {}  # in order; how many blocks go down, None: nothing is kept below
+        self._tiers = tiers
+        self._pool = tiers.device
+        self._disk_traffic = disk_traffic
+        self._swaps = swaps
+        self._fetches = fetches
         self._table_by_seq = table_by_seq
         self._overlay = overlay
-        self._overlay.begin(pool.num_free + pool.num_cached, max(0, pool.num_coming - tiers.stuck_blocks))
+        coming = max(0, self._pool.num_coming - disk_traffic.stuck_blocks)
+        self._overlay.begin(self._pool.num_free + self._pool.num_cached, coming)
         self._budget = budget
         self._in_flight = in_flight
         self._claims_by_seq: dict[SeqId, set[BlockKey]] = {}
-        # By slot of DDR: a restore of this plan reads it.
-        self._is_loading: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = None
-        self._tiers = tiers
-        self._draft_by_holding: dict[TenantHolding, PlannedHolding] = {}  # of tenants with a quota
-        self._spill_room = tiers.spill_room()
+        self._is_loading: npt.NDArray[np.bool_] | None = None  # by slot of DDR: a restore of this plan reads it
+        self._planned_by_holding: dict[TenantHolding, PlannedHolding] = {}  # of tenants with a quota
+        self._spill_room = swaps.spill_room()
         self._has_prefix_caching = has_prefix_caching
+
+    # ---- facts
 
     @property
     def available_blocks(self) -> int:
@@ -83,199 +91,90 @@ class Ledger:
 
     @property
     def touched_blocks(self) -> int:
-        """Blocks that steps in flight touch and nobody holds."""
+        """Blocks that no table holds and that steps in flight touch."""
         return self._pool.num_deferred
 
     def num_blocks(self, seq: SeqId) -> int:
-        """Blocks that the sequence would hold."""
+        """Return the number of blocks that the sequence would hold."""
         held = 0 if seq in self.released else len(self._table_by_seq[seq].slots)
-        found = self.match_by_seq.get(seq)
-        return held + (found.hit_blocks if found else 0) + self.taken_by_seq.get(seq, 0)
+        match = self.match_by_seq.get(seq)
+        return held + (match.hit_blocks if match else 0) + self.taken_by_seq.get(seq, 0)
 
     def quota_left(self, seq: SeqId) -> int | None:
-        """Blocks that the sequence's tenant may still take, less than 0 when it holds too many; None: no quota."""
-        draft = self._holding(seq)
-        return None if draft is None else (self._table_by_seq[seq].holding.max_blocks or 0) - draft.blocks
+        """Return how many blocks the sequence's tenant may still take.
 
-    def _holding(self, seq: SeqId) -> PlannedHolding | None:
-        """What the sequence's tenant would hold; None when nobody asks, because it has no quota."""
-        holding = self._table_by_seq[seq].holding
-        if holding.max_blocks is None:
-            return None
-        draft = self._draft_by_holding.get(holding)
-        if draft is None:
-            draft = self._draft_by_holding[holding] = PlannedHolding(holding)
-        return draft
-
-    def match(self, seq: SeqId, *, may_load: bool = True) -> PrefixMatch | None:
-        """Give a sequence without blocks the longest prefix of its tokens that is cached in reach.
-
-        At least one token is left to compute. None: ask again in the next step. Its next block is being computed by
-        a launched or planned slice or is on its way up, or the step's budget does not go as far as its prompt.
+        Less than 0 if the tenant would hold too many; None if it has no quota.
         """
-        table = self._table_by_seq[seq]
-        if not self._has_prefix_caching:
-            return self._find(seq, NO_SLOTS)
-        limit = (len(table.tokens) - 1) // self.block_size
-        if not table.hash_some(limit, self.block_size, self._budget) or (may_load and self._tiers.needs_fetch(table)):
-            return None
-        if not self._look(table, limit, may_load=may_load):
-            return None
-        prefix = table.prefix
-        slots, first = prefix.slots, prefix.first_load()
-        if first == len(slots):
-            return self._find(seq, slots, index=prefix.index)
-        loads = prefix.loads()
-        sources = slots[loads]
-        if may_load and self._is_loading is not None and self._is_loading[sources].any():
-            return None
-        if not may_load or not self._tiers.is_worth_loading(first, prefix.num_loads, len(slots)):
-            return self._find(seq, slots[:first])
-        if self._tiers.num_spillable_of(sources) > self._spill_room.blocks:
-            return None  # victims of this plan need the room of copies that it would load
-        return self._find(seq, np.delete(slots, loads), loads, sources)
-
-    def _look(self, table: BlockTable, limit: int, *, may_load: bool) -> bool:
-        """Bring up to date what the table remembers of its prefix. False: wait for a block, or for the next step."""
-        device, host, prefix = self._pool, self._tiers.host, table.prefix
-        changed = prefix.changed(device, host)
-        if changed and _LOOKS_OF_BATCH * len(changed) > len(prefix) - changed[0]:
-            prefix.cut(changed[0])  # a batch finds them faster than one by one
-            changed.clear()
-        for block in changed:
-            if not self._budget.take_looks(1):
-                return False
-            match self._place(table, block):
-                case True:
-                    continue
-                case None:
-                    if may_load or self._is_in_flight(table.key(block, self.block_size)):
-                        return False
-                case False:
-                    pass
-            prefix.cut(block)
-            break
-        prefix.compared(device, host)
-        batch = 1
-        while (block := len(prefix)) < limit:
-            count = min(limit - block, batch)
-            batch = min(8 * batch, _BATCH)
-            if not self._budget.take_looks(-(-count // _LOOKS_OF_BATCH)):
-                return False
-            slots = device.slot_by_key.find(table.keys(block, block + count))
-            if len(slots):
-                prefix.extend(slots, device.stamps[slots])
-            if len(slots) == count:
-                continue
-            batch = 1
-            if host is not None and self._look_below(table, limit):
-                continue
-            if not self._budget.take_looks(1):
-                return False
-            is_there = self._place(table, len(prefix))
-            if is_there is None and (may_load or self._is_in_flight(table.key(len(prefix), self.block_size))):
-                return False
-            if not is_there:
-                return True
-        return True
-
-    def _look_below(self, table: BlockTable, limit: int) -> int:
-        """Remember the next blocks as long as they lie in DDR alone and nothing happens to them. Return how many."""
-        tiers, prefix, before = self._tiers, table.prefix, len(table.prefix)
-        if tiers.host is None or tiers.links is None:
-            return 0
-        batch = 1  # a prompt of which nothing is there must cost next to nothing: it is looked up in every step
-        while (count := min(limit - len(prefix), batch)) and self._budget.take_looks(-(-count // _LOOKS_OF_BATCH)):
-            keys = table.keys(len(prefix), len(prefix) + count)
-            slots = tiers.host.slot_by_key.find(keys)
-            is_other = (tiers.links.above[slots] > 0) | tiers.transfers.are_rising(slots)
-            if is_other.any():
-                slots = slots[: int(np.argmax(is_other))]
-            taken = keys[: len(slots)]
-            if not all(others.isdisjoint(taken) for others in (self._in_flight, *self._claims_by_seq.values())):
-                break
-            prefix.extend(slots, tiers.host.stamps[slots], is_load=True)
-            if len(slots) < count:
-                break
-            batch = min(8 * batch, _BATCH)
-        return len(prefix) - before
-
-    def _place(self, table: BlockTable, block: int) -> bool | None:
-        """Remember where a block of the table lies. False: it is not in reach; None: it is on its way."""
-        key, tiers = table.key(block, self.block_size), self._tiers
-        slot = self._pool.slot_by_key.get(key)
-        if slot is not None:
-            table.prefix.put(block, slot, self._pool.stamp(slot), is_load=False)
-            return True
-        if self._is_in_flight(key) or tiers.is_awaited(table, key):
-            return None
-        slot = tiers.loadable(key)
-        if slot is None or tiers.host is None:
-            return False
-        table.prefix.put(block, slot, tiers.host.stamp(slot), is_load=True)
-        return True
-
-    def _is_in_flight(self, key: BlockKey) -> bool:
-        is_claimed = any(key in claims for claims in self._claims_by_seq.values())
-        return is_claimed or key in self._in_flight
-
-    def _find(
-        self,
-        seq: SeqId,
-        hits: Slots,
-        loads: Slots = NO_SLOTS,
-        sources: Slots = NO_SLOTS,
-        index: slice | Slots | None = None,
-    ) -> PrefixMatch:
-        self._overlay.give(hits, hits if index is None else index)
-        if (holding := self._holding(seq)) is not None:
-            holding.shift(hits, 1)
-        if len(loads):
-            self._mark_loading(sources, is_loading=True)
-            self._spill_room.blocks -= self._tiers.num_spillable_of(sources)
-        found = PrefixMatch(hits, loads, sources, (len(hits) + len(loads)) * self.block_size)
-        self.match_by_seq[seq] = found
-        return found
-
-    def _mark_loading(self, sources: Slots, *, is_loading: bool) -> None:
-        host = self._tiers.host
-        if self._is_loading is None and host is not None:
-            self._is_loading = np.zeros(host.blocks + 1, bool)
-        if self._is_loading is not None:
-            self._is_loading[sources] = is_loading
+        planned = self._planned_holding(seq)
+        return None if planned is None else planned.left
 
     def blocks_below(self, seq: SeqId) -> tuple[int, int, int]:
-        """Count the sequence's full blocks by the way that a swap would bring them back.
+        """Count the sequence's full blocks by the way in which a swap would bring them back.
 
-        Returns how many would go down first, how many DDR has, and how many the SSD alone has. Blocks that are in no
+        Return how many would go down first, how many DDR has, and how many the SSD alone has. Blocks that are in no
         lower tier and find no room there are not counted: they are lost.
-        Cost: one look of numpy at the table's links; where DDR is full, some look-ups on the SSD.
+        Cost: one numpy look at the table's links; if DDR is full, some look-ups on the SSD.
         """
-        if not self._tiers.has_lower_tier:
+        if not self._swaps.has_lower_tier:
             return 0, 0, 0
         table = self._table_by_seq[seq]
-        dirty = self._tiers.dirty(table)
-        kept = self._tiers.num_clean(table) if self._spill_room.blocks < table.num_published else 0
+        dirty = self._swaps.dirty(table)
+        kept = self._swaps.num_clean(table) if self._spill_room.blocks < table.num_published else 0
         spilled = self._spill_room.count(table.published().pick(dirty), kept)
         clean = table.num_published - len(dirty)
         if self._tiers.host is None:
             return spilled, 0, clean
-        return spilled, clean, self._tiers.num_on_disk(table, dirty[spilled:])
+        return spilled, clean, self._disk_traffic.count_copies(table, dirty[spilled:])
+
+    @property
+    def claimed(self) -> set[BlockKey]:
+        """Keys of the blocks that this plan computes."""
+        return set[BlockKey]().union(*self._claims_by_seq.values())
+
+    # ---- what a plan decides
+
+    def match(self, seq: SeqId, *, may_load: bool = True) -> PrefixMatch | None:
+        """Give a sequence without blocks the longest prefix of its tokens that is cached in reach.
+
+        At least one token is left to compute. Returns None if the caller must ask again in the next step: the next
+        block is being computed by a launched or planned slice or is on its way up, or the step's budget is spent.
+        """
+        table = self._table_by_seq[seq]
+        if not self._has_prefix_caching:
+            return self._give(seq, SlotIndex(NO_SLOTS))
+        limit = (len(table.tokens) - 1) // self.block_size
+        if not table.hash_some(limit, self.block_size, self._budget) or (may_load and self._fetches.needs_fetch(table)):
+            return None
+        if not self._look_up(table, limit, may_load=may_load):
+            return None
+        prefix = table.prefix
+        slots, first = prefix.index.slots, prefix.first_load()
+        if first == len(slots):
+            return self._give(seq, prefix.index)
+        loads = prefix.loads()
+        sources = slots[loads]
+        if may_load and self._is_loading is not None and self._is_loading[sources].any():
+            return None
+        if not may_load or not self._swaps.is_worth_loading(first, prefix.num_loads, len(slots)):
+            return self._give(seq, SlotIndex(slots[:first]))
+        if self._swaps.num_spillable_of(sources) > self._spill_room.blocks:
+            return None  # victims of this plan need the room of copies that the restore would hold
+        return self._give(seq, SlotIndex(np.delete(slots, loads)), loads, sources)
 
     def reserve(self, seq: SeqId, tokens: int) -> bool:
-        """Have room for the first `tokens` tokens of a sequence. False, and nothing changed, when there is none."""
+        """Take room for a sequence's first `tokens` tokens. Return False, and change nothing, if it does not fit."""
         missing = -(-tokens // self.block_size) - self.num_blocks(seq)
         if missing > 0:
             if missing > self._overlay.available:
                 return False
-            self._overlay.available -= missing
-            if (holding := self._holding(seq)) is not None:
-                holding.blocks += missing
+            self._overlay.take(missing)
+            if (planned := self._planned_holding(seq)) is not None:
+                planned.take(missing)
             self.taken_by_seq[seq] = self.taken_by_seq.get(seq, 0) + missing
         return True
 
     def claim(self, seq: SeqId, start: int, end: int) -> None:
-        """A planned slice computes tokens [start, end), all known: others wait for its full blocks' commit."""
+        """Note that a planned slice computes the known tokens [start, end): others wait for its full blocks."""
         if self._has_prefix_caching:
             table, host = self._table_by_seq[seq], self._tiers.host
             claims = self._claims_by_seq[seq] = set[BlockKey]()
@@ -284,38 +183,152 @@ class Ledger:
                 claims.add(key)
                 # Sequences that would load the block from DDR must look again: it is being computed now.
                 if host is not None and (slot := host.slot_by_key.get(key)) is not None:
-                    host.change_stamp(slot)
-
-    @property
-    def claimed(self) -> set[BlockKey]:
-        """Keys of blocks that this plan fills."""
-        return set[BlockKey]().union(*self._claims_by_seq.values())
+                    host.versions.change(slot)
 
     def release(self, seq: SeqId, *, spills: bool = False) -> None:
-        """Give up everything the sequence holds and would hold (preemption, or an admission that came to nothing).
+        """Give up everything that the sequence holds and would hold: a preemption, or an admission that failed.
 
-        With `spills` its dirty blocks go to a lower tier first: their slots are free when they have landed.
+        With `spills` its dirty blocks go to a lower tier first; their slots are free when the blocks have landed.
         """
-        self._claims_by_seq.pop(seq, None)  # what it was to compute, nobody need wait for
-        found, taken, holding = self.match_by_seq.pop(seq, None), self.taken_by_seq.pop(seq, 0), self._holding(seq)
-        if found is not None:
-            self._overlay.take_back(found.hits)
-            if holding is not None:
-                holding.shift(found.hits, -1)
-            if found.load_blocks:
-                self._mark_loading(found.sources, is_loading=False)
-                self._spill_room.blocks += self._tiers.num_spillable_of(found.sources)
-        if holding is not None:
-            holding.blocks -= taken
-        self._overlay.available += taken
+        self._claims_by_seq.pop(seq, None)
+        planned = self._planned_holding(seq)
+        match, taken = self.match_by_seq.pop(seq, None), self.taken_by_seq.pop(seq, 0)
+        if match is not None:
+            self._overlay.take_back(match.hits)
+            if planned is not None:
+                planned.shift(match.hits, -1)
+            if match.load_blocks:
+                self._set_loading(match.sources, is_loading=False)
+                self._spill_room.shrink(-self._swaps.num_spillable_of(match.sources))
+        if planned is not None:
+            planned.take(-taken)
+        self._overlay.take(-taken)
         table = self._table_by_seq[seq]
         if seq not in self.released and table.slots:
             self.released[seq] = None
             held = table.held()
             if spills:
-                dirty = table.published().pick(self._tiers.dirty(table))
-                self.released[seq] = chosen = self._spill_room.take(dirty, self._tiers.num_clean(table))
+                dirty = table.published().pick(self._swaps.dirty(table))
+                self.released[seq] = chosen = self._spill_room.take(dirty, self._swaps.num_clean(table))
                 self._overlay.spill(dirty.head(chosen))
             self._overlay.shift(held, -1, table.last_step)
-            if holding is not None:
-                holding.shift(held.slots, -1)
+            if planned is not None:
+                planned.shift(held, -1)
+
+    # ---- look-up of a prefix
+
+    def _look_up(self, table: BlockTable, limit: int, *, may_load: bool) -> bool:
+        """Bring the table's known prefix up to date. Return False if it must wait for a block, or for the next step."""
+        device, host, prefix = self._pool, self._tiers.host, table.prefix
+        changed = prefix.changed(device, host)
+        if changed and BLOCKS_PER_LOOK * len(changed) > len(prefix) - changed[0]:
+            prefix.cut(changed[0])  # a batch finds these blocks faster than one look-up for each
+            changed.clear()
+        for block in changed:
+            if not self._budget.take_looks(1):
+                return False
+            match self._look_up_block(table, block):
+                case True:
+                    continue
+                case None:
+                    if may_load or self._is_being_computed(table.key(block, self.block_size)):
+                        return False
+                case False:
+                    pass
+            prefix.cut(block)
+            break
+        prefix.note_compared(device, host)
+        batch = 1
+        while (block := len(prefix)) < limit:
+            count = min(limit - block, batch)
+            batch = min(8 * batch, MAX_BATCH)
+            if not self._budget.take_looks(-(-count // BLOCKS_PER_LOOK)):
+                return False
+            slots = device.slot_by_key.find(table.keys(block, block + count))
+            if len(slots):
+                prefix.extend(slots, device.versions.stamps[slots])
+            if len(slots) == count:
+                continue
+            batch = 1
+            if host is not None and self._look_up_below(table, limit):
+                continue
+            if not self._budget.take_looks(1):
+                return False
+            block = len(prefix)
+            is_here = self._look_up_block(table, block)
+            if is_here is None and (may_load or self._is_being_computed(table.key(block, self.block_size))):
+                return False
+            if not is_here:
+                return True
+        return True
+
+    def _look_up_below(self, table: BlockTable, limit: int) -> int:
+        """Add the next blocks to the prefix as long as they lie in DDR alone and are not moved. Return how many."""
+        tiers, prefix, before = self._tiers, table.prefix, len(table.prefix)
+        if tiers.host is None or tiers.links is None:
+            return 0
+        batch = 1  # a prompt without any cached block is looked up in every step, and must cost next to nothing
+        while (count := min(limit - len(prefix), batch)) and self._budget.take_looks(-(-count // BLOCKS_PER_LOOK)):
+            keys = table.keys(len(prefix), len(prefix) + count)
+            slots = tiers.host.slot_by_key.find(keys)
+            is_elsewhere = (tiers.links.above[slots] > 0) | tiers.transfers.are_rising(slots)
+            if is_elsewhere.any():
+                slots = slots[: int(np.argmax(is_elsewhere))]
+            taken = keys[: len(slots)]
+            if not all(others.isdisjoint(taken) for others in (self._in_flight, *self._claims_by_seq.values())):
+                break
+            prefix.extend(slots, tiers.host.versions.stamps[slots], is_load=True)
+            if len(slots) < count:
+                break
+            batch = min(8 * batch, MAX_BATCH)
+        return len(prefix) - before
+
+    def _look_up_block(self, table: BlockTable, block: int) -> bool | None:
+        """Put one block into the prefix. Return False if it is not in reach, and None if it is on its way."""
+        key, tiers = table.key(block, self.block_size), self._tiers
+        slot = self._pool.slot_by_key.get(key)
+        if slot is not None:
+            table.prefix.put(block, slot, self._pool.versions.stamp(slot), is_load=False)
+            return True
+        if self._is_being_computed(key) or self._disk_traffic.is_awaited(table, key):
+            return None
+        slot = tiers.loadable(key)
+        if slot is None or tiers.host is None:
+            return False
+        table.prefix.put(block, slot, tiers.host.versions.stamp(slot), is_load=True)
+        return True
+
+    def _is_being_computed(self, key: BlockKey) -> bool:
+        is_claimed = any(key in claims for claims in self._claims_by_seq.values())
+        return is_claimed or key in self._in_flight
+
+    # ---- inside
+
+    def _give(self, seq: SeqId, hits: SlotIndex, loads: Slots = NO_SLOTS, sources: Slots = NO_SLOTS) -> PrefixMatch:
+        """Give a sequence its matched prefix."""
+        self._overlay.give(hits)
+        if (planned := self._planned_holding(seq)) is not None:
+            planned.shift(hits, 1)
+        if len(loads):
+            self._set_loading(sources, is_loading=True)
+            self._spill_room.shrink(self._swaps.num_spillable_of(sources))
+        match = PrefixMatch(hits, loads, sources, (len(hits) + len(loads)) * self.block_size)
+        self.match_by_seq[seq] = match
+        return match
+
+    def _set_loading(self, sources: Slots, *, is_loading: bool) -> None:
+        host = self._tiers.host
+        if self._is_loading is None and host is not None:
+            self._is_loading = np.zeros(host.blocks + 1, bool)
+        if self._is_loading is not None:
+            self._is_loading[sources] = is_loading
+
+    def _planned_holding(self, seq: SeqId) -> PlannedHolding | None:
+        """Return what the sequence's tenant would hold; None, and nothing is counted, if it has no quota."""
+        holding = self._table_by_seq[seq].holding
+        if holding.max_blocks is None:
+            return None
+        planned = self._planned_by_holding.get(holding)
+        if planned is None:
+            planned = self._planned_by_holding[holding] = PlannedHolding(holding, holding.max_blocks)
+        return planned

@@ -1,4 +1,4 @@
-"""The cache manager: sole writer of block tables and, through the pools, of every slot's state."""
+"""The cache manager: block tables over the slots of the device tier, and the tiers below it."""
 
 from array import array
 from collections import deque
@@ -11,8 +11,10 @@ from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SeqId, SlotId, TenantId
 from tiercel.kvcache.background import BackgroundWork, Scan
 from tiercel.kvcache.block_key import child_key, namespace_key
+from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.fetch import FetchWork
 from tiercel.kvcache.gauges import tier_gauges
+from tiercel.kvcache.landing import LandingBook
 from tiercel.kvcache.ledger import Ledger, PrefixMatch
 from tiercel.kvcache.overlay import Overlay
 from tiercel.kvcache.owner import OwnerBook
@@ -20,13 +22,16 @@ from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.prefix import Prefix
 from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots, as_slots
 from tiercel.kvcache.step_budget import StepBudget
+from tiercel.kvcache.swap import SwapBook
 from tiercel.kvcache.table import BlockTable, Fetch, Restore, Reuse
-from tiercel.kvcache.tiers import TierBook, TierLimits
+from tiercel.kvcache.tiers import TierLimits, TierSet
+from tiercel.kvcache.transfers import check_references
+from tiercel.kvcache.verification import UnverifiedCopies
 from tiercel.outcome import TierGauges
 from tiercel.plan import Plan, StepPlan, TableUpdate
 from tiercel.rates import Rates
 from tiercel.tenant import DEFAULT_TENANT, Tenants
-from tiercel.tier import Landing, Route, Transfer, Verdict
+from tiercel.tier import Landing, Route, Tier, Transfer, Verdict
 
 _MAX_LANDED = 4096  # blocks of landings that one step books: about 2 ms
 _HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place
@@ -35,8 +40,9 @@ _HEADROOM = 8  # slots left free behind a fresh table, so that it grows in place
 class CacheManager:
     """Block tables of all open sequences over the slots of the device tier, and the tiers below it.
 
-    One step goes `land` -> `expect` -> `ledger` -> (the planner draws on it) -> `seal` -> launch -> `work` -> `commit`,
-    or `end` when it failed. Nothing takes a seal back: a part of a step that the device refused may have run.
+    The sole writer of block tables and, through the pools, of every slot's state. One step calls `land`, `expect`,
+    `ledger` (the planner draws on it), `seal`, launches, and calls `work` and then `commit`, or `end` if the step
+    failed. A seal cannot be taken back: a part of a step that the device refused may have run.
     """
 
     def __init__(
@@ -54,26 +60,28 @@ class CacheManager:
         self.block_size = block_size
         self.blocks = blocks
         self.prefix_queries = 0  # tokens looked up at admission
-        self.prefix_hits = 0  # tokens found, in whatever tier
-        self.loaded_tokens = 0  # of them: restored from DDR
+        self.prefix_hits = 0  # of those, tokens found in any tier
+        self.loaded_tokens = 0  # of those, tokens restored from DDR
         self._pool = SlotPool(blocks)
-        self._tiers = TierBook(
+        self._tiers = TierSet(
             self._pool,
             SlotPool(host_blocks) if host_blocks else None,
             SlotPool(disk_blocks) if disk_blocks else None,
-            block_size,
-            rates,
             limits or TierLimits(),
         )
         self._rates = rates
+        self._disk_traffic = DiskTraffic(self._tiers)
+        self._swaps = SwapBook(self._tiers, self._disk_traffic, block_size, rates)
+        self._landing_book = LandingBook(self._tiers, self._disk_traffic, self._swaps)
+        self._unverified = UnverifiedCopies(self._tiers)
+        self._background = BackgroundWork(self._tiers, self._disk_traffic, self._unverified, block_size, rates)
+        self._fetches = FetchWork(self._tiers, self._disk_traffic, self._unverified, block_size, rates)
+        memory_pools = tuple(pool for pool in (self._tiers.device, self._tiers.host) if pool is not None)
+        self._owners = OwnerBook(self._tiers.quotas, memory_pools)
         self._overlay = Overlay(self._pool)
         self._budget = StepBudget()
         self._landings: deque[Landing] = deque()  # to be booked
-        self._background = BackgroundWork(self._tiers, block_size, rates)
-        self._fetches = FetchWork(self._tiers, block_size, rates)
-        memory = tuple(pool for pool in (self._tiers.device, self._tiers.host) if pool is not None)
-        self._owners = OwnerBook(self._tiers.quotas.max_blocks, memory)
-        self._restoring: dict[int, SeqId] = {}  # by transfer
+        self._seq_by_restore: dict[int, SeqId] = {}  # by transfer
         self._table_by_seq: dict[SeqId, BlockTable] = {}
         self._fingerprint = fingerprint
         self._has_prefix_caching = has_prefix_caching
@@ -81,19 +89,15 @@ class CacheManager:
         self._updates: list[TableUpdate] = []
         self._gone: list[SeqId] = []
 
-    # ---- sequences
+    # ---- sequences and tenants
 
     def peek(self, tokens: bytes, scope: bytes) -> int:
-        """Return how many tokens of a prompt (raw uint32) lie in HBM or DDR now, as far as a step's budget goes.
-
-        `match` finds out the rest when the sequence's turn comes; `near` tells then.
-        """
+        """Return how many tokens of a prompt (raw uint32) lie in HBM or DDR now, as far as a step's budget goes."""
         if not self._has_prefix_caching:
             return 0
         width = 4 * self.block_size
         key, covered = namespace_key(self._fingerprint, scope), 0
-        while covered + width < len(tokens) and self._budget.peeks:
-            self._budget.peeks -= 1
+        while covered + width < len(tokens) and self._budget.take_peek():
             key = child_key(key, tokens[covered : covered + width])
             if key not in self._pool.slot_by_key and self._tiers.loadable(key) is None:
                 break
@@ -101,7 +105,7 @@ class CacheManager:
         return covered // 4
 
     def set_tenants(self, tenants: Tenants) -> None:
-        """How much each tenant keeps in which tier, at most and at least."""
+        """Set how much each tenant keeps in each tier, at least and at most."""
         self._owners.set_tenants(tenants, self._rates().block_bytes)
 
     def changing_tenants(self, tenants: Tenants) -> Iterator[None]:
@@ -109,26 +113,30 @@ class CacheManager:
         return self._owners.changing_tenants(tenants, self._rates().block_bytes)
 
     def quota_blocks(self, tenant: TenantId) -> int | None:
-        """Most blocks of the device tier that the tenant's sequences may hold together; None: no quota."""
+        """Return the tenant's quota of blocks of the device tier, for all its sequences together; None: no quota."""
         return self._owners.max_blocks(tenant)
 
+    def set_daily_writes(self, blocks: int) -> None:
+        """Set how many blocks may be written to the disk in a day; 0: no limit."""
+        self._disk_traffic.budget.change(blocks)
+
     def open(self, seq: SeqId, tokens: "array[int]", scope: bytes, tenant: TenantId = DEFAULT_TENANT) -> None:
-        """Know a sequence. `tokens` is its own growing array; `scope` says whose blocks it may share."""
+        """Open a sequence. `tokens` is its own growing array; sequences of one `scope` share blocks."""
         if seq in self._table_by_seq:
             raise InvariantError("cache.opened_twice", seq=seq)
         root, owner = namespace_key(self._fingerprint, scope), self._owners[tenant]
         self._table_by_seq[seq] = BlockTable(seq, root, tokens, owner, self._owners.holding(tenant))
 
     def close(self, seq: SeqId) -> Reuse:
-        """Forget a sequence and drop its references; slots that a launched step touches go through limbo.
+        """Forget a sequence and drop its references; the free of slots that a launched step touches is deferred.
 
-        Returns what lower tiers have brought it.
+        Return what lower tiers have brought the sequence.
         """
         table = self._table_by_seq.pop(seq)
         table.is_closed = True
-        self._tiers.settle_retention(table)
+        self._swaps.settle_retention(table)
         if table.slots:
-            self._background.offer(table)
+            self._background.note_ended(table)
             self._clear(table)
             self._gone.append(seq)
             self._updates = [update for update in self._updates if update.seq != seq]
@@ -139,60 +147,62 @@ class CacheManager:
         self._updates = [update for update in self._updates if update.seq != seq]
         slots = self._table_by_seq[seq].slots
         if slots:
-            self._updates.append(TableUpdate(seq, 0, _told(slots)))
+            self._updates.append(TableUpdate(seq, 0, _for_runner(slots)))
 
     # ---- one step
 
     def ledger(self) -> Ledger:
-        """A fresh overlay to plan one step on."""
+        """Return a fresh draft to plan one step on."""
         self._budget.draw()
         in_flight = set[BlockKey]().union(*self._claims_by_step.values()) if self._claims_by_step else set[BlockKey]()
         return Ledger(
-            self._pool,
+            self._tiers,
+            self._disk_traffic,
+            self._swaps,
+            self._fetches,
             self._table_by_seq,
             self.block_size,
             in_flight,
-            self._tiers,
             overlay=self._overlay,
             budget=self._budget,
             has_prefix_caching=self._has_prefix_caching,
         )
 
     def seal(self, plan: Plan, ledger: Ledger, step: int) -> StepPlan:
-        """Apply the overlay of an accepted plan: every slot of every slice is owned afterwards.
+        """Carry out the draft of an accepted plan: every slot of every slice is owned afterwards.
 
         From now on the step touches the slots of its sequences, until it has committed or ended.
         Cost:   O(changed blocks + slices).
-        Errors: InvariantError when the books disagree; never for lack of room.
+        Errors: InvariantError if the books disagree; never for lack of room.
         """
         pool, tables = self._pool, self._table_by_seq
         updates = [update for update in self._updates if update.seq not in ledger.released]
         gone = self._gone
         self._updates, self._gone = [], []
         transfers: list[Transfer] = []
-        for seq, found in ledger.match_by_seq.items():
+        for seq, match in ledger.match_by_seq.items():
             self.prefix_queries += len(tables[seq].tokens)
-            self.prefix_hits += found.tokens
-            pool.hold_many(found.hits)
-            if found.load_blocks:
-                self._tiers.hold_sources(found.sources)
-            self._tiers.settle_retention(tables[seq])
+            self.prefix_hits += match.tokens
+            pool.hold_many(match.hits)
+            if match.load_blocks:
+                self._swaps.hold_sources(match.sources)
+            self._swaps.settle_retention(tables[seq])
             tables[seq].fetch, tables[seq].prefix = Fetch(), Prefix()
         for seq, spilled in ledger.released.items():
             if spilled is not None:
-                transfers += self._tiers.spill(tables[seq], spilled)
+                transfers += self._swaps.spill(tables[seq], spilled)
             self._clear(tables[seq])
             gone.append(seq)
         for seq in {**ledger.match_by_seq, **ledger.taken_by_seq}:
-            table, found = tables[seq], ledger.match_by_seq.get(seq)
+            table, match = tables[seq], ledger.match_by_seq.get(seq)
             first = len(table.slots)
             taken = self._take(table, ledger.taken_by_seq.get(seq, 0))
-            if found is not None:
-                self._fill(table, found, taken)
+            if match is not None:
+                self._fill(table, match, taken)
             else:
                 table.extend(taken)
             if len(table.slots) > first:
-                updates.append(TableUpdate(seq, first, _told(table.slots[first:])))
+                updates.append(TableUpdate(seq, first, _for_runner(table.slots[first:])))
         if claims := ledger.claimed:
             self._claims_by_step[step] = claims
         for batch in plan.nano_batches:
@@ -202,15 +212,15 @@ class CacheManager:
         return StepPlan(step, plan.nano_batches, tuple(updates), tuple(gone), tuple(transfers))
 
     def keep_mail(self, sealed: StepPlan) -> None:
-        """The sealed plan launches nothing: what it had to tell the runner goes with the next one."""
+        """Send the table updates of a sealed plan that launches nothing with the next plan."""
         self._updates = list(sealed.table_updates)
         self._gone = list(sealed.gone)
 
     def commit(self, step: int, progress: Iterable[tuple[SeqId, int]]) -> None:
-        """A launched step ended well. `progress` says how many tokens of each sequence are now computed.
+        """Book a launched step that ended well. `progress` says how many tokens of each sequence are now computed.
 
-        Effects: full blocks get their keys and can be hit; where another sequence published the same block first,
-                 the table is pointed at that canonical copy. Limbo slots of the step settle.
+        Effects: full blocks get their keys and can be hit; if another sequence published the same block first, the
+                 table is pointed at that canonical copy. The frees that were deferred for the step are carried out.
         """
         block_size = self.block_size
         for seq, computed in progress:
@@ -220,74 +230,70 @@ class CacheManager:
         self.end(step)
 
     def end(self, step: int) -> None:
-        """A launched step ended, well or not: what only it touched is free again."""
+        """Book the end of a launched step, good or not: slots that only it touched are free again."""
         self._claims_by_step.pop(step, None)
         self._pool.commit(step)
 
     # ---- the tiers below
 
     def expect(self, seqs: Iterable[SeqId]) -> None:
-        """These sequences will be admitted soon, in this order: bring their prefixes near."""
+        """Fetch the prefixes of sequences that will be admitted soon, in this order."""
         self._budget.begin()
         if self._has_prefix_caching:
             self._fetches.expect((self._table_by_seq[seq] for seq in seqs), self._budget)
 
     def pass_over(self, seqs: Iterable[SeqId], now_s: float) -> None:
-        """A plan has put these sequences off: from now on their waits for the disk are limited."""
+        """Limit from now on how long these sequences, which a plan has put off, wait for the disk."""
         self._fetches.pass_over((self._table_by_seq[seq] for seq in seqs), now_s)
 
     @property
     def next_limit_s(self) -> float | None:
-        """When a sequence will have waited for the disk as long as it may; None when nobody waits for it."""
+        """When the next sequence will have waited for the disk as long as it may; None if none waits for it."""
         return self._fetches.next_limit_s
 
     def work(self, likely_victims: Iterable[SeqId], now_s: float, *, is_idle: bool) -> None:
-        """Use idle copy time. `is_idle`: nobody waits, so that blocks seen once may go to the disk too."""
+        """Use idle copy time. With `is_idle` no sequence waits, and blocks seen once may go to the disk too."""
         self._background.work((self._table_by_seq[seq] for seq in likely_victims), now_s, is_idle=is_idle)
 
     def outgoing(self) -> list[Transfer]:
-        """Return transfers to start now: background work, and more of what is prepared."""
-        transfers, self._tiers.outbox = self._tiers.outbox, []
-        return self._tiers.transfers.start() + transfers
+        """Return transfers to start now: more of what is prepared, and background work."""
+        return self._tiers.transfers.start() + self._tiers.transfers.take_queued()
 
     def land(self, landings: Iterable[Landing]) -> list[tuple[SeqId, int]]:
-        """Book what has landed. Returns sequences whose restore is over with the tokens that they now hold.
+        """Book landings. Return the sequences whose restore is over, with the number of tokens that they now hold.
 
-        A step books so many blocks only; what is left comes first in the next step.
+        One step books a limited number of blocks; the rest comes first in the next step.
         """
         restored: list[tuple[SeqId, int]] = []
         self._landings.extend(landings)
         blocks = 0
         while self._landings and blocks < _MAX_LANDED:
             landing = self._landings.popleft()
-            self._fetches.note(landing)
-            transfer = self._tiers.land(landing)
+            self._fetches.note_landing(landing)
+            transfer = self._landing_book.land(landing)
             if transfer is None:
                 continue
             blocks += len(transfer.keys)
-            if transfer.route in (Route.SPILL, Route.PERSIST):
-                self._background.note_landed()
-            elif transfer.route is Route.PREFETCH and landing.verdict is Verdict.LANDED:
-                self._background.note_published(transfer.targets[0])
-            elif transfer.route is Route.RESTORE:
+            self._background.note_landing(transfer, landing.verdict)
+            if transfer.route is Route.RESTORE:
                 seq = self._land_restore(transfer, is_good=landing.verdict is Verdict.LANDED)
                 if seq is not None:
                     restored.append((seq, self._table_by_seq[seq].num_published * self.block_size))
         return restored
 
     def attach(self, records: Iterable[tuple[SlotId, BlockKey]], scan: Scan | None = None) -> None:
-        """What an earlier engine left in shared memory and on the disk. Each copy is verified before it is used."""
-        self._tiers.attach(records)
+        """Adopt what an earlier engine left in shared memory and on the disk. Each copy is verified before its use."""
+        self._unverified.attach(records)
         self._background.attach_disk(scan)
 
     @property
     def has_more(self) -> bool:
-        """A step's budget did not go as far as somebody's prompt, or landings: another step is to follow at once."""
+        """Whether another step should follow at once: a budget of this step was too short, or landings are left."""
         return self._budget.is_short or bool(self._landings)
 
     @property
-    def tiers(self) -> TierBook:
-        """The tiers below the device: what they hold and what flies."""
+    def tiers(self) -> TierSet:
+        """The pools of the tiers and the books between them, to be read."""
         return self._tiers
 
     @property
@@ -304,32 +310,50 @@ class CacheManager:
 
     @property
     def blocks_cached(self) -> int:
-        """Blocks that hold a prefix nobody uses now."""
+        """Blocks that hold a prefix no sequence uses now."""
         return self._pool.num_cached
 
     @property
     def swapped_tokens(self) -> int:
-        """Tokens that came back from another tier after a preemption, since start."""
-        return self._tiers.swapped_blocks * self.block_size
+        """Tokens that came back from another tier after a preemption, since the start."""
+        return self._swaps.swapped_blocks * self.block_size
+
+    @property
+    def misses(self) -> int:
+        """Copies that were not what their keys promise, since the start."""
+        return self._landing_book.misses
 
     def tier_gauges(self) -> tuple[TierGauges, ...]:
-        """Every tier in numbers."""
-        found, fetched = self.prefix_hits - self.loaded_tokens, self._tiers.fetched_blocks * self.block_size
-        block_bytes = self._rates().block_bytes
-        held = self._owners.held()
-        return tier_gauges(self._tiers, held, self.prefix_queries, found, self.loaded_tokens, fetched, block_bytes)
+        """Return the gauges of every tier."""
+        return tier_gauges(
+            self._tiers,
+            self._disk_traffic,
+            self._owners.holdings(),
+            self.prefix_queries,
+            self.prefix_hits - self.loaded_tokens,
+            self.loaded_tokens,
+            self._disk_traffic.read_blocks * self.block_size,
+            self._rates().block_bytes,
+        )
 
     def copied_s(self, seq: SeqId) -> float:
-        """Seconds that copies took for the sequence, down and up, since it was last preempted."""
+        """Return how many seconds copies took for the sequence, down and up, since its last preemption."""
         return self._table_by_seq[seq].copied_s
 
     def slots(self, seq: SeqId) -> tuple[SlotId, ...]:
-        """The sequence's block table."""
+        """Return the sequence's block table."""
         return tuple(SlotId(slot) for slot in self._table_by_seq[seq].slots)
 
     def check_integrity(self) -> None:
-        """Every reference is found in exactly that many tables, every book agrees. Errors: InvariantError."""
-        self._tiers.check_integrity()
+        """Check that references and tables agree, and all other books. Errors: InvariantError."""
+        tiers = self._tiers
+        tiers.quotas.check_integrity()
+        for _, pool in tiers.pools():
+            pool.check_integrity()
+        gateway = Tier.HBM if tiers.host is None else Tier.DDR
+        check_references(tiers.transfers, self._unverified.slots(), tiers.pools(), gateway)
+        if tiers.links is not None:
+            tiers.links.check()
         self._owners.check_integrity(self._table_by_seq.values())
         refs = array("i", self._pool.transfer_refs)
         for table in self._table_by_seq.values():
@@ -341,43 +365,45 @@ class CacheManager:
             wrong = [slot for slot in range(self.blocks + 1) if refs[slot] != self._pool.refs[slot]]
             raise InvariantError("cache.references", slots=wrong[:8])
 
+    # ---- inside
+
     def _take(self, table: BlockTable, count: int) -> Slots:
         if not count:
             return NO_SLOTS
         return self._pool.take_slots(count, SlotId(table.slots[-1]) if table.slots else None, _HEADROOM)
 
-    def _fill(self, table: BlockTable, found: PrefixMatch, taken: Slots) -> None:
-        """Put hits and fresh slots into an empty table in order, and have the rest brought up."""
-        num_loads = found.load_blocks
-        covered = found.hit_blocks + num_loads
+    def _fill(self, table: BlockTable, match: PrefixMatch, taken: Slots) -> None:
+        """Put hits and fresh slots into an empty table in order, and start the restores."""
+        num_loads = match.load_blocks
+        covered = match.hit_blocks + num_loads
         if not num_loads:
-            table.extend(found.hits)
+            table.extend(match.hits.slots)
             table.extend(taken)
             table.num_published = table.num_saved = covered
             return
         slots: Slots = np.zeros(covered, np.intp)
         is_hit = np.ones(covered, bool)
-        SlotIndex(found.loads).write(is_hit, 0)
-        slots[is_hit] = found.hits
-        SlotIndex(found.loads).write(slots, taken[:num_loads])
+        SlotIndex(match.loads).write(is_hit, 0)
+        slots[is_hit] = match.hits.slots
+        SlotIndex(match.loads).write(slots, taken[:num_loads])
         table.extend(slots)
         table.extend(taken[num_loads:])
-        table.num_published = table.num_saved = int(found.loads[0])
-        carried = self._tiers.restore(table, found.loads, found.sources, taken[:num_loads])
+        table.num_published = table.num_saved = int(match.loads[0])
+        carried = self._swaps.restore(table, match.loads, match.sources, taken[:num_loads])
         ends = np.cumsum([count for _, count in carried]).tolist()
         blocks_by_transfer = {
-            number: found.loads[end - count : end] for (number, count), end in zip(carried, ends, strict=True)
+            number: match.loads[end - count : end] for (number, count), end in zip(carried, ends, strict=True)
         }
         table.restore = Restore(covered, blocks_by_transfer)
-        self._restoring.update(dict.fromkeys(blocks_by_transfer, table.seq))
+        self._seq_by_restore.update(dict.fromkeys(blocks_by_transfer, table.seq))
 
     def _land_restore(self, transfer: Transfer, *, is_good: bool) -> SeqId | None:
-        """Name what has landed. Returns the sequence when nothing of it is on its way up any more.
+        """Name the blocks that have landed. Return the sequence when no more of its blocks are on their way up.
 
-        The sequence may have given the restore up meanwhile: then what came is a cached prefix, or nothing.
+        The sequence may have been preempted meanwhile: then the blocks are a cached prefix, or worthless.
         """
         pool = self._pool
-        seq, targets = self._restoring.pop(transfer.id, None), as_slots(transfer.targets)
+        seq, targets = self._seq_by_restore.pop(transfer.id, None), as_slots(transfer.targets)
         table = self._table_by_seq.get(seq) if seq is not None else None
         restore = table.restore if table is not None else None
         blocks = restore.blocks_by_transfer.pop(transfer.id, None) if restore is not None else None
@@ -389,7 +415,7 @@ class CacheManager:
             return None
         if is_good:
             restore.landed += len(blocks)
-            for slot in lost.tolist():  # the block was computed meanwhile: its first copy is the one to keep
+            for slot in lost.tolist():  # the block was computed meanwhile: its first copy is the canonical one
                 block = int(blocks[transfer.targets.index(SlotId(slot))])
                 self._replace(table, block, SlotId(slot))
                 restore.replaced.append(table.slots[block])
@@ -398,12 +424,12 @@ class CacheManager:
         if restore.blocks_by_transfer:
             return None
         table.restore = None
-        self._tiers.note_restored(table, restore.landed)
+        self._swaps.note_restored(table, restore.landed)
         self.loaded_tokens += restore.landed * self.block_size
-        its_own = as_slots(table.slots[restore.first : restore.covered])
+        own_slots = as_slots(table.slots[restore.first : restore.covered])
         if restore.replaced:
-            its_own = its_own[~np.isin(its_own, restore.replaced)]
-        pool.set_owner_many(its_own, table.owner)
+            own_slots = own_slots[~np.isin(own_slots, restore.replaced)]
+        pool.copies.set_owner_many(own_slots, table.owner)
         table.num_published = restore.covered
         if not restore.is_whole:
             pool.drop_many(as_slots(table.slots[restore.covered :])[::-1], table.last_step)
@@ -418,7 +444,7 @@ class CacheManager:
         table.num_published = table.num_saved = 0
         table.restore = None
         table.fetch, table.prefix = Fetch(), Prefix()
-        table.has_given_way = True
+        table.was_preempted = True
         table.copied_s = 0.0
 
     def _publish(self, table: BlockTable, full_blocks: int) -> None:
@@ -428,12 +454,12 @@ class CacheManager:
             if canonical != slot:
                 self._replace(table, block, slot)
             else:
-                self._pool.set_owner(slot, table.owner)
+                self._pool.copies.set_owner(slot, table.owner)
                 self._background.note_published(slot)
         table.num_published = full_blocks
 
     def _replace(self, table: BlockTable, block: int, slot: SlotId) -> None:
-        """Point a table at the copy of a block that was named first, instead of its own."""
+        """Point a table at the canonical copy of a block, instead of its own slot."""
         canonical = self._pool.slot_by_key[table.key(block, self.block_size)]
         self._pool.hold(canonical)
         self._pool.drop(slot, table.last_step)
@@ -441,6 +467,6 @@ class CacheManager:
         self._updates.append(TableUpdate(table.seq, block, (canonical,)))
 
 
-def _told(slots: "array[int]") -> Sequence[SlotId]:
-    """Slots as the runner hears of them: many as an array, which costs nothing to make and to read."""
+def _for_runner(slots: "array[int]") -> Sequence[SlotId]:
+    """Return slots for the runner: many as an array, which costs nothing to make and to read."""
     return cast(Sequence[SlotId], tuple(slots) if len(slots) < MIN_NUMPY_SLOTS else slots[:])

@@ -4,14 +4,15 @@ from array import array
 
 import numpy as np
 
-from tiercel.kvcache.pool import SlotPool, SlotState
-from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_index, view
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, view
+from tiercel.kvcache.slot_state import SlotState
 
 _CACHED, _OWNED = int(SlotState.CACHED), int(SlotState.OWNED)
 
 
 class Overlay:
-    """Changes of references for one plan at a time. Its arrays are as long as the pool and are used again."""
+    """The changes of references by one plan at a time. Its arrays are as long as the pool and are used again."""
 
     def __init__(self, pool: SlotPool) -> None:
         slots = pool.blocks + 1
@@ -24,8 +25,7 @@ class Overlay:
         self._all_spilled = view(self._spilled)
         self._touched: list[int] = []
         self._touched_many: list[SlotIndex] = []
-        self._given: Slots | None = None  # hits that are counted, and not written down yet
-        self._given_index: slice | Slots = slice(0)
+        self._given: SlotIndex | None = None  # hits that are counted, and not written to the arrays yet
         self._given_counts = (0, 0)
         self._has_losers = False  # a table has given something up
 
@@ -43,45 +43,50 @@ class Overlay:
         self._has_losers = False
         self.available, self.coming = available, coming
 
+    def take(self, blocks: int) -> None:
+        """Take blocks whose slots are not known yet; a negative number gives them back."""
+        self.available -= blocks
+
     def spill(self, index: SlotIndex) -> None:
-        """Copies of these slots go down before the slots are free."""
+        """Note that copies of these slots go down before the slots are free."""
         index.write(self._all_spilled, 1)
         self._touched_many.append(index)
 
-    def give(self, slots: Slots, index: slice | Slots) -> None:
-        """A table would hold these slots. While nobody has given anything up that is counted, not yet written down.
+    def give(self, index: SlotIndex) -> None:
+        """Count slots that a table would hold.
 
-        `where` is the same as an index, which may be faster.
+        As long as no table has given anything up, the slots are counted only, and written when something else changes:
+        most of these tables are given their slots in vain.
         """
         pool = self._pool
-        if len(slots) < MIN_NUMPY_SLOTS or self._has_losers or pool.num_coming != pool.num_deferred:
-            self.shift(slots, 1, 0)
+        if len(index) < MIN_NUMPY_SLOTS or self._has_losers or pool.num_coming != pool.num_deferred:
+            self.shift(index, 1, 0)
             return
         self._write_given()
-        states = pool.all_states[index]
+        states = index.read(pool.all_states)
         is_new = states != _OWNED
         if self._touched_many or self._touched:
-            is_new &= self._all_changes[index] == 0
+            is_new &= index.read(self._all_changes) == 0
         cached = int(np.count_nonzero(is_new & (states == _CACHED)))
         deferred = int(np.count_nonzero(is_new)) - cached
-        self._given, self._given_index, self._given_counts = slots, index, (cached, deferred)
+        self._given, self._given_counts = index, (cached, deferred)
         self.available -= cached
         self.coming -= deferred
 
-    def take_back(self, slots: Slots) -> None:
-        """The table that was given these slots gives them up again."""
-        if self._given is slots:
+    def take_back(self, index: SlotIndex) -> None:
+        """Count that the table gives up again the slots that `give` gave it."""
+        if self._given is index:
             self.available += self._given_counts[0]
             self.coming += self._given_counts[1]
             self._given = None
         else:
-            self.shift(slots, -1, 0)
+            self.shift(index, -1, 0)
 
-    def shift(self, slots: Slots | SlotIndex, change: int, last_step: int) -> None:
-        """Count references, and what they make of slots: held, coming, or free to take."""
+    def shift(self, index: SlotIndex, change: int, last_step: int) -> None:
+        """Count references, and whether a slot becomes held, coming or available by them."""
         self._write_given()
         self._has_losers |= change < 0
-        pool, index = self._pool, as_index(slots)
+        pool = self._pool
         if len(index) < MIN_NUMPY_SLOTS:
             for slot in index.slots.tolist():
                 self._shift(slot, change, last_step)
@@ -95,20 +100,20 @@ class Overlay:
         # The last table goes or the first one comes: a block enters or leaves what can be taken.
         is_crossing = before == (0 if change > 0 else 1)
         is_busy = (lent > 0) | (index.read(self._all_spilled) > 0)
-        is_busy |= np.maximum(index.read(pool.all_last_steps), last_steps) > pool.committed
+        is_busy |= np.maximum(index.read(pool.deferred.last_steps), last_steps) > pool.deferred.committed
         coming = int(np.count_nonzero(is_crossing & is_busy))
         self.coming -= change * coming
         self.available -= change * (int(np.count_nonzero(is_crossing)) - coming)
 
     def _write_given(self) -> None:
-        """Something else changes: what was given is written down."""
+        """Write the given slots to the arrays, because something else changes."""
         if self._given is not None:
-            self._all_changes[self._given_index] += 1
-            self._touched_many.append(SlotIndex(self._given))
+            self._given.add(self._all_changes, 1)
+            self._touched_many.append(self._given)
             self._given = None
 
     def _shift(self, slot: int, change: int, last_step: int) -> None:
-        pool = self._pool
+        pool, deferred = self._pool, self._pool.deferred
         lent = pool.transfer_refs[slot]
         before = pool.refs[slot] - lent + self._changes[slot]
         after = before + change
@@ -117,7 +122,8 @@ class Overlay:
         self._touched.append(slot)
         if before and after:
             return
-        if lent or self._spilled[slot] or max(pool.last_steps[slot], self._last_steps[slot]) > pool.committed:
+        is_touched = max(deferred.last_step(slot), self._last_steps[slot]) > deferred.committed
+        if lent or self._spilled[slot] or is_touched:
             self.coming -= change
         else:
             self.available -= change

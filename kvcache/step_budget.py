@@ -1,7 +1,13 @@
 """How much of long prompts one step looks at, all sequences together."""
 
 MAX_HASHES = 512
-"""Blocks that a step hashes, about 0.6 ms: the first in the policy's order come first, the others in later steps."""
+"""Blocks that a step hashes, about 0.6 ms. The sequences that come first in the policy's order are served first."""
+
+MAX_BATCH = 1024
+"""Blocks that are looked up at once, as long as a tier holds all of them."""
+
+BLOCKS_PER_LOOK = 4
+"""This many blocks of a batch cost as much as one block that is looked up alone."""
 
 _MAX_LOOKS = 1024  # blocks that a step looks up one by one, about 2 ms
 _MAX_PEEKS = 512  # blocks that a step hashes for prompts that have just come
@@ -21,13 +27,13 @@ class StepBudget:
         self._is_drawn = False
 
     def begin(self) -> None:
-        """A step begins, if none is under way."""
+        """Begin a step, unless one is under way."""
         if self._is_drawn:
             self.hashes, self.looks, self.peeks = MAX_HASHES, _MAX_LOOKS, _MAX_PEEKS
             self._is_drawn = self.is_short = False
 
     def draw(self) -> None:
-        """The plan of the step is being drawn: whatever comes next is another step's."""
+        """Note that the step's plan is being drawn: the next `begin` begins another step."""
         self.begin()
         self._is_drawn = True
 
@@ -44,3 +50,10 @@ class StepBudget:
         self.looks -= taken
         self.is_short |= taken < wanted
         return taken
+
+    def take_peek(self) -> bool:
+        """Return whether one more block of a new prompt may be hashed now."""
+        if not self.peeks:
+            return False
+        self.peeks -= 1
+        return True

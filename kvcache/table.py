@@ -16,7 +16,7 @@ from tiercel.kvcache.tenant_holding import TenantHolding
 
 
 class RetainedCopies(Struct, frozen=True, gc=False):
-    """Slots of the tier below, in the order of their blocks, and their lives as of when they were looked up."""
+    """Slots of a lower tier in the order of their blocks, and the life of each slot when it was looked up."""
 
     slots: Slots
     lives: Slots
@@ -26,17 +26,17 @@ NO_COPIES = RetainedCopies(NO_SLOTS, NO_SLOTS)
 
 
 class Restore:
-    """Blocks of one sequence on their way up. Until they have landed its table holds slots without bytes."""
+    """Blocks of one sequence on their way up. Until they have landed the table holds slots without content."""
 
     __slots__ = ("blocks_by_transfer", "covered", "first", "is_whole", "landed", "replaced")
 
     def __init__(self, covered: int, blocks_by_transfer: dict[int, Slots]) -> None:
-        self.covered = covered  # leading blocks that will hold bytes
+        self.covered = covered  # leading blocks that will have content
         self.blocks_by_transfer = blocks_by_transfer  # the numbers of the blocks that still fly
-        self.first = min(int(blocks[0]) for blocks in blocks_by_transfer.values())  # the first that came up
-        self.landed = 0  # blocks that have come up
-        self.is_whole = True  # no part of it has failed
-        self.replaced: list[int] = []  # slots of others that it got, because they were named first
+        self.first = min(int(blocks[0]) for blocks in blocks_by_transfer.values())  # the first block that comes up
+        self.landed = 0  # blocks
+        self.is_whole = True  # no transfer has failed
+        self.replaced: list[int] = []  # canonical slots that the table got, because another copy was named first
 
     def flying(self) -> set[int]:
         """Return the numbers of the blocks that still fly."""
@@ -44,7 +44,7 @@ class Restore:
 
 
 class Fetch:
-    """What was brought near for a waiting sequence: asked for once a wait, so that nobody waits for ever."""
+    """What is read from the disk for a waiting sequence, once for each wait."""
 
     __slots__ = (
         "_lives",
@@ -63,25 +63,24 @@ class Fetch:
     )
 
     def __init__(self) -> None:
-        self.cursor = 0  # blocks of the chain looked at
-        self.landed = 0  # blocks of them that have been seen in reach
-        self.is_hashed = False  # all keys are known: from now on only the disk holds it up
-        self.is_queued = False  # its next read waits until others have landed
-        self.is_done = False  # nothing more is asked for
-        self.is_given_up = False  # the sequence waits for no read any more
-        self.passed_over_s: float | None = None  # since when the sequence could run but for its fetch
-        self.predicted_s = 0.0  # what the reads were to take
-        self.worth_until = 0  # blocks before are worth reading
-        self.reads: set[BlockKey] = set()  # that fly for it
-        self.runs: list[
-            RetainedCopies
-        ] = []  # kept from eviction while it waits: runs of blocks that lay in the device tier
-        self._slots, self._lives = array("q"), array("q")  # the same, of blocks that were found or landed one by one
+        self.cursor = 0  # blocks of the chain that were looked at
+        self.landed = 0  # blocks before the cursor that have been seen in reach
+        self.is_hashed = False  # all keys are known: from now on the sequence waits for the disk alone
+        self.is_queued = False  # the next read waits until other reads have landed
+        self.is_done = False  # nothing more will be asked for
+        self.is_given_up = False  # the sequence does not wait for reads any more
+        self.passed_over_s: float | None = None  # since then the sequence could run but for its fetch
+        self.predicted_s = 0.0  # seconds that the reads are expected to take
+        self.worth_until = 0  # blocks before this one are worth reading
+        self.reads: set[BlockKey] = set()  # that fly for the sequence
+        # Copies kept from eviction while the sequence waits: runs of blocks, and blocks found or landed one by one.
+        self.runs: list[RetainedCopies] = []
+        self._slots, self._lives = array("q"), array("q")
 
     def want(self, slot: int, pool: SlotPool) -> None:
-        """A copy in the gateway is kept from eviction for the sequence."""
+        """Note that a copy in the gateway is kept from eviction for the sequence."""
         self._slots.append(slot)
-        self._lives.append(int(pool.lives[slot]))
+        self._lives.append(pool.versions.life(slot))
 
     def wanted(self) -> RetainedCopies:
         """Return all copies that are kept from eviction for the sequence."""
@@ -92,25 +91,26 @@ class Fetch:
         )
 
     def give_up(self) -> None:
-        """The sequence takes what has landed and waits for no read any more."""
+        """End the fetch: the sequence takes what has landed and does not wait for reads any more."""
         self.is_done = self.is_given_up = True
 
 
 class Reuse(Struct, frozen=True, gc=False):
     """Tokens of one sequence that were not computed because a lower tier had them."""
 
-    loaded_tokens: int = 0  # restored from DDR before it first ran, whatever brought them there
-    fetched_tokens: int = 0  # read from SSD before it first ran
-    swapped_tokens: int = 0  # that came up after it had given way
+    loaded_tokens: int = 0  # restored from DDR before the sequence first ran
+    fetched_tokens: int = 0  # read from SSD before the sequence first ran
+    swapped_tokens: int = 0  # restored or read after the sequence was preempted
 
 
 NO_REUSE = Reuse()
 
 
 class BlockTable:
-    """One sequence's slots in order and the keys of its full blocks. Written by the CacheManager only.
+    """One sequence's slots in order, the keys of its full blocks, and what each part of the cache notes about it.
 
-    `tokens` is the sequence's own array of token ids, which only grows; the table reads it.
+    The CacheManager writes the slots and what has no other writer named below. `tokens` is the sequence's own array of
+    token ids, which only grows; the table reads it.
     """
 
     __slots__ = (
@@ -119,10 +119,8 @@ class BlockTable:
         "_root",
         "copied_s",
         "fetch",
-        "has_given_way",
         "holding",
         "is_closed",
-        "kept",
         "last_step",
         "num_fetched",
         "num_loaded",
@@ -132,9 +130,11 @@ class BlockTable:
         "owner",
         "prefix",
         "restore",
+        "retained",
         "seq",
         "slots",
         "tokens",
+        "was_preempted",
     )
 
     def __init__(self, seq: SeqId, root: BlockKey, tokens: "array[int]", owner: int, holding: TenantHolding) -> None:
@@ -142,28 +142,28 @@ class BlockTable:
         self.tokens = tokens
         self.slots: array[int] = array("i")
         self.num_published = 0  # leading blocks that are keyed and canonical
-        self.retained = NO_COPIES  # those copies
-        self.prefix = Prefix()  # what a waiting sequence was found to have in reach
-        self.num_saved = 0  # leading blocks that were offered to a lower tier
+        self.retained = NO_COPIES  # copies below that are kept for the preempted sequence; the SwapBook writes
+        self.prefix = Prefix()  # that the waiting sequence was found to have in reach; the Ledger writes
+        self.num_saved = 0  # leading blocks that were offered to a lower tier; WriteBack writes
         self.last_step = 0  # last launched step with a slice of this sequence
-        self.owner = owner  # whose blocks these are, for the floors of eviction
-        self.holding = holding  # of all tables of the tenant
-        self.restore: Restore | None = None  # flying
-        self.fetch = Fetch()  # of this wait
-        self.is_closed = False  # its sequence has ended
-        self.has_given_way = False  # it held blocks once and lost them
-        self.num_loaded = 0  # blocks restored from DDR before that
-        self.num_fetched = 0  # blocks read from SSD before that
-        self.num_swapped = 0  # blocks that came up after it
-        self.copied_s = 0.0  # that copies of its blocks took since it gave way the last time
+        self.owner = owner  # of the blocks, for the floors of eviction
+        self.holding = holding  # by all tables of the tenant
+        self.restore: Restore | None = None  # while it flies
+        self.fetch = Fetch()  # of the current wait; FetchWork writes
+        self.is_closed = False  # the sequence has ended
+        self.was_preempted = False  # the sequence held blocks once and lost them
+        self.num_loaded = 0  # blocks restored from DDR before that; the SwapBook writes these counts
+        self.num_fetched = 0  # blocks read from the SSD before that
+        self.num_swapped = 0  # blocks that came up after that
+        self.copied_s = 0.0  # that copies of its blocks took since its last preemption; the LandingBook writes
         self._root = root
-        self._held: SlotIndex | None = None  # all slots, as long as they do not change
+        self._held: SlotIndex | None = None  # all slots; None after a change
         self._keys: list[BlockKey] = []  # only grows: tokens never change
 
     # ---- slots
 
     def extend(self, slots: Iterable[int]) -> None:
-        """Hold these slots behind the others."""
+        """Append slots to the table."""
         first, self._held = len(self.slots), None
         if isinstance(slots, np.ndarray):
             self.slots.frombytes(slots.astype(np.int32).tobytes())
@@ -172,27 +172,27 @@ class BlockTable:
         self.holding.add(self.slots[first:])
 
     def replace(self, block: int, slot: int) -> None:
-        """Hold another slot with the same bytes."""
+        """Put another slot with the same content in place of a block's slot."""
         self._held = None
         self.holding.remove((self.slots[block],))
         self.slots[block] = slot
         self.holding.add((slot,))
 
     def cut(self, blocks: int) -> None:
-        """Hold the first `blocks` slots alone."""
+        """Remove all slots but the first `blocks`."""
         self.holding.remove(self.slots[blocks:] if blocks else self.held())
         self.slots, self._held = self.slots[:blocks], None
 
     # ---- facts
 
     def reuse(self, block_size: int) -> Reuse:
-        """What lower tiers have brought it."""
+        """Return what lower tiers have brought the sequence."""
         if not (self.num_loaded or self.num_fetched or self.num_swapped):
             return NO_REUSE
         return Reuse(self.num_loaded * block_size, self.num_fetched * block_size, self.num_swapped * block_size)
 
     def key(self, block: int, block_size: int) -> BlockKey:
-        """The key of block number `block`, all of whose tokens are known. Cost: hashes the chain up to it once."""
+        """Return the key of a block whose tokens are all known. Cost: hashes the chain up to it once."""
         keys = self._keys
         if len(keys) <= block:
             first = len(keys)
@@ -217,7 +217,7 @@ class BlockTable:
         return SlotIndex(blocks).items_of(self._keys)
 
     def held(self) -> SlotIndex:
-        """Return all slots as an index. A table of few blocks is looked at again each time."""
+        """Return all slots as an index. The index of a long table is kept until the table changes."""
         if self._held is not None:
             return self._held
         held = SlotIndex(as_slots(self.slots))
@@ -230,7 +230,7 @@ class BlockTable:
         return self.held().head(self.num_published)
 
     def hash_some(self, blocks: int, block_size: int, budget: StepBudget) -> bool:
-        """Hash up to block number `blocks`, as far as the step's budget goes. True when all are hashed."""
+        """Hash the first `blocks` blocks, as far as the step's budget goes. Return True if all are hashed."""
         known = len(self._keys)
         if blocks > known:
             now = budget.take_hashes(blocks - known)
@@ -239,13 +239,13 @@ class BlockTable:
         return len(self._keys) >= blocks
 
     def misnamed(self, key_of: Callable[[SlotId], BlockKey | None], block_size: int) -> int | None:
-        """Return the first block whose slot does not bear the name that it should; None when all do. For checks."""
+        """Return the first block whose slot has not the key that it should have; None if all have. For checks."""
         restore, covered, flying = self.restore, self.num_published, set[int]()
         if restore is not None:
             covered, flying = restore.covered, restore.flying()
         for block, slot in enumerate(self.slots):
             key = key_of(SlotId(slot))
-            # Behind a part of a restore that has failed others may have landed: they are given up with the last one.
+            # Behind a part of a restore that failed, other parts may have landed; they are given up at the end.
             may_have_landed = restore is not None and not restore.is_whole and block >= covered and key is not None
             is_named = may_have_landed or (block < covered and block not in flying)
             if key != (self.key(block, block_size) if is_named else None):

@@ -1,17 +1,17 @@
-"""What the sequences of one tenant hold of the device tier: a block that several share counts once."""
+"""What the sequences of one tenant hold of the device tier: a block that several of them share counts once."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_index, as_slots, view
 
-_MAX_KEYS = 256  # slots that a dictionary counts; beyond, an array over the tier is smaller and faster
+_MAX_KEYS = 256  # slots that a dictionary counts; for more, an array over the tier is smaller and faster
 
 
 class TableCounts:
-    """A count for each slot that is not zero by default: a dictionary for a few slots, an array for many."""
+    """A number of tables by slot, zero by default: a dictionary for a few slots, an array for many."""
 
     __slots__ = ("_all", "_few", "_many")
 
@@ -26,15 +26,16 @@ class TableCounts:
             return self._few.get(slot, 0)
         return self._many[slot] if slot < len(self._many) else 0
 
-    def counts_of(self, slots: Slots) -> Slots:
+    def counts_of(self, index: SlotIndex) -> Slots:
         """Return the counts of slots."""
         if self._many is None:
+            slots = index.slots
             return np.fromiter((self._few.get(slot, 0) for slot in slots.tolist()), np.intp, len(slots))
-        self._grow(slots)
-        return self._all[slots]
+        self._grow(index.slots)
+        return index.read(self._all)
 
     def change(self, slot: int, change: int) -> int:
-        """Add to the count of one slot. Returns what it was."""
+        """Add to the count of one slot. Return the count before."""
         before = self.count(slot)
         if self._many is None:
             if before + change:
@@ -49,11 +50,10 @@ class TableCounts:
             self._many[slot] = before + change
         return before
 
-    def change_many(self, slots: Slots | SlotIndex, change: int) -> Slots:
-        """Add to the counts of slots, none of which occurs twice. Returns what they were."""
+    def change_many(self, index: SlotIndex, change: int) -> Slots:
+        """Add to the counts of slots. Return the counts before."""
         if self._many is None:
             self._spread()
-        index = as_index(slots)
         self._grow(index.slots)
         before = index.read(self._all)
         index.write(self._all, before + change)
@@ -71,14 +71,14 @@ class TableCounts:
         return {slot: count for slot, count in enumerate(self._many) if count}
 
     def _spread(self) -> None:
-        """Go over to an array."""
+        """Replace the dictionary by an array."""
         few, self._few, self._many = self._few, {}, array("i")
         self._grow(as_slots(few))
         for slot, count in few.items():
             self._many[slot] = count
 
     def _grow(self, slots: Slots) -> None:
-        """Have room in the array for these slots."""
+        """Make the array long enough for these slots."""
         size = int(slots.max(initial=0)) + 1
         if self._many is not None and size > len(self._many):
             grown = array("i", bytes(4 * max(size, 2 * len(self._many))))
@@ -87,15 +87,15 @@ class TableCounts:
 
 
 class TenantHolding:
-    """Slots in the tables of one tenant. Written by those tables; its quota by the OwnerBook."""
+    """The slots in the tables of one tenant, and its quota. The tables write the slots, the OwnerBook the quota."""
 
-    __slots__ = ("_num_slots", "_number", "_sizes", "_tables", "most_blocks")
+    __slots__ = ("_num_slots", "_number", "_sizes", "_tables", "max_blocks")
 
     def __init__(self, sizes: "array[int] | None" = None, number: int = 0) -> None:
-        """`sizes` is where its size is told, at `number`."""
+        """The holding keeps its size in `sizes[number]` too."""
         self._sizes = sizes
         self._number = number
-        self.max_blocks: int | None = None  # the quota; None: as many as there are
+        self.max_blocks: int | None = None  # None: no quota
         self._num_slots = 0
         self._tables = TableCounts()
 
@@ -107,53 +107,73 @@ class TenantHolding:
         """How many tables of the tenant hold each slot."""
         return self._tables
 
-    def add(self, slots: "Sequence[int] | Slots") -> None:
-        """A table holds these slots from now on."""
+    def add(self, slots: "Sequence[int] | Slots | SlotIndex") -> None:
+        """Count slots that a table holds from now on."""
         if len(slots) >= MIN_NUMPY_SLOTS:
-            before = self._tables.change_many(as_slots(slots), 1)
+            before = self._tables.change_many(_index_of(slots), 1)
             self._num_slots += len(slots) - int(np.count_nonzero(before))
         else:
-            for slot in slots:
-                self._num_slots += not self._tables.change(int(slot), 1)
+            for slot in _each(slots):
+                self._num_slots += not self._tables.change(slot, 1)
         if self._sizes is not None:
             self._sizes[self._number] = self._num_slots
 
     def remove(self, slots: "Sequence[int] | Slots | SlotIndex") -> None:
-        """A table does not hold these slots any more."""
+        """Stop counting slots that a table does not hold any more."""
         if len(slots) >= MIN_NUMPY_SLOTS:
-            before = self._tables.change_many(slots if isinstance(slots, SlotIndex) else as_slots(slots), -1)
+            before = self._tables.change_many(_index_of(slots), -1)
             self._num_slots -= int(np.count_nonzero(before == 1))
         else:
-            for slot in slots.slots.tolist() if isinstance(slots, SlotIndex) else slots:
-                self._num_slots -= self._tables.change(int(slot), -1) == 1
+            for slot in _each(slots):
+                self._num_slots -= self._tables.change(slot, -1) == 1
         if not self._num_slots:
             self._tables.clear()
         if self._sizes is not None:
             self._sizes[self._number] = self._num_slots
 
     def is_same(self, other: "TenantHolding") -> bool:
-        """Both count the same tables."""
+        """Return whether both count the same tables."""
         return self._tables.counts() == other._tables.counts() and len(self) == len(other)
 
 
 class PlannedHolding:
     """What a tenant would hold if the plan were sealed now."""
 
-    __slots__ = ("_changes", "_tables", "blocks")
+    __slots__ = ("_changes", "_max_blocks", "_num_blocks", "_tables")
 
-    def __init__(self, holding: TenantHolding) -> None:
-        self.blocks = len(holding)  # the planner's takings, whose slots nobody knows yet, are added to it
+    def __init__(self, holding: TenantHolding, max_blocks: int) -> None:
+        self._num_blocks = len(holding)
+        self._max_blocks = max_blocks
         self._tables = holding.tables
         self._changes = TableCounts()
 
-    def shift(self, slots: "Sequence[int] | Slots", change: int) -> None:
-        """One table more or less (`change` is 1 or -1) would hold each of these slots."""
+    @property
+    def left(self) -> int:
+        """Blocks that the tenant may still take; less than 0 if it would hold more than its quota."""
+        return self._max_blocks - self._num_blocks
+
+    def take(self, blocks: int) -> None:
+        """Count blocks that a sequence would take, whose slots are not known yet; a negative number takes them back."""
+        self._num_blocks += blocks
+
+    def shift(self, slots: "Sequence[int] | Slots | SlotIndex", change: int) -> None:
+        """Count that one table more (`change` 1) or less (-1) would hold each of these slots."""
         if len(slots) >= MIN_NUMPY_SLOTS:
-            many = as_slots(slots)
-            before = self._tables.counts_of(many) + self._changes.change_many(many, change)
-            crossing = before == (0 if change > 0 else 1)
-            self.blocks += change * int(np.count_nonzero(crossing))
+            index = _index_of(slots)
+            before = self._tables.counts_of(index) + self._changes.change_many(index, change)
+            is_crossing = before == (0 if change > 0 else 1)
+            self._num_blocks += change * int(np.count_nonzero(is_crossing))
             return
-        for slot in slots:
-            before = self._tables.count(int(slot)) + self._changes.change(int(slot), change)
-            self.blocks += (before + change > 0) - (before > 0)
+        for slot in _each(slots):
+            before = self._tables.count(slot) + self._changes.change(slot, change)
+            self._num_blocks += (before + change > 0) - (before > 0)
+
+
+def _index_of(slots: "Sequence[int] | Slots | SlotIndex") -> SlotIndex:
+    return slots if isinstance(slots, SlotIndex) else as_index(as_slots(slots))
+
+
+def _each(slots: "Sequence[int] | Slots | SlotIndex") -> "Iterator[int]":
+    if isinstance(slots, SlotIndex):
+        return iter(slots.slots.tolist())
+    return iter(slots.tolist() if isinstance(slots, np.ndarray) else slots)

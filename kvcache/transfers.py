@@ -1,8 +1,8 @@
-"""Transfers between tiers: what flies, and which copies are on their way."""
+"""Transfers between tiers: which ones fly, and which copies are on their way."""
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -13,138 +13,106 @@ from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_slots, view
+from tiercel.kvcache.table import BlockTable
 from tiercel.tier import Purpose, Route, Tier, Transfer
 
-DESTINATIONS = {
+_DESTINATIONS = {
     Route.SPILL: Tier.DDR,
     Route.RESTORE: Tier.HBM,
     Route.PERSIST: Tier.SSD,
     Route.PREFETCH: Tier.DDR,
     Route.VERIFY: Tier.DDR,
-}
-"""Where a route puts a copy. SIGN puts none."""
-
+}  # where a route puts a copy; SIGN makes none
 
 _MAX_STARTED = 2  # prepared transfers that start at once
 
 
-KeysOf = Callable[[Slots], list[BlockKey]]
-"""The keys of some blocks of a sequence, by their numbers. What it returns for a block never changes."""
-
-
-class _Prepared(Struct, frozen=True, gc=False):
-    """Blocks that will fly together soon; their slots are held already."""
+class _PreparedTransfer(Struct, frozen=True, gc=False):
+    """Blocks of one table that will fly together soon; their slots are held already."""
 
     id: int
     route: Route
     purpose: Purpose
-    keys_of: KeysOf
+    table: BlockTable
     blocks: Slots
     sources: Slots
     targets: Slots
 
+    def open(self) -> Transfer:
+        """Make the transfer. Its keys are looked up now; the keys of a table's blocks never change."""
+        sources, targets = (cast(list[SlotId], slots.tolist()) for slots in (self.sources, self.targets))
+        keys = tuple(self.table.keys_of(self.blocks))
+        return Transfer(self.id, self.route, self.purpose, keys, tuple(sources), tuple(targets))
 
-class _Marks:
-    """By slot of a source: the id of the transfer that carries its block to another tier of memory; 0: none does."""
+
+class _CarriedSlots:
+    """The id of the transfer that carries a block to another memory tier, by slot of the source; 0: none."""
 
     def __init__(self, pool: SlotPool) -> None:
-        self.pool = pool
+        self._pool = pool
         self._ids = array("i", bytes(4 * (pool.blocks + 1)))
-        self._all = view(self._ids)
-
-    def set_many(self, index: SlotIndex, ids: Slots) -> bool:
-        """The same as `set`, with an id for each block."""
-        if index.read(self._all).any():
-            return False
-        index.write(self._all, ids)
-        return True
-
-    def are_flying(self, slots: Slots) -> "npt.NDArray[np.bool_]":
-        """Return for each slot whether a transfer carries its block."""
-        return SlotIndex(slots).read(self._all) != 0
+        self._all_ids = view(self._ids)
 
     def set(self, slots: Sequence[SlotId], transfer_id: int) -> bool:
-        """Say that a transfer carries these blocks. False, and nothing is changed, when one of them flies already."""
-        if len(slots) < MIN_NUMPY_SLOTS:
-            if any(self._ids[slot] for slot in slots):
-                return False
-            for slot in slots:
-                self._ids[slot] = transfer_id
-            return True
-        many = SlotIndex(as_slots(slots))
-        if many.read(self._all).any():
+        """Note that a transfer carries these blocks. Return False, and change nothing, if one of them flies already."""
+        if len(slots) >= MIN_NUMPY_SLOTS:
+            return self.set_many(SlotIndex(as_slots(slots)), transfer_id)
+        if any(self._ids[slot] for slot in slots):
             return False
-        many.write(self._all, transfer_id)
+        for slot in slots:
+            self._ids[slot] = transfer_id
+        return True
+
+    def set_many(self, index: SlotIndex, ids: Slots | int) -> bool:
+        """Do the same as `set`, with one id for all blocks or one for each."""
+        if index.read(self._all_ids).any():
+            return False
+        index.write(self._all_ids, ids)
         return True
 
     def clear(self, slots: Sequence[SlotId]) -> None:
-        """Say that the transfer is over."""
-        SlotIndex(as_slots(slots)).write(self._all, 0)
+        """Note that the transfer is over."""
+        SlotIndex(as_slots(slots)).write(self._all_ids, 0)
+
+    def are_flying(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Return for each slot whether a transfer carries its block."""
+        return SlotIndex(slots).read(self._all_ids) != 0
 
     def transfer_of(self, key: BlockKey) -> int | None:
-        """Return the id of the transfer that carries this block; None when none does."""
-        slot = self.pool.slot_by_key.get(key)
+        """Return the id of the transfer that carries this block; None if there is none."""
+        slot = self._pool.slot_by_key.get(key)
         return None if slot is None else self._ids[slot] or None
 
 
 class TransferBook:
-    """Flying transfers by id, and by block and destination: at most one a pair, later wishes join it.
+    """Flying transfers by id, and by block and destination: one block flies to a tier at most once.
 
-    Transfers between tiers of memory may carry very many blocks. Those blocks are known by the slots of their
-    sources, which are held and keep their names while the transfer flies.
+    Transfers between memory tiers may carry very many blocks. Those blocks are known by the slots of their sources,
+    which are held and keep their names while the transfer flies.
     """
 
     def __init__(
         self, device: SlotPool | None = None, host: SlotPool | None = None, *, carried_blocks: int = 2048
     ) -> None:
-        """`carried_blocks`: of one transfer between tiers of memory."""
-        self._carried = carried_blocks
-        self._marks: dict[Route, _Marks] = {}
+        """`carried_blocks` is the most that one transfer between memory tiers carries."""
+        self._carried_blocks = carried_blocks
+        self._carried: dict[Route, _CarriedSlots] = {}
         if device is not None and host is not None:
-            self._marks = {Route.SPILL: _Marks(device), Route.RESTORE: _Marks(host)}
-        self._marks_by_tier = {DESTINATIONS[route]: marks for route, marks in self._marks.items()}
+            self._carried = {Route.SPILL: _CarriedSlots(device), Route.RESTORE: _CarriedSlots(host)}
+        self._carried_by_tier = {_DESTINATIONS[route]: carried for route, carried in self._carried.items()}
         self._next_id = 1
-        self._prepared: deque[_Prepared] = deque()
+        self._prepared: deque[_PreparedTransfer] = deque()
         self._flying: dict[int, Transfer] = {}
-        self._late: set[int] = set()  # abandoned, but their call has not come back
+        self._queued: list[Transfer] = []  # of the flying ones: the mover has not got them yet
+        self._table_by_id: dict[int, BlockTable] = {}  # the tables that transfers fly for
+        self._late: set[int] = set()  # abandoned, but their calls have not come back
         self._id_by_copy: dict[tuple[Tier, BlockKey], int] = {}
         self._blocks_by_route: dict[tuple[Route, Purpose], int] = {}
 
     def __len__(self) -> int:
         return len(self._flying) + len(self._prepared)
 
-    def prepare(
-        self, route: Route, purpose: Purpose, keys_of: KeysOf, blocks: Slots, sources: SlotIndex, targets: Slots
-    ) -> list[tuple[int, int]]:
-        """Carry many blocks between tiers of memory: their transfers start a few at a time, and count as flying now.
-
-        The keys are looked up when a transfer starts: a copy of 65,536 of them costs 1 ms.
-        Return the id of each transfer and how many of the blocks it carries, in order.
-        Errors: InvariantError when one of the blocks already flies there.
-        """
-        first = self._next_id
-        self._next_id += -(-len(blocks) // self._carried)
-        ids = np.repeat(np.arange(first, self._next_id), self._carried)[: len(blocks)]
-        if not self._marks[route].set_many(sources, ids):
-            raise InvariantError("transfer.twice", route=route.value, id=first)
-        self._count(route, purpose, len(blocks))
-        carried: list[tuple[int, int]] = []
-        for number in range(first, self._next_id):
-            part = slice((number - first) * self._carried, (number - first + 1) * self._carried)
-            prepared = _Prepared(number, route, purpose, keys_of, blocks[part], sources.slots[part], targets[part])
-            self._prepared.append(prepared)
-            carried.append((number, len(prepared.blocks)))
-        return carried
-
-    def start(self) -> list[Transfer]:
-        """Open some of the prepared transfers, in order. Cost: about 1 ms at most."""
-        opened = [_open(self._prepared.popleft()) for _ in range(min(_MAX_STARTED, len(self._prepared)))]
-        self._flying.update((transfer.id, transfer) for transfer in opened)
-        return opened
-
-    def are_rising(self, slots: Slots) -> "npt.NDArray[np.bool_]":
-        """Return for each slot of DDR whether its block is on its way up."""
-        return self._marks[Route.RESTORE].are_flying(slots)
+    # ---- beginning
 
     def open(
         self,
@@ -153,51 +121,118 @@ class TransferBook:
         keys: tuple[BlockKey, ...],
         sources: tuple[SlotId, ...],
         targets: tuple[SlotId, ...] = (),
+        table: BlockTable | None = None,
     ) -> Transfer:
-        """A new transfer flies. Errors: InvariantError when one of its blocks already flies there."""
+        """Return a new flying transfer, which may fly for a table. The caller hands it to the mover or queues it.
+
+        Errors: InvariantError if one of its blocks already flies there.
+        """
         transfer = Transfer(self._next_id, route, purpose, keys, sources, targets)
         self._next_id += 1
         self._flying[transfer.id] = transfer
-        tier, marks = DESTINATIONS.get(route), self._marks.get(route)
-        if marks is not None:
-            if not marks.set(sources, transfer.id):
+        tier, carried = _DESTINATIONS.get(route), self._carried.get(route)
+        if carried is not None:
+            if not carried.set(sources, transfer.id):
                 raise InvariantError("transfer.twice", route=route.value, id=transfer.id)
         elif tier is not None:
             for key in keys:
                 if self._id_by_copy.setdefault((tier, key), transfer.id) != transfer.id:
                     raise InvariantError("transfer.twice", route=route.value, id=transfer.id)
+        if table is not None:
+            self._table_by_id[transfer.id] = table
         self._count(route, purpose, len(keys))
         return transfer
 
-    def close(self, transfer_id: int) -> Transfer:
-        """It has landed, failed or returned."""
+    def queue(self, transfer: Transfer) -> None:
+        """Hand an open transfer to the mover with the next `take_queued`."""
+        self._queued.append(transfer)
+
+    def take_queued(self) -> list[Transfer]:
+        """Return the queued transfers, which the caller hands to the mover."""
+        queued, self._queued = self._queued, []
+        return queued
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether a transfer is queued for the mover."""
+        return bool(self._queued)
+
+    def prepare(
+        self, route: Route, purpose: Purpose, table: BlockTable, blocks: Slots, sources: SlotIndex, targets: Slots
+    ) -> list[tuple[int, int]]:
+        """Carry many blocks of a table between memory tiers.
+
+        Their transfers count as flying now and start a few at a time, because the look-up of 65,536 keys costs 1 ms.
+        Return the id of each transfer and how many of the blocks it carries, in order.
+        Errors: InvariantError if one of the blocks already flies there.
+        """
+        first = self._next_id
+        self._next_id += -(-len(blocks) // self._carried_blocks)
+        ids = np.repeat(np.arange(first, self._next_id), self._carried_blocks)[: len(blocks)]
+        if not self._carried[route].set_many(sources, ids):
+            raise InvariantError("transfer.twice", route=route.value, id=first)
+        self._count(route, purpose, len(blocks))
+        carried: list[tuple[int, int]] = []
+        for number in range(first, self._next_id):
+            part = slice((number - first) * self._carried_blocks, (number - first + 1) * self._carried_blocks)
+            prepared = _PreparedTransfer(
+                number, route, purpose, table, blocks[part], sources.slots[part], targets[part]
+            )
+            self._prepared.append(prepared)
+            self._table_by_id[number] = table
+            carried.append((number, len(prepared.blocks)))
+        return carried
+
+    def start(self) -> list[Transfer]:
+        """Open some of the prepared transfers, in order, for the mover. Cost: about 1 ms at most."""
+        opened = [self._prepared.popleft().open() for _ in range(min(_MAX_STARTED, len(self._prepared)))]
+        self._flying.update((transfer.id, transfer) for transfer in opened)
+        return opened
+
+    # ---- ending
+
+    def close(self, transfer_id: int) -> tuple[Transfer, BlockTable | None]:
+        """Forget a transfer that has landed, failed or returned. Return it, and the table that it flew for."""
         transfer = self._flying.pop(transfer_id)
         self._late.discard(transfer_id)
-        tier, marks = DESTINATIONS.get(transfer.route), self._marks.get(transfer.route)
-        if marks is not None:
-            marks.clear(transfer.sources)
+        tier, carried = _DESTINATIONS.get(transfer.route), self._carried.get(transfer.route)
+        if carried is not None:
+            carried.clear(transfer.sources)
         elif tier is not None:
             for key in transfer.keys:
                 del self._id_by_copy[tier, key]
         self._count(transfer.route, transfer.purpose, -len(transfer.keys))
-        return transfer
+        return transfer, self._table_by_id.pop(transfer_id, None)
 
-    def abandon(self, transfer_id: int) -> Transfer:
-        """Its deadline has passed: nobody waits for it any more, its slots stay its own."""
+    def abandon(self, transfer_id: int) -> None:
+        """Note that a transfer is late: no sequence waits for it any more. It keeps its slots until it returns."""
         self._late.add(transfer_id)
-        return self._flying[transfer_id]
 
-    def is_flying(self, tier: Tier, key: BlockKey) -> bool:
-        """A copy of this block is on its way there, be it for nobody."""
-        return self._find(tier, key) is not None
+    # ---- facts
 
     @property
     def num_late(self) -> int:
         """Reads whose deadline has passed and whose calls have not come back."""
         return len(self._late)
 
+    def blocks(self, route: Route, purpose: Purpose) -> int:
+        """Return the number of blocks that fly on a route for a purpose."""
+        return self._blocks_by_route.get((route, purpose), 0)
+
+    def flying(self) -> tuple[Transfer, ...]:
+        """Return all flying transfers, prepared ones included."""
+        return (*self._flying.values(), *(prepared.open() for prepared in self._prepared))
+
+    def is_flying(self, tier: Tier, key: BlockKey) -> bool:
+        """Return whether a copy of this block is on its way to a tier, even a late one."""
+        return self._find(tier, key) is not None
+
+    def are_rising(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Return for each slot of DDR whether its block is on its way up."""
+        return self._carried[Route.RESTORE].are_flying(slots)
+
     def is_coming(self, tier: Tier, key: BlockKey, *, with_reads: bool = True) -> bool:
-        """A copy of this block can be waited for; with `with_reads` false, one that does not come from the disk."""
+        """Return whether a sequence can wait for a copy of this block; without reads, for one not from the disk."""
         found = self._find(tier, key)
         if found is None or found in self._late:
             return False
@@ -206,7 +241,7 @@ class TransferBook:
         return self._flying[found].route is not Route.PREFETCH
 
     def target(self, tier: Tier, key: BlockKey) -> SlotId | None:
-        """Return where a copy of this block will lie that a disk or a check brings; None: none of those does."""
+        """Return where a copy of this block will lie that the disk or a check brings; None if neither brings one."""
         found = self._id_by_copy.get((tier, key))
         if found is None:
             return None
@@ -214,33 +249,19 @@ class TransferBook:
         return (transfer.targets or transfer.sources)[transfer.keys.index(key)]
 
     def _find(self, tier: Tier, key: BlockKey) -> int | None:
-        """Return the id of the transfer that brings a copy of this block there."""
-        found, marks = self._id_by_copy.get((tier, key)), self._marks_by_tier.get(tier)
-        return found if found is not None or marks is None else marks.transfer_of(key)
-
-    def blocks(self, route: Route, purpose: Purpose) -> int:
-        """Blocks that fly on a route for a purpose."""
-        return self._blocks_by_route.get((route, purpose), 0)
-
-    def flying(self) -> tuple[Transfer, ...]:
-        """All of them."""
-        return (*self._flying.values(), *map(_open, self._prepared))
+        """Return the id of the transfer that brings a copy of this block to a tier."""
+        found, carried = self._id_by_copy.get((tier, key)), self._carried_by_tier.get(tier)
+        return found if found is not None or carried is None else carried.transfer_of(key)
 
     def _count(self, route: Route, purpose: Purpose, change: int) -> None:
         kind = route, purpose
         self._blocks_by_route[kind] = self._blocks_by_route.get(kind, 0) + change
 
 
-def _open(prepared: _Prepared) -> Transfer:
-    sources, targets = (cast(list[SlotId], slots.tolist()) for slots in (prepared.sources, prepared.targets))
-    keys = tuple(prepared.keys_of(prepared.blocks))
-    return Transfer(prepared.id, prepared.route, prepared.purpose, keys, tuple(sources), tuple(targets))
-
-
 def check_references(
-    transfers: TransferBook, unverified: Iterable[SlotId], pools: Iterable[tuple[Tier, SlotPool]], gateway: Tier
+    transfers: TransferBook, unverified: Iterable[SlotId], pools: Sequence[tuple[Tier, SlotPool]], gateway: Tier
 ) -> None:
-    """Check the pools, and that every transfer reference belongs to a flying transfer. Errors: InvariantError."""
+    """Check that transfer references are those of flying transfers and unverified copies. Errors: InvariantError."""
     refs: dict[tuple[Tier, SlotId], int] = {}
     ends = {
         Route.SPILL: (Tier.HBM, Tier.DDR),
@@ -251,15 +272,14 @@ def check_references(
         Route.SIGN: (gateway, gateway),
     }
     for transfer in transfers.flying():
-        above, below = ends[transfer.route]
-        for tier, slots in ((above, transfer.sources), (below, transfer.targets)):
+        from_tier, to_tier = ends[transfer.route]
+        for tier, slots in ((from_tier, transfer.sources), (to_tier, transfer.targets)):
             for slot in slots:
                 refs[tier, slot] = refs.get((tier, slot), 0) + 1
     for slot in unverified:
         refs[gateway, slot] = refs.get((gateway, slot), 0) + 1
     for tier, pool in pools:
-        pool.check_integrity()
-        counted = sum(count for (index, _), count in refs.items() if index is tier)
-        wrong = [slot for (index, slot), count in refs.items() if index is tier and pool.transfer_refs[slot] != count]
-        if wrong or counted != sum(pool.transfer_refs):
+        counted = {slot: count for (of_tier, slot), count in refs.items() if of_tier is tier}
+        wrong = [slot for slot, count in counted.items() if pool.transfer_refs[slot] != count]
+        if wrong or sum(counted.values()) != sum(pool.transfer_refs):
             raise InvariantError("tiers.references", tier=tier.value, slots=wrong[:8])

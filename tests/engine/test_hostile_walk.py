@@ -19,7 +19,7 @@ from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId, SlotId, TenantId
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
-from tiercel.kvcache.pool import SlotState
+from tiercel.kvcache.slot_state import SlotState
 from tiercel.kvcache.tiers import TierLimits
 from tiercel.outcome import FinishReason
 from tiercel.rates import Rates
@@ -252,7 +252,7 @@ class Walk:
                 held[Tier.HBM, tenant] = len({slot for seq in mine for slot in self.cache.slots(seq)})
             for tier, pool in pools:  # cached, or held by transfers
                 slots = [slot for slot in range(1, pool.blocks + 1) if pool.states[slot] != SlotState.FREE]
-                held[tier, tenant] = sum(pool.owner(SlotId(slot)) == owner for slot in slots)
+                held[tier, tenant] = sum(pool.copies.owner(SlotId(slot)) == owner for slot in slots)
         for key, blocks in held.items():
             most = self.quotas.get(key)
             assert most is None or blocks <= max(most, self.held.get(key, blocks if key[0] is Tier.HBM else 0)), (
@@ -287,7 +287,11 @@ class Walk:
         assert self.refusals >= 0
         assert self.cache.blocks_used == 0
         for tier, pool in self.cache.tiers.pools():
-            left = pool.num_owned, pool.num_retained(RetentionClass.PREEMPTED), pool.num_retained(RetentionClass.WANTED)
+            left = (
+                pool.num_owned,
+                pool.copies.num_retained(RetentionClass.PREEMPTED),
+                pool.copies.num_retained(RetentionClass.WANTED),
+            )
             assert left == (0, 0, 0), f"{tier}: owned, kept for the preempted, kept for the waiting: {left}"
 
 

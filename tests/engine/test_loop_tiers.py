@@ -238,7 +238,7 @@ def test_a_wrong_block_on_the_disk_is_a_miss_and_is_dropped() -> None:
             bench.submit([number + 5] * 60, max_tokens=2)
             bench.run()
     bench.assert_all_right()
-    assert bench.cache.tiers.misses > 0
+    assert bench.cache.misses > 0
     assert bench.client.finished[6].num_cached < 44
 
 
@@ -312,11 +312,11 @@ def test_a_victim_that_is_clean_keeps_its_copies_below() -> None:
     kept = 0
     while not bench.loop.is_idle:
         bench.step()
-        kept = max(kept, host.num_retained(RetentionClass.PREEMPTED))
+        kept = max(kept, host.copies.num_retained(RetentionClass.PREEMPTED))
     bench.run()
     bench.assert_all_right()
     assert kept > 0
-    assert host.num_retained(RetentionClass.PREEMPTED) == host.num_retained(RetentionClass.WANTED) == 0
+    assert host.copies.num_retained(RetentionClass.PREEMPTED) == host.copies.num_retained(RetentionClass.WANTED) == 0
 
 
 def test_aborts_while_copies_fly_leave_nothing_kept_for_nobody() -> None:
@@ -330,7 +330,7 @@ def test_aborts_while_copies_fly_leave_nothing_kept_for_nobody() -> None:
         bench.loop.take([Abort(tuple(seqs))])
     bench.run()
     bench.assert_all_right()
-    assert host.num_retained(RetentionClass.PREEMPTED) == host.num_retained(RetentionClass.WANTED) == 0
+    assert host.copies.num_retained(RetentionClass.PREEMPTED) == host.copies.num_retained(RetentionClass.WANTED) == 0
 
 
 class TierWalk(RuleBasedStateMachine):

@@ -33,7 +33,7 @@ class Library:
         self.bench.loop.check_integrity = check
         check()
         device = self.bench.cache.tiers.device
-        device.evict_many(as_slots(device.eviction_order()))
+        device.evict_many(as_slots(tuple(device.copies)))
         self.bench.loop.check_integrity = lambda: None
 
     def submit(self, prompt: list[int], band: int, scope: bytes = b"") -> SeqId:

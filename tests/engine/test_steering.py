@@ -10,6 +10,7 @@ from tiercel.engine.loop import EngineLoop
 from tiercel.engine.steering import Steering, daily_blocks, pace_of
 from tiercel.ids import TenantId
 from tiercel.kvcache.chain import WriteBudget
+from tiercel.outcome import TierGauges
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.scheduler.fairness import NoFairness
@@ -17,6 +18,7 @@ from tiercel.settings import EngineSettings, PolicyName
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest
 from tiercel.tenant import TenantShare
+from tiercel.tier import Tier
 from tiercel.wire import SetSettings
 
 LIGHT, HEAVY = (TenantShare(name=TenantId(name), weight=weight) for name, weight in (("light", 1), ("heavy", 3)))
@@ -171,6 +173,10 @@ def test_goals_and_caps_of_a_step_reach_the_planner_and_the_pace() -> None:
     assert bench.simulation.book.running[0].scheduled == 32
 
 
+def ssd(bench: Bench) -> TierGauges:
+    return next(gauges for gauges in bench.simulation.cache.tier_gauges() if gauges.tier is Tier.SSD)
+
+
 def test_the_daily_cap_of_the_disk_changes_and_what_was_written_counts() -> None:
     assert daily_blocks(replaced("fair", kv_disk_daily_bytes=0), 1000) == 0
     assert daily_blocks(replaced("fair", kv_disk_daily_bytes=1), 1000) == 1
@@ -186,10 +192,10 @@ def test_the_daily_cap_of_the_disk_changes_and_what_was_written_counts() -> None
     budget.change(50)
     assert budget.blocks == 50
     bench = Bench("fair", disk_blocks=100)
-    assert bench.simulation.cache.tiers.budget.blocks is None
+    assert ssd(bench).daily_blocks == 0
     block_bytes = bench.simulation.planner.limits.block_bytes
     bench.set(replaced("fair", kv_disk_daily_bytes=7 * block_bytes))
-    assert bench.simulation.cache.tiers.budget.blocks == 7
+    assert (ssd(bench).daily_blocks, ssd(bench).writable_blocks) == (7, 7)
 
 
 @pytest.fixture

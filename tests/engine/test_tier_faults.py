@@ -182,7 +182,7 @@ def test_a_read_that_lands_when_its_request_has_run_and_given_way_again_is_kept_
     bench.loop.take([SetTenants(Tenants(1, (share,)))])  # the lower of the two gives way
     waited_s(bench, [other, seq])
     assert bench.client.finished[seq].preemptions == 1
-    assert [pool.num_retained(RetentionClass.WANTED) for _, pool in bench.cache.tiers.pools()] == [0, 0, 0]
+    assert [pool.copies.num_retained(RetentionClass.WANTED) for _, pool in bench.cache.tiers.pools()] == [0, 0, 0]
 
 
 # restores and spills in one plan
@@ -243,7 +243,7 @@ def test_copies_that_fly_count_against_the_quotas_of_ddr_and_ssd(spillers: int, 
         is_busy = bench.step()
         for tier, pool in bench.cache.tiers.pools():
             if tier is not Tier.HBM:
-                there = sum(pool.owner(slot) == 1 for slot in range(1, pool.blocks + 1))  # type: ignore[arg-type]
+                there = sum(pool.copies.owner(slot) == 1 for slot in range(1, pool.blocks + 1))  # type: ignore[arg-type]
                 assert there == quotas.held(tier, 1)
                 most[tier] = max(most[tier], there)
         if not is_busy and bench.loop.is_idle:

@@ -4,11 +4,13 @@ from array import array
 
 from tiercel.ids import BlockKey, SeqId, SlotId
 from tiercel.kvcache.background import BackgroundWork
+from tiercel.kvcache.disk_traffic import DiskTraffic
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.slot_index import as_slots
 from tiercel.kvcache.table import BlockTable
 from tiercel.kvcache.tenant_holding import TenantHolding
-from tiercel.kvcache.tiers import TierBook, TierLimits
+from tiercel.kvcache.tiers import TierLimits, TierSet
+from tiercel.kvcache.verification import UnverifiedCopies
 from tiercel.rates import Rates
 from tiercel.tier import Route
 
@@ -17,20 +19,21 @@ RATES = Rates(bytes_per_s_by_route={Route.PREFETCH: 4e9, Route.PERSIST: 4e9}, pr
 MAX_LOOKS = 1024
 
 
-class CountingTiers(TierBook):
+class CountingTraffic(DiskTraffic):
     """Counts the blocks that are looked up on the disk."""
 
     looks = 0
 
-    def is_on_disk(self, key: BlockKey) -> bool:
+    def has_copy(self, key: BlockKey) -> bool:
         self.looks += 1
-        return super().is_on_disk(key)
+        return super().has_copy(key)
 
 
 def test_the_chains_that_a_step_looks_at_share_one_budget() -> None:
     device, disk = SlotPool(CHAINS * BLOCKS), SlotPool(CHAINS * BLOCKS)
-    tiers = CountingTiers(device, None, disk, SIZE, lambda: RATES, TierLimits())
-    idle = BackgroundWork(tiers, SIZE, lambda: RATES)
+    tiers = TierSet(device, None, disk, TierLimits())
+    traffic = CountingTraffic(tiers)
+    background = BackgroundWork(tiers, traffic, UnverifiedCopies(tiers), SIZE, lambda: RATES)
     for number in range(CHAINS):  # every block of each is on the disk already: nothing ends the look before the tail
         tokens = array("I", [number] * (BLOCKS * SIZE))
         table = BlockTable(SeqId(number), BlockKey(bytes(32)), tokens, 0, TenantHolding())
@@ -40,14 +43,14 @@ def test_the_chains_that_a_step_looks_at_share_one_budget() -> None:
             device.publish(SlotId(slot), table.key(block, SIZE))
             assert disk.adopt(SlotId(number * BLOCKS + block + 1), table.key(block, SIZE))
         table.num_published = BLOCKS
-        idle.offer(table)
+        background.note_ended(table)
         device.drop_many(as_slots(table.slots), 0)
     steps = total = 0
-    while idle.has_unsaved:
-        tiers.looks = 0
-        idle.work((), float(steps), is_idle=True)
-        assert tiers.looks <= MAX_LOOKS
-        total += tiers.looks
+    while background.has_unsaved:
+        traffic.looks = 0
+        background.work((), float(steps), is_idle=True)
+        assert traffic.looks <= MAX_LOOKS
+        total += traffic.looks
         steps += 1
         assert steps < 2 * CHAINS
     assert total == CHAINS * BLOCKS, "each block is looked at once"

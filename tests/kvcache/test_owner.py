@@ -3,6 +3,7 @@
 from tiercel.ids import TenantId
 from tiercel.kvcache.owner import OwnerBook
 from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.quota import CopyQuotas
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 from tiercel.tier import Tier
 
@@ -10,28 +11,30 @@ A, B = TenantId("a"), TenantId("b")
 
 
 def test_floors_follow_weights_and_quotas_are_in_blocks() -> None:
-    pool, maximum = SlotPool(1000), dict[tuple[Tier, int], int]()
-    owners = OwnerBook(maximum, (pool,))
+    pool = SlotPool(1000)
+    quotas = CopyQuotas({Tier.DDR: SlotPool(100), Tier.SSD: SlotPool(100)})
+    owners = OwnerBook(quotas, (pool,))
     first = owners[A]
     shares = (TenantShare(name=A, weight=3.0, kv_quota=KvQuota(ddr=1000, ssd=4095)), TenantShare(name=B))
     owners.set_tenants(Tenants(1, shares), 100)
     assert (first, owners[B], owners[A]) == (1, 2, 1)
-    assert pool.floor_by_owner == {1: 75, 2: 25}
-    assert maximum == {(Tier.DDR, 1): 10, (Tier.SSD, 1): 40}
+    assert pool.victims.floor_by_owner == {1: 75, 2: 25}
+    assert [quotas.left(tier, owners[A]) for tier in (Tier.DDR, Tier.SSD)] == [10, 40]
+    assert quotas.left(Tier.DDR, owners[B]) is None
     owners.set_tenants(Tenants(2, shares[:1]), 100)
-    assert pool.floor_by_owner == {}  # alone
+    assert pool.victims.floor_by_owner == {}  # alone
     owners.set_tenants(Tenants(3, ()), 100)
-    assert maximum == {}
+    assert not quotas.has_any
 
 
 def test_a_flood_leaves_the_others_their_floor() -> None:
     pool = SlotPool(100)
-    owners = OwnerBook({}, (pool,))
+    owners = OwnerBook(CopyQuotas({}), (pool,))
     owners.set_tenants(Tenants(1, (TenantShare(name=A), TenantShare(name=B))), 1)
     for tenant, blocks in ((A, 20), (B, 300)):
         for number in range(blocks):
             slot = pool.take()
             pool.publish(slot, (tenant.encode() + number.to_bytes(4, "big")).ljust(32))  # type: ignore[arg-type]
-            pool.set_owner(slot, owners[tenant])
+            pool.copies.set_owner(slot, owners[tenant])
             pool.drop(slot, 0)
-    assert pool.num_cached_of(owners[A]) == 5  # a twentieth
+    assert pool.copies.num_cached_of(owners[A]) == 5  # a twentieth

@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tiercel.errors import InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.eviction import RetentionClass
-from tiercel.kvcache.pool import NULL_BLOCK, SlotPool, SlotState, count_runs
+from tiercel.kvcache.free_run import count_runs
+from tiercel.kvcache.pool import SlotPool
+from tiercel.kvcache.slot_state import NULL_BLOCK, SlotState
 
 
 def key(number: int) -> BlockKey:
@@ -23,7 +25,7 @@ def cached(pool: SlotPool, count: int, first_key: int = 0, owner: int = 0) -> li
     slots = pool.take_many(count)
     for number, slot in enumerate(slots):
         pool.publish(slot, key(first_key + number))
-        pool.set_owner(slot, owner)
+        pool.copies.set_owner(slot, owner)
     for slot in reversed(slots):
         pool.drop(slot, 0)
     return slots
@@ -157,9 +159,9 @@ def test_nobody_holds_what_is_empty() -> None:
         with pytest.raises(InvariantError, match="hold_empty"):
             pool.hold(slot)
         with pytest.raises(InvariantError, match="keep_empty"):
-            pool.set_retention(slot, RetentionClass.WANTED)
+            pool.copies.set_retention(slot, RetentionClass.WANTED)
         with pytest.raises(InvariantError, match="owner_empty"):
-            pool.set_owner(slot, 1)
+            pool.copies.set_owner(slot, 1)
 
 
 def test_what_only_transfers_hold_is_coming() -> None:
@@ -223,7 +225,7 @@ def test_a_copy_is_evicted_on_demand_unless_somebody_holds_it() -> None:
 def test_the_tail_of_a_chain_goes_before_its_head() -> None:
     pool = SlotPool(6)
     chain = cached(pool, 6)
-    assert pool.eviction_order() == tuple(reversed(chain))
+    assert tuple(pool.copies) == tuple(reversed(chain))
     assert pool.take_many(2) == chain[-2:]
 
 
@@ -234,26 +236,26 @@ def test_segments_go_in_order_and_a_hit_is_reuse() -> None:
         slots, (RetentionClass.PREEMPTED, RetentionClass.WANTED, None, RetentionClass.SHADOW, None, None), strict=True
     ):
         if retention is not None:
-            pool.set_retention(slot, retention)
+            pool.copies.set_retention(slot, retention)
     for slot in (slots[2], slots[4]):
         pool.hold(slot, is_reuse=slot == slots[2])
         pool.drop(slot, 0)
     pool.hold(slots[5], by_transfer=True)  # a write-back is no hit
     pool.drop(slots[5], 0, by_transfer=True)
     expected = [slots[3], slots[4], slots[5], slots[2], slots[1], slots[0]]
-    assert pool.eviction_order() == tuple(expected)
-    assert [pool.num_retained(retention) for retention in RetentionClass] == [1, 2, 1, 1, 1]
+    assert tuple(pool.copies) == tuple(expected)
+    assert [pool.copies.num_retained(retention) for retention in RetentionClass] == [1, 2, 1, 1, 1]
     pool.take_many(10)
-    assert [pool.num_retained(retention) for retention in RetentionClass] == [0] * 5
-    assert {pool.retention(slot) for slot in slots} == {RetentionClass.ONCE}  # an empty slot remembers nothing
+    assert [pool.copies.num_retained(retention) for retention in RetentionClass] == [0] * 5
+    assert {pool.copies.retention(slot) for slot in slots} == {RetentionClass.ONCE}  # an empty slot remembers nothing
 
 
 def test_a_copy_that_is_touched_goes_last_of_its_segment() -> None:
     pool = SlotPool(6)
     chain = cached(pool, 3)
-    pool.touch(chain[2])
-    pool.touch(SlotId(6))
-    assert pool.eviction_order() == (chain[1], chain[0], chain[2])
+    pool.copies.touch(chain[2])
+    pool.copies.touch(SlotId(6))
+    assert tuple(pool.copies) == (chain[1], chain[0], chain[2])
 
 
 def test_beyond_its_share_the_oldest_reused_counts_as_seen_once() -> None:
@@ -263,11 +265,11 @@ def test_beyond_its_share_the_oldest_reused_counts_as_seen_once() -> None:
         pool.hold(slot)
         pool.drop(slot, 0)
     assert pool.balance(maximum=2) == 2
-    assert pool.num_retained(RetentionClass.REUSED) == 6
+    assert pool.copies.num_retained(RetentionClass.REUSED) == 6
     pool.commit(1)
-    assert pool.num_retained(RetentionClass.REUSED) == 5
+    assert pool.copies.num_retained(RetentionClass.REUSED) == 5
     assert pool.balance() == 0
-    assert pool.eviction_order() == (slots[9], slots[8], *slots[:3], *slots[3:8])
+    assert tuple(pool.copies) == (slots[9], slots[8], *slots[:3], *slots[3:8])
     pool.check_integrity()
 
 
@@ -277,10 +279,10 @@ def test_beyond_its_share_the_oldest_reused_counts_as_seen_once() -> None:
 def test_an_owner_keeps_its_floor_while_anybody_elses_copy_can_go() -> None:
     pool = SlotPool(12)
     mine, theirs = cached(pool, 6, owner=1), cached(pool, 6, first_key=10, owner=2)
-    pool.floor_by_owner[1] = 4
+    pool.victims.floor_by_owner[1] = 4
     taken = pool.take_many(8)
     assert set(taken) == {*mine[4:], *theirs}
-    assert (pool.num_cached_of(1), pool.num_cached_of(2), pool.num_cached_of(9)) == (4, 0, 0)
+    assert (pool.copies.num_cached_of(1), pool.copies.num_cached_of(2), pool.copies.num_cached_of(9)) == (4, 0, 0)
     assert set(pool.take_many(2)) == set(mine[2:4])  # nobody else's is left
     pool.check_integrity()
 
@@ -289,15 +291,15 @@ def test_a_floor_is_looked_past_for_so_many_copies_only() -> None:
     pool = SlotPool(200)
     mine = cached(pool, 150, owner=1)
     cached(pool, 50, first_key=500, owner=2)
-    pool.floor_by_owner[1] = 150
+    pool.victims.floor_by_owner[1] = 150
     assert pool.take() == mine[-1]
 
 
 def test_who_takes_over_a_copy_is_counted() -> None:
     pool = SlotPool(4)
     first, _ = cached(pool, 2, owner=3)
-    pool.set_owner(first, 700)
-    assert (pool.num_cached_of(3), pool.num_cached_of(700), pool.owner(first)) == (1, 1, 700)
+    pool.copies.set_owner(first, 700)
+    assert (pool.copies.num_cached_of(3), pool.copies.num_cached_of(700), pool.copies.owner(first)) == (1, 1, 700)
     pool.check_integrity()
 
 
@@ -308,13 +310,13 @@ def test_another_tier_follows_evictions() -> None:
     upper, lower = SlotPool(4), SlotPool(4)
     cached(upper, 4)
     for slot in cached(lower, 4):
-        lower.set_retention(slot, RetentionClass.SHADOW)
-    upper.on_evict = lambda gone, slot: lower.set_retention(
-        lower.slot_by_key[gone], RetentionClass(upper.retention(slot))
+        lower.copies.set_retention(slot, RetentionClass.SHADOW)
+    upper.on_evict = lambda gone, slot: lower.copies.set_retention(
+        lower.slot_by_key[gone], RetentionClass(upper.copies.retention(slot))
     )
     upper.take_many(3)
     upper.evict_key(key(0))
-    assert lower.num_retained(RetentionClass.ONCE) == 4
+    assert lower.copies.num_retained(RetentionClass.ONCE) == 4
     assert upper.num_cached == 0
     upper.check_integrity()
     lower.check_integrity()
@@ -328,7 +330,7 @@ class Driver:
 
     def __init__(self, blocks: int, floors: dict[int, int], share: float) -> None:
         self.pool = SlotPool(blocks, protected_share=share)
-        self.pool.floor_by_owner.update(floors)
+        self.pool.victims.floor_by_owner.update(floors)
         self.tables: list[SlotId] = []
         self.transfers: list[SlotId] = []
         self.step = 0
@@ -366,7 +368,7 @@ class Driver:
         once = [slot for slot in self.of(SlotState.OWNED) if self.pool.refs[slot] == 1]
         if once:
             slot = once[pick % len(once)]
-            if self.pool.is_touched(slot, 0):
+            if self.pool.deferred.last_step(slot) > self.pool.deferred.committed:
                 return
             if self.pool.key(slot) is not None:
                 self.pool.forget(slot)
@@ -388,10 +390,10 @@ class Driver:
     def mark(self, pick: int, retention: RetentionClass, owner: int) -> None:
         if slots := self.of(SlotState.CACHED, SlotState.OWNED, SlotState.DEFERRED):
             slot = slots[pick % len(slots)]
-            self.pool.set_retention(slot, retention)
-            self.pool.set_owner(slot, owner)
-            self.pool.touch(slot)
-            assert (self.pool.retention(slot), self.pool.owner(slot)) == (retention, owner)
+            self.pool.copies.set_retention(slot, retention)
+            self.pool.copies.set_owner(slot, owner)
+            self.pool.copies.touch(slot)
+            assert (self.pool.copies.retention(slot), self.pool.copies.owner(slot)) == (retention, owner)
 
     def publish(self, pick: int, is_new: bool) -> None:
         unnamed = [slot for slot in self.tables if self.pool.key(slot) is None]
@@ -404,7 +406,7 @@ class Driver:
     def commit(self) -> None:
         self.step += 1
         self.pool.commit(self.step)
-        assert not [slot for slot in self.of(SlotState.DEFERRED) if self.pool.last_steps[slot] <= self.step]
+        assert not [slot for slot in self.of(SlotState.DEFERRED) if self.pool.deferred.last_step(slot) <= self.step]
 
     def check(self) -> None:
         pool = self.pool
@@ -414,8 +416,8 @@ class Driver:
         assert [lent[SlotId(slot)] for slot in range(pool.blocks + 1)] == pool.transfer_refs.tolist()
         coming = len(self.of(SlotState.DEFERRED)) + len(set(self.transfers) - set(self.tables))
         assert pool.num_coming == coming
-        assert len(self.of(SlotState.FREE)) == pool.num_free == len(pool.free_order())
-        assert set(pool.eviction_order()) == set(self.of(SlotState.CACHED))
+        assert len(self.of(SlotState.FREE)) == pool.num_free
+        assert set(tuple(pool.copies)) == set(self.of(SlotState.CACHED))
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -31,7 +31,7 @@ class Pair:
         self.many.on_free = self.freed[1].append
         self.many.on_free_many = lambda slots: self.freed[1].extend(slots.tolist())
         for pool in (self.one, self.many):
-            pool.floor_by_owner.update(floors)
+            pool.victims.floor_by_owner.update(floors)
         self.tables: list[list[int]] = []
         self.loans: list[list[int]] = []
         self.next_key = 0
@@ -44,8 +44,8 @@ class Pair:
             return
         behind = None if near is None else SlotId(near)
         slots: list[int] = []
-        if not self.one.floor_by_owner:  # those that make room go one by one
-            for slot in self.one.eviction_order()[: max(0, count - self.one.num_free)]:
+        if not self.one.victims.floor_by_owner:  # those that make room go one by one
+            for slot in tuple(self.one.copies)[: max(0, count - self.one.num_free)]:
                 self.one.evict(SlotId(slot))
         slots += self.one.take_many(count, behind, 8, by_transfer=by_transfer)
         assert self.many.take_slots(count, behind, 8, by_transfer=by_transfer).tolist() == slots
@@ -70,11 +70,11 @@ class Pair:
 
     def mark(self, slots: list[int], retention: RetentionClass, owner: int) -> None:
         for slot in slots:
-            self.one.set_retention(SlotId(slot), retention)
+            self.one.copies.set_retention(SlotId(slot), retention)
         for slot in slots:
-            self.one.set_owner(SlotId(slot), owner)
-        self.many.set_retention_many(np.array(slots, np.intp), retention)
-        self.many.set_owner_many(np.array(slots, np.intp), owner)
+            self.one.copies.set_owner(SlotId(slot), owner)
+        self.many.copies.set_retention_many(np.array(slots, np.intp), retention)
+        self.many.copies.set_owner_many(np.array(slots, np.intp), owner)
 
     def commit(self) -> None:
         self.step += 1
@@ -86,7 +86,7 @@ class Pair:
         self.many.check_integrity()
         assert self.many.snapshot() == self.one.snapshot()
         assert self.many.evictions == self.one.evictions
-        assert self.many.stamps.tolist() == self.one.stamps.tolist()
+        assert self.many.versions.stamps.tolist() == self.one.versions.stamps.tolist()
         assert self.heard[0] == self.heard[1]
         assert sorted(self.freed[0]) == sorted(self.freed[1])
 

@@ -50,7 +50,7 @@ class Steps:
 
     def kept(self, retention: RetentionClass) -> int:
         """Copies in DDR that are kept for this."""
-        return dict(self.cache.tiers.pools())[Tier.DDR].num_retained(retention)
+        return dict(self.cache.tiers.pools())[Tier.DDR].copies.num_retained(retention)
 
 
 def test_a_spill_that_lands_after_its_sequence_came_back_and_gave_way_again_keeps_only_what_it_still_had() -> None:

@@ -2,8 +2,7 @@
 
 from array import array
 
-from tests.kvcache.test_keeps import BLOCK, FIRST, OTHER, Steps
-
+from tests.kvcache.test_retention import BLOCK, FIRST, OTHER, Steps
 from tiercel.kvcache.eviction import RetentionClass
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.slot_index import as_slots
@@ -19,7 +18,7 @@ def test_a_spill_makes_room_with_copies_of_others_before_the_clean_copies_of_its
     steps.compute(OTHER, 16)
     steps.write_back(OTHER)
     steps.cache.close(OTHER)
-    pools[Tier.HBM].evict_many(as_slots(pools[Tier.HBM].eviction_order()))
+    pools[Tier.HBM].evict_many(as_slots(pools[Tier.HBM].copies))
     steps.cache.open(FIRST, array("I", range(33)), b"s")
     steps.compute(FIRST, 16)
     steps.write_back(FIRST)
