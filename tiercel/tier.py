@@ -1,4 +1,4 @@
-"""The shape of what lies in a tier, and how much of it fits."""
+"""The tiers: the layout of a block, the transfers between tiers, and their capacity."""
 
 import enum
 
@@ -7,18 +7,11 @@ from msgspec import Struct
 from tiercel.ids import BlockKey, SlotId
 
 
-class KVGroup(Struct, frozen=True):
-    """Layers whose cache rows are alike. Version 1 has one group; sliding windows are kept whole."""
-
-    kind: str  # full | window | state
-    layers: int
-    row_bytes: int  # of one token in one layer: kv_heads * 2 * head_dim * itemsize
-
-
 class KVSpec(Struct, frozen=True, kw_only=True):
     """The layout of a block: [layers, block_size, kv_heads, 2 * head_dim], keys in the first half of the last axis.
 
-    Arenas see bytes, kernels see strides; slots of any tier hold exactly one block.
+    A slot of any tier holds exactly one block. The class's `repr` is part of the identity of memory and volumes that
+    outlive the engine: another name or field makes them anew.
     """
 
     layers: int
@@ -33,23 +26,18 @@ class KVSpec(Struct, frozen=True, kw_only=True):
         return 4 if self.dtype == "float32" else 2
 
     @property
-    def groups(self) -> tuple[KVGroup, ...]:
-        """Layers with like rows."""
-        return (KVGroup("full", self.layers, self.kv_heads * 2 * self.head_dim * self.itemsize),)
-
-    @property
     def token_bytes(self) -> int:
-        """KV of one token in all layers."""
-        return sum(group.layers * group.row_bytes for group in self.groups)
+        """Bytes of one token's KV in all layers."""
+        return self.layers * self.kv_heads * 2 * self.head_dim * self.itemsize
 
     @property
     def block_bytes(self) -> int:
-        """KV of one block: one contiguous extent in every tier."""
+        """Bytes of one block, which is one contiguous extent in every tier."""
         return self.block_size * self.token_bytes
 
 
 class Tier(enum.Enum):
-    """Where a copy of a block can lie. On the CPU one arena is HBM and DDR in one, unless they are kept apart."""
+    """A tier that can hold copies of blocks. On the CPU one arena is HBM and DDR in one, unless they are kept apart."""
 
     HBM = "hbm"
     DDR = "ddr"
@@ -57,27 +45,27 @@ class Tier(enum.Enum):
 
 
 class Route(enum.Enum):
-    """The ways of a copy. SSD never touches HBM: host memory is the gateway."""
+    """A way of a copy between two tiers. No copy goes directly between HBM and SSD: host memory is the gateway."""
 
     SPILL = "hbm_ddr"
     RESTORE = "ddr_hbm"
     PERSIST = "ddr_ssd"
     PREFETCH = "ssd_ddr"
     VERIFY = "ddr_ddr"  # a copy found after a restart is compared with its checksum, in place
-    SIGN = "ddr_journal"  # the checksum of a copy is journalled, so that the next engine can find it
+    SIGN = "ddr_journal"  # the checksum of a copy is journalled, so that the next engine can use the copy
 
 
 class Purpose(enum.Enum):
-    """Why a transfer runs: what is exposed goes before what only prepares."""
+    """Why a transfer runs, in the order of urgency."""
 
-    RESTORE = "restore"  # a sequence waits for it
-    SPILL = "spill"  # a victim's slots wait for it
-    PREFETCH = "prefetch"  # a waiting sequence will need it
+    RESTORE = "restore"  # a sequence waits for the copies
+    SPILL = "spill"  # a victim's slots are free when it lands
+    PREFETCH = "prefetch"  # a waiting sequence will need the copy
     BACKGROUND = "background"  # write-back and persist in idle time
 
 
 class Transfer(Struct, frozen=True, gc=False):
-    """Copies of whole blocks on one route. Keys, sources and targets run in parallel."""
+    """Copies of whole blocks on one route. Keys, source slots and target slots are parallel."""
 
     id: int
     route: Route
@@ -88,13 +76,13 @@ class Transfer(Struct, frozen=True, gc=False):
 
 
 class Verdict(enum.Enum):
-    """How a transfer came out. Memory routes land as a whole; disk routes carry one block each."""
+    """The result of a transfer. Transfers between memory tiers land as a whole; disk transfers carry one block each."""
 
     LANDED = "landed"
     MISS = "miss"  # the bytes are not what the key promises
     FAILED = "failed"  # an I/O error
-    LATE = "late"  # the deadline passed: the result is abandoned, the buffers still belong to the call
-    RETURNED = "returned"  # a late call has come back: its buffers are free
+    LATE = "late"  # the deadline has passed: the result is abandoned, and the call still owns its buffers
+    RETURNED = "returned"  # a late call has returned: its buffers are free
 
 
 class Landing(Struct, frozen=True, gc=False):
@@ -107,13 +95,13 @@ class Landing(Struct, frozen=True, gc=False):
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """Measured room of the tiers. Slot 0 is the null block, so `blocks` slots hold KV and one more exists."""
+    """The sizes of the tiers. Slot 0 is the null block: `blocks` slots hold KV, and one more exists."""
 
     blocks: int  # usable, of the device tier
     block_size: int  # tokens
-    max_model_len: int  # tokens, after fitting to the pool
+    max_model_len: int  # tokens, reduced to what the pool can hold
     weights_bytes: int
     kv_bytes: int
-    host_blocks: int = 0  # of a DDR tier beside the device tier; 0 = none, or the device tier is DDR itself
-    disk_blocks: int = 0  # of the SSD tier; 0 = none
-    reserved_bytes: int = 0  # of the device, left for what steps take beside weights and KV
+    host_blocks: int = 0  # of a DDR tier beside the device tier; 0: none, or the device tier is DDR itself
+    disk_blocks: int = 0  # of the SSD tier; 0: none
+    reserved_bytes: int = 0  # of the device, left for what steps allocate beside weights and KV

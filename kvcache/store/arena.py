@@ -16,7 +16,7 @@ _DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 
 
 class Arena:
-    """Slots of one tier. Slot 0 is the null block.
+    """The slots of one tier in memory. Slot 0 is the null block.
 
     Shapes: kv [slots, layers, block_size, kv_heads, 2 * head_dim]; a slot is one contiguous extent.
     """
@@ -32,17 +32,17 @@ class Arena:
     ) -> None:
         self.spec = spec
         self.kv = kv
-        self.journal = journal  # of an arena that outlives the engine
-        self.is_kept = is_kept  # an earlier engine's copies may lie here: the journal says which
+        self.journal = journal  # if the arena outlives the engine
+        self.is_kept = is_kept  # the arena may hold copies of an earlier engine: the journal says which
         self._host_bytes = host_bytes
 
     @property
     def blocks(self) -> int:
-        """Slots without the null block."""
+        """Number of slots without the null block."""
         return self.kv.shape[0] - 1
 
     def slot_bytes(self, slot: SlotId) -> memoryview:
-        """One slot as bytes, to read and to write; host memory only. The arena starts on a page."""
+        """Return one slot as bytes, to read and to write; host memory only. The arena starts on a page boundary."""
         if self._host_bytes is None or not 0 <= slot <= self.blocks:
             raise InvariantError("arena.slot_bytes", slot=slot, blocks=self.blocks)
         size = self.spec.block_bytes
@@ -52,12 +52,12 @@ class Arena:
 def open_arena(
     spec: KVSpec, blocks: int, device: torch.device, fd: int | None = None, fingerprint: bytes = b""
 ) -> Arena:
-    """Room for `blocks` blocks and the null block, all zero, or as an earlier engine left it in the memfd `fd`.
+    """Open an arena of `blocks` blocks and the null block: all zero, or as an earlier engine left it in the memfd `fd`.
 
     Cost:    on the CPU none: pages become real when they are first written, so a large pool starts at once and a
              quiet server stays small.
     Effects: a memfd of another model, layout or size is emptied.
-    Errors:  ConfigError when the memory is not there.
+    Errors:  ConfigError if the machine has not enough memory.
     """
     slots = blocks + 1
     shape = (slots, spec.layers, spec.block_size, spec.kv_heads, 2 * spec.head_dim)

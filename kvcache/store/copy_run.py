@@ -1,4 +1,4 @@
-"""Copies between two arenas: neighbours as one, in pieces."""
+"""Runs of neighbouring slots that are copied between two arenas as one."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from tiercel.ids import SlotId
 from tiercel.kvcache.store.arena import Arena
 
 CopyRun = tuple[int, int, int]
-"""Source slot, target slot, blocks: neighbours on both sides, hence one copy."""
+"""Source slot, target slot, blocks. The slots are neighbours on both sides, so that one copy moves them all."""
 
 
 def merge_runs(
     sources: Sequence[SlotId], targets: Sequence[SlotId], source_slab: int = 0, target_slab: int = 0
 ) -> deque[CopyRun]:
-    """Copies of as many neighbours as there are, neighbours on both sides.
+    """Merge pairs of slots into runs that are as long as possible.
 
-    No copy reaches into a slot that is a multiple of its side's slab: memory there is locked apart. 0: it is not.
+    A run ends before a slot that is a multiple of its side's slab, because slabs are locked apart; 0: no slabs.
     """
     runs: deque[CopyRun] = deque()
     for source, target in sorted(zip(sources, targets, strict=True)):
@@ -30,7 +30,7 @@ def merge_runs(
 
 
 def cut_runs(runs: deque[CopyRun], maximum: int) -> list[CopyRun]:
-    """Take up to so many blocks off the front."""
+    """Remove runs of up to `maximum` blocks from the front and return them."""
     piece: list[CopyRun] = []
     while runs and maximum:
         source, target, blocks = runs.popleft()
@@ -49,5 +49,5 @@ def check_slots(arena: Arena, slots: Sequence[SlotId]) -> None:
 
 
 def extents_of(source: Arena, target: Arena, runs: Sequence[CopyRun]) -> Extents:
-    """What a copy lane is told of these runs."""
+    """Return the extents in memory of these runs, for a copy lane."""
     return Extents.of_runs(runs, source.kv.data_ptr(), target.kv.data_ptr(), source.spec.block_bytes)

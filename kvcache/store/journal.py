@@ -1,4 +1,4 @@
-"""What lies in the slots of a shared arena, for the engine that comes after this one."""
+"""Records of what the slots of a shared arena hold, for the engine that follows this one."""
 
 import struct
 import zlib
@@ -19,8 +19,8 @@ class SlotJournal:
     """One fixed record per slot: the key and the xxh3-128 of the copy that landed there.
 
     A record is cleared before its slot is overwritten and signed after the copy landed, so a crash between the two
-    leaves no record. A crash in the midst of a record leaves one that its crc refuses. The records say what *should*
-    lie in a slot; whoever attaches compares the bytes with the digest before the first use.
+    leaves no record. A crash in the middle of writing a record leaves one whose crc is wrong. The records say what
+    *should* lie in a slot; the next engine compares the bytes with the digest before their first use.
     """
 
     def __init__(self, records: memoryview) -> None:
@@ -28,7 +28,7 @@ class SlotJournal:
         self.slots = len(records) // RECORD_BYTES
 
     def sign(self, slot: SlotId, key: BlockKey, digest: bytes) -> None:
-        """This copy lies in the slot."""
+        """Record that the slot holds this copy."""
         start = self._start(slot)
         _FLAGS.pack_into(self._records, start, 0)
         crc = zlib.crc32(_COVERED.pack(slot, key, digest, _VALID))
@@ -36,11 +36,11 @@ class SlotJournal:
         _FLAGS.pack_into(self._records, start, _VALID)
 
     def clear(self, slot: SlotId) -> None:
-        """Nothing that counts lies in the slot. Cost: one word."""
+        """Remove the slot's record. Cost: one word."""
         _FLAGS.pack_into(self._records, self._start(slot), 0)
 
     def record(self, slot: SlotId) -> tuple[BlockKey, bytes] | None:
-        """Key and digest of the copy in a slot, if its record is whole."""
+        """Return key and digest of the copy in a slot; None if the slot has no whole record."""
         start = self._start(slot)
         (flags,) = _FLAGS.unpack_from(self._records, start)
         if flags != _VALID:
@@ -51,12 +51,12 @@ class SlotJournal:
         return BlockKey(key), digest
 
     def digest(self, slot: SlotId) -> bytes | None:
-        """The checksum that a slot was signed with."""
+        """Return the checksum that a slot was signed with; None if the slot has no whole record."""
         record = self.record(slot)
         return record[1] if record else None
 
     def records(self) -> Iterator[tuple[SlotId, BlockKey]]:
-        """Every slot with a whole record. Two slots may claim one key."""
+        """Yield slot and key of every whole record. Two slots may claim one key."""
         for number in range(1, self.slots):
             slot = SlotId(number)
             if record := self.record(slot):

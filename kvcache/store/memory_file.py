@@ -1,7 +1,7 @@
 """The layout of a memfd that outlives the engine: a header page, the journal, the arena.
 
-The HTTP process makes the memfd and hands it to every engine it starts. Whatever lies in it was written by an engine
-that may have died anywhere, so nothing is believed before it is checked.
+The HTTP process makes the memfd and hands it to every engine that it starts. An engine may have died at any point while
+it wrote, so nothing in the memfd is used before it is checked.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _HEADER = struct.Struct("<8sIIQQ32sI")  # magic, version, record bytes, slots, b
 
 @dataclass(frozen=True, slots=True)
 class MemoryLayout:
-    """Where things lie in the memfd. `identity` names weights, layout of a block and everything else that keys mean."""
+    """The positions in the memfd. `identity` names weights, block layout and everything else that keys depend on."""
 
     slots: int
     block_bytes: int
@@ -43,32 +43,32 @@ class MemoryLayout:
 
 
 def identity_of(spec: KVSpec, fingerprint: bytes) -> bytes:
-    """32 bytes that change when the model does, or the layout of its blocks."""
+    """Return 32 bytes that change with the model and with the layout of its blocks."""
     return hashlib.sha256(fingerprint + repr(spec).encode()).digest()
 
 
 def layout_of(spec: KVSpec, fingerprint: bytes, slots: int) -> MemoryLayout:
-    """The layout for the blocks of one model."""
+    """Return the layout for the blocks of one model."""
     return MemoryLayout(slots, spec.block_bytes, identity_of(spec, fingerprint))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptMemory:
-    """What an earlier engine of the same model left: size the arena alike, and do not count its memory twice."""
+    """What an earlier engine of the same model left: the arena is to get this size, and its memory is taken already."""
 
-    blocks: int = 0  # without the null block; 0 = nothing that can be used
-    bytes: int = 0  # taken by the memfd, whatever is in it
+    blocks: int = 0  # without the null block; 0: nothing that can be used
+    bytes: int = 0  # taken by the memfd, whatever its content
 
 
 def kept_memory(fd: int | None, spec: KVSpec, fingerprint: bytes) -> KeptMemory:
-    """What the memfd holds before it is opened."""
+    """Return what the memfd holds before it is opened."""
     if fd is None:
         return KeptMemory()
     return KeptMemory(kept_blocks(fd, spec, fingerprint), os.fstat(fd).st_blocks * 512)
 
 
 def kept_blocks(fd: int, spec: KVSpec, fingerprint: bytes) -> int:
-    """Blocks, without the null block, of the arena that an earlier engine of the same model left; 0 = none."""
+    """Return the size in blocks, without the null block, of a kept arena of the same model; 0: there is none."""
     header = _read_header(fd)
     if header is None or header != layout_of(spec, fingerprint, header.slots):
         return 0
@@ -76,10 +76,10 @@ def kept_blocks(fd: int, spec: KVSpec, fingerprint: bytes) -> int:
 
 
 def map_memory(fd: int, layout: MemoryLayout) -> tuple[mmap.mmap, bool]:
-    """The mapping, and whether it holds what an earlier engine of the same layout left.
+    """Map the memfd. Return the mapping, and whether it holds what an earlier engine of the same layout left.
 
-    Effects: anything else in the memfd is dropped; only one engine may live at a time.
-    Errors:  OSError, ValueError when it cannot be mapped.
+    Effects: any other content of the memfd is dropped; only one engine may live at a time.
+    Errors:  OSError, ValueError if the memfd cannot be mapped.
     """
     is_kept = _read_header(fd) == layout
     if not is_kept:
@@ -97,7 +97,7 @@ def _pack(layout: MemoryLayout) -> bytes:
 
 
 def _read_header(fd: int) -> MemoryLayout | None:
-    """What the memfd says it holds, if that can be."""
+    """Return the layout in the memfd's header; None if it has no header, or one that does not fit the memfd."""
     raw = os.pread(fd, _HEADER.size, 0)
     if len(raw) < _HEADER.size:
         return None

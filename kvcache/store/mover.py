@@ -1,6 +1,5 @@
-"""Starts copies between the tiers and tells what landed. Never blocks the loop."""
+"""Copies between the tiers: starts them and reports their landings. Never blocks the loop."""
 
-import enum
 import hmac
 import threading
 from collections import deque
@@ -17,34 +16,21 @@ from tiercel.errors import DeviceLostError, InvariantError
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena
 from tiercel.kvcache.store.copy_run import CopyRun, check_slots, cut_runs, extents_of, merge_runs
+from tiercel.kvcache.store.disk import DiskResult, DiskVerdict
 from tiercel.kvcache.store.priority_worker import PriorityWorker
 from tiercel.outcome import RouteGauges
 from tiercel.tier import Landing, Purpose, Route, Transfer, Verdict
 
 _PRIORITY = {Purpose.RESTORE: 0, Purpose.SPILL: 1, Purpose.PREFETCH: 2, Purpose.BACKGROUND: 3}
-_UNCALLED = 4  # signatures that nobody waits for
-_PIECE_S = 1e-3  # of copying: something urgent waits behind as many pieces as the lane keeps queued
+_LOWEST_PRIORITY = 4  # of the signatures of landed copies
+_PIECE_S = 1e-3  # of copying: an urgent transfer waits for as many pieces as the lane keeps queued
 _FIRST_PACE = 1 / 4e9  # s per byte, until the first copy was measured
 _PACE_WEIGHT = 0.2
-_HICCUP = 2.0  # one slow piece does not count for more
-
-
-class DiskResult(Protocol):
-    """News of one call to the disk."""
-
-    @property
-    def ticket(self) -> int: ...
-    @property
-    def verdict(self) -> enum.Enum:
-        """OK, MISS, FAILED, LATE or RETURNED."""
-        ...
-
-    @property
-    def seconds(self) -> float: ...
+_HICCUP = 2.0  # a slow piece counts as at most this many times the pace
 
 
 class Disk(Protocol):
-    """Blocks in and out of the SSD tier; calls run on its own threads. Slots count from 0."""
+    """Reads and writes blocks of the SSD tier on threads of its own. Slots count from 0."""
 
     def read(self, ticket: int, slot: int, key: BlockKey, into: memoryview) -> None: ...
     def write(self, ticket: int, slot: int, key: BlockKey, payload: memoryview) -> None: ...
@@ -54,16 +40,16 @@ class Disk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CopyLanes:
-    """One lane per direction."""
+    """The copy lanes between the device and host memory."""
 
     down: CopyLane  # device to host
     up: CopyLane  # host to device
-    slab_slots: int = 0  # of the host arena: no copy may reach over a multiple of it; 0: any may
+    slab_slots: int = 0  # of the host arena: no copy crosses a multiple of it; 0: no limit
 
 
 @dataclass(slots=True)
-class _Tally:
-    """What a route has done so far; written by `poll` alone."""
+class _RouteTotals:
+    """Sums of one route since the start; `poll` alone writes them."""
 
     transfers: int = 0
     blocks: int = 0
@@ -76,8 +62,8 @@ class _Tally:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """Some runs that were queued on the lane."""
+class _CopyPiece:
+    """Runs that were queued on the lane together."""
 
     pending: Pending[None]
     bytes: int
@@ -85,20 +71,20 @@ class _Piece:
 
 
 @dataclass(slots=True)
-class _Copy:
-    """A transfer between two arenas, on its pump."""
+class _CopyJob:
+    """A transfer between two arenas, on the worker of its direction."""
 
     transfer: Transfer
     runs: deque[CopyRun]
     merged: int
-    flying: deque[_Piece] = field(default_factory=deque[_Piece])
+    flying: deque[_CopyPiece] = field(default_factory=deque[_CopyPiece])
     seconds: float = 0.0
     has_failed: bool = False
 
 
 @dataclass(slots=True)
-class _Check:
-    """Blocks to hash, on the signing pump."""
+class _HashJob:
+    """Blocks to hash, on the signing worker."""
 
     transfer: Transfer
     left: deque[tuple[BlockKey, SlotId]]
@@ -108,7 +94,7 @@ class _Check:
 
 @dataclass(slots=True)
 class _Direction:
-    """Where copies of one direction run, and how fast they went."""
+    """The lane, worker and arenas of the copies in one direction, and their measured pace."""
 
     lane: CopyLane
     worker: PriorityWorker
@@ -117,15 +103,15 @@ class _Direction:
     source_slab: int = 0  # slots
     target_slab: int = 0
     pace: float = _FIRST_PACE  # s per byte
-    landed_s: float = 0.0  # when the last piece did
+    landed_s: float = 0.0  # when the last piece landed
 
 
 class StoreMover:
-    """Carries out transfers; one main thread calls it, pumps and the disk's threads do the work.
+    """Carries out transfers. The engine's loop calls it; workers and the disk's threads do the work.
 
-    `host` None: the device arena is the host tier too (one RAM arena on the CPU), and there is nothing to copy
-    between them. Copies that land in a host arena with a journal are signed a little later, beside the loop: until
-    then a crash of the engine loses them, and nothing else.
+    If `host` is None, the device arena is the host tier too (one RAM arena on the CPU), and there is nothing to copy
+    between them. Copies that land in a host arena with a journal are signed a little later, beside the loop. Until
+    then a crash of the engine loses these copies, and nothing else.
 
     `wake` is called from other threads whenever `poll` has news.
     """
@@ -157,18 +143,20 @@ class StoreMover:
             }
         self._signer = PriorityWorker("sign")
         self._signing = threading.Lock()
-        self._unsigned: dict[SlotId, object] = {}  # landed, to be signed; the token goes when the slot is overwritten
+        self._unsigned: dict[
+            SlotId, object
+        ] = {}  # landed, to be signed; the token is removed when the slot is overwritten
         self._landed: deque[tuple[Transfer, Landing]] = deque()
         self._at_disk: dict[int, Transfer] = {}
         routes = [*self._directions]
         routes += [Route.PERSIST, Route.PREFETCH] if disk is not None else []
         routes += [Route.VERIFY, Route.SIGN] if self._journal is not None else []
-        self._tally_by_route = {route: _Tally() for route in routes}  # that exist
+        self._totals_by_route = {route: _RouteTotals() for route in routes}
         self._flying_bytes = dict.fromkeys(Route, 0)
         self._lost: DeviceLostError | None = None
 
     def start(self, transfers: Iterable[Transfer]) -> None:
-        """Begin these transfers. Source and target slots must stay pinned until they land.
+        """Begin these transfers. The caller holds their source and target slots until they land.
 
         Cost: bookkeeping; every copy, hash and call to the disk runs on other threads.
         """
@@ -183,7 +171,7 @@ class StoreMover:
                     self._start_disk(transfer)
 
     def poll(self) -> list[Landing]:
-        """What landed since the last call. Errors: DeviceLostError when no copy will succeed any more."""
+        """Return the landings since the last call. Errors: DeviceLostError if no copy will succeed any more."""
         if self._lost is not None:
             raise self._lost
         landings: list[Landing] = []
@@ -195,11 +183,11 @@ class StoreMover:
         return landings
 
     def next_deadline_s(self) -> float | None:
-        """When the oldest read from the disk will be late: poll by then, `wake` does not tell of it."""
+        """Return when the oldest read from the disk will be late. Poll by then: `wake` is not called for it."""
         return self._disk.next_deadline_s() if self._disk is not None else None
 
     def forget(self, slots: Iterable[SlotId]) -> None:
-        """Host slots are about to be overwritten: their records must not outlive them. Cost: a word each."""
+        """Clear the journal records of host slots that are about to be overwritten. Cost: one word for each."""
         if self._journal is None:
             return
         with self._signing:
@@ -208,7 +196,7 @@ class StoreMover:
                 self._journal.clear(slot)
 
     def bytes_in_flight(self, route: Route) -> int:
-        """Queued or flying; a late call counts until it returns."""
+        """Return the bytes that are queued or flying on a route; a late call counts until it returns."""
         return self._flying_bytes[route]
 
     @property
@@ -217,30 +205,30 @@ class StoreMover:
         return len(self._unsigned)
 
     def gauges(self) -> tuple[RouteGauges, ...]:
-        """Counts of every route that exists, since the start, of what has been polled."""
+        """Return the sums of every route that exists, since the start, over what has been polled."""
         return tuple(
             RouteGauges(
                 route=route,
-                transfers=tally.transfers,
-                blocks=tally.blocks,
-                bytes=tally.bytes,
-                seconds=tally.seconds,
-                copies=tally.copies,
-                failures=tally.failures,
-                late=tally.late,
-                misses=tally.misses,
+                transfers=totals.transfers,
+                blocks=totals.blocks,
+                bytes=totals.bytes,
+                seconds=totals.seconds,
+                copies=totals.copies,
+                failures=totals.failures,
+                late=totals.late,
+                misses=totals.misses,
             )
-            for route, tally in self._tally_by_route.items()
+            for route, totals in self._totals_by_route.items()
         )
 
     def close(self) -> None:
-        """Stop the pumps and the lanes; queued transfers never land. The disk is its owner's to close."""
+        """Stop the workers and the lanes; queued transfers never land. The caller closes the disk."""
         for direction in self._directions.values():
             direction.worker.close()
             direction.lane.close()
         self._signer.close()
 
-    # Between arenas
+    # ---- between arenas
 
     def _start_copy(self, transfer: Transfer) -> None:
         direction = self._directions.get(transfer.route)
@@ -251,16 +239,16 @@ class StoreMover:
         check_slots(direction.source, transfer.sources)
         check_slots(direction.target, transfer.targets)
         runs = merge_runs(transfer.sources, transfer.targets, direction.source_slab, direction.target_slab)
-        copy = _Copy(transfer, runs, len(runs))
+        copy = _CopyJob(transfer, runs, len(runs))
         direction.worker.push(_PRIORITY[transfer.purpose], partial(self._copy_piece, direction, copy))
 
-    def _copy_piece(self, direction: _Direction, copy: _Copy) -> bool:
-        """Queue a piece, or wait for one, on the pump. True when the transfer has more to copy or to wait for.
+    def _copy_piece(self, direction: _Direction, copy: _CopyJob) -> bool:
+        """Queue a piece, or wait for one, on the worker. Return True if the transfer has more to copy or to wait for.
 
-        On a lane with some depth a piece is queued while another of the same transfer flies, so that within a transfer
-        the copy engine never waits for this thread; between two it does, until the first has been seen to land. A spill
-        reads slots whose writers have committed, a restore writes slots that no launched step knows, so a lane need not
-        wait for the compute lane.
+        On a lane with a depth of more than one, a piece is queued while another one of the same transfer flies, so that
+        the copy engine never waits for this thread within a transfer. Between two transfers it does, until the last
+        piece of the first has landed. A spill reads slots whose writers have committed, and a restore writes slots that
+        no launched step uses: a lane need not wait for the compute lane.
         """
         try:
             if copy.runs:
@@ -268,12 +256,12 @@ class StoreMover:
                 if copy.runs and len(copy.flying) < direction.lane.depth:
                     return True
             self._end_piece(direction, copy)
-        except Exception as exc:  # an I/O thread body: whatever the device throws fails this transfer alone
+        except Exception as exc:  # an I/O thread body: an error of the device fails this transfer alone
             if direction.lane.is_lost(exc):
                 self._lost = DeviceLostError("device.copy_lost", f"{type(exc).__name__}: {exc}")
             copy.has_failed = True
             copy.runs.clear()
-        if copy.runs or copy.flying:  # of a failed transfer too: until all have ended its slots are being written
+        if copy.runs or copy.flying:  # even if it has failed: until all its pieces have ended, its slots are written
             return True
         if copy.has_failed:
             self._land(copy.transfer, Verdict.FAILED, copy.seconds, copy.merged)
@@ -283,27 +271,28 @@ class StoreMover:
         self._land(copy.transfer, Verdict.LANDED, copy.seconds, copy.merged)
         return False
 
-    def _queue_piece(self, direction: _Direction, copy: _Copy) -> _Piece:
-        """One call of the lane for all of it."""
+    def _queue_piece(self, direction: _Direction, copy: _CopyJob) -> _CopyPiece:
+        """Queue the next piece with one call of the lane."""
         maximum = max(1, int(_PIECE_S / direction.pace) // self._block_bytes)
         runs = cut_runs(copy.runs, maximum)
         queued_s = self._clock.now_s()
         pending = direction.lane.copy(extents_of(direction.source, direction.target, runs))
-        return _Piece(pending, sum(blocks for _, _, blocks in runs) * self._block_bytes, queued_s)
+        return _CopyPiece(pending, sum(blocks for _, _, blocks in runs) * self._block_bytes, queued_s)
 
-    def _end_piece(self, direction: _Direction, copy: _Copy) -> None:
-        """Wait for the piece that was queued first, and learn from the time since the one before it."""
+    def _end_piece(self, direction: _Direction, copy: _CopyJob) -> None:
+        """Wait for the piece that was queued first, and adjust the pace by the time since the piece before it."""
         piece = copy.flying.popleft()
         piece.pending.result()
         now_s = self._clock.now_s()
         took_s = now_s - max(piece.queued_s, direction.landed_s)
         direction.landed_s = now_s
         copy.seconds += took_s
-        if took_s > 0:  # times are averaged, not speeds: behind a piece that was noticed late one seems to take none
+        # Times are averaged, not speeds: after a piece whose landing was noticed late, the next seems to take no time.
+        if took_s > 0:
             pace = min(took_s / piece.bytes, _HICCUP * direction.pace)
             direction.pace += _PACE_WEIGHT * (pace - direction.pace)
 
-    # Checksums
+    # ---- checksums
 
     def _start_check(self, transfer: Transfer) -> None:
         if self._journal is None:
@@ -311,11 +300,11 @@ class StoreMover:
         pairs = deque(zip(transfer.keys, transfer.sources, strict=True))
         if transfer.route is Route.SIGN:
             self.forget(transfer.sources)
-        check = _Check(transfer, pairs)
+        check = _HashJob(transfer, pairs)
         self._signer.push(_PRIORITY[transfer.purpose], partial(self._check_block, check))
 
-    def _check_block(self, check: _Check) -> bool:
-        """Hash one block of a SIGN or a VERIFY, on the signing pump."""
+    def _check_block(self, check: _HashJob) -> bool:
+        """Hash one block of a SIGN or a VERIFY, on the signing worker. Return True if more are left."""
         key, slot = check.left.popleft()
         started_s = self._clock.now_s()
         digest = self._hash(slot)
@@ -336,20 +325,20 @@ class StoreMover:
         return False
 
     def _sign_later(self, transfer: Transfer) -> None:
-        """Sign what has just landed, when the signing pump has nothing better to do."""
+        """Sign the copies of a transfer that has landed, when the signing worker has nothing more urgent to do."""
         if self._journal is None:
             return
         for key, slot in zip(transfer.keys, transfer.targets, strict=True):
             token = object()
             with self._signing:
                 self._unsigned[slot] = token
-            self._signer.push(_UNCALLED, partial(self._sign, slot, key, token))
+            self._signer.push(_LOWEST_PRIORITY, partial(self._sign, slot, key, token))
 
     def _sign(self, slot: SlotId, key: BlockKey, token: object) -> bool:
         if self._unsigned.get(slot) is token:
             digest = self._hash(slot)
             with self._signing:
-                # Unless the slot was handed on meanwhile: the digest would be of a mixture.
+                # Unless the slot was reused meanwhile: the digest would be of a mixture.
                 if self._unsigned.get(slot) is token and self._journal is not None:
                     self._journal.sign(slot, key, digest)
                     del self._unsigned[slot]
@@ -358,7 +347,7 @@ class StoreMover:
     def _hash(self, slot: SlotId) -> bytes:
         return xxhash.xxh3_128_digest(self._ram.slot_bytes(slot))  # the GIL is free meanwhile
 
-    # To and from the disk
+    # ---- to and from the disk
 
     def _start_disk(self, transfer: Transfer) -> None:
         if self._disk is None or len(transfer.keys) != 1:
@@ -372,41 +361,41 @@ class StoreMover:
             self._disk.read(transfer.id, source - 1, key, self._ram.slot_bytes(target))
 
     def _disk_landing(self, result: DiskResult) -> Landing:
-        verdict = _VERDICTS[result.verdict.name]
+        verdict = _VERDICTS[result.verdict]
         transfer = self._at_disk[result.ticket]
         if verdict is not Verdict.LATE:
             del self._at_disk[result.ticket]
         if verdict is Verdict.LANDED and transfer.route is Route.PREFETCH and self._directions:
-            # In an arena that is the device tier too a step may write the slot before it is signed: there only a SIGN,
-            # which holds the slot, may sign.
+            # If the arena is the device tier too, a step may write the slot before it is signed: there only a SIGN,
+            # which holds the slot, signs.
             self._sign_later(transfer)
         return self._settle(transfer, Landing(transfer.id, verdict, result.seconds))
 
-    # The end of a transfer
+    # ---- the end of a transfer
 
     def _land(self, transfer: Transfer, verdict: Verdict, seconds: float, runs: int) -> None:
-        """From a pump: the news, for the next poll."""
+        """Report a landing with the next poll. Called on a worker."""
         self._landed.append((transfer, Landing(transfer.id, verdict, seconds, runs)))
         self._wake()
 
     def _settle(self, transfer: Transfer, landing: Landing) -> Landing:
-        """Count what came out."""
-        tally = self._tally_by_route[transfer.route]
+        """Add a landing to the sums of its route."""
+        totals = self._totals_by_route[transfer.route]
         if landing.verdict is Verdict.LATE:
-            tally.late += 1
+            totals.late += 1
             return landing
         self._flying_bytes[transfer.route] -= self._bytes(transfer)
-        tally.transfers += 1
-        tally.seconds += landing.seconds
+        totals.transfers += 1
+        totals.seconds += landing.seconds
         match landing.verdict:
             case Verdict.LANDED:
-                tally.blocks += len(transfer.keys)
-                tally.bytes += self._bytes(transfer)
-                tally.copies += landing.runs
+                totals.blocks += len(transfer.keys)
+                totals.bytes += self._bytes(transfer)
+                totals.copies += landing.runs
             case Verdict.MISS:
-                tally.misses += 1
+                totals.misses += 1
             case Verdict.FAILED:
-                tally.failures += 1
+                totals.failures += 1
             case Verdict.RETURNED:  # counted when it was late
                 pass
         return landing
@@ -416,9 +405,9 @@ class StoreMover:
 
 
 _VERDICTS = {
-    "OK": Verdict.LANDED,
-    "MISS": Verdict.MISS,
-    "FAILED": Verdict.FAILED,
-    "LATE": Verdict.LATE,
-    "RETURNED": Verdict.RETURNED,
+    DiskVerdict.OK: Verdict.LANDED,
+    DiskVerdict.MISS: Verdict.MISS,
+    DiskVerdict.FAILED: Verdict.FAILED,
+    DiskVerdict.LATE: Verdict.LATE,
+    DiskVerdict.RETURNED: Verdict.RETURNED,
 }

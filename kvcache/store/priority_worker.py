@@ -6,24 +6,24 @@ import threading
 from collections.abc import Callable
 
 Work = Callable[[], bool]
-"""Does one piece; True while there is more. Must not raise."""
+"""Does one piece of work and returns True as long as there is more. Must not raise."""
 
 _CLOSE_S = 5.0
 
 
 class PriorityWorker:
-    """One piece at a time, so that whatever is more urgent overtakes after one piece. Never blocks who pushes."""
+    """A thread that does one piece at a time: more urgent work overtakes after one piece. `push` never blocks."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: list[tuple[int, int, Work]] = []  # a heap; the second number is the arrival
+        self._queue: list[tuple[int, int, Work]] = []  # a heap of (priority, arrival, work)
         self._arrivals = itertools.count()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
     def push(self, priority: int, work: Work) -> None:
-        """Queue work; less is sooner, equals in order of arrival. The thread starts with the first."""
+        """Queue work: lower numbers first, equal ones in order of arrival. The first push starts the thread."""
         with self._changed:
             if self._is_closed:
                 return
@@ -34,7 +34,7 @@ class PriorityWorker:
                 self._thread.start()
 
     def close(self) -> None:
-        """End after the piece in hand; what is queued is dropped."""
+        """End after the current piece; queued work is dropped."""
         with self._changed:
             self._is_closed = True
             self._queue.clear()

@@ -69,7 +69,7 @@ class EngineBench:
 
     def settle(self) -> None:
         """Until nothing flies between tiers."""
-        self._turn_while(lambda: self.engine.cache.idle.is_busy)
+        self._turn_while(lambda: self.engine.cache.background.is_busy)
         assert self.gauges.blocks_used == 0
 
     def _turn_while(self, is_wanted: Callable[[], bool]) -> None:

@@ -2,8 +2,6 @@
 
 import threading
 import time
-from dataclasses import dataclass
-from enum import Enum
 
 import torch
 
@@ -13,6 +11,7 @@ from tiercel.device.cpu import Done, InlineLane
 from tiercel.device.extents import Extents
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.store.arena import Arena, open_arena
+from tiercel.kvcache.store.disk import DiskResult, DiskVerdict
 from tiercel.kvcache.store.mover import CopyLanes, StoreMover
 from tiercel.tier import KVSpec, Landing, Purpose, Route, Transfer
 
@@ -38,49 +37,33 @@ def content(arena: Arena, slot: int) -> bytes:
     return bytes(arena.slot_bytes(SlotId(slot)))
 
 
-class Answer(Enum):
-    OK = 1
-    MISS = 2
-    FAILED = 3
-    LATE = 4
-    RETURNED = 5
-
-
-@dataclass
-class Said:
-    ticket: int
-    verdict: Answer
-    seconds: float = 0.001
-    bytes: int = 0
-
-
 class StubDisk:
-    """Blocks by slot; answers OK or what `answers` says instead, in order."""
+    """Blocks by slot. Every call ends with OK, or with the next of `verdicts` if there is one."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[BlockKey, bytes]] = {}
-        self.answers: list[Answer] = []
-        self.news: list[Said] = []
+        self.verdicts: list[DiskVerdict] = []
+        self.results: list[DiskResult] = []
 
     def read(self, ticket: int, slot: int, key: BlockKey, into: memoryview) -> None:
         found = self.blocks.get(slot)
         if found is not None and found[0] == key:
             into[:] = found[1]
-        self._say(ticket, Answer.OK if found is not None and found[0] == key else Answer.MISS)
+        self.report(ticket, DiskVerdict.OK if found is not None and found[0] == key else DiskVerdict.MISS)
 
     def write(self, ticket: int, slot: int, key: BlockKey, payload: memoryview) -> None:
         self.blocks[slot] = (key, bytes(payload))
-        self._say(ticket, Answer.OK)
+        self.report(ticket, DiskVerdict.OK)
 
-    def poll(self) -> list[Said]:
-        news, self.news = self.news, []
-        return news
+    def poll(self) -> list[DiskResult]:
+        results, self.results = self.results, []
+        return results
 
     def next_deadline_s(self) -> float | None:
         return None
 
-    def _say(self, ticket: int, answer: Answer) -> None:
-        self.news.append(Said(ticket, self.answers.pop(0) if self.answers else answer))
+    def report(self, ticket: int, verdict: DiskVerdict) -> None:
+        self.results.append(DiskResult(ticket, self.verdicts.pop(0) if self.verdicts else verdict, 0.001, 0))
 
 
 class GatedLane:
@@ -109,7 +92,7 @@ class GatedLane:
 
 
 class LateCopy:
-    """Bytes that arrive when somebody waits for them."""
+    """Bytes that arrive when a thread waits for them."""
 
     def __init__(self, lane: "LateLane", extents: Extents) -> None:
         self._lane = lane
@@ -123,7 +106,7 @@ class LateCopy:
 
 
 class LateLane:
-    """A queue, as a stream is one: what was queued goes on until somebody waits for it."""
+    """A queue like a stream: what was queued flies until a thread waits for it."""
 
     depth = 2
 
@@ -196,7 +179,7 @@ class MoverBench:
         return self._next
 
     def landings(self, count: int = 1, patience_s: float = 10.0) -> list[Landing]:
-        """Wait until so many have landed."""
+        """Wait until `count` transfers have landed."""
         end_s = time.monotonic() + patience_s
         found: list[Landing] = []
         while len(found) < count:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 import xxhash
 
-from tests.kvcache.store.builders import SMALL, Answer, GatedLane, LateLane, MoverBench, content, key, slots
+from tests.kvcache.store.builders import SMALL, GatedLane, LateLane, MoverBench, content, key, slots
 from tiercel.errors import DeviceLostError, InvariantError
 from tiercel.ids import SlotId
 from tiercel.kvcache.store.copy_run import merge_runs
+from tiercel.kvcache.store.disk import DiskVerdict
 from tiercel.tier import KVSpec, Landing, Purpose, Route, Verdict
 
 ODD = KVSpec(layers=1, kv_heads=1, head_dim=1, block_size=1, dtype="float32")  # 8 bytes a block
@@ -189,11 +190,11 @@ def test_a_dead_device_is_said_aloud() -> None:
 def test_a_late_read_keeps_its_slot_until_it_returns() -> None:
     bench = MoverBench()
     bench.disk.blocks[2] = (key(1), bytes(SMALL.block_bytes))
-    bench.disk.answers = [Answer.LATE]
+    bench.disk.verdicts = [DiskVerdict.LATE]
     transfer = bench.begin(Route.PREFETCH, slots(3), slots(4), keys=(key(1),))
     assert [landing.verdict for landing in bench.landings()] == [Verdict.LATE]
     assert bench.mover.bytes_in_flight(Route.PREFETCH) == SMALL.block_bytes
-    bench.disk._say(transfer, Answer.RETURNED)
+    bench.disk.report(transfer, DiskVerdict.RETURNED)
     assert [landing.verdict for landing in bench.landings()] == [Verdict.RETURNED]
     assert bench.mover.bytes_in_flight(Route.PREFETCH) == 0
     prefetch = next(gauges for gauges in bench.mover.gauges() if gauges.route is Route.PREFETCH)
@@ -215,7 +216,7 @@ def test_what_lands_in_a_kept_arena_is_signed_and_what_is_overwritten_is_not(mem
     bench.signed()
     assert dict(journal.records()) == {11: key(1), 12: key(2)}
     assert journal.digest(SlotId(11)) == xxhash.xxh3_128_digest(content(bench.ram, 11))
-    bench.disk.answers = [Answer.LATE]  # the target is being overwritten, for whoever knows how long
+    bench.disk.verdicts = [DiskVerdict.LATE]  # the target is being overwritten, for whoever knows how long
     bench.begin(Route.PREFETCH, slots(3), slots(11), keys=(key(3),))
     assert dict(journal.records()) == {12: key(2)}
     bench.mover.forget(slots(12))
