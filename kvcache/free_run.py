@@ -1,4 +1,4 @@
-"""Runs of consecutive slots: a table or a transfer in few runs is moved by few large copies."""
+"""Runs of consecutive free slots: a table or a transfer in few runs is moved by few large copies."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,21 +8,21 @@ import numpy as np
 from tiercel.errors import InvariantError
 from tiercel.kvcache.slot_index import SlotIndex, Slots, view
 
-_SEARCH_SLOTS = 1 << 17  # a search for a run looks at so many slots at once: well under 1 ms
+_SEARCH_SLOTS = 1 << 17  # that one search for a run looks at: well under 1 ms
 
 SlotRun = tuple[int, int]
 """First slot and length."""
 
 
 def count_runs(slots: Sequence[int]) -> int:
-    """How many runs of consecutive slots a table or a transfer consists of: so many copies it takes to move it."""
+    """Return the number of runs of consecutive slots, which is the number of copies that move these slots."""
     return sum(1 for before, slot in pairwise(slots) if slot != before + 1) + bool(slots)
 
 
 class FreeRunSearch:
-    """Finds runs of free slots in a pool's map of states, and takes them. A free slot's state is 0.
+    """Finds runs of free slots for a pool and sets their states in its array to taken. A free slot's state is 0.
 
-    Searches go on where the last one ended, so that fresh tables do not fill the headroom of the ones before.
+    A search goes on where the last one ended, so that fresh tables do not fill the headroom of the tables before.
     """
 
     def __init__(self, states: bytearray, taken_state: int) -> None:
@@ -32,7 +32,10 @@ class FreeRunSearch:
         self._taken = bytes([taken_state])
 
     def take(self, count: int, near: int | None, headroom: int) -> list[SlotRun]:
-        """Take `count` free slots, of which there must be enough: what continues `near`, then the largest runs."""
+        """Take `count` free slots: first the slots that continue `near`, then the largest runs.
+
+        Errors: InvariantError if there are too few free slots.
+        """
         found: list[SlotRun] = []
         if near is not None and (length := self._length(near + 1, count)):
             found.append(self._mark(near + 1, length))
@@ -58,7 +61,7 @@ class FreeRunSearch:
         return found
 
     def all(self) -> list[int]:
-        """Every free slot. Cost: O(free slots), and a memory scan."""
+        """Return all free slots as a list. Cost: O(free slots), and a memory scan."""
         free: list[int] = []
         slot = self._states.find(0)
         while slot >= 0:
@@ -67,14 +70,14 @@ class FreeRunSearch:
         return free
 
     def take_these(self, slots: list[int], near: int | None) -> list[SlotRun]:
-        """Take exactly these free slots: what continues `near`, then the rest in order."""
+        """Take exactly these free slots: first the slots that continue `near`, then the rest in order."""
         found: list[SlotRun] = []
         if near is not None and (length := self._length(near + 1, len(slots))):
             found.append(self._mark(near + 1, length))
         first = length = 0
         for slot in sorted(slots):
             if self._states[slot]:
-                continue  # it continued `near`
+                continue  # taken above, because it continues `near`
             if slot == first + length:
                 length += 1
                 continue
@@ -86,7 +89,7 @@ class FreeRunSearch:
         return found
 
     def take_many(self, count: int, near: int | None, headroom: int) -> Slots:
-        """Take so many free slots that a search run by run would be slow: one run if there is one, or the largest."""
+        """Take many free slots, where a search for each run would be slow: one run, or else the largest runs."""
         found = np.empty(0, np.intp)
         if near is not None and (length := self._length(near + 1, count)):
             found = self._mark_run(near + 1, length)
@@ -105,7 +108,7 @@ class FreeRunSearch:
         largest = np.argsort(-lengths, kind="stable")
         num_runs = int(np.searchsorted(np.cumsum(lengths[largest]), count)) + 1
         firsts, lengths = firsts[largest[:num_runs]], lengths[largest[:num_runs]]
-        # Slot numbers count up within a run: the first of each, and how far behind it.
+        # A slot's number is the first of its run plus its distance behind that.
         behind: Slots = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         slots: Slots = (np.repeat(firsts, lengths) + behind)[:count]
         SlotIndex(slots).write(self._all_states, self._taken[0])
@@ -113,7 +116,7 @@ class FreeRunSearch:
         return np.concatenate([found, slots])
 
     def take_all(self, slots: Slots, near: int | None) -> Slots:
-        """Take exactly these free slots: those that continue `near`, then the rest in order."""
+        """Do the same as `take_these`, for many slots."""
         slots = np.sort(slots, kind="stable")  # fast where runs of slots come together
         length = 0 if near is None else self._length(near + 1, len(slots))
         if near is not None and length:
@@ -123,7 +126,7 @@ class FreeRunSearch:
         return slots
 
     def every(self) -> Slots:
-        """Return all free slots. Cost: a memory scan."""
+        """Return all free slots as an array. Cost: a memory scan."""
         return np.flatnonzero(self._all_states == 0)
 
     def _mark_run(self, first: int, length: int) -> Slots:
@@ -136,9 +139,9 @@ class FreeRunSearch:
         return len(run) - len(run.lstrip(b"\0"))
 
     def _find(self, size: int) -> int:
-        """The first slot of a run of `size`; -1 when the search finds none.
+        """Return the first slot of a free run of `size`; -1 if the search finds none.
 
-        A single slot is found wherever it is, a run only within what one search may look at.
+        A single slot is found wherever it is, a longer run only within the slots that one search looks at.
         """
         needle, slots = bytes(size), len(self._states)
         end = self.cursor + (slots if size == 1 else _SEARCH_SLOTS)

@@ -1,4 +1,4 @@
-"""Which slot of a tier holds which block: an index from key to slot and back."""
+"""An index of the named blocks of a tier, from key to slot and back."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,25 +11,25 @@ from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, view
 
 KEY_BYTES = 32
 
-_TIDY = 512  # keys of slots that lost their names at once, removed a step: about 0.5 ms
+_KEYS_PER_PART = 512  # of slots that lost their names at once; removing a part costs about 0.5 ms
 
 
 class KeyIndex(Mapping[BlockKey, SlotId]):
-    """The slot of every named block of a tier. Written by the SlotPool.
+    """The slot of every named block of a tier. The SlotPool writes it.
 
-    Many slots can lose their names at once. Their keys stay in the map and are not found any more, because a slot
-    says for itself whether it has a name and which; `tidy` removes such keys a few at a time.
+    Many slots can lose their names at once. Their keys stay in the map and are not found any more, because every slot
+    has its own name too, against which the map is checked. `tidy` removes such keys a part at a time.
     """
 
     def __init__(self, slots: int) -> None:
         self._slot_by_key: dict[BlockKey, SlotId] = {}
-        # Bytes, not objects: a collection has nothing to visit here, whatever the number of blocks.
+        # Bytes, not objects: the garbage collector has nothing to visit here, however many blocks there are.
         self._keys = bytearray(KEY_BYTES * slots)
         self.is_named = bytearray(slots)  # by slot
         self.all_named = view(self.is_named)
         self._all_keys: npt.NDArray[np.uint8] = view(self._keys).reshape(slots, KEY_BYTES)
         self._num_named = 0
-        self._lost: deque[tuple[npt.NDArray[np.uint8], Slots]] = deque()  # names that the map may still hold, by slot
+        self._lost: deque[tuple[npt.NDArray[np.uint8], Slots]] = deque()  # names that the map may still hold
 
     def __len__(self) -> int:
         return self._num_named
@@ -48,18 +48,18 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
         return slot is not None and (not self._lost or self._is_named(slot, key))
 
     def get(self, key: BlockKey, default: None = None) -> SlotId | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the slot of a block; None when the tier does not hold it."""
+        """Return the slot of a block; None if the tier does not hold the block."""
         slot = self._slot_by_key.get(key)
         return slot if slot is None or not self._lost or self._is_named(slot, key) else None
 
     def find(self, keys: Sequence[BlockKey]) -> Slots:
-        """Return the slots of the first of these blocks, up to the first that the tier does not hold."""
+        """Return the slots of these blocks, up to the first block that the tier does not hold."""
         look_up = self.get if self._lost else self._slot_by_key.get
         found = list(map(look_up, keys))
         return np.array(found[: found.index(None)] if None in found else found, np.intp)
 
     def key(self, slot: int) -> BlockKey | None:
-        """Return the key of the block in a slot; None when the slot has no name."""
+        """Return the key of the block in a slot; None if the slot has no name."""
         if not self.is_named[slot]:
             return None
         return BlockKey(bytes(self._keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)]))
@@ -67,7 +67,7 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
     # ---- changes
 
     def name(self, slot: SlotId, key: BlockKey) -> SlotId:
-        """Name a slot. Returns the slot that has the name already, if there is one; then nothing changes."""
+        """Name a slot. Return the slot, or the slot that has the name already; then nothing changes."""
         known = self.get(key)
         if known is not None:
             return known
@@ -78,7 +78,7 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
         return slot
 
     def name_many(self, slots: Slots, keys: Sequence[BlockKey]) -> "npt.NDArray[np.bool_]":
-        """Name slots. Returns for each whether it has got its name: False where another slot has it."""
+        """Name slots. Return for each whether it got its name; False if another slot has that name."""
         known = list(map(self._slot_by_key.get, keys))
         is_new = np.ones(len(keys), bool)
         if known.count(None) < len(keys):
@@ -95,7 +95,7 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
         return is_new
 
     def unname(self, slot: int) -> None:
-        """Take the name of a slot that has one."""
+        """Remove the name of a slot, if it has one."""
         key = self.key(slot)
         if key is not None:
             del self._slot_by_key[key]
@@ -103,21 +103,21 @@ class KeyIndex(Mapping[BlockKey, SlotId]):
             self._num_named -= 1
 
     def unname_many(self, index: SlotIndex) -> None:
-        """Take the names of slots that have one. Cost: numpy's alone; the map is tidied later."""
+        """Remove the names of slots that have one. Cost: a few calls of numpy; `tidy` removes the keys later."""
         slots = index.slots
         if len(slots) < MIN_NUMPY_SLOTS:
             for slot in slots.tolist():
                 self.unname(slot)
             return
         keys = index.read(self._all_keys)
-        for first in range(0, len(slots), _TIDY):
-            part = slice(first, first + _TIDY)
+        for first in range(0, len(slots), _KEYS_PER_PART):
+            part = slice(first, first + _KEYS_PER_PART)
             self._lost.append((keys[part], slots[part]))
         index.write(self.all_named, 0)
         self._num_named -= len(slots)
 
     def tidy(self) -> None:
-        """Remove some keys from the map whose slots have lost their names."""
+        """Remove some of the keys whose slots have lost their names from the map."""
         for _ in range(1 + len(self._lost) // 64):
             if not self._lost:
                 return

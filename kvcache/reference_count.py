@@ -1,4 +1,4 @@
-"""How many tables and flying transfers refer to each slot of a tier."""
+"""The numbers of tables and flying transfers that refer to the slots of a tier."""
 
 from array import array
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from tiercel.kvcache.slot_index import SlotIndex, view
 
 
 class ReferenceCounts:
-    """Counts by slot, of tables and transfers together and of transfers alone."""
+    """Reference counts by slot: of tables and transfers together, and of transfers alone."""
 
     def __init__(self, slots: int) -> None:
         self.totals = array("i", bytes(4 * slots))
@@ -19,7 +19,7 @@ class ReferenceCounts:
         self.all_totals, self.all_transfers = view(self.totals), view(self.transfers)
 
     def change(self, slot: int, change: int, by_transfer: bool) -> None:
-        """One reference more (1) or less (-1)."""
+        """Add a reference (`change` 1) or remove one (-1)."""
         total, lent = self.totals[slot], self.transfers[slot]
         self.totals[slot] = total + change
         if by_transfer or lent:
@@ -30,7 +30,7 @@ class ReferenceCounts:
             self.num_lent += 0 < lent == total + change
 
     def change_many(self, index: SlotIndex, change: int, by_transfer: bool) -> None:
-        """Count one reference more (1) or less (-1) to each of these slots."""
+        """Add a reference to each of these slots (`change` 1) or remove one (-1)."""
         totals, lent = index.read(self.all_totals), index.read(self.all_transfers)
         index.write(self.all_totals, totals + change)
         if by_transfer or lent.any():
@@ -48,7 +48,7 @@ class ReferenceCounts:
             self.num_lent += len(index.slots)
 
     def own_runs(self, found: Iterable[SlotRun], by_transfer: bool) -> None:
-        """Unreferenced slots get one reference each."""
+        """Give the unreferenced slots of these runs one reference each."""
         for first, length in found:
             self.totals[first : first + length] = array("i", [1]) * length
             if by_transfer:
