@@ -101,7 +101,7 @@ def test_a_failed_step_publishes_nothing() -> None:
     assert hit(driver.cache.ledger(), 2) == 0
 
 
-def test_released_slots_stay_in_limbo_until_the_last_step_that_touches_them_commits() -> None:
+def test_the_free_of_a_slot_is_deferred_until_the_last_step_that_touches_it_commits() -> None:
     driver = Driver(blocks=4)
     driver.open(1, list(range(14)))
     driver.launch(1)
