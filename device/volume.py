@@ -1,7 +1,7 @@
-"""The SSD tier's bytes: blocks in fixed slots of preallocated files, one file a folder.
+"""The content of the SSD tier: blocks in fixed slots of preallocated files, one file in each folder.
 
-The contract of a cache: losing a block is legal, a wrong block is not. Whatever a slot holds proves itself when it is
-read (which volume, which slot, which key, which bytes); what cannot is a miss.
+A cache may lose a block, but must never return a wrong one. Every read checks volume, slot, key and bytes of the block;
+a block that fails the check is a miss.
 """
 
 import itertools
@@ -38,7 +38,7 @@ __all__ = ["FileCalls", "Volume", "lock_folder", "open_volume"]
 
 _OPEN_SHIFT = 40  # sequence numbers: (times opened) << 40 | writes since
 _SCAN_THREADS = 4
-_SCAN_SLOTS = 64  # a piece for one thread
+_SCAN_SLOTS = 64  # read by one thread as one piece
 _SCAN_AHEAD = 4 * _SCAN_THREADS  # pieces under way
 _NO_HEADER = bytes(ALIGN)
 
@@ -48,31 +48,33 @@ log = logging.getLogger(__name__)
 class Volume:
     """Blocks by slot. Every method is safe from any thread; all of them block.
 
-    A slot is written and read whole. `payload` and `into` are used in place when their address and length are
-    multiples of 4096 and they are writable memory; otherwise the bytes go through a buffer of the calling thread.
+    A slot is written and read whole. `payload` and `into` are used in place if their address and length are multiples
+    of 4096 and they are writable memory; otherwise the bytes go through a buffer of the calling thread.
     """
 
     def __init__(self, opened: OpenedVolume, closing: ExitStack) -> None:
         superblock = opened.superblock
         self.slots = superblock.slots
         self.block_bytes = superblock.block_bytes
-        self.total_bytes = total_bytes(self.slots, len(opened.files), self.block_bytes)  # the most it ever takes
+        self.total_bytes = total_bytes(
+            self.slots, len(opened.files), self.block_bytes
+        )  # the most that the volume ever takes
         self.is_direct = all(file.is_direct for file in opened.files)
         self._files = opened.files
         self._volume_id = superblock.volume_id
         self._slot_bytes = slot_bytes(self.block_bytes)
         self._journal = opened.journal
-        self._is_known = opened.is_known  # a clean shutdown is possible
-        self._is_sound = True  # no sync failed
+        self._is_known = opened.is_known  # all slots are known: the shutdown can be clean
+        self._is_sound = True  # no sync has failed
         self._closing = closing
-        self._touched = bytearray(self.slots)  # written or emptied since opening: recovery has no word on them
+        self._touched = bytearray(self.slots)  # changed since opening: recovery passes over them
         self._sequences = itertools.count(superblock.opens << _OPEN_SHIFT)
         self._scratch = ThreadBuffers(self.block_bytes)
 
     def write(self, slot: int, key: bytes, payload: memoryview) -> bytes:
-        """Put a block into a slot, over what was there; the xxh3-128 digest of its bytes.
+        """Write a block into a slot, over its content. Return the xxh3-128 digest of the block's bytes.
 
-        Errors: OSError; the slot holds nothing that can be read then.
+        Errors: OSError; the slot holds no readable block then.
         """
         self._check(slot, key, payload)
         digest = digest_of(payload)
@@ -86,9 +88,10 @@ class Volume:
         return digest
 
     def read(self, slot: int, key: bytes, into: memoryview) -> bool:
-        """Fill `into` with the block that was written under this key and this length, proven byte by byte.
+        """Fill `into` with the block that was written under this key and with this length, and check all its bytes.
 
-        False, a miss, when the slot does not hold that: `into` is spoilt then. Errors: OSError.
+        Return False, a miss, if the slot does not hold that block; the content of `into` is undefined then.
+        Errors: OSError.
         """
         self._check(slot, key, into)
         file, at = self._place(slot)
@@ -116,7 +119,7 @@ class Volume:
         self._journal.append(slot, NO_KEY, next(self._sequences))
 
     def sync(self) -> None:
-        """Make everything written so far durable. Errors: OSError; do not try again, drop the volume."""
+        """Make everything written so far durable. Errors: OSError; the volume must not be used any more then."""
         try:
             for file in self._files:
                 file.sync()
@@ -125,12 +128,12 @@ class Volume:
             raise
 
     def recover(self) -> Iterator[tuple[int, bytes]]:
-        """(slot, key) of what was here at opening, by slot: from the journal after a clean shutdown, else by scanning.
+        """Yield (slot, key) of the blocks that were here at opening, by slot.
 
-        Take it in pieces, from any one thread, while blocks are read and written: slots that were changed since
-        opening are passed over. A key that comes twice has its newest copy last: the later word counts. A key found
-        here is a claim; `read` proves it.
-        A header that the disk refuses to give is passed over, and logged.
+        They come from the journal after a clean shutdown, otherwise from a scan of the headers. One thread, at any
+        pace, may iterate while blocks are read and written: slots that were changed since opening are passed over. If a
+        key comes twice, its newest copy comes last. The keys are not checked against the blocks; `read` does that.
+        Headers that cannot be read are passed over, and logged.
         """
         found = self._journal.entries() if self._is_known else self._scan()
         newest: dict[bytes, int] = {}
@@ -141,9 +144,10 @@ class Volume:
             yield slot, key
 
     def close(self) -> None:
-        """Sync, leave the word of a clean shutdown if recovery had run to its end, give up descriptors and locks.
+        """Sync, mark the shutdown as clean if recovery has run to its end, and close descriptors and locks.
 
-        No call may be under way. Never raises for the disk: a volume that cannot be closed well is scanned next time.
+        No call may be under way. Errors of the disk are not raised: a volume that is not closed cleanly is scanned at
+        the next opening.
         """
         if self._is_sound:
             try:
@@ -162,7 +166,7 @@ class Volume:
         self.close()
 
     def _scan(self) -> Iterator[tuple[int, bytes, int]]:
-        """Every header, in pieces; the journal learns what it finds, so that the next clean shutdown is a whole one."""
+        """Yield slot, key and sequence of every header, and add them to the journal for the next clean shutdown."""
         pieces = [range(first, min(first + _SCAN_SLOTS, self.slots)) for first in range(0, self.slots, _SCAN_SLOTS)]
         lost = 0
         with ThreadPoolExecutor(_SCAN_THREADS, "kv-scan") as pool:
@@ -178,7 +182,7 @@ class Volume:
         self._is_known = True
 
     def _read_headers(self, slots: range) -> tuple[list[SlotHeader], int]:
-        """The valid headers of a piece, and how many could not be read: their blocks are lost, nothing else is."""
+        """Return the valid headers of a piece, and how many could not be read: their blocks are lost."""
         raw = self._scratch.header
         found: list[SlotHeader] = []
         unread = 0
@@ -227,12 +231,12 @@ def open_volume(
     lock: bool = False,
     calls: FileCalls | None = None,
 ) -> Volume:
-    """The volume in these folders, made when there is none; one of another kind is replaced with a warning.
+    """Open the volume in these folders, or make one. A volume of another kind is replaced, with a warning.
 
     Everything in the folders together never takes more than `capacity_bytes`. With `lock` the folders are held until
-    the volume is closed; without it the caller holds them (`lock_folder`).
-    Effects: folders are made with mode 0700. Nothing is read but superblocks and the journal.
-    Errors:  ConfigError with the line to print.
+    the volume is closed; otherwise the caller holds them (`lock_folder`).
+    Effects: folders are made with mode 0700. Only superblocks and the journal are read.
+    Errors:  ConfigError with a message for the operator.
     """
     if not 1 <= len(folders) <= MAX_STRIPES:
         raise ConfigError("kv.folders", f"a volume lies in 1 to {MAX_STRIPES} folders, not in {len(folders)}")

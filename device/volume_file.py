@@ -1,4 +1,4 @@
-"""One file of a volume: direct I/O where the file system grants it, buffers that direct I/O can take."""
+"""One file of a volume, with direct I/O if the file system supports it, and buffers that suit direct I/O."""
 
 import ctypes
 import errno
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FileCalls:
-    """The system calls that touch blocks. Tests hand in ones that fail."""
+    """The system calls that read and write blocks. Tests replace them by calls that fail."""
 
     preadv: Callable[[int, Sequence[memoryview], int], int] = os.preadv
     pwritev: Callable[[int, Sequence[memoryview], int], int] = os.pwritev
@@ -37,14 +37,14 @@ class ThreadBuffers(threading.local):
 
     @property
     def payload(self) -> memoryview:
-        """Room for one payload, rounded up."""
+        """A buffer for one payload, rounded up to the alignment."""
         if self._payload is None:
             self._payload = memoryview(mmap.mmap(-1, round_up(self._payload_bytes)))
         return self._payload
 
 
 def is_aligned(view: memoryview) -> bool:
-    """Whether direct I/O can use these bytes in place. Read-only memory keeps its address secret: no."""
+    """Return whether direct I/O can use these bytes in place. Read-only memory hides its address, so it cannot."""
     if view.readonly or view.nbytes % ALIGN:
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) % ALIGN == 0
@@ -60,35 +60,35 @@ class VolumeFile:
         self._calls = calls
 
     def read(self, parts: Sequence[memoryview], at: int) -> int:
-        """Fill the parts, one after the other; how many bytes came. Errors: OSError."""
+        """Fill the parts, one after the other. Return the number of bytes read. Errors: OSError."""
         count = self._calls.preadv(self.fd, parts, at)
         if not self.is_direct:
             os.posix_fadvise(self.fd, at, count, os.POSIX_FADV_DONTNEED)
         return count
 
     def write(self, parts: Sequence[memoryview], at: int) -> None:
-        """Write the parts as one extent. Errors: OSError, EIO when not all was taken."""
+        """Write the parts as one extent. Errors: OSError; EIO for a short write."""
         wanted = sum(part.nbytes for part in parts)
         if self._calls.pwritev(self.fd, parts, at) != wanted:
             raise OSError(errno.EIO, "short write", str(self.path))
 
     def sync(self) -> None:
-        """Make what was written durable. Errors: OSError, after which nothing is known of what was written."""
+        """Make all writes durable. Errors: OSError, after which the state of earlier writes is unknown."""
         self._calls.fdatasync(self.fd)
         if not self.is_direct:
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Give the descriptor back. No call may be under way."""
+        """Close the descriptor. No call may be under way."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def open_volume_file(folder: int, path: Path, calls: FileCalls, *, may_write: bool = True) -> VolumeFile | None:
-    """The volume file of an open folder, if it has one.
+    """Open the volume file of an open folder; None if it has none.
 
-    Errors: ConfigError when what is there is no plain file of ours; OSError.
+    Errors: ConfigError if the file is not a plain file of this user; OSError.
     """
     if VOLUME_NAME not in os.listdir(folder):
         return None
@@ -107,11 +107,11 @@ def open_volume_file(folder: int, path: Path, calls: FileCalls, *, may_write: bo
 
 
 def create_volume_file(folder: int, path: Path, file_bytes: int, calls: FileCalls) -> VolumeFile:
-    """A new file with all its room taken, in place of whatever has its name. Errors: OSError."""
+    """Create a fully allocated file in place of any file of this name. Errors: OSError."""
     if VOLUME_NAME in os.listdir(folder):
         os.unlink(VOLUME_NAME, dir_fd=folder)
     room = os.fstatvfs(folder)
-    if file_bytes > room.f_bavail * room.f_frsize:  # asked first: a refused allocation may fill the disk on its way
+    if file_bytes > room.f_bavail * room.f_frsize:  # checked first: an allocation that fails may fill the disk before
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(VOLUME_NAME, flags, 0o600, dir_fd=folder)
@@ -125,7 +125,7 @@ def create_volume_file(folder: int, path: Path, file_bytes: int, calls: FileCall
 
 
 def _with_direct_io(path: Path, fd: int, folder: int, flags: int, calls: FileCalls) -> VolumeFile:
-    """Probe direct I/O with a read of the superblock's place; keep the plain descriptor where it is refused."""
+    """Try direct I/O with a read at the superblock's position; keep the plain descriptor if it is refused."""
     probe = memoryview(mmap.mmap(-1, ALIGN))
     direct = -1
     try:

@@ -1,4 +1,4 @@
-"""What the SSD tier's files look like, byte for byte. Everything read here is hostile: bounds before anything else.
+"""The format of the SSD tier's files. Everything read here is untrusted: bounds are checked first.
 
 A volume is one file in each folder, striped: slot i is the (i // stripes)-th of file i % stripes.
 
@@ -35,24 +35,24 @@ _SUPERBLOCK = struct.Struct(f"<8sIIIIQQQQ{ID_BYTES}s{FINGERPRINT_BYTES}s")
 _HEADER_MAGIC = b"tierclBK"
 _HEADER = struct.Struct(f"<8s{ID_BYTES}sQQQ{KEY_BYTES}s{DIGEST_BYTES}s")
 
-# What lies in a folder beside slots: superblock, lock file, the directory and the file system's own first blocks.
+# Bytes of a folder beside the slots: superblock, lock file, the directory and the file system's own first blocks.
 _FOLDER_BYTES = 2 * ALIGN + 16 * ALIGN
-# The file system's map of a file that is written in random order: at most an extent a slot, in half-full leaves.
+# Bytes of the file system's map for a file written in random order: at most one extent per slot, in half-full leaves.
 _EXTENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """What one volume file says about itself and about its fellows in the other folders."""
+    """The description of a volume in one of its files."""
 
-    volume_id: bytes  # drawn when the volume was made; every header and record of it repeats it
-    fingerprint: bytes  # of the model, the layout and whatever else must be equal
+    volume_id: bytes  # drawn when the volume was made; every header and record of the volume repeats it
+    fingerprint: bytes  # of the model, the layout and everything else that must be equal
     block_bytes: int
     slots: int  # of all folders
     stripe: int  # which of the files this is
     stripes: int
-    opens: int  # how often it was opened: the upper bits of sequence numbers
-    created_ns: int  # wall clock, for people
+    opens: int  # number of times it was opened: the upper bits of sequence numbers
+    created_ns: int  # wall clock, for display
 
     @property
     def slots_here(self) -> int:
@@ -67,33 +67,33 @@ class Superblock:
 
 @dataclass(frozen=True, slots=True)
 class SlotHeader:
-    """What a slot says about itself."""
+    """The description of a block in the header of its slot."""
 
     volume_id: bytes
     slot: int
-    sequence: int  # grows with every write of a volume, over restarts too
+    sequence: int  # increases with every write to a volume, over restarts too
     length: int  # of the payload
     key: bytes
     digest: bytes  # xxh3-128 of the payload
 
 
 def round_up(count: int) -> int:
-    """The next multiple of the alignment."""
+    """Return the next multiple of the alignment."""
     return -(-count // ALIGN) * ALIGN
 
 
 def slot_bytes(block_bytes: int) -> int:
-    """A header and a payload on the disk."""
+    """Return the size of a slot on the disk: header and payload."""
     return ALIGN + round_up(block_bytes)
 
 
 def digest_of(payload: bytes | bytearray | memoryview) -> bytes:
-    """xxh3-128 of a payload. Cost: about 70 us a MiB, the GIL is free meanwhile."""
+    """Return the xxh3-128 of a payload. Cost: about 70 us per MiB, without the GIL."""
     return xxhash.xxh3_128_digest(payload)
 
 
 def pack_superblock(block: Superblock) -> bytes:
-    """4 KiB."""
+    """Return the 4 KiB of a superblock."""
     body = _SUPERBLOCK.pack(
         _SUPERBLOCK_MAGIC,
         FORMAT_VERSION,
@@ -111,7 +111,7 @@ def pack_superblock(block: Superblock) -> bytes:
 
 
 def parse_superblock(raw: memoryview) -> Superblock | str:
-    """What the file says, or why it is no volume of ours, as the end of a sentence."""
+    """Return the superblock, or the reason why there is none, as the end of a sentence."""
     if len(raw) < ALIGN:
         return "is too short"
     (
@@ -146,12 +146,12 @@ def parse_superblock(raw: memoryview) -> Superblock | str:
 
 
 def pack_header(volume_id: bytes, slot: int, sequence: int, length: int, key: bytes, digest: bytes) -> bytes:
-    """4 KiB."""
+    """Return the 4 KiB of a slot header."""
     return _sealed(_HEADER.pack(_HEADER_MAGIC, volume_id, slot, sequence, length, key, digest))
 
 
 def parse_header(raw: memoryview) -> SlotHeader | None:
-    """What the slot says, or None when it is empty, torn or flipped anywhere in its 4 KiB."""
+    """Return the header; None if the slot is empty or any of the 4 KiB is damaged."""
     if len(raw) < ALIGN or not _is_sealed(raw):
         return None
     magic, volume_id, slot, sequence, length, key, digest = _HEADER.unpack_from(raw)
@@ -161,7 +161,7 @@ def parse_header(raw: memoryview) -> SlotHeader | None:
 
 
 def find_digest(raw: memoryview, volume_id: bytes, slot: int, length: int, key: bytes) -> bytes | None:
-    """The digest that a header gives for this block in this slot; None when it is not this block's header."""
+    """Return the digest of this block from the header of its slot; None if the header is of another block."""
     if not _is_sealed(raw):
         return None
     magic, *found, digest = _HEADER.unpack_from(raw)
@@ -179,7 +179,7 @@ def _is_sealed(raw: memoryview) -> bool:
     return check == xxhash.xxh3_64_intdigest(raw[:_CHECKED_BYTES])
 
 
-# The journal.
+# ---- the journal
 
 _JOURNAL_MAGIC = b"tierclJL"
 _JOURNAL_HEAD = struct.Struct(f"<8sII{ID_BYTES}sQQ")
@@ -194,45 +194,45 @@ _NO_RECORD = bytes(RECORD_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class JournalReplay:
-    """What a journal told. `table` is the last record of each slot, `RECORD_BYTES` wide; zeros where there was none."""
+    """The content of a journal. `table` holds the last record of each slot, `RECORD_BYTES` wide, or zeros."""
 
     table: bytearray
     records: int
-    is_clean: bool  # it ends with the word of a clean shutdown: it is the whole truth
+    is_clean: bool  # it ends with the mark of a clean shutdown: it is complete
 
 
 def journal_bytes(slots: int) -> int:
-    """The bound of a journal file: a snapshot and as many changes again."""
+    """Return the largest size of a journal file: a snapshot and as many changes again."""
     return round_up(RECORD_BYTES * (1 + slots + max(slots, _MIN_RECORDS)))
 
 
 def pack_journal_head(volume_id: bytes, slots: int) -> bytes:
-    """As wide as a record."""
+    """Return the head of a journal, which is as wide as a record."""
     body = _JOURNAL_HEAD.pack(_JOURNAL_MAGIC, FORMAT_VERSION, 0, volume_id, slots, 0)[:-8]
     return body + _CHECK.pack(xxhash.xxh3_64_intdigest(body))
 
 
 def pack_record(volume_id: bytes, slot: int, key: bytes, sequence: int) -> bytes:
-    """One record; `NO_KEY` says that the slot was emptied."""
+    """Return one record; `NO_KEY` means that the slot was emptied."""
     body = _RECORD.pack(sequence, slot, key, 0)[:_RECORD_CHECKED]
     return body + zlib.crc32(body, zlib.crc32(volume_id)).to_bytes(4, "little")
 
 
 def pack_clean(volume_id: bytes, records: int) -> bytes:
-    """The last record of a journal that holds `records` others."""
+    """Return the mark of a clean shutdown behind `records` other records."""
     return pack_record(volume_id, _CLEAN_SLOT, _CLEAN_KEY, records)
 
 
 def unpack_record(raw: bytes | bytearray | memoryview, at: int) -> tuple[int, int, bytes]:
-    """(sequence, slot, key) of a record that was checked before."""
+    """Return (sequence, slot, key) of a record that was checked before."""
     sequence, slot, key, _ = _RECORD.unpack_from(raw, at)
     return sequence, slot, key
 
 
 def replay_journal(raw: bytes, volume_id: bytes, slots: int) -> JournalReplay | None:
-    """Read up to the last valid record, never past it; None when this is not the journal of this volume.
+    """Read a journal up to its first invalid record; None if this is not the journal of this volume.
 
-    Cost: about a million records a second; memory is `RECORD_BYTES` a slot beside `raw`.
+    Cost: about a million records per second, and `RECORD_BYTES` of memory per slot beside `raw`.
     """
     if raw[:RECORD_BYTES] != pack_journal_head(volume_id, slots):
         return None
@@ -240,7 +240,7 @@ def replay_journal(raw: bytes, volume_id: bytes, slots: int) -> JournalReplay | 
     records, seed = 0, zlib.crc32(volume_id)
     for at in range(RECORD_BYTES, len(raw) - RECORD_BYTES + 1, RECORD_BYTES):
         record = raw[at : at + RECORD_BYTES]
-        if record == _NO_RECORD:  # a slot that the snapshot knows nothing of, or the room behind the last record
+        if record == _NO_RECORD:  # a slot without a record in the snapshot, or the space behind the last record
             continue
         sequence, slot, key, check = _RECORD.unpack(record)
         if check != zlib.crc32(record[:_RECORD_CHECKED], seed):
@@ -257,20 +257,20 @@ def replay_journal(raw: bytes, volume_id: bytes, slots: int) -> JournalReplay | 
 
 @dataclass(frozen=True, slots=True)
 class VolumeLayout:
-    """How a capacity is cut into slots."""
+    """The slots that fit a capacity."""
 
-    slots: int  # of all folders; as many in each
-    total_bytes: int  # at most, of everything in the folders
+    slots: int  # of all folders, the same number in each
+    total_bytes: int  # at most, for everything in the folders
 
 
 def total_bytes(slots: int, stripes: int, block_bytes: int) -> int:
-    """The most that a volume and its journal ever take, a journal's rewriting included."""
+    """Return the most that a volume and its journal ever take, including a journal that is being rewritten."""
     fixed = stripes * _FOLDER_BYTES + 2 * journal_bytes(slots)
     return fixed + slots * (slot_bytes(block_bytes) + _EXTENT_BYTES)
 
 
 def fit_layout(capacity_bytes: int, stripes: int, block_bytes: int) -> VolumeLayout | None:
-    """The most slots that fit, or None when not even one a folder does."""
+    """Return the layout with the most slots that fit; None if not even one slot per folder fits."""
     each = capacity_bytes // (stripes * slot_bytes(block_bytes))
     each = min(each, MAX_SLOTS // stripes)
     low, high = 0, each

@@ -1,7 +1,7 @@
-"""The journal of a volume: an index that makes opening fast, and nothing that anyone relies on.
+"""The journal of a volume: an index that makes opening fast. The volume is complete without it.
 
-Records are appended as slots change. A journal is believed only when it ends with the word of a clean shutdown;
-opening a volume writes a new one without that word, so that whatever happens next ends in a scan of the headers.
+Records are appended as slots change. A journal is used only if it ends with the mark of a clean shutdown. Opening a
+volume writes a new journal without that mark, so that the headers are scanned after anything but a clean shutdown.
 """
 
 import logging
@@ -29,10 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def read_journal(folder: int, volume_id: bytes, slots: int) -> JournalReplay | None:
-    """What the journal in an open folder tells; None when there is none of this volume.
-
-    Errors: none; a journal that cannot be read is no journal.
-    """
+    """Read the journal in an open folder; None if there is no readable journal of this volume."""
     try:
         fd = os.open(JOURNAL_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
@@ -46,16 +43,16 @@ def read_journal(folder: int, volume_id: bytes, slots: int) -> JournalReplay | N
 
 
 def unlink_journal(folder: int) -> None:
-    """Drop a journal, whatever it is."""
+    """Delete the journal of a folder, valid or not."""
     for name in (JOURNAL_NAME, _NEW_NAME):
         if name in os.listdir(folder):
             os.unlink(name, dir_fd=folder)
 
 
 class VolumeJournal:
-    """The last record of each slot, in memory and, appended, in a file. Safe to call from several threads.
+    """The last record of each slot, in memory and appended to a file. Safe to call from several threads.
 
-    A journal that cannot be written is given up with a warning: writes of blocks go on, the next start scans.
+    A journal that cannot be written is given up with a warning: blocks are still written, and the next opening scans.
     """
 
     def __init__(self, folder: int, volume_id: bytes, table: bytearray) -> None:
@@ -66,13 +63,13 @@ class VolumeJournal:
         self._bound = journal_bytes(self._slots)
         self._lock = threading.Lock()
         self._fd = -1
-        self._end = 0  # where the next records go
-        self._pending = bytearray()  # records on their way: nobody believes the file before it is closed
+        self._end = 0  # position of the next record
+        self._pending = bytearray()  # records to be written: the file is not used before it is closed
         self._records = 0  # in the file
         self.is_lost = False
 
     def start(self) -> None:
-        """Write the table as a new journal, in place of what is there: that one must not be believed again."""
+        """Write the table as a new journal in place of the old one, which must not be used again."""
         with self._lock:
             try:
                 self._rewrite()
@@ -81,7 +78,7 @@ class VolumeJournal:
                 self._give_up(exc)
 
     def append(self, slot: int, key: bytes, sequence: int) -> None:
-        """Note what a slot holds now, unless something newer is known of it."""
+        """Record what a slot holds now, unless a newer record of the slot exists."""
         record = pack_record(self._volume_id, slot, key, sequence)
         with self._lock:
             known, _, _ = unpack_record(self._table, slot * RECORD_BYTES)
@@ -91,19 +88,19 @@ class VolumeJournal:
             self._guarded(record)
 
     def entries(self) -> Iterator[tuple[int, bytes, int]]:
-        """(slot, key, sequence) of every slot that holds a block, by slot."""
+        """Yield (slot, key, sequence) of every slot that holds a block, by slot."""
         for slot in range(self._slots):
             sequence, _, key = unpack_record(self._table, slot * RECORD_BYTES)
             if key != NO_KEY:
                 yield slot, key, sequence
 
     def close(self, *, is_whole: bool) -> None:
-        """Close the file; with the word of a clean shutdown when it tells of every slot."""
+        """Close the file, with the mark of a clean shutdown if the journal is complete."""
         with self._lock:
             if is_whole and not self.is_lost:
                 try:
                     self._flush()
-                    os.fdatasync(self._fd)  # the last word must not become durable before what it speaks of
+                    os.fdatasync(self._fd)  # the mark must not become durable before the records
                     self._write(pack_clean(self._volume_id, self._records))
                     os.fdatasync(self._fd)
                 except OSError as exc:
@@ -116,7 +113,7 @@ class VolumeJournal:
         if self.is_lost:
             return
         try:
-            # Room for one more is kept for the last word.
+            # Room for one more record is kept for the mark of a clean shutdown.
             if self._end + len(self._pending) + 2 * RECORD_BYTES > self._bound:
                 self._rewrite()
                 return
@@ -137,7 +134,7 @@ class VolumeJournal:
         self._end += len(records)
 
     def _rewrite(self) -> None:
-        """The table, in a new file that takes the old one's place."""
+        """Write the table to a new file and rename it over the old one."""
         if _NEW_NAME in os.listdir(self._folder):
             os.unlink(_NEW_NAME, dir_fd=self._folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

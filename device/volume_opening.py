@@ -1,4 +1,4 @@
-"""Finding a volume in its folders, or making one: everything about superblocks, room and what to replace."""
+"""Finds a volume in its folders, or makes one: superblocks, allocation, and what is replaced."""
 
 import errno
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenedVolume:
-    """The parts of a volume. `is_known`: the journal tells of every slot, so that no scan is needed."""
+    """The parts of an open volume. With `is_known` the journal is complete, and no scan is needed."""
 
     files: tuple[VolumeFile, ...]
     superblock: Superblock
@@ -39,7 +39,7 @@ class OpenedVolume:
 
 
 class VolumeOpening:
-    """What is known while a volume is being opened."""
+    """The opening of one volume: wanted properties, and what has been opened so far."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class VolumeOpening:
         self._files: list[VolumeFile] = []
 
     def run(self) -> OpenedVolume:
-        """Errors: ConfigError, OSError; the stack gives up what was opened."""
+        """Open or make the volume. Errors: ConfigError, OSError; the stack closes what was opened."""
         for folder in self._folders:
             handle = open_folder(folder, may_create=True)
             self._closing.callback(os.close, handle)
@@ -91,7 +91,7 @@ class VolumeOpening:
         return ((handle, folder / VOLUME_NAME) for handle, folder in zip(self._handles, self._folders, strict=True))
 
     def _find(self) -> Superblock | None:
-        """The first superblock of the volume that is here, if every file is, and of the wanted kind."""
+        """Return the first superblock of the volume in the folders, if all its files exist and are as wanted."""
         found: list[Superblock] = []
         for handle, path in self._paths():
             file = open_volume_file(handle, path, self._calls)
@@ -112,7 +112,7 @@ class VolumeOpening:
         return None
 
     def _mismatch(self, block: Superblock, stripe: int, before: list[Superblock]) -> str:
-        """How a file differs from what is wanted, as the end of a sentence; empty when it does not."""
+        """Return how a file differs from the wanted volume, as the end of a sentence; empty if it does not."""
         if block.fingerprint != self._fingerprint:
             return "is of another model or layout"
         if block.block_bytes != self._block_bytes:
@@ -128,7 +128,7 @@ class VolumeOpening:
         return ""
 
     def _create(self) -> Superblock:
-        """Files with all their room taken, after what was here has gone."""
+        """Delete any old files and create fully allocated ones."""
         for handle, _ in self._paths():
             if VOLUME_NAME in os.listdir(handle):
                 os.unlink(VOLUME_NAME, dir_fd=handle)
@@ -173,6 +173,6 @@ class VolumeOpening:
 
 
 def read_superblock(file: VolumeFile) -> Superblock | str:
-    """What a file says it is, or why it is no volume. Errors: OSError."""
+    """Return the superblock of a file, or the reason why there is none. Errors: OSError."""
     page = memoryview(mmap.mmap(-1, ALIGN))
     return parse_superblock(page) if file.read((page,), 0) == ALIGN else "is too short"

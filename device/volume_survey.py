@@ -1,4 +1,4 @@
-"""What lies in a folder, looked at from outside: nothing is changed, nothing is taken for granted."""
+"""Inspection of a volume's folder without a daemon: nothing is changed, and nothing is trusted."""
 
 import mmap
 import os
@@ -31,7 +31,7 @@ SlotVerdict = Literal["good", "empty", "torn"]
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """What one folder holds."""
+    """The facts about one folder of a volume."""
 
     folder: str
     format_version: int
@@ -42,17 +42,17 @@ class FolderFacts:
     slots: int  # of this folder
     used: int
     file_bytes: int
-    disk_bytes: int  # taken from the file system, journal included
+    disk_bytes: int  # allocated by the file system, including the journal
     opens: int
     created_s: float  # wall clock
     written_s: float  # wall clock
     journal: Literal["clean", "unclean", "missing or damaged", "in the first folder"]
-    holder: int | None  # pid of the daemon that has it; 0 when not known
+    holder: int | None  # pid of the daemon that uses the folder; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
 class SlotCounts:
-    """What reading every slot of one folder found."""
+    """The result of reading every slot of one folder."""
 
     good: int
     empty: int
@@ -71,7 +71,7 @@ class FolderView:
         self._payload = memoryview(mmap.mmap(-1, round_up(superblock.block_bytes)))
 
     def facts(self) -> FolderFacts:
-        """Cost: a read of every header. Errors: OSError."""
+        """Return the facts about the folder. Cost: a read of every header. Errors: OSError."""
         block = self.superblock
         file = os.fstat(self._file.fd)
         journal_blocks = 0
@@ -96,9 +96,9 @@ class FolderView:
         )
 
     def check(self) -> SlotCounts:
-        """Read every slot. One that is torn is read again at the end: a daemon may have been writing it.
+        """Read every slot. A torn slot is read again at the end, because a daemon may have been writing it.
 
-        Errors: OSError but for single slots, which count as torn.
+        Errors: OSError; a single slot that cannot be read counts as torn.
         """
         counts = {"good": 0, "empty": 0, "torn": 0}
         torn: list[int] = []
@@ -130,10 +130,10 @@ class FolderView:
         return "good" if digest_of(target[: header.length]) == header.digest else "torn"
 
     def _header(self, index: int) -> SlotHeader | None:
-        """A header that belongs here; the page holds its bytes."""
+        """Return the header of a slot, if it belongs to this slot; the page holds its bytes."""
         block = self.superblock
         if self._file.read((self._page,), self._at(index)) != ALIGN:
-            self._page[:] = b"\xff" * ALIGN  # the file is too short: not an empty slot
+            self._page[:] = b"\xff" * ALIGN  # not zeros: the file is too short, and the slot is not empty
             return None
         header = parse_header(self._page)
         is_ours = (
@@ -158,9 +158,9 @@ class FolderView:
 
 
 def view_folder(folder: Path, closing: ExitStack) -> FolderView:
-    """Open one folder's part for reading; the stack closes it.
+    """Open one folder's part of a volume for reading; the stack closes it.
 
-    Errors: ConfigError when there is no volume that can be read.
+    Errors: ConfigError if there is no readable volume.
     """
     handle = open_folder(folder, may_create=False)
     closing.callback(os.close, handle)
@@ -180,9 +180,9 @@ def view_folder(folder: Path, closing: ExitStack) -> FolderView:
 
 
 def purge_folder(folder: Path) -> int:
-    """Delete what a volume left in a folder; bytes that were freed.
+    """Delete a volume's files in a folder. Return the number of bytes freed.
 
-    Errors: ConfigError when a daemon has the folder, with its pid.
+    Errors: ConfigError if a daemon uses the folder, with its pid.
     """
     handle = open_folder(folder, may_create=False)
     try:
