@@ -305,12 +305,6 @@ class CopyBook:
 
     # ---- checks
 
-    def snapshot(self) -> object:
-        """Return the whole book in comparable form."""
-        counts = self.count, tuple(self._counts), self.counts_by_owner()
-        orders = [tuple(self.order(retention)) for retention in RetentionClass]
-        return orders, bytes(self.classes), self.owners.tolist(), counts
-
     def check(self) -> None:
         """Check that the counters agree with the lists, and the links with each other. Errors: InvariantError."""
         by_owner: dict[int, int] = {}

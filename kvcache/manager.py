@@ -20,10 +20,11 @@ from tiercel.kvcache.overlay import Overlay
 from tiercel.kvcache.owner import OwnerBook
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.prefix import Prefix
-from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots, as_slots
+from tiercel.kvcache.restore import RestoreBook
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots
 from tiercel.kvcache.step_budget import StepBudget
 from tiercel.kvcache.swap import SwapBook
-from tiercel.kvcache.table import BlockTable, Fetch, Restore, Reuse
+from tiercel.kvcache.table import BlockTable, Fetch, Reuse
 from tiercel.kvcache.tiers import TierLimits, TierSet
 from tiercel.kvcache.transfers import check_references
 from tiercel.kvcache.verification import UnverifiedCopies
@@ -61,7 +62,6 @@ class CacheManager:
         self.blocks = blocks
         self.prefix_queries = 0  # tokens looked up at admission
         self.prefix_hits = 0  # of those, tokens found in any tier
-        self.loaded_tokens = 0  # of those, tokens restored from DDR
         self._pool = SlotPool(blocks)
         self._tiers = TierSet(
             self._pool,
@@ -81,7 +81,7 @@ class CacheManager:
         self._overlay = Overlay(self._pool)
         self._budget = StepBudget()
         self._landings: deque[Landing] = deque()  # to be booked
-        self._seq_by_restore: dict[int, SeqId] = {}  # by transfer
+        self._restores = RestoreBook(self._tiers, self._swaps, self._replace)
         self._table_by_seq: dict[SeqId, BlockTable] = {}
         self._fingerprint = fingerprint
         self._has_prefix_caching = has_prefix_caching
@@ -276,9 +276,9 @@ class CacheManager:
             blocks += len(transfer.keys)
             self._background.note_landing(transfer, landing.verdict)
             if transfer.route is Route.RESTORE:
-                seq = self._land_restore(transfer, is_good=landing.verdict is Verdict.LANDED)
-                if seq is not None:
-                    restored.append((seq, self._table_by_seq[seq].num_published * self.block_size))
+                table = self._restores.land(transfer, is_good=landing.verdict is Verdict.LANDED)
+                if table is not None:
+                    restored.append((table.seq, table.num_published * self.block_size))
         return restored
 
     def attach(self, records: Iterable[tuple[SlotId, BlockKey]], scan: Scan | None = None) -> None:
@@ -312,6 +312,11 @@ class CacheManager:
     def blocks_cached(self) -> int:
         """Blocks that hold a prefix no sequence uses now."""
         return self._pool.num_cached
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Tokens restored from DDR, since the start."""
+        return self._restores.loaded_blocks * self.block_size
 
     @property
     def swapped_tokens(self) -> int:
@@ -389,52 +394,7 @@ class CacheManager:
         table.extend(slots)
         table.extend(taken[num_loads:])
         table.num_published = table.num_saved = int(match.loads[0])
-        carried = self._swaps.restore(table, match.loads, match.sources, taken[:num_loads])
-        ends = np.cumsum([count for _, count in carried]).tolist()
-        blocks_by_transfer = {
-            number: match.loads[end - count : end] for (number, count), end in zip(carried, ends, strict=True)
-        }
-        table.restore = Restore(covered, blocks_by_transfer)
-        self._seq_by_restore.update(dict.fromkeys(blocks_by_transfer, table.seq))
-
-    def _land_restore(self, transfer: Transfer, *, is_good: bool) -> SeqId | None:
-        """Name the blocks that have landed. Return the sequence when no more of its blocks are on their way up.
-
-        The sequence may have been preempted meanwhile: then the blocks are a cached prefix, or worthless.
-        """
-        pool = self._pool
-        seq, targets = self._seq_by_restore.pop(transfer.id, None), as_slots(transfer.targets)
-        table = self._table_by_seq.get(seq) if seq is not None else None
-        restore = table.restore if table is not None else None
-        blocks = restore.blocks_by_transfer.pop(transfer.id, None) if restore is not None else None
-        if is_good and self._tiers.links is not None:
-            self._tiers.links.link_restored(targets, as_slots(transfer.sources))
-        lost = pool.publish_many(targets, transfer.keys) if is_good else NO_SLOTS
-        pool.drop_many(targets, 0, by_transfer=True)
-        if table is None or restore is None or blocks is None:
-            return None
-        if is_good:
-            restore.landed += len(blocks)
-            for slot in lost.tolist():  # the block was computed meanwhile: its first copy is the canonical one
-                block = int(blocks[transfer.targets.index(SlotId(slot))])
-                self._replace(table, block, SlotId(slot))
-                restore.replaced.append(table.slots[block])
-        else:
-            restore.covered, restore.is_whole = min(restore.covered, int(blocks[0])), False
-        if restore.blocks_by_transfer:
-            return None
-        table.restore = None
-        self._swaps.note_restored(table, restore.landed)
-        self.loaded_tokens += restore.landed * self.block_size
-        own_slots = as_slots(table.slots[restore.first : restore.covered])
-        if restore.replaced:
-            own_slots = own_slots[~np.isin(own_slots, restore.replaced)]
-        pool.copies.set_owner_many(own_slots, table.owner)
-        table.num_published = restore.covered
-        if not restore.is_whole:
-            pool.drop_many(as_slots(table.slots[restore.covered :])[::-1], table.last_step)
-            table.cut(restore.covered)
-        return table.seq
+        self._restores.begin(table, match, taken[:num_loads], covered)
 
     def _clear(self, table: BlockTable) -> None:
         self._background.note_released(table)

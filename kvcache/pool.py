@@ -410,18 +410,6 @@ class SlotPool:
 
     # ---- checks
 
-    def snapshot(self) -> object:
-        """Return all books in comparable form."""
-        return (
-            bytes(self.states),
-            *(counts.tolist() for counts in (self.refs, self.transfer_refs, self.deferred.last_steps)),
-            dict(self.slot_by_key),
-            [self.key(SlotId(slot)) for slot in range(self.blocks + 1)],
-            self.deferred.slots_by_step(),
-            self.copies.snapshot(),
-            (self.deferred.committed, self._runs.cursor, self.num_free, self.num_deferred, self._references.num_lent),
-        )
-
     def check_integrity(self) -> None:
         """Check that every slot is in exactly one state and that all books agree. Errors: InvariantError."""
         self.copies.check()

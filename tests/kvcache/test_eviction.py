@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.kvcache.snapshots import snapshot_of_copies
 from tests.seeds import fresh_seeds
 from tiercel.errors import InvariantError
 from tiercel.kvcache.eviction import CopyBook, RetentionClass
@@ -131,11 +132,11 @@ def test_victims_are_distinct_and_enough_under_any_floors(seed: int) -> None:
     owners = [rng.randrange(4) for _ in range(size)]
     search = owned(owners, {owner: rng.randrange(1, size) for owner in range(1, 4)})
     mix(rng, search, size, 0.5)
-    before = search.copies.snapshot()
+    before = snapshot_of_copies(search.copies)
     for count in {1, size // 2, size - 1, size, size + 5}:
         victims = search.choose(count)
         assert len(victims) == len(set(victims)) == min(count, size)
-    assert search.copies.snapshot() == before
+    assert snapshot_of_copies(search.copies) == before
 
 
 def test_the_oldest_beyond_the_protected_share_become_the_newest_seen_once() -> None:
@@ -192,7 +193,7 @@ def test_many_slots_at_once_change_the_lists_as_one_after_the_other(seed: int) -
             many.states[array] = SlotState.CACHED
             many.add_many(SlotIndex(array))
             listed += slots
-        assert many.snapshot() == one.snapshot(), seed
+        assert snapshot_of_copies(many) == snapshot_of_copies(one), seed
         many.check()
         one.check()
 
