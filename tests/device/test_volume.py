@@ -1,4 +1,4 @@
-"""A volume gives back the bytes that were written, or nothing: every other outcome is tried here."""
+"""A volume returns the bytes that were written, or a miss, whatever happens to its files."""
 
 import ctypes
 import errno
@@ -53,7 +53,7 @@ def got(volume: Volume, slot: int, number: int) -> bytes | None:
 
 
 def only_buffered(fd: int, parts: Sequence[memoryview], at: int) -> int:
-    """A file system that knows no direct I/O, as the probe finds out."""
+    """A file system without direct I/O."""
     if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
         raise OSError(errno.EINVAL, "Invalid argument")
     return os.preadv(fd, parts, at)
@@ -106,7 +106,7 @@ def test_aligned_memory_is_used_in_place(folder: Path) -> None:
         assert seen[2] != address + 1
 
 
-def test_a_file_system_without_direct_io_serves_as_well(folder: Path) -> None:
+def test_a_file_system_without_direct_io_is_supported(folder: Path) -> None:
     with make(folder, calls=FileCalls(preadv=only_buffered)) as volume:
         assert not volume.is_direct
         put(volume, 3, 7)
@@ -189,7 +189,7 @@ def test_a_slot_of_an_earlier_volume_is_a_miss(folder: Path) -> None:
         assert list(volume.recover()) == []
 
 
-def test_a_file_that_became_short_is_a_miss(folder: Path) -> None:
+def test_a_block_of_a_truncated_file_is_a_miss(folder: Path) -> None:
     with make(folder) as volume:
         put(volume, 0, 1)
         os.truncate(folder / VOLUME_NAME, ALIGN + ALIGN + 100)
@@ -225,7 +225,7 @@ def test_a_short_read_is_a_miss_and_a_short_write_an_error(folder: Path) -> None
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_the_disks_errors_pass_through(folder: Path, code: int) -> None:
+def test_errors_of_the_disk_are_raised(folder: Path, code: int) -> None:
     is_broken = False
 
     def fails(call: Callable[..., int]) -> Callable[..., int]:
@@ -248,7 +248,7 @@ def test_the_disks_errors_pass_through(folder: Path, code: int) -> None:
             call()
         assert caught.value.errno == code
     is_broken = False
-    volume.close()  # after a sync that failed nothing vouches for the journal: the next start scans
+    volume.close()  # after a failed sync the journal is not clean: the next opening scans
     with make(folder) as volume:
         assert [slot for slot, _ in volume.recover()] == [0]
 
@@ -286,7 +286,7 @@ def test_a_damaged_superblock_or_another_version_makes_a_new_volume(
         assert got(volume, 0, 1) is None
 
 
-def test_a_scan_finds_what_the_journal_would(folder: Path) -> None:
+def test_a_scan_finds_the_same_blocks_as_the_journal(folder: Path) -> None:
     with make(folder) as volume:
         for slot in range(0, volume.slots, 3):
             put(volume, slot, slot)
@@ -297,7 +297,7 @@ def test_a_scan_finds_what_the_journal_would(folder: Path) -> None:
         assert list(volume.recover()) == [(slot, key_of(slot)) for slot in range(0, volume.slots, 3)] == journalled
 
 
-def test_the_newest_copy_of_a_key_has_the_last_word(folder: Path) -> None:
+def test_the_newest_copy_of_a_key_comes_last(folder: Path) -> None:
     with make(folder) as volume:
         put(volume, 2, 1)
         put(volume, 9, 1)
@@ -311,7 +311,7 @@ def test_the_newest_copy_of_a_key_has_the_last_word(folder: Path) -> None:
             assert found == {key_of(1): 9, key_of(3): 5}
 
 
-def test_recovery_in_pieces_passes_over_what_has_changed_since(folder: Path) -> None:
+def test_recovery_in_pieces_passes_over_slots_changed_since(folder: Path) -> None:
     for is_scan in (False, True):
         with make(folder, kind=f"{is_scan}".encode()) as volume:
             for slot in range(20):
@@ -355,7 +355,7 @@ def test_folders_are_striped_and_must_come_together(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("block", [1, 4096, 5000, 196_608])
-def test_the_cap_holds_whatever_is_written(folder: Path, block: int) -> None:
+def test_the_limit_holds_whatever_is_written(folder: Path, block: int) -> None:
     capacity = 4 << 20
     rng = random.Random(block)
     with open_volume((folder,), capacity, block, KIND) as volume:
@@ -371,7 +371,7 @@ def test_the_cap_holds_whatever_is_written(folder: Path, block: int) -> None:
     assert disk_bytes(folder) <= capacity
 
 
-def test_every_capacity_is_used_as_far_as_it_goes() -> None:
+def test_every_capacity_is_used_as_far_as_possible() -> None:
     for capacity in range(200_000, 3_000_000, 70_001):
         for stripes in (1, 2, 5):
             layout = fit_layout(capacity, stripes, BLOCK)
@@ -442,7 +442,7 @@ def test_a_refused_allocation_leaves_nothing_behind(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_small_tmpfs_says_how_much_is_missing(tmp_path: Path) -> None:
+def test_the_error_on_a_small_tmpfs_names_the_missing_bytes(tmp_path: Path) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(tmp_path)], capture_output=True, check=False
     )
@@ -458,7 +458,7 @@ def test_a_small_tmpfs_says_how_much_is_missing(tmp_path: Path) -> None:
             with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(4096))
-            for slot in range(volume.slots):  # a full disk is nothing to a volume that has its room
+            for slot in range(volume.slots):  # a full disk does not matter: the files are allocated
                 put(volume, slot, slot + 1)
             assert got(volume, 0, 1) == block_of(1)
         with open_volume((tmp_path / "kv",), 1 << 20, BLOCK, KIND) as volume:
@@ -498,6 +498,6 @@ def test_an_inherited_lock_outlives_the_process_that_took_it(folder: Path) -> No
     os.close(lock_folder(folder))
 
 
-def test_the_volume_lives_without_torch() -> None:
+def test_the_volume_does_not_import_torch() -> None:
     code = "import sys, device.volume, device.volume_survey; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Whatever a kill or a cut leaves behind, a volume opens, and what it gives back is what was written."""
+"""After a kill or a truncation a volume opens, and returns only blocks that were written."""
 
 import hashlib
 import os
@@ -65,7 +65,7 @@ def keys_of(replay: JournalReplay | None) -> dict[int, bytes]:
     return {slot: key for sequence, slot, key in rows if sequence}
 
 
-def test_a_journal_cut_at_every_byte_tells_up_to_its_last_whole_record() -> None:
+def test_a_journal_cut_at_every_byte_is_read_up_to_its_last_whole_record() -> None:
     slots = 5
     changes = [(0, 1), (3, 2), (0, 3), (4, 4), (3, 5), (1, 6)]
     raw = journal_of(changes, slots)
@@ -86,7 +86,7 @@ def test_a_journal_cut_at_every_byte_tells_up_to_its_last_whole_record() -> None
             assert replay.is_clean == (cut == len(raw) and tail != b"\xa5" * 64)
 
 
-def test_a_journal_with_any_byte_changed_is_never_called_clean() -> None:
+def test_a_journal_with_any_byte_changed_is_never_clean() -> None:
     slots = 4
     raw = journal_of([(0, 1), (3, 2), (0, 3)], slots)
     for at in range(len(raw)):
@@ -96,7 +96,7 @@ def test_a_journal_with_any_byte_changed_is_never_called_clean() -> None:
         assert replay is None or not replay.is_clean, at
 
 
-def test_a_hostile_journal_is_bounded() -> None:
+def test_a_hostile_journal_is_read_within_bounds() -> None:
     rng = random.Random(5)
     head = pack_journal_head(ID, 4)
     for _ in range(300):
@@ -124,7 +124,7 @@ def test_a_journal_is_rewritten_before_it_outgrows_its_bound(tmp_path: Path) -> 
         journal.append(slot, expected[slot], order)
         assert path.stat().st_size == bound
     assert list(tmp_path.iterdir()) == [path]
-    journal.append(7, key_of(1), 1)  # older than what is known
+    journal.append(7, key_of(1), 1)  # older than the known record
     assert {slot: key for slot, key, _ in journal.entries()} == expected
     journal.close(is_whole=True)
     replay = read_journal(handle, ID, slots)
@@ -134,7 +134,7 @@ def test_a_journal_is_rewritten_before_it_outgrows_its_bound(tmp_path: Path) -> 
     os.close(handle)
 
 
-def test_a_journal_that_cannot_be_written_costs_a_scan_and_no_block(
+def test_a_journal_that_cannot_be_written_costs_a_scan_but_no_block(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "kv"
@@ -194,7 +194,7 @@ with open_volume((folder,), capacity, block, b"model and layout", lock=True) as 
 """
 
 
-def test_every_block_that_is_found_after_kill_9_is_the_one_that_was_written(tmp_path: Path) -> None:
+def test_every_block_found_after_kill_9_is_the_one_that_was_written(tmp_path: Path) -> None:
     folder = tmp_path / "kv"
     rng = random.Random(9)
     found = torn = 0
@@ -242,7 +242,7 @@ with open_volume((pathlib.Path(sys.argv[1]),), int(sys.argv[2]), block, b"model 
 
 
 @pytest.mark.parametrize("fault", _FAULTS)
-def test_faults_of_an_unmodified_process_lose_no_more_than_their_block(tmp_path: Path, fault: str) -> None:
+def test_a_fault_loses_no_more_than_its_block(tmp_path: Path, fault: str) -> None:
     strace = find_program("strace")
     inject, expected = _FAULTS[fault]
     folder = tmp_path / "kv"
@@ -263,7 +263,7 @@ def test_faults_of_an_unmodified_process_lose_no_more_than_their_block(tmp_path:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_volume_is_a_dict_that_may_forget(tmp_path: Path, seed: int) -> None:
-    """Writes, erasures, reads, clean and unclean restarts, cut journals; nothing is torn here, so nothing is lost."""
+    """Writes, erasures, reads, clean and unclean restarts, truncated journals; nothing is torn, so nothing is lost."""
     rng = random.Random(seed)
     folders = tuple(tmp_path / name for name in "abc"[: 1 + seed % 3])
     volume = open_volume(folders, CAPACITY, BLOCK, KIND)

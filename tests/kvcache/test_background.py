@@ -1,4 +1,4 @@
-"""What idle copy time costs the step that uses it."""
+"""The cost of background work for the step that does it."""
 
 from array import array
 
@@ -29,12 +29,12 @@ class CountingTraffic(DiskTraffic):
         return super().has_copy(key)
 
 
-def test_the_chains_that_a_step_looks_at_share_one_budget() -> None:
+def test_all_chains_of_a_step_share_one_budget_of_looks() -> None:
     device, disk = SlotPool(CHAINS * BLOCKS), SlotPool(CHAINS * BLOCKS)
     tiers = TierSet(device, None, disk, TierLimits())
     traffic = CountingTraffic(tiers)
     background = BackgroundWork(tiers, traffic, UnverifiedCopies(tiers), SIZE, lambda: RATES)
-    for number in range(CHAINS):  # every block of each is on the disk already: nothing ends the look before the tail
+    for number in range(CHAINS):  # every block is on the disk already: the look at a chain ends at its tail
         tokens = array("I", [number] * (BLOCKS * SIZE))
         table = BlockTable(SeqId(number), BlockKey(bytes(32)), tokens, 0, TenantHolding())
         table.key(BLOCKS - 1, SIZE)

@@ -1,4 +1,4 @@
-"""Which chains go to the disk first."""
+"""The order in which chains go to the disk, and the limits on them."""
 
 from tiercel.ids import BlockKey
 from tiercel.kvcache.chain import Chain, ChainQueue, WrittenChains
@@ -16,7 +16,7 @@ def drained(queue: ChainQueue) -> list[float]:
     return order
 
 
-def test_reused_chains_go_first_and_then_the_dearest() -> None:
+def test_reused_chains_go_first_and_then_the_most_expensive() -> None:
     queue = ChainQueue(100)
     for saving_s in (1.0, 3.0, 2.0):
         queue.push(chain(saving_s))
@@ -24,7 +24,7 @@ def test_reused_chains_go_first_and_then_the_dearest() -> None:
     assert drained(queue) == [0.5, 3.0, 2.0, 1.0]
 
 
-def test_what_was_set_aside_comes_back_the_best_first_and_in_bounds() -> None:
+def test_chains_set_aside_are_recalled_best_first_up_to_a_limit() -> None:
     queue = ChainQueue(100)
     for saving_s in (1.0, 3.0, 2.0):
         queue.push(chain(saving_s))
@@ -36,7 +36,7 @@ def test_what_was_set_aside_comes_back_the_best_first_and_in_bounds() -> None:
     assert drained(queue) == [3.0, 2.0]
 
 
-def test_a_chain_gives_back_its_keys() -> None:
+def test_a_chain_returns_its_keys() -> None:
     one = chain(1.0, blocks=5)
     assert len(one) == 5
     assert one[3] == bytes([3]) * 32
@@ -44,7 +44,7 @@ def test_a_chain_gives_back_its_keys() -> None:
     assert one.keys(4, 99) == [bytes([4]) * 32]
 
 
-def test_chains_are_bounded_by_their_keys_and_the_cheapest_go_first() -> None:
+def test_chains_are_limited_by_their_keys_and_the_cheapest_are_forgotten() -> None:
     queue = ChainQueue(100)
     for number in range(50):
         queue.push(chain(float(number), blocks=10))
@@ -58,7 +58,7 @@ def test_chains_are_bounded_by_their_keys_and_the_cheapest_go_first() -> None:
     assert queue.num_keys == 0
 
 
-def test_chains_that_have_left_memory_go_before_cheaper_ones_that_have_not() -> None:
+def test_chains_no_longer_in_memory_are_forgotten_before_cheaper_chains() -> None:
     gone = {9.0, 8.0}
     queue = ChainQueue(30, lambda one: one.saving_s not in gone)
     for saving_s in (9.0, 1.0, 8.0, 2.0):
@@ -66,7 +66,7 @@ def test_chains_that_have_left_memory_go_before_cheaper_ones_that_have_not() -> 
     assert drained(queue) == [2.0, 1.0]
 
 
-def test_of_equals_the_newest_chain_is_kept() -> None:
+def test_of_equal_chains_the_newest_is_kept() -> None:
     queue = ChainQueue(30)
     chains = [chain(1.0, blocks=10) for _ in range(4)]
     for one in chains:
@@ -74,7 +74,7 @@ def test_of_equals_the_newest_chain_is_kept() -> None:
     assert queue.first is chains[-1]
 
 
-def test_written_chains_are_bounded_and_the_oldest_are_forgotten() -> None:
+def test_written_chains_are_limited_and_the_oldest_are_forgotten() -> None:
     queue = WrittenChains(25)
     chains = [chain(1.0, blocks=10) for _ in range(4)]
     for one in chains:

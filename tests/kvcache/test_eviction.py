@@ -106,13 +106,13 @@ def test_owners_at_their_floor_are_passed_over() -> None:
     assert search.choose(4) == [1, 6, 2, 3], "nothing else is left: the order alone decides"
 
 
-def test_others_in_a_higher_class_go_before_a_floor_is_broken() -> None:
+def test_other_owners_copies_of_a_higher_class_go_before_a_floor_is_broken() -> None:
     search = owned([1, 1, 2], {1: 2})
     search.copies.set_retention(3, RetentionClass.PREEMPTED)
     assert search.choose(1) == [3]
 
 
-def test_the_search_is_bounded_and_then_takes_the_head() -> None:
+def test_the_search_is_limited_and_then_takes_the_first_copy() -> None:
     others = SEARCH_DEPTH + 1
     assert owned([1] * others + [2], {1: others}).choose(1) == [1]
     assert owned([1] * (others - 2) + [2], {1: others}).choose(1) == [others - 1]
@@ -139,7 +139,7 @@ def test_victims_are_distinct_and_enough_under_any_floors(seed: int) -> None:
     assert snapshot_of_copies(search.copies) == before
 
 
-def test_the_oldest_beyond_the_protected_share_become_the_newest_seen_once() -> None:
+def test_the_oldest_copies_beyond_the_protected_share_become_the_newest_of_once() -> None:
     copies = filled(*[RetentionClass.REUSED] * 4, RetentionClass.ONCE)
     assert copies.demote(0.4, maximum=1) == 1
     assert list(copies) == [5, 1, 2, 3, 4]
@@ -158,7 +158,7 @@ def test_links_that_disagree_are_found() -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(30), *fresh_seeds(5)])
-def test_many_slots_at_once_change_the_lists_as_one_after_the_other(seed: int) -> None:
+def test_many_slots_at_once_change_the_lists_like_one_slot_after_another(seed: int) -> None:
     rng = random.Random(seed)
     size = rng.choice([5, 80, 400])
     one, many = (Copies(size) for _ in range(2))
@@ -199,7 +199,7 @@ def test_many_slots_at_once_change_the_lists_as_one_after_the_other(seed: int) -
 
 
 @pytest.mark.parametrize("seed", [*range(60), *fresh_seeds(10)])
-def test_many_victims_are_those_that_a_search_one_by_one_finds(seed: int) -> None:
+def test_many_victims_are_the_same_as_those_of_a_search_one_by_one(seed: int) -> None:
     rng = random.Random(seed)
     size = rng.choice([40, 200, 700])
     owners = [rng.choice([0, 1, 1, 2, 3, 4]) for _ in range(size)]
@@ -229,7 +229,7 @@ def slow_victims(search: VictimSearch, count: int) -> list[int]:
     return chosen + [slot for slot in first if slot not in chosen][: count - len(chosen)]
 
 
-def test_victims_are_found_in_order_when_many_go_at_once() -> None:
+def test_many_victims_come_in_eviction_order() -> None:
     copies = Copies(20_000)
     order = list(range(1, 20_001))
     random.Random(1).shuffle(order)

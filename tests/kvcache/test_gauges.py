@@ -1,4 +1,4 @@
-"""What is told of the tiers: whose the blocks are."""
+"""The gauges of the tiers: blocks by tenant."""
 
 from array import array
 
@@ -17,7 +17,7 @@ def _opened(cache: CacheManager, driver: Driver, seq: int, tenant: TenantId, blo
     driver.compute(seq)
 
 
-def test_tables_and_kept_copies_are_told_by_tenant_largest_first() -> None:
+def test_tables_and_cached_copies_are_shown_by_tenant_largest_first() -> None:
     driver = Driver(16)
     cache = driver.cache
     _opened(cache, driver, 1, A, 2)
@@ -36,7 +36,7 @@ def test_tables_and_kept_copies_are_told_by_tenant_largest_first() -> None:
     assert hbm.blocks_cached == 8
 
 
-def test_the_smallest_of_many_tenants_are_not_named() -> None:
+def test_the_smallest_of_many_tenants_are_not_shown() -> None:
     driver = Driver(64)
     for seq in range(1, 41):
         _opened(driver.cache, driver, seq, TenantId(f"t{seq}"), 2 if seq == 40 else 1)

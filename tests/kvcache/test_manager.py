@@ -1,4 +1,4 @@
-"""The cache manager: sealing keeps what the ledger promised, one canonical copy per key."""
+"""The cache manager: sealing keeps the promises of the ledger, and each key has one canonical copy."""
 
 import random
 from array import array
@@ -22,13 +22,13 @@ def plan_of(*slices: tuple[int, int, int]) -> Plan:
 
 
 def hit(ledger: Ledger, seq: int) -> int | None:
-    """Tokens of the prefix that is given to a sequence."""
+    """Return the tokens of the prefix that the ledger gives to a sequence; None if the sequence must wait."""
     found = ledger.match(SeqId(seq))
     return None if found is None else found.tokens
 
 
 class Driver:
-    """One cache and the little that a loop needs to drive it."""
+    """A cache, driven step by step."""
 
     def __init__(self, blocks: int = 16, **options: bool) -> None:
         self.cache = CacheManager(blocks, BLOCK, b"weights", **options)
@@ -54,7 +54,7 @@ class Driver:
         return self.cache.seal(plan, ledger, self.step)
 
     def compute(self, seq: int, *, end: int | None = None) -> None:
-        """Launch and commit."""
+        """Launch and commit a step for one sequence."""
         self.launch(seq, end=end)
         self.cache.commit(self.step, [(SeqId(seq), end or len(self.tokens[seq]))])
         self.cache.check_integrity()
@@ -114,7 +114,7 @@ def test_the_free_of_a_slot_is_deferred_until_the_last_step_that_touches_it_comm
     assert driver.cache.ledger().reserve(SeqId(2), 14)
 
 
-def test_two_who_computed_the_same_block_end_with_one_copy() -> None:
+def test_two_sequences_that_computed_the_same_block_end_with_one_copy() -> None:
     driver = Driver()
     for seq in (1, 2):
         driver.open(seq, list(range(9)))
@@ -198,7 +198,7 @@ class Walk:
         self.blocks = self.rng.choice([6, 12, 40])
         self.driver = Driver(self.blocks)
         self.next_seq = 1
-        self.computed: dict[int, int] = {}  # launched tokens of those that hold blocks
+        self.computed: dict[int, int] = {}  # launched tokens of the sequences that hold blocks
         self.flights: list[tuple[int, list[tuple[int, int, int]]]] = []  # step, and its slices
 
     def open(self) -> None:
@@ -244,14 +244,14 @@ class Walk:
             self.driver.cache.commit(step, progress)
 
     def fail(self) -> None:
-        """The oldest step was refused, or failed: it and all behind it count for nothing, and name no block."""
+        """Fail the oldest step: this step and all steps behind it count for nothing, and name no block."""
         named = dict(self.driver.cache.tiers.device.slot_by_key)
         voided: set[int] = set()
         for step, slices in self.flights:
             self.driver.cache.end(step)
             for seq, start, _ in slices:
                 if seq in self.computed and seq not in voided:
-                    self.computed[seq] = start  # its table stays, and is computed again from there
+                    self.computed[seq] = start  # its table stays, and the tokens are computed again from there
                     voided.add(seq)
         self.flights.clear()
         assert self.driver.cache.tiers.device.slot_by_key == named
@@ -280,8 +280,8 @@ def test_random_walk_keeps_promises(seed: int) -> None:
     assert walk.driver.cache.blocks_used == 0
 
 
-def test_claims_die_with_the_slice() -> None:
-    """A sequence that is preempted in the plan that gave it a slice computes nothing that anybody could wait for."""
+def test_a_released_slice_claims_nothing() -> None:
+    """No sequence waits for the blocks of a slice whose sequence is preempted by the same plan."""
     driver = Driver()
     for seq in (1, 2):
         driver.open(seq, list(range(12)))
@@ -289,14 +289,14 @@ def test_claims_die_with_the_slice() -> None:
     assert hit(ledger, 1) == 0
     assert ledger.reserve(SeqId(1), 12)
     ledger.claim(SeqId(1), 0, 12)
-    assert ledger.match(SeqId(2)) is None, "it waits for the first"
+    assert ledger.match(SeqId(2)) is None, "the second waits for the first"
     ledger.release(SeqId(1))
     assert not ledger.claimed
     assert hit(ledger, 2) == 0
 
 
-def test_long_prompts_of_which_nothing_is_cached_cost_a_step_next_to_nothing() -> None:
-    """Or the first few would spend the look-ups of every step, and the engine would never come to the others."""
+def test_long_prompts_without_cached_blocks_cost_a_step_next_to_nothing() -> None:
+    """Otherwise the first prompts would spend the look-ups of every step, and the others would never be looked up."""
     cache = CacheManager(64, BLOCK, b"weights", host_blocks=64, rates=lambda: Rates(bytes_per_s_by_route={}))
     for seq in range(32):
         cache.open(SeqId(seq), array("I", range(10_000 * seq, 10_000 * seq + 4 * 2000)), b"s")

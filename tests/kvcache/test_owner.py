@@ -1,4 +1,4 @@
-"""Quotas and floors of tenants, as the tiers read them."""
+"""Quotas and floors of tenants, as the tiers use them."""
 
 from tiercel.ids import TenantId
 from tiercel.kvcache.owner import OwnerBook
@@ -22,12 +22,12 @@ def test_floors_follow_weights_and_quotas_are_in_blocks() -> None:
     assert [quotas.left(tier, owners[A]) for tier in (Tier.DDR, Tier.SSD)] == [10, 40]
     assert quotas.left(Tier.DDR, owners[B]) is None
     owners.set_tenants(Tenants(2, shares[:1]), 100)
-    assert pool.victims.floor_by_owner == {}  # alone
+    assert pool.victims.floor_by_owner == {}  # a tenant alone needs no floor
     owners.set_tenants(Tenants(3, ()), 100)
     assert not quotas.has_any
 
 
-def test_a_flood_leaves_the_others_their_floor() -> None:
+def test_a_flood_of_one_tenant_leaves_the_others_their_floor() -> None:
     pool = SlotPool(100)
     owners = OwnerBook(CopyQuotas({}), (pool,))
     owners.set_tenants(Tenants(1, (TenantShare(name=A), TenantShare(name=B))), 1)
@@ -37,4 +37,4 @@ def test_a_flood_leaves_the_others_their_floor() -> None:
             pool.publish(slot, (tenant.encode() + number.to_bytes(4, "big")).ljust(32))  # type: ignore[arg-type]
             pool.copies.set_owner(slot, owners[tenant])
             pool.drop(slot, 0)
-    assert pool.copies.num_cached_of(owners[A]) == 5  # a twentieth
+    assert pool.copies.num_cached_of(owners[A]) == 5  # half of the tenth that all floors share

@@ -1,4 +1,4 @@
-"""The slots of one tier: exactly one state each, runs, floors, segments."""
+"""The slots of one tier: one state each, runs, floors, retention classes."""
 
 import random
 from collections import Counter
@@ -22,7 +22,7 @@ def key(number: int) -> BlockKey:
 
 
 def cached(pool: SlotPool, count: int, first_key: int = 0, owner: int = 0) -> list[SlotId]:
-    """A chain of blocks that somebody computed and released, head first."""
+    """Return a chain of cached blocks, head first."""
     slots = pool.take_many(count)
     for number, slot in enumerate(slots):
         pool.publish(slot, key(first_key + number))
@@ -80,20 +80,20 @@ def test_the_largest_runs_are_taken_when_no_single_one_is_long_enough() -> None:
     assert sorted(pool.take_many(2)) == [3, 12]
 
 
-def test_a_run_across_the_place_where_the_last_search_ended_is_found() -> None:
+def test_a_run_across_the_end_of_the_last_search_is_found() -> None:
     pool = SlotPool(10)
     for slot in pool.take_many(5):
         pool.drop(slot, 0)
     assert pool.take_many(8) == [*range(1, 9)]
 
 
-def test_what_was_evicted_is_taken_as_runs_whatever_the_order_of_eviction() -> None:
+def test_evicted_slots_are_taken_as_runs_whatever_the_eviction_order() -> None:
     pool = SlotPool(8)
     cached(pool, 8)
     assert pool.take_many(8) == [*range(1, 9)]
 
 
-def test_taking_continues_a_table_with_what_was_evicted_for_it() -> None:
+def test_taking_continues_a_table_with_slots_evicted_for_it() -> None:
     pool = SlotPool(8)
     table = pool.take_many(2)
     cached(pool, 6)
@@ -102,7 +102,7 @@ def test_taking_continues_a_table_with_what_was_evicted_for_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_taking_never_fails_while_there_is_room_however_scattered(seed: int) -> None:
+def test_taking_never_fails_while_there_is_scattered_room(seed: int) -> None:
     rng = random.Random(seed)
     pool = SlotPool(200)
     held = pool.take_many(200)
@@ -154,7 +154,7 @@ def test_tables_and_transfers_cannot_drop_each_others_references() -> None:
         pool.drop(by_transfer, 0)
 
 
-def test_nobody_holds_what_is_empty() -> None:
+def test_an_empty_slot_cannot_be_held() -> None:
     pool = SlotPool(4)
     for slot in (SlotId(1), NULL_BLOCK):
         with pytest.raises(InvariantError, match="hold_empty"):
@@ -165,13 +165,13 @@ def test_nobody_holds_what_is_empty() -> None:
             pool.copies.set_owner(slot, 1)
 
 
-def test_what_only_transfers_hold_is_coming() -> None:
+def test_slots_that_only_transfers_hold_are_coming() -> None:
     pool = SlotPool(4)
     table = pool.take_many(2)
     pool.publish(table[0], key(0))
     pool.hold(table[0], by_transfer=True)
     assert pool.num_coming == 0
-    pool.drop(table[0], 1)  # the transfer goes on, a launched step too
+    pool.drop(table[0], 1)  # the transfer and a launched step go on
     pool.drop(table[1], 1)
     assert (pool.num_coming, pool.num_deferred, pool.num_owned) == (2, 1, 1)
     pool.drop(table[0], 0, by_transfer=True)
@@ -187,7 +187,7 @@ def test_a_failed_target_is_discarded() -> None:
     pool.discard(target)
     assert pool.num_free == 3
     with pytest.raises(InvariantError, match="discard"):
-        pool.discard(other)  # a table holds it too
+        pool.discard(other)  # a table refers to it too
     pool.drop(other, 0)
     pool.publish(other, key(1))
     with pytest.raises(InvariantError, match="discard"):
@@ -198,7 +198,7 @@ def test_a_failed_target_is_discarded() -> None:
     pool.check_integrity()
 
 
-def test_a_copy_from_before_is_adopted_into_its_free_slot_only() -> None:
+def test_a_copy_of_an_earlier_run_is_adopted_only_into_its_free_slot() -> None:
     pool = SlotPool(4)
     assert pool.adopt(SlotId(3), key(3))
     assert not pool.adopt(SlotId(3), key(4))
@@ -212,7 +212,7 @@ def test_a_copy_from_before_is_adopted_into_its_free_slot_only() -> None:
 # ---- copies
 
 
-def test_a_copy_is_evicted_on_demand_unless_somebody_holds_it() -> None:
+def test_a_copy_is_evicted_on_demand_unless_it_is_referenced() -> None:
     pool = SlotPool(4)
     first, second = cached(pool, 2)
     pool.hold(first)
@@ -230,7 +230,7 @@ def test_the_tail_of_a_chain_goes_before_its_head() -> None:
     assert pool.take_many(2) == chain[-2:]
 
 
-def test_segments_go_in_order_and_a_hit_is_reuse() -> None:
+def test_classes_go_in_order_and_a_hit_is_reuse() -> None:
     pool = SlotPool(10, protected_share=1)
     slots = cached(pool, 6)
     for slot, retention in zip(
@@ -248,10 +248,10 @@ def test_segments_go_in_order_and_a_hit_is_reuse() -> None:
     assert [pool.copies.num_retained(retention) for retention in RetentionClass] == [1, 2, 1, 1, 1]
     pool.take_many(10)
     assert [pool.copies.num_retained(retention) for retention in RetentionClass] == [0] * 5
-    assert {pool.copies.retention(slot) for slot in slots} == {RetentionClass.ONCE}  # an empty slot remembers nothing
+    assert {pool.copies.retention(slot) for slot in slots} == {RetentionClass.ONCE}  # an empty slot keeps no class
 
 
-def test_a_copy_that_is_touched_goes_last_of_its_segment() -> None:
+def test_a_touched_copy_goes_last_of_its_class() -> None:
     pool = SlotPool(6)
     chain = cached(pool, 3)
     pool.copies.touch(chain[2])
@@ -259,7 +259,7 @@ def test_a_copy_that_is_touched_goes_last_of_its_segment() -> None:
     assert tuple(pool.copies) == (chain[1], chain[0], chain[2])
 
 
-def test_beyond_its_share_the_oldest_reused_counts_as_seen_once() -> None:
+def test_the_oldest_reused_copies_beyond_their_share_count_as_seen_once() -> None:
     pool = SlotPool(20, protected_share=0.5)
     slots = cached(pool, 10)
     for slot in slots[:8]:
@@ -277,18 +277,18 @@ def test_beyond_its_share_the_oldest_reused_counts_as_seen_once() -> None:
 # ---- floors
 
 
-def test_an_owner_keeps_its_floor_while_anybody_elses_copy_can_go() -> None:
+def test_an_owner_keeps_its_floor_while_another_owners_copy_can_go() -> None:
     pool = SlotPool(12)
     mine, theirs = cached(pool, 6, owner=1), cached(pool, 6, first_key=10, owner=2)
     pool.victims.floor_by_owner[1] = 4
     taken = pool.take_many(8)
     assert set(taken) == {*mine[4:], *theirs}
     assert (pool.copies.num_cached_of(1), pool.copies.num_cached_of(2), pool.copies.num_cached_of(9)) == (4, 0, 0)
-    assert set(pool.take_many(2)) == set(mine[2:4])  # nobody else's is left
+    assert set(pool.take_many(2)) == set(mine[2:4])  # no other owner's copy is left
     pool.check_integrity()
 
 
-def test_a_floor_is_looked_past_for_so_many_copies_only() -> None:
+def test_a_floor_is_spared_for_a_limited_number_of_copies() -> None:
     pool = SlotPool(200)
     mine = cached(pool, 150, owner=1)
     cached(pool, 50, first_key=500, owner=2)
@@ -296,7 +296,7 @@ def test_a_floor_is_looked_past_for_so_many_copies_only() -> None:
     assert pool.take() == mine[-1]
 
 
-def test_who_takes_over_a_copy_is_counted() -> None:
+def test_a_copy_counts_for_its_new_owner() -> None:
     pool = SlotPool(4)
     first, _ = cached(pool, 2, owner=3)
     pool.copies.set_owner(first, 700)
@@ -327,7 +327,7 @@ def test_another_tier_follows_evictions() -> None:
 
 
 class Driver:
-    """A pool, and who refers to what."""
+    """A pool, and the expected references to its slots."""
 
     def __init__(self, blocks: int, floors: dict[int, int], share: float) -> None:
         self.pool = SlotPool(blocks, protected_share=share)
@@ -458,7 +458,7 @@ picks = st.integers(0, 999)
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Any order of moves."""
+    """Any order of moves keeps the books."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Many slots at once change a pool as one after the other: two pools walk side by side."""
+"""Operations on many slots equal the same operations slot by slot: two pools are compared."""
 
 import random
 
@@ -19,7 +19,7 @@ def key(number: int) -> BlockKey:
 
 
 class Pair:
-    """The same pool twice: `one` does everything slot by slot, `many` in arrays."""
+    """Two pools that do the same: `one` slot by slot, `many` with arrays."""
 
     def __init__(self, blocks: int, floors: dict[int, int]) -> None:
         self.one, self.many = SlotPool(blocks), SlotPool(blocks)
@@ -45,7 +45,7 @@ class Pair:
             return
         behind = None if near is None else SlotId(near)
         slots: list[int] = []
-        if not self.one.victims.floor_by_owner:  # those that make room go one by one
+        if not self.one.victims.floor_by_owner:  # the victims are evicted one by one
             for slot in tuple(self.one.copies)[: max(0, count - self.one.num_free)]:
                 self.one.evict(SlotId(slot))
         slots += self.one.take_many(count, behind, 8, by_transfer=by_transfer)
@@ -96,7 +96,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", [*range(40), *fresh_seeds(10)])
-def test_a_walk_in_arrays_is_a_walk_slot_by_slot(seed: int) -> None:
+def test_operations_on_many_slots_equal_operations_slot_by_slot(seed: int) -> None:
     rng = random.Random(seed)
     blocks = rng.choice([50, 150, 400])
     pair = Pair(blocks, rng.choice([{}, {1: 20, 3: 60}]))
@@ -132,7 +132,7 @@ def test_a_walk_in_arrays_is_a_walk_slot_by_slot(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_slots_that_are_all_taken_come_in_the_order_of_runs(seed: int) -> None:
+def test_taking_all_slots_returns_them_in_the_order_of_runs(seed: int) -> None:
     rng = random.Random(seed)
     states = bytearray(rng.choice([0, 0, 1]) for _ in range(200))
     states[0] = 4

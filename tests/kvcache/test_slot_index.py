@@ -1,4 +1,4 @@
-"""Slots as an index: slices and arrays of indices do the same."""
+"""Slots as an index: slices and arrays of indices have the same effect."""
 
 import random
 
@@ -13,7 +13,7 @@ SEEDS = [*range(40), *fresh_seeds(20)]
 
 
 def some_slots(rng: random.Random) -> Slots:
-    """Slots in runs that count up or down, close together or apart; of each length few or many."""
+    """Return few or many slots in runs that count up or down, close together or apart."""
     lengths = rng.choice(([1, 2, 3], [1, 300, 2000], [5000], [40, 300]))
     slots: list[int] = []
     first = rng.choice((0, 1, 7))
@@ -31,7 +31,7 @@ def some_slots(rng: random.Random) -> Slots:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_slices_read_and_write_what_an_array_of_indices_does(seed: int) -> None:
+def test_slices_read_and_write_the_same_as_an_array_of_indices(seed: int) -> None:
     rng = random.Random(seed)
     slots = some_slots(rng)
     index, book = SlotIndex(slots), np.random.default_rng(seed).integers(0, 90, BOOK)
@@ -57,9 +57,9 @@ def test_slices_read_and_write_what_an_array_of_indices_does(seed: int) -> None:
     assert read.max(initial=0) < 90 and (not len(read) or read.base is None), "what was read is a copy"
 
 
-def test_the_same_number_many_times_is_read_as_often() -> None:
-    sink = np.zeros(5000, np.intp)
-    assert SlotIndex(sink).read(np.arange(5, 9)).tolist() == [5] * 5000
+def test_a_repeated_slot_is_read_each_time() -> None:
+    null_blocks = np.zeros(5000, np.intp)
+    assert SlotIndex(null_blocks).read(np.arange(5, 9)).tolist() == [5] * 5000
 
 
 def test_a_run_down_to_slot_0_ends_there() -> None:

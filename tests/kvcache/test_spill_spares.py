@@ -1,4 +1,4 @@
-"""A victim whose blocks go down keeps those that are down already."""
+"""A spill keeps the copies of its victim that are below already."""
 
 from array import array
 
@@ -10,7 +10,7 @@ from tiercel.kvcache.tiers import TierLimits
 from tiercel.tier import Tier
 
 
-def test_a_spill_makes_room_with_copies_of_others_before_the_clean_copies_of_its_own_victim() -> None:
+def test_a_spill_evicts_other_copies_before_the_clean_copies_of_its_own_victim() -> None:
     steps = Steps()
     steps.cache = CacheManager(16, BLOCK, b"weights", host_blocks=8, limits=TierLimits(shadow_share=1.0))
     pools = dict(steps.cache.tiers.pools())
@@ -24,8 +24,8 @@ def test_a_spill_makes_room_with_copies_of_others_before_the_clean_copies_of_its
     steps.write_back(FIRST)
     steps.compute(FIRST, 32)
     assert (steps.kept(RetentionClass.ONCE), steps.kept(RetentionClass.SHADOW)) == (4, 4), (
-        "DDR is full: half of it is of no use to FIRST"
+        "DDR is full: half of its copies are not FIRST's"
     )
-    assert steps.cache.ledger().blocks_below(FIRST) == (4, 4, 0), "so it is priced: all of it will be down"
+    assert steps.cache.ledger().blocks_below(FIRST) == (4, 4, 0), "the price expects all blocks below"
     steps.land(steps.preempt(FIRST))
     assert steps.kept(RetentionClass.PREEMPTED) == 8

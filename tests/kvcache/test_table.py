@@ -1,4 +1,4 @@
-"""A block table by itself."""
+"""A block table alone."""
 
 import random
 from array import array

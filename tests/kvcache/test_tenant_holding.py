@@ -1,4 +1,4 @@
-"""What a tenant holds: blocks that its sequences share count once, in the books and in a plan."""
+"""What a tenant holds: a block shared by its sequences counts once, in the books and in a plan."""
 
 from array import array
 
@@ -14,7 +14,7 @@ PREFIX = list(range(5 * BLOCK))
 
 
 class Bench:
-    """Tenant a may hold ten blocks, b as many as there are; both share prefixes."""
+    """Tenant a has a quota of ten blocks, b has none; both share prefixes."""
 
     def __init__(self) -> None:
         rates = Rates(block_bytes=100)
@@ -28,7 +28,7 @@ class Bench:
         self.cache.set_tenants(Tenants(1, shares))
 
     def open(self, number: int, tenant: TenantId) -> SeqId:
-        """A sequence of six blocks, of which the first five are everybody's."""
+        """Open a sequence of six blocks, of which all sequences share the first five."""
         seq = SeqId(number)
         self.tokens[seq] = array("I", [*PREFIX, *range(1000 * number, 1000 * number + BLOCK)])
         self.cache.open(seq, self.tokens[seq], b"group", tenant)
@@ -66,7 +66,7 @@ def test_a_block_that_several_share_counts_once_for_each_tenant() -> None:
     assert bench.left(bench.open(4, A)) == 10
 
 
-def test_a_plan_counts_what_it_takes_hits_and_releases() -> None:
+def test_a_plan_counts_blocks_that_it_takes_hits_and_releases() -> None:
     bench = Bench()
     first, second, third = bench.open(1, A), bench.open(2, A), bench.open(3, A)
     bench.compute(first)
@@ -75,12 +75,12 @@ def test_a_plan_counts_what_it_takes_hits_and_releases() -> None:
     found = ledger.match(third)
     assert found is not None
     assert found.hit_blocks == 5
-    assert ledger.quota_left(third) == 3, "they are held already"
+    assert ledger.quota_left(third) == 3, "the hits are held already"
     assert ledger.reserve(third, 7 * BLOCK)
     assert ledger.quota_left(third) == 1
     ledger.release(third)
     ledger.release(first)
-    assert ledger.quota_left(third) == 4, "the prefix is still that of the second"
+    assert ledger.quota_left(third) == 4, "the second still holds the prefix"
     ledger.release(second)
     assert ledger.quota_left(third) == 10
     ledger.match(third)
@@ -88,7 +88,7 @@ def test_a_plan_counts_what_it_takes_hits_and_releases() -> None:
     assert bench.left(third) == 3, "a plan changes nothing"
 
 
-def test_what_a_failed_step_has_taken_is_held_until_it_is_released() -> None:
+def test_blocks_of_a_failed_step_are_held_until_they_are_released() -> None:
     bench = Bench()
     first, second = bench.open(1, A), bench.open(2, A)
     bench.compute(first)
@@ -99,12 +99,12 @@ def test_what_a_failed_step_has_taken_is_held_until_it_is_released() -> None:
     bench.cache.seal(Plan((NanoBatch((Slice(second, 20, 4, True),)),), admitted=(second,)), ledger, bench.step + 1)
     bench.cache.end(bench.step + 1)
     bench.cache.check_integrity()
-    assert bench.left(first) == 4, "the five that both had, and one of its own"
+    assert bench.left(first) == 4, "the second holds the five shared blocks and one of its own"
     bench.cache.close(second)
     assert bench.left(first) == 10
 
 
-def test_a_quota_that_changes_holds_at_once() -> None:
+def test_a_changed_quota_applies_at_once() -> None:
     bench = Bench()
     first = bench.open(1, A)
     bench.compute(first)

@@ -1,4 +1,4 @@
-"""Arenas that outlive their engine: what is found again, and what is not believed."""
+"""Arenas that outlive their engine: what is found again, and what is not used."""
 
 import os
 import subprocess
@@ -68,14 +68,14 @@ def test_the_memory_of_another_model_layout_or_size_is_emptied(memfd: int, chang
 
 
 @pytest.mark.parametrize("at", range(0, 76, 3))
-def test_a_wrong_header_is_not_believed(memfd: int, at: int) -> None:
+def test_a_wrong_header_is_not_used(memfd: int, at: int) -> None:
     open_arena(SMALL, 20, CPU, memfd, b"model")
     (byte,) = os.pread(memfd, 1, at)
     os.pwrite(memfd, bytes([byte ^ 0x40]), at)
     assert kept_blocks(memfd, SMALL, b"model") == (20 if at >= 68 else 0)  # the header ends there
 
 
-def test_a_cut_file_is_not_believed(memfd: int) -> None:
+def test_a_truncated_file_is_not_used(memfd: int) -> None:
     open_arena(SMALL, 20, CPU, memfd, b"model")
     os.ftruncate(memfd, os.fstat(memfd).st_size - 1)
     assert kept_blocks(memfd, SMALL, b"model") == 0
@@ -144,7 +144,7 @@ while True:
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.003, 0.007, 0.017])
-def test_after_a_kill_every_record_tells_the_truth(memfd: int, pause_s: float) -> None:
+def test_after_a_kill_every_record_is_true(memfd: int, pause_s: float) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _SIGNER, str(memfd)], cwd=ROOT, pass_fds=[memfd], stdout=subprocess.PIPE
     ) as child:
@@ -157,13 +157,13 @@ def test_after_a_kill_every_record_tells_the_truth(memfd: int, pause_s: float) -
     arena = open_arena(SMALL, 20, CPU, memfd, b"model")
     assert arena.is_kept and arena.journal is not None
     found = list(arena.journal.records())
-    assert len(found) >= 19  # all but the one that was in hand
+    assert len(found) >= 19  # all but the record that was being written
     for slot, name in found:
         assert content(arena, slot) == name[-4:] * (SMALL.block_bytes // 4)
         assert arena.journal.digest(slot) == xxhash.xxh3_128_digest(arena.slot_bytes(slot))
 
 
-def test_slots_are_what_the_tensor_shows() -> None:
+def test_slots_as_bytes_are_the_slots_of_the_tensor() -> None:
     arena = open_arena(SMALL, 5, CPU)
     arena.slot_bytes(SlotId(3))[:] = bytes(range(SMALL.block_bytes))
     assert arena.kv[3].view(torch.uint8).flatten().tolist() == list(range(SMALL.block_bytes))
@@ -173,6 +173,6 @@ def test_slots_are_what_the_tensor_shows() -> None:
         arena.slot_bytes(SlotId(6))
 
 
-def test_no_room_is_one_sentence() -> None:
+def test_missing_memory_is_reported_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match="no room for a KV pool"):
         open_arena(SMALL, 1 << 55, CPU)

@@ -1,4 +1,4 @@
-"""Calls to a disk that works, hangs, errs or is full: each ends in the results it should, and nothing waits."""
+"""Calls to a disk that works, hangs, fails or is full: each ends with the right results, and no caller waits."""
 
 import errno
 import hashlib
@@ -35,7 +35,7 @@ def room() -> memoryview:
 
 
 class MemoryVolume:
-    """A volume whose calls wait at a gate and then fail as told."""
+    """A volume whose calls wait at a gate and then fail if an error is set."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[bytes, bytes]] = {}
@@ -99,7 +99,7 @@ def open_lanes(volume: MemoryVolume, clock: ManualClock) -> Iterator[Open]:
 
 
 def collect(lanes: DiskLanes, count: int) -> list[DiskResult]:
-    """Poll until so many results are there."""
+    """Poll until there are `count` results."""
     results: list[DiskResult] = []
     ends_s = time.monotonic() + 10
     while len(results) < count:
@@ -141,8 +141,8 @@ def test_blocks_go_to_a_real_volume_and_come_back(tmp_path: Path, clock: ManualC
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_calls_gives_what_a_dict_would(tmp_path: Path, seed: int, clock: ManualClock) -> None:
-    """At most one call a slot at a time, as the books promise; many slots at once."""
+def test_any_order_of_calls_gives_the_results_of_a_dict(tmp_path: Path, seed: int, clock: ManualClock) -> None:
+    """At most one call for each slot at a time, as the books ensure, and many slots at once."""
     rng = random.Random(seed)
     with open_volume((tmp_path / "a", tmp_path / "b"), 2 << 20, BLOCK, b"kind") as real:
         lanes = DiskLanes(real, clock, lambda: None, load_threads=3, store_threads=2)
@@ -170,7 +170,7 @@ def test_any_order_of_calls_gives_what_a_dict_would(tmp_path: Path, seed: int, c
                 assert not is_there or number is None or buffer == block_of(number)
         assert lanes.close(10.0)
         assert lanes.counts.failed == 0
-        assert dict(real.recover()) == {}  # nothing was here at opening
+        assert dict(real.recover()) == {}  # the volume was empty at opening
     with open_volume((tmp_path / "a", tmp_path / "b"), 2 << 20, BLOCK, b"kind") as real:
         assert dict(real.recover()) == {slot: key_of(number) for slot, number in model.items()}
 
@@ -217,7 +217,7 @@ def test_a_queued_read_that_is_late_is_dropped(volume: MemoryVolume, clock: Manu
     assert volume.order == ["r", "r"]
 
 
-def test_a_read_that_ends_after_its_deadline_but_before_anyone_looked_counts(
+def test_a_read_that_ends_after_its_deadline_but_before_the_next_poll_counts(
     volume: MemoryVolume, clock: ManualClock, open_lanes: Open
 ) -> None:
     lanes = open_lanes()
@@ -267,7 +267,9 @@ def test_stuck_load_threads_switch_the_tier_off(
     assert lanes.bytes_in_flight == 0
 
 
-def test_one_hanging_write_switches_nothing_off(volume: MemoryVolume, clock: ManualClock, open_lanes: Open) -> None:
+def test_one_hanging_write_does_not_switch_the_tier_off(
+    volume: MemoryVolume, clock: ManualClock, open_lanes: Open
+) -> None:
     lanes = open_lanes()
     volume.is_writable.clear()
     lanes.write(1, 0, key_of(0), block_of(0))
@@ -279,8 +281,8 @@ def test_one_hanging_write_switches_nothing_off(volume: MemoryVolume, clock: Man
     assert not lanes.is_off
 
 
-def test_a_disk_that_stalls_for_seconds_never_holds_the_caller(tmp_path: Path) -> None:
-    """Real time: a stall of 0.6 s stands for 5 s; asking and polling stay far below a step."""
+def test_a_disk_that_stalls_for_seconds_never_blocks_the_caller(tmp_path: Path) -> None:
+    """In real time: a stall of 0.6 s stands for 5 s; asking and polling take far less than a step."""
     volume = MemoryVolume()
     woken = threading.Event()
     lanes = DiskLanes(volume, MonotonicClock(), woken.set, deadline_s=0.05)
@@ -313,7 +315,7 @@ def test_three_io_errors_within_a_minute_switch_the_tier_off(
 ) -> None:
     lanes = open_lanes()
     volume.error = OSError(errno.EIO, os.strerror(errno.EIO))
-    for ticket in range(5):  # the window slides: 31 s apart they are never three in 60 s
+    for ticket in range(5):  # the window slides: errors 31 s apart are never three in 60 s
         lanes.read(ticket, 0, key_of(0), room())
         assert verdicts(collect(lanes, 1)) == [(ticket, FAILED)]
         assert not lanes.is_off
@@ -338,7 +340,7 @@ def test_a_full_disk_is_read_only(
     volume.error = OSError(code, os.strerror(code))
     volume.is_writable.set()
     assert sorted(verdicts(collect(lanes, 5))) == [(ticket, FAILED) for ticket in range(5)]
-    assert volume.order == ["w", "w"]  # those that were queued are not tried
+    assert volume.order == ["w", "w"]  # the queued writes are not tried
     assert lanes.is_read_only
     assert not lanes.is_off
     assert caplog.text.count("read-only") == 1
@@ -356,9 +358,7 @@ def written(lanes: DiskLanes, tickets: int) -> None:
     assert dict(verdicts(collect(lanes, tickets))) == dict.fromkeys(range(tickets), OK)
 
 
-def test_what_was_written_is_synced_within_seconds_and_once(
-    volume: MemoryVolume, clock: ManualClock, open_lanes: Open
-) -> None:
+def test_writes_are_synced_within_seconds_and_once(volume: MemoryVolume, clock: ManualClock, open_lanes: Open) -> None:
     lanes = open_lanes()
     clock.advance(60.0)
     assert lanes.poll() == []
@@ -417,7 +417,7 @@ def test_a_late_read_counts_with_the_time_in_its_call(
     volume.is_open.clear()
     lanes.read(1, 0, key_of(0), room())
     entered(volume, 1)
-    lanes.read(2, 0, key_of(0), room())  # no thread takes it in time
+    lanes.read(2, 0, key_of(0), room())  # no thread begins it in time
     clock.advance(0.25)
     assert sorted(verdicts(lanes.poll()), key=str) == [(1, LATE), (2, LATE), (2, RETURNED)]
     counts = lanes.counts
@@ -428,7 +428,7 @@ def test_a_late_read_counts_with_the_time_in_its_call(
     assert (lanes.counts.late_bytes, lanes.counts.late_seconds) == (BLOCK, 0.25)
 
 
-def test_a_volume_that_is_wrong_fails_the_call_and_not_the_thread(
+def test_a_faulty_volume_fails_the_call_and_not_the_thread(
     volume: MemoryVolume, open_lanes: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     lanes = open_lanes(load_threads=1, store_threads=0)
@@ -442,7 +442,7 @@ def test_a_volume_that_is_wrong_fails_the_call_and_not_the_thread(
 
 
 def test_neither_queue_starves(volume: MemoryVolume, open_lanes: Open) -> None:
-    """While one direction has endless work the other's call is the next that a thread of its kind takes."""
+    """While one queue always has work, a call of the other queue is the next that a thread of its kind begins."""
     volume.pause_s = 0.002
     for flood, single in (("w", "r"), ("r", "w")):
         volume.order.clear()
@@ -453,12 +453,12 @@ def test_neither_queue_starves(volume: MemoryVolume, open_lanes: Open) -> None:
         ask["w"] = lambda ticket: lanes.write(ticket, 0, key_of(0), block_of(0))  # noqa: B023
         for ticket in range(100):
             ask[flood](ticket)
-        entered(volume, 2)  # both threads took from the flood: none idles while there is work
+        entered(volume, 2)  # both threads work for the full queue: none is idle while there is work
         ask[single](100)
         volume.is_open.set()
         volume.is_writable.set()
         collect(lanes, 101)
-        # Its own thread takes it when its call ends; the other makes a few calls meanwhile.
+        # The thread of its kind begins it after the current call; the other thread makes a few calls meanwhile.
         assert volume.order.index(single) < 10
         while volume.entered.acquire(blocking=False):
             pass

@@ -1,4 +1,4 @@
-"""The bytes of every route, then who goes first, and what is told of it."""
+"""The bytes of every route, the order of transfers, and their landings."""
 
 import os
 import random
@@ -88,7 +88,7 @@ def test_neighbours_on_both_sides_become_one_copy() -> None:
     assert spill.seconds > 0
 
 
-def test_what_is_waited_for_overtakes_after_one_piece() -> None:
+def test_an_urgent_transfer_overtakes_after_one_piece() -> None:
     lane = GatedLane()
     bench = MoverBench(BIG, lane=lane)
     background = bench.begin(Route.SPILL, slots(*range(1, 31)), slots(*range(1, 31)))
@@ -115,7 +115,7 @@ def test_no_copy_reaches_from_one_slab_of_host_memory_into_the_next() -> None:
         assert all(content(source, slot) == content(target, slot) for slot in range(1, 41))
 
 
-def test_a_lane_of_some_depth_never_waits_for_the_pump() -> None:
+def test_a_lane_with_a_depth_of_two_never_waits_for_the_worker() -> None:
     lane = LateLane()
     bench = MoverBench(BIG, lane=lane)
     assert bench.host is not None
@@ -125,13 +125,13 @@ def test_a_lane_of_some_depth_never_waits_for_the_pump() -> None:
         (background, urgent), Verdict.LANDED
     )
     assert len(lane.queued) == len(lane.ended) > 3
-    assert lane.max_flying in (2, 3)  # two of a transfer, and what overtook it
+    assert lane.max_flying in (2, 3)  # two of one transfer, and the one that overtook it
     assert all(content(bench.device, slot) == content(bench.host, slot) for slot in range(1, 31))
     spill = next(gauges for gauges in bench.mover.gauges() if gauges.route is Route.SPILL)
     assert spill.seconds > 0
 
 
-def test_a_transfer_that_failed_ends_when_nothing_writes_its_slots_any_more() -> None:
+def test_a_failed_transfer_ends_when_its_slots_are_not_written_any_more() -> None:
     for fails_at in (1, 2, 3):
         lane = LateLane(fails_at)
         bench = MoverBench(BIG, 30, 30, lane=lane)
@@ -140,7 +140,7 @@ def test_a_transfer_that_failed_ends_when_nothing_writes_its_slots_any_more() ->
         assert len(lane.ended) == len(lane.queued) == fails_at + 1
 
 
-def test_equals_go_in_order_of_arrival() -> None:
+def test_equally_urgent_transfers_go_in_order_of_arrival() -> None:
     lane = GatedLane()
     bench = MoverBench(lane=lane)
     began = [bench.begin(Route.RESTORE, slots(number), slots(number)) for number in range(1, 11)]
@@ -177,7 +177,7 @@ def test_a_failed_copy_fails_its_transfer_and_no_other() -> None:
     assert (spill.transfers, spill.failures, spill.blocks) == (2, 1, 2)
 
 
-def test_a_dead_device_is_said_aloud() -> None:
+def test_a_lost_device_is_reported() -> None:
     lane = GatedLane()
     lane.is_dead, lane.error = True, RuntimeError("an illegal memory access")
     bench = MoverBench(lane=lane)
@@ -201,13 +201,13 @@ def test_a_late_read_keeps_its_slot_until_it_returns() -> None:
     assert (prefetch.late, prefetch.blocks, prefetch.transfers) == (1, 0, 1)
 
 
-def test_what_the_disk_does_not_have_is_a_miss() -> None:
+def test_a_block_that_the_disk_does_not_have_is_a_miss() -> None:
     bench = MoverBench()
     bench.begin(Route.PREFETCH, slots(3), slots(4), keys=(key(1),))
     assert bench.landings()[0].verdict is Verdict.MISS
 
 
-def test_what_lands_in_a_kept_arena_is_signed_and_what_is_overwritten_is_not(memfd: int) -> None:
+def test_landed_copies_of_a_kept_arena_are_signed_and_overwritten_ones_are_not(memfd: int) -> None:
     bench = MoverBench(fd=memfd)
     journal = bench.ram.journal
     assert journal is not None
@@ -216,7 +216,7 @@ def test_what_lands_in_a_kept_arena_is_signed_and_what_is_overwritten_is_not(mem
     bench.signed()
     assert dict(journal.records()) == {11: key(1), 12: key(2)}
     assert journal.digest(SlotId(11)) == xxhash.xxh3_128_digest(content(bench.ram, 11))
-    bench.disk.verdicts = [DiskVerdict.LATE]  # the target is being overwritten, for whoever knows how long
+    bench.disk.verdicts = [DiskVerdict.LATE]  # the target is being overwritten until the call returns
     bench.begin(Route.PREFETCH, slots(3), slots(11), keys=(key(3),))
     assert dict(journal.records()) == {12: key(2)}
     bench.mover.forget(slots(12))
@@ -234,7 +234,7 @@ def test_a_prefetched_block_is_signed_too(memfd: int) -> None:
     assert dict(bench.ram.journal.records()) == {20: key(9)}
 
 
-def test_in_the_one_arena_a_step_may_overwrite_a_prefetched_block_before_anybody_signs_it(memfd: int) -> None:
+def test_in_a_unified_arena_a_step_may_overwrite_a_prefetched_block_before_it_is_signed(memfd: int) -> None:
     bench = MoverBench(fd=memfd, is_unified=True)
     journal = bench.ram.journal
     assert journal is not None
@@ -242,15 +242,15 @@ def test_in_the_one_arena_a_step_may_overwrite_a_prefetched_block_before_anybody
     bench.landings()
     bench.begin(Route.PREFETCH, slots(3), slots(20), keys=(key(9),))
     assert bench.landings()[0].verdict is Verdict.LANDED
-    bench.ram.slot_bytes(SlotId(20))[0] ^= 1  # a step: nothing pins what has landed
+    bench.ram.slot_bytes(SlotId(20))[0] ^= 1  # as a step would: no reference holds a landed copy
     bench.signed()
     assert dict(journal.records()) == {}
-    bench.begin(Route.SIGN, slots(20), keys=(key(9),))  # holds the slot, so it may
+    bench.begin(Route.SIGN, slots(20), keys=(key(9),))  # a SIGN holds the slot
     bench.landings()
     assert dict(journal.records()) == {20: key(9)}
 
 
-def test_blocks_of_the_one_arena_are_signed_on_demand(memfd: int) -> None:
+def test_blocks_of_a_unified_arena_are_signed_on_demand(memfd: int) -> None:
     bench = MoverBench(fd=memfd, is_unified=True)
     assert bench.ram.journal is not None
     bench.begin(Route.SIGN, slots(5, 6), keys=(key(5), key(6)))
@@ -283,7 +283,7 @@ def test_a_slot_that_does_not_exist_is_refused_before_anything_is_written() -> N
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_mix_of_transfers_leaves_what_a_ledger_says(memfd: int, seed: int) -> None:
+def test_any_mix_of_transfers_leaves_the_expected_bytes(memfd: int, seed: int) -> None:
     bench = MoverBench(fd=memfd)
     assert bench.host is not None and bench.host.journal is not None
     draw = random.Random(seed)
@@ -293,7 +293,7 @@ def test_any_mix_of_transfers_leaves_what_a_ledger_says(memfd: int, seed: int) -
     for _ in range(40):
         free_above, free_below = draw.sample(sorted(device), 30), draw.sample(sorted(host), 50)
         started = 0
-        for _ in range(draw.randint(1, 6)):  # at a time, on slots that no other one touches
+        for _ in range(draw.randint(1, 6)):  # at a time, on slots that no other transfer touches
             count = draw.randint(1, 6)
             below = [free_below.pop() for _ in range(count)]
             match draw.choice((Route.SPILL, Route.RESTORE, Route.PREFETCH)):
