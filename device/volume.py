@@ -40,7 +40,6 @@ _OPEN_SHIFT = 40  # sequence numbers: (times opened) << 40 | writes since
 _SCAN_THREADS = 4
 _SCAN_SLOTS = 64  # read by one thread as one piece
 _SCAN_AHEAD = 4 * _SCAN_THREADS  # pieces under way
-_NO_HEADER = bytes(ALIGN)
 
 log = logging.getLogger(__name__)
 
@@ -107,16 +106,6 @@ class Volume:
         if not is_in_place:
             into[:] = target[: into.nbytes]
         return True
-
-    def erase(self, slot: int) -> None:
-        """Empty a slot: its 4 KiB of header are overwritten. Errors: OSError."""
-        self._check_slot(slot)
-        file, at = self._place(slot)
-        scratch = self._scratch
-        scratch.header[:] = _NO_HEADER
-        self._touched[slot] = 1
-        file.write((scratch.header,), at)
-        self._journal.append(slot, NO_KEY, next(self._sequences))
 
     def sync(self) -> None:
         """Make everything written so far durable. Errors: OSError; the volume must not be used any more then."""

@@ -213,7 +213,7 @@ def pack_journal_head(volume_id: bytes, slots: int) -> bytes:
 
 
 def pack_record(volume_id: bytes, slot: int, key: bytes, sequence: int) -> bytes:
-    """Return one record; `NO_KEY` means that the slot was emptied."""
+    """Return one record. `NO_KEY` means an empty slot: this version writes none, but reads them."""
     body = _RECORD.pack(sequence, slot, key, 0)[:_RECORD_CHECKED]
     return body + zlib.crc32(body, zlib.crc32(volume_id)).to_bytes(4, "little")
 

@@ -1,8 +1,5 @@
 """Runs of consecutive free slots: a table or a transfer in few runs is moved by few large copies."""
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import numpy as np
 
 from tiercel.errors import InvariantError
@@ -12,11 +9,6 @@ _SEARCH_SLOTS = 1 << 17  # that one search for a run looks at: well under 1 ms
 
 SlotRun = tuple[int, int]
 """First slot and length."""
-
-
-def count_runs(slots: Sequence[int]) -> int:
-    """Return the number of runs of consecutive slots, which is the number of copies that move these slots."""
-    return sum(1 for before, slot in pairwise(slots) if slot != before + 1) + bool(slots)
 
 
 class FreeRunSearch:

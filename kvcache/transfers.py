@@ -152,11 +152,6 @@ class TransferBook:
         queued, self._queued = self._queued, []
         return queued
 
-    @property
-    def has_queued(self) -> bool:
-        """Whether a transfer is queued for the mover."""
-        return bool(self._queued)
-
     def prepare(
         self, route: Route, purpose: Purpose, table: BlockTable, blocks: Slots, sources: SlotIndex, targets: Slots
     ) -> list[tuple[int, int]]:
