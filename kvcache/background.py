@@ -1,4 +1,4 @@
-"""What the tiers do in idle copy time: write back, sign, verify, persist. No sequence waits for any of it."""
+"""Work for idle copy time: write-back, signing, verification and writing to the disk. No sequence waits for it."""
 
 from collections import deque
 from collections.abc import Callable, Iterable

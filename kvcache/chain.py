@@ -45,11 +45,11 @@ _Entry = tuple[bool, float, int, Chain]
 
 
 class ChainQueue:
-    """Chains by expected saving: those that were reused before those seen once, the dearest to compute first.
+    """Chains by expected saving: reused chains before those seen once, and the most expensive to compute first.
 
-    They keep at most `most_keys` keys together: a chain can only be written while its blocks lie in memory, so keys
-    beyond a small multiple of the blocks of memory are of no use. What is not in memory any more is forgotten first,
-    then the cheapest, and of equals the oldest.
+    The queue keeps at most `max_keys` keys: a chain can only be written while its blocks lie in memory, so keys beyond
+    a small multiple of the blocks of memory are of no use. Chains that are not in memory any more are forgotten first,
+    then the cheapest, and of equal ones the oldest.
     """
 
     def __init__(self, max_keys: int, is_at_hand: Callable[[Chain], bool] = lambda _: True) -> None:
@@ -165,7 +165,7 @@ class WriteBudget:
         return int(self._tokens) if self.daily_blocks else None
 
     def change(self, daily_blocks: int) -> None:
-        """Set another limit; what was written under the old one counts."""
+        """Set another limit. Blocks written under the old limit count."""
         spent = self.daily_blocks - self._tokens if self.daily_blocks else 0.0
         self.daily_blocks = daily_blocks
         self._tokens = max(0.0, daily_blocks - spent)

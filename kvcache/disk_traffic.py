@@ -1,4 +1,4 @@
-"""Reads from the SSD tier and writes to it: what may be asked of the disk now, and what was asked."""
+"""Reads from the SSD tier and writes to it, and the limits on both."""
 
 from tiercel.ids import BlockKey, SlotId
 from tiercel.kvcache.chain import WriteBudget

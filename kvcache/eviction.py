@@ -1,4 +1,4 @@
-"""The copies of a tier in eviction order: what each copy is kept for, and whose it is."""
+"""The copies of a tier in eviction order, each with its retention class and its owner."""
 
 import enum
 from array import array
@@ -14,7 +14,7 @@ from tiercel.kvcache.slot_state import SlotState
 
 
 class RetentionClass(enum.IntEnum):
-    """What a copy is kept for, in the order of eviction."""
+    """The purpose that a copy is kept for, in the order of eviction."""
 
     SHADOW = 0  # a higher tier has the same block
     ONCE = 1  # seen once

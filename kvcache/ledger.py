@@ -36,7 +36,7 @@ class PrefixMatch(Struct, frozen=True, gc=False):
 
 
 class Ledger:
-    """What the cache would look like if the plan were sealed now: changes of references by slot, and a few counts.
+    """The cache as it would be if the plan were sealed now: changes of references by slot, and a few counts.
 
     Plain counts would promise too much as soon as two victims share a block, or a block is both evictable and a hit.
     """

@@ -61,7 +61,7 @@ class CacheManager:
         self.block_size = block_size
         self.blocks = blocks
         self.prefix_queries = 0  # tokens looked up at admission
-        self.prefix_hits = 0  # of those, tokens found in any tier
+        self.prefix_hits = 0  # tokens of these that were found in any tier
         self._pool = SlotPool(blocks)
         self._tiers = TierSet(
             self._pool,
@@ -256,7 +256,7 @@ class CacheManager:
         self._background.work((self._table_by_seq[seq] for seq in likely_victims), now_s, is_idle=is_idle)
 
     def outgoing(self) -> list[Transfer]:
-        """Return transfers to start now: more of what is prepared, and background work."""
+        """Return the transfers to start now: some of the prepared ones, and background work."""
         return self._tiers.transfers.start() + self._tiers.transfers.take_queued()
 
     def land(self, landings: Iterable[Landing]) -> list[tuple[SeqId, int]]:

@@ -16,13 +16,13 @@ from tiercel.kvcache.tenant_holding import TenantHolding
 from tiercel.tenant import KvQuota, Tenants
 from tiercel.tier import Tier
 
-_MAX_OWNERS = 60_000  # that are told apart: the pools keep two bytes a slot
+_MAX_OWNERS = 60_000  # further tenants share the last number: the pools keep two bytes for each slot
 _TENANTS_PER_PIECE = 128  # whose limits are set at once
 _FLOOR_SHARE = 0.1  # of a memory tier, which tenants keep by weight even if another tenant floods the tier
 
 
 class TenantHoldings(Struct, frozen=True, gc=False):
-    """What the tables of all tenants hold: three lists in parallel, in the order in which the tenants came."""
+    """The blocks in the tables of all tenants: three parallel lists, in the order in which the tenants came."""
 
     tenants: list[TenantId]
     owners: Slots  # their numbers
@@ -56,11 +56,11 @@ class OwnerBook:
         return owner
 
     def holding(self, tenant: TenantId) -> TenantHolding:
-        """Return what the tables of a tenant that has a number hold."""
+        """Return the holding of a tenant that has a number."""
         return self._holding_by_tenant[tenant]
 
     def holdings(self) -> TenantHoldings:
-        """Return what the tables of every tenant that has a number hold. Cost: a few calls of numpy."""
+        """Return the holdings of all tenants that have a number. Cost: a few calls of numpy."""
         owners = np.minimum(np.arange(1, len(self._tenants) + 1), _MAX_OWNERS)
         return TenantHoldings(self._tenants, owners, np.array(self._sizes, np.intp))
 

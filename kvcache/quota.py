@@ -146,7 +146,7 @@ class SpillRoom:
     def take(self, dirty: SlotIndex, clean: int) -> int:
         """Choose what goes down, from the head of the chain to the first block that may not. Return how many blocks.
 
-        `clean` evictable copies lie below already. They are kept with those that go down, and make no more room.
+        `clean` evictable copies of the table lie below already. They are kept, too, and make no room.
         """
         chosen, counts = self._choose(dirty, clean)
         self.blocks -= chosen + clean

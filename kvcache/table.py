@@ -44,7 +44,7 @@ class Restore:
 
 
 class Fetch:
-    """What is read from the disk for a waiting sequence, once for each wait."""
+    """The reads from the disk for a waiting sequence, made once for each wait."""
 
     __slots__ = (
         "_lives",
@@ -109,8 +109,8 @@ NO_REUSE = Reuse()
 class BlockTable:
     """One sequence's slots in order, the keys of its full blocks, and what each part of the cache notes about it.
 
-    The CacheManager writes the slots and what has no other writer named below. `tokens` is the sequence's own array of
-    token ids, which only grows; the table reads it.
+    The CacheManager writes the table, except for fields that name another writer below. `tokens` is the sequence's own
+    array of token ids, which only grows; the table reads it.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""What the sequences of one tenant hold of the device tier: a block that several of them share counts once."""
+"""The blocks of the device tier that a tenant's sequences hold: a block that several of them share counts once."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -137,7 +137,7 @@ class TenantHolding:
 
 
 class PlannedHolding:
-    """What a tenant would hold if the plan were sealed now."""
+    """The holding that a tenant would have if the plan were sealed now."""
 
     __slots__ = ("_changes", "_max_blocks", "_num_blocks", "_tables")
 

@@ -365,7 +365,7 @@ def test_writes_are_synced_within_seconds_and_once(volume: MemoryVolume, clock: 
     written(lanes, 3)
     for second in range(20):
         clock.advance(1.0)
-        assert lanes.poll() == [], "nobody asked for the sync"
+        assert lanes.poll() == [], "a sync has no ticket"
         if second == 5:
             entered(volume, 4)
     assert volume.order == ["w"] * 3 + ["s"]
