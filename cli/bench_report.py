@@ -19,7 +19,7 @@ def bench_report(
     Of a file with several results (--append-result) the last one is drawn.
     """
     # lazy: no other verb draws
-    from tiercel.loadtest.report.report import write_report
+    from tiercel.loadtest.report.run_page import write_report
     from tiercel.loadtest.results.result_file import read_results
 
     results = read_results(result)

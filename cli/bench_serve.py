@@ -89,7 +89,7 @@ def run_once(settings: "BenchSettings") -> "RunResult":
 def _run(settings: "BenchSettings") -> int:
     # lazy: as above
     from tiercel.loadtest.report.drawing import check_drawing
-    from tiercel.loadtest.report.report import write_report
+    from tiercel.loadtest.report.run_page import write_report
     from tiercel.loadtest.report.summary import summary
     from tiercel.loadtest.results.result_file import write_result
     from tiercel.loadtest.settings import percentiles

@@ -17,11 +17,11 @@ from tiercel.loadtest.results.latency import has_goals, is_good, latencies
 from tiercel.loadtest.results.record import (
     STOPPED,
     ClientLoad,
+    ClientRecord,
     Counter,
     Fairness,
     Goals,
     Isolation,
-    RequestRecord,
     RunResult,
     Sample,
     TenantResult,
@@ -44,7 +44,7 @@ _COMPARED = ("ttft", "tpot", "itl", "e2el")
 class Measured(Struct, frozen=True):
     """The measurements of one run."""
 
-    records: list[RequestRecord]
+    records: list[ClientRecord]
     loads: list[Load]
     counters: dict[str, Counter]
     samples: list[Sample]
@@ -124,7 +124,7 @@ def make_result(
 
 
 def _tenants(
-    plan: LoadPlan, by_tenant: Mapping[str, Sequence[RequestRecord]], duration_s: float, ranks: Sequence[float]
+    plan: LoadPlan, by_tenant: Mapping[str, Sequence[ClientRecord]], duration_s: float, ranks: Sequence[float]
 ) -> list[TenantResult]:
     whole: list[Interval] = [(float("-inf"), float("inf"))]
     shared = (contended(by_tenant) if len(by_tenant) > 1 else []) or whole
@@ -145,7 +145,7 @@ def _tenants(
 
 def _tenant(
     tenant: TenantSettings,
-    records: Sequence[RequestRecord],
+    records: Sequence[ClientRecord],
     duration_s: float,
     ranks: Sequence[float],
     *,
@@ -180,14 +180,14 @@ def _tenant(
     )
 
 
-def _fairness(plan: LoadPlan, by_tenant: Mapping[str, Sequence[RequestRecord]]) -> Fairness | None:
+def _fairness(plan: LoadPlan, by_tenant: Mapping[str, Sequence[ClientRecord]]) -> Fairness | None:
     if len(by_tenant) < 2:
         return None
     return fairness(by_tenant, {tenant.name: tenant.weight for tenant in plan.tenants})
 
 
 def _isolation(
-    by_tenant: Mapping[str, Sequence[RequestRecord]], alone: Mapping[str, Measured], ranks: Sequence[float]
+    by_tenant: Mapping[str, Sequence[ClientRecord]], alone: Mapping[str, Measured], ranks: Sequence[float]
 ) -> list[Isolation]:
     found: list[Isolation] = []
     for name, measured in alone.items():
@@ -228,7 +228,7 @@ def _notes(plan: LoadPlan, facts: RunFacts, measured: Measured, client: ClientLo
     return notes
 
 
-def _reasons(records: Sequence[RequestRecord]) -> dict[str, int]:
+def _reasons(records: Sequence[ClientRecord]) -> dict[str, int]:
     """Return the failed requests by reason, the most frequent first; rare reasons are counted together."""
     tally = Tally(record.error for record in records if record.error is not None)
     most = dict(tally.most_common(_MOST_REASONS))

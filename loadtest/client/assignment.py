@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from tiercel.loadtest.load.conversation import Conversation
-from tiercel.loadtest.results.record import RequestRecord
+from tiercel.loadtest.results.record import ClientRecord
 
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
@@ -76,7 +76,7 @@ class Progress(Struct, frozen=True, tag="progress"):
 class Records(Struct, frozen=True, tag="records"):
     """A part of the records."""
 
-    records: list[RequestRecord]
+    records: list[ClientRecord]
 
 
 class Load(Struct, frozen=True, kw_only=True, tag="load"):

@@ -26,7 +26,7 @@ from tiercel.loadtest.client.assignment import (
     read_frame,
 )
 from tiercel.loadtest.client.shared_counter import counter_file
-from tiercel.loadtest.results.record import RequestRecord
+from tiercel.loadtest.results.record import ClientRecord
 
 _HEAD_START_S = 0.1  # between the start message and the start of the run; every process has read the message by then
 
@@ -36,7 +36,7 @@ Watch = Callable[[Progress], None]
 class Gathered(Struct, frozen=True):
     """The results of all client processes."""
 
-    records: list[RequestRecord]  # in the order of their plan
+    records: list[ClientRecord]  # in the order of their plan
     loads: list[Load]
 
 
@@ -83,7 +83,7 @@ class Fleet:
     async def _gather(self, number: int, process: asyncio.subprocess.Process) -> Gathered:
         assert process.stdout is not None
         decoder = _decoder()
-        records: list[RequestRecord] = []
+        records: list[ClientRecord] = []
         while True:
             match await read_frame(process.stdout, decoder):
                 case Progress() as progress:

@@ -7,7 +7,7 @@ from tiercel.clock import Clock
 from tiercel.loadtest.client.assignment import Assignment, Job, Progress, Source
 from tiercel.loadtest.client.sender import RequestSender, RequestSpec
 from tiercel.loadtest.client.shared_counter import SharedCounters
-from tiercel.loadtest.results.record import RequestRecord
+from tiercel.loadtest.results.record import ClientRecord
 
 _LATE_S = 0.05  # a request sent later than this after it was due counts as late
 
@@ -16,7 +16,7 @@ class LoadRunner:
     """Runs an assignment once. Times are counted from `start_s` on the clock."""
 
     def __init__(self, assignment: Assignment, sender: RequestSender, counters: SharedCounters, clock: Clock) -> None:
-        self.records: list[RequestRecord] = []
+        self.records: list[ClientRecord] = []
         self.late_sends = 0
         self.uncounted = 0
         self._assignment = assignment

@@ -14,7 +14,7 @@ from tiercel.loadtest.client.assignment import Assignment, Source
 from tiercel.loadtest.client.connection import ArrivingBody
 from tiercel.loadtest.client.http1 import BODY, SENT_S, Http1Transport
 from tiercel.loadtest.load.conversation import Turn
-from tiercel.loadtest.results.record import RequestRecord
+from tiercel.loadtest.results.record import ClientRecord
 
 _CONNECT_S = 30.0
 
@@ -34,7 +34,7 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
 class Sent(Struct, frozen=True):
     """The record of a request and the text of its answer."""
 
-    record: RequestRecord
+    record: ClientRecord
     text: str
     is_counted: bool  # True if the server reported the number of tokens
 
@@ -112,7 +112,7 @@ class RequestSender:
         chunks_s = tuple([round(at_s - start_s, 6) for at_s in answer.chunks_s])
         last_s = answer.last_s if answer.last_s is not None and answer.error is None else self._clock.now_s()
         self.chunks += len(chunks_s)
-        record = RequestRecord(
+        record = ClientRecord(
             index=spec.index,
             tenant=spec.source.tenant,
             due_s=round(spec.due_s, 6),

@@ -10,7 +10,7 @@ from tiercel.errors import ConfigError
 from tiercel.loadtest.report.chart import latency_chart, rate_chart
 from tiercel.loadtest.report.drawing import Chart, drawing_style, finish
 from tiercel.loadtest.report.page import Table, write_page
-from tiercel.loadtest.report.report import goal_words
+from tiercel.loadtest.report.run_page import goal_words
 from tiercel.loadtest.report.wording import LATENCY_NAMES, NONE, show_ms, show_number, show_percent
 from tiercel.loadtest.results.record import RunResult
 from tiercel.loadtest.results.sweep import Point, Sweep

@@ -18,7 +18,7 @@ from tiercel.loadtest.results.bootstrap import (
     rounds_for,
 )
 from tiercel.loadtest.results.latency import gaps_s, is_good, latencies
-from tiercel.loadtest.results.record import RequestRecord, RunResult, Timeline
+from tiercel.loadtest.results.record import ClientRecord, RunResult, Timeline
 
 ROUNDS = 2000
 _METRICS = ("ttft", "ttft_due", "tpot", "e2el")
@@ -56,7 +56,7 @@ class _View(Struct, frozen=True):
 
     quantiles: dict[str, list[float]]
     timeline: Timeline
-    records: list[RequestRecord]  # requests without an error; empty if the result was saved without requests
+    records: list[ClientRecord]  # requests without an error; empty if the result was saved without requests
 
 
 class _Side(Struct, frozen=True):

@@ -4,10 +4,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from tiercel.loadtest.results.record import Fairness, RequestRecord
+from tiercel.loadtest.results.record import ClientRecord, Fairness
 from tiercel.loadtest.results.service_tokens import Interval, both, busy, largest_gap_s, length_s, service_pieces
 
-RecordsByTenant = Mapping[str, Sequence[RequestRecord]]
+RecordsByTenant = Mapping[str, Sequence[ClientRecord]]
 
 
 def jain_index(values: Sequence[float]) -> float:
@@ -24,7 +24,7 @@ def contended(records_by_tenant: RecordsByTenant) -> list[Interval]:
     return first
 
 
-def service_within(records: Sequence[RequestRecord], intervals: Sequence[Interval]) -> float:
+def service_within(records: Sequence[ClientRecord], intervals: Sequence[Interval]) -> float:
     """Return the service tokens that arrived inside the intervals."""
     ends = [end_s for _, end_s in intervals]
     total = 0.0
@@ -65,7 +65,7 @@ def fairness(records_by_tenant: RecordsByTenant, weights: Mapping[str, float]) -
 
 
 def _difference(
-    left: Sequence[RequestRecord], left_weight: float, right: Sequence[RequestRecord], right_weight: float
+    left: Sequence[ClientRecord], left_weight: float, right: Sequence[ClientRecord], right_weight: float
 ) -> float:
     """Return the largest gain of one tenant over the other in service/weight over any time in which both had work."""
     shared = both(busy(left), busy(right))

@@ -9,32 +9,32 @@ the request was due. Only requests without an error count.
 from collections.abc import Iterable
 from itertools import pairwise
 
-from tiercel.loadtest.results.record import METRICS, Goals, RequestRecord
+from tiercel.loadtest.results.record import METRICS, ClientRecord, Goals
 
 
-def ttft_ms(record: RequestRecord) -> float | None:
+def ttft_ms(record: ClientRecord) -> float | None:
     """Return the time to the first token, or None without one."""
     return None if record.first_s is None else (record.first_s - record.sent_s) * 1000
 
 
-def tpot_ms(record: RequestRecord) -> float | None:
+def tpot_ms(record: ClientRecord) -> float | None:
     """Return the mean time per output token after the first, or None with fewer than two tokens."""
     if record.first_s is None or record.output_tokens <= 1:
         return None
     return (record.end_s - record.first_s) * 1000 / (record.output_tokens - 1)
 
 
-def e2el_ms(record: RequestRecord) -> float:
+def e2el_ms(record: ClientRecord) -> float:
     """Return the end-to-end latency."""
     return (record.end_s - record.sent_s) * 1000
 
 
-def gaps_s(record: RequestRecord) -> list[float]:
+def gaps_s(record: ClientRecord) -> list[float]:
     """Return the gaps between the chunks of a request."""
     return [after - before for before, after in pairwise(record.chunks_s)]
 
 
-def latencies(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
+def latencies(records: Iterable[ClientRecord]) -> dict[str, list[float]]:
     """Return the sorted values of every metric, in ms."""
     found: dict[str, list[float]] = {metric: [] for metric in METRICS}
     for record in records:
@@ -56,7 +56,7 @@ def latencies(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
     return found
 
 
-def is_good(record: RequestRecord, goals: Goals) -> bool:
+def is_good(record: ClientRecord, goals: Goals) -> bool:
     """Return whether a request kept all goals. A request of one token keeps any TPOT goal."""
     if record.error is not None:
         return False

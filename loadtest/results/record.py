@@ -26,7 +26,7 @@ class Goals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     e2el: float | None = None
 
 
-class RequestRecord(Struct, frozen=True, kw_only=True):
+class ClientRecord(Struct, frozen=True, kw_only=True):
     """One request, as the client saw it."""
 
     index: int  # position in the plan of the whole run
@@ -184,7 +184,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     isolation: list[Isolation] | None
     counters: dict[str, Counter]  # of /metrics, by series; empty if the server has none
     samples: list[Sample]
-    requests: list[RequestRecord] = field(default_factory=list)  # with --save-detailed
+    requests: list[ClientRecord] = field(default_factory=list)  # with --save-detailed
     figures: dict[str, float | None] = field(
         default_factory=dict
     )  # {mean,median,std,pNN}_{metric}_ms; flat in the file

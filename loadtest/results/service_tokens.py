@@ -6,12 +6,12 @@ evenly over its chunks.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tiercel.loadtest.results.record import RequestRecord
+from tiercel.loadtest.results.record import ClientRecord
 
 Interval = tuple[float, float]
 
 
-def output_pieces(record: RequestRecord) -> Iterator[tuple[float, float]]:
+def output_pieces(record: ClientRecord) -> Iterator[tuple[float, float]]:
     """Yield (time, output tokens) of every chunk."""
     if record.chunks_s:
         tokens = max(record.output_tokens, len(record.chunks_s) if record.error else 0) / len(record.chunks_s)
@@ -19,14 +19,14 @@ def output_pieces(record: RequestRecord) -> Iterator[tuple[float, float]]:
             yield at_s, tokens
 
 
-def service_pieces(record: RequestRecord) -> Iterator[tuple[float, float]]:
+def service_pieces(record: ClientRecord) -> Iterator[tuple[float, float]]:
     """Yield (time, service tokens) of the prompt and of every chunk."""
     if record.first_s is not None:
         yield record.first_s, float(max(0, record.input_tokens - (record.cached_tokens or 0)))
     yield from output_pieces(record)
 
 
-def busy(records: Iterable[RequestRecord]) -> list[Interval]:
+def busy(records: Iterable[ClientRecord]) -> list[Interval]:
     """Return the disjoint ordered intervals in which at least one request was due and had not ended."""
     merged: list[Interval] = []
     for began_s, end_s in sorted((min(record.due_s, record.sent_s), record.end_s) for record in records):
@@ -57,7 +57,7 @@ def length_s(intervals: Iterable[Interval]) -> float:
     return sum(end_s - began_s for began_s, end_s in intervals)
 
 
-def largest_gap_s(records: Sequence[RequestRecord]) -> float:
+def largest_gap_s(records: Sequence[ClientRecord]) -> float:
     """Return the longest time in which a request was due or running and nothing arrived."""
     arrivals = sorted(at_s for record in records for at_s in (*record.chunks_s, record.end_s))
     largest = 0.0

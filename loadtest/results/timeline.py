@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from tiercel.loadtest.results.record import RequestRecord, Timeline
+from tiercel.loadtest.results.record import ClientRecord, Timeline
 from tiercel.loadtest.results.service_tokens import output_pieces, service_pieces
 
 _STEPS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -17,7 +17,7 @@ def step_for(duration_s: float) -> float:
     return next((step for step in reversed(_STEPS_S[:4]) if duration_s / step >= _FEW), _STEPS_S[0])
 
 
-def timeline(records: Sequence[RequestRecord], duration_s: float, step_s: float) -> Timeline:
+def timeline(records: Sequence[ClientRecord], duration_s: float, step_s: float) -> Timeline:
     """Return the timeline of a run."""
     steps = _count(duration_s, step_s)
     finished, failed = [0] * steps, [0] * steps
@@ -38,19 +38,19 @@ def timeline(records: Sequence[RequestRecord], duration_s: float, step_s: float)
     )
 
 
-def service_by_step(records: Sequence[RequestRecord], duration_s: float, step_s: float) -> list[float]:
+def service_by_step(records: Sequence[ClientRecord], duration_s: float, step_s: float) -> list[float]:
     """Return the service tokens in each step."""
     pieces = (piece for record in records for piece in service_pieces(record))
     return _binned(pieces, _count(duration_s, step_s), step_s)
 
 
-def peak_output_tokens_per_s(records: Sequence[RequestRecord], duration_s: float) -> float:
+def peak_output_tokens_per_s(records: Sequence[ClientRecord], duration_s: float) -> float:
     """Return the output tokens in the best second; of a shorter run, its mean rate."""
     pieces = (piece for record in records if record.error is None for piece in output_pieces(record))
     return max(_binned(pieces, _count(duration_s, 1.0), 1.0)) / min(1.0, duration_s)
 
 
-def peak_running(records: Iterable[RequestRecord]) -> int:
+def peak_running(records: Iterable[ClientRecord]) -> int:
     """Return the largest number of requests in flight at one time."""
     changes = sorted(change for record in records for change in ((record.sent_s, 1), (record.end_s, -1)))
     running = peak = 0

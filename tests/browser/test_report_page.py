@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.loadtest.example_run import example_run, one_tenant_run
-from tiercel.loadtest.report.report import write_report
+from tiercel.loadtest.report.run_page import write_report
 from tiercel.loadtest.report.sweep_page import write_sweep
 from tiercel.loadtest.results.sweep import Point, SearchPlan, make_sweep, search
 

@@ -14,7 +14,7 @@ from tiercel.clock import MonotonicClock
 from tiercel.loadtest.bench import run_bench
 from tiercel.loadtest.client.assignment import Progress
 from tiercel.loadtest.load.tokens import TextMaker
-from tiercel.loadtest.results.record import RequestRecord, RunResult
+from tiercel.loadtest.results.record import ClientRecord, RunResult
 from tiercel.loadtest.settings import BenchSettings
 
 STUB = Path(__file__).with_name("stub_server.py")
@@ -58,9 +58,9 @@ def record(
     cached_tokens: int | None = None,
     error: str | None = None,
     end_s: float | None = None,
-) -> RequestRecord:
+) -> ClientRecord:
     """Return a record; by default it ends with its last chunk and has one token per chunk."""
-    return RequestRecord(
+    return ClientRecord(
         index=0,
         tenant=tenant,
         due_s=sent_s if due_s is None else due_s,

@@ -9,11 +9,11 @@ from tiercel.loadtest.results.distribution import figures, quantiles
 from tiercel.loadtest.results.latency import latencies
 from tiercel.loadtest.results.record import (
     ClientLoad,
+    ClientRecord,
     Counter,
     Fairness,
     Goals,
     Isolation,
-    RequestRecord,
     RunResult,
     Sample,
     TenantResult,
@@ -77,7 +77,7 @@ def one_tenant_run(*, seed: int = 3) -> RunResult:
     )  # fmt: skip
 
 
-def _record(index: int, num_requests: int, draw: random.Random, slower: float) -> RequestRecord:
+def _record(index: int, num_requests: int, draw: random.Random, slower: float) -> ClientRecord:
     tenant = draw.choices(list(WEIGHTS), [2, 3, 1])[0]
     due_s = index / num_requests * (DURATION_S - 6)
     sent_s = 24.0 if 21 < due_s < 24 else due_s + 0.001  # a stall
@@ -85,14 +85,14 @@ def _record(index: int, num_requests: int, draw: random.Random, slower: float) -
     chunks = [first_s]
     for _ in range(39):
         chunks.append(chunks[-1] + draw.lognormvariate(-3.4, 0.35) * slower)
-    return RequestRecord(
+    return ClientRecord(
         index=index, tenant=tenant, due_s=due_s, sent_s=sent_s, first_s=first_s, end_s=chunks[-1] + 0.002,
         chunks_s=tuple(chunks), input_tokens=300, output_tokens=40, wanted_tokens=40, status=200,
         error="503 overloaded" if index % 97 == 50 else None,
     )  # fmt: skip
 
 
-def _tenant(name: str, records: Sequence[RequestRecord], draw: random.Random) -> TenantResult:
+def _tenant(name: str, records: Sequence[ClientRecord], draw: random.Random) -> TenantResult:
     values = latencies(records)
     service = service_by_step(records, DURATION_S, 1.0)
     return TenantResult(

@@ -13,8 +13,8 @@ import pytest
 from tests.loadtest.example_run import example_run, one_tenant_run
 from tiercel.errors import ConfigError
 from tiercel.loadtest.report.drawing import VARIABLES
-from tiercel.loadtest.report.plots import latency_charts, server_charts, tenant_charts, timeline_charts
-from tiercel.loadtest.report.report import write_report
+from tiercel.loadtest.report.run_charts import latency_charts, server_charts, tenant_charts, timeline_charts
+from tiercel.loadtest.report.run_page import write_report
 from tiercel.loadtest.report.wording import figure_words, show_factor, show_ms, show_number, show_percent
 from tiercel.loadtest.results.record import RunResult, Sample
 from tiercel.loadtest.results.result_file import decode_result, encode_result
@@ -203,7 +203,7 @@ def test_many_tenants_are_drawn_as_the_largest_few() -> None:
 
 _DRAW = """
 import sys, matplotlib
-from tiercel.loadtest.report.plots import latency_charts
+from tiercel.loadtest.report.run_charts import latency_charts
 from tests.loadtest.example_run import one_tenant_run
 
 def settings():  # but the backend: reading it loads pyplot

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tiercel.loadtest.metrics.server_series import reported
 from tiercel.loadtest.report.page import KeyFigure, Table, write_page
-from tiercel.loadtest.report.plots import latency_charts, server_charts, tenant_charts, timeline_charts
+from tiercel.loadtest.report.run_charts import latency_charts, server_charts, tenant_charts, timeline_charts
 from tiercel.loadtest.report.wording import (
     LATENCY_NAMES,
     figure_words,
