@@ -1,4 +1,4 @@
-"""The clairvoyant policies of benchmarks/cache_policy.py: Belady is the best there is, found by trying everything."""
+"""The clairvoyant policies of benchmarks/cache_policy.py: Belady compared with the best of all possible evictions."""
 
 import random
 from functools import cache
@@ -38,7 +38,7 @@ def best_hits(blocks: int, visits: list[Visit]) -> int:
             return 0
         visit = visits[number]
         others = cached.difference(visit.chain)
-        kept = min(len(others), blocks - len(visit.chain))  # keeping fewer never helps
+        kept = min(len(others), blocks - len(visit.chain))  # keeping fewer blocks is never better
         after = [best(number + 1, frozenset(visit.chain).union(some)) for some in combinations(others, kept)]
         return hits_of(visit, cached) + max(after)
 
@@ -52,11 +52,11 @@ def test_belady_is_as_good_as_the_best_of_all_choices(first: int) -> None:
         blocks, visits = tiny_trace(seed)
         assert Belady(blocks).replay(visits).hits == best_hits(blocks, visits), f"seed {seed}"
         losses += Lookahead(blocks, 1).replay(visits).hits < best_hits(blocks, visits)
-    assert losses > 0  # the traces tell policies apart: one that sees a single request ahead loses some
+    assert losses > 0  # the traces distinguish policies: one that knows a single request ahead loses some
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_nobody_beats_belady(seed: int) -> None:
+def test_no_policy_has_more_hits_than_belady(seed: int) -> None:
     blocks, visits = tiny_trace(1000 + seed)
     most = Belady(blocks).replay(visits).hits
     others = (PoolCache(blocks), PoolCache(blocks, window=4), Gdsf(blocks), Lookahead(blocks, 2))

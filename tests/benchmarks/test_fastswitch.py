@@ -1,4 +1,4 @@
-"""The FastSwitch replay in small: bytes moved and tokens said. Times are for the benchmark."""
+"""A small FastSwitch replay: bytes moved and tokens generated. The benchmark checks times."""
 
 from dataclasses import replace
 from functools import cache
@@ -12,7 +12,7 @@ from benchmarks.fastswitch_replay import ALL_OFF, BUILDS, FULL, NO_REUSE, Build,
 from benchmarks.fastswitch_trace import Pattern
 from tiercel.errors import InvariantError
 
-FREQUENCY = 0.25  # updates a step: many switches in few steps
+FREQUENCY = 0.25  # updates per step: many switches in few steps
 TRACE = fastswitch_trace.conversations(16, seed=0, scale=0.15)
 BLOCKS = fastswitch_replay.budget_blocks(fastswitch_replay.endless(TRACE))
 
@@ -67,12 +67,12 @@ def test_a_block_that_is_overwritten_under_way_is_noticed() -> None:
         one.run()
 
 
-def test_with_room_for_all_nobody_is_preempted() -> None:
+def test_with_memory_for_everything_there_are_no_preemptions() -> None:
     result = Replay(TRACE, FULL, 100 * BLOCKS, repeat([0.0] * len(TRACE)), 0.0).run()
     assert result.preemptions == result.wrong_turns == 0
 
 
-def test_the_traces_are_what_the_docstring_says() -> None:
+def test_the_traces_agree_with_the_docstring() -> None:
     talks = fastswitch_trace.conversations(4000, seed=0)
     turns = [turn for talk in talks for turn in talk.turns]
     assert len(turns) / len(talks) == pytest.approx(5.5, rel=0.05)

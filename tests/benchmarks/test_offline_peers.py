@@ -1,4 +1,4 @@
-"""The offline peers on a list of ours: transformers for real, vLLM by a stand-in that looks at what it is asked."""
+"""The offline peers with a list of requests: the real transformers, and a stand-in for vLLM that checks its calls."""
 
 import importlib
 import json
@@ -31,7 +31,7 @@ Import = Callable[[str], ModuleType]
 
 @pytest.fixture
 def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Import]:
-    """Imports a script of benchmarks/peers; it is forgotten after the test."""
+    """Yield a function that imports a script of benchmarks/peers; the import is undone after the test."""
     monkeypatch.syspath_prepend(str(PEERS))
     yield importlib.import_module
     for name in ("offline_requests", "offline_transformers", "offline_vllm"):
@@ -40,7 +40,7 @@ def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Import]:
 
 @pytest.fixture
 def listed(tmp_path: Path) -> list[ListedRequest]:
-    """Five requests of different lengths in `list.jsonl`."""
+    """Write five requests of different lengths to `list.jsonl`."""
     requests = draw_requests(DatasetSettings(input_len=10, output_len=6, range_ratio=0.5), 5, 0, 64, tmp_path)
     write_requests(tmp_path / "list.jsonl", requests)
     return requests
@@ -80,7 +80,7 @@ def test_transformers_answers_our_list(
 
 
 class StandIn:
-    """What the script uses of vLLM's `LLM`: it remembers what it was asked, and answers with zeros."""
+    """The part of vLLM's `LLM` that the script uses: it keeps its requests and answers with zeros."""
 
     asked: list[tuple[list[int], Any]] = []  # noqa: RUF012 - a test double
 

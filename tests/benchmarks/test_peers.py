@@ -1,4 +1,4 @@
-"""The comparison with other servers, as far as it goes without them."""
+"""The comparison with other servers, without running them."""
 
 import importlib.util
 import os
@@ -41,7 +41,7 @@ def test_the_servers_are_ours_and_the_peers_that_are_installed(compare: ModuleTy
 
 
 def conversion(compare: ModuleType, folder: Path, code: int = 0) -> Any:
-    """A model, and a command that writes the product and ends with `code`."""
+    """Return a model, and a command that writes the product and ends with `code`."""
     (folder / "model").mkdir()
     (folder / "model/weights").touch()
     product = folder / "converted" / "model"

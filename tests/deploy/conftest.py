@@ -1,7 +1,7 @@
-"""An engine, the image and a running daemon for the deployment tests; where no engine can run, the reason.
+"""An engine, the image and a running daemon for the deployment tests, or the reason why no engine can run.
 
 TORCH, PIP_ARGS   as in the Makefile: where the wheels of the image come from
-ENGINE            `required`: no engine is a failure, not a reason to skip
+ENGINE            `required`: without an engine the tests fail instead of being skipped
 """
 
 import contextlib
@@ -33,13 +33,13 @@ FIGURES = pytest.StashKey[list[str]]()
 
 @pytest.fixture(scope="session")
 def figures(pytestconfig: pytest.Config) -> list[str]:
-    """Lines for the end of the run: what was measured."""
+    """Return the list of measurements that are printed at the end of the run."""
     return pytestconfig.stash.setdefault(FIGURES, [])
 
 
 @pytest.fixture(scope="session")
 def cache() -> Iterator[Path]:
-    """The folder with what earlier runs made; one run at a time."""
+    """Return the cache folder, locked for one run at a time."""
     folder = supplies.cache_folder()
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -48,7 +48,7 @@ def cache() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def base(cache: Path, pytestconfig: pytest.Config) -> Path:
-    """The tar of the base image, once everything is there that an engine needs."""
+    """Return the tar of the base image, after installing what an engine needs."""
     try:
         machine.require_namespaces()
         machine.install_programs()
@@ -63,7 +63,7 @@ def base(cache: Path, pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(cache: Path, base: Path, pytestconfig: pytest.Config) -> Iterator[Engine]:
-    """A running engine that has the base image."""
+    """Yield a running engine with the base image."""
     with contextlib.ExitStack() as stack:
         try:
             engine = stack.enter_context(docker_engine(cache / "engine", _plugins(cache)))
@@ -78,7 +78,7 @@ def engine(cache: Path, base: Path, pytestconfig: pytest.Config) -> Iterator[Eng
 
 @pytest.fixture(scope="session")
 def tree(engine: Engine, cache: Path, figures: list[str]) -> Path:
-    """A copy of the repository from which the image has been built."""
+    """Build the image and return the copy of the repository that it was built from."""
     torch = os.environ.get("TORCH") or "torch"
     wheels = supplies.make_wheelhouse(cache, torch, shlex.split(os.environ.get("PIP_ARGS", "")))
     tree = supplies.stage_tree(cache, wheels)
@@ -94,7 +94,7 @@ def tree(engine: Engine, cache: Path, figures: list[str]) -> Path:
 
 @pytest.fixture(scope="session")
 def prometheus(engine: Engine, cache: Path) -> str | None:
-    """The image of a Prometheus, where apt has one."""
+    """Return an image of Prometheus, if apt has one."""
     folder = supplies.fetch_prometheus(cache)
     if folder is None:
         return None
@@ -104,16 +104,16 @@ def prometheus(engine: Engine, cache: Path) -> str | None:
 
 @pytest.fixture(scope="session")
 def network(engine: Engine, tree: Path, prometheus: str | None) -> Iterator[None]:
-    """The tests are in the engine's network; what is downloaded has been by now."""
+    """Enter the engine's network; all downloads are done before."""
     with engine.network():
         yield
 
 
 @pytest.fixture(scope="session")
 def stack(engine: Engine, tree: Path, network: None) -> Iterator[Stack]:
-    """The daemon as docker/compose.yaml runs it. Tests leave it running and ready."""
+    """Yield the daemon as docker/compose.yaml runs it. Tests leave it running and ready."""
     stack = Stack(engine, "tiercel", (tree / "docker" / "compose.yaml",), PORT)
-    stack.compose("down", "--volumes", "--remove-orphans")  # what a killed run left
+    stack.compose("down", "--volumes", "--remove-orphans")  # remains of a killed run
     try:
         yield stack
     finally:
@@ -122,7 +122,7 @@ def stack(engine: Engine, tree: Path, network: None) -> Iterator[Stack]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """What was measured, or that there was no engine: on standard error, too."""
+    """Print the measurements, or the reason why there was no engine, also on standard error."""
     reason = config.stash.get(REASON, None)
     if reason is not None:
         text = f"NO DOCKER ENGINE HERE, only static checks ran: {reason}"

@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own: in private namespaces, without outside network, gone when the block ends."""
+"""A Docker engine for the tests, in private namespaces and without an outside network."""
 
 import contextlib
 import ctypes
@@ -40,17 +40,17 @@ class Engine:
     def docker(
         self, *words: str | Path, variables: Mapping[str, str] = MappingProxyType({}), patience_s: float = 600.0
     ) -> str:
-        """Standard output of the client, with more variables in its environment. Errors: CommandError."""
+        """Run the Docker client with additional variables and return its output. Errors: CommandError."""
         return run(["docker", *words], environment={**self._environment, **variables}, patience_s=patience_s)
 
     def pid(self) -> int:
-        """The first process of the engine's namespaces, as this machine counts."""
+        """Pid of the first process of the engine's namespaces, outside of them."""
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return int(children[0])
 
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
-        """The calling thread, and what it starts, is in the engine's network until the block ends."""
+        """Put the calling thread and its children into the engine's network until the block ends."""
         with open("/proc/thread-self/ns/net") as outside, open(f"/proc/{self.pid()}/ns/net") as inside:
             _enter(inside.fileno())
             try:
@@ -59,7 +59,7 @@ class Engine:
                 _enter(outside.fileno())
 
     def wait_ready(self) -> None:
-        """Until the engine answers. Errors: NoEngineError with the last lines of its log."""
+        """Wait until the engine answers. Errors: NoEngineError with the last lines of its log."""
         end_s = time.monotonic() + START_S
         while time.monotonic() < end_s and self._process.poll() is None:
             with contextlib.suppress(CommandError):
@@ -70,7 +70,7 @@ class Engine:
         raise NoEngineError(f"dockerd does not start: {last}")
 
     def try_container(self) -> None:
-        """Run the smallest container there is, with the limits that ours have. Errors: CommandError."""
+        """Run a minimal container with the limits of ours. Errors: CommandError."""
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy2(shutil.which("busybox") or "busybox", Path(folder) / "busybox")
             archive = Path(folder) / "image.tar"
@@ -86,16 +86,16 @@ class Engine:
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # unshare takes its child along
+            self._process.kill()  # unshare ends its child, too
             self._process.wait()
 
 
 @contextlib.contextmanager
 def docker_engine(data: Path, plugins: Path) -> Iterator[Engine]:
-    """An engine with its images in `data` until the block ends. Errors: NoEngineError, CommandError."""
+    """Run an engine with its images in `data` until the block ends. Errors: NoEngineError, CommandError."""
     with tempfile.TemporaryDirectory(prefix="tiercel-deploy-") as name:
         folder = Path(name)
-        (folder / "daemon.json").write_text("{}")  # not the machine's
+        (folder / "daemon.json").write_text("{}")  # not that of the machine
         init = ["sh", "-euc", INIT, "init", str(folder), str(data), f"/{GROUP}-{os.getpid()}"]
         with (folder / "dockerd.log").open("wb") as log:
             process = subprocess.Popen(
@@ -119,7 +119,7 @@ def _enter(namespace: int) -> None:
 
 
 def _remove_groups() -> None:
-    """Empty control groups that this engine, or one that was killed, left behind; those in use stay."""
+    """Remove the empty control groups of this engine or of a killed one."""
     root = Path("/sys/fs/cgroup")
     for top in (*root.glob(f"{GROUP}-*"), *root.glob(f"*/{GROUP}-*")):
         for folder in sorted((path for path in (top, *top.rglob("*")) if path.is_dir()), reverse=True):

@@ -1,4 +1,4 @@
-"""What the machine allows and has: namespaces, Debian packages, the plug-ins of the Docker client."""
+"""Requirements on the machine: namespaces, Debian packages, the plug-ins of the Docker client."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ PRIVATE = ("--net", "--mount", "--propagation=private", "--cgroup", "--uts", "--
 
 
 class NoEngineError(Exception):
-    """No Docker engine can run here; the text says why."""
+    """No Docker engine can run here; the text has the reason."""
 
 
 class CommandError(Exception):
@@ -34,7 +34,7 @@ class CommandError(Exception):
 def run(
     command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None, patience_s: float = 600.0
 ) -> str:
-    """Standard output of a command. Errors: CommandError."""
+    """Run a command and return its output. Errors: CommandError."""
     words = [str(word) for word in command]
     try:
         ran = subprocess.run(
@@ -50,7 +50,7 @@ def run(
 
 
 def require_namespaces() -> None:
-    """Try, within a second or two, what an engine needs of the kernel. Errors: NoEngineError, CommandError."""
+    """Check in a second or two what an engine needs from the kernel. Errors: NoEngineError, CommandError."""
     if os.geteuid():
         raise NoEngineError("an engine of our own needs root")
     if shutil.which("unshare") is None:
@@ -65,7 +65,7 @@ def require_namespaces() -> None:
 
 
 def install_programs() -> None:
-    """Install what is missing by apt. Errors: NoEngineError, CommandError."""
+    """Install missing programs with apt. Errors: NoEngineError, CommandError."""
     packages = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
     if not KEYRING.exists():
         packages.append("debian-archive-keyring")
@@ -80,7 +80,7 @@ def install_programs() -> None:
 
 
 def debian_mirror() -> str | None:
-    """The mirror that this machine's apt uses for Debian; None where it is no Debian."""
+    """Return the Debian mirror of this machine's apt, or None if it is not Debian."""
     listed = run(["apt-get", "indextargets", "--format", "$(ORIGIN) $(CODENAME) $(REPO_URI)", "Created-By: Packages"])
     for line in listed.splitlines():
         origin, name, uri = line.split(" ", 2)
@@ -90,7 +90,7 @@ def debian_mirror() -> str | None:
 
 
 def fetch_plugins(folder: Path) -> None:
-    """Put Compose and Buildx into `folder`/cli-plugins unless the client has them or they are there already.
+    """Put Compose and Buildx into `folder`/cli-plugins unless the client or the folder has them.
 
     Nothing is installed: the packages of a newer Debian are unpacked beside the machine's own.
 

@@ -1,4 +1,4 @@
-"""A compose project under test: brought up, asked over its published port, stopped, looked into."""
+"""A compose project under test."""
 
 import contextlib
 import copy
@@ -32,32 +32,32 @@ class Stack:
         self._variables = {**keys, "TIERCEL_HOST_PORT": str(port), "TIERCEL_MEMORY": "3g", **variables}
 
     def with_files(self, *overlays: Path, **variables: str) -> "Stack":
-        """The same project, port and client with overlays on top."""
+        """Return the same project with overlays."""
         stack = copy.copy(self)
         stack._files = (*self._files, *overlays)
         stack._variables = self._variables | variables
         return stack
 
     def compose(self, *words: str, patience_s: float = 600.0) -> str:
-        """Standard output of `docker compose` with the files of this project. Errors: CommandError."""
+        """Run `docker compose` with the files of this project and return its output. Errors: CommandError."""
         files = [word for file in self._files for word in ("--file", str(file))]
         project = ["compose", "--project-name", self.name, *files]
         return self.engine.docker(*project, *words, patience_s=patience_s, variables=self._variables)
 
     def inspect(self, template: str, service: str = "tiercel") -> str:
-        """What the engine knows of a service's container, as a Go template of it."""
+        """Inspect the container of a service with a Go template."""
         return self.engine.docker("inspect", "--format", template, f"{self.name}-{service}-1").strip()
 
     def restarts(self) -> int:
-        """How often the engine has restarted the daemon's container by itself."""
+        """Return how often the engine has restarted the daemon's container."""
         return int(self.inspect("{{.RestartCount}}"))
 
     def python(self, code: str, *arguments: str) -> str:
-        """Standard output of a line of Python inside the daemon's container."""
+        """Run a line of Python in the daemon's container and return its output."""
         return self.compose("exec", "-T", "tiercel", "python", "-c", code, *arguments).strip()
 
     def wait_ready(self) -> None:
-        """Until the server would serve."""
+        """Wait until the server is ready."""
 
         def is_ready() -> bool:
             with contextlib.suppress(httpx.TransportError):
@@ -67,19 +67,19 @@ class Stack:
         self.wait(is_ready, "ready")
 
     def wait(self, is_so: Callable[[], bool], word: str) -> None:
-        """Until something is so."""
+        """Wait until a condition holds."""
         end_s = time.monotonic() + PATIENCE_S
         while not is_so():
             assert time.monotonic() < end_s, f"not {word}: {self.compose('logs', '--no-color', '--tail', '40')}"
             time.sleep(0.05)
 
     def chat(self, content: str, **fields: object) -> httpx.Response:
-        """One greedy chat request."""
+        """Send one greedy chat request."""
         body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
         return self.http.post("/v1/chat/completions", json=body)
 
     def complete(self, prompt: str) -> tuple[str, int]:
-        """A greedy completion, and how many tokens of its prompt were cached."""
+        """Return a greedy completion and the number of cached prompt tokens."""
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 12}
         answer = self.http.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -87,7 +87,7 @@ class Stack:
         return said["choices"][0]["text"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def stream(self, path: str, **fields: object) -> Iterator[dict[str, Any]]:
-        """The events of a stream, which must end with [DONE]."""  # Any: JSON
+        """Yield the events of a stream, which must end with [DONE]."""  # Any: JSON
         with self.http.stream("POST", path, json={"stream": True, **fields}) as answer:
             assert answer.status_code == 200, answer.read()
             last = ""
@@ -99,7 +99,7 @@ class Stack:
             assert last == "[DONE]"
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
+        """Return the sum of a metric's samples with these labels."""
         text = self.http.get("/metrics", headers=bearer(OPERATOR_KEY)).raise_for_status().text
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         found = [sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()]
@@ -108,5 +108,5 @@ class Stack:
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header that carries a key."""
+    """Return the header with a key."""
     return {"Authorization": f"Bearer {key}"}

@@ -1,6 +1,6 @@
-"""What the image is built from where no registry can be reached: a base image, a wheelhouse, and a copy of the tree.
+"""Supplies to build the image without a registry: a base image, a wheelhouse, and a copy of the tree.
 
-Base and wheelhouse are made once for the same inputs and kept in the cache folder.
+Base image and wheelhouse are kept in the cache folder by their inputs.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ GLIBC = (17, 24, 26, 27, 28, 31, 34, 35, 36)  # 2.x, up to that of SUITE
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/tiercel/deploy, made if it is missing."""
+    """Return $XDG_CACHE_HOME/tiercel/deploy, and create it if necessary."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = (base if base.is_absolute() else Path.home() / ".cache") / "tiercel" / "deploy"
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def cache_folder() -> Path:
 
 
 def make_base(cache: Path) -> Path:
-    """A tar of a small Debian with Python and pip. Errors: CommandError."""
+    """Return a tar of a small Debian with Python and pip. Errors: CommandError."""
     mirror = debian_mirror()
 
     def make(folder: Path) -> None:
@@ -54,7 +54,7 @@ def make_base(cache: Path) -> Path:
 
 
 def make_wheelhouse(cache: Path, torch: str, pip_args: list[str]) -> Path:
-    """A folder with every wheel that the Dockerfile installs. Errors: CommandError."""
+    """Return a folder with every wheel that the Dockerfile installs. Errors: CommandError."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in pins if not line.startswith("torch==")]
@@ -70,7 +70,7 @@ def make_wheelhouse(cache: Path, torch: str, pip_args: list[str]) -> Path:
 
 
 def fetch_prometheus(cache: Path) -> Path | None:
-    """The folder of a Docker build of Debian's Prometheus; None where apt has none."""
+    """Return the folder for a Docker build of Debian's Prometheus, or None if apt has none."""
 
     def make(folder: Path) -> None:
         run(["sh", "-c", 'cd "$0" && apt-get -qq -o APT::Sandbox::User=root download prometheus', folder])
@@ -88,9 +88,9 @@ def fetch_prometheus(cache: Path) -> Path | None:
 
 
 def stage_tree(cache: Path, wheelhouse: Path) -> Path:
-    """A copy of the tree with the wheels in docker/wheels: the checkout itself stays as it is.
+    """Copy the tree, with the wheels in docker/wheels, and return the folder.
 
-    The folder is always the same one, so that only what changed is sent to the engine.
+    The folder is always the same, so that only changes are sent to the engine.
     """
     folder = cache / "tree"
     shutil.rmtree(folder, ignore_errors=True)
@@ -104,7 +104,7 @@ def stage_tree(cache: Path, wheelhouse: Path) -> Path:
 
 
 def _files() -> list[str]:
-    """Every file that is or will be in the repository; in an unpacked archive, every file that is not hidden."""
+    """Return every file that git would have; in an unpacked archive, every file that is not hidden."""
     words = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
     try:
         listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -116,7 +116,7 @@ def _files() -> list[str]:
 
 
 def _for_base() -> list[str]:
-    """Arguments that make pip choose wheels for the base image when this Python is another one."""
+    """Return arguments with which pip chooses wheels for the base image's Python."""
     if sys.version_info[:2] == PYTHON:
         return []
     tag = "".join(map(str, PYTHON))
@@ -127,7 +127,7 @@ def _for_base() -> list[str]:
 
 
 def _kept(cache: Path, kind: str, inputs: tuple[str, ...], make: Callable[[Path], None]) -> Path:
-    """The folder made from these inputs, now or in an earlier run; those of other inputs are deleted."""
+    """Return the folder made from these inputs, now or earlier. Delete those of other inputs."""
     key = hashlib.sha256("\0".join((kind, *inputs)).encode()).hexdigest()[:16]
     folder = cache / f"{kind}-{key}"
     if folder.exists():

@@ -1,4 +1,4 @@
-"""The deployment as an operator has it: the image, compose, the network, signals, volumes."""
+"""The deployment: the image, compose, the network, signals, volumes."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ KILL = "import os, sys; os.kill(int(sys.argv[1]), 9)"
 
 @pytest.fixture(scope="module")
 def first_token(stack: Stack, figures: list[str]) -> str:
-    """The first words of the daemon after `compose up` of a built image."""
+    """Run `compose up` with a built image and measure the time to the first token."""
     began_s = time.monotonic()
     stack.compose("up", "--detach", "--no-build")
     up_s = time.monotonic() - began_s
@@ -61,7 +61,7 @@ def first_token(stack: Stack, figures: list[str]) -> str:
 
 @pytest.fixture
 def running(stack: Stack, first_token: str) -> Stack:
-    """The daemon, ready."""
+    """Return the daemon, ready."""
     stack.wait_ready()
     return stack
 
@@ -87,7 +87,7 @@ def test_a_chat_completion_comes_through_the_published_port(running: Stack) -> N
     assert "4821" in answer.json()["choices"][0]["message"]["content"]
 
 
-def test_nobody_without_the_key_is_served(running: Stack) -> None:
+def test_requests_without_the_key_are_refused(running: Stack) -> None:
     assert httpx.get(f"{running.url}/v1/models", trust_env=False).status_code == 401
     assert running.http.get("/v1/models").status_code == 200
 
@@ -139,7 +139,7 @@ def test_after_a_sigkill_of_the_daemon_its_container_restarts(running: Stack) ->
 
 @pytest.fixture(scope="module")
 def served(stack: Stack, first_token: str) -> str:
-    """The answer to a long prompt that was served once, before the stop and the new container of the next two tests."""
+    """Return the answer to a long prompt, served once before the next two tests stop and replace the container."""
     stack.wait_ready()
     said, cached = stack.complete(PROMPTS[0])
     assert cached == 0
@@ -147,7 +147,7 @@ def served(stack: Stack, first_token: str) -> str:
 
 
 def test_a_stop_lets_a_stream_finish(running: Stack, served: str) -> None:
-    """Long enough to be under way when the signal comes, short enough to end within the drain on a busy machine."""
+    """The stream is long enough to run when the signal comes, and short enough to end within the drain."""
     body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True}
     events = running.stream("/v1/completions", **body, stream_options={"include_usage": True})
     rest = [next(events)]
@@ -167,14 +167,14 @@ def test_a_stop_lets_a_stream_finish(running: Stack, served: str) -> None:
 
 
 def _refuses(running: Stack) -> bool:
-    """Whether new work is sent away: not ready, or no longer listening."""
+    """Return whether new requests are refused: not ready, or no longer listening."""
     try:
         return running.http.get("/ready").status_code == 503
     except httpx.TransportError:
         return True
 
 
-def test_the_ssd_tier_outlives_its_container(stack: Stack, served: str) -> None:
+def test_a_new_container_finds_the_ssd_tier(stack: Stack, served: str) -> None:
     stack.compose("down")
     stack.compose("up", "--detach", "--no-build")
     stack.wait_ready()
@@ -186,7 +186,7 @@ def test_the_ssd_tier_outlives_its_container(stack: Stack, served: str) -> None:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with settings that name a tenants file."""
+    """Return a folder with settings that name a tenants file."""
     folder = tmp_path_factory.mktemp("settings")
     folder.chmod(0o755)
     (folder / "tiercel.toml").write_text('tenants-config = "/etc/tiercel/tenants.yaml"\ncalibration-seconds = 0\n')
@@ -196,7 +196,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small_volume(engine: Engine, tree: Path, settings: Path, network: None) -> Iterator[Stack]:
-    """A daemon with tenants, whose volume has little room beside the SSD tier."""
+    """Yield a daemon with tenants, whose volume has little space beside the SSD tier."""
     files = (tree / "docker" / "compose.yaml", tree / "tests" / "deploy" / "compose.small-volume.yaml")
     stack = Stack(engine, "tiercel-small-volume", files, 8100, TIERCEL_API_KEY="", TIERCEL_CONFIG_DIR=str(settings))
     holder = f"{stack.name}-holder"
@@ -228,7 +228,7 @@ def test_a_tenants_file_is_read_at_the_start_and_at_sighup(small_volume: Stack, 
 
 
 def test_a_full_volume_fails_no_request(small_volume: Stack) -> None:
-    """Its room was taken at the start, so the tier goes on; what else would be written there is not."""
+    """The SSD tier continues, because its space was allocated at the start; other data is not written."""
     before = [small_volume.complete(prompt)[0] for prompt in PROMPTS[:2]]
     assert "No space left on device" in small_volume.python(FILL)
     written = small_volume.metric(TRANSFERRED, route="ddr_ssd")
@@ -253,7 +253,7 @@ def test_a_volume_without_room_for_the_tier_is_refused_by_its_name(engine: Engin
 
 
 def test_the_image_for_a_device_builds_and_refuses_a_machine_without_one(engine: Engine, tree: Path) -> None:
-    """Built with the torch of the CPU, as there is no other: its steps are proven, what it does on a device is not."""
+    """The image is built with torch for the CPU: this checks the steps of the build, not the work on a device."""
     files = [f"--file={tree / 'docker' / name}" for name in ("compose.yaml", "compose.gpu.yaml")]
     torch = os.environ.get("TORCH") or "torch"
     variables = {"BASE": BASE, "TORCH": torch, "PIP_ARGS": "--no-index", "TIERCEL_API_KEY": KEY}
@@ -263,7 +263,7 @@ def test_the_image_for_a_device_builds_and_refuses_a_machine_without_one(engine:
 
 
 def test_prometheus_scrapes_the_daemon_with_its_key(running: Stack, prometheus: str | None, tree: Path) -> None:
-    """Debian's Prometheus stands for its makers' image, which needs a registry. Debian has no Grafana."""
+    """Debian's Prometheus replaces the official image, which needs a registry. Debian has no Grafana."""
     if prometheus is None:
         pytest.skip("apt has no package prometheus")
     watched = running.with_files(

@@ -1,4 +1,4 @@
-"""Where no engine can run: the run says so, and fails only where an engine was asked for."""
+"""Without an engine: the run prints the reason, and fails only if an engine is required."""
 
 import os
 import shutil
@@ -14,9 +14,7 @@ SAYS = "NO DOCKER ENGINE HERE, only static checks ran: "
 
 
 @pytest.mark.parametrize(("wish", "code", "end"), [("", 0, "skipped"), ("required", 1, "error")])
-def test_a_machine_without_namespaces_is_told_apart_and_not_passed_over(
-    tmp_path: Path, wish: str, code: int, end: str
-) -> None:
+def test_a_machine_without_namespaces_is_reported(tmp_path: Path, wish: str, code: int, end: str) -> None:
     drop = ["--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
     powerless = [shutil.which("setpriv") or "setpriv", *drop] if os.geteuid() == 0 else []
     command = [*powerless, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

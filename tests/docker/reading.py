@@ -1,4 +1,4 @@
-"""The files in docker/ as their readers see them: instructions, stages, services with their overlays."""
+"""Parsers of the files in docker/: instructions, stages, and services with their overlays."""
 
 import fnmatch
 import re
@@ -20,20 +20,20 @@ Tree = dict[str, Any]
 
 @cache
 def text(name: str) -> str:
-    """A file of docker/."""
+    """Return the text of a file of docker/."""
     return (DOCKER / name).read_text(encoding="utf-8")
 
 
 @cache
 def instructions(name: str) -> tuple[tuple[str, str], ...]:
-    """(word, rest) of each instruction of a Dockerfile, continued lines joined and comments dropped."""
+    """Return (word, rest) of each instruction of a Dockerfile, with joined lines and without comments."""
     lines = [line for line in text(name).splitlines() if line.strip() and not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ").splitlines()
     return tuple((word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined))
 
 
 def last_stage(name: str) -> dict[str, str]:
-    """The instructions of the image itself; the last one of a word counts, but ENV is joined."""
+    """Return the instructions of the last stage by word: the last one, but all of ENV."""
     stages = [index for index, (word, _) in enumerate(instructions(name)) if word == "FROM"]
     stage: dict[str, str] = {}
     for word, rest in instructions(name)[stages[-1] :]:
@@ -42,7 +42,7 @@ def last_stage(name: str) -> dict[str, str]:
 
 
 def context_sources(name: str) -> set[str]:
-    """Every path of the build context that a Dockerfile copies or mounts."""
+    """Return every path of the build context that a Dockerfile copies or mounts."""
     sources: set[str] = set()
     for word, rest in instructions(name):
         if word == "COPY" and "--from=" not in rest:
@@ -54,25 +54,25 @@ def context_sources(name: str) -> set[str]:
 
 
 def mounts(rest: str) -> list[dict[str, str]]:
-    """The fields of every --mount of an instruction."""
+    """Return the fields of every --mount of an instruction."""
     found = re.findall(r"--mount=(\S+)", rest)
     return [dict(field.partition("=")[::2] for field in mount.split(",")) for mount in found]
 
 
 def shell_of(rest: str) -> str:
-    """The commands of a RUN, without its own flags."""
+    """Return the commands of a RUN without the flags of RUN."""
     return re.sub(r"^(--\S+\s+)+", "", rest)
 
 
 @cache
 def compose(name: str) -> Tree:
-    """A compose file by itself."""
+    """Read one compose file."""
     tree: Tree = yaml.safe_load(text(name))
     return tree
 
 
 def merged(*names: str) -> Tree:
-    """compose.yaml with overlays on top: mappings are joined, everything else is replaced."""
+    """Return compose.yaml with overlays: mappings are joined, other values replaced."""
     tree = compose(BASE)
     for name in names:
         tree = _joined(tree, compose(name))
@@ -94,7 +94,7 @@ def _ignored() -> tuple[str, ...]:
 
 
 def is_sent(path: str) -> bool:
-    """Whether .dockerignore lets a path through; its last line that matches decides."""
+    """Return whether .dockerignore lets a path through. The last matching line decides."""
     sent = True
     for line in _ignored():
         pattern = line.removeprefix("!").removeprefix("**/")
@@ -105,7 +105,7 @@ def is_sent(path: str) -> bool:
 
 
 def seconds(duration: str) -> float:
-    """A duration of a compose file."""
+    """Parse a duration of a compose file."""
     found = re.fullmatch(r"(\d+)(s|m)", duration)
     assert found, duration
     return int(found[1]) * {"s": 1, "m": 60}[found[2]]

@@ -1,4 +1,4 @@
-"""The compose files, read without an engine: keys that exist, names that lead somewhere, containers without rights."""
+"""The compose files, checked without an engine: known keys, valid references, containers without rights."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tiercel.config import resolve
 from tiercel.errors import ConfigError
 from tiercel.settings import SETTINGS
 
-# What the compose specification knows, as far as it can stand here: a key that is misspelt is in no list.
+# Keys of the compose specification that may be used here, so that a misspelt key is found.
 TOP = {"name", "services", "volumes", "secrets"}
 SERVICE: dict[str, type | tuple[type, ...]] = {
     "build": dict, "cap_drop": list, "command": list, "cpus": str, "depends_on": dict, "deploy": dict,
@@ -46,7 +46,7 @@ def _daemon(*names: str) -> Tree:
 
 
 def _strings(value: Any) -> list[str]:
-    """Every text in a tree."""
+    """Yield every text in a tree."""
     match value:
         case str():
             return [value]
@@ -59,7 +59,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _source(mount: str) -> str:
-    """What is mounted, a variable by its default."""
+    """Return the source of a mount, with the default of a variable."""
     return re.sub(r"^\$\{\w+:-([^}]*)\}", r"\1", mount).split(":")[0]
 
 
@@ -85,7 +85,7 @@ def test_every_variable_is_well_formed_and_has_a_default_or_a_reason(name: str) 
 
 
 @each_stack
-def test_every_name_leads_somewhere(names: tuple[str, ...]) -> None:
+def test_every_name_refers_to_something_that_exists(names: tuple[str, ...]) -> None:
     tree = merged(*names)
     for service, keys in tree["services"].items():
         assert "image" in keys, service
@@ -134,14 +134,14 @@ def test_models_and_settings_cannot_be_written() -> None:
     assert read == ["/models", "/etc/tiercel"]
 
 
-def test_the_ssd_tier_lies_on_a_volume_with_a_name() -> None:
+def test_the_ssd_tier_is_on_a_named_volume() -> None:
     folder = _daemon()["environment"]["TIERCEL_KV_DISK_PATH"]
     (volume,) = [_source(mount) for mount in _daemon()["volumes"] if folder.startswith(mount.split(":")[-1])]
     assert volume in compose(BASE)["volumes"]
 
 
-def test_no_verb_needs_a_key_but_the_daemon_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`logs` and `down` work in a shell without one, and nobody serves strangers because of that."""
+def test_only_the_daemon_needs_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`logs` and `down` work in a shell without a key; the daemon refuses to start without one."""
     monkeypatch.chdir(tmp_path)
     assert _daemon()["environment"]["TIERCEL_API_KEY"] == "${TIERCEL_API_KEY:-}"
     monkeypatch.setenv("TIERCEL_API_KEY", "")
@@ -153,7 +153,7 @@ def test_no_verb_needs_a_key_but_the_daemon_does(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_variable_for_the_host_is_not_one_that_the_daemon_reads_otherwise() -> None:
-    """Who exports a variable for compose may start `tiercel` in the same shell."""
+    """`tiercel` may be started in the shell that exports the variables for compose."""
     assert not [mount for mount in _daemon()["volumes"] for name in ENV_NAMES if f"${{{name}:" in mount]
 
 
@@ -162,12 +162,12 @@ def test_signals_reach_a_program_that_has_no_handler_yet(name: str) -> None:
     assert compose(BASE)["services"][name]["init"] is True
 
 
-def test_compose_asks_the_same_question_as_the_image() -> None:
+def test_compose_has_the_health_check_of_the_image() -> None:
     assert _daemon()["healthcheck"]["test"] == ["CMD", *PROBE]
 
 
 def test_the_drain_ends_before_the_grace_period() -> None:
-    least_s = SETTINGS["shutdown_timeout"].default + 15  # last bytes, the engine's end, the last traces
+    least_s = SETTINGS["shutdown_timeout"].default + 15  # for last bytes, the end of the engine and last traces
     assert seconds(_daemon()["stop_grace_period"]) >= least_s
     (other,) = re.findall(r"--stop-timeout (\d+)", text("README.md"))
     assert int(other) >= least_s
@@ -197,7 +197,7 @@ def test_the_device_is_reserved_for_the_daemon_alone() -> None:
     assert service["build"]["context"] == ".."
     assert service["environment"]["TIERCEL_DEVICE"] == "cuda"
     assert service["environment"]["TIERCEL_API_KEY"]
-    assert service["ulimits"]["memlock"] == -1  # host memory is locked for the copy engines
+    assert service["ulimits"]["memlock"] == -1  # the copy engines need locked host memory
 
 
 def test_prometheus_and_grafana_find_their_files_where_they_look() -> None:

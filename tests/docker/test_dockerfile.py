@@ -1,4 +1,4 @@
-"""The Dockerfiles, read without an engine: what would break a build, and what every image owes its operator."""
+"""The Dockerfiles, checked without an engine: errors that break a build, and properties of the image."""
 
 import json
 import re
@@ -30,7 +30,7 @@ each = pytest.mark.parametrize("name", DOCKERFILES)
 
 
 @each
-def test_only_known_instructions_stand_there(name: str) -> None:
+def test_only_known_instructions_are_used(name: str) -> None:
     assert {word for word, _ in instructions(name)} == WORDS
 
 
@@ -61,7 +61,7 @@ def test_every_stage_that_is_named_comes_before(name: str) -> None:
 
 
 @each
-def test_the_shell_takes_every_command(name: str) -> None:
+def test_the_shell_accepts_every_command(name: str) -> None:
     shell = shutil.which("sh")
     assert shell
     commands = [shell_of(rest) for word, rest in instructions(name) if word == "RUN"]
@@ -73,7 +73,7 @@ def test_the_shell_takes_every_command(name: str) -> None:
 
 @each
 def test_the_build_is_repeatable(name: str) -> None:
-    """Nothing is fetched past pip and its pins, and a failing step is not passed over."""
+    """Only pip downloads, with pinned versions, and a failing step ends the build."""
     for word, rest in instructions(name):
         assert not re.search(r"\b(curl|wget|apt|apt-get|sudo)\b|https?://|:latest\b", rest), rest
         assert not re.search(r"(?<!\\);|\|\|", rest), rest
@@ -82,8 +82,8 @@ def test_the_build_is_repeatable(name: str) -> None:
 
 
 @each
-def test_the_needs_are_layers_of_their_own(name: str) -> None:
-    """A change of the code must not install torch again: no code comes before the libraries are there."""
+def test_dependencies_are_layers_of_their_own(name: str) -> None:
+    """A change of the code must not reinstall torch: libraries are installed before any code is copied."""
     stage = [rest for word, rest in instructions(name) if word in ("FROM", "COPY")]
     begin = next(index for index, rest in enumerate(stage) if rest.endswith("AS libraries"))
     end = next(index for index, rest in enumerate(stage) if rest.endswith("AS package"))
@@ -118,7 +118,7 @@ def test_what_the_image_does_not_need_stays_outside(path: str) -> None:
 
 
 @each
-def test_the_image_runs_as_nobody_special_and_takes_sigterm_itself(name: str) -> None:
+def test_the_image_runs_as_an_ordinary_user_and_receives_sigterm(name: str) -> None:
     stage = last_stage(name)
     assert stage["USER"] == "10001:10001"
     assert stage["STOPSIGNAL"] == "SIGTERM"
@@ -145,8 +145,8 @@ def test_no_key_is_written_into_the_image(name: str) -> None:
     assert not [rest for word, rest in instructions(name) if word in ("ARG", "ENV") and "KEY" in rest]
 
 
-def test_the_image_for_cuda_is_the_other_one_with_a_device() -> None:
-    """Only what must differ does: what is proven of the one image by running it holds for the other."""
+def test_the_image_for_cuda_differs_only_by_the_device() -> None:
+    """The images differ only where they must, so that tests of the running one hold for the other."""
     cpu, cuda = (instructions(name) for name in DOCKERFILES)
     assert [line for line in cpu if line not in cuda] == [("ARG", "BASE=python:3.11-slim")]
     added = [rest for line in cuda if line not in cpu for rest in line[1:]]
@@ -158,7 +158,7 @@ def test_the_image_for_cuda_is_the_other_one_with_a_device() -> None:
 
 
 def test_kernels_are_compiled_where_there_is_a_compiler_and_loaded_from_where_code_may_be() -> None:
-    """Slim images have no compiler; what a tmpfs with noexec holds cannot be loaded."""
+    """Slim images have no compiler; code on a tmpfs with noexec cannot be loaded."""
     (base,) = [rest for word, rest in instructions("Dockerfile.cuda") if word == "ARG" and rest.startswith("BASE=")]
     assert "slim" not in base
     assert "alpine" not in base

@@ -15,11 +15,11 @@ import pytest
 from tests.docker.reading import DOCKER
 
 PROBE = DOCKER / "healthcheck.py"
-CERTIFICATE = Path(__file__).with_name("loopback.pem")  # with its key: for these tests alone, good until 2126
+CERTIFICATE = Path(__file__).with_name("loopback.pem")  # certificate and key for these tests only, valid until 2126
 
 
 class _Reply(http.server.BaseHTTPRequestHandler):
-    """A server that is ready on /ready and not yet on anything else."""
+    """A server that answers 200 at /ready and 503 elsewhere."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/ready" else 503)
@@ -27,11 +27,11 @@ class _Reply(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 class _Babble(_Reply):
-    """No HTTP, as a server that wants TLS."""
+    """A server that does not speak HTTP, like one with TLS."""
 
     def do_GET(self) -> None:
         self.wfile.write(b"babble\r\n")
@@ -74,13 +74,13 @@ def _probe(port: int, **names: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_the_probe_tells_a_ready_server_from_a_loading_one(answering: tuple[int, int]) -> None:
+def test_the_probe_distinguishes_a_ready_from_a_loading_server(answering: tuple[int, int]) -> None:
     port, code = answering
     ran = _probe(port)
     assert (ran.returncode, ran.stdout, ran.stderr) == (code, "{}\n", "")
 
 
-def test_the_probe_fails_in_one_line_where_nobody_listens() -> None:
+def test_the_probe_fails_in_one_line_at_a_closed_port() -> None:
     ran = _probe(1)
     assert ran.returncode == 1
     assert ran.stdout.count("\n") == 1
@@ -88,7 +88,7 @@ def test_the_probe_fails_in_one_line_where_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("own", ["", "tcp://10.0.0.1:80"])
-def test_the_probe_asks_at_the_port_that_the_server_takes(own: str) -> None:
+def test_the_probe_uses_the_port_of_the_server(own: str) -> None:
     with _served(_Reply) as port:
         assert _probe(port, TIERCEL_PORT=own, VLLM_PORT=str(port)).returncode == 0
         assert _probe(port, TIERCEL_PORT="1", VLLM_PORT=str(port)).returncode == 1

@@ -1,4 +1,4 @@
-"""docker/README.md and docs/deploy.md: the variables, files and services that they name are there."""
+"""docker/README.md and docs/deploy.md: the variables, files and services that they name exist."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ def _words(page: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in blocks.replace("\\\n", " ").splitlines()]
 
 
-def test_the_variables_of_compose_are_all_told() -> None:
+def test_all_variables_of_compose_are_documented() -> None:
     read = set(re.findall(r"\$\{([A-Z]\w+)", COMPOSE)) | {"TIERCEL_METRICS_KEY"}
     told = {name for page in PAGES for name in re.findall(r"^\| `([A-Z]\w+)`", _page(page), re.MULTILINE)}
     assert told == read | {"BASE", "TORCH", "PIP_ARGS"}

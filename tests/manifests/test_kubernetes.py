@@ -1,4 +1,4 @@
-"""The manifests in deploy/kubernetes: what they say to each other, to the image and to the daemon."""
+"""The manifests in deploy/kubernetes: consistency among them, with the image and with the daemon."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def kustomization() -> Tree:
 
 @cache
 def manifests() -> dict[tuple[str, str], Tree]:
-    """Every object by kind and name."""
+    """Return every object by kind and name."""
     found: dict[tuple[str, str], Tree] = {}
     for name in kustomization()["resources"]:
         for tree in yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")):
@@ -111,7 +111,7 @@ def test_there_is_time_for_the_drain() -> None:
     assert pod()["terminationGracePeriodSeconds"] >= int(pause[1]) + drain_s["shutdown-timeout"] + 15
 
 
-def test_the_pod_can_do_little_but_serve() -> None:
+def test_the_pod_has_few_rights() -> None:
     context, own = pod()["securityContext"], container()["securityContext"]
     (uid,) = set(re.findall(r"--uid (\d+)", DOCKERFILE))
     assert context["runAsNonRoot"] is True
@@ -129,7 +129,7 @@ def test_the_pod_can_do_little_but_serve() -> None:
 
 
 def test_a_new_mount_does_not_open_the_folder_of_the_ssd_tier() -> None:
-    """The kubelet would give it to the group at each start, and a folder that others can write to is refused."""
+    """Else the kubelet would make the folder writable for the group, and the daemon refuses such a folder."""
     assert pod()["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
@@ -169,18 +169,18 @@ def test_the_settings_are_settings_and_fit_the_pod(tmp_path: Path, monkeypatch: 
     settings = resolve({"config": str(file), "model": str(tmp_path), "host": "0.0.0.0"}).settings
     limits, requests = (container()["resources"][kind] for kind in ("limits", "requests"))
     assert str(settings.engine.threads) == limits["cpu"]
-    assert limits == requests  # a pod that is never the first to be evicted
+    assert limits == requests  # so that the pod is not among the first to be evicted
     (claim,) = stateful_set()["volumeClaimTemplates"]
     assert settings.engine.kv_disk_bytes < parse_bytes(claim["spec"]["resources"]["requests"]["storage"] + "B")
 
 
-def test_the_tenants_are_read_and_nobody_knows_their_keys(tmp_path: Path) -> None:
+def test_the_tenants_are_valid_and_have_no_known_key(tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text(manifests()["Secret", "tiercel-tenants"]["stringData"]["tenants.yaml"])
     config = load_tenant_file(file)
     digests = [*config.admin_digests, *(digest for tenant in config.tenants for digest in tenant.digests)]
     assert len(digests) == 3
-    assert all(len(set(digest)) == 1 for digest in digests)  # of no key that anybody has
+    assert all(len(set(digest)) == 1 for digest in digests)  # digests of no real key
 
 
 def test_no_variable_of_a_service_is_taken_for_a_setting() -> None:

@@ -1,4 +1,4 @@
-"""The operator's pages: their links lead somewhere, and their commands, flags and settings exist."""
+"""The pages for operators: links, commands, flags and settings in them are valid."""
 
 import re
 import shlex
@@ -26,7 +26,7 @@ def text(page: str) -> str:
 
 
 def commands(page: str) -> list[list[str]]:
-    """Words of every `tiercel` command, in blocks and in the text."""
+    """Return the words of every `tiercel` command, in blocks and in the text."""
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", text(page), flags=re.DOTALL | re.MULTILINE))
     lines = [line for line in blocks.replace("\\\n", " ").splitlines() if line.startswith("tiercel ")]
     lines += re.findall(r"`(tiercel [a-z][^`]*)`", text(page))

@@ -17,7 +17,7 @@ _UNITS = {"": 1.0, "s": 1.0, "min": 60.0}
 
 
 def read(path: Path) -> dict[str, dict[str, list[str]]]:
-    """Values by section and name; a name may stand several times."""
+    """Return values by section and name; a name may occur several times."""
     sections: dict[str, dict[str, list[str]]] = {}
     fields: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -43,27 +43,27 @@ def seconds(name: str) -> float:
     return float(found[1]) * _UNITS[found[2] or ""]
 
 
-def test_it_is_a_service_that_notifies_and_is_watched() -> None:
+def test_the_service_notifies_and_has_a_watchdog() -> None:
     assert (service("Type"), service("NotifyAccess")) == ("notify", "main")
     assert service("ExecStart") == EXEC_START
     assert service("ExecReload") == "/bin/kill -HUP $MAINPID"
     assert read(UNIT)["Install"]["WantedBy"] == ["multi-user.target"]
 
 
-def test_times_fit_those_of_the_daemon() -> None:
+def test_timeouts_fit_those_of_the_daemon() -> None:
     settings = ServerSettings(model="m", served_model_names=("m",))
     assert seconds("TimeoutStopSec") >= settings.shutdown_timeout_s + 15  # last bytes, and the engine's end
     assert seconds("WatchdogSec") > settings.stall_timeout_s  # pings stop first
     assert seconds("TimeoutStartSec") >= 600
 
 
-def test_it_comes_back_after_a_failure_but_not_after_a_mistake() -> None:
+def test_the_service_restarts_after_a_failure_but_not_after_a_wrong_setting() -> None:
     assert (service("Restart"), service("RestartPreventExitStatus")) == ("on-failure", "2")
     assert (service("KillMode"), service("OOMPolicy")) == ("mixed", "continue")
     assert int(read(UNIT)["Unit"]["StartLimitBurst"][0]) > 1
 
 
-def test_it_can_do_little_but_serve() -> None:
+def test_the_service_has_few_rights() -> None:
     wanted = {
         **dict.fromkeys(("NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "LockPersonality"), "yes"),
         **dict.fromkeys(("ProtectClock", "ProtectControlGroups", "ProtectHostname", "ProtectKernelLogs"), "yes"),
@@ -102,7 +102,7 @@ def test_a_gpu_needs_devices_and_nothing_else() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
-    """The programs that the unit names are not installed here: others stand for them."""
+    """The programs of the unit are not installed here; others replace them."""
     text = UNIT.read_text(encoding="utf-8").replace(EXEC_START, f"{sys.executable} -c pass")
     for path in (tmp_path / UNIT.name, tmp_path / f"{UNIT.name}.d" / "gpu.conf"):
         path.parent.mkdir(exist_ok=True)
