@@ -28,7 +28,7 @@ from tiercel import __version__
 from tiercel.server.tracing.context import TraceContext
 from tiercel.server.tracing.trace import Trace
 
-_MAX_QUEUED_SPANS = 16_384  # about 2,000 requests and 40 MB
+_MAX_QUEUED_SPANS = 16_384  # of about 2,000 requests
 _BATCH_SPANS = 128  # in one export: encoding them holds the interpreter lock for about 3 ms
 _INTERVAL_S = 5.0  # between two exports of smaller batches
 _TIMEOUT_S = 10.0  # of one export, its retries included
@@ -96,7 +96,6 @@ class TraceExport:
         if not sampling.decision.is_sampled():
             return
         state = TraceState(context.state) if sampling.trace_state is None else sampling.trace_state
-
         flags = TraceFlags(TraceFlags.SAMPLED)
 
         def identity() -> SpanContext:
