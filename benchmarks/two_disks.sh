@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Striping over two devices where there is only one: two loop devices, throttled to MB_PER_S each by a control group.
+# Striping over two devices on a machine with one: two loop devices, throttled to MB_PER_S each by a control group.
 #
 #   sudo benchmarks/two_disks.sh [MB_PER_S [FLAG ...]]       150 MB/s; flags of benchmarks/ssd.py; PYTHON=.venv/bin/python
 #
-# What one device gives, the real one below must give twice over with room to spare. Exit code: that of benchmarks/ssd.py.
+# The real device must be more than twice as fast as one of them. Exit code: that of benchmarks/ssd.py.
 set -euo pipefail
 rate=$((${1:-150} * 1000000))
 shift || true

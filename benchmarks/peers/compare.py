@@ -1,11 +1,11 @@
-"""The same workloads against tiercel and its peers, one server after another on the same machine, in one run.
+"""Compares tiercel with its peers: the same workloads, one server after another on the same machine, in one run.
 
     python compare.py --model MODEL_FOLDER --peers PEERS_FOLDER --out RESULTS [--only tiercel,vllm] [--repeat 3]
 
-PEERS_FOLDER is what `install.sh` made. Each server is started, measured by `tiercel bench serve` with every workload,
-and stopped; rounds go over all servers, so that a machine that slows down slows all of them. The results are the
-ordinary result files, `SERVER-WORKLOAD-ROUND.json`, for `tiercel bench compare` and `tiercel bench report`; a table of
-medians over the rounds comes last. A server that does not start is named and left out; its log is beside the results.
+PEERS_FOLDER is the folder that `install.sh` makes. Each server is started, measured by `tiercel bench serve` with every
+workload, and stopped; each round includes all servers, so that a slower machine slows all of them. Results are written
+as `SERVER-WORKLOAD-ROUND.json` for `tiercel bench compare` and `tiercel bench report`; a table of medians over the
+rounds is printed at the end. A server that does not start is named and left out; its log is beside the results.
 """
 
 import argparse
@@ -51,7 +51,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """How to make what a server loads out of the model folder, once."""
+    """The conversion of the model folder into the format that a server loads."""
 
     command: list[str]
     model: Path
@@ -60,7 +60,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Server:
-    """How to start one server."""
+    """The command to start one server."""
 
     name: str
     command: list[str]
@@ -69,7 +69,7 @@ class Server:
 
 
 def servers(model: Path, peers: Path, port: int, threads: int) -> list[Server]:
-    """Every server that is installed."""
+    """Return every installed server."""
     flags = ["--port", str(port), "--threads", str(threads)]
     found = [Server("tiercel", [_tool("tiercel"), "serve", str(model), *flags], {})]
     if (peers / "vllm").is_dir():
@@ -84,9 +84,9 @@ def servers(model: Path, peers: Path, port: int, threads: int) -> list[Server]:
 def _vllm(model: Path, folder: Path, port: int) -> Server:
     flags = shlex.split(f"--host 127.0.0.1 --port {port} --dtype bfloat16 --max-model-len 8192 --max-num-seqs 32")
     variables = {
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",  # it compiles with the ninja of its environment
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",  # it compiles with ninja of its environment
         "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # or a core is kept for the HTTP process, half of a small machine
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # else it reserves a core for the HTTP process, half of a small machine
         "VLLM_NO_USAGE_STATS": "1",
     }
     return Server("vllm", [str(folder / "bin/vllm"), "serve", str(model), *flags], variables)
@@ -114,7 +114,7 @@ def _llamacpp(model: Path, peers: Path, port: int, threads: int) -> Server:
 
 
 def convert(conversion: Conversion, log: Path) -> bool:
-    """Make the product unless it is there and newer than the model. Whether it is there now, and whole."""
+    """Convert the model, unless the product is newer than the model. Return whether there is a complete product."""
     product = conversion.product
     changed_s = max(file.stat().st_mtime for file in conversion.model.iterdir())
     if product.exists() and product.stat().st_mtime > changed_s:
@@ -136,7 +136,7 @@ def _remove(product: Path) -> None:
 
 @contextlib.contextmanager
 def running(server: Server, port: int, log: Path) -> Iterator[bool]:
-    """Start a server and stop it afterwards. Yields whether it answers."""
+    """Run a server until the block ends. Yield whether it answers."""
     with log.open("ab") as file:
         process = subprocess.Popen(
             server.command, env={**os.environ, **server.variables}, stdout=file, stderr=file, start_new_session=True
@@ -154,7 +154,7 @@ def running(server: Server, port: int, log: Path) -> Iterator[bool]:
 
 
 def measure(server: Server, workload: str, flags: list[str], arguments: argparse.Namespace, path: Path) -> None:
-    """One run of the load test. Its seed is the round's: no prefix cache knows the words, all servers get the same."""
+    """Run the load test once. The seed is the round, so that all servers get the same new prompts."""
     command = [
         _tool("tiercel"), "bench", "serve", "--port", str(arguments.port), "--tokenizer", str(arguments.model),
         "--ignore-eos", "--seed", str(arguments.seed), "--label", f"{server.name}-{workload}", "--disable-tqdm",
@@ -164,7 +164,7 @@ def measure(server: Server, workload: str, flags: list[str], arguments: argparse
 
 
 def table(out: Path, names: list[str], workloads: list[str]) -> Iterator[str]:
-    """Medians over the rounds."""
+    """Return the table of medians over the rounds."""
     yield f"{'workload':10} {'server':10} " + " ".join(f"{name:>12}" for name in COLUMNS)
     for workload in workloads:
         for name in names:
@@ -180,7 +180,7 @@ def table(out: Path, names: list[str], workloads: list[str]) -> Iterator[str]:
 
 
 def _note(results: list[RunResult]) -> str:
-    """How many rounds to throw away because something else had the CPU."""
+    """Return a note on the rounds that other programs disturbed."""
     disturbed = sum(result.client.saturated for result in results)
     return f"  disturbed: {disturbed} of {len(results)}" if disturbed else ""
 
@@ -198,7 +198,7 @@ def _is_ready(server: Server, out: Path) -> bool:
 
 
 def _is_answered(port: int) -> bool:
-    """Whether anything listens there: it would be measured in place of the server that was meant."""
+    """Return whether a server answers at the port, which would be measured instead of the intended one."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -214,7 +214,7 @@ def _answers(process: "subprocess.Popen[bytes]", port: int) -> bool:
 
 
 def _tool(name: str) -> str:
-    """A command of the environment that runs this script."""
+    """Return a command of the environment that runs this script."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name) or name
 

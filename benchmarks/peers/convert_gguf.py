@@ -1,9 +1,9 @@
-"""llama.cpp's own converter, for tokenizers that it has never seen.
+"""Runs llama.cpp's converter for a tokenizer that it does not know.
 
     python convert_gguf.py LLAMACPP_SOURCE MODEL_FOLDER --outfile FILE --outtype bf16
 
-The converter knows tokenizers by a fingerprint of what they make of a test text, and refuses every other one.
-`make_model.py` trains a vocabulary of its own that splits text as GPT-2 does: that is what is said of a stranger here.
+The converter identifies tokenizers by a fingerprint of a tokenised test text and refuses unknown ones. `make_model.py`
+trains a vocabulary of its own with the split of GPT-2, and this script declares it as such.
 """
 
 import runpy
@@ -13,7 +13,7 @@ import sys
 def main() -> None:
     source = sys.argv[1]
     sys.path.insert(0, source)
-    # lazy: it lies in the folder that the command line names
+    # lazy: it is in the folder given on the command line
     from conversion.base import TextModel
 
     known = TextModel.get_vocab_base_pre

@@ -1,11 +1,10 @@
-"""A model folder with random weights, for speed and not for sense: Qwen2 0.5B's shapes, a tokenizer of its own.
+"""Makes a model folder with random weights for speed tests: the shapes of Qwen2 0.5B and a tokenizer of its own.
 
     python make_model.py FOLDER [--tiny]
 
-`--tiny` makes one of 12 million parameters, to see that everything runs before anything is measured. Every peer serves
-the same folder, nothing has to be downloaded, and two people with the same versions of torch and transformers get the
-same bytes. Needs torch, transformers and tokenizers: tiercel's own environment has them.
-"""
+`--tiny` makes a model of 12 million parameters, to check the set-up before measuring. Every peer serves the same
+folder, no download is necessary, and the same versions of torch and transformers give the same bytes. Needs torch,
+transformers and tokenizers, as in tiercel's environment."""
 
 import argparse
 import itertools
@@ -49,7 +48,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_weights(tokenizer: PreTrainedTokenizerFast, shape: dict[str, int]) -> torch.nn.Module:
-    """Seeded random weights in bfloat16, saved as they are served."""
+    """Make seeded random weights in bfloat16."""
     torch.manual_seed(20)
     config = Qwen2Config(
         **shape,
@@ -64,7 +63,7 @@ def make_weights(tokenizer: PreTrainedTokenizerFast, shape: dict[str, int]) -> t
 
 
 def _sources() -> Iterator[str]:
-    """The first thousand files of the standard library, by name."""
+    """Return the first thousand files of the standard library by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = (file for file in sorted(root.rglob("*.py")) if "site-packages" not in file.parts)
     for file in itertools.islice(files, 1000):

@@ -1,6 +1,6 @@
-"""What the offline peers share: the list that `tiercel bench throughput --save-requests` wrote, and their JSON.
+"""Common parts of the offline peers: the list of `tiercel bench throughput --save-requests`, and their JSON result.
 
-Nothing of tiercel is imported: these scripts run in a peer's own environment.
+tiercel is not imported, because these scripts run in the environment of a peer.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ class Asked(NamedTuple):
 
 
 def read_requests(path: Path) -> list[Asked]:
-    """The requests of a file. Exits with one line that names what is wrong."""
+    """Read the requests of a file. Exit with one line if there is an error."""
     found: list[Asked] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -35,7 +35,7 @@ def read_requests(path: Path) -> list[Asked]:
 
 
 def like(requests: list[Asked], count: int) -> list[Asked]:
-    """The first `count`, of the same lengths, with other tokens of the same range: to warm up."""
+    """Return `count` requests for warming up, of the same lengths with other tokens."""
     largest = max(max(one.prompt_token_ids) for one in requests)
     rng = random.Random("warm-up")
     return [Asked(rng.choices(range(largest + 1), k=len(ids)), length) for ids, length in requests[:count]]
@@ -51,9 +51,9 @@ def report(
     facts: dict[str, object],
     packages: tuple[str, ...],
 ) -> dict[str, object]:
-    """The result, with the keys of `tiercel bench throughput --output-json`. `outputs`: tokens of each answer.
+    """Return the result with the keys of `tiercel bench throughput --output-json`. `outputs`: tokens of each answer.
 
-    Exits with one line when an answer is not as long as it was asked for.
+    Exit with one line if an answer does not have the requested length.
     """
     for number, (asked, got) in enumerate(zip(requests, outputs, strict=True), start=1):
         if got != asked.output_len:
@@ -80,7 +80,7 @@ def report(
 
 
 def finish(result: dict[str, object], path: Path | None) -> None:
-    """Print the result, and write it where asked."""
+    """Print the result, and write it to the given file."""
     text = json.dumps(result, indent=2)
     print(text)
     if path is not None:
@@ -88,7 +88,7 @@ def finish(result: dict[str, object], path: Path | None) -> None:
 
 
 def _digest(requests: list[Asked]) -> str:
-    """SHA-256 of the file as tiercel writes it."""
+    """Return the SHA-256 of the file as tiercel writes it."""
     found = hashlib.sha256()
     for one in requests:
         found.update(json.dumps(one._asdict(), separators=(",", ":")).encode() + b"\n")

@@ -2,8 +2,8 @@
 
     python offline_transformers.py --requests FILE --model FOLDER [--load-format dummy] [--batch-size 32]
 
-Batches are taken in the order of the list: prompts are padded to the longest on the left, and all of a batch go on to
-its longest answer, of which each request keeps what it asked for. Prints the JSON of tiercel's own verb.
+Batches are taken in the order of the list: prompts are padded on the left to the longest, and a batch is generated
+up to its longest answer, of which each request uses its own length. Prints the JSON of tiercel's command.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 
 def load(args: argparse.Namespace) -> PreTrainedModel:
-    """The model on its device."""
+    """Load the model onto its device."""
     dtype = "auto" if args.dtype == "auto" else getattr(torch, args.dtype)
     if args.load_format != "dummy":
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, local_files_only=True)
@@ -29,7 +29,7 @@ def load(args: argparse.Namespace) -> PreTrainedModel:
 
 @torch.inference_mode()
 def generate(model: PreTrainedModel, requests: list[Asked], batch_size: int, temperature: float) -> list[int]:
-    """Tokens of each answer."""
+    """Generate, and return the number of tokens of each answer."""
     found: list[int] = []
     for start in range(0, len(requests), batch_size):
         batch = requests[start : start + batch_size]
@@ -66,7 +66,7 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     model = load(args)
-    model.generation_config = GenerationConfig()  # without an end of sequence: every answer goes on to its full length
+    model.generation_config = GenerationConfig()  # without an end of sequence, so that answers have their full length
     if args.num_warmups:
         generate(model, like(requests, args.num_warmups), args.batch_size, args.temperature)
     start_s = time.perf_counter()

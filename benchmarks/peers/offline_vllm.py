@@ -2,8 +2,8 @@
 
     python offline_vllm.py --requests FILE --model FOLDER [--load-format dummy] [flags of vLLM] [--output-json FILE]
 
-Takes every flag of vLLM's engine; as in `vllm bench`, the prefix cache is off unless it is asked for, and no tokenizer
-is loaded. Run it in vLLM's own environment (install.sh makes one). Prints the JSON of tiercel's own verb.
+Takes every flag of vLLM's engine; as in `vllm bench`, the prefix cache is off by default, and no tokenizer is
+loaded. Run it in vLLM's own environment (install.sh makes one). Prints the JSON of tiercel's command.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from vllm.inputs import TokensPrompt
 
 try:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
-except ImportError:  # older ones
+except ImportError:  # older versions
     from vllm.utils import FlexibleArgumentParser
 
 
 def generate(llm: LLM, requests: list[Asked], temperature: float) -> list[int]:
-    """Tokens of each answer."""
+    """Generate, and return the number of tokens of each answer."""
     prompts = [TokensPrompt(prompt_token_ids=one.prompt_token_ids) for one in requests]
     params = [
         SamplingParams(temperature=temperature, max_tokens=one.output_len, ignore_eos=True, detokenize=False)

@@ -1,8 +1,8 @@
-"""OpenVINO GenAI's continuous batching behind /v1/completions, as little of it as a load test needs.
+"""Serves OpenVINO GenAI's continuous batching at /v1/completions, with the fields that a load test needs.
 
     python serve_openvino.py MODEL_FOLDER --port 8000
 
-OpenVINO's own server is not on PyPI. MODEL_FOLDER is an export of `optimum-cli export openvino`. One thread steps the
+OpenVINO's own server is not on PyPI. MODEL_FOLDER is an export of `optimum-cli export openvino`. One thread runs the
 pipeline; each answer goes to its connection through a queue of the event loop.
 """
 
@@ -21,12 +21,12 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-_GIVE_WAY_S = 0.0005  # step() keeps the interpreter lock: without a pause the event loop sends nothing
+_GIVE_WAY_S = 0.0005  # step() keeps the interpreter lock; without a pause the event loop could not send
 
 
 @dataclass
 class Asked:
-    """One request on its way into the pipeline."""
+    """One request for the pipeline."""
 
     prompt: str
     config: openvino_genai.GenerationConfig
@@ -37,7 +37,7 @@ class Asked:
 
 
 class Pipeline:
-    """The pipeline and the thread that steps it."""
+    """The pipeline and its thread."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         scheduler = openvino_genai.SchedulerConfig()
@@ -53,7 +53,7 @@ class Pipeline:
         self._ids = itertools.count()
 
     def run(self) -> None:
-        """Step as long as there is work; sleep on the inbox when there is none."""
+        """Step while there is work; else wait for the inbox."""
         running: dict[object, Asked] = {}
         while True:
             self._take(running)
