@@ -1,4 +1,4 @@
-"""Calls to /admin of a running server, with the admin key."""
+"""Requests to /admin of a running server, with the admin key."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +9,7 @@ from tiercel.cli.console import fail
 if TYPE_CHECKING:
     import httpx
 
-Url = Annotated[str, typer.Option(help="Where the server listens, with or without /v1.")]
+Url = Annotated[str, typer.Option(help="URL of the server, with or without /v1.")]
 AdminKey = Annotated[str | None, typer.Option(help="Admin key. \\[TIERCEL_ADMIN_KEY]", metavar="KEY")]
 HERE = "http://127.0.0.1:8000"
 _TIMEOUT_S = 30.0
@@ -18,7 +18,7 @@ _TIMEOUT_S = 30.0
 def call(
     method: str, url: str, what: str, admin_key: str | None, text: bytes | None = None, kind: str = ""
 ) -> dict[str, Any] | None:  # Any: JSON of a server
-    """The answer of one route of /admin; None when there is none, and the reason has been printed."""
+    """Return the response of a route of /admin; None if it failed, after printing the reason."""
     # lazy: no other verb needs the HTTP client
     import httpx
 
@@ -27,7 +27,7 @@ def call(
 
     key = admin_key or client_admin_key()
     if key is None:
-        fail("no admin key: give --admin-key, or set TIERCEL_ADMIN_KEY")
+        fail("no admin key: give --admin-key or set TIERCEL_ADMIN_KEY")
         raise typer.Exit(2)
     where = f"{url.rstrip('/').removesuffix('/v1')}/admin/{what}"
     headers = {"Authorization": f"Bearer {key}"} | ({} if text is None else {"Content-Type": kind})

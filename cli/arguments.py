@@ -1,4 +1,4 @@
-"""Command lines as vLLM's users type them, turned into what typer reads: old, refused and many-valued flags."""
+"""Translation of command lines as vLLM's users type them: deprecated, refused and many-valued flags."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,10 +16,10 @@ _MANY = {option.flag for option in SETTINGS.values() if option.option.takes_many
 
 
 def translate(arguments: Sequence[str], warnings: list[str]) -> list[str]:
-    """Refuse by name what does not act, drop what does no harm, and spell the rest as typer wants it.
+    """Return a command line in the form that typer reads. Flags without effect are refused or dropped.
 
-    Effects: adds a line to `warnings` for a flag that is taken and does nothing.
-    Errors: ConfigError.
+    Effects: adds a line to `warnings` for every flag that is accepted and has no effect.
+    Errors: ConfigError naming a flag that is not supported, with the reason.
     """
     has_leading_model = bool(arguments) and not arguments[0].startswith("-")
     translated: list[str] = []
@@ -38,7 +38,7 @@ def translate(arguments: Sequence[str], warnings: list[str]) -> list[str]:
         if name in HARMLESS:
             _drop(flag, [value] if has_value else rest, warnings)
         elif name in RENAMED:
-            warnings.append(f"{flag} is old: write --{RENAMED[name]}")
+            warnings.append(f"{flag} is deprecated: write --{RENAMED[name]}")
             translated.append(_SWITCHES[f"--{RENAMED[name]}"])
         elif name in IN_GIB and (has_value or rest):
             translated.append(f"--{IN_GIB[name]}={_in_gib(value if has_value else rest.pop(0))}")
@@ -54,14 +54,14 @@ def translate(arguments: Sequence[str], warnings: list[str]) -> list[str]:
 
 
 def _spelled(word: str) -> str:
-    """vLLM takes --max_num_seqs for --max-num-seqs, and -tp for --tensor-parallel-size."""
+    """Spell out a flag: vLLM accepts --max_num_seqs for --max-num-seqs, and -tp for --tensor-parallel-size."""
     flag, has_value, value = word.partition("=")
     flag = f"--{SHORT[flag]}" if flag in SHORT else flag.replace("_", "-")
     return f"{flag}{has_value}{value}"
 
 
 def _drop(flag: str, rest: list[str], warnings: list[str]) -> None:
-    """Take a harmless flag, and its value, off the line."""
+    """Drop a flag without effect, and its value. Errors: ConfigError for a value that is refused."""
     harmless = HARMLESS[flag.removeprefix("--")]
     value = rest.pop(0) if harmless.takes_value and rest else ""
     if harmless.values and value not in harmless.values:
@@ -71,14 +71,14 @@ def _drop(flag: str, rest: list[str], warnings: list[str]) -> None:
 
 
 def _in_gib(value: str) -> str:
-    """vLLM's sizes in GiB carry no unit; ours keep theirs."""
+    """Append the unit GiB to a number without a unit."""
     return f"{value}GiB" if value.replace(".", "", 1).isdigit() else value
 
 
 def _repeated(flag: str, rest: list[str]) -> Iterator[str]:
-    """`--api-key A B` as `--api-key A --api-key B`.
+    """Yield `--api-key A B` as `--api-key A --api-key B`.
 
-    Only behind a leading model: else `serve --api-key KEY MODEL` would make a key of the model's name.
+    Used only if the model comes first; otherwise `serve --api-key KEY MODEL` would take the model's name for a key.
     """
     yield flag
     if rest:

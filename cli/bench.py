@@ -1,4 +1,4 @@
-"""`tiercel bench`: the verbs of the load test, and those that measure the engine without HTTP."""
+"""`tiercel bench`: the verbs of the load test, and the verbs that measure the engine without HTTP."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from tiercel.cli.bench_serve import bench_serve_command, spell_out
 from tiercel.cli.bench_sweep import bench_sweep_command
 from tiercel.cli.bench_throughput import bench_throughput_command
 
-_IDLE_OFFLINE = "--disable-detokenize"  # as they write it who know vLLM's verbs
+_IDLE_OFFLINE = "--disable-detokenize"  # a flag of vLLM
 
 
 def bench_app(listing: str, *, is_wanted: bool) -> typer.Typer:
-    """The verbs under `bench`; without them where another verb runs, which shall not wait for their flags."""
-    text = "Load-test a server; sweep its rate; compare two results; measure the engine without HTTP."
+    """Return the verbs under `bench`. If another verb runs, the flags of `bench` are not built, to save time."""
+    text = "Load a server, sweep its request rate, compare results, or measure the engine without HTTP."
     app = typer.Typer(help=text, no_args_is_help=True)
     if is_wanted:
         app.command("serve")(bench_serve_command())
@@ -29,10 +29,13 @@ def bench_app(listing: str, *, is_wanted: bool) -> typer.Typer:
 
 
 def bench_words(words: Sequence[str], warnings: list[str]) -> list[str]:
-    """The command line as typer reads it. Effects: adds a line to `warnings` for a flag that does nothing."""
+    """Return the command line in the form that typer reads.
+
+    Effects: adds a line to `warnings` for every flag without effect. Errors: ConfigError for an unsupported flag.
+    """
     if words[:1] in (["serve"], ["sweep"]):
         return [*words[:1], *spell_out(words[1:], warnings)]
     if words[:1] in (["throughput"], ["latency"]) and _IDLE_OFFLINE in words:
-        warnings.append(f"{_IDLE_OFFLINE}: nothing is made into text here")
+        warnings.append(f"{_IDLE_OFFLINE} is ignored: these verbs produce no text")
         return [word for word in words if word != _IDLE_OFFLINE]
     return list(words)

@@ -1,4 +1,4 @@
-"""`tiercel bench compare`: two results side by side, and which differences are more than chance."""
+"""`tiercel bench compare`: two results side by side, and the significance of each difference."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 def bench_compare(
-    first: Annotated[Path, typer.Argument(help="Result file, the one to compare with.", metavar="FIRST")],
-    second: Annotated[Path, typer.Argument(help="Result file, the one to judge.", metavar="SECOND")],
+    first: Annotated[Path, typer.Argument(help="Result file to compare with.", metavar="FIRST")],
+    second: Annotated[Path, typer.Argument(help="Result file to judge.", metavar="SECOND")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> int:
     """Compare two results: second over first, with the 95 % interval of the ratio.
 
     The interval is a bootstrap over requests, for rates over blocks of time. A
-    difference whose interval holds 1 is a tie. It needs every request: save
-    results with --save-detailed. Of a file with several results the last counts.
+    difference whose interval contains 1 is a tie. Intervals need results that
+    were saved with --save-detailed. Of several results in a file the last is used.
     """
     # lazy: no other verb compares
     from tiercel.loadtest.results.comparison import compare, differing_settings, encode_comparison
@@ -48,7 +48,7 @@ def _print(
 
     console = Console(highlight=False)
     for name, pair in unlike.items():
-        console.print(Text(f"not the same {name}: {pair[0]} | {pair[1]}", style="yellow"))
+        console.print(Text(f"different {name}: {pair[0]} | {pair[1]}", style="yellow"))
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("figure", overflow="fold")
     for title, run in zip(("first", "second"), runs, strict=True):
@@ -65,10 +65,10 @@ def _print(
     for difference in differences:
         table.add_row(*_cells(difference), Text(_verdict(difference), style=styles[difference.verdict]))
     console.print(table)
-    told = [difference for difference in differences if difference.spread is not None]
+    known = [difference for difference in differences if difference.spread is not None]
     console.print(
-        f"{len(told)} intervals of 95 %: about one in twenty misses the truth by chance."
-        if told
+        f"{len(known)} intervals of 95 %: about one in twenty misses the true ratio by chance."
+        if known
         else "No intervals: save both results with --save-detailed.",
         style="dim",
     )

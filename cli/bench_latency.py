@@ -1,4 +1,4 @@
-"""`tiercel bench latency`: one batch at a time through the engine without HTTP, again and again."""
+"""`tiercel bench latency`: the time that the engine without HTTP needs for one batch, repeated."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -42,7 +42,7 @@ def bench_latency(given: dict[str, Any]) -> int:
     reports percentiles of the whole batch, of the first token and of the time
     between tokens. --help=all lists all flags.
     """
-    # lazy: httpx and tokenizers, which other verbs need not wait for
+    # lazy: httpx and tokenizers, which other verbs do not need
     from tiercel.cli.offline_output import latency_result, show_latency, write_result
     from tiercel.loadtest.load.mix import DatasetSettings
     from tiercel.loadtest.load.request_list import draw_requests

@@ -1,4 +1,4 @@
-"""What `tiercel bench throughput` and `tiercel bench latency` share: their flags, and the engine that they open."""
+"""The parts that `tiercel bench throughput` and `tiercel bench latency` share: flags, and the engine."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     from tiercel.loadtest.load.request_list import ListedRequest
 
 BENCHMARK = Group("Benchmark")
-_ENGINE_OPTIONS = [
-    option
-    for name, option in SETTINGS.items()
-    if name in options_of(EngineSettings) or name in ("config", "served_model_name", "tokenizer")
-]
-"""The settings that act without the HTTP process."""
+_OFFLINE = {*options_of(EngineSettings), "config", "served_model_name", "tokenizer"}
+"""The names of the settings that act without the HTTP process."""
 
 
 class OfflineFlags(Struct, frozen=True, kw_only=True):
@@ -43,20 +39,20 @@ class OfflineFlags(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class OfflinePlan:
-    """What is known before the model is loaded."""
+    """The facts that are known before the model is loaded."""
 
     settings: EngineSettings
-    model_id: str  # as it was asked for
-    tokenizer: Path  # a folder, for datasets with texts of their own
-    max_model_len: int  # tokens: the model's, or fewer if the operator said so
+    model_id: str  # as the operator wrote it
+    tokenizer: Path  # a folder, for datasets of texts
+    max_model_len: int  # tokens: the model's, or --max-model-len if that is less
     vocab_size: int
 
 
 class OfflineBar:
-    """A bar on standard error while a verb runs, where that is a terminal. Use with `with`."""
+    """A progress bar on standard error, if that is a terminal. Use with `with`."""
 
     def __init__(self) -> None:
-        # lazy: httpx comes with it, which other verbs need not wait for
+        # lazy: it imports httpx, which other verbs do not need
         from tiercel.cli.bench_progress import BenchProgress
 
         self._bar = BenchProgress(is_shown=True)
@@ -71,7 +67,7 @@ class OfflineBar:
         self._bar.__exit__(kind, error, trace)
 
     def stage(self, text: str, count: int) -> Callable[[int], None]:
-        """A new stage; the result hears how many of `count` have ended."""
+        """Start a stage; return the function to call with the number of the `count` units that have ended."""
         # lazy: as above
         from tiercel.loadtest.client.assignment import Progress
 
@@ -81,15 +77,15 @@ class OfflineBar:
 
 def offline_command(run: Run, listing: str, own: Iterable[OptionField]) -> Callable[..., int]:
     """Return a typer command with flags of its own and every setting that the engine acts on."""
-    return with_settings(run, listing, _ENGINE_OPTIONS, flags_of(own))
+    return with_settings(run, listing, (option for name, option in SETTINGS.items() if name in _OFFLINE), flags_of(own))
 
 
 def plan_offline(given: dict[str, object]) -> OfflinePlan:
-    """Resolve the engine's flags, and read what can be known of the model without its weights.
+    """Resolve the engine's flags, and read the facts about the model that do not need its weights.
 
-    The prefix cache is off unless it, or an SSD tier that needs it, was asked for: it would measure how alike the
-    prompts are. There is no goal between tokens unless one was asked for: nobody reads along.
-    Effects: this process computes and logs as an engine does. Errors: ConfigError.
+    Unless they are given, the prefix cache is off, because it would measure the similarity of the prompts, and there
+    is no goal for the time between tokens, because no user reads the stream. An SSD tier keeps the prefix cache on.
+    Effects: this process is set up to compute and log as an engine. Errors: ConfigError.
     """
     resolved = resolve(given)
     otherwise: dict[str, object] = {"tbt_goal": "0"}
@@ -104,7 +100,7 @@ def plan_offline(given: dict[str, object]) -> OfflinePlan:
         settings.log_format if "log_format" in resolved.given else "console",
     )
     adopt_engine_environment()
-    # lazy: it loads torch, which takes seconds and reads the environment
+    # lazy: it imports torch, which takes seconds and reads the environment
     from tiercel.cli.model_facts import read_model_facts
 
     facts = read_model_facts(settings)
@@ -119,7 +115,7 @@ def plan_offline(given: dict[str, object]) -> OfflinePlan:
 
 
 def open_offline(plan: OfflinePlan, requests: Sequence["ListedRequest"]) -> "OfflineEngine":
-    """Load the model. Errors: ConfigError, also for the first request that this engine cannot take."""
+    """Load the model. Errors: ConfigError, also for the first request that does not fit."""
     # lazy: as above
     from tiercel.clock import MonotonicClock
     from tiercel.engine.offline import OfflineEngine
@@ -136,12 +132,12 @@ def open_offline(plan: OfflinePlan, requests: Sequence["ListedRequest"]) -> "Off
 
 
 def pool_in_words(facts: "EngineFacts") -> str:
-    """What bounds a sequence when its KV pool does."""
-    return f"what the KV pool of {facts.blocks} blocks of {facts.block_size} tokens holds; see --kv-cache-memory-bytes"
+    """Describe the limit that the KV pool sets on a sequence, for an error message."""
+    return f"the KV pool of {facts.blocks} blocks of {facts.block_size} tokens; see --kv-cache-memory-bytes"
 
 
 def check_requests(requests: Sequence["ListedRequest"], most_tokens: int, vocab_size: int, what: str) -> None:
-    """Errors: ConfigError for a request that is longer than `most_tokens`, or has token ids the model does not know."""
+    """Check the requests. Errors: ConfigError for a request of more than `most_tokens`, or with unknown token ids."""
     for number, request in enumerate(requests, start=1):
         prompt, output = len(request.prompt_token_ids), request.output_len
         if prompt + output > most_tokens:
@@ -157,7 +153,7 @@ def check_requests(requests: Sequence["ListedRequest"], most_tokens: int, vocab_
 
 
 def asked_of(requests: Sequence["ListedRequest"], temperature: float) -> list["OfflineRequest"]:
-    """Requests as the engine takes them: each goes on to its full length."""
+    """Return the requests for the engine: each is generated to its full length."""
     # lazy: as above
     from tiercel.engine.offline import OfflineRequest
     from tiercel.request import SamplingParams, pack_tokens
@@ -172,6 +168,6 @@ def asked_of(requests: Sequence["ListedRequest"], temperature: float) -> list["O
 
 
 def check_output(path: Path | None, flag: str) -> None:
-    """Errors: ConfigError when a file cannot be written there; better known before the run than after."""
+    """Check that a file can be written. Errors: ConfigError."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise ConfigError("bench.output", f"{flag} {path}: expected a file in a folder that exists")

@@ -1,4 +1,4 @@
-"""A bar on standard error while a load test runs."""
+"""The progress bar of a load test, on standard error."""
 
 import sys
 from types import TracebackType
@@ -11,7 +11,7 @@ from tiercel.loadtest.client.assignment import Progress as Counts
 
 
 class BenchProgress:
-    """Shows the stage, and requests as they end. Use with `with`; silent where standard error is no terminal."""
+    """A bar of the requests that have ended, by stage. Use with `with`; silent if standard error is not a terminal."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self._bar = Progress(
@@ -36,13 +36,13 @@ class BenchProgress:
         self._bar.stop()
 
     def stage(self, text: str, requests: int) -> None:
-        """A new stage; 0 requests: it has no measure."""
+        """Start a stage of a number of requests; 0: the number is not known."""
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(text, total=requests or None, running=0, failed=0)
 
     def progress(self, progress: Counts) -> None:
-        """How far the stage is."""
+        """Show the progress of the stage."""
         if self._task is not None:
             self._bar.update(
                 self._task,

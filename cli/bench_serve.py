@@ -1,4 +1,4 @@
-"""`tiercel bench serve`: load an OpenAI-compatible server, its flags made from the one table in `loadtest.settings`."""
+"""`tiercel bench serve`: load an OpenAI-compatible server. Its flags are declared in `loadtest.settings`."""
 
 import asyncio
 import sys
@@ -73,7 +73,7 @@ def spell_out(words: Sequence[str], warnings: list[str]) -> Iterator[str]:
 
 
 def run_once(settings: "BenchSettings") -> "RunResult":
-    """One load test with its progress bar; its command is this process's."""
+    """Run one load test with a progress bar, and return its result."""
     # lazy: no other verb needs the load test
     from tiercel.cli.bench_progress import BenchProgress
     from tiercel.clock import MonotonicClock
@@ -110,7 +110,7 @@ def _run(settings: "BenchSettings") -> int:
 
 
 def _result_path(settings: "BenchSettings", result: "RunResult") -> Path:
-    """vLLM's name for the file, unless one is given."""
+    """Return the path of the result file; the default name is vLLM's."""
     concurrency = f"-concurrency{settings.max_concurrency}" if settings.max_concurrency else ""
     label = settings.label or settings.backend
     name = f"{label}-{result.request_rate}qps{concurrency}-{result.model_id.rsplit('/', 1)[-1]}-{result.date}.json"
@@ -118,12 +118,12 @@ def _result_path(settings: "BenchSettings", result: "RunResult") -> Path:
 
 
 def command_line() -> list[str]:
-    """How this process was called, without secrets."""
+    """Return the command line of this process without secrets."""
     return ["tiercel", *without_keys(sys.argv[1:])]
 
 
 def without_keys(words: Sequence[str]) -> list[str]:
-    """The command line for the record, without secrets."""
+    """Return a command line with its keys and headers masked."""
     kept: list[str] = []
     is_secret = False
     for word in words:

@@ -1,4 +1,4 @@
-"""`tiercel bench sweep`: the load of `bench serve` at rising rates, until the goals are missed."""
+"""`tiercel bench sweep`: the load of `bench serve` at increasing rates, until the goals are missed."""
 
 import sys
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def _run(settings: "BenchSettings", plan: "SearchPlan", step_s: float, folder: P
     points: list[Point] = []
     for point in search(measure, plan):
         if STOPPED in results[-1].notes:
-            warn("stopped: the last rate does not count")
+            warn("stopped: the last rate is not counted")
             break
         points.append(point)
         print(f"{point.rate:g}/s offered: {point.good_share:.1%} good", file=sys.stderr)

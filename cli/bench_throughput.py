@@ -1,4 +1,4 @@
-"""`tiercel bench throughput`: all requests at once to the engine without HTTP, and how fast it was done."""
+"""`tiercel bench throughput`: the time that the engine without HTTP needs for all requests at once."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ def bench_throughput(given: dict[str, Any]) -> int:
     only a config.json is enough. --save-requests writes the requests, to run
     the same ones on another engine. --help=all lists all flags.
     """
-    # lazy: httpx and tokenizers, which other verbs need not wait for
+    # lazy: httpx and tokenizers, which other verbs do not need
     from tiercel.cli.offline_output import show_throughput, throughput_result, write_result
     from tiercel.loadtest.load.request_list import draw_like, read_requests, write_requests
 

@@ -8,19 +8,19 @@ from tiercel.scheduler.nanobatch import SplitRow
 
 
 def calibrate(given: dict[str, object]) -> int:
-    """Search the cuts of a step that save time on this machine.
+    """Search for the cuts of a step that save time on this machine.
 
     Runs steps of many shapes whole and in several nano-batches, for about five
-    minutes on an idle machine, and keeps what was found where `tiercel serve`
-    of the same model looks for it. Without it every step is one nano-batch.
-    Steps of up to 256 tokens, a CPU's default, have not been found to gain.
+    minutes on an idle machine, and saves the table where `tiercel serve` of the
+    same model looks for it. Without a table every step is one nano-batch. Steps
+    of up to 256 tokens, a CPU's default, have not been found to gain.
     --help=all lists all flags.
     """
     resolved = resolve(given)
     for line in resolved.warnings:
         warn(line)
     adopt_engine_environment()
-    # lazy: it loads torch, which takes seconds and reads the environment
+    # lazy: it imports torch, which takes seconds and reads the environment
     from tiercel.engine.measure.split_search import calibrate_splits
 
     def tell(row: SplitRow) -> None:
@@ -35,6 +35,6 @@ def calibrate(given: dict[str, object]) -> int:
     try:
         path = calibrate_splits(resolved.settings.engine, tell)
     except OSError as exc:
-        raise TiercelError("calibrate.not_kept", f"the table cannot be kept: {exc}") from exc
-    print(f"kept in {path}")
+        raise TiercelError("calibrate.not_kept", f"the table cannot be saved: {exc}") from exc
+    print(f"saved in {path}")
     return 0

@@ -1,4 +1,4 @@
-"""`tiercel chat`: talk to a server from the terminal, or pipe one question a line."""
+"""`tiercel chat`: talk to a server from the terminal, or pipe one question per line."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -14,16 +14,20 @@ _PROMPT = "> "
 
 
 def chat(
-    url: Annotated[str, typer.Option(help="Where the server listens, with or without /v1.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(help="Key of the API. \\[TIERCEL_API_KEY]", metavar="KEY")] = None,
-    model: Annotated[str, typer.Option(help="Model; auto: the first one the server reports.")] = "auto",
+    url: Annotated[str, typer.Option(help="URL of the server, with or without /v1.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option(help="API key. \\[TIERCEL_API_KEY]", metavar="KEY")] = None,
+    model: Annotated[str, typer.Option(help="Model; auto: the first that the server reports.")] = "auto",
     system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.", metavar="TOKENS", min=1)] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest.", min=0.0, max=2.0)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Maximum length of an answer.", metavar="TOKENS", min=1)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0: greedy.", min=0.0, max=2.0)
+    ] = None,
 ) -> int:
     """Chat with a running server. Ctrl-C stops an answer, Ctrl-D leaves.
 
-    Piped, every line of the input is a question and the output is nothing but the answers.
+    If the input is a pipe, every line is a question and only the answers are printed.
     """
     # lazy: no other verb talks HTTP
     from tiercel.cli.conversation import ChatError, Conversation
@@ -45,7 +49,7 @@ def chat(
 
 
 def _talk(conversation: "Conversation") -> int:
-    # lazy: importing it gives `input` its line editing, wanted at a terminal only
+    # lazy: its import adds line editing to `input`, wanted at a terminal only
     import readline  # noqa: F401
 
     # lazy: no other verb talks HTTP
@@ -79,7 +83,7 @@ def _print_answer(conversation: "Conversation", question: str) -> None:
 
 
 def _printable(text: str) -> str:
-    """The text without control characters, which could make a terminal do things."""
+    """Return the text without control characters, which a terminal would obey."""
     return "".join(
         char if char in "\n\t" or char.isprintable() or char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text
     )

@@ -1,4 +1,4 @@
-"""`tiercel check`: what `tiercel serve` with the same flags would find, without loading the weights or serving."""
+"""`tiercel check`: the checks of `tiercel serve` with the same flags, without loading the weights or serving."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +13,9 @@ def check(given: dict[str, object]) -> int:
     """Check a model folder and flags without serving.
 
     Reads the configuration, the tokenizer and the headers of the weights, and
-    sizes the KV memory from what is free now. Exit code 2 and one line when
-    `tiercel serve` with the same flags would not start. --help=all lists all flags.
+    sizes the KV memory from the memory that is free now. Exits with code 2 and
+    one line if `tiercel serve` with the same flags would not start.
+    --help=all lists all flags.
     """
     resolved = resolve(given)
     for line in resolved.warnings:
@@ -24,7 +25,7 @@ def check(given: dict[str, object]) -> int:
 
 
 def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
-    # lazy: they load torch, which takes seconds and which the other verbs do without
+    # lazy: they import torch, which takes seconds
     from tiercel.cli.model_facts import LoadedDevice, read_model_facts
     from tiercel.device.registry import open_device
     from tiercel.engine.memory.capacity import size_pool, step_tokens
@@ -54,7 +55,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
             "device": f"{device.name}, {show_bytes(device.free_bytes())} free",
             "per token": show_bytes(facts.kv.token_bytes),
             "pool": f"{show_bytes(capacity.kv_bytes)} = {capacity.blocks:,} blocks of {capacity.block_size} tokens"
-            + ("" if device.name == "cpu" else ", less what the start finds that steps take"),
+            + ("" if device.name == "cpu" else ", less the memory that steps take, measured at the start"),
             "room for": f"{tokens:,} tokens, {tokens / capacity.max_model_len:.1f} sequences of the full context",
             "step": f"{step_tokens(engine, device):,} tokens, {engine.max_num_seqs:,} sequences",
         },
@@ -62,7 +63,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _tokenizer(settings: Settings, vocab_size: int) -> Iterator[tuple[str, str]]:
-    # lazy: it loads the HTTP stack
+    # lazy: it imports the HTTP stack
     from tiercel.engine.models.generation import read_end_tokens
     from tiercel.server.composition import build_context
 
@@ -71,9 +72,9 @@ def _tokenizer(settings: Settings, vocab_size: int) -> Iterator[tuple[str, str]]
     ends = read_end_tokens(Path(settings.server.model))
     size = codec.vocabulary.size
     if size > vocab_size:
-        warn(f"the tokenizer knows {size:,} tokens, the model {vocab_size:,}: requests with the others are refused")
-    yield "tokens", f"{size:,} of the model's {vocab_size:,}" if size else f"not known, the model's {vocab_size:,}"
+        warn(f"the tokenizer has {size:,} tokens, the model {vocab_size:,}: requests with other tokens are refused")
+    yield "tokens", f"{size:,} of the model's {vocab_size:,}" if size else f"unknown; the model has {vocab_size:,}"
     yield "special tokens", " ".join(codec.special_texts) or "none"
     yield "end of sequence", " ".join(codec.token_name(token) or f"{token}" for token in ends) or "none"
-    yield "chat template", "yes" if context.template else "none: /v1/chat/completions cannot be used"
+    yield "chat template", "yes" if context.template else "none: /v1/chat/completions is not available"
     yield "sampling", f"temperature {defaults.temperature:g}, top_p {defaults.top_p:g}, top_k {defaults.top_k}"

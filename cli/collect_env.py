@@ -1,4 +1,4 @@
-"""`tiercel collect-env`: what a bug report needs to know about the machine. No name, address or path of it."""
+"""`tiercel collect-env`: the facts about the machine for a bug report, without its name, addresses or paths."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def _cgroup() -> Iterator[tuple[str, str]]:
 
 def _torch() -> Iterator[tuple[str, str]]:
     try:
-        # lazy: takes seconds, and the other verbs live without it
+        # lazy: its import takes seconds
         import torch
     except ImportError as exc:
         yield "torch", f"cannot be imported: {exc}"
@@ -102,7 +102,7 @@ def _version(package: str) -> str | None:
 
 
 def _text(path: Path) -> str:
-    """What a small file of the kernel says; empty where it cannot be read."""
+    """Return the text of a small file of the kernel; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

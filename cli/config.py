@@ -1,4 +1,4 @@
-"""`tiercel config`: every setting and where it comes from, here or in a running server; and the reference page."""
+"""`tiercel config`: the settings with their sources, here or in a running server, and the reference page."""
 
 import inspect
 import json
@@ -33,7 +33,7 @@ _OWN = [
 
 def config_app(listing: str) -> typer.Typer:
     """`tiercel config show|get|set|reload|reference`."""
-    app = typer.Typer(help="Settings, and where each comes from.", no_args_is_help=True)
+    app = typer.Typer(help="Show and change settings, with the source of each.", no_args_is_help=True)
     app.command("show")(with_settings(show, listing, own=_OWN))
     app.command("get")(get)
     app.command("set")(set_values)
@@ -43,10 +43,10 @@ def config_app(listing: str) -> typer.Typer:
 
 
 def show(given: dict[str, object]) -> int:
-    """What `tiercel serve` would start with here, and where each value comes from.
+    """Show the settings that `tiercel serve` would start with, and the source of each.
 
-    Takes the flags of `tiercel serve`. A flag wins over a variable, that over
-    tiercel.toml, that over the default. Keys are masked.
+    Takes the flags of `tiercel serve`. Flags take precedence over variables,
+    variables over tiercel.toml, and tiercel.toml over defaults. Keys are masked.
     """
     as_json, is_changed = (bool(given.pop(name, False)) for name in ("as_json", "is_changed"))
     resolved = resolve(given)
@@ -75,14 +75,16 @@ def get(
 
 
 def set_values(
-    pairs: Annotated[list[str], typer.Argument(help="Such as max-num-queued-reqs=512.", metavar="KEY=VALUE...")],
+    pairs: Annotated[
+        list[str], typer.Argument(help="Settings, such as max-num-queued-reqs=512.", metavar="KEY=VALUE...")
+    ],
     url: Url = HERE,
     admin_key: AdminKey = None,
 ) -> int:
     """Change settings of a running server: all of them, or none if one is wrong.
 
-    They last until it reads its files again (SIGHUP, `tiercel config reload`) or
-    restarts. KEY= drops what was set this way before.
+    The changes last until the server reloads its files (SIGHUP, `tiercel config
+    reload`) or restarts. KEY= drops an earlier change of KEY.
     """
     values: dict[str, object] = {}
     for pair in pairs:
@@ -99,7 +101,7 @@ def set_values(
 
 
 def reload(url: Url = HERE, admin_key: AdminKey = None) -> int:
-    """Let a running server read tiercel.toml and its tenants file again: both, or none if one is wrong."""
+    """Reload tiercel.toml and the tenants file of a running server: both, or none if one is wrong."""
     body = call("POST", url, "reload", admin_key)
     if body is None:
         return 1
@@ -108,7 +110,7 @@ def reload(url: Url = HERE, admin_key: AdminKey = None) -> int:
 
 
 def print_reference() -> int:
-    """Print docs/configuration.md: every setting with its range, default and names."""
+    """Print docs/configuration.md: every setting with its bounds and default."""
     print(reference(), end="")
     return 0
 

@@ -1,21 +1,21 @@
-"""What the command says to people: tables on standard output, one line each for what is wrong on standard error."""
+"""Output for people: tables on standard output, warnings and errors as single lines on standard error."""
 
 import sys
 from collections.abc import Mapping
 
 
 def warn(line: str) -> None:
-    """A thing to know that stops nothing."""
+    """Print a warning."""
     print(f"tiercel: warning: {line}", file=sys.stderr)
 
 
 def fail(line: str) -> None:
-    """Why the command ends."""
+    """Print the error that ends the command."""
     print(f"tiercel: error: {line}", file=sys.stderr)
 
 
 def print_tables(tables: Mapping[str, Mapping[str, str]]) -> None:
-    """Rows of what and value under titles."""
+    """Print rows of names and values under titles."""
     # lazy: most verbs print no table
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""One conversation over the OpenAI API of a server."""
+"""A conversation over the OpenAI API of a server."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ class ChatError(Exception):
 
 
 class Conversation:
-    """Messages so far, and the client that sends them. Use with `with`."""
+    """The messages of a conversation, and the client that sends them. Use with `with`."""
 
     def __init__(self, url: str, api_key: str | None, system: str | None, sampling: Mapping[str, float | None]) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -35,7 +35,7 @@ class Conversation:
         self._client.close()
 
     def choose_model(self, name: str) -> None:
-        """Take a model by name, or for `auto` the first one that the server reports. Errors: ChatError."""
+        """Choose a model by name, or for `auto` the first one that the server reports. Errors: ChatError."""
         if name != "auto":
             self.model = name
             return
@@ -50,7 +50,7 @@ class Conversation:
             raise ChatError(f"{self.url} does not answer like an OpenAI API") from exc
 
     def ask(self, question: str) -> Iterator[str]:
-        """The answer, piece by piece. What arrived is remembered, also when the caller stops; nothing else is.
+        """Yield the answer piece by piece. The pieces that arrived are kept, also if the caller stops early.
 
         Errors: ChatError.
         """
@@ -76,7 +76,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """The text of a stream of server-sent events. Errors: ChatError for an error event."""
+    """Yield the text in a stream of server-sent events. Errors: ChatError for an error event."""
     for line in lines:
         content = line.removeprefix("data:").strip()
         if not line.startswith("data:") or content == "[DONE]":
@@ -87,7 +87,7 @@ def _pieces(lines: Iterator[str]) -> Iterator[str]:
                 raise ChatError(str(event["error"]["message"]))
             pieces = [choice["delta"].get("content") for choice in event["choices"]]
         except (ValueError, LookupError, TypeError, AttributeError) as exc:
-            raise ChatError("the server sent an event that is not of the OpenAI API") from exc
+            raise ChatError("the server sent an event that does not follow the OpenAI API") from exc
         yield from (str(piece) for piece in pieces if piece)
 
 

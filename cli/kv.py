@@ -1,4 +1,4 @@
-"""`tiercel kv`: look at what the SSD tier has on disk, prove it, delete it. Works beside a running daemon."""
+"""`tiercel kv`: inspect, verify and delete the files of the SSD tier. Works beside a running daemon."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from tiercel.units import show_bytes
 if TYPE_CHECKING:
     from tiercel.device.volume_survey import FolderFacts
 
-Folders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="What --kv-disk-path names.")]
+Folders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of --kv-disk-path.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
 
 _AGES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"))
@@ -24,7 +24,7 @@ _AGES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"))
 
 def kv_app() -> typer.Typer:
     """The verbs under `kv`."""
-    app = typer.Typer(help="Look at the KV blocks on disk, prove them, delete them.", no_args_is_help=True)
+    app = typer.Typer(help="Inspect, verify and delete the KV blocks on disk.", no_args_is_help=True)
     app.command("inspect")(inspect)
     app.command("verify")(verify)
     app.command("purge")(purge)
@@ -32,7 +32,7 @@ def kv_app() -> typer.Typer:
 
 
 def inspect(folders: Folders, as_json: AsJson = False) -> int:
-    """Say what lies in each folder: kind, slots, sizes, age, the journal, and which daemon has it."""
+    """Show the content of each folder: format, slots, sizes, age, journal, and the daemon that uses it."""
     # lazy: no other verb needs it
     from tiercel.device.volume_survey import view_folder
 
@@ -46,9 +46,9 @@ def inspect(folders: Folders, as_json: AsJson = False) -> int:
 
 
 def verify(folders: Folders, as_json: AsJson = False) -> int:
-    """Read every block and compare it with its checksum. Exit code 1 when one is torn.
+    """Read every block and compare it with its checksum. Exits with code 1 if a block is torn.
 
-    A torn block harms nobody: the server takes it for a miss. Many of them say that the disk is going.
+    A torn block does no harm: the server treats it as a miss. Many torn blocks mean that the disk is failing.
     """
     # lazy: no other verb needs it
     from tiercel.device.volume_survey import view_folder
@@ -71,7 +71,7 @@ def verify(folders: Folders, as_json: AsJson = False) -> int:
 
 
 def purge(folders: Folders, as_json: AsJson = False) -> int:
-    """Delete the blocks in each folder. Refused while a daemon has one of them."""
+    """Delete the blocks in each folder. Refused while a daemon uses one of the folders."""
     # lazy: no other verb needs it
     from tiercel.device.volume_survey import purge_folder
 
@@ -84,7 +84,7 @@ def purge(folders: Folders, as_json: AsJson = False) -> int:
 
 
 def _print(tables: Mapping[str, Mapping[str, str]]) -> None:
-    """A table a folder; its path is a value, for titles do not fold."""
+    """Print a table per folder. The path is a value, because titles do not wrap."""
     print_tables(
         {f"Folder {number}": {"path": folder, **rows} for number, (folder, rows) in enumerate(tables.items(), 1)}
     )

@@ -1,6 +1,6 @@
-"""The `tiercel` command: one file a verb, and every expected failure is one line and an exit code.
+"""The `tiercel` command: one file per verb. Every expected failure is one line and an exit code.
 
-0 = done; 1 = it failed while running; 2 = a flag, a variable, the settings file or the model folder is wrong.
+0 = success; 1 = failure while running; 2 = a flag, a variable, the settings file or the model folder is wrong.
 """
 
 import sys
@@ -28,8 +28,8 @@ from tiercel.cli.tenants import tenants_app
 from tiercel.errors import ConfigError, TiercelError
 
 _FLAGGED = ("serve", "check", "calibrate", "show", "throughput", "latency")
-_NESTED = (["config", "show"], ["bench", "throughput"], ["bench", "latency"])  # those of two words
-_SWITCHES = ("--json", "--changed")  # of `config show` itself, beside the flags of `serve`
+_NESTED = (["config", "show"], ["bench", "throughput"], ["bench", "latency"])  # verbs of two words
+_SWITCHES = ("--json", "--changed")  # of `config show`, beside the flags of `serve`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def _run(words: list[str]) -> int:
 
 
 def _verb(words: list[str]) -> list[str]:
-    """The one or two words that name the verb."""
+    """Return the one or two words that name the verb."""
     return words[:2] if words[:2] in _NESTED else words[:1]
 
 

@@ -1,4 +1,4 @@
-"""What can be known of a model folder from its configuration and the headers of its weights."""
+"""The facts about a model that its configuration and the headers of its weights tell."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ _NOWHERE = torch.device("meta")  # shapes without memory
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """One model, as far as it is known before its weights are read."""
+    """The facts about a model that are known before its weights are read."""
 
     architecture: str
     impl: str  # native | transformers
@@ -33,7 +33,7 @@ class ModelFacts:
 
 
 class LoadedDevice:
-    """The memory of a device as it will be once weights of this size lie on it."""
+    """A device whose free memory is reduced by weights that are not loaded yet."""
 
     def __init__(self, device: Device, weights_bytes: int) -> None:
         self.name = device.name
@@ -41,28 +41,28 @@ class LoadedDevice:
         self._weights_bytes = weights_bytes
 
     def free_bytes(self) -> int:
-        """What the weights leave."""
+        """Return the free memory without the weights."""
         return max(0, self._device.free_bytes() - self._weights_bytes)
 
     def total_bytes(self) -> int:
-        """Memory of the device itself."""
+        """Return the memory of the device."""
         return self._device.total_bytes()
 
     def host_free_bytes(self) -> int:
-        """Host memory; the weights may lie in it."""
+        """Return the free host memory; on the CPU, without the weights."""
         free = self._device.host_free_bytes()
         return max(0, free - self._weights_bytes) if self.name == "cpu" else free
 
 
 class _NoDigest(ContentDigest):
-    """Takes no content in, so that no weight is read."""
+    """A digest that ignores its input, so that no weight is read."""
 
     def add(self, name: str, tensor: Tensor) -> None:
         pass
 
 
 def read_model_facts(settings: EngineSettings) -> ModelFacts:
-    """Read config.json and the headers of the weights, and hold them against each other.
+    """Read config.json and the headers of the weights, and check them against each other.
 
     Errors: ConfigError with one line that names the field, the file or the tensor.
     """
@@ -95,7 +95,7 @@ def read_model_facts(settings: EngineSettings) -> ModelFacts:
 
 
 def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFields, dtype: torch.dtype) -> ModelFacts:
-    """Facts of an architecture that transformers' code runs; only the load proves that it takes our attention."""
+    """Return the facts of a model that runs in transformers' code. Only loading proves that it works."""
     # lazy: transformers' modelling code takes seconds to import
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -108,7 +108,7 @@ def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFi
         raise ConfigError("model.unsupported", f"{fields.source}: no decoder-only language model: {reason}") from exc
     if settings.load_format != "dummy":
         for _ in stream_tensors(open_checkpoint(folder)):
-            pass  # every header is read and held against the index
+            pass  # reads every header and checks it against the index
     text = config.get_text_config()
     kv_heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -1,4 +1,4 @@
-"""What the offline verbs tell of their runs: text for people, JSON for programs and for peers to be held against."""
+"""The output of the offline verbs: text for people, JSON for programs and for comparisons with other engines."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tiercel.engine.offline import EngineFacts, OfflineRun
 
 SCHEMA_VERSION = 1
-"""Rises when a key of the JSON changes its meaning or goes."""
+"""Increases when a key of the JSON changes its meaning or is removed."""
 RANKS = (10, 25, 50, 75, 90, 99)
 _PACKAGES = ("torch", "triton", "transformers")
 _SETTINGS = (
@@ -35,7 +35,7 @@ Result = dict[str, Any]  # Any: JSON
 def throughput_result(
     plan: OfflinePlan, facts: "EngineFacts", requests: Sequence[ListedRequest], temperature: float, run: "OfflineRun"
 ) -> Result:
-    """The JSON of `bench throughput`; the keys up to `tokens_per_second` are those of vLLM."""
+    """Return the JSON of `bench throughput`; the keys up to `tokens_per_second` are those of vLLM."""
     prompt = sum(len(request.prompt_token_ids) for request in requests)
     output = sum(len(answer.tokens) for answer in run.answers)
     return {
@@ -59,7 +59,7 @@ def latency_result(
     temperature: float,
     runs: Sequence["OfflineRun"],
 ) -> Result:
-    """The JSON of `bench latency`; the keys up to `percentiles` are those of vLLM.
+    """Return the JSON of `bench latency`; the keys up to `percentiles` are those of vLLM.
 
     `ttft_ms` and `tpot_ms` are over all requests of all iterations.
     """
@@ -86,7 +86,7 @@ def latency_result(
 
 
 def show_throughput(result: Result) -> None:
-    """The lines that vLLM's users know, then ours."""
+    """Print the lines that vLLM prints, then further ones."""
     rates = {
         "requests/s": "requests_per_second",
         "total tokens/s": "tokens_per_second",
@@ -100,7 +100,7 @@ def show_throughput(result: Result) -> None:
 
 
 def show_latency(result: Result) -> None:
-    """The lines that vLLM's users know, then ours."""
+    """Print the lines that vLLM prints, then further ones."""
     print(f"Avg latency: {result['avg_latency']} seconds")
     for rank, value in result["percentiles"].items():
         print(f"{rank}% percentile latency: {value} seconds")
@@ -113,7 +113,7 @@ def show_latency(result: Result) -> None:
 
 
 def write_result(path: Path, result: Result) -> None:
-    """Errors: TiercelError when the file cannot be written."""
+    """Write a result file. Errors: TiercelError if the file cannot be written."""
     try:
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except OSError as exc:
@@ -147,7 +147,7 @@ def _shared(
 
 
 def _steps(runs: Sequence["OfflineRun"]) -> Result:
-    """Where the time of the loop's thread went. Shares are of the elapsed time; `idle` is what no step took.
+    """Return how the thread of the loop spent its time, as shares of the elapsed time; `idle` is time without a step.
 
     `host_share`: the thread worked itself. `device_share`: the device did, which may be meanwhile.
     """

@@ -1,4 +1,4 @@
-"""`tiercel plan`: what a model on a device can do for long contexts and for a mix of requests, before it is bought."""
+"""`tiercel plan`: the capacity of a device for long contexts and for a mix of requests, by formula."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ def _check_memory(shape: ModelShape, profile: DeviceProfile, reserve_bytes: int)
         reserve = f" and --reserve {show_bytes(reserve_bytes)}" if reserve_bytes else ""
         raise ConfigError(
             "plan.room",
-            f"weights of {show_bytes(shape.weights_bytes)}{reserve} leave no room for KV in "
+            f"weights of {show_bytes(shape.weights_bytes)}{reserve} leave no memory for KV in "
             f"the {show_bytes(profile.memory_bytes)} of {profile.name}",
         )
 

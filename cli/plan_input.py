@@ -1,4 +1,4 @@
-"""What `tiercel plan` is told: numbers, a model, a device, a workload. A wrong one is refused by its name and limit."""
+"""The inputs of `tiercel plan`: a model, a device and a workload. Errors name the field, the value and the limit."""
 
 import difflib
 import math
@@ -25,14 +25,14 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def whole(place: str, value: object, low: int, high: int) -> int:
-    """A whole number within limits. Errors: ConfigError naming the place, the value and the limits."""
+    """Check a whole number. Errors: ConfigError naming the place, the value and the limits."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise _wrong(place, value, f"a whole number from {low:,} to {high:,}")
     return value
 
 
 def number(place: str, value: object, low: float, high: float, *, is_above: bool = False) -> float:
-    """A finite number from `low` (above it with `is_above`) to `high`. Errors: ConfigError."""
+    """Check a number from `low` (above it with `is_above`) to `high`. Errors: ConfigError."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise _wrong(place, value, "a number")
     if low <= value <= high and not (is_above and value == low):
@@ -41,7 +41,7 @@ def number(place: str, value: object, low: float, high: float, *, is_above: bool
 
 
 def size(place: str, text: str) -> int:
-    """Bytes as they are written: 1073741824, 512M, 2GiB. Errors: ConfigError."""
+    """Read a number of bytes, such as 512M or 2GiB. Errors: ConfigError."""
     try:
         count = parse_bytes(text)
     except (ValueError, OverflowError):
@@ -53,7 +53,7 @@ def size(place: str, text: str) -> int:
 
 
 def given_shape(given: Mapping[str, int], dtype: str) -> ModelShape:
-    """A shape from flags alone: `given` holds those that were given, by name. Errors: ConfigError.
+    """Return the shape of a model from flags; `given` holds the flags that were given, by name. Errors: ConfigError.
 
     Query heads are needed for the width of attention, unless the width itself is given.
     """
@@ -79,13 +79,13 @@ def given_shape(given: Mapping[str, int], dtype: str) -> ModelShape:
 
 
 def folder_shape(model: str, given: Mapping[str, int], dtype: str) -> tuple[ModelShape, int]:
-    """The shape of a model folder as `tiercel serve` would load it, and the tokens of its context.
+    """Return the shape of a model folder as `tiercel serve` would load it, and the length of its context.
 
     Reads config.json only. `given` may override the active parameters and the width of attention. Errors: ConfigError.
     """
     foreign = [flag_name(name) for name in given if name not in ("active_parameters", "attention_width")]
     if foreign:
-        raise ConfigError("plan.shape", f"{foreign[0]} and --model: the folder says it, give one of them")
+        raise ConfigError("plan.shape", f"{foreign[0]} and --model: give one of them; the folder defines the shape")
     asked = {} if dtype == "auto" else {"dtype": dtype}
     resolved = resolve({"model": model, "load_format": "dummy", **asked})
     for line in resolved.warnings:
@@ -122,10 +122,10 @@ def _active(given: Mapping[str, int], parameters: int) -> int:
 
 
 def read_device(name: str | None) -> DeviceProfile:
-    """A profile that is built in, whatever its case, or a JSON or TOML file of measured rates.
+    """Return a built-in profile by its name in any case, or the profile in a JSON or TOML file of measured rates.
 
-    The file: memory_bytes (a number, or text such as "24GiB"), flops_per_s, memory_bytes_per_s, link_bytes_per_s; name
-    and float32_flops_per_s may be left out.
+    The file has memory_bytes (a number, or text such as "24GiB"), flops_per_s, memory_bytes_per_s and link_bytes_per_s;
+    name and float32_flops_per_s are optional.
     Errors: ConfigError naming the file, the field and its limits.
     """
     if name is None:
@@ -159,9 +159,9 @@ def read_device(name: str | None) -> DeviceProfile:
 
 
 def read_workload(path: Path) -> tuple[WorkloadBucket, ...]:
-    """The histogram in a JSON or TOML file: `buckets`, a list of input_tokens, output_tokens and share.
+    """Return the histogram in a JSON or TOML file: `buckets`, a list of input_tokens, output_tokens and share.
 
-    Shares sum to 1. A bucket may have requests_per_s: what the device was measured to serve of such requests alone.
+    Shares sum to 1. A bucket may have requests_per_s: the measured rate of such requests alone on the device.
     Errors: ConfigError naming the file, the bucket, the field and its limits.
     """
     fields = _read_object(path, "--workload")

@@ -1,4 +1,4 @@
-"""What `tiercel simulate` plays: a workload file, a recorded trace, or tenants made of the flags."""
+"""The workload of `tiercel simulate`: from a workload file, a recorded trace, or flags."""
 
 import random
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from tiercel.tenant import Slo, TenantShare
 
 
 class SimTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tenant of a workload file, or `count` alike."""
+    """One tenant of a workload file, or `count` equal tenants."""
 
     name: str
     count: int = 1  # name-0, name-1, ...
@@ -57,7 +57,7 @@ _DRAWN = ("constant", "poisson", "gamma", "on_off", "markov", "ramp_linear", "ra
 
 
 def uniform_workload(flags: SimulateFlags) -> Workload:
-    """Tenants alike, each with its part of the rate."""
+    """Return the workload of equal tenants, each with its share of the rate."""
     parts = [(number + 1) ** -flags.skew for number in range(flags.tenants)]
     lengths = _lengths(flags)
     tenants = [
@@ -74,7 +74,7 @@ def uniform_workload(flags: SimulateFlags) -> Workload:
 
 
 def read_workload_file(path: Path, flags: SimulateFlags) -> Workload:
-    """A YAML file of tenants. Errors: ConfigError."""
+    """Return the workload in a YAML file of tenants. Errors: ConfigError."""
     try:
         mix = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), SimMix)
     except OSError as exc:
@@ -88,18 +88,18 @@ def read_workload_file(path: Path, flags: SimulateFlags) -> Workload:
 
 
 def trace_workload(path: Path, flags: SimulateFlags) -> Workload:
-    """A recorded trace, dealt out to tenants. Errors: ConfigError."""
+    """Return the workload of a recorded trace, its requests distributed over tenants. Errors: ConfigError."""
     requests = _mooncake(path, flags) if flags.trace_format == "mooncake" else _burstgpt(path, flags)
     first_s = min((request.at_s for request in requests), default=0.0)
     moved = [msgspec.structs.replace(one, at_s=(one.at_s - first_s) / flags.speed) for one in requests]
     due = [request for request in moved if request.at_s < flags.duration]
-    # All of a trace shares what its hashes say that it shares.
+    # Requests of a trace share the blocks that have equal hashes, whichever tenants they are given to.
     shares = [TenantShare(name=TenantId(f"tenant-{number}"), group="trace") for number in range(flags.tenants)]
     return ordered_workload(shares, deal_to_tenants(due, shares, flags.skew, random.Random(f"{flags.seed}/deal")))  # noqa: S311 - no secrets
 
 
 def read_step_times(path: Path) -> StepTimes:
-    """Measured step times as the engine keeps them. Errors: ConfigError."""
+    """Return the step times in a file that the engine wrote. Errors: ConfigError."""
     # lazy: numpy, which only this needs
     from tiercel.engine.measure.step_grid import GridLimits, StepGrid
     from tiercel.engine.measure.stored_times import StoredTimes
@@ -130,7 +130,7 @@ def read_step_times(path: Path) -> StepTimes:
 
 
 def read_corrections(path: Path) -> Corrections:
-    """Return what `benchmarks/simulated.py` has measured of a real server. Errors: ConfigError."""
+    """Return the corrections that `benchmarks/simulated.py` measured on a real server. Errors: ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Corrections)
     except OSError as exc:
@@ -156,7 +156,7 @@ def _draw(tenants: Sequence[SimTenant], flags: SimulateFlags) -> Workload:
 
 
 def _times(settings: ArrivalSettings, duration_s: float, rng: random.Random) -> list[float]:
-    """Arrivals of one tenant within the time.
+    """Return the arrival times of one tenant within the duration.
 
     `due_times` makes a number of arrivals last as long as their rates promise; so that numbers differ as they would,
     more are drawn than are due, and what is late is left out.
@@ -184,7 +184,7 @@ def _lengths(flags: SimulateFlags) -> Lengths:
 
 
 def _mooncake(path: Path, flags: SimulateFlags) -> list[SimRequest]:
-    """Blocks of 512 tokens by their ids; the last one, cut short, is the request's own."""
+    """Return the requests of a Mooncake trace: blocks of 512 tokens by id; a shorter last block is not shared."""
     sources = Sources()
     requests: list[SimRequest] = []
     for line in timed_lines(path, flags.most_requests):

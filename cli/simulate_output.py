@@ -1,4 +1,4 @@
-"""What `tiercel simulate` shows: tables for people, pictures as PNG."""
+"""The output of `tiercel simulate`: tables for people, pictures as PNG."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ from tiercel.simulation.result import Percentiles, SimResult, SimTenantResult
 if TYPE_CHECKING:
     from rich.table import Table
 
-_DRAWN = 8  # tenants of a picture
+_DRAWN = 8  # tenants per picture
 
 
 def show(found: SimResult, most_rows: int) -> None:
-    """Totals, and a row a tenant: those with the most service."""
+    """Print the totals, and a row for each of the tenants with the most service."""
     # lazy: drawing alone needs none
     from rich.console import Console
 
@@ -29,11 +29,11 @@ def show(found: SimResult, most_rows: int) -> None:
     for columns in (_SERVICE, _LATENCY):
         console.print(_table(tenants[:most_rows], columns))
     if len(tenants) > most_rows:
-        print(f"and {len(tenants) - most_rows} tenants more")
+        print(f"and {len(tenants) - most_rows} more tenants")
 
 
 def draw(replay: Replay, found: SimResult, folder: Path) -> list[Path]:
-    """Pictures of the run. Errors: ConfigError where matplotlib is not installed."""
+    """Draw pictures of the run. Errors: ConfigError if matplotlib is not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     with drawing_style():
@@ -49,7 +49,7 @@ def _totals(found: SimResult) -> dict[str, str]:
         "policy": found.policy,
         "virtual time": f"{found.virtual_s:,.1f} s, {found.steps:,} steps, busy {show_percent(found.busy)}",
         "requests": f"{found.finished:,} of {found.requests:,} finished",
-        "tokens per second": f"{found.tokens_per_s:,.0f}, of them said {found.output_tokens_per_s:,.0f}",
+        "tokens per second": f"{found.tokens_per_s:,.0f}, of them output {found.output_tokens_per_s:,.0f}",
         "useful tokens per second": f"{found.useful_tokens_per_s:,.0f}",
         "prefix hits": show_percent(found.hit_rate),
         "Jain index": f"{found.jain:.4f}",
@@ -85,14 +85,14 @@ _SERVICE: dict[str, Callable[[SimTenantResult], str]] = {
     "finished": lambda one: f"{one.finished}/{one.requests}",
     "prompts": lambda one: f"{one.prompt_tokens:,}",
     "hit": lambda one: show_percent(one.cached_tokens / max(one.prompt_tokens, 1)),
-    "said": lambda one: f"{one.output_tokens:,}",
+    "output": lambda one: f"{one.output_tokens:,}",
     "service": lambda one: f"{one.service_s:.1f} s",
     "share": lambda one: show_percent(one.share),
     "by weight": lambda one: show_percent(one.weight_share),
     "gap": lambda one: "" if one.gap_s is None else f"{one.gap_s:.2f} s",
     "preempted": lambda one: _preemptions(one.preemptions),
     "swapped": lambda one: f"{one.swapped_tokens:,}",
-    "redone": lambda one: f"{one.recomputed_tokens:,}",
+    "recomputed": lambda one: f"{one.recomputed_tokens:,}",
 }
 _LATENCY: dict[str, Callable[[SimTenantResult], str]] = {
     "longest wait": lambda one: f"{one.starved_s:.2f} s",
@@ -134,7 +134,7 @@ def _load(replay: Replay) -> Chart:
 
 
 def _service(replay: Replay, found: SimResult) -> Chart | None:
-    """Service by weight so far: lines that rise alike are tenants that are served alike."""
+    """Draw the service by weight so far: tenants with equally steep lines are served equally."""
     line = replay.timeline
     if len(line.at_s) < 2:
         return None

@@ -1,4 +1,4 @@
-"""`tiercel tenants`: whom a running server serves, and others in their place."""
+"""`tiercel tenants`: show and replace the tenants of a running server."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ _COLUMNS = {
 
 def tenants_app() -> typer.Typer:
     """`tiercel tenants list|set`."""
-    app = typer.Typer(help="Whom a running server serves.", no_args_is_help=True)
+    app = typer.Typer(help="Show and replace the tenants of a running server.", no_args_is_help=True)
     app.command("list")(list_tenants)
     app.command("set")(set_tenants)
     return app
@@ -33,13 +33,13 @@ def list_tenants(url: Url = HERE, admin_key: AdminKey = None) -> int:
 
 
 def set_tenants(
-    file: Annotated[Path, typer.Argument(help="A tenants file (YAML).", metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="Tenants file (YAML).", metavar="FILE")],
     url: Url = HERE,
     admin_key: AdminKey = None,
 ) -> int:
-    """Put the tenants of a file into force at once: all of them, or none if one is wrong.
+    """Replace the tenants of a running server by those of a file: all of them, or none if one is wrong.
 
-    They last until the server reads its own file again (SIGHUP, or a restart).
+    They last until the server reloads its own file (SIGHUP) or restarts.
     """
     try:
         text = file.read_bytes()

@@ -1,19 +1,19 @@
-"""Every error of ours.
+"""The exceptions of tiercel.
 
 TiercelError
 ├── ConfigError       a flag, an environment variable or a model folder is wrong; exit code 2
 ├── AdmissionError    a request is refused; has an HTTP status
-├── TransferError     bytes did not arrive between two tiers
+├── TransferError     a transfer between two tiers failed
 ├── DeviceError       the device failed a step
-│   └── OutOfDeviceMemoryError   for lack of memory: a smaller step may succeed
+│   └── OutOfDeviceMemoryError   the device had too little memory; a smaller step may succeed
 ├── DeviceLostError   the device fails every step from now on: the engine process must end
 ├── WireError         the peer process sent a frame that cannot be read
-└── InvariantError    our own books disagree; never caught, never expected
+└── InvariantError    the engine's books are inconsistent; never caught, never expected
 """
 
 
 class TiercelError(Exception):
-    """An error with a dotted code, a sentence for people and the facts behind it."""
+    """An error with a dotted code, a message for people and the facts behind it."""
 
     def __init__(self, code: str, message: str = "", **facts: object) -> None:
         super().__init__(code, message)
@@ -27,11 +27,11 @@ class TiercelError(Exception):
 
 
 class ConfigError(TiercelError):
-    """The operator asked for something that cannot be: `message` is the one line to print."""
+    """The operator's settings are wrong. `message` is the one line to print."""
 
 
 class AdmissionError(TiercelError):
-    """A request is refused. `status` is the HTTP status, `param` the field that is wrong, if one is.
+    """A request is refused. `status` is the HTTP status, `param` the wrong field, if there is one.
 
     `kind` is OpenAI's error type; `code` (of the base class) is OpenAI's machine-readable code.
     """
@@ -57,7 +57,7 @@ class AdmissionError(TiercelError):
 
 
 class TransferError(TiercelError):
-    """Bytes did not arrive between two tiers."""
+    """A transfer between two tiers failed."""
 
 
 class DeviceError(TiercelError):
@@ -65,11 +65,11 @@ class DeviceError(TiercelError):
 
 
 class OutOfDeviceMemoryError(DeviceError):
-    """The device had no memory for a step."""
+    """The device had too little memory for a step."""
 
 
 class DeviceLostError(TiercelError):
-    """The device fails every step from now on; nobody in this process can help it."""
+    """The device fails every step from now on. Only a new engine process can recover."""
 
 
 class WireError(TiercelError):
@@ -77,4 +77,4 @@ class WireError(TiercelError):
 
 
 class InvariantError(TiercelError):
-    """Our own books disagree with each other."""
+    """The books of the engine are inconsistent."""

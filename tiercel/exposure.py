@@ -1,4 +1,4 @@
-"""Who can reach a listener: nobody beyond this machine gets in without a key unless the operator says so."""
+"""The rule that other machines need a key to use the server, unless the operator allows them without."""
 
 import ipaddress
 
@@ -7,7 +7,7 @@ from tiercel.settings import ServerSettings
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on this address, or be a peer with it."""
+    """Return whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -17,12 +17,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: ServerSettings) -> None:
-    """Refuse to listen beyond this machine without a key. Errors: ConfigError."""
+    """Check that a server that other machines can reach has keys. Errors: ConfigError."""
     is_private = settings.uds is not None or is_loopback(settings.host)
-    has_keys = bool(settings.api_keys) or settings.tenants_config is not None  # a tenant without a key is refused
+    has_keys = bool(settings.api_keys) or settings.tenants_config is not None  # every tenant has a key
     if not is_private and not has_keys and not settings.allow_unauthenticated:
         raise ConfigError(
             "server.exposed",
             f"--host {settings.host or '*'} can be reached from other machines: "
-            "give --api-key or --tenants-config, or --allow-unauthenticated if anybody may use it",
+            "give --api-key or --tenants-config, or --allow-unauthenticated to serve without a key",
         )

@@ -1,4 +1,4 @@
-"""A folder that holds a part of the SSD tier's volume: who may read it, and which daemon has it."""
+"""Access to a folder of the SSD tier's volume: its permissions, and the daemon that uses it."""
 
 import fcntl
 import os
@@ -10,15 +10,15 @@ from tiercel.errors import ConfigError
 
 LOCK_NAME = "tiercel-kv.lock"
 
-_LOCK_TRIES = 3  # `tiercel kv` holds a shared lock for a moment while it looks who has the folder
+_LOCK_TRIES = 3  # `tiercel kv` holds a shared lock for a moment to find out which daemon uses the folder
 _LOCK_PAUSE_S = 0.05
 _PID_DIGITS = 20
 
 
 def open_folder(folder: Path, *, may_create: bool) -> int:
-    """A descriptor of a folder that is ours alone; made with mode 0700 when it is missing.
+    """Open a folder that belongs to this user alone; create it with mode 0700 if it is missing.
 
-    Errors: ConfigError with the line to print.
+    Returns a file descriptor. Errors: ConfigError with the line to print.
     """
     try:
         if may_create:
@@ -31,9 +31,9 @@ def open_folder(folder: Path, *, may_create: bool) -> int:
     found = os.fstat(fd)
     wrong = ""
     if found.st_uid != os.geteuid():
-        wrong = f"{folder} belongs to user {found.st_uid}, not to user {os.geteuid()} who runs this"
+        wrong = f"{folder} belongs to user {found.st_uid}, but this process runs as user {os.geteuid()}"
     elif stat.S_IMODE(found.st_mode) & 0o077:
-        wrong = f"{folder} can be read or written by others; run: chmod 700 {folder}"
+        wrong = f"{folder} can be read or written by other users; run: chmod 700 {folder}"
     if wrong:
         os.close(fd)
         raise ConfigError("kv.open_folder", wrong)
@@ -41,10 +41,11 @@ def open_folder(folder: Path, *, may_create: bool) -> int:
 
 
 def lock_folder(folder: Path) -> int:
-    """Take a folder for this daemon: the descriptor holds it until it and all that were inherited are closed.
+    """Lock a folder for this daemon and return the descriptor that holds the lock.
 
-    A child process may inherit the descriptor (`os.set_inheritable`), so the lock outlives it or its parent.
-    Errors: ConfigError when another daemon has it, with that daemon's pid.
+    The lock lasts until the descriptor and all inherited copies of it are closed. A child process may inherit it
+    (`os.set_inheritable`); the lock then lasts as long as either process.
+    Errors: ConfigError if another daemon has the lock, with the pid of that daemon.
     """
     handle = open_folder(folder, may_create=True)
     try:
@@ -69,9 +70,9 @@ def lock_folder(folder: Path) -> int:
 
 
 def lock_holder(folder: Path) -> int | None:
-    """The pid that took the folder, if a daemon has it now; 0 when its pid is not known.
+    """Return the pid of the daemon that uses the folder, 0 if its pid is not known, None if there is none.
 
-    Errors: ConfigError when the folder or its lock file cannot be opened.
+    Errors: ConfigError if the folder or its lock file cannot be opened.
     """
     handle = open_folder(folder, may_create=False)
     try:

@@ -1,4 +1,4 @@
-"""Logs of every process: one JSON object a line on stderr, or lines for people."""
+"""The log of every process, on stderr: one JSON object per line, or lines for people."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ from tiercel.settings import LogFormat
 
 
 def configure_log(level: str, form: LogFormat) -> None:
-    """Send structlog and the standard library's loggers the same way. Called once, by the main of a process."""
+    """Configure structlog and the standard library's loggers. Called once, by the main function of a process."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -42,5 +42,5 @@ def configure_log(level: str, form: LogFormat) -> None:
 
 
 def set_log_level(level: str) -> None:
-    """Another level from now on, of everything that this process logs."""
+    """Change the level of everything that this process logs."""
     logging.getLogger().setLevel(level.upper())

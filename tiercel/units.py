@@ -1,4 +1,4 @@
-"""Units: names for powers of 1024 and the ways users write sizes and lengths."""
+"""Sizes and lengths: powers of 1024, and how people write them."""
 
 import re
 
@@ -12,9 +12,9 @@ _POWER_BY_LETTER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_length(text: str) -> int:
-    """Read a token count as vLLM's users write it: `4096`, `8k` (8,000), `8K` (8,192).
+    """Return the token count in a text as vLLM reads it: `4096`, `8k` (8,000), `8K` (8,192).
 
-    Errors: ValueError when the text is no such number.
+    Errors: ValueError if the text is not a token count.
     """
     match = _LENGTH.fullmatch(text.strip())
     if match is None:
@@ -25,9 +25,9 @@ def parse_length(text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size: a bare number is bytes; `512M`, `2GiB` count in powers of 1024.
+    """Return the bytes in a text such as `512M` or `2GiB`, in powers of 1024; a number without a unit is bytes.
 
-    Errors: ValueError when the text is no such size.
+    Errors: ValueError if the text is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -37,7 +37,7 @@ def parse_bytes(text: str) -> int:
 
 
 def write_bytes(count: int) -> str:
-    """Write a size as `parse_bytes` reads it, as short as it is exact: `4G`, `1500`."""
+    """Return a size in the shortest exact form that `parse_bytes` reads: `4G`, `1500`."""
     for letter, unit in (("G", GIB), ("M", MIB), ("K", KIB)):
         if count and count % unit == 0:
             return f"{count // unit}{letter}"
@@ -45,7 +45,7 @@ def write_bytes(count: int) -> str:
 
 
 def show_bytes(count: int) -> str:
-    """Write a size for people: `3.7 MiB`."""
+    """Return a size for people: `3.7 MiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:

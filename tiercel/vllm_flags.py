@@ -1,4 +1,4 @@
-"""vLLM's flags that do not act here: refused by name where they would change the outcome, else taken with a warning."""
+"""Flags of vLLM without effect here: refused where they would change the outcome, else accepted with a warning."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,8 +8,8 @@ _LORA = "LoRA adapters are not served"
 _TOOLS = "tool calls are not parsed yet"
 _GRAMMAR = "structured output is not served yet"
 _MEDIA = "only text models are served"
-_PLUGIN = "foreign code is not loaded into the server"
-_GRAPHS = "CUDA graphs hold all lengths and the batch sizes that come; --enforce-eager switches them off"
+_PLUGIN = "third-party code is not loaded into the server"
+_GRAPHS = "CUDA graphs cover all lengths and are captured per batch size; --enforce-eager disables them"
 
 REFUSED: Final[dict[str, str]] = {
     "quantization": "quantised checkpoints are not served",
@@ -41,7 +41,7 @@ REFUSED: Final[dict[str, str]] = {
     "worker-extension-cls": _PLUGIN,
     "logits-processors": _PLUGIN,
     "kv-transfer-config": "KV is not sent to other engines",
-    "cpu-offload-gb": "weights lie on one device",
+    "cpu-offload-gb": "all weights are on the one device",
     "max-num-queued-tokens": "use --max-num-queued-reqs",
     "max-num-active-seqs": "use --max-num-seqs",
     "nano-batch-size": "nano-batches are chosen by the planner",
@@ -49,33 +49,33 @@ REFUSED: Final[dict[str, str]] = {
     "compilation-config": _GRAPHS,
     "cuda-graph-sizes": _GRAPHS,
     "cudagraph-capture-sizes": _GRAPHS,
-    "collect-detailed-traces": "every stage of a request is traced: --otlp-traces-endpoint",
+    "collect-detailed-traces": "every stage of a request is traced; see --otlp-traces-endpoint",
     "custom-histogram-buckets": "the buckets of the metrics are fixed",
-    "skip-tokenizer-init": "a tokenizer is needed",
-    "tokenizer-revision": "the cached revision that refs/main names is served",
-    "revision": "the cached revision that refs/main names is served",
+    "skip-tokenizer-init": "the server needs a tokenizer",
+    "tokenizer-revision": "the cached revision main is served",
+    "revision": "the cached revision main is served",
     "code-revision": "a model folder that needs its own code is not served",
     "download-dir": "nothing is downloaded: give a folder, or org/name from the hub cache",
     "hf-overrides": "change config.json in a copy of the model folder",
     "hf-token": "nothing is downloaded: give a folder, or org/name from the hub cache",
     "disable-sliding-window": "use --max-model-len",
     "no-enable-chunked-prefill": "long prompts are always computed in chunks",
-    "ssl-ca-certs": "client certificates are not checked: put a proxy in front",
-    "ssl-cert-reqs": "client certificates are not checked: put a proxy in front",
+    "ssl-ca-certs": "client certificates are not checked; use a proxy that does",
+    "ssl-cert-reqs": "client certificates are not checked; use a proxy that does",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Harmless:
-    """A flag that is taken with a warning, or silently, and changes nothing."""
+    """A flag that is accepted and has no effect."""
 
     values: tuple[str, ...] = ()  # accepted values; empty = any value; see `takes_value`
-    note: str = ""  # the warning; empty = none, because the flag asks for what happens anyway
-    otherwise: str = ""  # why other values are refused
+    note: str = ""  # the warning; empty = none, because the flag asks for the behaviour of the server
+    otherwise: str = ""  # the reason why other values are refused
     takes_value: bool = True
 
 
-def _asks_for_what_is(*values: str, otherwise: str) -> Harmless:
+def _only(*values: str, otherwise: str) -> Harmless:
     return Harmless(values=values, otherwise=otherwise)
 
 
@@ -84,45 +84,45 @@ def _old_switch(note: str = "") -> Harmless:
 
 
 HARMLESS: Final[dict[str, Harmless]] = {
-    "tensor-parallel-size": _asks_for_what_is("1", otherwise=_TENSORS),
-    "pipeline-parallel-size": _asks_for_what_is("1", otherwise=_TENSORS),
-    "data-parallel-size": _asks_for_what_is("1", otherwise=_TENSORS),
-    "api-server-count": _asks_for_what_is("1", otherwise="there is one HTTP process"),
-    "kv-offloading-backend": _asks_for_what_is("native", otherwise="the tiers are our own: --kv-host-size"),
-    "max-num-partial-prefills": _asks_for_what_is("1", otherwise="the token budget decides: --max-num-batched-tokens"),
-    "kv-cache-dtype": _asks_for_what_is("auto", otherwise="KV has the type of the weights: --dtype"),
-    "prefix-caching-hash-algo": _asks_for_what_is("sha256", otherwise="blocks are keyed with sha256"),
-    "tokenizer-mode": _asks_for_what_is("auto", "hf", "fast", otherwise="tokenizer.json is what is read"),
-    "chat-template-content-format": _asks_for_what_is(
-        "auto", "string", otherwise="the template sees message content as a string"
+    "tensor-parallel-size": _only("1", otherwise=_TENSORS),
+    "pipeline-parallel-size": _only("1", otherwise=_TENSORS),
+    "data-parallel-size": _only("1", otherwise=_TENSORS),
+    "api-server-count": _only("1", otherwise="there is one HTTP process"),
+    "kv-offloading-backend": _only("native", otherwise="KV tiers are built in; see --kv-host-size"),
+    "max-num-partial-prefills": _only("1", otherwise="the token budget limits them; see --max-num-batched-tokens"),
+    "kv-cache-dtype": _only("auto", otherwise="KV has the type of the weights; see --dtype"),
+    "prefix-caching-hash-algo": _only("sha256", otherwise="blocks are keyed by SHA-256"),
+    "tokenizer-mode": _only("auto", "hf", "fast", otherwise="the tokenizer is read from tokenizer.json"),
+    "chat-template-content-format": _only(
+        "auto", "string", otherwise="the template receives message content as a string"
     ),
-    "runner": _asks_for_what_is("auto", "generate", otherwise="only text generation is served"),
-    "task": _asks_for_what_is("auto", "generate", otherwise="only text generation is served"),
-    "response-role": _asks_for_what_is("assistant", otherwise="answers have the role assistant"),
+    "runner": _only("auto", "generate", otherwise="only text generation is served"),
+    "task": _only("auto", "generate", otherwise="only text generation is served"),
+    "response-role": _only("assistant", otherwise="answers have the role assistant"),
     "uvicorn-log-level": Harmless(note="it has no effect: warnings of the HTTP server are logged; see --log-level"),
     "disable-uvicorn-access-log": _old_switch(),
     "enable-chunked-prefill": _old_switch(),
     "disable-custom-all-reduce": _old_switch(),
-    "use-v2-block-manager": _old_switch("it does nothing any more"),
-    "disable-frontend-multiprocessing": _old_switch("it does nothing: the engine is a process of its own"),
-    "disable-log-stats": _old_switch("it does nothing: numbers are metrics, never log lines"),
-    "num-scheduler-steps": Harmless(note="it does nothing any more: one step is launched ahead"),
-    "max-seq-len-to-capture": Harmless(note=f"it does nothing: {_GRAPHS}"),
-    "max-cudagraph-capture-size": Harmless(note=f"it does nothing: {_GRAPHS}"),
-    "max-log-len": Harmless(note="it does nothing: prompts are never logged"),
-    "disable-access-log-for-endpoints": Harmless(note="it does nothing: there is no access log"),
-    "show-hidden-metrics-for-version": Harmless(note="it does nothing: no metric is hidden"),
+    "use-v2-block-manager": _old_switch("it has no effect"),
+    "disable-frontend-multiprocessing": _old_switch("it has no effect: the engine always runs in its own process"),
+    "disable-log-stats": _old_switch("it has no effect: statistics are metrics, not log lines"),
+    "num-scheduler-steps": Harmless(note="it has no effect: one step is launched ahead"),
+    "max-seq-len-to-capture": Harmless(note=f"it has no effect: {_GRAPHS}"),
+    "max-cudagraph-capture-size": Harmless(note=f"it has no effect: {_GRAPHS}"),
+    "max-log-len": Harmless(note="it has no effect: prompts are never logged"),
+    "disable-access-log-for-endpoints": Harmless(note="it has no effect: there is no access log"),
+    "show-hidden-metrics-for-version": Harmless(note="it has no effect: no metric is hidden"),
 }
 
 RENAMED: Final[dict[str, str]] = {"disable-log-requests": "no-enable-log-requests"}
-"""Old spellings that still act, with a warning."""
+"""Deprecated spellings that still act, with a warning."""
 
 IN_GIB: Final[dict[str, str]] = {
     "swap-space": "kv-host-size",
     "host-swap-space": "kv-host-size",
     "kv-offloading-size": "kv-host-size",
 }
-"""Other spellings of sizes, where a bare number is GiB as in vLLM."""
+"""Other spellings of sizes. A number without a unit is GiB, as in vLLM."""
 
 SHORT: Final[dict[str, str]] = {
     "-tp": "tensor-parallel-size",
@@ -131,4 +131,4 @@ SHORT: Final[dict[str, str]] = {
     "-q": "quantization",
     "-sc": "speculative-config",
 }
-"""vLLM's one-letter spellings of the flags above."""
+"""vLLM's short spellings of the flags above."""

@@ -1,7 +1,7 @@
 """Frames between the HTTP process and the engine process.
 
-A frame is a little-endian uint32 length and that many bytes of MessagePack: a tagged struct. Token ids and
-sequence ids travel as raw uint32 and uint64 bytes, because one step carries hundreds of them. No pickle.
+A frame is a little-endian uint32 length and a MessagePack body of that length: a tagged struct. Token ids and
+sequence ids are sent as raw uint32 and uint64 bytes, because one step carries hundreds of them. Pickle is not used.
 """
 
 import struct
@@ -25,39 +25,39 @@ _LENGTH = struct.Struct("<I")
 
 
 class Start(Struct, frozen=True, tag="start"):
-    """The first frame: what to load."""
+    """The first frame: the settings to start with."""
 
     settings: EngineSettings
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """Run this request. It ends in exactly one `Finished`, also when it is aborted."""
+    """Run a request. It ends in exactly one `Finished`, also if it is aborted."""
 
     request: Request
 
 
 class Abort(Struct, frozen=True, tag="abort"):
-    """End these sequences now, in whatever state they are. Unknown ids are ignored (they just finished)."""
+    """End sequences now, in any state. Unknown ids are ignored: their sequences have just finished."""
 
     seqs: tuple[SeqId, ...]
-    reason: FinishReason = FinishReason.ABORT  # STOP when the HTTP process found a stop string
+    reason: FinishReason = FinishReason.ABORT  # STOP if the HTTP process found a stop string
 
 
 class SetTenants(Struct, frozen=True, tag="set_tenants"):
-    """Who is served from now on. Follows `Ready`, and every change of the tenants; the newest stands alone."""
+    """Replace all tenants. Sent after `Ready` and at every change of the tenants; it replaces earlier ones."""
 
     tenants: Tenants
 
 
 class SetSettings(Struct, frozen=True, tag="set_settings"):
-    """What the operator decided while the engine runs: the fields that may change count, from the next step on."""
+    """Change the live settings from the next step on; the other fields are ignored."""
 
     version: int
     settings: EngineSettings
 
 
 class Quit(Struct, frozen=True, tag="quit"):
-    """Leave with exit code 0, at once or after persisting what lies in memory for so long."""
+    """Exit with code 0, after persisting blocks for at most `patience_s`."""
 
     patience_s: float = 0.0
 
@@ -66,15 +66,15 @@ class Quit(Struct, frozen=True, tag="quit"):
 
 
 class Loading(Struct, frozen=True, tag="loading"):
-    """A stage of the start, for `/ready` and the log."""
+    """A stage of the start has begun; for `/ready` and the log."""
 
     stage: str
 
 
 class Ready(Struct, frozen=True, tag="ready", kw_only=True):
-    """The engine serves. Facts that only the engine could learn."""
+    """The engine serves. Carries the facts that only the engine knows."""
 
-    max_model_len: int  # tokens, prompt and outputs together
+    max_model_len: int  # tokens of prompt and output together
     vocab_size: int  # logits width
     block_size: int  # tokens
     blocks_total: int  # device tier
@@ -92,23 +92,23 @@ class Ready(Struct, frozen=True, tag="ready", kw_only=True):
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """The engine cannot start. `message` is the line for the operator; the engine exits with code 2 after it."""
+    """The engine cannot start and exits with code 2. `message` is the line for the operator."""
 
     code: str
     message: str
 
 
 class Report(Struct, frozen=True, tag="report", kw_only=True):
-    """What one committed step brought, for all sequences together.
+    """The results of one committed step for all its sequences.
 
-    `seqs` (raw uint64) and `tokens` (raw uint32) run in parallel: one new token a sequence. A sequence that
-    ends in this step has its last token here and its end in `finished`.
+    `seqs` (raw uint64) and `tokens` (raw uint32) are parallel: one new token per sequence. The last token of a sequence
+    that ends in this step is here, too; its end is in `finished`.
     """
 
     seqs: bytes = b""
     tokens: bytes = b""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    firsts: tuple[FirstToken, ...] = ()  # of the tokens: the first of their sequences
+    firsts: tuple[FirstToken, ...] = ()  # for sequences whose first token is among `tokens`
     finished: tuple[Finished, ...] = ()
     gauges: Gauges | None = None
 
@@ -122,9 +122,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: ToEngine | FromEngine) -> bytes:
-    """One message as length and body.
+    """Return a message as a frame.
 
-    Errors: WireError when the body is over MAX_FRAME_BYTES.
+    Errors: WireError if the body is longer than MAX_FRAME_BYTES.
     """
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
@@ -133,14 +133,14 @@ def encode_frame(message: ToEngine | FromEngine) -> bytes:
 
 
 class FrameReader(Generic[M]):
-    """Bytes in, whole messages out; keeps what is left of a cut frame."""
+    """Decoder of a stream of bytes into messages. It keeps the bytes of an incomplete frame."""
 
     def __init__(self, union: type[M]) -> None:
         self._decoder = msgspec.msgpack.Decoder(union)
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> list[M]:
-        """Add bytes; return every message that is complete. Errors: WireError."""
+        """Add bytes and return every complete message. Errors: WireError."""
         self._buffer += chunk
         messages: list[M] = []
         start = 0

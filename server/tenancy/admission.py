@@ -1,8 +1,8 @@
-"""Who may come in: a finite queue and the limits of tenants, refused before any work is done for a request.
+"""Admission control: a finite queue and the limits of tenants, checked before any work is done for a request.
 
-Gate one (`enter`) stands before tokenising: places of the queue, sequences at once, requests a minute. Gate two
-(`Entry.admit`) stands behind it: tokens a minute and the goal for the first token. A tenant's own limit gives 429,
-an overloaded server 503, both with Retry-After.
+Gate one (`enter`) comes before tokenising: places in the queue, concurrent sequences, requests per minute. Gate two
+(`Entry.admit`) comes after it: tokens per minute and the goal for the first token. A tenant over its limits gets 429,
+a client of an overloaded server 503, both with Retry-After.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ _SAMPLE_S = 1.0
 _SMOOTHING = 0.3
 _MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 2
-_LEAST_ROOM = 0.1  # part of a goal that is kept free: the client's end of the goal is not seen from here
-_MOST_ROOM = 1 / 3  # part of a goal that is kept free at most, for first tokens that come later than foretold
-_PRESSURE_S = 10.0  # of queue that counts as overload, where no tenant has a goal
+_MIN_MARGIN = 0.1  # share of a goal that is kept free: the client's part of the time is not visible here
+_MAX_MARGIN = 1 / 3  # largest share of a goal that is kept free for first tokens later than forecast
+_PRESSURE_S = 10.0  # wait in the queue that counts as overload if no tenant has a goal
 
 
 class AdmissionQueue(Protocol):
-    """What admission must know of the engine's queue."""
+    """The facts about the engine's queue that admission needs."""
 
     @property
     def num_tokenless(self) -> int: ...
@@ -43,7 +43,7 @@ class AdmissionQueue(Protocol):
 
 
 class RejectionCounter(Protocol):
-    """Who counts refusals."""
+    """The counter of refusals; see `metrics`."""
 
     def on_rejected(self, reason: str) -> None: ...
 
@@ -51,7 +51,7 @@ class RejectionCounter(Protocol):
 
 
 class ServiceLevel(enum.Enum):
-    """What a request gets, for the response header."""
+    """The level of service of a request, for the response header."""
 
     FULL = "full"
     SHORTENED = "shortened"  # fewer output tokens than it asked for
@@ -60,29 +60,29 @@ class ServiceLevel(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRequest:
-    """What a request comes to once it is tokenised."""
+    """The size of a request, known once it is tokenised."""
 
-    prompts: Sequence[int]  # tokens of each
-    choices: int = 1  # of each prompt
-    max_tokens: int = 0  # most outputs of a sequence
-    is_named: bool = True  # by the client: what it left open is charged when it has come
+    prompts: Sequence[int]  # tokens of each prompt
+    choices: int = 1  # per prompt
+    max_tokens: int = 0  # maximum outputs of a sequence
+    is_named: bool = True  # max_tokens was given by the client; otherwise outputs are charged at the end
     priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How an admitted request is served."""
+    """The terms on which an admitted request is served."""
 
     band: int
-    service: ServiceLevel | None = None  # None: its tenant allows full service only
-    max_tokens: int | None = None  # a cap on what was asked for
-    uncached_share: float = 1.0  # of its prompts, probably
-    queue_s: float | None = None  # expected before its first slice
+    service: ServiceLevel | None = None  # None: the tenant allows full service only
+    max_tokens: int | None = None  # a cap below the requested max_tokens
+    uncached_share: float = 1.0  # expected, of its prompts
+    queue_s: float | None = None  # expected wait before its first slice
     reserved: int = 0  # outputs of each sequence, charged to the tokens per minute
 
 
 class Admission:
-    """Counts sequences without a first token: those at the engine and those still being tokenised."""
+    """Admission control. It counts the sequences without a first token, in the engine and before it."""
 
     def __init__(
         self, queue: AdmissionQueue, counter: RejectionCounter, clock: Clock, usages: UsageBook, *, max_queued: int
@@ -101,32 +101,32 @@ class Admission:
 
     @property
     def max_queued(self) -> int:
-        """Most sequences that may wait."""
+        """The maximum number of waiting sequences."""
         return self._max_queued
 
     @property
     def is_closed(self) -> bool:
-        """True from the first signal on: the server drains."""
+        """Whether the server drains; true from the first signal."""
         return self._is_closed
 
     @property
     def num_reserved(self) -> int:
-        """Sequences that are admitted and not yet submitted."""
+        """The number of sequences that are admitted and not submitted yet."""
         return self._reserved
 
     def set_max_queued(self, max_queued: int) -> None:
-        """Another number of places from now on. Who waits beyond it stays."""
+        """Change the number of places. Sequences that wait beyond a lower number stay."""
         self._max_queued = max_queued
 
     def close(self) -> None:
-        """Refuse everything from now on."""
+        """Refuse all further requests."""
         self._is_closed = True
 
     @contextlib.contextmanager
     def enter(self, tenant: Tenant = ANYBODY, choices: int = 1, *, prompts: int = 1) -> "Generator[Entry]":
-        """Gate one: hold places for `choices` of each prompt until they are submitted, or the request has failed.
+        """Pass gate one: reserve places for `choices` of each prompt until the request is submitted or has failed.
 
-        Errors: AdmissionError: 429 or 503 with Retry-After, or 400 for more sequences than can ever wait.
+        Errors: AdmissionError: 429 or 503 with Retry-After, or 400 for more sequences than may ever wait.
         """
         sequences = choices * prompts
         self._sample_rate()
@@ -148,7 +148,7 @@ class Admission:
             self._usages.close(usage)
 
     def rate_headers(self, tenant: Tenant) -> list[tuple[bytes, bytes]]:
-        """What is left of a tenant's limits by the minute, in OpenAI's headers."""
+        """Return OpenAI's headers with the rest of a tenant's limits per minute."""
         usage, now_s = self._usages.of(tenant), self._clock.now_s()
         headers = [
             (f"x-ratelimit-{what}-{name}".encode(), text.encode())
@@ -160,7 +160,7 @@ class Admission:
         return headers
 
     def _check_open(self, usage: TenantUsage, choices: int, prompts: int) -> None:
-        """Everything of gate one, the cheapest and most final first. Only a request that passes is charged."""
+        """Check gate one, the cheapest and most final limits first. Only a request that passes is charged."""
         if self._is_closed:
             self._counter.on_rejected(SHUTTING_DOWN)
             raise shutting_down()
@@ -199,13 +199,13 @@ class Admission:
         return throttled(self._counter, usage, reason, what, retry_s)
 
     def _pressure(self) -> float:
-        """How full the queue is, or how long against the tightest goal, whichever is worse."""
+        """Return the larger of the fill of the queue and its length relative to the tightest goal."""
         fill = (self._queue.num_tokenless + self._reserved) / self._max_queued
         queue_s = self._usages.throughput.queue_s(self._usages.backlog) or 0.0
         return max(fill, queue_s / (self._usages.goal_s or _PRESSURE_S))
 
     def _sample_rate(self) -> None:
-        """Follow how many sequences a second leave the queue."""
+        """Update the moving average of the sequences per second that leave the queue."""
         now_s, started = self._clock.now_s(), self._queue.num_started
         elapsed_s = now_s - self._sampled_s
         if elapsed_s < _SAMPLE_S:
@@ -221,7 +221,7 @@ class Admission:
 
 
 class Entry:
-    """A request behind gate one. Its places are given back when the `with` of `Admission.enter` ends."""
+    """A request that passed gate one. Its places are returned when the `with` of `Admission.enter` ends."""
 
     def __init__(
         self, usages: UsageBook, usage: TenantUsage, counter: RejectionCounter, clock: Clock, level: OverloadLevel
@@ -234,10 +234,10 @@ class Entry:
         self._charged = 0
 
     def admit(self, request: AdmissionRequest) -> Terms:
-        """Gate two. What it charges is given back if the request fails before it is submitted.
+        """Pass gate two. Its charge is returned if the request fails before it is submitted.
 
-        Errors: AdmissionError: 429 for tokens a minute, 503 for a goal that cannot be kept, both with Retry-After;
-        400 for a prompt of more tokens than the tenant has in a minute.
+        Errors: AdmissionError: 429 for tokens per minute, 503 for a goal that cannot be kept, both with Retry-After;
+        400 for a prompt with more tokens than the tenant's limit per minute.
         """
         usage = self._usage
         band = usage.tenant.share.band_of(request.priority)
@@ -268,15 +268,16 @@ class Entry:
         )
 
     def refund(self) -> None:
-        """The request failed before it was submitted: the tokens that it was charged are its tenant's again."""
+        """Return the charged tokens to the tenant: the request failed before it was submitted."""
         if self._charged and self._usage.tokens is not None:
             self._usage.tokens.settle(-self._charged, self._clock.now_s())
         self._charged = 0
 
     def _late_s(self, band: int, own: float) -> float:
-        """Return by how much the first token may miss the goal because of those ahead; 0 = not at all, or not known.
+        """Return by how much the first token is forecast to miss the goal because of the queue; 0 if not, or not known.
 
-        A prompt that misses the goal on its own is held to the goal in the queue only: it would else never be served.
+        A prompt that misses the goal even alone is checked for its time in the queue only; otherwise it would never be
+        served.
         """
         usage, usages = self._usage, self._usages
         slo = usage.tenant.share.slo
@@ -288,17 +289,17 @@ class Entry:
         if compute_s <= slo.ttft_s:
             queue_s = usages.queue_s(usage, band, own)
             now_s, forecast_error = self._clock.now_s(), usage.forecast_error
-            room_s = min(max(forecast_error.spread_s(now_s), _LEAST_ROOM * slo.ttft_s), _MOST_ROOM * slo.ttft_s)
+            margin_s = min(max(forecast_error.spread_s(now_s), _MIN_MARGIN * slo.ttft_s), _MAX_MARGIN * slo.ttft_s)
             half_life_s = IDLE_HALF_LIFE_S if usages.is_fair and not usage.backlog_by_band else HALF_LIFE_S
-            extra_s = forecast_error.at_s(now_s, half_life_s) + room_s
+            extra_s = forecast_error.at_s(now_s, half_life_s) + margin_s
         else:
             queue_s, extra_s = usages.throughput.queue_s(usages.tokens_ahead(usage, band, own)), 0.0
         return 0.0 if queue_s is None else max(queue_s + extra_s - slo.ttft_s, 0.0)
 
     def _charge(self, request: AdmissionRequest, max_tokens: int) -> int:
-        """Charge the prompts and what the client allows for outputs; returns the outputs charged for a sequence.
+        """Charge the prompts and the requested outputs; return the outputs charged per sequence.
 
-        Outputs are settled at the end of each sequence, so a large allowance only needs a full bucket.
+        The charge for outputs is corrected at the end of each sequence, so a large max_tokens needs only a full bucket.
         """
         bucket, now_s = self._usage.tokens, self._clock.now_s()
         if bucket is None:
@@ -341,7 +342,7 @@ def _bounded(retry_s: float) -> float:
 
 
 def throttled(counter: RejectionCounter, usage: TenantUsage, reason: str, what: str, retry_s: float) -> AdmissionError:
-    """The refusal of a tenant that is over a limit of its own."""
+    """Return the refusal for a tenant that exceeds one of its limits."""
     name = usage.tenant.name
     counter.on_rejected(f"tenant_{reason}")
     counter.on_throttled(name, reason)
@@ -355,7 +356,7 @@ def throttled(counter: RejectionCounter, usage: TenantUsage, reason: str, what: 
 
 
 def overloaded(retry_after_s: float) -> AdmissionError:
-    """The refusal of a server that cannot keep up."""
+    """Return the refusal of an overloaded server."""
     return AdmissionError(
         503,
         "The engine is currently busy and cannot accept new requests. Please try again later.",
@@ -366,7 +367,7 @@ def overloaded(retry_after_s: float) -> AdmissionError:
 
 
 def _never_fits(choices: int, prompts: int, most: int, *, is_own: bool) -> AdmissionError:
-    """The refusal of a request that no waiting would help."""
+    """Return the refusal for a request with more sequences than may ever wait."""
     holder = "your key may have" if is_own else "the queue of this server holds"
     return AdmissionError(
         400,
@@ -377,7 +378,7 @@ def _never_fits(choices: int, prompts: int, most: int, *, is_own: bool) -> Admis
 
 
 def shutting_down() -> AdmissionError:
-    """The refusal of a server that drains."""
+    """Return the refusal of a server that drains."""
     return AdmissionError(
         503,
         "The server is shutting down and takes no new requests.",

@@ -1,4 +1,4 @@
-"""Keys: whose request it is, and who may use the routes that are not open."""
+"""Authentication: the tenant of a request, and the keys for the routes that are not open."""
 
 from typing import cast
 
@@ -12,11 +12,11 @@ from tiercel.server.tenancy.directory import TenantDirectory
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
 
 _BY_PROXY = ("forwarded", "via", "x-real-ip")
-"""Headers that tell of a proxy, beside those that begin with `x-forwarded-`."""
+"""Headers that a proxy adds, beside those that begin with `x-forwarded-`."""
 
 
 class Guard:
-    """Route dependency of what a tenant may use: finds the tenant by its key, and by nothing else."""
+    """Route dependency of the routes for tenants: finds the tenant by its key."""
 
     def __init__(self, tenants: TenantDirectory) -> None:
         self._tenants = tenants
@@ -30,13 +30,13 @@ class Guard:
 
 
 class AdminGuard:
-    """Route dependency of what only the operator may use."""
+    """Route dependency of the routes for the operator."""
 
     def __init__(self, tenants: TenantDirectory) -> None:
         self._tenants = tenants
 
     async def __call__(self, request: Request) -> None:
-        """Errors: AdmissionError (401, or 403 where there is no admin key)."""
+        """Errors: AdmissionError (401, or 403 if the server has no admin key)."""
         table = self._tenants.table
         if not table.admin_digests:
             raise AdmissionError(
@@ -50,9 +50,9 @@ class AdminGuard:
 
 
 class MetricsGuard:
-    """Route dependency of figures of all tenants: open straight from this machine, else for the operator.
+    """Route dependency of the metrics of all tenants: open to direct requests of this machine, else for the operator.
 
-    Without a tenants file every key is the operator's.
+    Without a tenants file every key is an operator's key.
     """
 
     def __init__(self, tenants: TenantDirectory) -> None:
@@ -65,14 +65,14 @@ class MetricsGuard:
 
 
 class Viewer(Struct, frozen=True):
-    """Who looks at the page."""
+    """The person who looks at the page."""
 
-    tenant: Tenant | None  # whose requests the key makes; None: an admin key makes none
+    tenant: Tenant | None  # of the key; None for an admin key
     is_operator: bool
 
 
 class PageGuard:
-    """Route dependency of what the page is told: by any key, of its own tenant or of all."""
+    """Route dependency of the page's data: every key sees its own tenant, the operator all tenants."""
 
     def __init__(self, tenants: TenantDirectory) -> None:
         self._tenants = tenants
@@ -87,19 +87,19 @@ class PageGuard:
 
 
 def viewer_of(scope: Scope) -> Viewer:
-    """The viewer that `PageGuard` found."""
+    """Return the viewer that `PageGuard` found."""
     return cast(Viewer, scope["state"]["viewer"])
 
 
 def tenant_of(scope: Scope) -> Tenant:
-    """The tenant that `Guard` found."""
+    """Return the tenant that `Guard` found."""
     return cast(Tenant, scope["state"]["tenant"])
 
 
 def is_local(request: Request) -> bool:
-    """True when the request comes straight from this machine: over loopback or a Unix socket, through no proxy.
+    """Return whether a request comes directly from this machine: over loopback or a Unix socket, without a proxy.
 
-    A proxy on this machine that adds no header looks like a client of this machine.
+    A proxy on this machine that adds no header cannot be told from a client of this machine.
     """
     if any(name in _BY_PROXY or name.startswith("x-forwarded-") for name in request.headers):
         return False
@@ -109,7 +109,7 @@ def is_local(request: Request) -> bool:
 
 
 def _is_operator(table: TenantTable, authorization: str | None) -> bool:
-    """Without a tenants file every key is the operator's, and where no key is needed everybody is."""
+    """Return whether a key is the operator's. Without a tenants file every key is, and without keys everybody."""
     is_only_tenant = table.source == "settings" and table.find(authorization) is not None
     return is_only_tenant or table.admits_admin(authorization)
 

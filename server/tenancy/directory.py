@@ -1,4 +1,4 @@
-"""The tenants in force: replaced as a whole by the file or by an admin, or left as they are."""
+"""The tenants in force. The file or an administrator replaces them as a whole; a wrong document changes nothing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,34 +14,34 @@ from tiercel.server.tenancy.tenants import Source, Tenant, TenantTable, default_
 from tiercel.settings import ServerSettings
 
 BODY_NAME = "request body"
-"""What errors call a document that came in a request."""
+"""The name of a document that came in a request, for error messages."""
 
 T = TypeVar("T")
 
 
 class InThread(Protocol):
-    """Runs work off the event loop."""
+    """Runs work outside the event loop."""
 
     async def __call__(self, work: Callable[[], T]) -> T: ...
 
 
 class ReloadCounter(Protocol):
-    """Who counts what was wrong."""
+    """The counter of refused documents; see `metrics`."""
 
     def on_tenants_refused(self) -> None: ...
 
 
 Listener = Callable[[TenantTable], None]
-"""Whoever must know of a new table. Must not fail: the table is in force."""
+"""Called with every new table. It must not raise: the table is already in force."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """A thread apart from those that tokenise, so that overload does not keep an operator waiting."""
+    """Run work in a thread that is not a tokenising thread, so that an overloaded server still obeys the operator."""
     return await asyncio.to_thread(work)
 
 
 class TenantDirectory:
-    """Holds the table in force. One change at a time; a wrong one changes nothing."""
+    """The holder of the table in force. Changes are made one at a time."""
 
     def __init__(self, table: TenantTable, path: Path | None, admin_key: str | None, counter: ReloadCounter) -> None:
         self._table = table
@@ -59,16 +59,16 @@ class TenantDirectory:
 
     @property
     def has_file(self) -> bool:
-        """Whether a reload can bring anything."""
+        """Whether there is a tenants file."""
         return self._path is not None
 
     def add_listener(self, listener: Listener) -> None:
-        """Tell `listener` of the table now and at every change."""
+        """Call `listener` with the table now and at every change."""
         self._listeners.append(listener)
         listener(self._table)
 
     async def reload(self, run: InThread = in_thread) -> bool:
-        """Read the file again. A wrong one is logged and counted, and the old table stays; then False."""
+        """Read the file again. If it is wrong, log and count that, keep the old table and return False."""
         try:
             await self.read_again(run)
         except ConfigError:
@@ -76,11 +76,11 @@ class TenantDirectory:
         return True
 
     async def read_again(self, run: InThread = in_thread) -> TenantTable:
-        """As `reload`, for who wants to know why not. Errors: ConfigError; then the old table stays."""
+        """Read the file again and return the new table. Errors: ConfigError; the old table stays in force."""
         path = self._path
         if path is None:
-            self._log.warning("tenants_reload_refused", reason="there is no --tenants-config")
-            raise ConfigError("tenants.no_file", "there is no --tenants-config")
+            self._log.warning("tenants_reload_refused", reason="the server was started without --tenants-config")
+            raise ConfigError("tenants.no_file", "the server was started without --tenants-config")
         async with self._turn:
             try:
                 config = await run(lambda: load_tenant_file(path, others=self._settings_admin))
@@ -90,9 +90,9 @@ class TenantDirectory:
             return self._set(config, "file", config.admin_digests)
 
     async def put(self, text: bytes, *, is_json: bool, run: InThread = in_thread) -> TenantTable:
-        """Take the tenants of a document. Where it names no secret or admin key, those in force stay.
+        """Replace the tenants by those of a document. A secret or admin key that it leaves out stays as it is.
 
-        Errors: ConfigError; then the old table stays.
+        Errors: ConfigError; the old table stays in force.
         """
         async with self._turn:
             before = self._table
@@ -124,7 +124,7 @@ class TenantDirectory:
 
 
 def open_directory(settings: ServerSettings, counter: ReloadCounter) -> TenantDirectory:
-    """The tenants as a server starts with them. Errors: ConfigError."""
+    """Return the directory with the tenants that the settings name. Errors: ConfigError."""
     if settings.tenants_config is None:
         return TenantDirectory(default_table(settings.api_keys, settings.admin_key), None, settings.admin_key, counter)
     path = Path(settings.tenants_config)

@@ -1,8 +1,8 @@
-"""YAML and JSON text to plain values, for what an operator writes.
+"""Reading of YAML and JSON documents that an operator writes.
 
-YAML's own loaders expand aliases, build objects of tags and take the last of two equal keys. Here a document is read
-event by event: no aliases, anchors, tags or second document, text for keys, each key once, and the few plain values
-of YAML's core schema (`on` and `yes` are text).
+PyYAML's loaders expand aliases, build objects from tags and keep the last of two equal keys. Here a document is read
+event by event: aliases, anchors, tags and second documents are refused, keys are text and unique, and plain values are
+those of YAML's core schema (`on` and `yes` are text).
 """
 
 import json
@@ -23,18 +23,18 @@ _WORDS: dict[str, bool | None] = {
     **{spelled: False for spelled in ("false", "False", "FALSE")},
 }
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
-# As YAML 1.1 has it: an exponent has a sign and comes behind a point, or it is text.
+# As in YAML 1.1, an exponent needs a sign and a decimal point; otherwise the value is text.
 _NUMBER = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,40}([eE][-+][0-9]{1,3})?|\.[0-9]{1,40}([eE][-+][0-9]{1,3})?")
 
 _Events = Generator[yaml.Event]
 
 
 class DocumentError(Exception):
-    """The text is no such document; the message is one line."""
+    """The text is not a valid document. The message is one line."""
 
 
 def read_yaml(text: bytes) -> object:
-    """The value of a YAML document. Errors: DocumentError."""
+    """Return the value of a YAML document. Errors: DocumentError."""
     _check_size(text)
     try:
         return _document(_events(text.decode("utf-8-sig")))
@@ -45,7 +45,7 @@ def read_yaml(text: bytes) -> object:
 
 
 def read_json(text: bytes) -> object:
-    """The value of a JSON document. Errors: DocumentError."""
+    """Return the value of a JSON document. Errors: DocumentError."""
     _check_size(text)
     try:
         value: object = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
@@ -61,7 +61,7 @@ def _check_size(text: bytes) -> None:
 
 
 def _events(text: str) -> _Events:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is there where PyYAML was built with libyaml
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader exists if PyYAML was built with libyaml
     return cast(_Events, yaml.parse(text, Loader=loader))  # pyright: ignore[reportUnknownMemberType] - untyped there
 
 
@@ -80,13 +80,13 @@ def _document(events: _Events) -> object:
 
 def _value(event: yaml.Event, events: _Events, depth: int) -> object:
     if isinstance(event, yaml.AliasEvent):
-        raise DocumentError(f"line {_line(event)}: aliases are not read")
+        raise DocumentError(f"line {_line(event)}: aliases are not supported")
     if depth > MAX_DEPTH:
         raise DocumentError(f"line {_line(event)}: nests deeper than {MAX_DEPTH} levels")
     if getattr(event, "anchor", None) is not None:
-        raise DocumentError(f"line {_line(event)}: anchors are not read")
+        raise DocumentError(f"line {_line(event)}: anchors are not supported")
     if getattr(event, "tag", None) is not None:
-        raise DocumentError(f"line {_line(event)}: tags are not read")
+        raise DocumentError(f"line {_line(event)}: tags are not supported")
     if isinstance(event, yaml.MappingStartEvent):
         return _mapping(events, depth)
     if isinstance(event, yaml.SequenceStartEvent):
@@ -104,13 +104,13 @@ def _mapping(events: _Events, depth: int) -> dict[str, object]:
         if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
             raise DocumentError(f"line {_line(event)}: a key must be plain text")
         if event.value in fields:
-            raise DocumentError(f"line {_line(event)}: {event.value[:64]!r} stands there twice")
+            raise DocumentError(f"line {_line(event)}: {event.value[:64]!r} is given twice")
         fields[event.value] = _value(next(events), events, depth + 1)
     return fields
 
 
 def _plain(text: str) -> object:
-    """What an unquoted word means."""
+    """Return the value of an unquoted word."""
     if text in _WORDS:
         return _WORDS[text]
     if _WHOLE.fullmatch(text):
@@ -119,7 +119,7 @@ def _plain(text: str) -> object:
 
 
 def _fault(error: yaml.YAMLError) -> str:
-    """Never the text around it, which may be a key."""
+    """Describe an error without the text around it, which may be a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     return "the text has characters that YAML does not allow"
@@ -133,12 +133,12 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)[:64]!r} stands there twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)[:64]!r} is given twice")
     return fields
 
 
 def _no_constant(word: str) -> object:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def _check_depth(value: object, depth: int) -> None:

@@ -1,17 +1,17 @@
-"""When a request would get its first token, from how fast the engine has computed prompts lately."""
+"""Forecast of the time to the first token, from the measured throughput of prompts."""
 
-_WINDOW_S = 0.25  # of work with sequences waiting, for one sample of the speed
+_WINDOW_S = 0.25  # time with waiting sequences per sample of the throughput
 _SMOOTHING = 0.3
-_SLOWER = 0.1  # the same for a lower speed: steps that were not full say less than those that were
-HALF_LIFE_S = 5.0  # of what is known of a tenant that gets no first tokens
-IDLE_HALF_LIFE_S = 1.0  # the same, while nothing of it waits: who is owed its share is soon tried again
-_DRAIN_SLOWER = 0.5  # smoothing of a tenant's own speed when it falls: a forecast that is too early admits too many
-_DRAIN_WINDOW_S = 0.5  # of time with a backlog, for one sample of how fast it drains
-_SPREADS = 3.0  # mean deviations of a first token from its forecast that a goal must leave room for
+_SLOWER = 0.1  # smoothing of a falling throughput: steps that were not full tell less than full ones
+HALF_LIFE_S = 5.0  # of the measurements of a tenant that gets no first tokens
+IDLE_HALF_LIFE_S = 1.0  # the same while the tenant has no waiting sequence: it is owed its share and tried again soon
+_DRAIN_SLOWER = 0.5  # smoothing of a tenant's falling drain rate: a forecast that is too early admits too many
+_DRAIN_WINDOW_S = 0.5  # time with a backlog per sample of the drain rate
+_SPREADS = 3.0  # mean deviations of the forecast error that are subtracted from a goal
 
 
 class PromptThroughput:
-    """A moving average of the prompt tokens per second while sequences wait."""
+    """The moving average of the prompt tokens computed per second while sequences wait."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -20,13 +20,13 @@ class PromptThroughput:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Prompt tokens computed per second under load; None before anything is known."""
+        """Prompt tokens computed per second under load; None before the first sample."""
         return self._tokens_per_s
 
     def note_step(self, prompt_tokens: int, busy_s: float) -> None:
-        """A step computed so much of prompts, `busy_s` after the one before, and left sequences waiting.
+        """Record a step that computed `prompt_tokens`, `busy_s` after the previous step, and left sequences waiting.
 
-        Steps after which nobody waits are not told: they may have been as small as what had come.
+        Steps that leave no sequence waiting are not recorded, because they may have been small for lack of work.
         """
         self._tokens += prompt_tokens
         self._busy_s += busy_s
@@ -38,15 +38,15 @@ class PromptThroughput:
         self._tokens = self._busy_s = 0.0
 
     def queue_s(self, tokens: float) -> float | None:
-        """How long so many prompt tokens take; None before anything is known."""
+        """Return the time for a number of prompt tokens; None before the first sample."""
         return None if self._tokens_per_s is None else tokens / self._tokens_per_s
 
 
 class DrainRate:
-    """The prompt tokens per second of one tenant that reach their first token while some of its sequences wait.
+    """The prompt tokens per second of one tenant that reach their first token while sequences of the tenant wait.
 
-    Measured for each tenant, because where service is shared, what one tenant gets in prompt tokens depends on who else
-    is served and on how many tokens the answers have.
+    Measured per tenant, because with shared service a tenant's rate depends on the other tenants and on the length of
+    the answers.
     """
 
     __slots__ = ("_busy_s", "_noted_s", "_since_s", "_tokens", "_tokens_per_s")
@@ -56,24 +56,24 @@ class DrainRate:
         self._noted_s = 0.0
         self._tokens = 0.0
         self._busy_s = 0.0
-        self._since_s: float | None = None  # when the backlog came; None while nothing waits
+        self._since_s: float | None = None  # start of the backlog; None without one
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The moving average; None before anything is known."""
+        """The moving average; None before the first sample."""
         return self._tokens_per_s
 
     def freshness(self, now_s: float) -> float:
-        """Return how much the speed still says, from 1 at a first token to 0 long after it."""
+        """Return the weight of the measurement, from 1 at a first token to 0 long after it."""
         return freshness(now_s - self._noted_s)
 
     def begin(self, now_s: float) -> None:
-        """The tenant's first sequence waits."""
+        """Record that sequences of the tenant wait from now on."""
         if self._since_s is None:
             self._since_s = now_s
 
     def note(self, tokens: float, now_s: float) -> None:
-        """A sequence of so many prompt tokens got its first token."""
+        """Record that a sequence with `tokens` prompt tokens got its first token."""
         self._tokens += tokens
         self._noted_s = now_s
         self._pass(now_s)
@@ -85,7 +85,7 @@ class DrainRate:
         self._tokens = self._busy_s = 0.0
 
     def pause(self, now_s: float) -> None:
-        """No sequence of the tenant waits any more."""
+        """Record that no sequence of the tenant waits any more."""
         self._pass(now_s)
         self._since_s = None
 
@@ -96,10 +96,10 @@ class DrainRate:
 
 
 class ForecastError:
-    """What one tenant's first tokens take beyond the forecast: a moving average, and room for how far they scatter.
+    """The error of the forecast for one tenant's first tokens: its moving average and its mean deviation.
 
-    One for each tenant: how wrong the forecast was for long prompts in a long queue says nothing of short ones. It
-    fades while no first token comes, or a tenant that is refused because of it would be refused for ever.
+    Kept per tenant, because the error for long prompts in a long queue tells nothing about short ones. The error fades
+    while the tenant gets no first token; otherwise a tenant that is refused because of it would stay refused.
     """
 
     __slots__ = ("_deviation_s", "_mean_s", "_noted_s")
@@ -110,7 +110,7 @@ class ForecastError:
         self._noted_s = 0.0
 
     def note(self, ttft_s: float, queue_s: float | None, now_s: float) -> None:
-        """A first token came; `queue_s` is the forecast at submission, None = there was none."""
+        """Record a first token; `queue_s` is the forecast at submission, None if there was none."""
         if queue_s is not None:
             error_s = ttft_s - queue_s
             if self._mean_s is not None:
@@ -119,13 +119,13 @@ class ForecastError:
             self._noted_s = now_s
 
     def at_s(self, now_s: float, half_life_s: float = HALF_LIFE_S) -> float:
-        """Seconds to add to a forecast; 0 where first tokens come earlier than foretold."""
+        """Return the seconds to add to a forecast; 0 if first tokens come earlier than forecast."""
         if self._mean_s is None or self._mean_s <= 0:
             return 0.0
         return self._mean_s * freshness(now_s - self._noted_s, half_life_s)
 
     def spread_s(self, now_s: float) -> float:
-        """Seconds that most first tokens come within, beside their mean error: three mean deviations.
+        """Return three mean deviations: most first tokens come within this time of the corrected forecast.
 
         Source: the retransmission timers of TCP (RFC 6298), with 3 in place of 4.
         """
@@ -133,7 +133,7 @@ class ForecastError:
 
 
 def freshness(age_s: float, half_life_s: float = HALF_LIFE_S) -> float:
-    """Return how much of what was heard so long ago still counts, from 1 down to 0."""
+    """Return the weight of a measurement of this age, from 1 down to 0."""
     return 0.5 ** (max(age_s, 0.0) / half_life_s)
 
 

@@ -1,17 +1,17 @@
-"""Cheaper service under overload, for tenants that allow it: rungs with hysteresis."""
+"""Reduced service under overload, for tenants that allow it: levels with hysteresis."""
 
 import enum
 
 from tiercel.clock import Clock
 
-_CLIMB_AT = (0.5, 0.8)  # pressure from which the next level is taken, from FULL and from SHORTENED
-_LEAVE_BELOW = (0.3, 0.6)  # pressure below which SHORTENED and DEFERRED are left
-_CLIMB_S = 0.5  # pressure must last so long for a level upwards
-_CALM_S = 5.0  # and calm so long for a level downwards
+_RAISE_AT = (0.5, 0.8)  # pressure from which FULL and SHORTENED are raised
+_LOWER_BELOW = (0.3, 0.6)  # pressure below which SHORTENED and DEFERRED are lowered
+_RAISE_S = 0.5  # time that pressure must last before the level is raised
+_CALM_S = 5.0  # time that calm must last before the level is lowered
 
 
 class OverloadLevel(enum.IntEnum):
-    """How far service is reduced. A level includes those before it."""
+    """How far service is reduced. A level includes the reductions of the levels before it."""
 
     FULL = 0
     SHORTENED = 1  # fewer output tokens
@@ -19,10 +19,11 @@ class OverloadLevel(enum.IntEnum):
 
 
 class OverloadControl:
-    """One level at a time, up when pressure lasts, down when calm lasts. Fed with readings; owns no timer.
+    """The controller of the overload level.
 
-    Pressure is a share of what the server can promise: 0 = idle, 1 = overload.
-    Source: Learned Best-Effort LLM Serving (arXiv 2401.07886), with rules in place of the learned policy.
+    The level rises by one while pressure lasts and falls by one while calm lasts. Pressure is the load relative to the
+    capacity: 0 = idle, 1 = overload. The controller has no timer; readings drive it.
+    Source: Learned Best-Effort LLM Serving (arXiv 2401.07886), with fixed rules in place of the learned policy.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -34,33 +35,34 @@ class OverloadControl:
 
     @property
     def level(self) -> OverloadLevel:
-        """The present one."""
+        """The current level."""
         return self._level
 
     def feed(self, pressure: float) -> OverloadLevel:
-        """A reading; returns the level after it.
+        """Take a reading of the pressure and return the new level.
 
-        A low one after a silence as long as calm must last is calm; two high ones on both sides of it are no pressure.
+        After a pause in the readings of at least the calm time, a low reading counts as calm, and high readings before
+        and after the pause do not count as lasting pressure.
         """
         now_s = self._clock.now_s()
         if now_s - self._read_s >= _CALM_S:
             if self._is_low(pressure):
-                self._level = OverloadLevel.FULL if pressure < _LEAVE_BELOW[0] else OverloadLevel(self._level - 1)
+                self._level = OverloadLevel.FULL if pressure < _LOWER_BELOW[0] else OverloadLevel(self._level - 1)
             self._high_since_s = self._low_since_s = None
         self._read_s = now_s
         self._high_since_s = self._since(self._high_since_s, now_s, is_true=self._is_high(pressure))
         self._low_since_s = self._since(self._low_since_s, now_s, is_true=self._is_low(pressure))
-        if self._high_since_s is not None and now_s - self._high_since_s >= _CLIMB_S:
+        if self._high_since_s is not None and now_s - self._high_since_s >= _RAISE_S:
             self._move(1)
         elif self._low_since_s is not None and now_s - self._low_since_s >= _CALM_S:
             self._move(-1)
         return self._level
 
     def _is_high(self, pressure: float) -> bool:
-        return self._level < OverloadLevel.DEFERRED and pressure >= _CLIMB_AT[self._level]
+        return self._level < OverloadLevel.DEFERRED and pressure >= _RAISE_AT[self._level]
 
     def _is_low(self, pressure: float) -> bool:
-        return self._level > OverloadLevel.FULL and pressure < _LEAVE_BELOW[self._level - 1]
+        return self._level > OverloadLevel.FULL and pressure < _LOWER_BELOW[self._level - 1]
 
     def _since(self, since_s: float | None, now_s: float, *, is_true: bool) -> float | None:
         if not is_true:
@@ -69,4 +71,4 @@ class OverloadControl:
 
     def _move(self, rungs: int) -> None:
         self._level = OverloadLevel(self._level + rungs)
-        self._high_since_s = self._low_since_s = None  # the next level takes its own time
+        self._high_since_s = self._low_since_s = None  # the next change is timed from now

@@ -1,4 +1,4 @@
-"""A limit of so much a minute, with a minute's worth at once."""
+"""A limit per minute that allows a burst of one minute's amount."""
 
 import math
 
@@ -7,54 +7,54 @@ _ROUNDING_S = 1e-9  # `take` after exactly `wait_s` seconds must succeed in spit
 
 
 class RateBucket:
-    """A token bucket in the form of GCRA: one time says how full it is. Starts full; may be overdrawn.
+    """A token bucket as GCRA: a single time stamp tells how full it is. It starts full and may be overdrawn.
 
-    `now_s` is passed in: a bucket has no clock and no timer.
+    The bucket has no clock: every method takes `now_s`.
     """
 
     __slots__ = ("_empty_s", "_per_minute")
 
     def __init__(self, per_minute: float) -> None:
         self._per_minute = per_minute
-        self._empty_s = -math.inf  # when it would have been empty, had it filled evenly since
+        self._empty_s = -math.inf  # the time at which the bucket was or will be empty, with steady filling
 
     @property
     def per_minute(self) -> float:
-        """The limit, and what fits."""
+        """The limit per minute, and the capacity."""
         return self._per_minute
 
     def left(self, now_s: float) -> float:
-        """What could be taken now; negative when it is overdrawn."""
+        """Return the amount that can be taken now; negative if the bucket is overdrawn."""
         return min(now_s - self._empty_s, _MINUTE_S) * self._per_minute / _MINUTE_S
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Seconds until so much can be taken; 0 = now. More than fits never can: infinite."""
+        """Return the seconds until an amount can be taken; infinite if it exceeds the capacity."""
         if amount > self._per_minute:
             return math.inf
         return max(self._since_empty(now_s, amount) - now_s, 0.0)
 
     def full_s(self, now_s: float) -> float:
-        """Seconds until it is full."""
+        """Return the seconds until the bucket is full."""
         return max(self._since_empty(now_s, self._per_minute) - now_s, 0.0)
 
     def take(self, amount: float, now_s: float) -> bool:
-        """Take so much, or nothing and False."""
+        """Take an amount and return True, or take nothing and return False."""
         if self.wait_s(amount, now_s) > _ROUNDING_S:
             return False
         self.settle(amount, now_s)
         return True
 
     def settle(self, amount: float, now_s: float) -> None:
-        """Take so much whether it is there or not; a negative amount is given back.
+        """Take an amount even if it overdraws the bucket; a negative amount is returned to it.
 
-        It is never more than full, and never overdrawn by more than a minute's worth.
+        The bucket never exceeds its capacity, and is never overdrawn by more than one minute's amount.
         """
         start_s = max(self._empty_s, now_s - _MINUTE_S)
         empty_s = start_s + amount * _MINUTE_S / self._per_minute
         self._empty_s = min(max(empty_s, now_s - _MINUTE_S), now_s + _MINUTE_S)
 
     def change(self, per_minute: float, now_s: float) -> None:
-        """Another limit from now on: as full as before, in shares of the whole."""
+        """Change the limit; the relative fill stays."""
         self._empty_s = max(self._empty_s, now_s - _MINUTE_S)
         self._per_minute = per_minute
 
@@ -63,7 +63,7 @@ class RateBucket:
 
 
 def show_wait(seconds: float) -> str:
-    """A duration as OpenAI's rate-limit headers spell it: `0s`, `17ms`, `1.5s`, `6m0s`, `1h0m3s`."""
+    """Return a duration as in OpenAI's rate-limit headers: `0s`, `17ms`, `1.5s`, `6m0s`, `1h0m3s`."""
     if seconds <= 0:
         return "0s"
     if seconds < 1:

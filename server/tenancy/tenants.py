@@ -1,4 +1,4 @@
-"""Who is served, as the HTTP process knows it: frozen tables of tenants with their keys and limits."""
+"""The tenants as the HTTP process knows them: frozen tables with keys and limits."""
 
 import hashlib
 import hmac
@@ -13,31 +13,31 @@ Source = Literal["settings", "file", "request"]
 
 
 def digest_of(key: str) -> bytes:
-    """What is kept of a key."""
+    """Return the SHA-256 of a key; the key itself is not kept."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a tenant may ask for. None = no limit of its own."""
+    """The limits of a tenant. None = no limit."""
 
     requests_per_minute: int | None = None  # HTTP requests
-    tokens_per_minute: int | None = None  # of prompts and outputs
+    tokens_per_minute: int | None = None  # prompts and outputs
     max_concurrency: int | None = None  # sequences, waiting and running
-    queue_share: float | None = None  # of the places of the finite queue
+    queue_share: float | None = None  # share of the places in the queue
 
 
 @dataclass(frozen=True, slots=True)
 class BestEffort:
-    """How service may be reduced under overload; at least one of the two."""
+    """The permitted reductions of service under overload; at least one is set."""
 
-    max_tokens: int | None = None  # outputs of a sequence, from the first level on
-    band: int | None = None  # from the second level on
+    max_tokens: int | None = None  # outputs of a sequence, from the level SHORTENED on
+    band: int | None = None  # from the level DEFERRED on
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One tenant. `scope` is whose cached blocks its requests may share."""
+    """One tenant. `scope` is the secret under which its cached blocks are keyed."""
 
     share: TenantShare
     scope: bytes = b""
@@ -47,7 +47,7 @@ class Tenant:
 
     @property
     def name(self) -> TenantId:
-        """As the operator wrote it."""
+        """The name that the operator gave."""
         return self.share.name
 
 
@@ -57,7 +57,7 @@ ANYBODY = Tenant(TenantShare(name=DEFAULT_TENANT))
 
 @dataclass(frozen=True, slots=True)
 class TenantTable:
-    """All tenants of one version; replaced as a whole."""
+    """All tenants of one version. It is replaced as a whole."""
 
     version: int
     source: Source
@@ -70,26 +70,26 @@ class TenantTable:
 
     @property
     def tightest_ttft_s(self) -> float | None:
-        """The tightest goal of an interactive tenant."""
+        """The tightest TTFT goal of an interactive tenant."""
         slos = [tenant.share.slo for tenant in self.tenants]
         return min((slo.ttft_s for slo in slos if slo.kind == "interactive" and slo.ttft_s is not None), default=None)
 
     @property
     def message(self) -> Tenants:
-        """What the engine is told."""
+        """The message about the tenants to the engine."""
         return Tenants(self.version, tuple(tenant.share for tenant in self.tenants))
 
     def find(self, authorization: str | None) -> Tenant | None:
-        """Whose key an Authorization header carries.
+        """Return the tenant whose key an Authorization header carries.
 
-        A look-up by SHA-256 tells a guesser nothing: the digest of a guess is not the guesser's to choose.
+        The time of a look-up by SHA-256 reveals nothing about keys, because nobody can choose the digest of a guess.
         """
         if self.is_open:
             return self.tenants[0]
         return self.by_digest.get(_bearer_digest(authorization))
 
     def admits_admin(self, authorization: str | None) -> bool:
-        """Whether an Authorization header carries an admin key; each is compared in constant time."""
+        """Return whether an Authorization header carries an admin key. The comparison takes constant time."""
         digest = _bearer_digest(authorization)
         matches = [hmac.compare_digest(digest, known) for known in self.admin_digests]
         return any(matches)
@@ -104,7 +104,7 @@ def make_table(
     secret: bytes = b"",
     is_open: bool = False,
 ) -> TenantTable:
-    """Put a table together. Names and keys must be unique, as `tenant_file` has checked."""
+    """Make a table. Names and keys must be unique; `tenant_file` checks that."""
     return TenantTable(
         version=version,
         source=source,
@@ -118,27 +118,27 @@ def make_table(
 
 
 def default_table(api_keys: Sequence[str], admin_key: str | None) -> TenantTable:
-    """One tenant without limits, for a server without a tenants file."""
+    """Return the table of one tenant without limits, for a server without a tenants file."""
     anybody = Tenant(ANYBODY.share, digests=tuple(digest_of(key) for key in api_keys))
     admin = () if admin_key is None else (digest_of(admin_key),)
     return make_table([anybody], version=1, source="settings", admin_digests=admin, is_open=not api_keys)
 
 
 def scope_of(name: str, group: str | None, secret: bytes) -> bytes:
-    """Whose blocks a tenant may share: its own or those of its group, the same after a restart."""
+    """Return the scope of a tenant or of its cache group; it is the same after a restart."""
     owner = f"group/{group}" if group is not None else f"tenant/{name}"
     return hmac.new(secret, owner.encode(), hashlib.sha256).digest()
 
 
 def narrowed(scope: bytes, cache_salt: str | None) -> bytes:
-    """A scope narrowed to those who know the salt."""
+    """Return a scope that only requests with the same salt share."""
     if cache_salt is None:
         return scope
     return hmac.new(scope, cache_salt.encode(), hashlib.sha256).digest()
 
 
 def _bearer_digest(authorization: str | None) -> bytes:
-    """The digest of a bearer token; of none: empty, which no key has."""
+    """Return the digest of a bearer token; empty if there is none, which matches no key."""
     scheme, _, key = (authorization or "").partition(" ")
     key = key.strip()
     return digest_of(key) if key and scheme.lower() == "bearer" else b""

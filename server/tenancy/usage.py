@@ -1,4 +1,4 @@
-"""What each tenant has waiting, running and left of its limits, and how long its next request would wait."""
+"""The usage of each tenant: waiting and running sequences, rest of its limits, and the forecast wait of a request."""
 
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
@@ -12,7 +12,7 @@ _SMOOTHING = 0.1
 
 
 class TenantUsage:
-    """The record of one tenant. Written by `UsageBook` and, at the gates, by `Admission`."""
+    """The usage of one tenant. Written by `UsageBook` and, at the gates, by `Admission`."""
 
     __slots__ = (
         "backlog_by_band",
@@ -29,11 +29,11 @@ class TenantUsage:
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
-        self.reserved = 0  # sequences behind gate one and not yet submitted
+        self.reserved = 0  # sequences that passed gate one and are not submitted yet
         self.waiting = 0  # sequences without a first token
-        self.running = 0  # sequences with one
-        self.backlog_by_band: dict[int, float] = {}  # prompt tokens of those that wait, without the cached ones
-        self.uncached_share = 1.0  # of its prompts, lately
+        self.running = 0  # sequences with a first token
+        self.backlog_by_band: dict[int, float] = {}  # uncached prompt tokens of waiting sequences
+        self.uncached_share = 1.0  # moving average over its prompts
         self.drain_rate = DrainRate()
         self.forecast_error = ForecastError()
         limits = tenant.limits
@@ -42,16 +42,16 @@ class TenantUsage:
 
     @property
     def queued(self) -> int:
-        """Places of the queue that it holds."""
+        """The number of places in the queue that the tenant holds."""
         return self.reserved + self.waiting
 
     @property
     def open(self) -> int:
-        """Sequences that its clients wait for."""
+        """The number of sequences that have not ended."""
         return self.queued + self.running
 
     def change(self, tenant: Tenant, now_s: float) -> None:
-        """Other limits from now on; what was used of the old ones counts in proportion."""
+        """Replace the limits. The used part of each old limit counts in proportion."""
         self.tenant = tenant
         self.requests = _changed(self.requests, tenant.limits.requests_per_minute, now_s)
         self.tokens = _changed(self.tokens, tenant.limits.tokens_per_minute, now_s)
@@ -67,13 +67,13 @@ def _changed(bucket: RateBucket | None, per_minute: int | None, now_s: float) ->
 
 
 class UsageBook:
-    """One usage for each configured tenant, and for one that has left until its last sequence has ended."""
+    """The usage of every tenant. A removed tenant is kept until its last sequence has ended."""
 
     def __init__(self, clock: Clock, *, is_fair: bool = False) -> None:
         self._clock = clock
         self._is_fair = is_fair
         self._usage_by_name: dict[TenantId, TenantUsage] = {}
-        self._waiting: dict[TenantId, TenantUsage] = {}  # those with a backlog
+        self._waiting: dict[TenantId, TenantUsage] = {}  # tenants with a backlog
         self._backlog_by_band: dict[int, float] = {}
         self._table: TenantTable | None = None
         self.throughput = PromptThroughput()
@@ -88,20 +88,20 @@ class UsageBook:
 
     @property
     def goal_s(self) -> float | None:
-        """The tightest goal for a first token."""
+        """The tightest goal for the time to the first token."""
         return None if self._table is None else self._table.tightest_ttft_s
 
     @property
     def backlog(self) -> float:
-        """Prompt tokens that wait, without the cached ones."""
+        """The uncached prompt tokens of all waiting sequences."""
         return sum(self._backlog_by_band.values())
 
     def set_fair(self, is_fair: bool) -> None:
-        """Whether the engine shares a band by weight."""
+        """Set whether the engine shares a band by weight."""
         self._is_fair = is_fair
 
     def set_table(self, table: TenantTable) -> None:
-        """Other tenants from now on."""
+        """Replace the tenants."""
         self._table = table
         now_s = self._clock.now_s()
         for name, usage in list(self._usage_by_name.items()):
@@ -112,7 +112,7 @@ class UsageBook:
                 self._forget_idle(usage)
 
     def of(self, tenant: Tenant) -> TenantUsage:
-        """The usage of a tenant, with the limits that are in force now."""
+        """Return the usage of a tenant, with the limits in force."""
         usage = self._usage_by_name.get(tenant.name)
         if usage is None:
             newest = tenant if self._table is None else self._table.by_name.get(tenant.name, tenant)
@@ -120,18 +120,18 @@ class UsageBook:
         return usage
 
     def close(self, usage: TenantUsage) -> None:
-        """A reservation was given back."""
+        """Called after a reservation was returned."""
         self._forget_idle(usage)
 
     def counts(self, name: TenantId) -> tuple[int, int]:
-        """Sequences of a tenant that run and that wait."""
+        """Return the numbers of running and of waiting sequences of a tenant."""
         usage = self._usage_by_name.get(name)
         return (0, 0) if usage is None else (usage.running, usage.queued)
 
     def tokens_ahead(self, usage: TenantUsage, band: int, own: float) -> float:
-        """Prompt tokens that would be computed before or beside the `own` ones of a new request in this band.
+        """Return the prompt tokens that are computed before or beside the `own` tokens of a new request in this band.
 
-        Where the engine shares a band by weight, a tenant waits for no more than its own queue at its own share.
+        If the engine shares a band by weight, a tenant waits at most for its own queue at its own share.
         """
         before = sum(tokens for other, tokens in self._backlog_by_band.items() if other < band)
         beside = self._backlog_by_band.get(band, 0.0)
@@ -149,9 +149,9 @@ class UsageBook:
     def queue_s(self, usage: TenantUsage, band: int, own: float) -> float | None:
         """Return in how many seconds `own` prompt tokens of a new request in this band will be computed.
 
-        Where the engine shares a band by weight, how fast the tenant's own queue has drained lately decides, but never
-        more than if everything that waits went first. The longer ago that was heard, the more the share of the speed of
-        all counts instead. None before any speed is known.
+        If the engine shares a band by weight, the measured drain rate of the tenant's own queue decides, with the wait
+        behind the whole queue as the upper bound. As the measurement ages, the tenant's share of the total throughput
+        replaces it. Returns None before any throughput is known.
         """
         whole_s = self.throughput.queue_s(self.tokens_ahead(usage, band, own) + own)
         speed = usage.drain_rate.tokens_per_s
@@ -168,7 +168,7 @@ class UsageBook:
         return whole_s + usage.drain_rate.freshness(self._clock.now_s()) * (drained_s - whole_s)
 
     def on_moved(self, facts: SequenceFacts, before: SequenceStage | None) -> None:
-        """A sequence came, got its first token or went."""
+        """Called when a sequence is submitted, gets its first token or leaves."""
         start = facts.start
         usage = self._named(start.tenant)
         if before is SequenceStage.WAITING:
@@ -188,7 +188,7 @@ class UsageBook:
             self._forget_idle(usage)
 
     def on_finished(self, facts: SequenceFacts) -> None:
-        """A sequence ended: what was charged for its outputs becomes what they were."""
+        """Called when a sequence ends: the charge for its outputs is corrected to their number."""
         start, finished = facts.start, facts.finished
         usage = self._usage_by_name.get(start.tenant)
         if usage is None:
@@ -200,7 +200,7 @@ class UsageBook:
             usage.uncached_share += _SMOOTHING * (share - usage.uncached_share)
 
     def on_prompts(self, tokens: int, busy_s: float) -> None:
-        """A step computed so much of prompts while sequences waited."""
+        """Called after a step that computed `tokens` of prompts while sequences waited."""
         self.throughput.note_step(tokens, busy_s)
 
     def _named(self, name: TenantId) -> TenantUsage:
@@ -210,7 +210,7 @@ class UsageBook:
     def _add_backlog(self, usage: TenantUsage, band: int, tokens: float) -> None:
         for backlog in (usage.backlog_by_band, self._backlog_by_band):
             left = backlog.get(band, 0.0) + tokens
-            if left > 0.5:  # what floating point leaves is no token
+            if left > 0.5:  # a rest of rounding errors is not a token
                 backlog[band] = left
             else:
                 backlog.pop(band, None)

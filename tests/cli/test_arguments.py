@@ -53,9 +53,9 @@ def test_harmless_flags_leave_the_line_with_a_warning_where_they_do_nothing(name
         ("--tensor-parallel-size=2", "--tensor-parallel-size 2 is not supported: one engine runs on one device"),
         (
             "--kv-offloading-backend lmcache",
-            "--kv-offloading-backend lmcache is not supported: the tiers are our own: --kv-host-size",
+            "--kv-offloading-backend lmcache is not supported: KV tiers are built in; see --kv-host-size",
         ),
-        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is not supported: KV has the type of the weights: --dtype"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is not supported: KV has the type of the weights; see --dtype"),
         ("-q awq", "--quantization is not supported: quantised checkpoints are not served"),
     ],
 )
@@ -68,7 +68,7 @@ def test_other_values_of_harmless_flags_are_refused(line: str, message: str) -> 
 def test_old_spellings_act_and_warn() -> None:
     warnings: list[str] = []
     assert translate(["--disable-log-requests"], warnings) == ["--enable-log-requests=false"]
-    assert warnings == ["--disable-log-requests is old: write --no-enable-log-requests"]
+    assert warnings == ["--disable-log-requests is deprecated: write --no-enable-log-requests"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_a_table_is_searched_shown_and_kept(
     assert main(["calibrate", str(MODEL_DIR), *flags]) == 0
     (path,) = (tmp_path / "tiercel").glob("splits-*.json")
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == f"kept in {path}"
+    assert said[-1] == f"saved in {path}"
     assert [line.split()[:3] for line in said[1:-1]] == [["64", "0", "0"]]
 
 
@@ -31,4 +31,4 @@ def test_where_nothing_can_be_kept_one_line_says_so(
     for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "1")
     assert main(["calibrate", str(MODEL_DIR)]) == 1
-    assert "the table cannot be kept" in capsys.readouterr().err
+    assert "the table cannot be saved" in capsys.readouterr().err

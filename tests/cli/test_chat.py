@@ -118,7 +118,7 @@ def test_a_stream_of_another_kind_is_one_line_and_exit_code_1(story: Story, even
     story.events = [event]
     ran = chat(story, "hi\n")
     assert ran.returncode == 1
-    assert ran.stderr == "tiercel: error: the server sent an event that is not of the OpenAI API\n"
+    assert ran.stderr == "tiercel: error: the server sent an event that does not follow the OpenAI API\n"
 
 
 def test_a_server_that_is_not_there_is_one_line_and_exit_code_1(story: Story) -> None:

@@ -146,7 +146,7 @@ def test_a_tokenizer_that_knows_more_than_the_model_is_told(llama: Path, capsys:
     tokenizer["model"]["vocab"]["k"] = 64
     (llama / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert main(["check", str(llama), "--device", "cpu"]) == 0
-    assert "warning: the tokenizer knows 65 tokens, the model 64" in capsys.readouterr().err
+    assert "warning: the tokenizer has 65 tokens, the model 64" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_folders_without_a_volume_are_one_line(tmp_path: Path, capsys: Captured)
     lines = {
         empty: f"there is no volume in {empty}",
         other: f"{other / VOLUME_NAME} has no superblock",
-        shared: f"{shared} can be read or written by others; run: chmod 700 {shared}",
+        shared: f"{shared} can be read or written by other users; run: chmod 700 {shared}",
         tmp_path / "none": f"cannot use the folder {tmp_path / 'none'}: No such file or directory",
     }
     for verb in ("inspect", "verify"):

@@ -71,7 +71,7 @@ def test_what_is_wrong_on_the_line_is_one_line_and_exit_code_2(line: str, words:
 def test_a_warning_does_not_stop_the_command(capsys: Captured) -> None:
     assert main(["serve", "nowhere", "--num-scheduler-steps", "8"]) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "tiercel: warning: --num-scheduler-steps: it does nothing any more: one step is launched ahead"
+    assert first == "tiercel: warning: --num-scheduler-steps: it has no effect: one step is launched ahead"
     assert second == "tiercel: error: nowhere: no such folder"
 
 

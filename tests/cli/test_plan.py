@@ -218,7 +218,7 @@ def test_a_file_of_measured_rates_is_a_device(capsys: Captured) -> None:
         ({"memory_bytes": "lots"}, "mine.json: memory_bytes lots: expected bytes, such as"),
         ({"memory_bytes": 1.5}, "mine.json: memory_bytes 1.5: expected a whole number"),
         ({"memory_bytes": 0}, "mine.json: memory_bytes 0: expected a whole number from 1"),
-        ({"memory_bytes": "1GiB"}, "leave no room for KV in the 1.0 GiB of mine"),
+        ({"memory_bytes": "1GiB"}, "leave no memory for KV in the 1.0 GiB of mine"),
         ({"name": ""}, "mine.json: name '': expected 1 to 80 printable characters"),
         ({"name": "a\nb"}, "mine.json: name 'a\\nb': expected"),
         ({"link_byte_per_s": 1}, "mine.json: there is no field 'link_byte_per_s'; did you mean link_bytes_per_s?"),
@@ -332,7 +332,7 @@ def test_a_workload_file_that_is_none_is_refused(name: str, capsys: Captured) ->
         ("--ctx 4k --think -1", "--think -1: expected a number, from 0"),
         ("--ctx 4k --max-num-seqs 0", "--max-num-seqs 0: expected a whole number, from 1"),
         ("--ctx 4k --reserve half", "--reserve half: expected a size"),
-        ("--ctx 4k --reserve 75G", "--reserve 75.0 GiB leave no room for KV in the 80.0 GiB of A100-80G"),
+        ("--ctx 4k --reserve 75G", "--reserve 75.0 GiB leave no memory for KV in the 80.0 GiB of A100-80G"),
         ("--ctx 4k --dtype int4", "--dtype"),
         ("--ctx 4k --active-parameters 35B", "--active-parameters 35,000,000,000: expected at most the model's 34,"),
         ("--ctx 4k --heads 12", "--heads 12: expected a multiple of --kv-heads 8"),
@@ -340,7 +340,7 @@ def test_a_workload_file_that_is_none_is_refused(name: str, capsys: Captured) ->
         ("--ctx 4k --device B200", "--device B200: expected one of H200, A100-80G, cpu"),
         ("--ctx 4k --device no.json", "--device no.json: there is no such file"),
         ("", "nothing to plan: give --ctx, --workload or both"),
-        ("--ctx 4k --model m", "--parameters and --model: the folder says it"),
+        ("--ctx 4k --model m", "--parameters and --model: give one of them"),
     ],
 )
 def test_a_wrong_flag_is_refused_with_its_limits(line: str, words: str, capsys: Captured) -> None:

@@ -94,7 +94,7 @@ def test_what_goes_wrong_is_one_line(server: Server, tmp_path: Path, capsys: pyt
     assert lines[:3] == [
         "tiercel: error: request body: tenant a: weight -1",
         "tiercel: error: the server answered 404",
-        "tiercel: error: no admin key: give --admin-key, or set TIERCEL_ADMIN_KEY",
+        "tiercel: error: no admin key: give --admin-key or set TIERCEL_ADMIN_KEY",
     ]
     assert "cannot be read: No such file" in lines[3]
     assert "127.0.0.1:1/admin/tenants: " in lines[4]

@@ -147,7 +147,7 @@ def test_the_verb_prints_a_table_or_json(
         write_result(run, path)
     assert main(["bench", "compare", *map(str, paths)]) == 0
     table = capsys.readouterr().out
-    assert "not the same seed: 1 | 2" in table
+    assert "different seed: 1 | 2" in table
     assert "median TPOT" in table
     assert "worse" in table
     assert "tie" in table

@@ -136,7 +136,7 @@ def test_a_server_without_a_tenants_file_accepts_tenants(model_folder: Path) -> 
     [
         ("tenants: [{name: a, key: x, weight: -1}]", "application/yaml", "request body: tenant a: weight -1: expected"),
         ("tenants: [{name: a, key: boss}]", "application/yaml", "the admin has it too"),
-        ("a: *b", "application/yaml", "request body: line 1: aliases are not read"),
+        ("a: *b", "application/yaml", "request body: line 1: aliases are not supported"),
         ("{", "application/json", "request body: not JSON"),
         ("", "application/json", "request body: not JSON"),
         ("", "text/yaml", "request body: expected fields"),

@@ -51,7 +51,7 @@ def _depth(tree: object) -> int:
         (b"a: &x [1]\n", "line 1: anchors"),
         (b"a: !!python/object/apply:os.system [ls]\n", "line 1: tags"),
         (b"a: !!str 1\n", "line 1: tags"),
-        (b"a: 1\na: 2\n", "line 2: 'a' stands there twice"),
+        (b"a: 1\na: 2\n", "line 2: 'a' is given twice"),
         (b"? [1]\n: 2\n", "line 1: a key must be plain text"),
         (b"a: 1\n---\nb: 2\n", "line 2: a second document"),
         (b"[" * 9 + b"]" * 9, "deeper than 8"),
@@ -85,8 +85,8 @@ def test_json_is_what_json_is(tree: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b'{"a": 1, "a": 2}', "'a' stands there twice"),
-        (b'{"a": NaN}', "NaN is no number"),
+        (b'{"a": 1, "a": 2}', "'a' is given twice"),
+        (b'{"a": NaN}', "NaN is not a number"),
         (b"{", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"[" * 9 + b"]" * 9, "deeper than 8"),

@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_tenant_file(tmp_path / "none.yaml")
     path = tmp_path / "t.yaml"
     path.write_text("a: *x")
-    with pytest.raises(ConfigError, match=r"t\.yaml: line 1: aliases are not read"):
+    with pytest.raises(ConfigError, match=r"t\.yaml: line 1: aliases are not supported"):
         load_tenant_file(path)
 
 
