@@ -8,7 +8,7 @@ import typer
 from tiercel.cli.console import fail, warn
 
 if TYPE_CHECKING:
-    from tiercel.cli.conversation import Conversation
+    from tiercel.cli.conversation import ChatConversation
 
 _PROMPT = "> "
 
@@ -30,11 +30,11 @@ def chat(
     If the input is a pipe, every line is a question and only the answers are printed.
     """
     # lazy: no other verb talks HTTP
-    from tiercel.cli.conversation import ChatError, Conversation
+    from tiercel.cli.conversation import ChatConversation, ChatError
     from tiercel.config import client_api_key
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
-    with Conversation(url, api_key or client_api_key(), system, sampling) as conversation:
+    with ChatConversation(url, api_key or client_api_key(), system, sampling) as conversation:
         try:
             conversation.choose_model(model)
             if sys.stdin.isatty() and sys.stdout.isatty():
@@ -48,7 +48,7 @@ def chat(
     return 0
 
 
-def _talk(conversation: "Conversation") -> int:
+def _talk(conversation: "ChatConversation") -> int:
     # lazy: its import adds line editing to `input`, wanted at a terminal only
     import readline  # noqa: F401
 
@@ -76,7 +76,7 @@ def _talk(conversation: "Conversation") -> int:
             warn(str(exc))
 
 
-def _print_answer(conversation: "Conversation", question: str) -> None:
+def _print_answer(conversation: "ChatConversation", question: str) -> None:
     for piece in conversation.ask(question):
         print(_printable(piece), end="", flush=True)
     print()

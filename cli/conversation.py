@@ -15,7 +15,7 @@ class ChatError(Exception):
     """The server did not answer, or answered with an error: one line for the user."""
 
 
-class Conversation:
+class ChatConversation:
     """The messages of a conversation, and the client that sends them. Use with `with`."""
 
     def __init__(self, url: str, api_key: str | None, system: str | None, sampling: Mapping[str, float | None]) -> None:

@@ -314,7 +314,7 @@ def test_nothing_unpickles_or_evaluates() -> None:
     assert not _reads({"torch.load", "torch.save", "torch.hub"})
 
 
-def test_the_environment_is_read_in_one_place() -> None:
+def test_the_environment_is_read_in_the_known_places_only() -> None:
     names = {"os.environ", "os.environb", "os.getenv"}
     found = _reads(names) + [f"{path}: {name}" for path in FILES for _, name in _imports(path) if name in names]
     assert not [place for place in found if place.split(":")[0] not in READS_ENVIRONMENT]
@@ -336,7 +336,7 @@ def _catch_alls(path: str) -> list[int]:
     return [line for line, kind in caught if not kind or re.search(r"\b(Base)?Exception\b", kind)]
 
 
-def test_everything_is_caught_in_the_four_known_places_only() -> None:
+def test_every_exception_is_caught_in_the_known_places_only() -> None:
     found = {path: len(lines) for path in FILES if (lines := _catch_alls(path))}
     assert {path: count for path, count in found.items() if count > CATCH_ALL.get(path, 0)} == {}
 
@@ -344,6 +344,16 @@ def test_everything_is_caught_in_the_four_known_places_only() -> None:
 def test_classes_are_named_by_what_they_are() -> None:
     names = [node.name for path in FILES for node in _nodes(path) if isinstance(node, ast.ClassDef)]
     assert not [name for name in names if name.endswith(("Mixin", "Impl")) or re.match(r"Base[A-Z]", name)]
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """Classes of one name in two rooms are taken for each other. A private class may share its name with another."""
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in _nodes(path):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert not {name: where for name, where in places.items() if len(where) > 1}
 
 
 def test_files_have_one_reason_to_exist() -> None:

@@ -16,14 +16,14 @@ from tiercel.server.tenancy.tenant_schema import (
     FIELDS_BY_PATH,
     NAME,
     DocumentFields,
-    Fields,
+    StrictFields,
     TenantFields,
     field_names,
 )
 from tiercel.server.tenancy.tenants import BestEffort, Limits, Tenant, scope_of
 from tiercel.tenant import LAST_BAND, KvQuota, Slo, TenantShare
 
-F = TypeVar("F", bound=Fields)
+F = TypeVar("F", bound=StrictFields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _tenant_place(entry: object, place: str, index: int) -> str:
     return f"{place}: tenants[{index}]: "
 
 
-def _refusal(error: ValidationError, where: str, whole: str, fields: type[Fields]) -> ConfigError:
+def _refusal(error: ValidationError, where: str, whole: str, fields: type[StrictFields]) -> ConfigError:
     """Return the error for the first wrong field. `whole` names the mapping that the fields stand in."""
     found = error.errors(include_url=False)[0]
     loc = tuple(str(part) for part in found["loc"])

@@ -116,13 +116,13 @@ Size = Annotated[int | None, BeforeValidator(_read_size)]
 PerMinute = Annotated[int | None, _whole(1, _MAX_PER_MINUTE)]
 
 
-class Fields(BaseModel):
+class StrictFields(BaseModel):
     """A mapping with known fields only. A field that is given may not be null."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SloFields(Fields):
+class SloFields(StrictFields):
     """The latency goals of a tenant."""
 
     kind: Annotated[Literal["interactive", "batch"], BeforeValidator(_read_class)] = Field("interactive", alias="class")
@@ -130,7 +130,7 @@ class SloFields(Fields):
     tbt_s: Annotated[float | None, _number(0.001, 3600)] = None
 
 
-class QuotaFields(Fields):
+class QuotaFields(StrictFields):
     """The largest amount of KV that a tenant may hold in each tier."""
 
     hbm: Size = None
@@ -138,14 +138,14 @@ class QuotaFields(Fields):
     ssd: Size = None
 
 
-class BestEffortFields(Fields):
+class BestEffortFields(StrictFields):
     """How the service of a tenant may be reduced under overload."""
 
     max_tokens: Annotated[int | None, _whole(1, 2**31 - 1)] = None
     band: Annotated[int | None, _whole(0, LAST_BAND)] = None  # not below the tenant's own band
 
 
-class TenantFields(Fields):
+class TenantFields(StrictFields):
     """One tenant."""
 
     name: Annotated[str, BeforeValidator(_read_name)]
@@ -170,7 +170,7 @@ class TenantFields(Fields):
         return self.key + self.keys + self.key_sha256 + self.keys_sha256
 
 
-class DocumentFields(Fields):
+class DocumentFields(StrictFields):
     """A tenants file; its entries are checked one by one."""
 
     admin_key: Annotated[Digests, _one(_digest_of_key)] = ()
@@ -179,7 +179,7 @@ class DocumentFields(Fields):
     tenants: Annotated[list[Any], BeforeValidator(_read_entries)]  # Any: checked as `TenantFields`
 
 
-FIELDS_BY_PATH: Final[Mapping[tuple[str, ...], type[Fields]]] = {
+FIELDS_BY_PATH: Final[Mapping[tuple[str, ...], type[StrictFields]]] = {
     (): TenantFields,
     ("slo",): SloFields,
     ("kv_quota_bytes",): QuotaFields,
@@ -188,6 +188,6 @@ FIELDS_BY_PATH: Final[Mapping[tuple[str, ...], type[Fields]]] = {
 """The fields that may stand at a place inside a tenant."""
 
 
-def field_names(fields: type[Fields]) -> list[str]:
+def field_names(fields: type[StrictFields]) -> list[str]:
     """Return the names of fields as a file spells them."""
     return [field.alias or name for name, field in fields.model_fields.items()]
