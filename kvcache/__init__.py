@@ -1,1 +1,1 @@
-"""Where every block lives: books of integers and keys. Pure: no torch, no bytes of KV, no I/O outside `store`."""
+"""The books of the KV cache: which block is in which slot of which tier. No torch, KV bytes or I/O outside `store`."""

@@ -1,4 +1,4 @@
-"""The end of transfers: what their copies are kept for, and which slots they give back."""
+"""The end of transfers: the retention class of their copies, and the slots that they give back."""
 
 import numpy as np
 

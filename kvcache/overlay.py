@@ -74,7 +74,7 @@ class Overlay:
         self.coming -= deferred
 
     def take_back(self, index: SlotIndex) -> None:
-        """Count that the table gives up again the slots that `give` gave it."""
+        """Take back the slots that `give` gave to a table."""
         if self._given is index:
             self.available += self._given_counts[0]
             self.coming += self._given_counts[1]
@@ -97,7 +97,7 @@ class Overlay:
         last_steps = np.maximum(index.read(self._all_last_steps), last_step)
         index.write(self._all_last_steps, last_steps)
         self._touched_many.append(index)
-        # The last table goes or the first one comes: a block enters or leaves what can be taken.
+        # The last table drops the slot, or the first one holds it: its block can be taken, or not any more.
         is_crossing = before == (0 if change > 0 else 1)
         is_busy = (lent > 0) | (index.read(self._all_spilled) > 0)
         is_busy |= np.maximum(index.read(pool.deferred.last_steps), last_steps) > pool.deferred.committed

@@ -1,4 +1,4 @@
-"""The slots of one tier: who refers to them, what they hold, and when they may be used again."""
+"""The slots of one tier: references to them, their content, and when they may be used again."""
 
 from collections.abc import Callable, Sequence
 
@@ -208,9 +208,9 @@ class SlotPool:
             self.copies.mark_reused(slot)
 
     def drop(self, slot: SlotId, last_step: int, *, by_transfer: bool = False) -> None:
-        """Remove a reference. The last one caches the slot's copy or frees the slot, or defers that.
+        """Remove a reference. Without references the slot's copy is cached, or the slot is free.
 
-        It is deferred as long as launched steps up to `last_step` touch the slot.
+        That is deferred as long as launched steps up to `last_step` touch the slot.
         Errors: InvariantError if there is no such reference.
         """
         refs, lent = self.refs[slot], self.transfer_refs[slot]
