@@ -165,7 +165,7 @@ def test_log_probabilities_are_those_of_transformers(reference: Reference) -> No
     one.close()
 
 
-def test_the_tests_would_see_a_wrong_block(reference: Reference) -> None:
+def test_the_tests_detect_a_wrong_block(reference: Reference) -> None:
     """The control: one block of each sequence, zeroed after two tokens, changes what every one of them says."""
     broken = bench(reference, enable_prefix_caching=False)
     asked = SamplingParams(temperature=0.0, max_tokens=OUTPUTS, ignore_eos=True)

@@ -155,7 +155,7 @@ def test_both_implementations_agree(family: Family, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS_FAMILIES)
-def test_auto_takes_transformers_for_what_is_not_native(family: Family, tmp_path: Path) -> None:
+def test_auto_uses_transformers_for_other_families(family: Family, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path)
 
     assert open_model(tmp_path).impl == "transformers"

@@ -84,7 +84,7 @@ def test_prefixes_that_come_back_from_the_disk_after_a_restart(
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_a_new_engine_finds_what_lies_in_shared_memory(
+def test_a_new_engine_finds_the_blocks_in_shared_memory(
     reference: Reference, exact: Compare, arena_fd: int, apart: bool
 ) -> None:
     settings = {

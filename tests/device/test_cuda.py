@@ -135,7 +135,7 @@ def test_copies_run_beside_compute_and_marks_tell_how_far_each_is() -> None:
     pinned.close()
 
 
-def test_a_lack_of_memory_and_a_refused_call_are_no_loss() -> None:
+def test_a_shortage_and_a_refused_call_are_not_a_loss() -> None:
     lane = Bench().device.open_lane()
     with pytest.raises(torch.OutOfMemoryError) as full:
         lane.run(lambda: torch.empty(1 << 50, dtype=torch.uint8, device="cuda"))

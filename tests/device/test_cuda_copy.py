@@ -132,7 +132,7 @@ def test_a_copy_is_queued_and_its_result_waits_for_it(bench: Bench) -> None:
     assert bench.above[:BLOCK] == before
 
 
-def test_one_batch_is_one_call_and_what_is_not_locked_goes_alone(bench: Bench) -> None:
+def test_one_batch_is_one_call_and_unlocked_memory_is_copied_alone(bench: Bench) -> None:
     bench.library.refuses_after = 2  # slabs: blocks 0 to 15
     bench.pin()
     bench.lane.copy(bench.extents([(0, 0, 3), (20, 5, 3), (30, 17, 2)], up=False)).result()
@@ -172,7 +172,7 @@ def test_a_batch_that_fails_as_a_whole_names_no_copy(bench: Bench) -> None:
     assert "index" not in raised.value.facts
 
 
-def test_when_a_copy_is_refused_none_is_under_way_any_more(bench: Bench) -> None:
+def test_after_a_refused_copy_none_is_in_progress(bench: Bench) -> None:
     bench.lane.copy(bench.extents([(1, 2, 1)], up=True))
     bench.library.single_status = 1
     with pytest.raises(DeviceError, match="INVALID_VALUE"):
@@ -181,7 +181,7 @@ def test_when_a_copy_is_refused_none_is_under_way_any_more(bench: Bench) -> None
     assert not stream.queue
 
 
-def test_whatever_ends_a_copy_none_is_under_way_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_any_exception_no_copy_is_in_progress(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise RuntimeError("CUDA error: out of memory")
 
@@ -252,7 +252,7 @@ def test_waiting_for_a_stream_blocks_and_a_stream_begins_behind_its_thread(monke
     assert asked[4:6] == [{"enable_timing": True, "blocking": True}] * 2
 
 
-def test_where_batches_are_not_supported_it_is_found_out_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_support_for_batches_is_detected_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.pin()
     bench.library.batch_status = NOT_SUPPORTED
     for target in (2, 3):
@@ -296,7 +296,7 @@ def test_the_attributes_are_laid_out_as_the_driver_reads_them() -> None:
     assert raw.tolist() == [3, 0, 0, 0, 0, 1]
 
 
-def test_a_lost_device_says_so_itself_whatever_the_error_was_called(bench: Bench) -> None:
+def test_a_lost_device_is_recognised_by_asking_it(bench: Bench) -> None:
     compute = bench.device.open_lane()
     odd = RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
     for status in (0, 600, 900, 908):  # idle, busy, recording a graph

@@ -24,7 +24,7 @@ def broken_off(first: Exception) -> RuntimeError:
         return error
 
 
-def test_a_capture_that_ran_out_of_memory_is_known_behind_its_own_complaint() -> None:
+def test_a_shortage_is_found_behind_the_error_of_an_aborted_capture() -> None:
     assert is_from_shortage(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_from_shortage(broken_off(torch.OutOfMemoryError("CUDA out of memory")))
     assert not is_from_shortage(broken_off(ValueError("something else")))
@@ -127,7 +127,7 @@ def test_a_recording_is_warmed_up_behind_the_lane_and_brought_to_the_device_befo
 
 
 @pytest.mark.parametrize("step", sorted(set(RECORDING)))
-def test_whatever_fails_costs_that_recording_alone(cuda: FakeCuda, step: str) -> None:
+def test_a_failure_affects_only_its_own_recording(cuda: FakeCuda, step: str) -> None:
     recorder = open_recorder(cuda)
     first = recorder.record(cuda.job)
     cuda.fails_at = step
@@ -140,7 +140,7 @@ def test_whatever_fails_costs_that_recording_alone(cuda: FakeCuda, step: str) ->
     assert gc.isenabled()
 
 
-def test_what_is_no_shortage_is_told_as_what_it_is(cuda: FakeCuda) -> None:
+def test_other_errors_of_a_recording_are_not_shortages(cuda: FakeCuda) -> None:
     def job() -> Tensor:
         raise RuntimeError("no kernel image")
 

@@ -26,7 +26,7 @@ def test_jobs_run_in_order_beside_the_caller() -> None:
     lane.close()
 
 
-def test_what_a_job_raises_comes_with_its_result_and_stops_nobody() -> None:
+def test_an_exception_of_a_job_is_raised_by_its_result() -> None:
     lane = CpuDevice(threads=1).open_lane()
     bad, good = lane.run(lambda: 1 // 0), lane.run(lambda: 7)
     with pytest.raises(ZeroDivisionError):
@@ -69,7 +69,7 @@ def test_a_mark_is_past_when_what_was_queued_before_has_ended() -> None:
     assert InlineLane().mark().is_past()
 
 
-def test_a_cpu_tells_its_cores_and_no_capability() -> None:
+def test_a_cpu_reports_its_cores_and_no_capability() -> None:
     assert (CpuDevice(threads=3).processors, CpuDevice(threads=3).capability) == (3, None)
 
 

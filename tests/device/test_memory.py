@@ -60,5 +60,5 @@ def test_a_full_group_has_nothing_free(tmp_path: Path, used: int) -> None:
     assert memory.available_bytes(proc, cgroups) == 0
 
 
-def test_this_machine_has_some() -> None:
+def test_this_machine_has_free_memory() -> None:
     assert 0 < memory.available_bytes() <= memory.total_bytes()

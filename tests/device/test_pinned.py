@@ -120,7 +120,7 @@ def test_a_block_that_is_no_divisor_of_the_slab_makes_another_slab(block: int) -
     assert pinned.slab_bytes % block == 0 == pinned.slab_bytes % PAGE
 
 
-def test_what_the_memory_holds_is_left_alone() -> None:
+def test_the_content_of_memory_is_not_changed() -> None:
     raw, address = memory(8)
     raw[:] = os.urandom(len(raw))
     before = bytes(raw)
@@ -145,7 +145,7 @@ def test_addresses_are_known_to_lie_in_a_locked_slab() -> None:
     assert not pinned.are_pinned(asked).any()
 
 
-def test_nothing_to_lock_is_nothing_locked() -> None:
+def test_an_empty_range_locks_nothing() -> None:
     pinned = PinnedMemory(PAGE, 0, PAGE, lambda address, size: None, lambda address: None)
     pinned.start()
     pinned.wait()
@@ -153,7 +153,7 @@ def test_nothing_to_lock_is_nothing_locked() -> None:
     pinned.close()
 
 
-def test_a_refused_slab_is_told_and_the_rest_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_slab_is_logged_and_ends_the_locking(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     _, address = memory(8)
     locks = Locks(refuses=3)
@@ -169,7 +169,7 @@ def test_a_refused_slab_is_told_and_the_rest_stays_as_it_is(caplog: pytest.LogCa
     assert locks.locked == {}
 
 
-def test_closing_waits_for_the_slab_in_hand_and_locks_no_more() -> None:
+def test_closing_waits_for_the_current_slab_and_locks_no_more() -> None:
     _, address = memory(8)
     gate = threading.Event()
     locks = Locks(gate=gate)
@@ -187,7 +187,7 @@ def test_closing_waits_for_the_slab_in_hand_and_locks_no_more() -> None:
     pinned.close()  # twice is once
 
 
-def test_a_device_that_refuses_to_unlock_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_that_refuses_to_unlock_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
     _, address = memory(4)
     library = FakeLibrary()
     pinned = library.open_device(2 * PAGE).pin(address, 4 * PAGE, PAGE)

@@ -16,7 +16,7 @@ from tiercel.device.shortage import is_shortage
         MemoryError(),
     ],
 )
-def test_a_lack_of_memory_is_known(error: Exception) -> None:
+def test_a_shortage_of_memory_is_recognised(error: Exception) -> None:
     assert is_shortage(error)
 
 
@@ -28,11 +28,11 @@ def test_a_lack_of_memory_is_known(error: Exception) -> None:
         ValueError("CUDA error: out of memory"),
     ],
 )
-def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
+def test_other_errors_are_not_shortages(error: Exception) -> None:
     assert not is_shortage(error)
 
 
-def test_the_cpu_says_so_itself() -> None:
+def test_a_shortage_of_the_cpu_is_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 58)
     assert is_shortage(caught.value)

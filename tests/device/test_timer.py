@@ -2,7 +2,7 @@ from tiercel.clock import ManualClock
 from tiercel.device.cpu import InlineLane
 
 
-def test_a_lane_that_works_itself_is_timed_by_the_clock() -> None:
+def test_a_lane_that_computes_itself_is_timed_by_the_clock() -> None:
     clock = ManualClock(5.0)
     timer = InlineLane().start_timer(clock)
     clock.advance(0.25)

@@ -61,7 +61,7 @@ class ThreadedDisk:
         return ()
 
 
-def test_a_sync_that_fails_ends_the_tier_and_no_request() -> None:
+def test_a_failed_sync_closes_the_tier_and_no_request_fails() -> None:
     volume = UnsafeVolume()
     opened: list[DiskLanes] = []
 

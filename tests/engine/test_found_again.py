@@ -13,7 +13,7 @@ BLOCKS, WAITING = 2000, 8
 LOOKS_OF_STEP, BLOCKS_OF_LOOK = 1024, 4
 
 
-def test_a_long_prefix_is_found_again_as_fast_as_it_was_found_at_first() -> None:
+def test_a_long_prefix_is_found_again_without_looking_it_up_anew() -> None:
     rng = random.Random(2)
     bench = TierBench(
         blocks=2 * BLOCKS - 500, host=2 * BLOCKS, seqs=WAITING + 4, tokens=BLOCKS, block=1, max_len=2 * BLOCKS,

@@ -23,7 +23,7 @@ PAGES = 8 * (8 << 16) // 4096  # of the arrays of one round
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed memory by rules of their own"
 )
-def test_the_arrays_of_a_large_step_cost_no_page_faults() -> None:
+def test_the_arrays_of_a_large_step_cause_no_page_faults() -> None:
     script = ROUNDS + "from tiercel.engine.heap import keep_heap\nkeep_heap()\nprint(faults())"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(found.stdout) < PAGES

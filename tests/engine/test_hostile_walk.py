@@ -316,7 +316,7 @@ def test_every_request_ends_right_and_every_quota_holds_in_a_hostile_walk(seed: 
 
 
 @pytest.mark.parametrize("seed", some_slow(fresh_seeds(20), fast=6))
-def test_a_new_hostile_walk(seed: int) -> None:
+def test_a_hostile_walk_with_a_new_seed(seed: int) -> None:
     walk(seed)
 
 

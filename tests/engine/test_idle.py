@@ -26,7 +26,7 @@ def keys_of(prompt: list[int]) -> list[BlockKey]:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("host", [0, 60, 8, 2], ids=["one arena", "roomy DDR", "small DDR", "tiny DDR"])
-def test_a_prompt_served_once_is_persisted_whatever_ddr_holds(host: int, depth: int) -> None:
+def test_a_prompt_is_persisted_after_its_first_request(host: int, depth: int) -> None:
     bench = TierBench(blocks=24, host=host, disk=100, depth=depth)
     bench.submit(PROMPT, max_tokens=1)
     bench.run()
@@ -35,7 +35,7 @@ def test_a_prompt_served_once_is_persisted_whatever_ddr_holds(host: int, depth: 
     assert not bench.loop.has_unsaved
 
 
-def test_what_is_in_memory_can_still_be_saved_when_the_last_answer_is_out() -> None:
+def test_blocks_in_memory_are_still_persisted_after_the_last_answer() -> None:
     bench = TierBench(blocks=24, host=0, disk=100)
     bench.submit(PROMPT, max_tokens=1)
     while not bench.loop.is_idle:
@@ -46,7 +46,7 @@ def test_what_is_in_memory_can_still_be_saved_when_the_last_answer_is_out() -> N
     assert on_disk(bench) == len(PROMPT) // 4
 
 
-def test_what_may_not_be_written_is_not_waited_for() -> None:
+def test_quitting_does_not_wait_for_blocks_that_may_not_be_written() -> None:
     bench = TierBench(blocks=24, host=0, disk=100, limits=TierLimits(daily_blocks=2))
     bench.submit(PROMPT, max_tokens=1)
     bench.run()
@@ -54,7 +54,7 @@ def test_what_may_not_be_written_is_not_waited_for() -> None:
     assert not bench.loop.has_unsaved
 
 
-def test_copies_between_requests_are_told_once_they_have_landed() -> None:
+def test_copies_between_requests_are_reported_when_they_have_landed() -> None:
     bench = TierBench(blocks=24, host=0, disk=100)
     bench.submit(PROMPT, max_tokens=1)
     bench.run()
@@ -72,7 +72,7 @@ def test_copies_between_requests_are_told_once_they_have_landed() -> None:
     assert len(bench.client.reports) == count
 
 
-def test_of_a_chain_on_the_disk_the_tail_is_evicted_first() -> None:
+def test_the_tail_of_a_chain_on_the_disk_is_evicted_first() -> None:
     bench = TierBench(blocks=40, host=0, disk=20)
     bench.submit(PROMPT, max_tokens=1)
     bench.run()

@@ -30,7 +30,7 @@ class YieldingBench(Bench):
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(15))
-def test_random_work_of_long_and_short_steps_ends_with_the_tokens_it_should_have(seed: int, depth: int) -> None:
+def test_random_work_of_long_and_short_steps_gives_the_right_tokens(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = YieldingBench(
         blocks=rng.choice([24, 30, 60]),
@@ -42,7 +42,7 @@ def test_random_work_of_long_and_short_steps_ends_with_the_tokens_it_should_have
     walk(bench, seed, rng, refusals=0.1)
 
 
-def test_a_step_is_long_by_what_planning_costs_and_never_below_ten_milliseconds() -> None:
+def test_a_long_step_takes_at_least_ten_milliseconds_and_twenty_times_the_planning() -> None:
     lookahead = Lookahead()
     assert [lookahead.is_long(ms) for ms in (9.9, 10.0)] == [False, True]
     lookahead.launched(0.002, is_alone=True)

@@ -129,7 +129,7 @@ def walk(bench: Bench, seed: int, rng: random.Random, refusals: float) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(25))
-def test_random_work_ends_with_exactly_the_tokens_it_should_have(seed: int, depth: int) -> None:
+def test_random_work_gives_exactly_the_right_tokens(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = Bench(
         blocks=rng.choice([24, 30, 60]),
@@ -160,7 +160,7 @@ def test_random_work_ends_with_exactly_the_tokens_it_should_have(seed: int, dept
     bench.assert_all_right()
 
 
-def test_preemption_happens_and_nobody_notices() -> None:
+def test_preemption_changes_no_token() -> None:
     bench = Bench(blocks=24, seqs=8)
     for number in range(8):
         bench.submit([number] * 12, max_tokens=50, ignore_eos=True)
@@ -170,7 +170,7 @@ def test_preemption_happens_and_nobody_notices() -> None:
     assert {finished.reason for finished in bench.client.finished.values()} == {FinishReason.LENGTH}
 
 
-def test_a_prefix_computed_once_serves_all_who_share_it() -> None:
+def test_a_shared_prefix_is_computed_once() -> None:
     bench = Bench(blocks=200, seqs=8, tokens=64)
     shared = [5, 1, 2, 4] * 8
     for number in range(8):
@@ -197,7 +197,7 @@ def test_no_hit_crosses_scopes() -> None:
     assert cached == {first: 0, other: 0, same: 16}  # a whole hit still leaves one token to compute
 
 
-def test_a_poisoned_request_dies_alone() -> None:
+def test_a_poisoned_request_fails_alone() -> None:
     bench = Bench(blocks=100)
     good = [bench.submit([number, 1, 2, 4, 6], max_tokens=20, ignore_eos=True) for number in range(3)]
     bad = bench.submit([9, 9, 9], max_tokens=20, ignore_eos=True)
@@ -237,7 +237,7 @@ def test_a_voided_step_beside_a_merged_block_keeps_tables_whole(step: int) -> No
     bench.assert_all_right()
 
 
-def test_launches_that_are_refused_for_ever_hold_no_rows() -> None:
+def test_permanently_refused_launches_hold_no_rows() -> None:
     bench = Bench(blocks=60, seqs=2)
     bench.machine.begun = random.Random(1)
     for number in range(8):
@@ -251,7 +251,7 @@ def test_launches_that_are_refused_for_ever_hold_no_rows() -> None:
 
 @pytest.mark.parametrize("begun", [None, *range(8)])
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_a_refused_launch_changes_nothing_for_anybody(depth: int, begun: int | None) -> None:
+def test_a_refused_launch_changes_no_token(depth: int, begun: int | None) -> None:
     bench = Bench(blocks=100, depth=depth)
     bench.machine.begun = None if begun is None else random.Random(begun)
     for number in range(4):
@@ -265,7 +265,7 @@ def test_a_refused_launch_changes_nothing_for_anybody(depth: int, begun: int | N
 
 
 @pytest.mark.parametrize("begun", range(4))
-def test_what_a_refused_step_has_overwritten_is_never_hit(begun: int) -> None:
+def test_a_block_overwritten_by_a_refused_step_is_never_a_prefix_hit(begun: int) -> None:
     """Who evicted a prefix was refused, and goes; the next one must not find the prefix where it was."""
     bench = Bench(blocks=24, tokens=96)
     first = [5, 1, 2, 4] * 8
@@ -303,7 +303,7 @@ def test_a_budget_smaller_than_a_block_does_not_stall() -> None:
     bench.assert_all_right()
 
 
-def test_a_request_that_can_never_fit_is_failed_and_not_waited_for() -> None:
+def test_a_request_that_can_never_fit_fails_at_once() -> None:
     bench = Bench(blocks=5)
     seq = bench.submit([1] * 30, max_tokens=30, ignore_eos=True)
     fits = bench.submit([1] * 10, max_tokens=11, ignore_eos=True)
@@ -321,7 +321,7 @@ def test_a_request_with_nothing_to_compute_is_failed() -> None:
     assert {bench.client.finished[seq].reason for seq in (empty, full)} == {FinishReason.ERROR}
 
 
-def test_resumed_outputs_are_not_said_again() -> None:
+def test_resumed_outputs_are_not_sent_again() -> None:
     bench = Bench(blocks=60)
     seq = bench.submit([1, 2, 4, 5], max_tokens=12, ignore_eos=True)
     bench.run()
@@ -339,7 +339,7 @@ def test_resumed_outputs_are_not_said_again() -> None:
     assert bench.client.finished[77].num_outputs == 12
 
 
-def test_new_tenants_hold_for_what_is_there() -> None:
+def test_new_settings_of_tenants_apply_to_existing_sequences() -> None:
     bench = Bench()
     seq = bench.submit([1, 2, 4], ignore_eos=True)
     bench.loop.step()

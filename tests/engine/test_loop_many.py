@@ -35,7 +35,7 @@ from tiercel.wire import Abort, Submit, ToEngine
 @pytest.mark.parametrize(
     "seed", [*range(3), 275, *fresh_seeds(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
 )
-def test_random_work_in_blocks_of_one_token_says_what_it_should(seed: int, mode: PreemptionMode) -> None:
+def test_random_work_in_blocks_of_one_token_gives_the_right_tokens(seed: int, mode: PreemptionMode) -> None:
     """So many blocks that the books work on arrays, over tiers whose transfers are cut and fail in part."""
     rng = random.Random(seed)
     verdicts = [Verdict.LANDED] * 12 + [Verdict.FAILED, Verdict.MISS, Verdict.LATE]

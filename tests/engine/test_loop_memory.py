@@ -81,7 +81,7 @@ class ShortBench(Bench):
 @PLACES
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_fits_everybody_says_what_they_should(seed: int, depth: int, is_at_launch: bool) -> None:
+def test_with_any_memory_every_request_gets_the_right_tokens(seed: int, depth: int, is_at_launch: bool) -> None:
     rng = random.Random(seed)
     memory = rng.randrange(1, 24)
     bench = ShortBench(
@@ -106,7 +106,7 @@ def test_whatever_fits_everybody_says_what_they_should(seed: int, depth: int, is
 
 @PLACES
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_who_fits_with_nobody_is_failed_alone(depth: int, is_at_launch: bool) -> None:
+def test_a_request_that_does_not_fit_alone_fails_alone(depth: int, is_at_launch: bool) -> None:
     bench = ShortBench(depth=depth, is_at_launch=is_at_launch, blocks=100, seqs=8, tokens=64)
     good = [bench.submit([number, 1, 2, 4, 6], max_tokens=30, ignore_eos=True) for number in range(4)]
     for _ in range(6):
@@ -127,7 +127,7 @@ def test_who_fits_with_nobody_is_failed_alone(depth: int, is_at_launch: bool) ->
 
 
 @PLACES
-def test_a_lone_stream_gets_a_second_try(is_at_launch: bool) -> None:
+def test_a_single_stream_gets_a_second_attempt(is_at_launch: bool) -> None:
     bench = ShortBench(is_at_launch=is_at_launch, depth=0)
     seq = bench.submit([1, 2], max_tokens=10, ignore_eos=True)
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_decodes_that_do_not_fit_in_one_forward_go_on_in_several() -> None:
     assert gauges.nano_batches > gauges.steps
 
 
-def test_forwards_double_after_so_many_good_steps_and_never_over_what_the_operator_said() -> None:
+def test_forwards_double_after_64_good_steps_up_to_the_configured_budget() -> None:
     bench = ShortBench(memory=10, blocks=2000, seqs=40, tokens=40, depth=0)
     for number in range(40):
         bench.submit([number % 11, number // 11], max_tokens=90, ignore_eos=True)
@@ -187,7 +187,7 @@ def planner_of(tokens: int) -> Planner:
     return Planner(SequenceBook(open_policy("fcfs"), 100, ()), StepLimits(4, tokens))
 
 
-def test_where_memory_stays_short_tries_for_more_get_rare() -> None:
+def test_while_memory_stays_short_attempts_get_rare() -> None:
     relief = MemoryRelief(planner_of(256))
     size, fits, failed_at = 256, 100, list[int]()
     for step in range(20_000):
@@ -204,7 +204,7 @@ def test_where_memory_stays_short_tries_for_more_get_rare() -> None:
     assert gaps[-1] == 4097
 
 
-def test_after_a_quiet_time_patience_is_what_it_was() -> None:
+def test_the_number_of_good_steps_is_reset_after_a_quiet_time() -> None:
     relief = MemoryRelief(planner_of(64))
     error = OutOfDeviceMemoryError("short")
     for _ in range(3):
@@ -221,7 +221,7 @@ def test_after_a_quiet_time_patience_is_what_it_was() -> None:
     assert steps == 64
 
 
-def test_memory_is_given_back_and_a_step_launched_before_the_halving_says_nothing_new() -> None:
+def test_memory_is_given_back_and_a_step_launched_before_the_halving_does_not_halve_again() -> None:
     given: list[int] = []
     relief = MemoryRelief(planner_of(64), lambda: given.append(1))
     error = OutOfDeviceMemoryError("short")
@@ -231,7 +231,7 @@ def test_memory_is_given_back_and_a_step_launched_before_the_halving_says_nothin
     assert len(given) == relief.num_shortages == 3
 
 
-def test_the_log_tells_the_tokens_before_and_after(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_contains_the_tokens_before_and_after(caplog: pytest.LogCaptureFixture) -> None:
     relief = MemoryRelief(planner_of(64))
     relief.shrink(7, nano_batch_of(40), OutOfDeviceMemoryError("short", "64 MiB are missing"))
     (record,) = caplog.records

@@ -82,7 +82,7 @@ def test_tenants_stay_within_their_quotas_and_every_request_ends(seed: int, dept
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_nobody_is_lost_or_stuck_while_quotas_change(seed: int, depth: int) -> None:
+def test_no_request_is_lost_or_stuck_while_quotas_change(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = QuotaBench(rng, depth, "auto")
     for _ in range(40):
@@ -95,7 +95,7 @@ def test_nobody_is_lost_or_stuck_while_quotas_change(seed: int, depth: int) -> N
     bench.assert_all_right()
 
 
-def test_a_prompt_over_the_quota_is_refused_and_an_answer_ends_there() -> None:
+def test_a_prompt_over_the_quota_is_rejected_and_an_answer_ends_at_the_quota() -> None:
     bench = QuotaBench(random.Random(0), 1, "auto")
     bench.set_quotas(2, 2)
     long = bench.submit([1] * (2 * BLOCK + 1), tenant=TENANTS[0])

@@ -131,7 +131,7 @@ class TierBench:
 @pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 10))])
-def test_random_work_over_three_tiers_says_what_it_should(seed: int, depth: int, mode: PreemptionMode) -> None:
+def test_random_work_over_three_tiers_gives_the_right_tokens(seed: int, depth: int, mode: PreemptionMode) -> None:
     rng = random.Random(seed)
     verdicts = [Verdict.LANDED] * 12 + [Verdict.FAILED, Verdict.MISS, Verdict.LATE]
 
@@ -183,7 +183,7 @@ def test_write_back_in_idle_time_makes_victims_clean() -> None:
     assert bench.cache.loaded_tokens > 0
 
 
-def test_blocks_that_went_down_one_by_one_come_up_in_few_copies() -> None:
+def test_blocks_spilled_one_by_one_are_restored_in_few_copies() -> None:
     bench = TierBench(blocks=26, host=600, seqs=8, tokens=64, rates=SimRates(block_bytes=BYTES))
     for number in range(8):
         bench.submit([number] * 12, max_tokens=60)
@@ -211,7 +211,7 @@ def test_a_finished_prefix_comes_back_from_the_disk() -> None:
     assert bench.mover.bytes_by_route[Route.PREFETCH] > 0
 
 
-def test_a_prefix_of_more_blocks_than_may_fly_comes_back_from_the_disk() -> None:
+def test_a_prefix_longer_than_the_concurrent_reads_comes_back_from_the_disk() -> None:
     bench = TierBench(blocks=24, host=0, disk=100, limits=TierLimits(wanted_share=0.5, fetch_blocks=2))
     prompt = list(range(9)) * 5
     bench.submit(prompt, max_tokens=2)
@@ -280,7 +280,7 @@ def test_without_reuse_a_victim_is_written_every_time() -> None:
     assert written[True] < written[False]
 
 
-def test_a_disk_call_that_hangs_for_ever_stops_nobody() -> None:
+def test_a_disk_call_that_hangs_for_ever_stops_no_request() -> None:
     late_s = 1e3
     bench = TierBench(
         blocks=48, host=0, disk=100, rates=SimRates(block_bytes=BYTES, late_s=late_s),
@@ -319,7 +319,7 @@ def test_a_victim_that_is_clean_keeps_its_copies_below() -> None:
     assert host.copies.num_retained(RetentionClass.PREEMPTED) == host.copies.num_retained(RetentionClass.WANTED) == 0
 
 
-def test_aborts_while_copies_fly_leave_nothing_kept_for_nobody() -> None:
+def test_aborts_during_copies_leave_no_block_held() -> None:
     bench = TierBench(blocks=24, host=60, disk=100, seqs=8)
     host = bench.cache.tiers.host
     assert host is not None

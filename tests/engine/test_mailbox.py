@@ -31,7 +31,7 @@ def test_frames_arrive_whole_however_they_are_cut(ends: tuple[EngineMailbox, soc
     assert not mailbox.is_closed
 
 
-def test_what_the_socket_does_not_take_now_goes_later(ends: tuple[EngineMailbox, socket.socket]) -> None:
+def test_bytes_that_the_socket_does_not_accept_are_sent_later(ends: tuple[EngineMailbox, socket.socket]) -> None:
     mailbox, peer = ends
     report = Report(seqs=bytes(8 * 100_000), tokens=bytes(4 * 100_000))
     for _ in range(5):
@@ -48,7 +48,7 @@ def test_what_the_socket_does_not_take_now_goes_later(ends: tuple[EngineMailbox,
     assert not mailbox.has_unsent
 
 
-def test_a_peer_that_left_is_noticed(ends: tuple[EngineMailbox, socket.socket]) -> None:
+def test_a_closed_peer_is_detected(ends: tuple[EngineMailbox, socket.socket]) -> None:
     mailbox, peer = ends
     peer.sendall(encode_frame(Quit()))
     peer.close()
@@ -58,7 +58,7 @@ def test_a_peer_that_left_is_noticed(ends: tuple[EngineMailbox, socket.socket]) 
     mailbox.post(Loading("into the void"))
 
 
-def test_a_peer_that_says_nothing_is_an_error(ends: tuple[EngineMailbox, socket.socket]) -> None:
+def test_a_peer_that_closes_without_a_frame_is_an_error(ends: tuple[EngineMailbox, socket.socket]) -> None:
     mailbox, peer = ends
     peer.close()
     with pytest.raises(WireError):

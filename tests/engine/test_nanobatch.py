@@ -70,7 +70,7 @@ class SplitBench(Bench):
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(15))
-def test_random_work_in_nano_batches_ends_with_the_tokens_it_should_have(seed: int, depth: int) -> None:
+def test_random_work_in_nano_batches_gives_the_right_tokens(seed: int, depth: int) -> None:
     rng = random.Random(seed)
     bench = SplitBench(
         seed, blocks=rng.choice([24, 30, 60]), depth=depth, seqs=rng.choice([1, 3, 8]), tokens=rng.choice([8, 64])
@@ -128,7 +128,7 @@ def say(
 @pytest.mark.parametrize(
     ("depth", "attention", "temperature"), [(0, "sdpa", 0.0), (1, "grouped", 0.0), (1, "sdpa", 0.8)]
 )
-def test_a_real_model_says_the_same_in_nano_batches(
+def test_a_real_model_generates_the_same_in_nano_batches(
     folder: Path, depth: int, attention: AttentionName, temperature: float
 ) -> None:
     splitter = RandomSplitter()

@@ -40,7 +40,7 @@ def engine() -> Iterator[OfflineEngine]:
         yield opened
 
 
-def test_every_answer_is_as_long_as_asked_and_in_its_place(engine: OfflineEngine) -> None:
+def test_every_answer_has_the_requested_length_and_is_in_order(engine: OfflineEngine) -> None:
     told: list[int] = []
     run = engine.run(REQUESTS, told.append)
     assert [len(answer.tokens) for answer in run.answers] == [one.params.max_tokens for one in REQUESTS]
@@ -52,7 +52,7 @@ def test_every_answer_is_as_long_as_asked_and_in_its_place(engine: OfflineEngine
     assert len(run.laps.nano_batch_s) >= 15
 
 
-def test_a_second_run_begins_anew_and_says_the_same(engine: OfflineEngine) -> None:
+def test_a_second_run_is_independent_and_generates_the_same(engine: OfflineEngine) -> None:
     first, again = engine.run(REQUESTS), engine.run(list(reversed(REQUESTS)))
     assert [answer.tokens for answer in first.answers] == [answer.tokens for answer in reversed(again.answers)]
     assert again.before.steps >= first.before.steps + len(first.laps.plan_s) - 1
@@ -65,7 +65,7 @@ def test_the_facts_are_those_of_the_opened_engine(engine: OfflineEngine) -> None
     assert facts.step_tokens >= SETTINGS.max_num_seqs
 
 
-def test_a_request_that_gets_another_length_is_an_error_that_names_it(engine: OfflineEngine) -> None:
+def test_an_answer_of_another_length_is_an_error_that_names_the_request(engine: OfflineEngine) -> None:
     with pytest.raises(TiercelError, match=r"request 2: requested 250 .* and 10 of answer, got 250 and 6"):
         engine.run([asked(8, 2), asked(250, 10)])
     with pytest.raises(TiercelError, match=r"request 1: .*got 300 and 0 \(error"):
@@ -73,7 +73,7 @@ def test_a_request_that_gets_another_length_is_an_error_that_names_it(engine: Of
     assert [len(answer.tokens) for answer in engine.run([asked(8, 2)]).answers] == [2]  # it goes on
 
 
-def test_a_pool_for_a_few_says_the_same(engine: OfflineEngine) -> None:
+def test_a_small_pool_generates_the_same(engine: OfflineEngine) -> None:
     many = [asked(60, 40, number) for number in range(8)]
     whole = engine.run(many)
     from_few = EngineSettings(

@@ -8,7 +8,7 @@ from tiercel.tier import Route
 PROMPT = list(range(9)) * 5
 
 
-def test_a_prefix_from_the_disk_is_told_as_such() -> None:
+def test_a_prefix_from_the_disk_is_reported_as_such() -> None:
     bench = TierBench(blocks=24, host=0, disk=100, limits=TierLimits(wanted_share=0.5))
     bench.submit(PROMPT, max_tokens=2)
     bench.run()
@@ -25,7 +25,7 @@ def test_a_prefix_from_the_disk_is_told_as_such() -> None:
     assert told.absences == ()
 
 
-def test_a_prefix_from_ddr_is_told_as_such_and_so_is_the_wait_for_it() -> None:
+def test_a_prefix_from_ddr_is_reported_with_the_wait_for_it() -> None:
     bench = TierBench(blocks=24, host=60)
     bench.submit(PROMPT, max_tokens=2)
     bench.run()
@@ -43,7 +43,7 @@ def test_a_prefix_from_ddr_is_told_as_such_and_so_is_the_wait_for_it() -> None:
     assert request.arrival_s <= absence.start_s < absence.end_s == request.arrival_s + told.queued_s
 
 
-def test_victims_tell_what_came_back_what_was_computed_again_and_when_they_were_away() -> None:
+def test_victims_report_restored_and_recomputed_tokens_and_their_absences() -> None:
     bench = TierBench(blocks=24, seqs=8, limits=TierLimits(always_loads=True, has_write_back=False))
     for number in range(8):
         bench.submit([number] * 12, max_tokens=50)
@@ -59,7 +59,7 @@ def test_victims_tell_what_came_back_what_was_computed_again_and_when_they_were_
         assert all(one.end_s <= other.start_s for one, other in zip(end.absences, end.absences[1:], strict=False))
 
 
-def test_dropped_victims_compute_again_and_nothing_comes_back() -> None:
+def test_dropped_victims_are_recomputed_and_not_restored() -> None:
     bench = TierBench(blocks=24, host=0, seqs=8, mode="recompute")
     for number in range(8):
         bench.submit([number] * 12, max_tokens=50)
@@ -70,7 +70,7 @@ def test_dropped_victims_compute_again_and_nothing_comes_back() -> None:
     assert all(end.swapped_tokens == 0 for end in ends)
 
 
-def test_every_first_token_is_told_once_with_its_start() -> None:
+def test_every_first_token_is_reported_once_with_its_start() -> None:
     bench = TierBench(blocks=24, seqs=4)
     for number in range(6):
         bench.submit([number] * 12, max_tokens=5)

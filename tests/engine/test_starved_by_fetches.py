@@ -54,7 +54,7 @@ class Library:
             self.submit([*document, 1, 2], band=1)
 
 
-def test_a_loop_that_only_waits_for_reads_says_that_there_is_nothing_to_do() -> None:
+def test_a_loop_that_only_waits_for_reads_reports_nothing_to_do() -> None:
     """Otherwise it plans without pause; and where planning takes no time, as in a simulation, for ever."""
     library = Library()
     library.ask_for_all()

@@ -75,7 +75,7 @@ def replaced(policy: PolicyName = "fair", **more: object) -> EngineSettings:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_switch_budget_policies_loses_no_sequence_in_any_state(seed: int) -> None:
+def test_changing_the_policy_loses_no_sequence_in_any_state(seed: int) -> None:
     """A small pool, so that some run, some wait and some have been preempted at every switch."""
     rng = random.Random(seed)
     bench = Bench(host_blocks=64)
@@ -95,7 +95,7 @@ def test_switch_budget_policies_loses_no_sequence_in_any_state(seed: int) -> Non
     assert not bench.simulation.book.num_preempted
 
 
-def test_the_new_policy_orders_those_that_wait_already() -> None:
+def test_the_new_policy_orders_the_sequences_that_already_wait() -> None:
     bench = Bench("fcfs")
     bench.ask(LATER, 6)
     bench.simulation.pass_time(1.0)
@@ -122,7 +122,7 @@ def test_after_a_switch_to_fair_service_follows_the_weights() -> None:
     assert 2.2 < gained[HEAVY.name] / gained[LIGHT.name] < 3.8
 
 
-def test_debts_start_anew_and_service_goes_on() -> None:
+def test_debts_are_reset_and_service_goes_on() -> None:
     bench = Bench("fair")
     bench.ask(LIGHT, 20)
     bench.ask(HEAVY, 20)
@@ -140,7 +140,7 @@ def test_debts_start_anew_and_service_goes_on() -> None:
     assert all(fair.served_ms[name] > served[name] for name in served)
 
 
-def test_a_lower_limit_of_sequences_holds_and_the_one_of_the_start_is_the_most() -> None:
+def test_the_limit_of_sequences_can_be_lowered_and_not_raised_above_its_start() -> None:
     bench = Bench("fair")
     bench.ask(LIGHT, 40, prompt=20, outputs=10)
     bench.steps(5)
@@ -177,7 +177,7 @@ def ssd(bench: Bench) -> TierGauges:
     return next(gauges for gauges in bench.simulation.cache.tier_gauges() if gauges.tier is Tier.SSD)
 
 
-def test_the_daily_cap_of_the_disk_changes_and_what_was_written_counts() -> None:
+def test_the_daily_limit_of_the_disk_changes_and_earlier_writes_count() -> None:
     assert daily_blocks(replaced("fair", kv_disk_daily_bytes=0), 1000) == 0
     assert daily_blocks(replaced("fair", kv_disk_daily_bytes=1), 1000) == 1
     budget = WriteBudget(100)
@@ -206,7 +206,7 @@ def root_level() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("root_level")
-def test_the_log_level_changes_only_when_it_is_another() -> None:
+def test_the_log_level_is_only_set_when_it_changes() -> None:
     bench = Bench("fair")
     logging.getLogger().setLevel("ERROR")
     bench.set(replaced("fair", max_num_seqs=4))

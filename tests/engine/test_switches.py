@@ -35,14 +35,14 @@ def test_blocks_in_no_lower_tier_are_dirty() -> None:
     assert far == 0
 
 
-def test_blocks_that_ddr_has_are_near_and_those_of_the_ssd_are_far() -> None:
+def test_blocks_in_ddr_are_near_and_blocks_on_the_ssd_are_far() -> None:
     bench = TierBench(disk=100)
     assert below(bench, served(bench)) == (0, HITS, 0)
     bench = TierBench(host=0, disk=100)
     assert below(bench, served(bench)) == (0, 0, HITS)
 
 
-def test_blocks_for_which_ddr_has_no_room_are_far_if_the_ssd_has_them_and_lost_if_not() -> None:
+def test_blocks_that_do_not_fit_into_ddr_are_far_or_lost() -> None:
     small = TierBench(host=2, disk=100)
     dirty, near, far = below(small, seq := served(small))
     room = next(pool.num_free + pool.num_cached for tier, pool in small.cache.tiers.pools() if tier is Tier.DDR)
@@ -56,7 +56,7 @@ def test_blocks_for_which_ddr_has_no_room_are_far_if_the_ssd_has_them_and_lost_i
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
-def test_every_switch_that_is_over_has_a_prediction_and_an_outcome(mode: PreemptionMode, depth: int) -> None:
+def test_every_completed_switch_has_a_prediction_and_an_outcome(mode: PreemptionMode, depth: int) -> None:
     bench = TierBench(mode=mode, depth=depth)
     for first in range(8):
         bench.submit([first, *range(12)], max_tokens=40)
@@ -72,7 +72,7 @@ def test_every_switch_that_is_over_has_a_prediction_and_an_outcome(mode: Preempt
         assert (one.predicted_s > 0) == (one.realised_s > 0) == (one.count > 0)
 
 
-def test_the_copies_of_a_switch_are_those_of_its_victim() -> None:
+def test_the_copies_of_a_switch_are_attributed_to_its_victim() -> None:
     bench = TierBench(mode="swap", depth=0)
     for first in range(8):
         bench.submit([first, *range(12)], max_tokens=40)
@@ -84,7 +84,7 @@ def test_the_copies_of_a_switch_are_those_of_its_victim() -> None:
     assert 0 < swap.realised_s <= moved / SLOW.spill_bytes_per_s + copies * SLOW.copy_s + bench.clock.now_s() - 100
 
 
-def test_without_a_lower_tier_a_switch_costs_what_the_steps_took_that_repeat_it() -> None:
+def test_without_a_lower_tier_a_switch_costs_the_recomputing_steps() -> None:
     bench = TierBench(mode="auto", host=0, depth=0)
     for first in range(8):
         bench.submit([first, *range(12)], max_tokens=40)

@@ -21,7 +21,7 @@ def shares(band: int, weight: float) -> tuple[TenantShare, ...]:
     )
 
 
-def test_a_reload_that_comes_while_another_is_under_way_leaves_nothing_of_it_undone() -> None:
+def test_a_reload_during_another_one_completes_both() -> None:
     simulation, sources = Simulation(SimSettings(policy="priority", max_num_seqs=1), shares(0, 1.0)), Sources()
     for _ in range(300):
         simulation.submit(SimRequest(0.0, TenantId("t0"), (PromptPart(sources.new(), 40),), 4))

@@ -107,7 +107,7 @@ def test_a_request_whose_prefix_is_on_a_disk_that_hangs_is_computed() -> None:
 
 
 @pytest.mark.parametrize("count", [260, 3 * MAX_FETCHES])
-def test_requests_on_a_disk_that_hangs_hide_nobody(count: int) -> None:
+def test_requests_on_a_disk_that_hangs_do_not_delay_others(count: int) -> None:
     bench, disk = bench_with_doc_on_disk()
     disk.slow_down(lambda _: 1e6)
     stuck = [bench.submit([*DOC, number % VOCAB], max_tokens=1) for number in range(count)]
@@ -149,7 +149,7 @@ def test_reads_that_are_slow_but_in_time_hold_a_request_no_longer_than_predicted
     assert bench.client.finished[bench_last(bench)].num_cached == 4 * BLOCK, "what had landed is used"
 
 
-def test_a_tier_that_goes_off_ends_every_wait_for_it() -> None:
+def test_closing_a_tier_ends_every_wait_for_it() -> None:
     bench, disk = bench_with_doc_on_disk()
     disk.slow_down(lambda _: 0.24)
     seq = bench.submit(DOC, max_tokens=1)
@@ -162,7 +162,7 @@ def test_a_tier_that_goes_off_ends_every_wait_for_it() -> None:
     assert disk.reads == reads, "it is not asked any more"
 
 
-def test_a_read_that_lands_when_its_request_has_run_and_given_way_again_is_kept_for_nobody() -> None:
+def test_a_read_that_lands_after_its_request_was_preempted_again_is_not_held() -> None:
     bench, disk = bench_with_doc_on_disk(fetch_blocks=4)
     bench.book.switch_policy("priority", bench.clock.now_s(), step_ms=2.0, patience_s=1.0)
     disk.slow_down(lambda _: 0.24)
@@ -226,7 +226,7 @@ def test_a_spill_never_evicts_what_a_restore_of_the_same_plan_reads(steps: int, 
 
 @pytest.mark.parametrize("spillers", [1, 4, 8])
 @pytest.mark.parametrize("host", [80, 0])
-def test_copies_that_fly_count_against_the_quotas_of_ddr_and_ssd(spillers: int, host: int) -> None:
+def test_copies_in_progress_count_against_the_quotas_of_ddr_and_ssd(spillers: int, host: int) -> None:
     tenant, other = TenantId("q"), TenantId("hi")
     bench = TierBench(blocks=80, host=host, disk=100, seqs=16, tokens=64, policy="fair", max_len=200)
     quota = KvQuota(ddr=4 * BYTES, ssd=3 * BYTES)
@@ -256,7 +256,7 @@ def test_copies_that_fly_count_against_the_quotas_of_ddr_and_ssd(spillers: int, 
 # finished chains
 
 
-def test_keys_of_finished_chains_are_bounded_by_the_blocks_of_memory() -> None:
+def test_the_number_of_keys_of_finished_chains_is_limited() -> None:
     bench = TierBench(blocks=24, host=12, disk=300, limits=TierLimits(background_blocks=0))  # nothing is written
     for number in range(40):
         bench.submit([number % VOCAB, number // VOCAB, *DOC][:70], max_tokens=1)
@@ -265,7 +265,7 @@ def test_keys_of_finished_chains_are_bounded_by_the_blocks_of_memory() -> None:
         assert bench.cache.background.num_chain_keys <= 4 * (24 + 12)
 
 
-def test_a_new_chain_is_written_though_older_dearer_ones_have_left_memory() -> None:
+def test_a_new_chain_is_written_although_older_chains_of_higher_value_have_left_memory() -> None:
     bench = TierBench(blocks=24, host=0, disk=300, limits=TierLimits(background_blocks=0))
     for number in range(6):
         bench.submit([number % VOCAB] * 90, max_tokens=1)

@@ -72,7 +72,7 @@ def assert_agrees(out: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("backend", "step", "name"), CASES)
-def test_a_backend_computes_what_attention_is(backend: str, step: str, name: str) -> None:
+def test_a_backend_computes_attention(backend: str, step: str, name: str) -> None:
     device = DEVICES[backend]
     scene = Scene(STEPS[step], torch.float32, device=device)
 

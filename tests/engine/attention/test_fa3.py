@@ -55,7 +55,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-def test_the_operator_is_given_what_it_takes(fake: ModuleType, params: AttentionParams, dtype: torch.dtype) -> None:
+def test_the_operator_gets_its_arguments(fake: ModuleType, params: AttentionParams, dtype: torch.dtype) -> None:
     scene = Scene(RAGGED, dtype)
 
     out = scene.attend(Fa3Attention(load_fa3(), PROCESSORS), params)
@@ -63,7 +63,7 @@ def test_the_operator_is_given_what_it_takes(fake: ModuleType, params: Attention
     assert relative_error(out, scene.expected(params)) < 2e-2
 
 
-def test_it_reads_what_others_wrote_and_can_be_captured(fake: ModuleType) -> None:
+def test_it_reads_rows_of_other_writers_and_can_be_captured(fake: ModuleType) -> None:
     backend = Fa3Attention(load_fa3(), PROCESSORS)
 
     assert isinstance(backend, PagedReader)
@@ -130,7 +130,7 @@ def test_splits_are_bounded(fake: ModuleType, pieces: list[tuple[int, int]], spl
     ],
     ids=["sinks", "float32", "odd_head", "large_head", "large_block"],
 )
-def test_what_it_cannot_do_is_refused_or_left_to_the_spare(
+def test_unsupported_layers_are_rejected_or_left_to_the_spare(
     fake: ModuleType, scene: Scene, params: AttentionParams, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
@@ -162,7 +162,7 @@ def test_a_package_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-def test_the_real_operator_computes_what_attention_is(params: AttentionParams) -> None:
+def test_the_real_operator_computes_attention(params: AttentionParams) -> None:
     if torch.cuda.get_device_capability()[0] != HOPPER[0] or not has_fa3():
         pytest.skip("needs a Hopper GPU and the package flash_attn_3")
     scene = Scene(RAGGED, torch.bfloat16, head_dim=128, device=torch.device("cuda"))

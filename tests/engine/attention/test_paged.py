@@ -42,7 +42,7 @@ def nan_like(query: Tensor) -> Tensor:
     return torch.full(query.shape, torch.nan, dtype=query.dtype, device=query.device)
 
 
-def test_it_reads_what_others_wrote_and_can_be_captured() -> None:
+def test_it_reads_rows_of_other_writers_and_can_be_captured() -> None:
     backend = open_triton()
 
     assert isinstance(backend, PagedReader)
@@ -139,7 +139,7 @@ def test_contexts_may_be_cut_anywhere(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_steps_are_what_attention_is_wherever_they_are_cut(seed: int) -> None:
+def test_random_steps_equal_attention_wherever_they_are_cut(seed: int) -> None:
     draw = random.Random(seed)
     kv_heads, group = draw.choice([(1, 1), (2, 3), (4, 1), (1, 6), (1, 17)])
     pieces = [
@@ -167,7 +167,7 @@ def test_random_steps_are_what_attention_is_wherever_they_are_cut(seed: int) -> 
 
 
 @pytest.mark.slow
-def test_a_crowd_of_short_contexts_may_have_a_long_one_in_it() -> None:
+def test_a_long_context_among_many_short_ones() -> None:
     crowd = [(index % 7, 1) for index in range(530)]  # more than are cut at once
     crowd[520] = (700, 1)
     scene = Scene(crowd, torch.float32, kv_heads=1, group=2, head_dim=16, device=KERNEL_DEVICE)
@@ -263,7 +263,7 @@ def test_every_head_dim_has_a_tile(table: dict[tuple[int, int], Tile], dtype: to
     assert tile.keys >= 16
 
 
-def test_layers_may_differ_in_everything_but_the_step() -> None:
+def test_layers_of_one_step_may_have_different_parameters() -> None:
     scene, backend = Scene(RAGGED, torch.float32, device=KERNEL_DEVICE), open_triton()
     sinks = torch.linspace(-1, 2, 6, device=KERNEL_DEVICE)
 
@@ -271,7 +271,7 @@ def test_layers_may_differ_in_everything_but_the_step() -> None:
         assert error_of(scene, params, backend) < 1e-3
 
 
-def test_it_continues_what_another_backend_began() -> None:
+def test_it_continues_a_sequence_of_another_backend() -> None:
     scene = Scene([(0, 40)], torch.float32)
     whole = scene.attend(SdpaAttention(), PLAIN)
     tables = scene.state.block_tables.to(KERNEL_DEVICE)

@@ -89,7 +89,7 @@ def test_a_long_context_among_short_ones_is_walked_by_many_programs() -> None:
     assert sum(length == max(lengths) for length in lengths) > 70
 
 
-def test_a_crowd_of_like_contexts_is_left_whole() -> None:
+def test_many_contexts_of_similar_length_are_not_cut() -> None:
     assert check_partition([(1023, 1)] * 600, None, shares=132, at_once=512) == [64] * 600
 
 
@@ -141,7 +141,7 @@ class AttentionAlone:
 
 @in_interpreter
 @torch.inference_mode()
-def test_a_graph_cuts_anew_at_every_replay() -> None:
+def test_a_graph_cuts_contexts_at_every_replay() -> None:
     scene = Scene([(0, 1), (5, 1), (230, 1), (90, 1)], torch.float32)
     model, recorder = AttentionAlone(scene), FakeRecorder()
     blocks = scene.state.block_tables.shape[1]

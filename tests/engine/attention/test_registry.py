@@ -58,5 +58,5 @@ def test_fa3_needs_its_package() -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "sdpa", "grouped", "triton", "fa3"])
-def test_where_nothing_is_computed_every_name_opens(name: str) -> None:
+def test_on_the_meta_device_every_name_opens(name: str) -> None:
     assert not isinstance(open_attention(name, META), Fa3Attention)  # pyright: ignore[reportArgumentType]

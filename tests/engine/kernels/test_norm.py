@@ -38,7 +38,7 @@ def test_the_sum_is_rounded_before_it_is_normed() -> None:
     assert (normed != wanted).sum() <= 1  # the root is rounded otherwise
 
 
-def test_memory_is_used_again_where_there_is_a_residual() -> None:
+def test_memory_is_reused_with_a_residual() -> None:
     x, residual, weight = draw(6, 2, 8), draw(7, 2, 8), draw(8, 8)
 
     normed, total = add_norm(x, residual, weight, 1e-5)
@@ -47,7 +47,7 @@ def test_memory_is_used_again_where_there_is_a_residual() -> None:
     assert total.data_ptr() == residual.data_ptr()
 
 
-def test_the_first_norm_leaves_what_it_is_given() -> None:
+def test_the_first_norm_does_not_change_its_input() -> None:
     x, weight = draw(9, 2, 8), draw(10, 8)
     before = x.clone()
 

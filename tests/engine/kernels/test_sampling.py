@@ -65,14 +65,14 @@ def test_rows_may_lie_apart() -> None:
     assert torch.equal(tokens, logits.argmax(-1))
 
 
-def test_no_row_is_no_work() -> None:
+def test_without_rows_nothing_is_launched() -> None:
     tokens, bad_rows = draw_no_sync(torch.empty(0, 10), torch.empty(0, 3, dtype=torch.int32))
 
     assert (tokens.shape, bad_rows.shape) == ((0,), (0,))
 
 
 @pytest.mark.parametrize(("temperature", "place"), [(0.0, 0), (0.0, 4999), (0.8, 4095), (0.8, 4096)])
-def test_a_bad_row_is_flagged_and_harms_no_other(temperature: float, place: int) -> None:
+def test_a_bad_row_is_flagged_and_does_not_affect_others(temperature: float, place: int) -> None:
     logits = draw(place, 6, 5000)
     keys = torch.from_numpy(noise_keys(np.arange(6), np.full(6, 7)))
     draws = draws_of(keys, torch.full((6,), temperature))

@@ -153,7 +153,7 @@ class Late(Done[object]):
 
 
 @pytest.mark.parametrize("lane", [InlineLane(), LateLane()])
-def test_a_step_that_does_not_fit_beside_the_weights_is_told_with_its_numbers(lane: InlineLane) -> None:
+def test_the_error_of_a_step_that_does_not_fit_has_its_numbers(lane: InlineLane) -> None:
     device = ScriptedDevice()
     with pytest.raises(ConfigError) as caught:
         measure(device, Watched(error=torch.OutOfMemoryError("CUDA out of memory")), lane, max_num_seqs=6)
@@ -162,12 +162,12 @@ def test_a_step_that_does_not_fit_beside_the_weights_is_told_with_its_numbers(la
     assert device.calls[-1] == "give back"
 
 
-def test_another_failure_is_what_it_is() -> None:
+def test_other_errors_are_passed_on() -> None:
     with pytest.raises(RuntimeError, match="no kernel"):
         measure(ScriptedDevice(), Watched(error=RuntimeError("no kernel")))
 
 
-def test_what_steps_take_is_not_in_the_pool_and_is_told() -> None:
+def test_the_memory_of_steps_is_left_out_of_the_pool_and_reported() -> None:
     spec, device = KVSpec(layers=4, kv_heads=2, head_dim=32, block_size=16, dtype="float32"), Machine("cuda", 10 * GIB)
     settings = EngineSettings(model="unused", max_num_seqs=10_000)
     without = size_pool(settings, spec, device, 4096, 3 * GIB)

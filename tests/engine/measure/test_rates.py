@@ -102,7 +102,7 @@ def test_a_prefill_is_split_into_tokens_and_context(tmp_path: Path) -> None:
     tiers.close()
 
 
-def test_rates_follow_what_is_measured_and_small_copies_say_little() -> None:
+def test_rates_follow_measurements_and_small_copies_count_little() -> None:
     book = RateBook(Rates(bytes_per_s_by_route={Route.RESTORE: 1e9}, block_bytes=1, block_size=1))
     book.note(Route.RESTORE, 1000, 1.0)
     assert book.rates.bytes_per_s_by_route[Route.RESTORE] > 0.9e9
@@ -157,7 +157,7 @@ def is_worth(book: RateBook) -> bool:
     return book.rates.load_s(Route.PREFETCH, 512) < book.rates.recompute_s(0, 512 * 16)
 
 
-def test_after_a_bad_second_of_the_disk_it_is_read_again_within_minutes() -> None:
+def test_after_a_slow_second_the_disk_is_used_again_within_minutes() -> None:
     book = RateBook(SSD)
     counts = slow_seconds(book, 2, DiskCounts())
     assert not is_worth(book)
@@ -169,7 +169,7 @@ def test_after_a_bad_second_of_the_disk_it_is_read_again_within_minutes() -> Non
     assert idle_s > 10, "a disk that is still slow is not asked all the time"
 
 
-def test_an_estimate_has_half_of_its_way_back_behind_it_after_half_a_minute() -> None:
+def test_an_estimate_recovers_by_half_in_thirty_seconds() -> None:
     books = RateBook(SSD), RateBook(SSD)
     for book in books:
         slow_seconds(book, 2, DiskCounts())
@@ -181,7 +181,7 @@ def test_an_estimate_has_half_of_its_way_back_behind_it_after_half_a_minute() ->
     assert 0.75 * 5e9 < good <= 5e9
 
 
-def test_a_disk_that_stays_slow_is_known_to_be_after_some_trials() -> None:
+def test_a_disk_that_stays_slow_is_found_to_be_slow() -> None:
     book, counts, trials = RateBook(SSD), DiskCounts(), 0
     for _ in range(24 * 3600 * 2):
         if is_worth(book):
@@ -193,7 +193,7 @@ def test_a_disk_that_stays_slow_is_known_to_be_after_some_trials() -> None:
     assert not is_worth(book)
 
 
-def test_the_way_back_from_ddr_recovers_like_the_disk() -> None:
+def test_the_restore_rate_recovers_like_that_of_the_disk() -> None:
     book = RateBook(SSD)
     book.note(Route.RESTORE, 64 * MIB, 64 * MIB / 1e9)
     slow = book.rates.bytes_per_s_by_route[Route.RESTORE]
@@ -209,7 +209,7 @@ def test_late_reads_are_measurements() -> None:
     assert book.rates.bytes_per_s_by_route[Route.PREFETCH] < 0.6 * 5e9
 
 
-def test_what_is_measured_all_the_time_does_not_drift() -> None:
+def test_a_rate_that_is_measured_continuously_does_not_drift() -> None:
     book = RateBook(SSD)
     for turn in range(1, 200):
         routes = [RouteGauges(route=Route.RESTORE, bytes=64 * MIB * turn, seconds=64 * MIB * turn / 20e9)]

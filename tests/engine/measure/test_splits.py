@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_trusted_leaves_steps_whole(
     assert f"path={file.path}" in caplog.text
 
 
-def test_what_is_written_is_read_by_the_same_model_only(tmp_path: Path) -> None:
+def test_a_table_is_read_by_the_same_model_only(tmp_path: Path) -> None:
     file, nowhere = open_splits_file(str(tmp_path), ("model",)), open_splits_file(None, ("model",))
     written = SplitTable(identity=file.identity, rows=(HALVES,))
     file.write(written)

@@ -113,7 +113,7 @@ def is_monotone(times: StepTimes) -> bool:
     return True
 
 
-def test_a_full_table_is_the_formula_at_its_points_and_near_it_between_them() -> None:
+def test_a_full_table_equals_the_formula_at_its_points() -> None:
     times, _, _ = measure(1e6)
     grid = StepGrid(LIMITS)
     for shape in grid.shapes():
@@ -169,7 +169,7 @@ def test_the_table_rises_along_every_axis_whatever_was_measured(seed: int) -> No
     assert min(times.ms) > 0
 
 
-def test_what_was_measured_stays_when_it_rises_already() -> None:
+def test_monotone_measurements_are_kept() -> None:
     grid = StepGrid(LIMITS)
     measured = {shape: expected_ms(shape) for shape in grid.shapes()[::3]}
     times = grid.table(measured)
@@ -177,7 +177,7 @@ def test_what_was_measured_stays_when_it_rises_already() -> None:
         assert at(times, shape) == pytest.approx(ms, rel=1e-5)
 
 
-def test_noise_is_measured_away_by_the_fastest_run() -> None:
+def test_the_fastest_run_removes_noise() -> None:
     clock = ManualClock()
     times, _, _ = measure(1e6, model=TimedModel(clock, noise=1.0))
     ratios = [at(times, shape) / expected_ms(shape) for shape in StepGrid(LIMITS).shapes()]
@@ -193,7 +193,7 @@ def test_noise_is_measured_away_by_the_fastest_run() -> None:
         GridLimits(max_num_seqs=4, step_tokens=2048, max_model_len=4000, kv_tokens=1 << 24),
     ],
 )
-def test_odd_limits_have_tables_too(limits: GridLimits) -> None:
+def test_unusual_limits_have_tables(limits: GridLimits) -> None:
     clock = ManualClock()
     times, _, _ = measure(5.0, limits=limits, model=TimedModel(clock))
     assert is_monotone(times)
@@ -201,7 +201,7 @@ def test_odd_limits_have_tables_too(limits: GridLimits) -> None:
     StepCosts(times)
 
 
-def test_every_shape_is_made_of_sequences_that_can_be() -> None:
+def test_every_shape_consists_of_possible_sequences() -> None:
     grid, rng = StepGrid(LIMITS), random.Random(3)
     for _ in range(500):
         shape = StepShape(rng.choice((0, rng.randrange(2, 256))), rng.randrange(0, 64), rng.randrange(0, 200_000))
@@ -240,7 +240,7 @@ def test_a_restart_takes_the_file_and_measures_what_is_missing(
     assert StepCosts(cached).predict_ms(200, 3, 500) == pytest.approx(StepCosts(again).predict_ms(200, 3, 500), rel=0.3)
 
 
-def test_free_memory_does_not_decide_which_file_it_is(tmp_path: Path) -> None:
+def test_free_memory_does_not_change_the_file(tmp_path: Path) -> None:
     settings = EngineSettings(model="unused", calibration_s=1.0, cache_folder=str(tmp_path), max_num_seqs=8)
     kv, device = torch.zeros(8, 1, 16, 1, 8), CpuDevice(1)
     for blocks, length, has_file in ((5000, 4096, False), (9000, 4096, True), (200, 3200, False), (210, 3360, True)):
@@ -317,7 +317,7 @@ def test_decodes_that_run_in_graphs_are_measured_in_them() -> None:
     assert at(times, StepShape(256, 16, 0)) == pytest.approx(expected_ms(StepShape(256, 16, 0)), rel=1e-3)
 
 
-def test_times_of_a_start_without_its_graphs_are_not_those_of_one_with_them(tmp_path: Path) -> None:
+def test_starts_with_and_without_graphs_have_different_files(tmp_path: Path) -> None:
     """A recording may be refused once, and not the next time."""
     settings = EngineSettings(model="unused", calibration_s=1.0, cache_folder=str(tmp_path), max_num_seqs=8)
     kv, device, model = torch.zeros(40, 1, 16, 1, 8), CpuDevice(1), PricedModel(ManualClock())
@@ -330,7 +330,7 @@ def test_times_of_a_start_without_its_graphs_are_not_those_of_one_with_them(tmp_
         assert (at(times, StepShape(0, 1, 0)) < 1.5) == (found is not None)
 
 
-def test_times_are_those_of_the_attention_that_runs_and_of_how_decodes_are_launched() -> None:
+def test_the_file_depends_on_the_attention_and_on_the_launch_of_decodes() -> None:
     def facts(is_capturable: bool = False, **changes: object) -> tuple[str, ...]:
         model = TimedModel(ManualClock())
         model.is_capturable = is_capturable

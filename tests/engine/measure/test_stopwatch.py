@@ -46,7 +46,7 @@ class SlowRunner:
         self.forgotten += seqs
 
 
-def test_a_step_is_cut_into_what_the_thread_did() -> None:
+def test_the_time_of_a_step_is_divided_by_activity() -> None:
     clock = ManualClock()
     stopwatch = Stopwatch(clock)
     runner = stopwatch.watch(SlowRunner(clock))
@@ -65,7 +65,7 @@ def test_a_step_is_cut_into_what_the_thread_did() -> None:
     assert stopwatch.take().host_s() == []
 
 
-def test_a_step_that_waits_for_nothing_commits_nothing() -> None:
+def test_a_step_without_a_wait_has_no_commit_time() -> None:
     clock = ManualClock()
     stopwatch = Stopwatch(clock)
     runner = stopwatch.watch(SlowRunner(clock))
@@ -77,7 +77,7 @@ def test_a_step_that_waits_for_nothing_commits_nothing() -> None:
     assert (list(laps.plan_s), list(laps.wait_s), list(laps.commit_s)) == ([1.0], [0.0], [0.0])
 
 
-def test_a_turn_that_did_nothing_is_no_step() -> None:
+def test_a_turn_without_work_is_not_counted_as_a_step() -> None:
     clock = ManualClock()
     stopwatch = Stopwatch(clock)
     stopwatch.begin()

@@ -50,24 +50,24 @@ def test_a_block_is_one_extent_of_all_layers() -> None:
     assert SPEC.block_bytes == 16 * SPEC.token_bytes
 
 
-def test_on_the_cpu_the_pool_takes_a_share_of_what_is_free() -> None:
+def test_on_the_cpu_the_pool_takes_a_share_of_free_memory() -> None:
     capacity = size_pool(settings(max_num_seqs=4096), SPEC, Machine("cpu", 1 * GIB), 4096, 5 * MIB)
     assert capacity.kv_bytes <= 0.4 * GIB < capacity.kv_bytes + 2 * SPEC.block_bytes
     assert capacity.max_model_len == 4096
 
 
-def test_no_more_is_taken_than_all_sequences_at_full_length_need() -> None:
+def test_the_pool_is_not_larger_than_all_sequences_at_full_length() -> None:
     capacity = size_pool(settings(max_num_seqs=2), SPEC, Machine("cpu", 8 * GIB), 160, 0)
     assert capacity.blocks == 2 * (160 // 16 + 2)
 
 
-def test_on_a_gpu_the_utilisation_counts_what_others_and_the_weights_take() -> None:
+def test_on_a_gpu_the_utilisation_includes_weights_and_other_programs() -> None:
     device = Machine("cuda", free=10 * GIB, total=20 * GIB)
     capacity = size_pool(settings(gpu_memory_utilization=0.9, max_num_seqs=10000), SPEC, device, 4096, 0)
     assert capacity.kv_bytes == pytest.approx(8 * GIB, rel=1e-3)
 
 
-def test_the_context_shrinks_to_the_pool_unless_it_was_asked_for() -> None:
+def test_the_context_shrinks_to_the_pool_unless_it_was_set() -> None:
     device = Machine("cpu", 1 * GIB)
     assert size_pool(settings(num_gpu_blocks_override=10), SPEC, device, 4096, 0).max_model_len == 160
     with pytest.raises(ConfigError, match="--max-model-len 1000 needs"):
@@ -83,7 +83,7 @@ def test_the_context_shrinks_to_the_pool_unless_it_was_asked_for() -> None:
         ({"num_gpu_blocks_override": 10**6}, 1 * GIB, "no room for KV"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_numbers(changes: dict[str, object], free: int, message: str) -> None:
+def test_impossible_sizes_are_rejected_with_the_numbers(changes: dict[str, object], free: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         size_pool(settings(**changes), SPEC, Machine("cpu", free), 4096, 0)
 
@@ -133,7 +133,7 @@ def test_slots_on_disk_leave_room_for_headers_and_the_index() -> None:
     assert "SSD" in show_arithmetic(capacity, SPEC, device)
 
 
-def test_what_an_earlier_engine_left_gives_the_size_and_is_not_counted_twice() -> None:
+def test_a_kept_arena_defines_the_size_and_is_not_counted_twice() -> None:
     device = Machine("cpu", 1 * MIB)
     kept = KeptMemory(blocks=100, bytes=101 * SPEC.block_bytes)
     assert size_pool(settings(), SPEC, device, 4096, 0, kept).blocks == 100
@@ -153,6 +153,6 @@ def test_what_an_earlier_engine_left_gives_the_size_and_is_not_counted_twice() -
         ({"kv_disk_paths": ("a",), "kv_disk_bytes": MIB // 16}, "--kv-disk-size 64.0 KiB holds not one block"),
     ],
 )
-def test_tiers_that_cannot_be_are_refused_with_the_numbers(changes: dict[str, object], message: str) -> None:
+def test_impossible_tiers_are_rejected_with_the_numbers(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         size_pool(settings(kv_cache_memory_bytes=64 * MIB, **changes), SPEC, Machine("cpu", 1 * GIB), 4096, 0)

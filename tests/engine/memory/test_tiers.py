@@ -104,7 +104,7 @@ def test_a_block_survives_every_tier_and_every_restart(bench: Bench, is_apart: b
     tiers.close()
 
 
-def test_a_restart_of_the_daemon_finds_what_lies_on_the_disk(bench: Bench) -> None:
+def test_a_restart_of_the_daemon_finds_the_blocks_on_the_disk(bench: Bench) -> None:
     tiers = bench.open()
     payload = torch.randn(tiers.device.kv[0].shape)
     tiers.device.kv[5] = payload
@@ -213,7 +213,7 @@ def test_a_kept_arena_keeps_its_size(bench: Bench) -> None:
     tiers.close()
 
 
-def test_the_scan_goes_on_in_pieces_and_ends_when_it_is_told_to() -> None:
+def test_the_scan_is_taken_in_batches_and_can_be_closed() -> None:
     wakes: list[int] = []
     scan = VolumeScan([(slot, bytes(key(slot))) for slot in range(1000)], lambda: wakes.append(1))
     scan.start()
@@ -230,7 +230,7 @@ def test_the_scan_goes_on_in_pieces_and_ends_when_it_is_told_to() -> None:
     assert not endless.is_done
 
 
-def test_waking_is_seen_once() -> None:
+def test_several_wake_ups_are_one() -> None:
     wake = Wake.open()
     wake.set()
     wake.set()

@@ -42,7 +42,7 @@ def refusal(fields: dict[str, object]) -> ConfigError:
     return caught.value
 
 
-def test_left_out_fields_are_what_transformers_assumes() -> None:
+def test_missing_fields_have_the_defaults_of_transformers() -> None:
     config = parse({name: value for name, value in LLAMA.items() if name != "num_key_value_heads"})
 
     assert (config.kv_heads, config.head_dim, config.rms_eps, config.rope.theta) == (4, 16, 1e-6, 10000.0)
@@ -182,7 +182,7 @@ def test_a_wrong_value_is_refused_by_its_field(field: str, wrong: object) -> Non
         ("partial_rotary_factor", 0.5),
     ],
 )
-def test_what_only_the_native_decoder_lacks_is_left_to_transformers(field: str, value: object) -> None:
+def test_models_that_only_the_native_decoder_lacks_use_transformers(field: str, value: object) -> None:
     extra = {"rope_scaling": {"rope_type": "default"}} if field == "partial_rotary_factor" else {}
 
     assert is_native_refusal(refusal(LLAMA | extra | {field: value}))
@@ -194,7 +194,7 @@ def test_architectures_must_name_one_class(names: object) -> None:
 
 
 @pytest.mark.parametrize("field", ["quantization_config", "vision_config", "audio_config"])
-def test_what_nobody_here_runs_is_refused_by_its_field(field: str) -> None:
+def test_unsupported_models_are_rejected_by_field(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         refuse_foreign(ConfigFields(LLAMA | {field: {"any": 1}}, "config.json"))
 
@@ -204,7 +204,7 @@ def test_encoder_decoder_models_are_refused() -> None:
         refuse_foreign(ConfigFields(LLAMA | {"is_encoder_decoder": True}, "config.json"))
 
 
-def test_auto_dtype_is_what_the_config_says() -> None:
+def test_auto_dtype_is_that_of_the_config() -> None:
     assert choose_dtype("auto", ConfigFields({"dtype": "bfloat16"}, "")) == torch.bfloat16
     assert choose_dtype("auto", ConfigFields({"torch_dtype": "float16"}, "")) == torch.float16
     assert choose_dtype("auto", ConfigFields({}, "")) == torch.float32

@@ -84,12 +84,12 @@ def test_the_cpu_keeps_plain_torch() -> None:
     assert isinstance(open_ops(CPU, SdpaReader()), TorchOps)
 
 
-def test_a_gpu_has_kernels_where_attention_can_read_what_they_write() -> None:
+def test_a_gpu_uses_kernels_if_attention_can_read_their_rows() -> None:
     assert isinstance(SdpaReader(), PagedReader)
     assert isinstance(open_ops(torch.device("cuda"), SdpaReader()), TritonOps)
 
 
-def test_a_gpu_whose_attention_cannot_read_has_plain_torch_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gpu_without_such_attention_uses_plain_torch_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert isinstance(open_ops(torch.device("cuda"), SdpaAttention()), TorchOps)
 

@@ -47,7 +47,7 @@ def test_the_operator_chooses_the_implementation(family: str, impl: ModelImpl, e
     assert load(tmp_path, impl).impl == expected
 
 
-def test_native_is_refused_for_what_it_cannot_run(tmp_path: Path) -> None:
+def test_native_is_rejected_for_unsupported_models(tmp_path: Path) -> None:
     make_checkpoint("gpt2", tmp_path)
 
     with pytest.raises(ConfigError, match="GPT2LMHeadModel is not supported by the native decoder"):

@@ -165,7 +165,7 @@ def test_an_unknown_class_of_a_known_type_is_refused(tmp_path: Path) -> None:
     assert "LlamaForSomethingElse" in refusal(tmp_path, fields)
 
 
-def test_a_rotation_that_depends_on_the_batch_is_kept_to_where_it_does_not(tmp_path: Path) -> None:
+def test_a_rotation_that_depends_on_the_batch_is_limited_in_length(tmp_path: Path) -> None:
     factors = [1.0] * 8
     rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "rope_theta": 10000.0}
     fields = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_parameters": rope}
@@ -211,7 +211,7 @@ def test_weights_survive_a_change_of_their_file(tmp_path: Path) -> None:
     assert torch.equal(PagedRun(model, 1, 16).prefill(torch.arange(3, 13), 10), before)
 
 
-def test_buffers_of_old_checkpoints_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_buffers_of_old_checkpoints_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_checkpoint("gpt2", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {"transformer.h.0.old.bias": torch.ones(1, 1, 8, 8)}, tmp_path / "model.safetensors")
@@ -291,7 +291,7 @@ def test_every_known_keyword_reaches_the_backend() -> None:
         ({"dropout": 0.1}, "dropout"),
     ],
 )
-def test_what_the_paged_attention_cannot_do_is_refused(keywords: dict[str, object], reason: str) -> None:
+def test_unsupported_attention_is_rejected(keywords: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         call(joined(Echo()), **keywords)  # type: ignore[arg-type]
 

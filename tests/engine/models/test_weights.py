@@ -172,7 +172,7 @@ def test_a_tensor_of_integers_is_refused_by_name(folder: Path) -> None:
     assert f"tensor {NAME}: dtype torch.int8" in refusal(folder)
 
 
-def test_stored_rotations_of_old_checkpoints_are_passed_over(folder: Path) -> None:
+def test_stored_rotations_of_old_checkpoints_are_ignored(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
 
     load(folder)

@@ -35,7 +35,7 @@ def filled(params: list[SamplingParams], vocab_size: int, kernel: DrawKernel | N
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(61, torch.float32), (61, torch.bfloat16), (4100, torch.float32)])
-def test_rows_that_ask_for_anything_draw_what_they_draw_without_it(vocab_size: int, dtype: torch.dtype) -> None:
+def test_rows_draw_the_same_with_and_without_the_kernel(vocab_size: int, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(vocab_size)
     params = [*PLAIN * 4, *(random_params(rng, vocab_size, greedy=row % 5 == 0) for row in range(16))]
     rows = rng.permutation(len(params))
@@ -55,7 +55,7 @@ def test_rows_that_ask_for_anything_draw_what_they_draw_without_it(vocab_size: i
             assert torch.equal(getattr(got.logprobs, name), getattr(wanted.logprobs, name))
 
 
-def test_what_no_row_asks_for_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_features_upload_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     uploads: list[tuple[int, ...]] = []
 
     def upload(array: np.ndarray, device: torch.device) -> Tensor:
@@ -95,7 +95,7 @@ def test_many_seeds_draw_the_same(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_bad_rows_are_flagged_whatever_they_ask(poison: float) -> None:
+def test_bad_rows_are_flagged_with_any_parameters(poison: float) -> None:
     rng = np.random.default_rng(2)
     params = [*PLAIN, *(random_params(rng, 80) for _ in range(6))]
     logits = random_logits(1, 9, 80)
@@ -139,7 +139,7 @@ class OperatorLog(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_plain_rows_are_one_reading_and_one_upload() -> None:
+def test_plain_rows_take_one_pass_and_one_upload() -> None:
     kernel = CountedKernel()
     params = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.5, seed=1)] * 8
     sampler = filled(params, 50, kernel)
@@ -154,7 +154,7 @@ def test_plain_rows_are_one_reading_and_one_upload() -> None:
     assert [name for name in log.names if name not in made | {"aten::detach", "aten::lift_fresh"}] == []
 
 
-def test_only_rows_that_ask_for_more_are_read_again() -> None:
+def test_only_rows_with_further_parameters_are_read_again() -> None:
     kernel = CountedKernel()
     params = [*PLAIN, SamplingParams(top_k=3), SamplingParams(min_p=0.1), SamplingParams(presence_penalty=1.0)]
     sampler = filled(params, 50, kernel)

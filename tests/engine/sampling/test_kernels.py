@@ -64,7 +64,7 @@ def test_greedy_rows_run_one_maximum_and_a_check():
     assert len(operators([GREEDY] * 64)) <= 5
 
 
-def test_plain_draws_pay_for_no_feature_they_did_not_ask():
+def test_plain_draws_run_no_operator_of_other_features():
     plain = set(operators([SamplingParams(seed=1)] * 64))
     assert not plain & {
         "aten::topk",

@@ -166,7 +166,7 @@ def _fields(params):
     return {name: getattr(params, name) for name in params.__struct_fields__}
 
 
-def test_a_row_draws_the_same_alone_and_in_any_company():
+def test_a_row_draws_the_same_alone_and_among_others():
     rng = np.random.default_rng(17)
     vocab_size = 777
     params = [random_params(rng, vocab_size, greedy=row % 7 == 0) for row in range(64)]
@@ -295,7 +295,7 @@ def test_the_logits_stay_as_they_were():
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, "all -inf"])
-def test_a_bad_row_is_flagged_and_harms_no_other(poison):
+def test_a_bad_row_is_flagged_and_does_not_affect_others(poison):
     rng = np.random.default_rng(37)
     params = [random_params(rng, 80, greedy=row % 3 == 0) for row in range(24)]
     logits = random_logits(37, 24, 80)
@@ -313,7 +313,7 @@ def test_a_bad_row_is_flagged_and_harms_no_other(poison):
     assert not clean.bad_rows.any()
 
 
-def test_impossible_tokens_are_no_fault():
+def test_impossible_tokens_do_not_make_a_row_bad():
     logits = torch.full((4, 20), -math.inf)
     logits[:, 6] = 1.0
     params = [GREEDY, SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(top_k=5, repetition_penalty=2.0)]

@@ -43,7 +43,7 @@ def one_thread() -> None:
 # ---- sizes
 
 
-def test_sizes_rise_by_an_eighth_or_less_once_they_are_large() -> None:
+def test_large_sizes_differ_by_an_eighth_at_most() -> None:
     assert graph_sizes(1) == (1,)
     assert graph_sizes(3) == (1, 2, 3)
     assert graph_sizes(8) == (1, 2, 4, 8)
@@ -53,7 +53,7 @@ def test_sizes_rise_by_an_eighth_or_less_once_they_are_large() -> None:
     assert graph_sizes(65_536) == graph_sizes(MAX_GRAPH_ROWS)
 
 
-def test_every_batch_has_a_size_that_is_little_larger() -> None:
+def test_every_batch_has_a_slightly_larger_size() -> None:
     for most in range(1, MAX_GRAPH_ROWS + 1):
         sizes = graph_sizes(most)
         assert sizes[-1] == most
@@ -66,7 +66,7 @@ def test_every_batch_has_a_size_that_is_little_larger() -> None:
 @pytest.mark.parametrize("room", [2, 1000])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_work_says_what_it_should_through_graphs(seed: int, depth: int, room: int) -> None:
+def test_random_work_in_graphs_gives_the_right_tokens(seed: int, depth: int, room: int) -> None:
     rng = random.Random(seed)
     recorder = FakeRecorder(room)
     seqs = rng.choice([1, 3, 9, 20])
@@ -140,7 +140,7 @@ def test_a_step_that_is_not_all_decode_is_launched_kernel_by_kernel() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
-def test_our_kernels_say_in_graphs_what_they_say_without() -> None:
+def test_the_kernels_give_the_same_in_graphs() -> None:
     from tiercel.engine.attention.paged import TritonAttention  # lazy: the interpreter must have been chosen
 
     model = small_decoder(TorchOps(TritonAttention(4)), "cpu")
@@ -154,7 +154,7 @@ def test_our_kernels_say_in_graphs_what_they_say_without() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
-def test_padding_may_read_what_is_no_number_and_nobody_hears_of_it() -> None:
+def test_padding_may_read_nan_without_effect() -> None:
     from tiercel.engine.attention.paged import TritonAttention  # lazy: the interpreter must have been chosen
 
     model = small_decoder(TorchOps(TritonAttention(4)), "cpu")
@@ -210,7 +210,7 @@ class HastyLane(InlineLane):
     "params", [GREEDY, SamplingParams(top_k=3, top_p=0.9, seed=1, frequency_penalty=0.5, logprobs=2)]
 )
 @pytest.mark.parametrize("records", [True, False])
-def test_a_launch_copies_once_and_waits_for_nothing(records: bool, params: SamplingParams) -> None:
+def test_a_launch_makes_one_copy_and_does_not_wait(records: bool, params: SamplingParams) -> None:
     lane = HastyLane()
     bench = StepBench(WeighedSum(), 4, FakeRecorder() if records else None, lane)
     bench.prefill(PROMPTS, params)
@@ -269,7 +269,7 @@ def test_nothing_is_locked_beside_a_recording(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("enforce_eager", "is_capturable", "sizes"), [(False, True, (1, 2, 4, 6)), (True, True, ()), (False, False, ())]
 )
-def test_graphs_are_recorded_at_the_start_unless_they_cannot_be_or_nobody_wants_them(
+def test_graphs_are_recorded_at_the_start_if_possible_and_wanted(
     tmp_path: Path, enforce_eager: bool, is_capturable: bool, sizes: tuple[int, ...]
 ) -> None:
     settings = EngineSettings(

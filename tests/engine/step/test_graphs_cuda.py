@@ -22,7 +22,7 @@ def device() -> Device:
     return open_device("cuda")
 
 
-def test_a_replay_reads_what_lies_in_its_inputs_now(device: Device) -> None:
+def test_a_replay_reads_the_current_inputs(device: Device) -> None:
     lane, recorder = device.open_lane(), device.open_recorder()
     assert recorder is not None
     numbers = torch.zeros(1000, 256, dtype=torch.bfloat16, device="cuda")
@@ -61,7 +61,7 @@ def test_smaller_graphs_find_room_in_the_memory_of_the_largest(device: Device) -
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_work_says_what_it_should_through_graphs(device: Device, seed: int, depth: int) -> None:
+def test_random_work_in_graphs_gives_the_right_tokens(device: Device, seed: int, depth: int) -> None:
     rng, recorder = random.Random(seed), device.open_recorder()
     assert recorder is not None
     bench = GraphBench(recorder, device, depth=depth, seqs=9, tokens=40, blocks=60, splits=seed % 2 == 1)
@@ -69,7 +69,7 @@ def test_random_work_says_what_it_should_through_graphs(device: Device, seed: in
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
-def test_a_launch_waits_for_nothing(device: Device, is_recorded: bool) -> None:
+def test_a_launch_does_not_wait(device: Device, is_recorded: bool) -> None:
     recorder = device.open_recorder() if is_recorded else None
     bench = StepBench(WeighedSum(), 4, recorder, device.open_lane(), "cuda")
     params = SamplingParams(top_k=3, top_p=0.9, seed=1, frequency_penalty=0.5, logprobs=2, max_tokens=5)
@@ -85,7 +85,7 @@ def test_a_launch_waits_for_nothing(device: Device, is_recorded: bool) -> None:
     assert all(ms > 0 for outcome in outcomes for ms in outcome.nano_batch_ms)
 
 
-def test_our_kernels_say_in_graphs_what_they_say_without(device: Device) -> None:
+def test_the_kernels_give_the_same_in_graphs(device: Device) -> None:
     # lazy: there is no Triton beside a torch for the CPU
     from tiercel.engine.attention.paged import TritonAttention
     from tiercel.engine.models.triton_ops import TritonOps

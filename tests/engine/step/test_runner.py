@@ -147,14 +147,14 @@ def test_a_row_is_free_for_another_when_its_sequence_is_gone() -> None:
         bench.runner.launch(bench.plan((3, 0, 1), fresh=(3,)))
 
 
-def test_what_a_forward_raises_is_the_step_s_failure() -> None:
+def test_an_exception_of_a_forward_fails_the_step() -> None:
     bench = Bench()
     bench.add(1, [13])
     with pytest.raises(DeviceError, match="RuntimeError: 13"):
         bench.runner.launch(bench.plan((1, 0, 1), fresh=(1,))).result()
 
 
-def test_a_row_that_is_not_finite_names_itself() -> None:
+def test_a_row_with_logits_that_are_not_finite_is_named() -> None:
     bench = Bench()
     bench.add(1, [5])
     bench.add(2, [14])
@@ -163,7 +163,7 @@ def test_a_row_that_is_not_finite_names_itself() -> None:
     assert outcome.bad == (1,)
 
 
-def test_log_probabilities_come_for_those_who_asked() -> None:
+def test_log_probabilities_are_returned_for_rows_that_requested_them() -> None:
     bench = Bench()
     bench.add(1, [5])
     bench.add(2, [6], logprobs=2)
@@ -220,7 +220,7 @@ class BrokenOffLane(InlineLane):
         self.is_busy = False
 
 
-def test_what_a_refused_launch_has_queued_has_ended_before_its_slots_go_to_others() -> None:
+def test_queued_work_of_a_refused_launch_has_ended_before_its_slots_are_reused() -> None:
     lane = BrokenOffLane()
     bench = Bench(lane)
     bench.add(1, [1])
@@ -236,7 +236,7 @@ def test_a_lost_device_is_no_request_s_fault() -> None:
         bench.runner.launch(bench.plan((1, 0, 1), fresh=(1,)))
 
 
-def test_inputs_say_where_every_token_lies() -> None:
+def test_inputs_contain_the_place_of_every_token() -> None:
     bench = Bench()
     bench.add(1, [3, 4, 5, 6, 7, 8])
     bench.add(2, [9])
@@ -256,7 +256,7 @@ def test_inputs_say_where_every_token_lies() -> None:
     assert np.array_equal(inputs.rows, [0, 1])
 
 
-def test_nano_batches_answer_in_the_order_of_their_slices_and_are_timed() -> None:
+def test_tokens_of_nano_batches_are_in_the_order_of_their_slices() -> None:
     bench = Bench()
     for seq, first in ((1, 3), (2, 20), (3, 30)):
         bench.add(seq, [first])
@@ -267,7 +267,7 @@ def test_nano_batches_answer_in_the_order_of_their_slices_and_are_timed() -> Non
     assert all(ms > 0 for ms in outcome.nano_batch_ms)
 
 
-def test_who_has_gone_before_a_nano_batch_begins_is_not_computed() -> None:
+def test_a_sequence_that_has_ended_before_its_nano_batch_is_not_computed() -> None:
     model = Watched()
     bench = Bench(HeldLane(), model=model)
     bench.add(1, [5, 6, 7])

@@ -51,7 +51,7 @@ class Large(NextNumber):
 
 @pytest.mark.parametrize("lane", [None, InlineLane()])
 @pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("CUDA out of memory")])
-def test_a_step_without_memory_says_so_and_holds_none(lane: InlineLane | None, error: Exception | None) -> None:
+def test_a_step_that_runs_out_of_memory_holds_none(lane: InlineLane | None, error: Exception | None) -> None:
     model = Large(error=error)
     bench = Bench(lane, model=model)
     bench.add(1, [3, 4])
@@ -61,7 +61,7 @@ def test_a_step_without_memory_says_so_and_holds_none(lane: InlineLane | None, e
     assert model.held is not None and model.held() is None
 
 
-def test_a_lost_device_is_lost_whatever_it_lacks() -> None:
+def test_an_out_of_memory_error_of_a_lost_device_is_a_loss() -> None:
     bench = Bench(FullLane(is_dead=True))
     bench.add(1, [3])
     with pytest.raises(DeviceLostError):

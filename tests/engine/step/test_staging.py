@@ -80,7 +80,7 @@ def test_the_ring_has_as_many_buffers_as_copies_are_in_flight() -> None:
     assert len(seen) == len(ring) == 3
 
 
-def test_a_buffer_that_is_too_small_makes_way_for_a_larger_one() -> None:
+def test_a_buffer_that_is_too_small_is_replaced() -> None:
     ring = HostRing(is_pinned=False)
     for size in (10, 1 << 17, 1 << 18, 10):
         memory = ring.take(size)
