@@ -1,4 +1,4 @@
-"""Graphs without a GPU: a recorder that runs its jobs again, a model that reads nothing but tensors, and benches."""
+"""Graphs without a GPU: a recorder that repeats its jobs, a model that reads tensors only, and benches."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ VOCAB = 11
 
 
 class FakeGraph:
-    """Runs its job again and writes into the memory that all graphs of the recorder share."""
+    """A graph that repeats its job and writes to the memory that all graphs of the recorder share."""
 
     def __init__(self, job: Callable[[], Tensor], recorder: "FakeRecorder") -> None:
         self._job = job
@@ -44,7 +44,7 @@ class FakeGraph:
     def replay(self) -> Tensor:
         self._recorder.replays += 1
         memory = self._recorder.memory
-        memory.fill_(torch.nan)  # what was read of an earlier replay must have been read before
+        memory.fill_(torch.nan)  # the result of an earlier replay is not valid any more
         found = self._job()
         output = memory[: found.numel()].view(found.shape)
         output.copy_(found)
@@ -52,13 +52,13 @@ class FakeGraph:
 
 
 class FakeRecorder:
-    """Room for so many recordings."""
+    """`capacity`: the number of recordings that succeed."""
 
-    def __init__(self, room: int = 1000) -> None:
+    def __init__(self, capacity: int = 1000) -> None:
         self.memory = torch.zeros(1000)
         self.recorded: list[tuple[int, ...]] = []  # shapes, in order
         self.replays = 0
-        self._room = room
+        self._room = capacity
 
     def record(self, job: Callable[[], Tensor]) -> FakeGraph:
         if len(self.recorded) == self._room:
@@ -68,20 +68,20 @@ class FakeRecorder:
 
 
 class WeighedSum:
-    """Says the sum of all tokens so far, each times its position, modulo the vocabulary: exact in float32.
+    """A model whose next token is the sum of all tokens times their positions, modulo the vocabulary; exact in float32.
 
-    What was written comes from the cache by way of the tables, so a wrong token, position, slot, table or length
-    changes what is said. Nothing of it is read on the host.
+    It reads earlier tokens from the cache through the tables, so a wrong token, position, slot, table or length
+    changes the result. Nothing is read on the host.
     """
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 1, VOCAB, 96
     dtype, impl, weights_bytes, fingerprint, is_capturable = torch.float32, "native", 0, bytes(32), True
 
     def __init__(self) -> None:
-        self.forwards = 0  # graphs are forwards here, too
+        self.forwards = 0  # graphs are counted as well
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
-        """Hidden states of one number."""
+        """Return hidden states of one number."""
         self.forwards += 1
         kv[state.slot_ids, 0, state.slot_offsets, 0] = torch.stack((tokens, state.positions), -1).float()
         order = torch.arange(len(tokens), dtype=torch.int32, device=kv.device)
@@ -93,12 +93,12 @@ class WeighedSum:
         return seen.sum(-1, keepdim=True)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """One for the token that is said."""
+        """Return one-hot logits."""
         return hidden.new_zeros(len(hidden), VOCAB).scatter_(1, hidden.long() % VOCAB, 1.0)
 
 
 def expected_sums(request: Request, end_tokens: frozenset[int], max_model_len: int) -> list[int]:
-    """What `WeighedSum` says to a request, whatever happens around it."""
+    """Return the tokens that `WeighedSum` generates for a request."""
     tokens = list(unpack_tokens(request.prompt))
     num_prompt = len(tokens)
     while len(tokens) < min(num_prompt + request.params.max_tokens, max_model_len):
@@ -109,12 +109,12 @@ def expected_sums(request: Request, end_tokens: frozenset[int], max_model_len: i
 
 
 def next_token(tokens: Iterable[int]) -> int:
-    """What `WeighedSum` says next."""
+    """Return the next token of `WeighedSum`."""
     return sum((token + 1) * (position + 1) for position, token in enumerate(tokens)) % VOCAB
 
 
 class GraphBench(Bench):
-    """The loop on a real runner with the exact model, and graphs of all sizes that there is room for."""
+    """The loop on a real runner with the exact model and with graphs."""
 
     def __init__(
         self, recorder: GraphRecorder, device: Device, *, depth: int, seqs: int, tokens: int, blocks: int, splits: bool
@@ -139,7 +139,7 @@ class GraphBench(Bench):
         return expected_sums(self.requests[seq], END, MAX_MODEL_LEN)
 
     def run_random(self, rng: random.Random) -> None:
-        """Prompts that come, share prefixes, wait for room, end or are cut off; every answer is checked."""
+        """Run random prompts that share prefixes, wait for blocks, end or are aborted, and check every answer."""
         shared = [rng.randrange(VOCAB) for _ in range(40)]
         for _ in range(rng.randrange(5, 25)):
             prompt = random_prompt(rng, shared)
@@ -154,7 +154,7 @@ class GraphBench(Bench):
 
 
 class StepBench:
-    """A runner whose sequences decode together; sequence n has the row n - 1 and two blocks of its own."""
+    """A runner of a few sequences; sequence n has row n - 1 and two blocks of its own."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class StepBench:
         staging = Staging(torch_device, lane, HostRing(is_pinned=device == "cuda"))
         sampler = Sampler(sequences, model.vocab_size, torch_device)
         if device == "cuda":
-            torch.cuda.synchronize()  # zeros are not queued on the lane
+            torch.cuda.synchronize()  # zeroing was not queued on the lane
         graphs = None
         if recorder is not None:
             graphs = record(model, self.kv, rows, lane, recorder, sizes or graph_sizes(sequences))
@@ -181,7 +181,7 @@ class StepBench:
         self._steps = 0
 
     def prefill(self, prompts: list[list[int]], params: SamplingParams) -> DeviceFlight:
-        """The first step of these."""
+        """Launch the first step of these prompts."""
         updates: list[TableUpdate] = []
         slices: list[Slice] = []
         for number, prompt in enumerate(prompts, start=1):
@@ -193,11 +193,11 @@ class StepBench:
         return self.launch(slices, tuple(updates))
 
     def decode(self, start_by_number: dict[int, int]) -> DeviceFlight:
-        """One token more for sequences with so many computed ones. Their book is told nothing of what they say."""
+        """Launch a decode of sequences with these numbers of computed tokens. Their book does not get the result."""
         return self.launch([Slice(SeqId(number), start, 1, True) for number, start in start_by_number.items()])
 
     def launch(self, slices: list[Slice], updates: tuple[TableUpdate, ...] = ()) -> DeviceFlight:
-        """A step in one nano-batch."""
+        """Launch a step of one nano-batch."""
         self._steps += 1
         return self.runner.launch(StepPlan(self._steps, (NanoBatch(tuple(slices)),), updates))
 
@@ -205,14 +205,14 @@ class StepBench:
 def record(
     model: Model, kv: Tensor, rows: RowBook, lane: Lane, recorder: GraphRecorder, sizes: tuple[int, ...]
 ) -> DecodeGraphs:
-    """Graphs for a runner with these rows."""
+    """Record graphs for a runner with these rows."""
     graphs = record_graphs(model, kv, *rows.tables.shape, lane, recorder, sizes, lambda done, total: None)
     assert graphs is not None
     return graphs
 
 
 def small_decoder(ops: Ops, device: str) -> Decoder:
-    """A decoder of one layer with random weights."""
+    """Return a decoder of one layer with random weights."""
     fields = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
         "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,

@@ -1,4 +1,4 @@
-"""A disk that cannot make durable what it was given: the tier goes off, and requests go on without it."""
+"""A disk that fails to sync: the SSD tier is closed, and requests go on without it."""
 
 import time
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from tiercel.tier import Landing, Route, Transfer, Verdict
 
 
 class UnsafeVolume:
-    """Writes and reads well, and fails to sync."""
+    """A volume that writes and reads, and fails to sync."""
 
     def __init__(self) -> None:
         self.keys: dict[int, bytes] = {}
@@ -37,7 +37,7 @@ class UnsafeVolume:
 
 
 class ThreadedDisk:
-    """Carries persists over real disk threads as well as over the simulated machine, and reads over the threads."""
+    """A mover that writes through the simulated machine and real disk threads, and reads through the threads."""
 
     def __init__(self, inner: SimMover, lanes: DiskLanes) -> None:
         self._inner, self._lanes = inner, lanes
@@ -96,7 +96,7 @@ def test_a_failed_sync_closes_the_tier_and_no_request_fails() -> None:
         bench.submit([number + 5] * 60, max_tokens=2)
         bench.run()
     written = len(volume.keys)
-    first = bench.submit(doc, max_tokens=2)  # reads are refused: a miss
+    first = bench.submit(doc, max_tokens=2)  # reads are rejected: a miss
     bench.run()
     bench.clock.advance(1.0)
     upkeep.tend()

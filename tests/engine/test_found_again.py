@@ -1,4 +1,4 @@
-"""A prefix that came up from DDR for one sequence is found again by the others that wait for it."""
+"""A prefix restored from DDR for one sequence is found by the others that wait for it."""
 
 import random
 
@@ -19,7 +19,7 @@ def test_a_long_prefix_is_found_again_without_looking_it_up_anew() -> None:
         blocks=2 * BLOCKS - 500, host=2 * BLOCKS, seqs=WAITING + 4, tokens=BLOCKS, block=1, max_len=2 * BLOCKS,
         policy="fair", limits=TierLimits(shadow_share=1.0, always_loads=True, background_blocks=512),
     )  # fmt: skip
-    bench.loop.check_integrity = lambda: None  # slow, and not the point
+    bench.loop.check_integrity = lambda: None  # slow, and not tested here
     document = [rng.randrange(VOCAB) for _ in range(BLOCKS)]
     bench.submit(document, max_tokens=1)
     bench.run()

@@ -1,8 +1,8 @@
 """Random walks of the loop over all tiers at once: quotas, reloads, aborts, refused launches and bad I/O.
 
-A walk draws everything from its seed: sizes, policy, tenants and every event. After each step all books must agree and
-every tenant must keep its quotas; at the end each request has ended once, with the tokens that it had to say, and
-nothing is kept for anybody.
+A walk draws everything from its seed: sizes, policy, tenants and every event. After each step all books must agree, and
+every tenant must keep its quotas. At the end each request has ended once, with the right tokens, and no block is
+held any more.
 """
 
 import random
@@ -52,7 +52,7 @@ WEATHER = (
 
 
 class Walk:
-    """One machine with its tenants, and what they may do to it."""
+    """A simulated machine with its tenants, and the events of a walk."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
@@ -66,7 +66,7 @@ class Walk:
             rng.choice([8, 16, 64]),
         )
         is_narrow = rng.random() < 0.5
-        if is_narrow:  # many long prompts under way at once, and little room in DDR
+        if is_narrow:  # many long prompts at once, and few blocks in DDR
             blocks, host, disk = 64, 8, 0
             seqs, mode, chunk, tokens = 8, "swap", rng.choice([4, 8]), 64
         speeds = {
@@ -96,9 +96,9 @@ class Walk:
         self.weather = WEATHER[0]
         self.refusals = 0
         self.requests: dict[int, Request] = {}
-        self.hbm_by_seq: dict[int, int | None] = {}  # blocks of quota, as the request came
+        self.hbm_by_seq: dict[int, int | None] = {}  # quota in blocks when the request arrived
         self.quotas: dict[tuple[Tier, TenantId], int] = {}
-        self.owners: dict[TenantId, int] = {}  # tenants are numbered as they come
+        self.owners: dict[TenantId, int] = {}  # tenants are numbered in the order of their arrival
         self.held: dict[tuple[Tier, TenantId], int] = {}  # after the step before
         self.reload()
         if is_narrow:
@@ -120,7 +120,7 @@ class Walk:
         band: int | None = None,
         outputs: int = 0,
     ) -> None:
-        """Somebody asks for a prompt of its own, for what was asked before, or for both in one."""
+        """Submit a new prompt, an earlier prompt, or an earlier prompt with a new end."""
         rng, is_doc = self.rng, doc is not None
         tenant, doc = tenant or rng.choice(TENANTS), doc or rng.choice(self.docs)
         added = [rng.randrange(VOCAB) for _ in range(own or (0 if is_doc else rng.choice([0, 0, 2, 11, 30])))]
@@ -139,10 +139,10 @@ class Walk:
         self.loop.take([Submit(self.requests[seq])])
 
     def ambush(self) -> None:
-        """A tenant may hold no more than it does just when another comes for what DDR alone has.
+        """Lower a tenant's quota to its use at the moment when another tenant requests blocks that are in DDR only.
 
-        In one step its prompt under way takes room from a newer sequence of its own, whose blocks go down, and the
-        other is admitted to what comes up.
+        In one step the first tenant's prompt preempts its own newer sequence, whose blocks are spilled, and the other
+        tenant's request is admitted to restored blocks.
         """
         rng, squeezed, other = self.rng, TENANTS[2], TENANTS[3]
         self.reload(squeezed, hbm=64)
@@ -150,7 +150,7 @@ class Walk:
         for _ in range(3):
             self.submit(other, doc, outputs=2)
             self.drain()
-        for _ in range(12):  # push it out of HBM
+        for _ in range(12):  # evict it from HBM
             self.submit(other, [rng.randrange(VOCAB) for _ in range(41)], outputs=2)
             self.drain()
         shared = [rng.randrange(VOCAB) for _ in range(33)]
@@ -166,13 +166,13 @@ class Walk:
         self.submit(other, doc, band=0)
 
     def drain(self) -> None:
-        """Until all that was asked for has been answered."""
+        """Step until all requests have ended."""
         for _ in range(200):
             if not self.step() and self.loop.is_idle and self.mover.next_landing_s is None:
                 return
 
     def _is_ripe(self, tenant: TenantId) -> bool:
-        """An older prompt and a newer sequence of the tenant run, and nobody of it who decodes needs a block now."""
+        """Return whether an older prompt and a newer sequence of a tenant run, and no decode of it needs a block."""
         mine = [one for one in self.book.running if one.request.tenant == tenant]
         has_both = any(one.want > 1 and any(other.rank > one.rank for other in mine) for one in mine)
         return has_both and not any(one.want == 1 and one.scheduled % BLOCK == 0 for one in mine)
@@ -182,7 +182,7 @@ class Walk:
         return b"" if tenant in TENANTS[:2] else tenant.encode()
 
     def reload(self, squeezed: TenantId | None = None, hbm: int = 0) -> None:
-        """Other quotas, weights, bands and goals for everybody at once; one tenant is squeezed: last, short of HBM."""
+        """Change quotas, weights, bands and goals of all tenants; one tenant gets the last band and little HBM."""
         rng, shares = self.rng, list[TenantShare]()
         self.quotas.clear()
         for tenant in TENANTS:
@@ -204,7 +204,7 @@ class Walk:
         self.loop.take([SetTenants(Tenants(1, tuple(shares)))])
 
     def event(self) -> None:
-        """Something happens to the machine."""
+        """Change the behaviour of the machine."""
         rng = self.rng
         match rng.choice(
             ("submit",) * 12 + ("burst",) * 2 + ("abort", "reload", "refuse", "weather", "weather", "pause")
@@ -231,7 +231,7 @@ class Walk:
     # ---- steps
 
     def step(self) -> bool:
-        """One step and all that must hold after it. Time passes when nothing can be done."""
+        """Run a step and check the books and quotas after it. Advance the clock if there was nothing to do."""
         is_busy = self.loop.step()
         self.loop.check_integrity()
         self._check_quotas()
@@ -241,13 +241,13 @@ class Walk:
         return is_busy
 
     def _check_quotas(self) -> None:
-        """Nobody holds more than its quota. What exceeds one that has become smaller does not grow."""
+        """Check that no tenant exceeds its quota. An excess over a lowered quota must not grow."""
         running = [(one.request.tenant, one.id) for one in self.book.running]
         pools = [(tier, pool) for tier, pool in self.cache.tiers.pools() if tier is not Tier.HBM]
         held: dict[tuple[Tier, TenantId], int] = {}
         for tenant, owner in self.owners.items():
             mine = [seq for holder, seq in running if holder == tenant]
-            # One alone may go on whatever the quota, as it was accepted under another one.
+            # A single sequence may exceed the quota, because it was accepted under an earlier one.
             if len(mine) != 1:
                 held[Tier.HBM, tenant] = len({slot for seq in mine for slot in self.cache.slots(seq)})
             for tier, pool in pools:  # cached, or held by transfers
@@ -261,7 +261,7 @@ class Walk:
         self.held = held
 
     def finish(self) -> None:
-        """Fair weather until everybody has ended and nothing flies."""
+        """Step without faults until all requests have ended and no transfer is in progress."""
         self.weather = WEATHER[0]
         idle = 0
         while not self.loop.is_idle or self.mover.next_landing_s is not None or self.cache.background.is_busy:
@@ -269,7 +269,7 @@ class Walk:
             assert idle < 3000, "somebody waits for ever"
 
     def assert_all_right(self) -> None:
-        """Each request ended once and said what it had to; nothing is kept for anybody."""
+        """Check that each request ended once with the right tokens, and that no block is held."""
         assert set(self.client.endings) == set(self.requests)
         assert set(self.client.endings.values()) <= {1}
         for seq, finished in self.client.finished.items():
@@ -279,7 +279,7 @@ class Walk:
                 expected = expected[: max(0, quota * BLOCK + 1 - len(request.prompt) // 4)]
             if finished.reason is FinishReason.ERROR and "KV blocks" in (finished.error or ""):
                 assert not said, finished
-            elif finished.reason is FinishReason.ERROR:  # it was alone in a step that the machine refused
+            elif finished.reason is FinishReason.ERROR:  # it was alone in a step that the machine rejected
                 self.refusals -= 1
                 assert said == expected[: len(said)], finished
             else:

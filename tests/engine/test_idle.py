@@ -1,4 +1,4 @@
-"""What the loop does with idle time: what was served once goes to the disk, and the HTTP process hears of it."""
+"""The work of the loop in idle time: finished prompts are persisted, and the copies are reported."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def on_disk(bench: TierBench) -> int:
 
 
 def keys_of(prompt: list[int]) -> list[BlockKey]:
-    """The keys of its full blocks, head first."""
+    """Return the keys of the full blocks, head first."""
     keys = [namespace_key(b"sim", b"")]
     for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
         keys.append(child_key(keys[-1], pack_tokens(prompt[start : start + BLOCK])))

@@ -1,4 +1,4 @@
-"""Long steps are planned one by one and short ones ahead: the same tokens either way, and no plan behind a long one."""
+"""Long steps are planned one by one, short steps ahead; the tokens are the same."""
 
 import random
 
@@ -16,7 +16,7 @@ from tiercel.scheduler.step_limits import StepLimits
 
 
 class YieldingBench(Bench):
-    """The simulated loop, some of whose steps are long."""
+    """The simulated loop with some long steps."""
 
     def __init__(self, *, blocks: int, depth: int, seqs: int, tokens: int, goal_ms: float) -> None:
         super().__init__(blocks=blocks, depth=depth, seqs=seqs, tokens=tokens)
@@ -47,9 +47,9 @@ def test_a_long_step_takes_at_least_ten_milliseconds_and_twenty_times_the_planni
     assert [lookahead.is_long(ms) for ms in (9.9, 10.0)] == [False, True]
     lookahead.launched(0.002, is_alone=True)
     assert [lookahead.is_long(ms) for ms in (39.0, 41.0)] == [False, True]
-    lookahead.launched(0.050, is_alone=False)  # both wanted the cores
+    lookahead.launched(0.050, is_alone=False)  # a step ran at the same time
     assert [lookahead.is_long(ms) for ms in (39.0, 41.0)] == [False, True]
-    lookahead.launched(0.012, is_alone=True)  # one slow plan is no new rule
+    lookahead.launched(0.012, is_alone=True)  # a single slow plan has little weight
     assert [lookahead.is_long(ms) for ms in (49.0, 51.0)] == [False, True]
     lookahead.launched(0.0005, is_alone=False)
     assert [lookahead.is_long(ms) for ms in (29.0, 31.0)] == [False, True]

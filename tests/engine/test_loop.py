@@ -30,7 +30,7 @@ MAX_MODEL_LEN = 96
 
 @dataclass
 class Client:
-    """What the HTTP process would have seen."""
+    """The reports as the HTTP process would receive them."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Bench:
         raise AssertionError("never idle")
 
     def assert_all_right(self) -> None:
-        """Every request ended once; those not cut short said exactly what they had to; nothing is held."""
+        """Check that every request ended once with the right tokens, and that no block is held."""
         assert set(self.client.endings) == set(self.requests)
         assert set(self.client.endings.values()) <= {1}
         for seq, finished in self.client.finished.items():
@@ -109,7 +109,7 @@ def random_prompt(rng: random.Random, shared: list[int]) -> list[int]:
 
 
 def walk(bench: Bench, seed: int, rng: random.Random, refusals: float) -> None:
-    """Random requests that share prefixes, aborts, refused launches (so many a request) and poisoned requests."""
+    """Run random requests that share prefixes, with aborts, refused launches and poisoned requests."""
     shared = [rng.randrange(VOCAB) for _ in range(40)]
     for _ in range(rng.randrange(5, 30)):
         bench.submit(random_prompt(rng, shared), max_tokens=rng.randrange(1, 40), ignore_eos=rng.random() < 0.5)
@@ -179,7 +179,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     bench.assert_all_right()
     computed = sum(report.gauges.step_tokens for report in bench.client.reports if report.gauges)
     said = sum(len(tokens) for tokens in bench.client.tokens.values())
-    # One computes the 32 shared tokens; the other seven, though they came at the same moment, only their own.
+    # One sequence computes the 32 shared tokens; the other seven, submitted at the same time, compute only their own.
     assert computed - said == 33 + 7
     assert all(bench.client.finished[seq].num_cached == 32 for seq in list(bench.requests)[1:])
 
@@ -194,7 +194,7 @@ def test_no_hit_crosses_scopes() -> None:
     bench.run()
     bench.assert_all_right()
     cached = {seq: bench.client.finished[seq].num_cached for seq in (first, other, same)}
-    assert cached == {first: 0, other: 0, same: 16}  # a whole hit still leaves one token to compute
+    assert cached == {first: 0, other: 0, same: 16}  # one token is always computed
 
 
 def test_a_poisoned_request_fails_alone() -> None:
@@ -207,13 +207,13 @@ def test_a_poisoned_request_fails_alone() -> None:
     bench.assert_all_right()
     assert bench.client.finished[bad].reason is FinishReason.ERROR
     assert all(bench.client.finished[seq].reason is FinishReason.LENGTH for seq in (*good, more))
-    assert bench.machine.num_failed >= 2  # once in company, once alone
+    assert bench.machine.num_failed >= 2  # once with others, once alone
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("step", range(1, 40))
 def test_a_refused_launch_beside_a_merged_block_keeps_tables_whole(step: int, depth: int) -> None:
-    """Two alike merge their blocks at commit; the merge must not outlive a table that is sent anew."""
+    """Equal blocks of two sequences are merged at commit; a table that is sent again must have the merged block."""
     bench = Bench(blocks=60, depth=depth)
     for _ in range(2):
         bench.submit([1, 2], max_tokens=20, ignore_eos=True)
@@ -266,7 +266,7 @@ def test_a_refused_launch_changes_no_token(depth: int, begun: int | None) -> Non
 
 @pytest.mark.parametrize("begun", range(4))
 def test_a_block_overwritten_by_a_refused_step_is_never_a_prefix_hit(begun: int) -> None:
-    """Who evicted a prefix was refused, and goes; the next one must not find the prefix where it was."""
+    """A refused sequence has overwritten an evicted prefix; later sequences must not find the prefix there."""
     bench = Bench(blocks=24, tokens=96)
     first = [5, 1, 2, 4] * 8
     bench.submit(first, max_tokens=1)
@@ -351,7 +351,7 @@ def test_new_settings_of_tenants_apply_to_existing_sequences() -> None:
 
 
 class LoopWalk(RuleBasedStateMachine):
-    """Any order of submitting, stepping, aborting, poisoning and refusing keeps every invariant."""
+    """Submits, steps, aborts, poisons and refuses in any order, and checks every invariant."""
 
     @initialize(
         blocks=st.sampled_from([24, 26, 40]), depth=st.sampled_from([0, 1, 2]), tokens=st.sampled_from([2, 7, 32])

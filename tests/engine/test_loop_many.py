@@ -1,4 +1,4 @@
-"""Sequences of very many blocks: the loop says what it should, and no step does work for each of their blocks."""
+"""Sequences of very many blocks: the tokens are right, and no step does work for each block."""
 
 import random
 import sys
@@ -36,7 +36,7 @@ from tiercel.wire import Abort, Submit, ToEngine
     "seed", [*range(3), 275, *fresh_seeds(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
 )
 def test_random_work_in_blocks_of_one_token_gives_the_right_tokens(seed: int, mode: PreemptionMode) -> None:
-    """So many blocks that the books work on arrays, over tiers whose transfers are cut and fail in part."""
+    """The books work on arrays of blocks, over tiers whose transfers are divided and partly fail."""
     rng = random.Random(seed)
     verdicts = [Verdict.LANDED] * 12 + [Verdict.FAILED, Verdict.MISS, Verdict.LATE]
 
@@ -69,15 +69,15 @@ def test_random_work_in_blocks_of_one_token_gives_the_right_tokens(seed: int, mo
         raise
 
 
-# ---- what a step costs, counted
+# ---- the number of calls of a step
 
 BLOCKS = 1 << 16  # of one sequence: a million tokens
 SIZE = 16
-MOST_CALLS = 50_000  # of Python and C functions, by one step: less than one for each block
+MOST_CALLS = 50_000  # of Python and C functions in one step: less than one per block
 
 
 class Counted:
-    """An engine that counts the calls of every turn of its loop."""
+    """An engine that counts the function calls of every step."""
 
     def __init__(self, *, host: int = 0) -> None:
         self.clock = ManualClock(100.0)

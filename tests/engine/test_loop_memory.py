@@ -1,4 +1,4 @@
-"""The loop on a simulated machine whose memory holds so many tokens a forward: who goes on, how it recovers."""
+"""The loop on a simulated machine with limited memory for forwards."""
 
 import random
 from itertools import pairwise
@@ -28,7 +28,7 @@ PLACES = pytest.mark.parametrize("is_at_launch", [False, True])
 
 
 class Noting:
-    """A machine, and the tokens of the largest nano-batch of every step that it was given."""
+    """A machine that notes the tokens of the largest nano-batch of every step."""
 
     def __init__(self, machine: SimMachine) -> None:
         self.forwards: list[int] = []
@@ -41,7 +41,7 @@ class Noting:
 
 
 class ShortBench(Bench):
-    """A bench that notes how large forwards are. A part of a step that is refused for want of memory runs."""
+    """A bench that notes the size of forwards. A part of a step that is refused for lack of memory runs."""
 
     def __init__(
         self, *, memory: int | None = None, is_at_launch: bool = False, blocks: int = 24, depth: int = 1,
@@ -100,7 +100,7 @@ def test_with_any_memory_every_request_gets_the_right_tokens(seed: int, depth: i
     bench.run()
     bench.assert_all_right()
     assert bench.reasons() <= ENDED_WELL
-    assert bench.shortages == bench.machine.num_short or depth  # behind a failed step, others may fail with it
+    assert bench.shortages == bench.machine.num_short or depth  # steps launched after a failed one may fail, too
     assert (bench.shortages > 0) == (max(bench.forwards) > memory)
 
 
@@ -119,7 +119,7 @@ def test_a_request_that_does_not_fit_alone_fails_alone(depth: int, is_at_launch:
     failed = bench.client.finished[bad]
     assert (failed.reason, failed.error) == (FinishReason.ERROR, NO_MEMORY)
     assert all(bench.client.finished[seq].reason is FinishReason.LENGTH for seq in good)
-    # It was to blame: those that come after it find whole steps again, at once.
+    # The request was the cause, so later requests get whole steps at once.
     bench.forwards.clear()
     bench.submit([5] * 60, max_tokens=2, ignore_eos=True)
     bench.run()
@@ -171,7 +171,7 @@ def test_forwards_double_after_64_good_steps_up_to_the_configured_budget() -> No
         if number % 4 == 0 and number < 300:
             bench.submit([number % 11, number // 11] * 8, max_tokens=40, ignore_eos=True)
         bench.step()
-    assert bench.forwards[:62] == [10] * 62  # two good steps were before them
+    assert bench.forwards[:62] == [10] * 62  # two good steps came before
     assert max(bench.forwards[62:126]) == 20
     assert max(bench.forwards[126:]) == 40
     bench.run()
@@ -268,7 +268,7 @@ def test_over_three_tiers_a_shortage_loses_no_block(seed: int, depth: int, is_at
 
 
 class MemoryWalk(LoopWalk):
-    """Memory comes and goes between the other steps of the walk."""
+    """Change the memory between the steps of the walk."""
 
     @initialize(
         blocks=st.sampled_from([24, 26, 40]), depth=st.sampled_from([0, 1, 2]), tokens=st.sampled_from([2, 7, 32])

@@ -1,4 +1,4 @@
-"""The loop with quotas of KV: tenants stay within theirs, and every request ends."""
+"""The loop with KV quotas: tenants stay within them, and every request ends."""
 
 import random
 
@@ -17,13 +17,13 @@ TENANTS = (TenantId("one"), TenantId("two"), TenantId("free"))
 
 
 class QuotaBench(TierBench):
-    """A loop over simulated tiers that looks at every step whether quotas are kept."""
+    """A loop over simulated tiers that checks the quotas after every step."""
 
     def __init__(self, rng: random.Random, depth: int, mode: PreemptionMode) -> None:
         host, tokens = rng.choice([0, 12, 60]), rng.choice([8, 64])
         super().__init__(blocks=30, host=host, depth=depth, mode=mode, seqs=8, tokens=tokens)
         self.quotas: dict[TenantId, int] = {}  # blocks
-        self.quota_by_seq: dict[SeqId, int | None] = {}  # as it came
+        self.quota_by_seq: dict[SeqId, int | None] = {}  # quota in blocks when the request arrived
         self.shared = [rng.randrange(VOCAB) for _ in range(40)]
 
     def set_quotas(self, one: int, two: int) -> None:
@@ -45,7 +45,7 @@ class QuotaBench(TierBench):
         return len({slot for seq in running for slot in self.cache.slots(seq)})
 
     def assert_all_right(self) -> None:
-        """Each ended once and said all that it had to, as far as its tenant's quota allows."""
+        """Check that each request ended once with the right tokens, up to its tenant's quota."""
         assert set(self.client.endings) == set(self.requests)
         assert set(self.client.endings.values()) <= {1}
         for number, finished in self.client.finished.items():

@@ -1,4 +1,4 @@
-"""The loop over three tiers in virtual time: every KV row that a step reads was computed or landed for it."""
+"""The loop over three tiers in virtual time: every KV row that a step reads is checked."""
 
 import random
 from collections.abc import Callable
@@ -97,7 +97,7 @@ class TierBench:
         return seq
 
     def step(self) -> bool:
-        """One step; when nothing could be done, time passes until something lands."""
+        """Run a step; if there was nothing to do, advance the clock to the next landing."""
         is_busy = self.loop.step()
         self.loop.check_integrity()
         due_s = self.mover.next_landing_s
@@ -201,7 +201,7 @@ def test_a_finished_prefix_comes_back_from_the_disk() -> None:
     prompt = list(range(9)) * 5
     bench.submit(prompt, max_tokens=2)
     bench.run()
-    for number in range(4):  # push it out of memory
+    for number in range(4):  # evict it from memory
         bench.submit([number + 5] * 60, max_tokens=2)
         bench.run()
     bench.submit(prompt, max_tokens=2)
@@ -219,7 +219,7 @@ def test_a_prefix_longer_than_the_concurrent_reads_comes_back_from_the_disk() ->
     for number in range(4):
         bench.submit([number + 5] * 60, max_tokens=2)
         bench.run()
-    bench.submit(prompt, max_tokens=2)  # deferred while the first two fly, and asked for the others afterwards
+    bench.submit(prompt, max_tokens=2)  # deferred during the first two reads, and then the other reads are started
     bench.run()
     bench.assert_all_right()
     assert bench.client.finished[6].num_cached == 44
@@ -289,7 +289,7 @@ def test_a_disk_call_that_hangs_for_ever_stops_no_request() -> None:
     prompt = list(range(9)) * 5
     bench.submit(prompt, max_tokens=2)
     bench.run()
-    for number in range(8):  # push it out of memory
+    for number in range(8):  # evict it from memory
         bench.submit([number + 5] * 60, max_tokens=2)
         bench.run()
     for number in range(8):
@@ -334,7 +334,7 @@ def test_aborts_during_copies_leave_no_block_held() -> None:
 
 
 class TierWalk(RuleBasedStateMachine):
-    """Any order of submitting, stepping, waiting, aborting, refusing and failing copies keeps every invariant."""
+    """Submits, steps, waits, aborts, refuses and fails copies in any order, and checks every invariant."""
 
     @initialize(
         blocks=st.sampled_from([24, 26, 40]),
@@ -403,7 +403,7 @@ TestTierWalk.settings = settings(max_examples=15, stateful_step_count=100, deadl
 
 
 class ManyTierWalks(TierWalk):
-    """The same for `make test-slow`."""
+    """The same walks in a larger number, for `make test-slow`."""
 
 
 TestManyTierWalks = pytest.mark.slow(ManyTierWalks.TestCase)

@@ -1,4 +1,4 @@
-"""Steps in many nano-batches: the same tokens as whole ones, on the simulated machine and on the real one."""
+"""Steps of many nano-batches give the same tokens as whole steps, on the simulated machine and on a real model."""
 
 import random
 from pathlib import Path
@@ -32,7 +32,7 @@ from tiercel.wire import Abort, Submit
 
 
 class RandomSplitter:
-    """Cuts every step at random; sometimes every token of a prompt is a nano-batch of its own."""
+    """Cuts every step at random, sometimes into one nano-batch per token."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = random.Random(seed)
@@ -58,7 +58,7 @@ def _single_tokens(slices: tuple[Slice, ...]) -> tuple[NanoBatch, ...]:
 
 
 class SplitBench(Bench):
-    """The simulated loop with steps in many nano-batches."""
+    """The simulated loop with steps of many nano-batches."""
 
     def __init__(self, seed: int, *, blocks: int, depth: int, seqs: int, tokens: int) -> None:
         super().__init__(blocks=blocks, depth=depth, seqs=seqs, tokens=tokens)
@@ -79,7 +79,7 @@ def test_random_work_in_nano_batches_gives_the_right_tokens(seed: int, depth: in
     assert bench.splitter.most > 1
 
 
-# ---- the real machine
+# ---- a real model
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def say(
     folder: Path, splitter: StepSplitter | None, depth: int, attention: AttentionName, temperature: float
 ) -> list[list[int]]:
-    """What the model answers to twelve prompts at once, three of them cut off in the middle."""
+    """Return the answers to twelve prompts at once, three of which are aborted."""
     rng = random.Random(5)
     shared = [rng.randrange(3, VOCAB_SIZE) for _ in range(40)]
     prompts = [shared[: 20 * (n % 3)] + [rng.randrange(3, VOCAB_SIZE) for _ in range(5 + 17 * n)] for n in range(12)]

@@ -1,4 +1,4 @@
-"""The engine driven in this process: exact lengths, and the tokens that the engine process says."""
+"""The engine in this process: exact lengths, and the same tokens as the engine process."""
 
 import random
 import socket
@@ -70,7 +70,7 @@ def test_an_answer_of_another_length_is_an_error_that_names_the_request(engine: 
         engine.run([asked(8, 2), asked(250, 10)])
     with pytest.raises(TiercelError, match=r"request 1: .*got 300 and 0 \(error"):
         engine.run([asked(300, 10)])
-    assert [len(answer.tokens) for answer in engine.run([asked(8, 2)]).answers] == [2]  # it goes on
+    assert [len(answer.tokens) for answer in engine.run([asked(8, 2)]).answers] == [2]  # the engine is still usable
 
 
 def test_a_small_pool_generates_the_same(engine: OfflineEngine) -> None:
@@ -87,7 +87,7 @@ def test_a_small_pool_generates_the_same(engine: OfflineEngine) -> None:
 
 
 def said_by_the_engine_process() -> dict[int, list[int]]:
-    """What the HTTP server's engine says to the same requests, over its socket."""
+    """Return the tokens of the engine process for the same requests, over its socket."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "tiercel.engine.process", "--fd", str(theirs.fileno())]
     root = Path(__file__).resolve().parents[2]

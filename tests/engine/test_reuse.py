@@ -1,4 +1,4 @@
-"""What the end of a sequence says of its tokens: which tier had them, what came back, what was computed twice."""
+"""The outcome of a sequence: tokens by tier, restored tokens, recomputed tokens."""
 
 from tests.engine.test_loop_tiers import BYTES, TierBench
 from tiercel.kvcache.tiers import TierLimits
@@ -12,7 +12,7 @@ def test_a_prefix_from_the_disk_is_reported_as_such() -> None:
     bench = TierBench(blocks=24, host=0, disk=100, limits=TierLimits(wanted_share=0.5))
     bench.submit(PROMPT, max_tokens=2)
     bench.run()
-    for number in range(4):  # push it out of memory
+    for number in range(4):  # evict it from memory
         bench.submit([number + 5] * 60, max_tokens=2)
         bench.run()
     bench.submit(PROMPT, max_tokens=2)

@@ -1,4 +1,4 @@
-"""Fetches that wait for their turn at the disk leave a step look-ups for prompts that could run now."""
+"""Fetches that wait for the disk do not use up the lookups of a step."""
 
 import random
 
@@ -9,12 +9,12 @@ from tiercel.kvcache.slot_index import as_slots
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.wire import Submit
 
-BLOCKS = 12  # of each document: more than a fetch looks up at once in the device tier
-LOW, HIGH = 128, 64  # documents asked for in the last band and in the one before: together more than `MOST_FETCHES`
+BLOCKS = 12  # of each document: more than one lookup of a fetch in the device tier
+LOW, HIGH = 128, 64  # documents requested in the last band and in the one before it: more than the maximum of fetches
 
 
 class Library:
-    """An engine without DDR whose disk has very many documents that are nowhere else."""
+    """An engine without DDR, with very many documents that are on the disk only."""
 
     def __init__(self) -> None:
         rng = random.Random(1)
@@ -48,18 +48,18 @@ class Library:
     def ask_for_all(self) -> None:
         for document in self.documents[:LOW]:
             self.submit([*document, 1, 2], band=2)
-        for _ in range(5):  # they become fetches under way
+        for _ in range(5):  # they become fetches
             self.bench.loop.step()
         for document in self.documents[LOW:]:
             self.submit([*document, 1, 2], band=1)
 
 
 def test_a_loop_that_only_waits_for_reads_reports_nothing_to_do() -> None:
-    """Otherwise it plans without pause; and where planning takes no time, as in a simulation, for ever."""
+    """Otherwise the loop would plan without pause; in a simulation, where planning takes no time, for ever."""
     library = Library()
     library.ask_for_all()
     steps = 0
-    while library.bench.loop.step():  # no time passes
+    while library.bench.loop.step():  # the clock is not advanced
         steps += 1
         assert steps < 300, "busy with nothing"
 
@@ -72,6 +72,6 @@ def test_the_first_in_rank_with_nothing_on_the_disk_does_not_wait_for_fetches_of
     urgent = library.submit([7] * 5, band=0, scope=b"other")
     for _ in range(3):
         library.bench.loop.step()
-        library.bench.clock.advance(0.002)  # what a step takes
+        library.bench.clock.advance(0.002)  # the time of a step
     book = library.bench.book
     assert urgent not in book or book[urgent].first_launch_s is not None

@@ -1,4 +1,4 @@
-"""Settings that change while the engine runs: nobody is lost, and the new ones count from the next step on."""
+"""Settings that change while the engine runs: no request is lost, and they apply from the next step on."""
 
 import logging
 import random
@@ -27,7 +27,7 @@ STARTED = EngineSettings(model="m", max_num_seqs=8, tbt_goal_s=0.0)
 
 
 class Bench:
-    """The simulated engine, with the steering that a real one has."""
+    """The simulated engine with the steering of a real one."""
 
     def __init__(self, policy: PolicyName = "fair", **more: object) -> None:
         settings = SimSettings(blocks=96, max_num_seqs=8, max_num_batched_tokens=128, policy=policy, **more)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ class Bench:
 
     def ask(self, share: TenantShare, count: int, prompt: int = 60, outputs: int = 30) -> None:
         for _ in range(count):
-            self.version += 1  # a prompt of its own
+            self.version += 1  # a different prompt
             at_s = self.simulation.now_s
             self.simulation.submit(SimRequest(at_s, share.name, (PromptPart(self.version, prompt),), outputs))
 
@@ -76,7 +76,7 @@ def replaced(policy: PolicyName = "fair", **more: object) -> EngineSettings:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_changing_the_policy_loses_no_sequence_in_any_state(seed: int) -> None:
-    """A small pool, so that some run, some wait and some have been preempted at every switch."""
+    """The pool is small, so that at every change some sequences run, some wait and some are preempted."""
     rng = random.Random(seed)
     bench = Bench(host_blocks=64)
     asked = 0
@@ -146,7 +146,7 @@ def test_the_limit_of_sequences_can_be_lowered_and_not_raised_above_its_start() 
     bench.steps(5)
     assert len(bench.simulation.book.running) == 8
     bench.set(replaced("fair", max_num_seqs=3))
-    assert len(bench.simulation.book.running) == 8  # nobody is thrown out
+    assert len(bench.simulation.book.running) == 8  # running sequences go on
     while len(bench.simulation.book.running) > 3:
         bench.steps(1)
     seen = 0
@@ -216,11 +216,11 @@ def test_the_log_level_is_only_set_when_it_changes() -> None:
 
 
 def test_the_longest_step_is_the_one_that_prompts_alone_may_fill() -> None:
-    """The pace and the planner cut by the same rule, behind no context."""
+    """The pace and the planner use the same rule for prompts without context."""
     costs = StepCosts(linear_times(base_ms=30.0, prefill_ms=4.0))
     settings = replaced("fair", tbt_goal_s=0.2)
     whole, cut = (pace_of(settings, costs, 2048, yields=yields).step_ms for yields in (False, True))
-    assert whole == pytest.approx(200.0)  # beside decodes; a prompt alone takes as many tokens as it may
+    assert whole == pytest.approx(200.0)  # with decodes; a prompt alone takes the whole budget
     simulation = Simulation(
         SimSettings(times=linear_times(base_ms=30.0, prefill_ms=4.0, context_ms=0.0), tbt_goal_ms=200.0, yields=True),
         (LIGHT,),

@@ -1,4 +1,4 @@
-"""What the cache tells of a victim's blocks, and what the loop tells of a switch that is over."""
+"""The cost of a victim's blocks, and the outcome of a completed switch."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tiercel.settings import PreemptionMode
 from tiercel.tier import Route, Tier
 
 PROMPT = list(range(20)) * 3  # tokens
-HITS = (len(PROMPT) - 1) // BLOCK  # blocks of it that are found again: a token is always left to compute
+HITS = (len(PROMPT) - 1) // BLOCK  # blocks that are prefix hits: one token is always computed
 
 
 def below(bench: TierBench, seq: SeqId) -> tuple[int, int, int]:
@@ -16,7 +16,7 @@ def below(bench: TierBench, seq: SeqId) -> tuple[int, int, int]:
 
 
 def served(bench: TierBench) -> SeqId:
-    """A prompt of which every tier has what it could get is asked for once more. Returns the second sequence."""
+    """Submit a prompt twice, so that every tier holds its blocks. Return the second sequence."""
     bench.submit(PROMPT, max_tokens=1)
     bench.run()
     again = bench.submit(PROMPT, max_tokens=20)

@@ -12,7 +12,7 @@ MANY = 600
 
 
 def shares(band: int, weight: float) -> tuple[TenantShare, ...]:
-    """The first tenant is in a band, the last has a weight."""
+    """Return shares in which only the first tenant has a band, and only the last a weight."""
     return tuple(
         TenantShare(
             name=TenantId(f"t{number}"), band=band if not number else 0, weight=weight if number == MANY - 1 else 1.0

@@ -1,4 +1,4 @@
-"""The loop while copies are short of room and the disk is slow, wrong or gone: nobody waits long."""
+"""The loop with few free blocks and a disk that is slow, wrong or gone: no request waits long."""
 
 from collections.abc import Callable, Iterable
 
@@ -22,7 +22,7 @@ DOC = [number % VOCAB for number in range(80)]  # 20 blocks
 
 
 class Disk:
-    """A mover whose reads from the disk can be told how long each takes, by number; they are late after 250 ms."""
+    """A mover with a settable time for each read of the disk; a read is late after 250 ms."""
 
     def __init__(self, inner: SimMover, clock: ManualClock) -> None:
         self._clock, self._inner = clock, inner
@@ -32,7 +32,7 @@ class Disk:
         self.reads = 0
 
     def slow_down(self, seconds: Callable[[int], float], verdict: Verdict = Verdict.LANDED) -> None:
-        """From now on read number n takes `seconds(n)` and comes out like this."""
+        """Let read number n take `seconds(n)` and have this verdict."""
         self._seconds, self._verdict = seconds, verdict
 
     def start(self, transfers: Iterable[Transfer]) -> None:
@@ -62,7 +62,7 @@ class Disk:
 
 
 def bench_with_doc_on_disk(*, fetch_blocks: int = 64) -> tuple[TierBench, Disk]:
-    """A document whose blocks lie on the disk alone; DDR is a tier of its own."""
+    """A document whose blocks are on the disk only; DDR is a tier of its own."""
     disks: list[Disk] = []
 
     def wrap(mover: SimMover, clock: ManualClock) -> Disk:
@@ -83,7 +83,7 @@ def bench_with_doc_on_disk(*, fetch_blocks: int = 64) -> tuple[TierBench, Disk]:
 
 
 def waited_s(bench: TierBench, seqs: list[SeqId]) -> float:
-    """Virtual time until all of these have ended, while the loop is turned every 10 ms at least."""
+    """Return the virtual time until all of these have ended; the loop steps at least every 10 ms."""
     start_s = bench.clock.now_s()
     while any(seq not in bench.client.finished for seq in seqs):
         assert bench.clock.now_s() - start_s < 60, "somebody waits for ever"
@@ -94,7 +94,7 @@ def waited_s(bench: TierBench, seqs: list[SeqId]) -> float:
 
 
 def computing_s(prompt: list[int]) -> float:
-    """What the request takes where nothing is fetched."""
+    """Return the time of the request without fetching."""
     bench = TierBench(blocks=40, host=30, tokens=64, seqs=8)
     return waited_s(bench, [bench.submit(prompt, max_tokens=2)])
 
@@ -179,7 +179,7 @@ def test_a_read_that_lands_after_its_request_was_preempted_again_is_not_held() -
     bench.book.move(seq, 1)
     assert any(transfer.route is Route.PREFETCH for transfer in bench.cache.tiers.transfers.flying())
     share = TenantShare(name=DEFAULT_TENANT, kv_quota=KvQuota(hbm=3 * BYTES))
-    bench.loop.take([SetTenants(Tenants(1, (share,)))])  # the lower of the two gives way
+    bench.loop.take([SetTenants(Tenants(1, (share,)))])  # the lower of the two is preempted
     waited_s(bench, [other, seq])
     assert bench.client.finished[seq].preemptions == 1
     assert [pool.copies.num_retained(RetentionClass.WANTED) for _, pool in bench.cache.tiers.pools()] == [0, 0, 0]
@@ -203,7 +203,7 @@ def test_a_spill_never_evicts_what_a_restore_of_the_same_plan_reads(steps: int, 
     for _ in range(3):
         bench.submit(kept, max_tokens=2, tenant=second)
         bench.run()
-    for number in range(12):  # push it out of HBM
+    for number in range(12):  # evict it from HBM
         bench.submit([10, *[number % VOCAB] * 39, number % VOCAB], max_tokens=2, tenant=second)
         bench.run()
     bench.submit(shared, max_tokens=2, tenant=first)

@@ -100,7 +100,7 @@ def test_padding_writes_nothing_but_the_null_block() -> None:
 
 
 def test_a_size_that_was_not_recorded_is_launched_kernel_by_kernel() -> None:
-    recorder = FakeRecorder(room=1)
+    recorder = FakeRecorder(capacity=1)
     bench = StepBench(WeighedSum(), 4, recorder, InlineLane())
     bench.prefill(PROMPTS, GREEDY)
     bench.decode({1: 3, 2: 2})
