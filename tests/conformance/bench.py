@@ -1,4 +1,4 @@
-"""The engine without HTTP: requests in, tokens out, every report kept."""
+"""The engine without HTTP, with every report kept."""
 
 import select
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from tiercel.wire import FromEngine, Report, Submit
 
 @dataclass
 class Inbox:
-    """What the HTTP process would get."""
+    """The reports as the HTTP process would receive them."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Inbox:
 
 
 class EngineBench:
-    """One engine on one compute thread, stepped by hand."""
+    """An engine with one compute thread, stepped by the test."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EngineBench:
         asked = EngineSettings(**chosen)  # type: ignore[arg-type]
         self.engine: Engine = open_engine(asked, self.inbox, self.wake, MonotonicClock(), arena_fd, wrap)
         self._next = 1
-        self.is_checked = True  # every book, after every step
+        self.is_checked = True  # whether the books are checked after every step
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, scope: bytes = b"") -> int:
         seq, self._next = self._next, self._next + 1
@@ -64,11 +64,11 @@ class EngineBench:
         return seq
 
     def run(self) -> None:
-        """Until nothing is left, with every book checked."""
+        """Step until all requests have ended."""
         self._turn_while(lambda: not self.engine.loop.is_idle)
 
     def settle(self) -> None:
-        """Until nothing flies between tiers."""
+        """Step until no copy between tiers is in progress or due."""
         self._turn_while(lambda: self.engine.cache.background.is_busy)
         assert self.gauges.blocks_used == 0
 
@@ -85,7 +85,7 @@ class EngineBench:
             assert idle_turns < 500, "unfinished work, and nothing happens"
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_tokens: int, **params: object) -> list[list[int]]:
-        """All prompts at once; the tokens of each."""
+        """Submit all prompts at once and return the tokens of each."""
         asked = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params)  # type: ignore[arg-type]
         seqs = [self.submit(prompt, asked) for prompt in prompts]
         self.run()

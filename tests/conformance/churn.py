@@ -1,4 +1,4 @@
-"""One model, one set of prompts, and engines so small that everybody is preempted again and again."""
+"""A model, a set of prompts, and engines so small that every sequence is preempted repeatedly."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ MODES: tuple[PreemptionMode, ...] = ("swap", "auto", "recompute")
 
 @dataclass(frozen=True)
 class Answers:
-    """Prompts and what transformers says to them, with the margin of each token over the next likeliest."""
+    """Prompts and the tokens of transformers, with the margin of each token over the next likeliest one."""
 
     folder: Path
     prompts: list[list[int]]
@@ -30,7 +30,7 @@ class Answers:
 
 
 def make_answers(folder: Path, prompts: int = 64, seed: int = 3) -> Answers:
-    """A Llama with three layers and random weights, float32; half of the prompts share beginnings."""
+    """Make a Llama of three layers with random float32 weights; half of the prompts share prefixes."""
     torch.set_num_threads(1)
     model = make_checkpoint("llama3", folder, seed=11, std=0.15)
     rng = random.Random(seed)
@@ -57,14 +57,14 @@ def make_answers(folder: Path, prompts: int = 64, seed: int = 3) -> Answers:
 
 @dataclass
 class Tally:
-    """What happened so far."""
+    """The counts of all engines so far."""
 
     requests: int = 0
     tokens: int = 0
-    lost: int = 0  # tokens that never came
-    wrong: int = 0  # tokens that differ where the margin excuses nothing
-    excused: int = 0  # requests let off at a tie: what follows it is not compared
-    preempted: Counter[str] = field(default_factory=Counter)  # how
+    lost: int = 0  # missing tokens
+    wrong: int = 0  # tokens that differ although the margin is large
+    excused: int = 0  # requests that differ after a tie; later tokens are not compared
+    preempted: Counter[str] = field(default_factory=Counter)  # by mode
     hit_tokens: Counter[str] = field(default_factory=Counter)  # by tier
 
     @property
@@ -72,7 +72,7 @@ class Tally:
         return self.preempted.total()
 
     def compare(self, got: list[int], expected: list[int], margins: list[float]) -> None:
-        """One request has ended."""
+        """Compare the tokens of an ended request."""
         self.requests += 1
         self.tokens += len(got)
         self.lost += max(0, len(expected) - len(got))
@@ -85,9 +85,9 @@ class Tally:
 
 
 def churn(answers: Answers, tally: Tally, folder: Path, preemptions: int, seed: int, *, is_checked: bool) -> None:
-    """Engines of all modes, one after the other on the same SSD folder, until so many preemptions have happened.
+    """Run engines of all modes on the same SSD folder, until `preemptions` preemptions have happened.
 
-    `is_checked`: walk every book after every step.
+    `is_checked`: check every book after every step.
     """
     rng = random.Random(seed)
     share = -(-preemptions // len(MODES))
@@ -104,7 +104,7 @@ def churn(answers: Answers, tally: Tally, folder: Path, preemptions: int, seed: 
             seqs = {number: one.submit(answers.prompts[number], asked) for number in numbers}
             one.run()
             if rng.random() < 0.25:
-                one.settle()  # now and then there is idle time
+                one.settle()  # sometimes let idle work finish
             for number, seq in seqs.items():
                 tally.compare(one.inbox.tokens.pop(seq, []), answers.tokens[number], answers.margins[number])
         one.settle()
@@ -117,6 +117,6 @@ def churn(answers: Answers, tally: Tally, folder: Path, preemptions: int, seed: 
 
 
 def has_used_all_tiers(tally: Tally) -> bool:
-    """Every way that a block can come was gone."""
+    """Return whether both ways of preemption and all tiers were used."""
     ways = all(tally.preempted[how] for how in ("swap", "recompute"))
     return ways and all(tally.hit_tokens[tier.value] for tier in (Tier.HBM, Tier.DDR, Tier.SSD))

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family that the suites run, and their twins in transformers."""
+"""Tiny random checkpoints of every tested family, and the same models in transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +51,7 @@ def _llama3(std: float) -> PreTrainedModel:
 
 
 def _llama2(std: float) -> PreTrainedModel:
-    """No groups, every bias there is, tied embeddings."""
+    """A model without grouped heads, with all biases and tied embeddings."""
     sizes = _SIZES | {"num_key_value_heads": 4}
     config = transformers.LlamaConfig(
         **sizes, initializer_range=std, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
@@ -60,13 +60,13 @@ def _llama2(std: float) -> PreTrainedModel:
 
 
 def _mistral(std: float) -> PreTrainedModel:
-    """A window smaller than any test's context, and a head_dim of its own."""
+    """A model with a window smaller than the tested contexts, and a separate head_dim."""
     config = transformers.MistralConfig(**_SIZES, initializer_range=std, sliding_window=24, head_dim=32)
     return transformers.MistralForCausalLM(config)
 
 
 def _qwen2(std: float) -> PreTrainedModel:
-    """Windows in the last layer only; tied embeddings."""
+    """A model with a window in the last layer only, and tied embeddings."""
     config = transformers.Qwen2Config(
         **_SIZES,
         initializer_range=std,
@@ -104,7 +104,7 @@ def _gpt2(std: float) -> PreTrainedModel:
 
 
 def _gemma3(std: float) -> PreTrainedModel:
-    """Windows in two of three layers, and capped logits."""
+    """A model with windows in two of three layers, and capped logits."""
     config = transformers.Gemma3TextConfig(
         **_SIZES,
         initializer_range=std,
@@ -143,7 +143,7 @@ def make_checkpoint(
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "50GB",
 ) -> PreTrainedModel:
-    """Write a tiny random checkpoint into `folder` and return the model that it is of.
+    """Write a tiny random checkpoint into `folder` and return the model.
 
     `std` is the deviation of the weights: wide by default (0.1; Gemma 3 multiplies too much for that: 0.02), so that
     attention is far from uniform and a wrong key shows in the logits. Biases are drawn too.
@@ -159,7 +159,7 @@ def make_checkpoint(
                 if name.endswith("bias"):
                     tensor.normal_(0.0, wide)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
-    model = type(model).from_pretrained(folder, dtype=dtype)  # a cast model has cast its rotation as well
+    model = type(model).from_pretrained(folder, dtype=dtype)  # loading casts the rotation, too
     if bars:
         transformers.utils.logging.enable_progress_bar()
     return model

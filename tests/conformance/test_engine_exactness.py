@@ -19,7 +19,7 @@ from tiercel.request import SamplingParams
 
 FAMILIES: tuple[Family, ...] = ("llama3", "mistral", "qwen2", "qwen3", "gpt2", "gemma3", "phi3")
 FEW: tuple[Family, ...] = ("llama3", "qwen2", "gemma3")  # without `make test-slow`
-# Wide enough that every sequence notices one wrong block (the control below); the others are at their default.
+# Wide enough that one wrong block changes every sequence (see the control below); other families use the default.
 STD_BY_FAMILY = {"llama3": 0.15, "qwen2": 0.2, "gpt2": 0.2}
 OUTPUTS = 20  # tokens
 PROMPTS = 16
@@ -33,7 +33,7 @@ Compare = Callable[[list[list[int]]], None]
 
 @dataclass(frozen=True)
 class Reference:
-    """Prompts and what transformers says to them."""
+    """Prompts and the tokens of transformers."""
 
     folder: Path
     prompts: list[list[int]]
@@ -51,7 +51,7 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def make_reference(family: Family, folder: Path) -> Reference:
-    """Write a random model of a family, and ask transformers."""
+    """Write a random model of a family, and generate with transformers."""
     torch.set_num_threads(1)
     model = make_checkpoint(family, folder, seed=11, std=STD_BY_FAMILY.get(family))
     rng = random.Random(5)
@@ -82,7 +82,7 @@ def make_reference(family: Family, folder: Path) -> Reference:
 
 @pytest.fixture
 def exact(reference: Reference, record_property: Callable[[str, object], None]) -> Compare:
-    """Compares tokens with the reference, and notes how often the margin rule was used."""
+    """Return a function that compares tokens with the reference, and records how often the margin rule was used."""
 
     def compare(got: list[list[int]]) -> None:
         record_property("excused_tokens", assert_exact(got, reference))
@@ -91,7 +91,7 @@ def exact(reference: Reference, record_property: Callable[[str, object], None]) 
 
 
 def assert_exact(got: list[list[int]], reference: Reference) -> int:
-    """Returns how many prompts were let off at a tie."""
+    """Return the number of prompts that differ after a tie."""
     excused = 0
     for prompt, (ours, theirs, margins) in enumerate(zip(got, reference.tokens, reference.margins, strict=True)):
         for position, (mine, expected) in enumerate(zip(ours, theirs, strict=True)):
@@ -159,20 +159,20 @@ def test_log_probabilities_are_those_of_transformers(reference: Reference) -> No
         expected = rows.log_softmax(-1)
         for position, found in enumerate(one.inbox.logprobs[prompt + 1]):
             if found.token != reference.tokens[prompt][position]:
-                break  # a tie: judged by the other tests
+                break  # a tie: checked by the other tests
             assert found.logprob == pytest.approx(expected[position, found.token].item(), abs=1e-3)
             assert list(found.top_logprobs) == pytest.approx(expected[position].topk(5).values.tolist(), abs=1e-3)
     one.close()
 
 
 def test_the_tests_detect_a_wrong_block(reference: Reference) -> None:
-    """The control: one block of each sequence, zeroed after two tokens, changes what every one of them says."""
+    """The control: zeroing one block of each sequence after two tokens changes the tokens of every sequence."""
     broken = bench(reference, enable_prefix_caching=False)
     asked = SamplingParams(temperature=0.0, max_tokens=OUTPUTS, ignore_eos=True)
     expected = {
         broken.submit(prompt, asked): tokens
         for prompt, tokens in zip(reference.prompts, reference.tokens, strict=True)
-        if BLOCK < len(prompt) < LONG  # one block among many, in a layer of three, need not move a long one
+        if BLOCK < len(prompt) < LONG  # one of many blocks need not change a long sequence
     }
     while any(len(broken.inbox.tokens.get(seq, [])) < 2 for seq in expected):
         broken.engine.loop.step()

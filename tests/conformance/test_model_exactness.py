@@ -1,4 +1,4 @@
-"""Models against transformers: logits and greedy tokens, in float32, however the tokens are sliced."""
+"""Models against transformers: logits and greedy tokens, in float32, for any slicing of the tokens."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from tiercel.engine.models.registry import load_model
 from tiercel.settings import EngineSettings, ModelImpl
 
 TOLERANCE = 1e-4  # of a logit, float32
-MARGIN = 1e-4  # between the two likeliest tokens, below which another choice is no failure
+MARGIN = 1e-4  # between the two likeliest tokens, below which another token is accepted
 PROMPT = 100  # tokens: longer than every window
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
-    """A model of transformers and the folder that it was saved to."""
+    """Return a model of transformers and its folder."""
     family: Family = request.param
     folder = tmp_path_factory.mktemp(family)
     return make_checkpoint(family, folder, seed=7), folder
@@ -83,7 +83,7 @@ def test_ragged_sequences_do_not_see_each_other(twins: tuple[PreTrainedModel, Pa
     computed = [0] * len(prompts)
     got: list[list[Tensor]] = [[] for _ in prompts]
 
-    for step in range(200):  # slices of 1 to 20 tokens: decodes beside chunks beside whole prompts
+    for step in range(200):  # slices of 1 to 20 tokens: decodes, chunks and whole prompts
         pieces = [
             (index, computed[index], prompt[computed[index] : computed[index] + (1, 5, 16, 20)[(index + step) % 4]])
             for index, prompt in enumerate(prompts)

@@ -1,4 +1,4 @@
-"""The whole engine over three tiers against transformers' `generate`: whatever way a block came, no token changes."""
+"""The whole engine over three tiers against transformers' `generate`: no token depends on the tier of a block."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tiercel.tier import Route, Tier
 
 __all__ = ["exact", "reference"]  # fixtures
 
-SMALL = 40  # blocks of a device pool that 17 sequences do not fit
+SMALL = 40  # blocks of a device pool that is too small for 17 sequences
 SIZE = 4 << 20  # bytes of DDR and of SSD: small, because the books are checked slot by slot after every step
 
 
@@ -96,7 +96,7 @@ def test_a_new_engine_finds_the_blocks_in_shared_memory(
     first = bench(reference, arena_fd=arena_fd, **settings)
     exact(first.greedy(reference.prompts, OUTPUTS))
     exact(first.greedy(reference.prompts, OUTPUTS))
-    # Nobody closes an engine that crashes.
+    # The first engine is not closed, as after a crash.
     again = bench(reference, arena_fd=arena_fd, **settings)
     again.settle()
     exact(again.greedy(reference.prompts, OUTPUTS))

@@ -1,4 +1,4 @@
-"""libcuda and streams without a GPU: every address is a host address, and a copy happens when its stream is awaited."""
+"""A fake of libcuda and streams: every address is a host address, and a copy is made when its stream is awaited."""
 
 import ctypes
 import itertools
@@ -26,7 +26,7 @@ _NAMES = {
 
 
 class FakeMark:
-    """The place of an event in a fake stream."""
+    """A mark: the position of an event in a fake stream."""
 
     def __init__(self, stream: "FakeStream") -> None:
         self._stream = stream
@@ -40,7 +40,7 @@ class FakeMark:
 
 
 class FakeStream:
-    """A queue that runs when somebody waits for it."""
+    """A queue that runs when its end is awaited."""
 
     handles = itertools.count(0x51)
 
@@ -81,9 +81,9 @@ class FakeStream:
 
 
 class FakeLibrary:
-    """The functions of libcuda that the driver uses, callable from C; what each was asked for is kept.
+    """The functions of libcuda that `CudaDriver` uses, callable from C. Their calls are recorded.
 
-    A context is a thread's own: who copies or locks on a thread that has entered none is refused.
+    A context belongs to a thread: copying or locking on a thread without a context is refused.
     `version` is the newest signature of the batch copy that it has: 12, 13 or 0 for none.
     """
 
@@ -91,7 +91,7 @@ class FakeLibrary:
         self.streams: dict[int, FakeStream] = {}
         self.registered: dict[int, int] = {}  # bytes by address
         self.batches: list[tuple[int, int]] = []  # source order, copies
-        self.singles: list[int] = []  # bytes of each copy that came alone
+        self.singles: list[int] = []  # bytes of each copy outside of a batch
         self.refuses_after = 1 << 60  # slabs
         self.shares_addresses = True
         self.batch_status = 0
@@ -194,7 +194,7 @@ class FakeLibrary:
         return 0
 
     def _check_border(self, address: int, size: int) -> None:
-        """A copy that is locked in part is refused by the real one."""
+        """Check that no range is locked in part only, which the real driver refuses."""
         touched = [at for at, held in self.registered.items() if address < at + held and at < address + size]
         assert not touched or self._is_locked(address, size)
 

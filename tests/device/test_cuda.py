@@ -1,4 +1,4 @@
-"""What only a GPU can show: real streams, real locks, real copies. Bytes first."""
+"""Tests that need a GPU: real streams, real locking, real copies."""
 
 import ctypes
 import mmap
@@ -22,7 +22,7 @@ SLAB = 4 << 20
 
 
 class OldLibrary:
-    """libcuda from before there were batch copies."""
+    """libcuda without batch copies."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -60,7 +60,7 @@ class Bench:
 
 
 def draw_runs(draw: random.Random, start: int) -> list[tuple[int, int, int]]:
-    """In one half of both arenas; up to eight blocks from a multiple of eight, so none crosses a slab."""
+    """Return runs in one half of both arenas: up to eight blocks from a multiple of eight, so none crosses a slab."""
     eights = range(start, start + BLOCKS // 2, 8)
     return [(draw.choice(eights), target, draw.randint(1, 8)) for target in draw.sample(eights, 3)]
 

@@ -1,4 +1,4 @@
-"""Copies to and from a GPU, first of all byte by byte; the real code over a library that stands in for libcuda."""
+"""Copies to and from a GPU, byte by byte, on a fake of libcuda."""
 
 import ctypes
 import mmap
@@ -35,7 +35,7 @@ def address_of(raw: mmap.mmap) -> int:
 
 @dataclass
 class Bench:
-    """A 'GPU' of host memory, and the host tier in a memfd."""
+    """A fake GPU of host memory, and a host tier in a memfd."""
 
     library: FakeLibrary
     above: mmap.mmap
@@ -74,7 +74,7 @@ def bench() -> Iterator[Bench]:
 
 
 def draw_runs(draw: random.Random) -> list[tuple[int, int, int]]:
-    """Runs that touch no target twice and cross no slab on either side."""
+    """Return runs with distinct targets that cross no slab on either side."""
     targets = list(range(BLOCKS // 4))
     draw.shuffle(targets)
     runs = []
@@ -195,7 +195,7 @@ def test_after_any_exception_no_copy_is_in_progress(bench: Bench, monkeypatch: p
 
 @pytest.mark.parametrize("is_pinned", [False, True])
 def test_any_thread_may_copy_and_unlock(bench: Bench, is_pinned: bool) -> None:
-    """The context is entered on each thread, be it the first that speaks to the driver there."""
+    """The context is set on each thread before its first call of the driver."""
     pinned = bench.pin() if is_pinned else None
     with ThreadPoolExecutor(1) as fresh:
         fresh.submit(lambda: bench.lane.copy(bench.extents([(1, 2, 1)], up=True)).result()).result()
@@ -224,7 +224,7 @@ def test_the_mover_keeps_one_batch_queued_behind_the_one_that_is_copied(monkeypa
 
 
 def test_waiting_for_a_stream_blocks_and_a_stream_begins_behind_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch itself needs a GPU for either; what is asked of it does not."""
+    """torch needs a GPU for both, but its arguments can be checked without one."""
     asked: list[object] = []
 
     class Event:
@@ -302,7 +302,7 @@ def test_a_lost_device_is_recognised_by_asking_it(bench: Bench) -> None:
     for status in (0, 600, 900, 908):  # idle, busy, recording a graph
         bench.library.stream_status = status
         assert not compute.is_lost(odd) and not bench.lane.is_lost(odd)
-    for status in (ILLEGAL_ADDRESS, 909):  # 909: a timeout, the first number behind those of recording
+    for status in (ILLEGAL_ADDRESS, 909):  # 909: a timeout, the first number after those of recording
         bench.library.stream_status = status
         assert compute.is_lost(odd) and bench.lane.is_lost(odd)
     assert not compute.is_lost(torch.OutOfMemoryError("CUDA out of memory"))

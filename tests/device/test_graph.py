@@ -1,4 +1,4 @@
-"""Recording without a GPU: torch's streams and graphs write down what they are asked."""
+"""Recording without a GPU: fakes of torch's streams and graphs note their calls."""
 
 import gc
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tiercel.errors import DeviceError, OutOfDeviceMemoryError
 
 
 def broken_off(first: Exception) -> RuntimeError:
-    """What a capture says at its end when a job in it failed."""
+    """A context that raises at its end, as a capture does if a job in it failed."""
     try:
         try:
             raise first
@@ -31,14 +31,14 @@ def test_a_shortage_is_found_behind_the_error_of_an_aborted_capture() -> None:
 
 
 class FakeCuda:
-    """Stands in for `torch.cuda`: a lane, a stream that records, and graphs. `fails_at` is the step that raises."""
+    """A fake of `torch.cuda`: a lane, a stream that records, and graphs. `fails_at` is the step that raises."""
 
     def __init__(self) -> None:
         self.lane, self.side = FakeStream("lane", self), FakeStream("side", self)
         self.running = self.lane
         self.steps: list[str] = []
         self.fails_at = ""
-        self.graphs = 0  # that live
+        self.graphs = 0  # alive
         self.collects: list[bool] = []  # whether Python's collector might have run in a job
         self.ended: list[tuple[int, object]] = []
 
@@ -53,7 +53,7 @@ class FakeCuda:
         return torch.zeros(3)
 
     def end_allocations(self, device: int, pool: object) -> None:
-        """Of a pool that nobody fills: torch says so."""
+        """Raises for a pool without allocations, as torch does."""
         self.ended.append((device, pool))
         raise RuntimeError("not currently recording to the pool")
 
@@ -105,7 +105,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocations)
     for name in ("current_stream", "stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    monkeypatch.setattr(graph, "_borrow", lambda tensor: tensor)  # only memory of a GPU can be borrowed
+    monkeypatch.setattr(graph, "_borrow", lambda tensor: tensor)  # works with GPU memory only
     return fake
 
 
@@ -122,7 +122,7 @@ def test_a_recording_is_warmed_up_behind_the_lane_and_brought_to_the_device_befo
     assert cuda.steps == RECORDING
     assert recorded.replay().shape == (3,)
     assert cuda.steps == [*RECORDING, "replay"]
-    assert cuda.collects == [True, True, False]  # it would break the recording off
+    assert cuda.collects == [True, True, False]  # it would abort the recording
     assert cuda.ended == []
 
 
@@ -136,7 +136,7 @@ def test_a_failure_affects_only_its_own_recording(cuda: FakeCuda, step: str) -> 
     cuda.fails_at = ""
     assert cuda.running is cuda.lane
     assert first.replay().shape == (3,)
-    assert cuda.ended == [(5, (0, 1))]  # the allocator no longer fills the pool for it
+    assert cuda.ended == [(5, (0, 1))]  # the allocator no longer allocates from the pool
     assert gc.isenabled()
 
 
@@ -156,7 +156,7 @@ def test_a_graph_that_failed_is_kept_as_long_as_those_before_it(cuda: FakeCuda, 
     cuda.fails_at = step
     with pytest.raises(DeviceError):
         recorder.record(cuda.job)
-    del recorder  # nobody keeps it once all is recorded
+    del recorder  # not needed after recording
     gc.collect()
     assert cuda.graphs == 2
     del first

@@ -1,4 +1,4 @@
-"""Lanes and the choice of the device."""
+"""Lanes, and opening a device."""
 
 import threading
 
@@ -42,7 +42,7 @@ def test_the_lane_computes_with_the_threads_it_was_given() -> None:
 
 
 def test_the_lane_has_its_thread_before_its_first_job() -> None:
-    """A Ctrl-C while the first job starts it would leave it computing behind everybody's back."""
+    """A Ctrl-C during the start of the thread would leave it running without being joined."""
     before = set(threading.enumerate())
     lane = CpuDevice(threads=1).open_lane()
     (worker,) = set(threading.enumerate()) - before

@@ -1,4 +1,4 @@
-"""Free memory as the kernel and the control groups tell it."""
+"""Free memory, from files of the kernel and of control groups."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_page_cache_of_the_group_can_be_dropped_and_counts_as_free(tmp_path: Pat
 
 def test_version_one_groups_are_understood(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, available=20 * GIB, total=32 * GIB, groups="5:cpu:/x\n4:memory:/docker/abc\n")
-    # Inside a container the group is mounted at the root, whatever its path outside is.
+    # Inside a container the group is mounted at the root, independently of its path outside.
     group(cgroups / "memory", memory_dot_limit_in_bytes=512 * MIB, memory_dot_usage_in_bytes=112 * MIB)
     assert memory.available_bytes(proc, cgroups) == 400 * MIB
 

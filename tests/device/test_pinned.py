@@ -1,4 +1,4 @@
-"""Host memory that is locked slab by slab."""
+"""Locking of host memory, slab by slab."""
 
 import ctypes
 import logging
@@ -21,7 +21,7 @@ PAGE = mmap.PAGESIZE
 
 
 class Locks:
-    """What a driver keeps of it."""
+    """The locked ranges, as a driver keeps them."""
 
     def __init__(self, refuses: int | None = None, gate: threading.Event | None = None) -> None:
         self.locked: dict[int, int] = {}
@@ -42,7 +42,7 @@ class Locks:
 
 
 def memory(pages: int) -> tuple[mmap.mmap, int]:
-    """A memfd that outlives whoever maps it."""
+    """A memfd that outlives its mappings."""
     fd = os.memfd_create("host")
     os.ftruncate(fd, pages * PAGE)
     raw = mmap.mmap(fd, pages * PAGE)
@@ -62,7 +62,7 @@ def test_slabs_hold_whole_blocks_begin_on_pages_and_cover_everything() -> None:
         address: 15 * PAGE,
         address + 15 * PAGE: 15 * PAGE,
         address + 30 * PAGE: 15 * PAGE,
-        address + 45 * PAGE: 5 * PAGE,  # the last block ends within a page, which is mapped whole
+        address + 45 * PAGE: 5 * PAGE,  # the last block ends within a page, which is mapped completely
     }
     assert pinned.pinned_bytes == 33 * block
     raw[:1] = b"x"
@@ -71,7 +71,7 @@ def test_slabs_hold_whole_blocks_begin_on_pages_and_cover_everything() -> None:
 
 
 def test_every_page_of_a_slab_is_real_before_it_is_locked() -> None:
-    """Else the driver makes them real, and holds its locks meanwhile. Not so before Linux 5.14."""
+    """Otherwise the driver would allocate them while holding its locks. Needs Linux 5.14."""
     fd = os.memfd_create("host")
     os.ftruncate(fd, 7 * PAGE)
     raw = mmap.mmap(fd, 7 * PAGE)
@@ -95,7 +95,7 @@ def test_every_page_of_a_slab_is_real_before_it_is_locked() -> None:
 @pytest.mark.parametrize("blocks", [2, 64])
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_an_arena_is_mapped_to_the_end_of_its_last_page(blocks: int, is_kept: bool) -> None:
-    """What is locked to there can be read and written to there: in the memfd of a kept arena, and in one of nobody."""
+    """The locked memory is readable and writable up to its end, in a kept arena and in an anonymous one."""
     spec = KVSpec(layers=3, kv_heads=1, head_dim=64, block_size=4, dtype="float16")  # 3 KiB a block
     fd = os.memfd_create("host") if is_kept else None
     arena = open_arena(spec, blocks, torch.device("cpu"), fd)
@@ -184,7 +184,7 @@ def test_closing_waits_for_the_current_slab_and_locks_no_more() -> None:
     gate.set()
     closing.join(10)
     assert locks.tries == 1 and locks.locked == {}
-    pinned.close()  # twice is once
+    pinned.close()  # a second call has no effect
 
 
 def test_a_device_that_refuses_to_unlock_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -193,13 +193,13 @@ def test_a_device_that_refuses_to_unlock_raises_nothing(caplog: pytest.LogCaptur
     pinned = library.open_device(2 * PAGE).pin(address, 4 * PAGE, PAGE)
     pinned.wait()
     assert set(library.registered.values()) == {2 * PAGE}
-    library.registered.clear()  # lost: it answers every call with an error
+    library.registered.clear()  # a lost device returns an error for every call
     pinned.close()
     assert caplog.text.count("host memory not unlocked") == 2
 
 
 def test_a_later_range_does_not_hide_an_earlier_one() -> None:
-    (_first, first), (_second, second) = memory(4), memory(4)  # mapped as long as they have names
+    (_first, first), (_second, second) = memory(4), memory(4)  # mapped as long as they are referenced
     library = FakeLibrary()
     device = library.open_device(2 * PAGE)
     tier = device.pin(first, 4 * PAGE, PAGE)

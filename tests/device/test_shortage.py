@@ -1,4 +1,4 @@
-"""Errors that tell of a lack of memory, and those that do not."""
+"""Errors that report a shortage of memory, and others."""
 
 import pytest
 import torch

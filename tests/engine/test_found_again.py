@@ -27,7 +27,7 @@ def test_a_long_prefix_is_found_again_without_looking_it_up_anew() -> None:
         bench.step()
         bench.clock.advance(0.1)
     device = bench.cache.tiers.device
-    device.evict_many(as_slots(tuple(device.copies)))  # it lies in DDR alone
+    device.evict_many(as_slots(tuple(device.copies)))  # it is in DDR only
     hog = bench.submit(document[: BLOCKS - 400], max_tokens=300, scope=b"other", tenant=TenantId("hog"))
     for _ in range(10):
         bench.step()

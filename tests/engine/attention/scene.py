@@ -1,4 +1,4 @@
-"""Sequences with histories in a paged cache, and what attention over them is."""
+"""Sequences with histories in a paged cache, and the expected attention."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,16 @@ from tiercel.engine.kernels.tiles import Tile
 LAYERS, LAYER = 3, 1
 CPU = torch.device("cpu")
 KERNEL_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-"""Where kernels run: on the CPU in Triton's interpreter."""
+"""The device of kernels; on the CPU they run in Triton's interpreter."""
 
 
 def open_triton() -> TritonAttention:
-    """Our kernels with tiles so small that short contexts have several, and cut into parts."""
+    """Return the kernels with tiles so small that short contexts have several tiles and parts."""
     return TritonAttention(4, Tile(rows=64, keys=32, warps=4, stages=2), Tile(rows=16, keys=32, warps=4, stages=2))
 
 
 class Scene:
-    """One step over sequences with histories, in an arena of several layers; everything that nobody wrote is NaN.
+    """A step of sequences with histories, in an arena of several layers; rows that were not written are NaN.
 
     `pieces`: (tokens computed before, tokens of this step) of each sequence; no input is zero.
     """
@@ -69,11 +69,11 @@ class Scene:
         return self.query.shape[1]
 
     def attend(self, backend: Attention, params: AttentionParams) -> Tensor:
-        """What a backend makes of it; the new keys and values are in the cache afterwards."""
+        """Return the result of a backend, which also writes the new keys and values to the cache."""
         return backend.attend(self.query, self.key, self.value, self.kv, self.state, params)
 
     def expected(self, params: AttentionParams) -> Tensor:
-        """Attention written out in float64, one query and one head at a time. Shapes: [T, heads, head_dim]."""
+        """Compute attention in float64, one query and one head at a time. Shapes: [T, heads, head_dim]."""
         rows = []
         for index, history in enumerate(self.histories):
             first, last = self.state.query_starts[index : index + 2]

@@ -48,7 +48,7 @@ PARAMS = {
 }
 
 
-# The interpreter is slow: there the kernels are shown every step and every parameter once.
+# The interpreter is slow, so the kernels run every step and every parameter only once in it.
 CASES = [
     (backend, step, name)
     for backend in BACKENDS

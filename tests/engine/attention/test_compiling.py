@@ -99,7 +99,9 @@ def test_the_kernels_fit_a_hopper_gpu_and_keep_their_numbers_in_registers() -> N
         assert made.shared_bytes <= _SHARED_BYTES
         assert made.registers * 32 * job.num_warps <= _REGISTERS
         if job.kernel in ("prefill_kernel", "decode_kernel"):
-            assert "cp.async.cg.shared.global" in made.ptx  # keys and values come 16 bytes at a time, ahead of use
+            assert (
+                "cp.async.cg.shared.global" in made.ptx
+            )  # keys and values are loaded 16 bytes at a time, ahead of their use
             assert "mma" in made.ptx
         if job.kernel == "prefill_kernel":
             assert "wgmma.mma_async" in made.ptx  # the tensor cores of this generation

@@ -1,4 +1,4 @@
-"""FlashAttention-3: what its operator is given and when it is not used. The operator itself only runs on a GPU."""
+"""FlashAttention-3: the arguments of its operator, and when it is not used. The operator itself needs a GPU."""
 
 import importlib.util
 import sys
@@ -31,7 +31,7 @@ PARAMS = {
 
 @cache
 def load_fake() -> ModuleType:
-    """Once a process: it registers an operator."""
+    """Load the fake once per process, because it registers an operator."""
     path = Path(__file__).parent / "fa3" / f"{PACKAGE}.py"
     spec = importlib.util.spec_from_file_location(PACKAGE, path)
     assert spec is not None
@@ -43,7 +43,7 @@ def load_fake() -> ModuleType:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The stand-in, importable as the package would be."""
+    """The fake, importable like the package."""
     if has_fa3():
         pytest.skip("FlashAttention-3 itself is installed")
     module = load_fake()
@@ -71,7 +71,7 @@ def test_it_reads_rows_of_other_writers_and_can_be_captured(fake: ModuleType) ->
 
 
 def test_the_table_is_converted_once_a_step(fake: ModuleType) -> None:
-    """A graph, which comes with a state of its own, holds its own conversion."""
+    """A graph has a state of its own, and so a conversion of its own."""
     backend, scene = Fa3Attention(load_fa3(), PROCESSORS), Scene([(40, 1), (3, 1)], torch.float16)
     layers = [scene.kv, scene.kv.clone(), scene.kv.clone()]
 
@@ -108,7 +108,7 @@ def test_two_nano_batches_may_take_turns(fake: ModuleType) -> None:
         ([(0, 5), (0, 5)], 32),
         ([(0, 5000)], 1),
         ([(2, 1)] * 992, 32),
-        ([(2, 1)] * 993, 1),  # more sequences than the operator finds their parts for
+        ([(2, 1)] * 993, 1),  # more sequences than the operator computes parts for
     ],
 )
 def test_splits_are_bounded(fake: ModuleType, pieces: list[tuple[int, int]], splits: int) -> None:

@@ -1,4 +1,4 @@
-"""The paged kernels: shapes, layouts, parts, and what they neither read nor write."""
+"""The paged kernels: shapes, layouts, parts, and rows that must be neither read nor written."""
 
 import mmap
 import random
@@ -168,7 +168,7 @@ def test_random_steps_equal_attention_wherever_they_are_cut(seed: int) -> None:
 
 @pytest.mark.slow
 def test_a_long_context_among_many_short_ones() -> None:
-    crowd = [(index % 7, 1) for index in range(530)]  # more than are cut at once
+    crowd = [(index % 7, 1) for index in range(530)]  # more sequences than are processed at once
     crowd[520] = (700, 1)
     scene = Scene(crowd, torch.float32, kv_heads=1, group=2, head_dim=16, device=KERNEL_DEVICE)
 
@@ -180,7 +180,7 @@ def test_parts_lie_further_apart_than_32_bits_can_count() -> None:
     head_dim, first = 512, 1 << 22  # the part that begins after 2^31 numbers
     half = head_dim * first
     pages = mmap.mmap(-1, 8 * half + 8 * head_dim, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    values = torch.frombuffer(pages, dtype=torch.float32)[half:]  # what wraps round reads a zero before it
+    values = torch.frombuffer(pages, dtype=torch.float32)[half:]  # an index that wraps around reads a zero before it
     values[half : half + 2 * head_dim] = 1
     out = torch.full((2, 1, head_dim), torch.nan)
 
@@ -217,13 +217,13 @@ def test_each_kernel_writes_its_own_slices_alone() -> None:
 def test_blocks_that_a_window_has_left_are_not_read() -> None:
     params = replace(PLAIN, window=20)
     scene = Scene([(100, 1), (80, 9)], torch.float32, device=KERNEL_DEVICE)
-    scene.state.block_tables[:, :3] = 0  # as if they had been given back: the null block holds NaN
+    scene.state.block_tables[:, :3] = 0  # as if they had been freed; the null block holds NaN
 
     assert error_of(scene, params) < 1e-3
 
 
 def test_padded_rows_of_a_graph_leave_the_others_alone() -> None:
-    """Rows of nobody, as a graph pads them: one token each, in the null block, with a context of that token."""
+    """Padded rows of a graph: one token each, in the null block, with a context of that token."""
     scene = Scene([(40, 1), (15, 1)], torch.float32, device=KERNEL_DEVICE)
     padding = 2
     state = scene.state

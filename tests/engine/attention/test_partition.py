@@ -1,4 +1,4 @@
-"""Where the contexts of a decode are cut, and for how long that holds."""
+"""The partition of a decode's contexts, and how long it is valid."""
 
 import math
 import random
@@ -29,21 +29,21 @@ in_interpreter = pytest.mark.skipif(KERNEL_DEVICE != CPU, reason="the interprete
 
 
 def state_of(pieces: list[tuple[int, int]]) -> ForwardState:
-    """A step of (tokens before, tokens of the slice), of which only the lengths count."""
+    """Return the state of a step with these (tokens before, tokens of the slice)."""
     tables = torch.zeros(len(pieces), 1, dtype=torch.int64, device=KERNEL_DEVICE)
     ends = [start + length for start, length in pieces]
     return ForwardState.of_slices(tables, [start for start, _ in pieces], ends, 16, writes_null_block=True)
 
 
 def in_sight(start: int, length: int, window: int | None) -> set[int]:
-    """The tiles that a slice of one token sees, key by key."""
+    """Return the tiles that a slice of one token sees."""
     if length > 1:
         return set()
     return {key // KEYS for key in range(0 if window is None else max(0, start + 1 - window), start + 1)}
 
 
 def check_partition(pieces: list[tuple[int, int]], window: int | None, shares: int, at_once: int) -> list[int]:
-    """Everything that is promised of a partition. Returns how many tiles each part has."""
+    """Check the properties of a partition. Return the number of tiles of each part."""
     partition = partition_contexts(state_of(pieces), window, shares, TILE, at_once)
     sight = [in_sight(start, length, window) for start, length in pieces]
     bound = max(1, math.ceil(sum(map(len, sight)) / shares))
@@ -97,7 +97,7 @@ def test_a_step_without_single_tokens_has_no_parts() -> None:
     assert check_partition([(0, 40), (7, 2)], None, shares=5, at_once=512) == []
 
 
-# ---- what holds for a step holds no longer
+# ---- a partition is valid for one step only
 
 
 @in_interpreter
@@ -121,7 +121,7 @@ def test_a_step_is_cut_once_for_all_layers_of_a_window(monkeypatch: pytest.Monke
 
 
 class AttentionAlone:
-    """A model whose tokens are rows of a scene, and whose logits are what attention makes of them."""
+    """A model whose tokens are rows of a scene, and whose logits are the result of attention."""
 
     layers, kv_heads, head_dim, max_model_len = 1, 2, 32, 1000
     dtype, impl, weights_bytes, fingerprint, is_capturable = torch.float32, "native", 0, bytes(32), True

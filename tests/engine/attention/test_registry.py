@@ -1,4 +1,4 @@
-"""Which backend a name opens on which device."""
+"""The backend for each name and device."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What every kernel is tested with: one thread, and memory that holds no number before it is written."""
+"""Fixtures of all kernel tests: one thread, and NaN in memory that was not written."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def poisoned() -> Iterator[None]:
-    """New tensors of floats are full of NaN, those of integers of their largest number."""
+    """Fill new tensors of floats with NaN and new tensors of integers with their largest number."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

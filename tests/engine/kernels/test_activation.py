@@ -1,4 +1,4 @@
-"""The gate and its product against plain torch."""
+"""The activation and its product against plain torch."""
 
 import pytest
 import torch

@@ -35,7 +35,7 @@ def test_the_sum_is_rounded_before_it_is_normed() -> None:
 
     normed, _ = add_norm(x, residual, weight, 1e-6)
 
-    assert (normed != wanted).sum() <= 1  # the root is rounded otherwise
+    assert (normed != wanted).sum() <= 1  # the square root may be rounded differently
 
 
 def test_memory_is_reused_with_a_residual() -> None:

@@ -1,4 +1,4 @@
-"""The way of queries, keys and values to attention and cache, against plain torch."""
+"""Rotation and writing of keys and values to the cache, against plain torch."""
 
 from typing import Literal
 
@@ -25,13 +25,13 @@ def rotary_of(head_dim: int, dtype: torch.dtype, kind: Literal["default", "yarn"
 
 
 def ragged_state(seed: int) -> ForwardState:
-    """Slices of three sequences whose blocks lie anywhere: a chunk, a decode, a prompt."""
+    """Return slices of three sequences with scattered blocks: a chunk, a decode, a prompt."""
     tables = (torch.randperm(15, generator=torch.Generator().manual_seed(seed)) + 1).view(3, 5)
     return ForwardState.of_slices(tables, (6, 18, 0), (11, 19, 3), BLOCK_SIZE)
 
 
 def arena(kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """Sixteen slots of three layers, full of NaN."""
+    """Return sixteen slots of three layers, full of NaN."""
     return torch.full((16, 3, BLOCK_SIZE, kv_heads, 2 * head_dim), torch.nan, dtype=dtype)
 
 
@@ -102,7 +102,7 @@ def test_padded_rows_write_the_null_block_alone() -> None:
 
 def test_slots_beyond_two_billion_elements_are_reached() -> None:
     far = 2**31 + 64
-    memory = torch.empty(far + 64, dtype=torch.float16)  # only what is written is ever mapped
+    memory = torch.empty(far + 64, dtype=torch.float16)  # only written pages are allocated
     kv = memory.as_strided((2, 2, 1, 16), (far, 16, 16, 1))
     state = ForwardState.of_slices(torch.tensor([[1]]), (1,), (2,), 2)
     rotary, qkv = rotary_of(8, torch.float16), draw(1, 1, 24, dtype=torch.float16)

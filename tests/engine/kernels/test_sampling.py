@@ -1,4 +1,4 @@
-"""The one reading of the sampler against plain torch."""
+"""The kernels of the sampler against plain torch."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def draws_of(keys: Tensor, temperatures: Tensor) -> Tensor:
 
 
 def draw_by_torch(logits: Tensor, keys: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens, and by how much they won."""
+    """Return the tokens and their margins."""
     wide, heat = logits.float(), temperatures.float()[:, None]
     scores = torch.where(heat > 0, wide / heat + gumbel_no_sync(keys, logits.shape[1]), wide)
     if logits.shape[1] == 1:
@@ -40,7 +40,7 @@ def test_the_tokens_are_those_of_torch(rows: int, vocab_size: int, dtype: torch.
     tokens, bad_rows = draw_no_sync(logits, draws_of(keys, temperatures))
 
     assert tokens.dtype is torch.int64
-    assert margins[temperatures > 0].min() > 1e-5  # none within rounding: these rows excuse nothing
+    assert margins[temperatures > 0].min() > 1e-5  # no margin is within rounding, so all rows are compared
     assert torch.equal(tokens, wanted)
     assert not bad_rows.any()
 
@@ -82,7 +82,14 @@ def test_a_bad_row_is_flagged_and_does_not_affect_others(temperature: float, pla
 
     tokens, bad_rows = draw_no_sync(logits, draws)
 
-    assert bad_rows.tolist() == [False, True, True, True, False, True]  # one impossible token is no fault
+    assert bad_rows.tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]  # a single impossible token does not make a row bad
     assert tokens[0] == clean[0]
     assert tokens[2] == place
     assert ((tokens >= 0) & (tokens < 5000)).all()

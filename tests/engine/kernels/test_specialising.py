@@ -28,7 +28,7 @@ BLOCK = 4
 
 
 class Launches:
-    """Keys of the launches by kernel and compile-time arguments. Nothing is computed."""
+    """Return the keys of the launches by kernel and compile-time arguments. Nothing is computed."""
 
     def __init__(self) -> None:
         self.keys: dict[tuple[object, ...], set[tuple[object, ...]]] = defaultdict(set)
@@ -73,12 +73,12 @@ def test_rows_that_ask_for_top_p_alone_need_one_compilation_however_many_they_ar
 
 
 def shifted(values: Tensor, by: int) -> Tensor:
-    """The same at another address."""
+    """Return a copy at another address."""
     return torch.cat((values.new_zeros(by), values))[by:]
 
 
 def state_of(starts: list[int], ends: list[int], shift: int) -> ForwardState:
-    """A step whose arrays lie anywhere."""
+    """Return a step whose arrays have arbitrary addresses."""
     tables = torch.zeros(len(ends), -(-max(ends) // BLOCK), dtype=torch.int64)
     state = ForwardState.of_slices(tables, starts, ends, BLOCK)
     names = ("positions", "slot_ids", "slot_offsets", "device_query_starts", "device_context_lengths")

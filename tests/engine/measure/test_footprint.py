@@ -1,4 +1,4 @@
-"""What steps take: which ones are run, what becomes of a scripted peak, and what is said where they do not fit."""
+"""The memory of steps: which steps are run, how peaks are used, and the errors of steps that do not fit."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ HERE = torch.device("cpu")
 
 
 class Watched:
-    """Notes the slices of every forward, and how many rows of it go through the head."""
+    """A model that notes the slices of every forward, and the rows that its head computes."""
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 4, VOCAB, 1000
     dtype, impl, weights_bytes, fingerprint = torch.float32, "native", 3 * GIB, bytes(32)
@@ -51,7 +51,7 @@ class Watched:
 
 
 class ScriptedDevice(CpuDevice):
-    """A GPU that took what the script says, step by step."""
+    """A GPU with scripted peaks, one per step."""
 
     name = "cuda"
 
@@ -75,7 +75,7 @@ class ScriptedDevice(CpuDevice):
 
 
 class CountingSampler(Sampler):
-    """Notes how many rows were sampled."""
+    """A sampler that notes the number of rows."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows, VOCAB, HERE)
@@ -106,10 +106,10 @@ def test_the_largest_steps_are_run_on_the_null_block_and_drawn_from() -> None:
     assert found.step_bytes == 800 * MIB
     inputs = StaticInputs.open(6, 63, HERE)  # 63 blocks of 16 tokens hold the longest context
     inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in (inputs.buffer, inputs.starts, inputs.tables))
-    assert inputs_bytes > 2 * 6 * 63 * 8  # tables, and room for them on their way
+    assert inputs_bytes > 2 * 6 * 63 * 8  # tables, and their part of the staging buffer
     assert found.graph_bytes == 100 * MIB + inputs_bytes + 32 * MIB + 4 * 16 * MIB  # for 1, 2, 4 and 6 rows
     assert found.reserved_bytes == 800 * MIB + found.graph_bytes + 80 * MIB + 128 * MIB
-    # What a step left cached is no part of the next one, nor of what the pool finds in use.
+    # Memory that a step left in torch's cache counts neither for the next step nor for the pool.
     assert device.calls == ["give back", "reset", "peak"] * 3 + ["give back"]
 
 
@@ -134,7 +134,7 @@ def test_on_the_cpu_no_step_is_run() -> None:
 
 
 class LateLane(InlineLane):
-    """Jobs fail when they are asked for, as on a worker."""
+    """A lane whose jobs fail when their results are requested, as on a worker thread."""
 
     def run(self, job: Callable[[], object]) -> Done[object]:  # type: ignore[override]
         try:

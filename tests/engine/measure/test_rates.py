@@ -1,4 +1,4 @@
-"""Speeds: what is measured at the start, and how they are corrected."""
+"""Speeds: the measurements at the start, and their corrections."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ SPEC = KVSpec(layers=2, kv_heads=2, head_dim=32, block_size=16, dtype="float32")
 
 
 class SlowModel:
-    """A millisecond a token, and a microsecond more for each token of context before it."""
+    """A model that takes 1 ms per token, plus 1 us per token of its context."""
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 2, 2, 32, 50, 4096
     dtype, impl, weights_bytes, fingerprint = torch.float32, "native", 0, bytes(32)
@@ -70,7 +70,7 @@ def test_every_route_is_measured_and_only_null_blocks_are_written(tmp_path: Path
     tiers.close()
     again = open_all(tmp_path / "kv")
     assert again.volume is not None
-    assert list(again.volume.recover()) == []  # the trial left nothing behind
+    assert list(again.volume.recover()) == []  # the trial has written nothing
     again.close()
 
 
@@ -144,7 +144,7 @@ SSD = Rates(
 
 
 def slow_seconds(book: RateBook, seconds: int, before: DiskCounts) -> DiskCounts:
-    """Four threads read one block after the other, 240 ms each, and the book hears of it twice a second."""
+    """Let four threads read blocks of 240 ms each, and the book learn twice a second."""
     counts = before
     for _ in range(2 * seconds):
         reads = counts.reads + 8
@@ -163,7 +163,7 @@ def test_after_a_slow_second_the_disk_is_used_again_within_minutes() -> None:
     assert not is_worth(book)
     idle_s = 0.0
     while not is_worth(book):
-        book.learn((), counts, 0.5)  # nothing is read, as it is not worth it
+        book.learn((), counts, 0.5)  # nothing is read, because recomputing is faster
         idle_s += 0.5
         assert idle_s < 300
     assert idle_s > 10, "a disk that is still slow is not asked all the time"

@@ -1,4 +1,4 @@
-"""The search for cuts that pay, its file, and the engine that goes by it."""
+"""The search for splits, its file, and the engine that uses it."""
 
 import json
 import logging

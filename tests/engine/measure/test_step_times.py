@@ -33,12 +33,12 @@ NOWHERE = open_times_file(None, ())
 
 
 def linear_ms(tokens: int, decodes: int, context: int, pairs: int) -> float:
-    """A machine whose steps cost by the piece."""
+    """The time of a step by a formula."""
     return 2 + 0.05 * tokens + 0.1 * decodes + 0.0004 * context + 0.00002 * pairs
 
 
 class TimedModel:
-    """A forward takes as long as the formula says, by a clock that is moved; never more than a budget in sum."""
+    """A model that advances the clock by the formula in every forward."""
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 4, 50, 4096
     dtype, impl, weights_bytes, fingerprint, is_capturable = torch.float32, "native", 0, bytes(32), False
@@ -76,7 +76,7 @@ def measure(
     limits: GridLimits = LIMITS,
     model: TimedModel | None = None,
 ) -> tuple[StepTimes, TimedModel, float]:
-    """The table, the model it was measured with and the seconds that went by."""
+    """Return the table, the model that was measured, and the seconds of the measurement."""
     used = model or TimedModel(ManualClock())
     clock = used.clock
     started_s = clock.now_s()
@@ -120,7 +120,7 @@ def test_a_full_table_equals_the_formula_at_its_points() -> None:
         assert at(times, shape) == pytest.approx(expected_ms(shape), rel=0.02)
     costs, rng = StepCosts(times), random.Random(0)
     for _ in range(200):
-        # Inside one cell of context, where whose context it is does not change.
+        # Inside one cell of context, in which the owner of the context does not change.
         shape = StepShape(rng.randrange(0, 192), rng.randrange(1, 64), rng.randrange(0, 3800))
         predicted, wanted = costs.predict_ms(*shape), expected_ms(shape)
         assert 0.75 * wanted < predicted < 1.5 * wanted, shape
@@ -228,7 +228,7 @@ def test_a_restart_takes_the_file_and_measures_what_is_missing(
             break
     assert 1 < sizes[0] < sizes[1] < sizes[-1] and sizes[-1] == sizes[-2]
     assert file.path is not None and file.path.stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]  # no draft stays
+    assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]  # no temporary file is left
     told = [record.getMessage() for record in caplog.records]
     assert [line.split()[2] for line in (told[0], told[1], told[-1])] == [
         "source=measured",
@@ -257,7 +257,7 @@ def test_free_memory_does_not_change_the_file(tmp_path: Path) -> None:
 
 
 class PricedModel(TimedModel):
-    """In a graph a forward takes a time of its own, by what the device is told: rows, and lengths of contexts."""
+    """A model whose forwards in graphs have a time of their own, by the rows and contexts on the device."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -274,7 +274,7 @@ class PricedModel(TimedModel):
 
 
 class PricedGraph:
-    """A graph that runs its job anew."""
+    """A graph that repeats its job."""
 
     def __init__(self, model: PricedModel, job: Callable[[], Tensor]) -> None:
         self._model = model
@@ -289,7 +289,7 @@ class PricedGraph:
 
 
 class PricedRecorder:
-    """Records such graphs."""
+    """A recorder of such graphs."""
 
     def __init__(self, model: PricedModel) -> None:
         self._model = model
@@ -318,7 +318,7 @@ def test_decodes_that_run_in_graphs_are_measured_in_them() -> None:
 
 
 def test_starts_with_and_without_graphs_have_different_files(tmp_path: Path) -> None:
-    """A recording may be refused once, and not the next time."""
+    """The driver may refuse a recording at one start and not at the next."""
     settings = EngineSettings(model="unused", calibration_s=1.0, cache_folder=str(tmp_path), max_num_seqs=8)
     kv, device, model = torch.zeros(40, 1, 16, 1, 8), CpuDevice(1), PricedModel(ManualClock())
     capacity = Capacity(blocks=39, block_size=16, max_model_len=600, weights_bytes=0, kv_bytes=0)
@@ -336,10 +336,10 @@ def test_the_file_depends_on_the_attention_and_on_the_launch_of_decodes() -> Non
         model.is_capturable = is_capturable
         return machine_facts(EngineSettings(model="unused", **changes), model, SPEC, CpuDevice(1))  # type: ignore[arg-type]
 
-    assert facts() == facts(attention_backend="grouped")  # what `auto` takes here
+    assert facts() == facts(attention_backend="grouped")  # the choice of `auto` on a CPU
     assert facts() != facts(attention_backend="sdpa")
     assert facts(True) != facts(True, enforce_eager=True)
-    assert facts() == facts(enforce_eager=True)  # there are no graphs anyway
+    assert facts() == facts(enforce_eager=True)  # this device has no graphs
 
 
 def test_another_machine_has_another_file(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def _stored(**changes: object) -> bytes:
 def test_a_damaged_file_is_measured_over(tmp_path: Path, content: bytes) -> None:
     file = open_times_file(str(tmp_path), ("model",))
     assert file.path is not None
-    identity = file.path.name  # the file's own identity, where the content has the right form
+    identity = file.path.name  # contains the identity
     write_times(file, {StepShape(0, 1, 0): 2.0})
     whole = json.loads(file.path.read_bytes())["identity"]
     assert identity.removeprefix("step-times-").removesuffix(".json") == whole[:24]
@@ -417,7 +417,7 @@ def test_links_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
     file.path.unlink()
     file.path.mkdir()
     assert read_times(file, StepGrid(LIMITS)) == {}
-    write_times(file, {StepShape(0, 1, 0): 2.0})  # cannot replace a folder, and says nothing
+    write_times(file, {StepShape(0, 1, 0): 2.0})  # cannot replace a folder, and raises nothing
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

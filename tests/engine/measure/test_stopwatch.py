@@ -1,4 +1,4 @@
-"""The stopwatch round a runner, by a clock that moves when it is told to."""
+"""The stopwatch around a runner, with a manual clock."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ PLAN = StepPlan(step=1, nano_batches=())
 
 
 class SlowFlight:
-    """Comes home after three seconds."""
+    """A flight of three seconds."""
 
     plan = PLAN
 
@@ -31,7 +31,7 @@ class SlowFlight:
 
 
 class SlowRunner:
-    """Launches in two seconds."""
+    """A runner that takes two seconds to launch."""
 
     def __init__(self, clock: ManualClock, *, fails: bool = False) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ def test_the_time_of_a_step_is_divided_by_activity() -> None:
     stopwatch.begin()
     clock.advance(0.5)  # the plan
     flight = runner.launch(PLAN)
-    clock.advance(0.25)  # chores
+    clock.advance(0.25)  # background copies
     assert flight.result().tokens == (7,)
     assert flight.plan is PLAN
     clock.advance(1.0)  # the commit

@@ -1,4 +1,4 @@
-"""Sizing the KV pool: what fits, what is refused, and the arithmetic that is shown."""
+"""Sizing the KV pool: capacities, errors, and the arithmetic in the log."""
 
 import pytest
 
@@ -14,7 +14,7 @@ SPEC = KVSpec(layers=4, kv_heads=2, head_dim=32, block_size=16, dtype="float32")
 
 
 class Machine:
-    """So much memory and no lanes."""
+    """A device with this memory and without lanes."""
 
     def __init__(self, name: str, free: int, total: int = 16 * GIB) -> None:
         self.name = name
@@ -137,7 +137,7 @@ def test_a_kept_arena_defines_the_size_and_is_not_counted_twice() -> None:
     device = Machine("cpu", 1 * MIB)
     kept = KeptMemory(blocks=100, bytes=101 * SPEC.block_bytes)
     assert size_pool(settings(), SPEC, device, 4096, 0, kept).blocks == 100
-    other = KeptMemory(blocks=0, bytes=64 * MIB)  # of another model: it is emptied
+    other = KeptMemory(blocks=0, bytes=64 * MIB)  # an arena of another model, which is emptied
     assert size_pool(settings(kv_cache_memory_bytes=32 * MIB), SPEC, device, 4096, 0, other).kv_bytes == 32 * MIB
 
 

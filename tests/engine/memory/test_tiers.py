@@ -32,7 +32,7 @@ def key(number: int) -> BlockKey:
 
 
 class Bench:
-    """Engines that come and go over one memfd and one folder."""
+    """Several engines in a row on one memfd and one folder."""
 
     def __init__(self, folder: Path, fd: int) -> None:
         self.folder = folder
@@ -128,7 +128,7 @@ def test_a_restart_of_the_daemon_finds_the_blocks_on_the_disk(bench: Bench) -> N
 
 
 class LockNow(PinnedMemory):
-    """Waits for what it began."""
+    """Pinned memory that notes its calls."""
 
     def start(self) -> None:
         super().start()
@@ -136,7 +136,7 @@ class LockNow(PinnedMemory):
 
 
 class LockingDevice(CpuDevice):
-    """Keeps what it was asked to lock, slab by slab."""
+    """A CPU that notes the slabs that it was asked to lock."""
 
     def __init__(self) -> None:
         super().__init__(1)

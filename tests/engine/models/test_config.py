@@ -1,4 +1,4 @@
-"""Reading config.json: what is taken, what is refused, and by which name."""
+"""Reading config.json: accepted and rejected fields."""
 
 import json
 from pathlib import Path

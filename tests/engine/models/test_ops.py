@@ -1,4 +1,4 @@
-"""The decoder's ops in kernels against those in plain torch."""
+"""The decoder's operators as kernels against those in plain torch."""
 
 import logging
 from pathlib import Path
@@ -32,7 +32,7 @@ def one_thread() -> None:
 
 
 class SdpaReader:
-    """The reading half of the reference backend."""
+    """A `PagedReader` on the reference backend."""
 
     is_capturable = False
 

@@ -1,4 +1,4 @@
-"""A whole decoder over our kernels, against the same over the reference: slices of every kind, step by step."""
+"""A whole decoder on the kernels against the reference backend, with slices of every kind."""
 
 from pathlib import Path
 

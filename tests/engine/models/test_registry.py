@@ -1,4 +1,4 @@
-"""Which implementation runs what."""
+"""The implementation for each model."""
 
 import json
 from pathlib import Path

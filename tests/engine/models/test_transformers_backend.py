@@ -1,4 +1,4 @@
-"""What the transformers implementation takes, and what it refuses at load and why."""
+"""Architectures that the transformers implementation accepts, and those that it rejects."""
 
 import json
 import shutil
@@ -66,7 +66,7 @@ def refusal(folder: Path, fields: Mapping[str, object]) -> str:
         ("CohereForCausalLM", {}),  # scaled logits
         ("GraniteForCausalLM", {"logits_scaling": 3.0}),
         ("MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": None}),
-        ("OPTForCausalLM", {"ffn_dim": 128, "word_embed_proj_dim": 64}),  # its body lies one level deeper
+        ("OPTForCausalLM", {"ffn_dim": 128, "word_embed_proj_dim": 64}),  # its body is one level deeper
         ("GPTNeoXForCausalLM", {}),
         ("Olmo2ForCausalLM", {}),
     ],
@@ -244,7 +244,7 @@ def test_broken_weights_are_refused_by_tensor_or_file(change: str, tmp_path: Pat
 
 
 class Echo:
-    """An attention that answers its query and remembers what it was asked."""
+    """An attention that returns its query and keeps its arguments."""
 
     def __init__(self) -> None:
         self.asked: list[AttentionParams] = []

@@ -1,4 +1,4 @@
-"""Loading: every tensor to its place, nothing twice in memory, and broken folders refused by file and tensor."""
+"""Loading: targets of tensors, memory, and errors that name file and tensor."""
 
 import json
 import os
@@ -265,7 +265,7 @@ def load(folder):
     settings = EngineSettings(model=folder, dtype=sys.argv[4], model_impl=sys.argv[3])
     return load_model(settings, torch.device("cpu"), SdpaAttention())
 
-load(sys.argv[2])  # imports, thread pools and caches of the first time are no weights
+load(sys.argv[2])  # so that imports, thread pools and caches do not count as weights
 before = peak = anonymous_bytes()
 done = threading.Event()
 
@@ -292,7 +292,7 @@ print(max(peak, anonymous_bytes()) - before, model.weights_bytes)
     ],
 )
 def test_loading_takes_the_memory_of_the_weights_and_little_more(tmp_path: Path, impl: str, dtype: str) -> None:
-    """TIERCEL_TEST_MODEL=<folder of a 0.5 B model> measures that one in place of the 100 MB of this test."""
+    """TIERCEL_TEST_MODEL=<folder of a 0.5 B model> measures that model instead of the 100 MB of this test."""
     make_checkpoint("llama3", tmp_path / "tiny")
     folder = os.environ.get("TIERCEL_TEST_MODEL") or str(_make_hundred_megabytes(tmp_path / "big"))
 

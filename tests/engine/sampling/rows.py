@@ -1,4 +1,4 @@
-"""Rows that ask for anything, for tests of the sampler."""
+"""Rows with random parameters, for tests of the sampler."""
 
 import torch
 
@@ -12,7 +12,7 @@ def random_logits(seed, rows, vocab_size, spread=3.0):
 
 
 def random_params(rng, vocab_size, greedy=False):
-    """Every feature on or off, with values that matter."""
+    """Return random parameters, with every feature on or off."""
 
     def maybe(value, off):
         return value if rng.random() < 0.4 else off

@@ -16,7 +16,7 @@ def one_thread():
 
 
 def kept(scores, *params):
-    """Which tokens [M, vocab] each row may draw; scores are those after temperature."""
+    """Return which tokens [M, vocab] each row may draw; scores are those after temperature."""
     table = RowTable(len(params), scores.shape[1])
     for row, each in enumerate(params):
         table.set_row(row, each, ())
@@ -25,7 +25,7 @@ def kept(scores, *params):
 
 
 def kept_by_transformers(scores, params):
-    """The same for one row [1, vocab], by the warpers of transformers in our order."""
+    """Return the same for one row [1, vocab], by the warpers of transformers in the order of this sampler."""
     nothing = cast(torch.LongTensor, torch.zeros((1, 0), dtype=torch.int64))
     if params.min_p > 0:
         scores = MinPLogitsWarper(params.min_p)(nothing, scores)

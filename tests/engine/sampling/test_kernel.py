@@ -1,4 +1,4 @@
-"""The sampler round its kernel: nobody draws anything else than without it."""
+"""The sampler with its kernel: every row draws the same as without it."""
 
 import math
 
@@ -26,7 +26,7 @@ def one_thread() -> None:
 
 
 def filled(params: list[SamplingParams], vocab_size: int, kernel: DrawKernel | None) -> Sampler:
-    """A sampler whose row r has params[r] and has seen the same prompt as any other."""
+    """Return a sampler whose row r has params[r]; all rows have the same prompt."""
     search = least_no_sync if kernel is None else search_no_sync
     sampler = Sampler(len(params), vocab_size, CPU, kernel, search)
     for row, each in enumerate(params):
@@ -117,7 +117,7 @@ def test_a_step_without_a_row_samples_nothing() -> None:
 
 
 class CountedKernel:
-    """Stands for the kernel: takes the first token, and keeps what it was called with."""
+    """A fake kernel that takes the first token and keeps its arguments."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, Tensor]] = []
@@ -128,7 +128,7 @@ class CountedKernel:
 
 
 class OperatorLog(TorchDispatchMode):
-    """The names of all operators that run."""
+    """Collects the names of all operators that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def test_only_rows_with_further_parameters_are_read_again() -> None:
 
     (first, _), (again, draws) = kernel.calls
     assert (first, again) == (6, 3)
-    assert draws[:, 2].view(torch.float32).tolist() == [1.0, 1.0, 1.0]  # the scores are divided already
+    assert draws[:, 2].view(torch.float32).tolist() == [1.0, 1.0, 1.0]  # the scores were already divided
 
 
 def test_the_cpu_keeps_plain_torch() -> None:

@@ -22,7 +22,7 @@ EVERY_KIND = [
 
 
 class _KernelLog(TorchDispatchMode):
-    """The names of all operators that run."""
+    """Collects the names of all operators that run."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class _KernelLog(TorchDispatchMode):
 
 
 def operators(params):
-    """The operators that filling these rows and sampling them once runs."""
+    """Return the operators of filling these rows and sampling them once."""
     logits = torch.randn(len(params), VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     sampler = Sampler(len(params), VOCAB_SIZE, torch.device("cpu"))
     rows = list(range(len(params)))

@@ -16,18 +16,18 @@ def one_thread():
 
 
 def noise(seeds, positions, vocab_size):
-    """Gumbel noise [M, vocab] for lists of seeds and positions."""
+    """Return Gumbel noise [M, vocab] for lists of seeds and positions."""
     keys = noise_keys(np.array(seeds, np.int64), np.array(positions, np.int64))
     return gumbel_no_sync(torch.from_numpy(keys), vocab_size)
 
 
 def uniform_of(gumbel):
-    """The uniform numbers behind the noise, by the distribution function."""
+    """Return the uniform numbers of the noise, by its distribution function."""
     return torch.exp(-torch.exp(-gumbel.double())).numpy()
 
 
 def excess(observed, expected):
-    """Chi-square as standard deviations above its mean: fair draws stay within a few."""
+    """Return chi-square in standard deviations above its mean; it is small for fair draws."""
     observed, expected = np.ravel(observed), np.ravel(expected)
     freedom = len(observed) - 1
     return (((observed - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
@@ -41,7 +41,7 @@ def mix64(value):
 
 
 def reference_noise(seed, position, token):
-    """The definition in plain Python integers and doubles."""
+    """Compute the definition in Python integers and doubles."""
     golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
     key = mix64((mix64((seed + golden) & mask) + position * golden) & mask)
     bits = token ^ (key & 0xFFFFFFFF)

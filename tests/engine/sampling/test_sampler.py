@@ -26,7 +26,7 @@ def one_thread():
 
 
 def filled(params, vocab_size, prompts=None, outputs=None):
-    """A sampler whose row r has params[r], prompts[r] and outputs[r]."""
+    """Return a sampler whose row r has params[r], prompts[r] and outputs[r]."""
     sampler = Sampler(len(params), vocab_size, CPU)
     for row, each in enumerate(params):
         prompt = prompts[row] if prompts else ()
@@ -43,7 +43,7 @@ def sample(sampler, logits, rows=None, positions=None, output_index=None):
 
 
 def reference_scores(logits, params, prompt, outputs):
-    """Scores of one row before the noise, in doubles, token by token."""
+    """Return the scores of one row before the noise, in doubles, token by token."""
     scores = [float(x) for x in logits]
     for token, bias in params.logit_bias:
         scores[token] += bias
@@ -77,7 +77,7 @@ def reference_scores(logits, params, prompt, outputs):
 
 
 def reference_draw(logits, params, prompt, outputs, position):
-    """The token of one row, and by how much it won."""
+    """Return the token of one row and its margin."""
     scores = reference_scores(logits, params, prompt, outputs)
     if params.temperature > 0:
         keys = torch.from_numpy(noise_keys(np.array([params.seed]), np.array([position])))
@@ -106,7 +106,7 @@ def test_draws_follow_the_slow_reference(greedy):
                 close += margin < 1e-4
                 assert token == wanted or margin < 1e-4, (step, row, params[row])
                 outputs[row].append(token)
-    assert close <= 3  # of 1,920: the rule above hides nothing
+    assert close <= 3  # of 1,920: so few that the rule above hides no error
 
 
 def test_greedy_rows_take_the_largest_logit_and_the_lowest_id_of_equal_ones():

@@ -1,4 +1,4 @@
-"""Decodes in graphs: which size a batch runs in, and that it says what it says when every kernel is launched."""
+"""Decodes in graphs: the size for each batch, and the same tokens as with single launches."""
 
 import random
 import time
@@ -135,7 +135,7 @@ def test_a_step_that_is_not_all_decode_is_launched_kernel_by_kernel() -> None:
     assert recorder.replays == 0
     bench.launch([Slice(SeqId(1), 1, 1, False)])
     assert recorder.replays == 0
-    bench.launch([Slice(SeqId(1), 2, 1, True)])  # the last token of a prompt is a decode to the device
+    bench.launch([Slice(SeqId(1), 2, 1, True)])  # for the device the last token of a prompt is a decode
     assert recorder.replays == 1
 
 
@@ -163,18 +163,20 @@ def test_padding_may_read_nan_without_effect() -> None:
         bench = StepBench(model, 4, recorder, InlineLane())
         bench.prefill(PROMPTS, GREEDY)
         bench.decode({1: 3, 2: 2, 3: 1, 4: 3})
-        bench.kv[[0, 7, 8]] = torch.nan  # the null block, and the blocks of the fourth, whose row will be padding
+        bench.kv[[0, 7, 8]] = (
+            torch.nan
+        )  # the null block, and the blocks of the fourth sequence, whose row becomes padding
         outcomes.append(bench.decode({1: 4, 2: 3, 3: 2}).result())
         assert recorder is None or recorder.replays == 2
     assert outcomes[0].tokens == outcomes[1].tokens
     assert outcomes[0].bad == outcomes[1].bad == ()
 
 
-# ---- nothing waits
+# ---- no operator waits
 
 
 class Hasty(TorchDispatchMode):
-    """Refuses whatever would wait for a device, and counts copies of bytes, which are those of the staging."""
+    """Raises for operators that wait for a device, and counts copies of bytes, which are those of the staging."""
 
     waiting = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique", "item")
 
@@ -194,7 +196,7 @@ class Hasty(TorchDispatchMode):
 
 
 class HastyLane(InlineLane):
-    """Nothing may wait in its jobs."""
+    """A lane whose jobs must not wait."""
 
     def __init__(self) -> None:
         self.uploads: list[int] = []
@@ -222,7 +224,7 @@ def test_a_launch_makes_one_copy_and_does_not_wait(records: bool, params: Sampli
 
 
 class Outbox:
-    """What the HTTP process is told."""
+    """The messages to the HTTP process."""
 
     def __init__(self) -> None:
         self.messages: list[FromEngine] = []
@@ -232,7 +234,7 @@ class Outbox:
 
 
 class RecordingDevice(CpuDevice):
-    """A CPU that records."""
+    """A CPU with a recorder of graphs."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -243,7 +245,7 @@ class RecordingDevice(CpuDevice):
 
 
 def test_nothing_is_locked_beside_a_recording(tmp_path: Path) -> None:
-    """The driver may refuse either for the other."""
+    """The driver may refuse one of the two during the other."""
     device, done, ranges = RecordingDevice(), list[str](), list[PinnedMemory]()
     record = device.recorder.record
     device.recorder.record = lambda job: (done.append("recorded"), record(job))[1]  # type: ignore[method-assign]
@@ -259,7 +261,7 @@ def test_nothing_is_locked_beside_a_recording(tmp_path: Path) -> None:
     )  # fmt: skip
     engine = assemble(settings, WeighedSum(), device, Outbox(), MonotonicClock())  # type: ignore[arg-type]
     end_s = time.monotonic() + 10
-    while not ranges[0].pinned_bytes:  # the host tier's; the others were locked and given up to measure copies
+    while not ranges[0].pinned_bytes:  # of the host tier; the others were locked and unlocked for measuring copies
         assert time.monotonic() < end_s
         time.sleep(0.001)
     engine.close()
@@ -283,7 +285,7 @@ def test_graphs_are_recorded_at_the_start_if_possible_and_wanted(
     wanted = [f"recording CUDA graphs {done} of {len(sizes)}" for done in range(len(sizes))]
     assert [stage for stage in told if "graphs" in stage] == wanted
     assert [size for size, _ in reversed(device.recorder.recorded)] == list(sizes)
-    assert (device.recorder.replays > 0) == bool(sizes)  # step times are those of what is served
+    assert (device.recorder.replays > 0) == bool(sizes)  # step times are measured in the graphs
     device.recorder.replays = 0
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
     request = Request(id=SeqId(1), prompt=pack_tokens([3, 1, 4]), params=params, arrival_s=0.0)

@@ -1,4 +1,4 @@
-"""What only a GPU can show of graphs: that they compute what was recorded, share memory, and that nothing waits."""
+"""Tests of graphs that need a GPU: they compute the recorded work, share memory, and do not wait."""
 
 import random
 
@@ -74,7 +74,7 @@ def test_a_launch_does_not_wait(device: Device, is_recorded: bool) -> None:
     bench = StepBench(WeighedSum(), 4, recorder, device.open_lane(), "cuda")
     params = SamplingParams(top_k=3, top_p=0.9, seed=1, frequency_penalty=0.5, logprobs=2, max_tokens=5)
     bench.prefill(PROMPTS, params).result()
-    bench.decode({1: 3, 2: 2, 4: 3}).result()  # kernels and buffers are there now
+    bench.decode({1: 3, 2: 2, 4: 3}).result()  # compiles kernels and allocates buffers
     torch.cuda.set_sync_debug_mode("error")
     try:
         flights = [bench.decode({1: 4, 2: 3, 4: 4}), bench.decode({1: 5, 2: 4, 3: 1, 4: 5})]
@@ -86,7 +86,7 @@ def test_a_launch_does_not_wait(device: Device, is_recorded: bool) -> None:
 
 
 def test_the_kernels_give_the_same_in_graphs(device: Device) -> None:
-    # lazy: there is no Triton beside a torch for the CPU
+    # lazy: CPU builds of torch come without Triton
     from tiercel.engine.attention.paged import TritonAttention
     from tiercel.engine.models.triton_ops import TritonOps
 

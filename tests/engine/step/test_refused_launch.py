@@ -1,4 +1,4 @@
-"""Launches that the device refuses, before or after the step ran: the real runner, an exact model, no wrong answer."""
+"""Launches refused before or after the step ran: the real runner with an exact model gives no wrong token."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class RefusingLane(InlineLane):
-    """Once it is full it has no memory for one job in seven, and may find that out when the work is done."""
+    """A lane that, once it is full, has no memory for one job in seven, before or after doing the work."""
 
     def __init__(self, seed: int, *, is_late: bool) -> None:
         self.is_full = False
@@ -32,7 +32,7 @@ class RefusingLane(InlineLane):
 
 
 class RefusingDevice(CpuDevice):
-    """A device with such a lane."""
+    """A CPU with such a lane."""
 
     def __init__(self, lane: RefusingLane) -> None:
         super().__init__(threads=1)

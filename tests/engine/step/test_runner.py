@@ -1,4 +1,4 @@
-"""The runner with a real sampler and rows, and a model that only adds up."""
+"""The runner with a real sampler and real rows, and a model that adds numbers."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -30,7 +30,7 @@ VOCAB = 50
 
 
 class NextNumber:
-    """Says the number after its last token; fails on token 13, and says nothing finite after token 14."""
+    """A model whose next token is the last one plus 1. It raises on token 13, and returns NaN after token 14."""
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 1, VOCAB, 100
     dtype, impl, weights_bytes, fingerprint = torch.float32, "native", 0, bytes(32)
@@ -46,7 +46,7 @@ class NextNumber:
 
 
 class FullLane(InlineLane):
-    """A device that takes nothing."""
+    """A lane that refuses every job."""
 
     def __init__(self, *, is_dead: bool = False) -> None:
         self._is_dead = is_dead
@@ -59,7 +59,7 @@ class FullLane(InlineLane):
 
 
 class Held:
-    """A job that runs when it is asked for."""
+    """A job that runs when its result is requested."""
 
     def __init__(self, job: Callable[[], R]) -> None:
         self._job = job
@@ -69,14 +69,14 @@ class Held:
 
 
 class HeldLane(InlineLane):
-    """A device that has yet to begin."""
+    """A lane that runs jobs when their results are requested."""
 
     def run(self, job: Callable[[], R]) -> Held:  # type: ignore[override]
         return Held(job)
 
 
 class Watched(NextNumber):
-    """Keeps what it computed, and lets something happen meanwhile."""
+    """A model that keeps its tokens, and calls a function during a forward."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.seen: list[list[int]] = []
@@ -91,7 +91,7 @@ class Watched(NextNumber):
 
 
 class Bench:
-    """One runner and the book that it reads."""
+    """A runner and the book that it reads."""
 
     def __init__(self, lane: object | None = None, rows: int = 3, model: object | None = None) -> None:
         self.book = SequenceBook(open_policy("fcfs"), 100, ())
@@ -116,7 +116,7 @@ class Bench:
 
 
 def in_nano_batches(plan: StepPlan, *counts: int) -> StepPlan:
-    """The same step in nano-batches of so many slices."""
+    """Return the plan with nano-batches of this many slices."""
     slices = iter(plan.nano_batches[0].slices)
     return replace(plan, nano_batches=tuple(NanoBatch(tuple(islice(slices, count))) for count in counts))
 
@@ -200,11 +200,11 @@ def test_a_row_whose_step_failed_before_it_was_filled_is_filled_by_the_next_step
         bench.runner.launch(plan)
     bench.runner.forget([SeqId(1)])
     assert bench.runner.launch(plan).result().tokens == (5,)
-    assert bench.runner.launch(bench.plan((2, 0, 2))).result().tokens == (2,)  # what its bias asks for
+    assert bench.runner.launch(bench.plan((2, 0, 2))).result().tokens == (2,)  # because of its logit bias
 
 
 class BrokenOffLane(InlineLane):
-    """A device that has taken a part of a job when it refuses the rest; the part ends when somebody waits for it."""
+    """A lane that refuses a job after taking a part of it; the part ends when its mark is awaited."""
 
     def __init__(self) -> None:
         self.is_busy = False
@@ -279,7 +279,7 @@ def test_a_sequence_that_has_ended_before_its_nano_batch_is_not_computed() -> No
         bench.book.finish(SeqId(seq), FinishReason.ABORT, 0.0)
     outcome = flight.result()
     assert model.seen == [[30]]
-    assert outcome.tokens == (0, 0, 31)  # those of the gone are a ghost's
+    assert outcome.tokens == (0, 0, 31)  # tokens of ended sequences are ghosts
     assert [found.seq for found in outcome.logprobs] == [3]
     assert outcome.nano_batch_ms[0] == 0.0
     commit = bench.book.commit(plan.nano_batches, list(outcome.tokens), 0.0)

@@ -1,4 +1,4 @@
-"""The runner and the loop with a model that takes more memory than there is, on torch itself."""
+"""The runner and the loop with a model that allocates more memory than exists, on torch."""
 
 import weakref
 
@@ -26,16 +26,16 @@ from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.wire import Submit
 
-MOST_BYTES = 1 << 58  # no machine has them
+MOST_BYTES = 1 << 58  # more than any machine has
 
 
 class Large(NextNumber):
-    """Takes nothing for a few tokens, and far too much for more."""
+    """A model that allocates nothing for a few tokens, and far too much for more."""
 
     def __init__(self, most_tokens: int = 0, error: Exception | None = None) -> None:
         self._most_tokens = most_tokens
         self._error = error
-        self.held: weakref.ref[Tensor] | None = None  # what a forward held when it failed
+        self.held: weakref.ref[Tensor] | None = None  # a tensor of the failed forward
         self.failures = 0
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
@@ -57,7 +57,7 @@ def test_a_step_that_runs_out_of_memory_holds_none(lane: InlineLane | None, erro
     bench.add(1, [3, 4])
     with pytest.raises(OutOfDeviceMemoryError, match="memory") as caught:
         bench.runner.launch(bench.plan((1, 0, 2), fresh=(1,))).result()
-    assert caught.value.__cause__ is not None  # the error lives, and with it the frames it came through
+    assert caught.value.__cause__ is not None  # the error and its frames are still alive
     assert model.held is not None and model.held() is None
 
 
@@ -90,5 +90,5 @@ def test_streams_go_on_in_smaller_forwards(depth: int, is_late: bool) -> None:
     lane.close()
     assert {finished.reason for finished in client.finished.values()} == {FinishReason.LENGTH}
     assert client.tokens == {seq: list(range(seq + 1, seq + 7)) for seq in range(1, 6)}
-    assert loop.gauges.read().out_of_memory >= 4  # 32, 16, 8 and 4 tokens were too many
+    assert loop.gauges.read().out_of_memory >= 4  # 32, 16, 8 and 4 tokens did not fit
     assert cache.blocks_used == 0

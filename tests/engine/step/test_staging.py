@@ -1,4 +1,4 @@
-"""Arrays on their way to the device: nothing is written over before it was read."""
+"""Staging: no buffer is overwritten before it was read."""
 
 import random
 from collections import deque
@@ -22,7 +22,7 @@ ARRAYS = (
 
 
 class Copy:
-    """A copy that a slow device has yet to make; the mark behind it."""
+    """A copy that a slow device has not made yet, and its mark."""
 
     def __init__(self, memory: Tensor, content: int, size: int) -> None:
         self.memory = memory
