@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/run.py [--sections NAMES] [--quick] [--out FOLDER] [--peer FOLDER]
 
-Prints as it goes. Both files are written anew after every section, so a run that is cut keeps what it has. Without a
-GPU: one line and exit code 2. Exit code 1 when a section measured nothing.
+Results are printed as they are measured. Both files are rewritten after every section, so an aborted run keeps its
+results. Without a GPU the exit code is 2, with one line of explanation; 1 if a section measured nothing.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.gpu.catalog import MOST_S, SECTIONS, Section, choose
+from benchmarks.gpu.catalog import MAX_S, SECTIONS, Section, choose
 from benchmarks.gpu.figure import Failure, SectionResult, read_result, write_json
 from benchmarks.gpu.report import as_json, as_table
 from benchmarks.gpu.targets import overlap_verdict, values_of
@@ -27,15 +27,15 @@ from benchmarks.gpu.targets import overlap_verdict, values_of
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
 EXIT_UNMEASURED, EXIT_NO_GPU = 1, 2
-_PATIENCE = 1.25  # of the budget: a section looks at its clock between two parts
-_GRACE_S = 10.0  # beside it
-_LEAST_S = 8.0  # a section that would get less is left out
-_START_S = 120.0  # until the device has answered, whatever it loads for that
-_END_S = 20.0  # until a process that was killed is gone: what hangs in the driver may never be
+_PATIENCE = 1.25  # times the budget, because a section checks its budget only between two parts
+_GRACE_S = 10.0  # in addition
+_MIN_S = 8.0  # a section that would get less time is left out
+_START_S = 120.0  # for the first answer of the device
+_END_S = 20.0  # for the end of a killed process; one that hangs in the driver may never end
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line. Errors: SystemExit with code 2 and a line that names the flag."""
+    """Parse the command line. Errors: SystemExit with code 2 and a line that names the flag."""
     about = "\n".join(f"    {section.name:<11}{section.budget_s:>5.0f} s  {section.about}" for section in SECTIONS)
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu/run.py",
@@ -43,14 +43,19 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         epilog=f"sections and their budgets:\n{about}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--sections", metavar="NAMES", help="commas between; default: all but `peer`")
-    parser.add_argument("--quick", action="store_true", help="less of everything, in 40 %% of the time")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the two files")
+    parser.add_argument(
+        "--sections", metavar="NAMES", help="comma-separated names; default: all except `peer` and the extra ones"
+    )
+    parser.add_argument("--quick", action="store_true", help="smaller measurements, in 40 %% of the time")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the two files, default: %(default)s")
     parser.add_argument(
         "--peer", type=Path, metavar="FOLDER", help="environment or site folder with vLLM; adds section `peer`"
     )
     parser.add_argument(
-        "--seconds", type=float, default=MOST_S, help="for everything; sections at the end get what is left (0: no end)"
+        "--seconds",
+        type=float,
+        default=MAX_S,
+        help="limit of the whole run in seconds, 0 for none; default: %(default)s",
     )
     given = parser.parse_args(words)
     given.out = given.out.resolve()  # sections run in the root of the repository
@@ -67,7 +72,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def ask_machine() -> dict[str, object] | None:
-    """Facts of the machine; None, with a line on standard error, when there is no GPU."""
+    """Return the facts of the machine; None, with a line on standard error, without a GPU."""
     words = [sys.executable, "-m", "benchmarks.gpu.machine"]
     try:
         ran = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=_START_S)
@@ -89,9 +94,9 @@ def run_section(
     peer: Path | None,
     grace_s: float = _GRACE_S,
 ) -> None:
-    """One section to its end, or to the end of its time or of the run: then what it has said so far, and a failure.
+    """Run a section until it ends, or its time or that of the run is over; then keep its figures, and add a failure.
 
-    Effects: one more of `results`, even when it raises.
+    Effects: a result is appended to `results`, also if this raises.
     """
     out = folder / f"{section.name}.json"
     words = [sys.executable, "-m", "benchmarks.gpu.section", section.name]
@@ -121,20 +126,20 @@ def run_section(
 
 
 def end_session(leader: int) -> None:
-    """Kill a process and whatever it started, in process groups of their own, too."""
+    """Kill a process and its descendants, including those in other process groups."""
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # already gone
             if os.getsid(int(folder.name)) == leader:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _leave(number: int, _: object) -> None:
-    """What is told to end ends its section, too: that has a session of its own."""
+    """Raise on SIGTERM, so that the section is ended, too, which has a session of its own."""
     raise SystemExit(128 + number)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Everything."""
+    """Run the sections."""
     given = parse(words)
     machine = ask_machine()
     if machine is None:
@@ -151,13 +156,13 @@ def main(words: list[str] | None = None) -> int:
     print(f"{facts['device']}, torch {machine['versions']['torch']}, {facts['commit']}", flush=True)  # type: ignore[index]
     results: list[SectionResult] = []
     end_s = time.monotonic() + (given.seconds or float("inf"))
-    RESULTS.mkdir(exist_ok=True)  # not `out`: of a run that is cut, nothing but the two files lies there
+    RESULTS.mkdir(exist_ok=True)  # not `out`, which holds only the two files, even after an aborted run
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="under-way-") as folder:  # a disk is measured, so not in /tmp
         for section in given.chosen:
             print(f"{section.name}: {section.about}", flush=True)
             budget_s = min(section.seconds(is_quick=given.quick), end_s - time.monotonic())
             try:
-                if budget_s < _LEAST_S:
+                if budget_s < _MIN_S:
                     results.append(SectionResult(section.name, left_out=["all of it: --seconds are over"]))
                 else:
                     run_section(section, budget_s, Path(folder), results, is_quick=given.quick, peer=given.peer)

@@ -1,4 +1,4 @@
-"""Attention of one layer: decode by bytes read a second, prefill by operations, each backend that is there."""
+"""Attention of one layer: bytes per second of decodes and operations per second of prefills, for each backend."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,9 @@ LAYERS = 8
 BLOCK_SIZE = 16
 DECODES = ((256, 1024), (32, 1024), (1, 1024), (32, 4096), (1, 4096), (256, 4096))
 PREFILLS = ((8, 1024), (2, 4096), (4, 2048), (1, 8192))
-CHUNK = (2048, 2048)  # behind so many tokens, so many
-MIXED = (256, 1024)  # decodes beside it
-FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0)  # of the shares that a decode has
+CHUNK = (2048, 2048)  # tokens before, tokens of the chunk
+MIXED = (256, 1024)  # decodes beside the chunk, and their context
+FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0)  # of the number of shares of a decode
 UNEVEN = (*[1024] * 95, 131_072)  # contexts of one decode
 FEW = (16_384,) * 4
 _SPARE = 4096  # tokens
@@ -29,7 +29,7 @@ _SPARE = 4096  # tokens
 def run(bench: Bench) -> None:
     """Figures `BACKEND.decode.BATCH_CONTEXT`, `BACKEND.decode.uneven` and, of as many contexts with the same total,
     `BACKEND.decode.even`, `BACKEND.prefill.BATCH_LENGTH`, `BACKEND.chunk`, `BACKEND.mixed`; `triton.partition.BATCH`,
-    and by how many shares all contexts together have, `shares_SHARES.uneven` and `shares_SHARES.few`.
+    and by the number of shares, `shares_SHARES.uneven` and `shares_SHARES.few`.
     """
     most = max(batch * context for batch, context in DECODES)
     pool = Pool(LLAMA_3_8B, most + _SPARE, LAYERS)
@@ -61,12 +61,12 @@ def run(bench: Bench) -> None:
 
 
 def singles(contexts: Sequence[int]) -> list[tuple[int, int]]:
-    """The slices of a decode."""
+    """Return the slices of a decode."""
     return [(context - 1, 1) for context in contexts]
 
 
 def level(contexts: Sequence[int]) -> list[int]:
-    """As many contexts, of the same total, that differ by one token at most."""
+    """Return the same number of contexts with the same total, which differ by one token at most."""
     least, more = divmod(sum(contexts), len(contexts))
     return [least + (index < more) for index in range(len(contexts))]
 
@@ -80,7 +80,7 @@ def measure(
     bytes_per_s: float,
     timer: Timer = median_ms,
 ) -> None:
-    """One step's attention in one layer; ours cuts the contexts in the first one, and that is not this one."""
+    """Return a job: attention of a step in one layer, after the first layer has cut the contexts."""
     assert isinstance(backend, PagedReader)
     state = pool.state(slices, BLOCK_SIZE)
     query, kv, params = pool.queries(state), pool.layer(BLOCK_SIZE), pool.params
@@ -94,7 +94,7 @@ def measure(
 
 
 def measure_partition(bench: Bench, pool: Pool, slices: list[tuple[int, int]], timer: Timer = median_ms) -> None:
-    """What our decode spends once a step, for all layers, on where it cuts the contexts."""
+    """Measure the time of cutting the contexts, once per step for all layers."""
     state, model = pool.state(slices, BLOCK_SIZE), pool.model
     tile = choose_tile(DECODE_TILES, model.head_dim, pool.dtype)
     shares = choose_shares(model.kv_heads, processors(pool.place))

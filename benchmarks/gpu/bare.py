@@ -1,4 +1,4 @@
-"""An engine whose mail and steps a section drives itself."""
+"""An engine whose mail and steps are controlled by the section."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tiercel.settings import EngineSettings
 
 @dataclass(frozen=True)
 class Bare:
-    """The engine, and what it reports to and is woken by."""
+    """An engine, its inbox of reports, and its wake event."""
 
     engine: Engine
     inbox: Inbox
@@ -24,7 +24,7 @@ class Bare:
 
 @contextmanager
 def open_bare(settings: EngineSettings) -> Iterator[Bare]:
-    """Loaded, with its host tier locked, until the block ends. Errors: ConfigError."""
+    """Open an engine whose host tier is locked, and close it at the end of the block. Errors: ConfigError."""
     clock, wake = MonotonicClock(), Wake.open()
     inbox = Inbox(clock)
     try:
@@ -39,7 +39,7 @@ def open_bare(settings: EngineSettings) -> Iterator[Bare]:
 
 
 def _wait_pinned() -> None:
-    """Until the host tier, which is locked beside the start, is locked."""
+    """Wait until the host tier is locked, which happens in the background."""
     for thread in threading.enumerate():
         if thread.name == "kv-pin":
             thread.join()

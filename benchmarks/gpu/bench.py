@@ -1,4 +1,4 @@
-"""What every section is given: a budget, a place to say its figures, and a guard round each part."""
+"""The context of a section: its budget, its figures, and a guard for each part."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from benchmarks.gpu.figure import Fact, Failure, Figure, SectionResult, read_res
 
 
 class Bench:
-    """One section under way. Everything said is on disk at once: a section that is killed loses nothing."""
+    """A section in progress. Every figure is written to disk at once, so that a killed section loses none."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Bench:
         peer: Path | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`out`: the file of the section; what it makes on the way goes into the same folder."""
+        """`out`: the file of the section; its temporary files go to the same folder."""
         self.is_quick = is_quick
         self.peer = peer  # a folder to import a peer from
         self.folder = out.parent
@@ -35,11 +35,11 @@ class Bench:
 
     @property
     def left_s(self) -> float:
-        """Of the budget."""
+        """Seconds left of the budget."""
         return self._budget_s - (self._now_s() - self._began_s)
 
     def has_time(self, part: str, needs_s: float = 0.0) -> bool:
-        """Whether the budget has room for a part; one that is left out is told."""
+        """Return whether the budget suffices for a part; a part that is left out is recorded."""
         if self.left_s > needs_s:
             return True
         self.result.left_out.append(part)
@@ -48,14 +48,14 @@ class Bench:
         return False
 
     def earlier(self, name: str) -> float | None:
-        """A figure of a section before this one in the same run; None when there is none."""
+        """Return a figure of an earlier section of the same run; None if there is none."""
         path = self.folder / f"{name.partition('.')[0]}.json"
         if not path.is_file():
             return None
         return next((one.value for one in read_result(path).figures if one.name == name), None)
 
     def record(self, name: str, value: float, unit: str, **facts: Fact) -> None:
-        """Say one figure; its name gets the section in front. What is no finite number is a failure."""
+        """Record a figure; the section is prepended to its name. A number that is not finite is a failure."""
         if not math.isfinite(value):
             self.fail(name, f"measured {value} {unit}")
             return
@@ -67,21 +67,21 @@ class Bench:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A failure in here is told, and what comes after goes on."""
+        """Record an exception of the block as a failure, and continue after it."""
         try:
             yield
-        except Exception as exc:  # what a machine refuses must not cost the other figures
+        except Exception as exc:  # a failing part must not affect the other figures
             self.fail(name, f"{type(exc).__name__}: {exc}")
             traceback.print_exc(limit=-4)
 
     def fail(self, part: str, reason: str) -> None:
-        """Say that a part could not be measured."""
+        """Record that a part could not be measured."""
         first = reason.strip().splitlines()[0][:400] if reason.strip() else "no reason given"
         self.result.failures.append(Failure(part, first))
         print(f"  {part}: FAILED: {first}", flush=True)
         self.save()
 
     def save(self) -> None:
-        """Write what was said so far."""
+        """Write the figures so far."""
         self.result.seconds = round(self._now_s() - self._began_s, 1)
         write_result(self._out, self.result)

@@ -1,7 +1,7 @@
-"""What the machine allows at most, by formula: the bounds that figures are held against.
+"""The upper bounds of the machine, by formula, with which figures are compared.
 
-One decoding step reads all weights and multiplies with them, and reads the KV of every context: the serial bound has
-one after the other. The rates are those of one H200: its largest products, and a copy on the device.
+A decoding step reads and multiplies all weights, and reads the KV of every context. The serial bound assumes that one
+happens after the other. The rates are those of one H200: its largest products, and a copy on the device.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ COPY_BYTES_PER_S = 4.3e12  # read and written, together
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a dense decoder costs; bfloat16."""
+    """The sizes of a dense decoder in bfloat16."""
 
     name: str
     layers: int
@@ -26,7 +26,7 @@ class ModelShape:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs of the products of a layer, fused as the model has them."""
+        """Outputs and inputs of the matrix products of a layer, fused as in the model."""
         width = self.heads * self.head_dim
         return {
             "qkv": (width + 2 * self.kv_heads * self.head_dim, self.hidden),
@@ -37,7 +37,7 @@ class ModelShape:
 
     @property
     def body_params(self) -> int:
-        """Weights of all layers; norms are left out."""
+        """Weights of all layers, without norms."""
         return self.layers * sum(outputs * inputs for outputs, inputs in self.linears.values())
 
     @property
@@ -47,12 +47,12 @@ class ModelShape:
 
     @property
     def params(self) -> int:
-        """All of them."""
+        """All weights."""
         return self.body_params + self.head_params * (1 if self.is_tied else 2)
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token."""
+        """KV of one token in all layers."""
         return self.layers * self.kv_heads * 2 * self.head_dim * 2
 
     @property
@@ -66,7 +66,10 @@ QWEN3_8B = ModelShape("Qwen3-8B", 36, 4096, 12288, 32, 8, 128, 151936)
 
 
 def optimal_tokens_per_s(model: ModelShape, flop_per_s: float = GEMM_FLOP_PER_S) -> float:
-    """Prompt and output tokens, when nothing but products took time. Source: NanoFlow (arXiv 2408.12757) section 3."""
+    """Return prompt and output tokens per second if only matrix products took time.
+
+    Source: NanoFlow (arXiv 2408.12757) section 3.
+    """
     return flop_per_s / (2 * model.params)
 
 
@@ -77,7 +80,7 @@ def serial_step_s(
     flop_per_s: float = GEMM_FLOP_PER_S,
     bytes_per_s: float = COPY_BYTES_PER_S,
 ) -> float:
-    """The least time of one decoding step in which products and the reading of KV take turns."""
+    """Return the minimum time of a decoding step in which products and reading of KV do not overlap."""
     weights = model.body_params + model.head_params
     products_s = max(2 * weights / bytes_per_s, 2 * batch * weights / flop_per_s)
     return products_s + batch * context * model.token_bytes / bytes_per_s

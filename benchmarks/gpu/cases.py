@@ -1,4 +1,4 @@
-"""Shapes that kernels are checked on, and the tensors of one: random, ragged, and poisoned where nobody may look."""
+"""Shapes on which kernels are checked, and their tensors: random, ragged, and NaN where no kernel may read."""
 
 import random
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 
-LAYER = 1  # the one that is used; the others must stay as they are
+LAYER = 1  # the layer that is used; the others must not change
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model's attention. `longest` tokens is the largest context that is drawn."""
+    """The attention of a model. `longest`: the longest context in tokens."""
 
     name: str
     heads: int
@@ -27,10 +27,10 @@ class Case:
     has_sinks: bool = False
     longest: int = 2500
     layers: int = 2
-    spare_slots: int = 3  # of nobody, below all others
+    spare_slots: int = 3  # unused slots, below all others
 
     def params(self, device: torch.device, dtype: torch.dtype) -> AttentionParams:
-        """As the model's layer would give them."""
+        """The parameters of the model's layer."""
         sinks = torch.randn(self.heads, device=device, dtype=dtype) if self.has_sinks else None
         return AttentionParams(self.head_dim**-0.5, self.window, self.softcap, sinks)
 
@@ -49,7 +49,7 @@ CASES = (
 
 
 def draw_slices(longest: int, seed: int, kind: str) -> list[tuple[int, int]]:
-    """(tokens before, tokens of the slice) of some sequences. `kind`: decode, prefill or mixed."""
+    """Return (tokens before, tokens of the slice) of some sequences. `kind`: decode, prefill or mixed."""
     rng = random.Random(seed)
     found: list[tuple[int, int]] = []
     if kind != "prefill":
@@ -64,10 +64,10 @@ def draw_slices(longest: int, seed: int, kind: str) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One forward of one layer.
+    """The tensors of a forward of one layer.
 
     Shapes: qkv [T, (heads + 2 * kv_heads) * head_dim]; query [T, heads, head_dim], key, value [T, kv_heads, head_dim]
-            are views of it; arena [slots, layers, block_size, kv_heads, 2 * head_dim], NaN wherever no token lies.
+            are views of it; arena [slots, layers, block_size, kv_heads, 2 * head_dim], NaN in rows without a token.
     """
 
     state: ForwardState
@@ -78,7 +78,7 @@ class Inputs:
     arena: Tensor
 
     def widened(self) -> "Inputs":
-        """The same values in float32, in memory of their own."""
+        """Return a copy in float32."""
         parts = (self.qkv, self.query, self.key, self.value, self.arena)
         return Inputs(self.state, *(part.float().clone() for part in parts))
 
@@ -86,7 +86,7 @@ class Inputs:
 def make_inputs(
     case: Case, slices: list[tuple[int, int]], dtype: torch.dtype, device: torch.device, seed: int
 ) -> Inputs:
-    """Sequences whose blocks lie anywhere among the last slots, in tables that end in the null block."""
+    """Return sequences whose blocks are scattered over the last slots, in tables that end in the null block."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -118,7 +118,7 @@ def make_inputs(
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory that is asked for without a value holds NaN meanwhile: what a kernel forgets to write shows."""
+    """Fill new memory with NaN during the block, so that rows that a kernel does not write are detected."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -131,7 +131,7 @@ def poisoned() -> Iterator[None]:
 
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:
-    """The worst row: the length of the difference over the length of what is wanted; infinite for a NaN.
+    """Return the largest relative error of a row: the norm of the difference over that of `wanted`; infinite for a NaN.
 
     Shapes: both [..., size]; a row is the last axis.
     """
@@ -142,7 +142,7 @@ def relative_error(got: Tensor, wanted: Tensor) -> float:
 
 
 def changed_elsewhere(arena: Tensor, before: Tensor, state: ForwardState) -> int:
-    """Elements that changed although no token of this forward lies there; NaN equals NaN."""
+    """Return the number of elements that changed without holding a token of this forward; NaN equals NaN."""
     kept = torch.ones(arena.shape[:3], dtype=torch.bool, device=arena.device)
     kept[state.slot_ids, LAYER, state.slot_offsets] = False
     same = (arena == before) | (arena.isnan() & before.isnan())

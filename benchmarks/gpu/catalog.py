@@ -1,28 +1,28 @@
-"""The sections of a run, in order: what each measures and how long it may take."""
+"""The sections of a run in order, with their subjects and budgets."""
 
 from dataclasses import dataclass
 
 QUICK_SHARE = 0.4  # of the budgets, with --quick
-MOST_S = 475.0  # of a whole run
+MAX_S = 475.0  # of a whole run
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`module` has a function `run(bench)`; it runs in a process of its own."""
+    """A section. Its module has a function `run(bench)`, which runs in a process of its own."""
 
     name: str
     about: str
     budget_s: float
-    is_extra: bool = False  # only when it is named
+    is_extra: bool = False  # runs only if it is named
     needs_peer: bool = False
 
     @property
     def module(self) -> str:
-        """Where it is."""
+        """The name of the module."""
         return f"benchmarks.gpu.{self.name}"
 
     def seconds(self, *, is_quick: bool) -> float:
-        """The budget of this run."""
+        """Return the budget in seconds for this run."""
         return self.budget_s * (QUICK_SHARE if is_quick else 1.0)
 
 
@@ -45,9 +45,9 @@ SECTIONS = (
 
 
 def choose(names: str | None, *, has_peer: bool) -> list[Section]:
-    """The sections that are named, commas between, in the order of the catalogue; without names all that can run.
+    """Return the sections of a comma-separated list, in the order of the catalogue; without names all that can run.
 
-    Errors: ValueError naming the one that does not exist.
+    Errors: ValueError naming a section that does not exist.
     """
     if names is None:
         return [one for one in SECTIONS if not one.is_extra and (has_peer or not one.needs_peer)]

@@ -1,4 +1,4 @@
-"""Between host and device: the bare copy of the driver, and our lanes by size of the piece, one way and both."""
+"""Copies between host and device: plain copies of the driver, and copy lanes by piece size and direction."""
 
 import mmap
 import random
@@ -16,16 +16,16 @@ from tiercel.device.cuda import open_cuda
 from tiercel.device.extents import Extents
 
 MIB = 1 << 20
-TOTAL_BYTES = 1 << 30  # each way
+TOTAL_BYTES = 1 << 30  # in each direction
 BLOCK_BYTES = 2 * MIB  # 16 tokens of Llama-3-8B
 PIECE_KIB = (2048, 64, 16, 4, 28, 256, 512, 8192, 32768)
 QUICK_PIECE_KIB = (2048, 64, 8192)
 MOST_PIECES = 8192
-GROUP_BLOCKS = 8  # neighbours that a block allocator is likely to hand out together
+GROUP_BLOCKS = 8  # neighbouring blocks that a block allocator is likely to return together
 _TURNS = 3
 
 Lanes = tuple[CopyLane, CopyLane]
-"""Down, to the host, and up."""
+"""Down (to the host) and up."""
 
 
 class Ends:
@@ -44,15 +44,15 @@ class Ends:
         self.pin_s = time.perf_counter() - began_s
 
     def close(self) -> None:
-        """Unlock the host's memory."""
+        """Unlock the host memory."""
         for pinned in self.pinned:
             pinned.close()
 
 
 def pieces(source: int, target: int, piece_bytes: int, total: int, seed: int, group: int = 1) -> Extents:
-    """Scattered copies: groups of neighbours, each group somewhere else on both sides.
+    """Return scattered copies: groups of neighbours, with the groups in random places on both sides.
 
-    Shapes: n copies of `group` pieces; no two touch the same bytes.
+    Shapes: n copies of `group` pieces; no two overlap.
     """
     size = piece_bytes * group
     places = total // size
@@ -67,7 +67,7 @@ def pieces(source: int, target: int, piece_bytes: int, total: int, seed: int, gr
 
 
 def rate(run: Callable[[], None], size: int, turns: int = _TURNS) -> float:
-    """GB/s, the median of some turns after one that does not count."""
+    """Return GB/s: the median of some runs, after one that is not counted."""
     times: list[float] = []
     for turn in range(turns + 1):
         began_s = time.perf_counter()
@@ -78,7 +78,7 @@ def rate(run: Callable[[], None], size: int, turns: int = _TURNS) -> float:
 
 
 def run(bench: Bench) -> None:
-    """Figures `plain_*` (the driver alone), `down_*`, `up_*`, `both_*` (our lanes)."""
+    """Figures `plain_*` (the driver alone), `down_*`, `up_*`, `both_*` (copy lanes)."""
     device = open_cuda()
     total = TOTAL_BYTES // (2 if bench.is_quick else 1)
     ends = Ends(device, total)
@@ -103,7 +103,7 @@ def run(bench: Bench) -> None:
 
 
 def plain(bench: Bench, ends: Ends, total: int) -> None:
-    """One large copy of locked memory, as torch queues it."""
+    """Measure one large copy of locked memory, queued by torch."""
     (host, other_host), (device, other_device) = ends.hosts, ends.devices
     ways = {"down": (host, device), "up": (device, host)}
     for name, (target, source) in ways.items():
@@ -126,7 +126,7 @@ def plain(bench: Bench, ends: Ends, total: int) -> None:
 
 
 def lanes(bench: Bench, ends: Ends, total: int, kib: int, name: str, both: Lanes, group: int) -> None:
-    """Our copy lanes: each way alone, then both at once for as long as the slower one runs."""
+    """Measure the copy lanes: each direction alone, then both at once until the slower one ends."""
     down, up = both
     spill = pieces(ends.devices[0].data_ptr(), ends.hosts[0].data_ptr(), kib * 1024, total, 1, group)
     restore = pieces(ends.hosts[1].data_ptr(), ends.devices[1].data_ptr(), kib * 1024, total, 2, group)
@@ -142,7 +142,7 @@ def lanes(bench: Bench, ends: Ends, total: int, kib: int, name: str, both: Lanes
 
 
 def beside(pool: ThreadPoolExecutor, jobs: dict[str, tuple[CopyLane, Extents]]) -> dict[str, float]:
-    """Both directions over and over, each on a thread, until both have had some turns: GB/s of each meanwhile."""
+    """Return GB/s of both directions, copied repeatedly on a thread each until both have had some turns."""
 
     def keep(way: str) -> float:
         lane, extents = jobs[way]
@@ -159,7 +159,7 @@ def beside(pool: ThreadPoolExecutor, jobs: dict[str, tuple[CopyLane, Extents]]) 
 
 
 def singly(bench: Bench, ends: Ends, total: int) -> None:
-    """What a driver without batches would do: a call for each block."""
+    """Measure one call per block, as on a driver without batches."""
     stream = torch.cuda.Stream()
     slots = total // BLOCK_BYTES
     host, device = (end.view(slots, -1) for end in (ends.hosts[0], ends.devices[0]))

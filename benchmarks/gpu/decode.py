@@ -1,4 +1,4 @@
-"""Decoding at a fixed batch against the serial bound: all weights, then all KV, as fast as the device can."""
+"""Decoding with a fixed batch, compared with the serial bound: read all weights, then all KV, at full speed."""
 
 from statistics import median
 
@@ -23,7 +23,7 @@ def run(bench: Bench) -> None:
 
 
 def measure(bench: Bench, engine: OfflineEngine, batch: int, prompt: int = PROMPT, output: int = OUTPUT) -> None:
-    """Steps in which the whole batch decodes; each is held against the bound of its own context."""
+    """Measure the steps in which the whole batch decodes, each compared with the bound for its own context."""
     ran = engine.run(asked(draw(engine, batch, prompt, output, seed=batch)))
     steps = full_steps(ran)
     shares = [serial_step_s(LLAMA_3_8B, batch, prompt + said) / seconds for seconds, said in steps]

@@ -1,4 +1,4 @@
-"""The SSD tier through its own threads, beside a bare loop of the same calls."""
+"""The SSD tier with its threads, compared with a plain loop of the same calls."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ REPEATS = 3
 
 
 def run(bench: Bench) -> None:
-    """Figures `write`, `read` in GB/s with 2 MiB blocks, and the share of the bare loop."""
+    """Figures `write`, `read` in GB/s with 2 MiB blocks, and their share of the plain loop."""
     with tempfile.TemporaryDirectory(dir=bench.folder) as name:
         os.chmod(name, 0o700)
         total = TOTAL_BYTES // (4 if bench.is_quick else 1)

@@ -1,4 +1,4 @@
-"""A model folder with nothing but a config: Llama-3-8B, or a tiny model of its kind for trials without a GPU."""
+"""A model folder with only a config: Llama-3-8B, or a tiny model of its kind for trials without a GPU."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ LLAMA_3_8B = {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
     "dtype": "bfloat16",
-    "torch_dtype": "bfloat16",  # what readers of before know
+    "torch_dtype": "bfloat16",  # the older name of the field
 }
 TINY = LLAMA_3_8B | {
     "vocab_size": 512,
@@ -41,7 +41,7 @@ TINY = LLAMA_3_8B | {
 
 
 def write_model(folder: Path, config: dict[str, object], *, has_tokenizer: bool = False) -> Path:
-    """The folder, made. With a tokenizer every id is a word of its own, so that any token that is drawn has a text."""
+    """Make the folder and return it. Its tokenizer has a word for every id, so that every token has a text."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if has_tokenizer:

@@ -1,4 +1,4 @@
-"""The engine without HTTP for the sections that measure it: dummy weights, exact lengths, seeded prompts."""
+"""The engine without HTTP, for the sections that measure it: dummy weights, exact lengths, seeded prompts."""
 
 import random
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from tiercel.engine.offline import OfflineEngine, OfflineRequest, OfflineRun
 from tiercel.loadtest.load.request_list import ListedRequest
 from tiercel.settings import EngineSettings
 
-VOCAB = 100_000  # ids that prompts are drawn from
-UNBOUND = {"tbt_goal": 0, "calibration_seconds": 0}  # steps as large as they may be, as a peer takes them
+VOCAB = 100_000  # prompts are drawn from the ids below this
+UNBOUND = {"tbt_goal": 0, "calibration_seconds": 0}  # steps of the full token budget, as in other engines
 
 
 def engine_settings(folder: Path, **flags: object) -> EngineSettings:
-    """As `tiercel bench throughput` would resolve these flags for a model of random weights. Errors: ConfigError."""
+    """Resolve flags as `tiercel bench throughput` does, for a model of random weights. Errors: ConfigError."""
     model = folder / "llama-3-8b"
     if "model" not in flags:
         write_model(model, LLAMA_3_8B)
@@ -26,23 +26,23 @@ def engine_settings(folder: Path, **flags: object) -> EngineSettings:
 
 
 def open_engine(settings: EngineSettings) -> OfflineEngine:
-    """Loaded and ready. Errors: ConfigError."""
+    """Open an engine. Errors: ConfigError."""
     return OfflineEngine.open(settings, MonotonicClock())
 
 
 def draw(engine: OfflineEngine, count: int, prompt: int, output: int, seed: int) -> list[ListedRequest]:
-    """Requests of one length each; the same on every machine."""
+    """Return requests of one prompt length and one output length; the same on every machine."""
     rng, ids = random.Random(f"{seed}/{count}/{prompt}/{output}"), range(min(VOCAB, engine.facts.vocab_size))
     return [ListedRequest(prompt_token_ids=rng.choices(ids, k=prompt), output_len=output) for _ in range(count)]
 
 
 def asked(requests: Sequence[ListedRequest]) -> list[OfflineRequest]:
-    """Greedy, each to its full length."""
+    """Return greedy requests that run to their full length."""
     return asked_of(requests, 0.0)
 
 
 def step_ends(run: OfflineRun) -> list[float]:
-    """When each step of a run had ended, in seconds since the first began."""
+    """Return the end of each step of a run, in seconds since the first one began."""
     laps = run.laps
     ends: list[float] = []
     at_s = 0.0
@@ -53,7 +53,7 @@ def step_ends(run: OfflineRun) -> list[float]:
 
 
 def full_steps(run: OfflineRun) -> list[tuple[float, float]]:
-    """Steps in which every sequence decoded: (seconds, tokens that one of them had said before, on average)."""
+    """Return (seconds, mean output tokens per sequence before the step) of the steps in which all sequences decoded."""
     ends = step_ends(run)
     first_s = [answer.first_s for answer in run.answers]
     begin_s, end_s = max(first_s), min(answer.last_s for answer in run.answers)
@@ -67,7 +67,7 @@ def full_steps(run: OfflineRun) -> list[tuple[float, float]]:
 
 
 def step_ms(run: OfflineRun) -> float:
-    """The median step in which every sequence decoded. Errors: ValueError when there was none."""
+    """Return the median time of the steps in which every sequence decoded. Errors: ValueError if there was none."""
     steps = full_steps(run)
     if not steps:
         raise ValueError("no step in which every sequence decoded")
@@ -75,5 +75,5 @@ def step_ms(run: OfflineRun) -> float:
 
 
 def device_s(run: OfflineRun) -> float:
-    """Seconds in which the device computed; 0 where nobody timed it."""
+    """Return the seconds in which the device computed; 0 if they were not measured."""
     return sum(run.laps.nano_batch_s)

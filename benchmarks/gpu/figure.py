@@ -1,4 +1,4 @@
-"""What a section says: figures and failures, written as it goes."""
+"""The result of a section: figures and failures, written as they occur."""
 
 import json
 import os
@@ -11,7 +11,7 @@ Fact = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number that was measured, or computed from such by the section itself."""
+    """One number that a section has measured or computed."""
 
     name: str  # dotted, unique in a run: decode.batch_32.tokens_per_s
     value: float
@@ -21,7 +21,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What could not be measured, and why."""
+    """A part that could not be measured, and the reason."""
 
     part: str
     reason: str
@@ -29,29 +29,29 @@ class Failure:
 
 @dataclass(slots=True)
 class SectionResult:
-    """All that one section said."""
+    """The figures and failures of one section."""
 
     section: str
     figures: list[Figure] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # parts that the budget had no room for
+    left_out: list[str] = field(default_factory=list)  # parts for which the budget did not suffice
     seconds: float = 0.0
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace a file as a whole: whoever reads it sees the old one or the new one."""
+    """Replace a file atomically."""
     beside = path.with_name(path.name + ".new")
     beside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(beside, path)
 
 
 def write_result(path: Path, result: SectionResult) -> None:
-    """What a section has said so far."""
+    """Write the result of a section so far."""
     write_json(path, asdict(result))
 
 
 def read_result(path: Path) -> SectionResult:
-    """What a section wrote. Errors: OSError, ValueError, KeyError, TypeError for a file that it did not write."""
+    """Read the result of a section. Errors: OSError, ValueError, KeyError, TypeError if it is not such a file."""
     fields = json.loads(path.read_text(encoding="utf-8"))
     return SectionResult(
         section=fields["section"],

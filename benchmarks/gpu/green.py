@@ -1,7 +1,7 @@
 """Streams on disjoint parts of the device: green contexts of the driver.
 
-The driver hands out processors in groups (eight of them on Hopper). Kernels that are queued on such a stream run on
-its processors only; marks and graphs go across as ever.
+The driver assigns processors in groups (of eight on Hopper). Kernels that are queued on such a stream run on its
+processors only; marks and graphs work across streams as usual.
 """
 
 from types import TracebackType
@@ -17,19 +17,19 @@ class SplitError(RuntimeError):
 
 
 class SplitDevice:
-    """Two streams: one on `processors` of the device or a few more, the other on all the rest."""
+    """Two streams: one on `processors` of the device or a few more, the other on all others."""
 
     def __init__(self, processors: int) -> None:
         self.wanted = processors
         self.first: torch.cuda.Stream
         self.second: torch.cuda.Stream
-        self.sizes = (0, 0)  # processors that each really got
+        self.sizes = (0, 0)  # number of processors of each stream
         self._contexts: list[Any] = []  # handles of cuda-bindings, which has no types
         self._streams: list[Any] = []
 
     def __enter__(self) -> "SplitDevice":
-        """Errors: SplitError; ImportError where cuda-bindings are not installed."""
-        from cuda.bindings import driver  # lazy: a part of the machine that may be missing
+        """Open both streams. Errors: SplitError; ImportError if cuda-bindings is not installed."""
+        from cuda.bindings import driver  # lazy: an optional package
 
         torch.cuda.synchronize()
         device = _got(driver.cuDeviceGet(torch.cuda.current_device()))
@@ -65,13 +65,13 @@ class SplitDevice:
 
 
 def splits(processors: int) -> list[int]:
-    """Sizes of the smaller part that are worth a look on a device of so many processors."""
+    """Return the sizes of the smaller part to try on a device with this number of processors."""
     most = processors // 2
     return [size for size in range(2 * _GROUP, most + 1, _GROUP)]
 
 
 def _got(answer: tuple[Any, ...]) -> Any:
-    """What a call of the driver returned beside its status."""
+    """Return the result of a call of the driver without its status. Errors: SplitError."""
     if int(answer[0]) != 0:
         raise SplitError(f"the driver says {answer[0]!s}")
     return answer[1:] if len(answer) > 2 else answer[1]

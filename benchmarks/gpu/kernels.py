@@ -1,7 +1,7 @@
 """Every kernel against float32 arithmetic in plain torch, on random ragged shapes.
 
-Outputs are poisoned, and so is every row of the cache that belongs to nobody. A kernel that writes elsewhere or cannot
-be run counts as an error of 1.
+Outputs and unused rows of the cache are filled with NaN. A kernel that writes elsewhere or cannot run counts as an
+error of 1.
 """
 
 import math
@@ -38,11 +38,11 @@ from tiercel.engine.models.triton_ops import TritonOps
 from tiercel.engine.sampling.filter import least_no_sync
 from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 
-MOST_ERROR = 2e-2  # bfloat16
+MAX_ERROR = 2e-2  # bfloat16
 KINDS = ("decode", "mixed", "prefill")
 _FAILED = 1.0
 _VOCAB = 128_256
-_TIE = 1e-3  # two perturbed logits so close are a tie
+_TIE = 1e-3  # two perturbed logits that are closer than this are a tie
 _EPS = 1e-5
 _FEW_PROCESSORS = 8
 
@@ -58,11 +58,11 @@ def run(bench: Bench) -> None:
         with bench.part(name):
             error = job()
             bench.record(name, error, "relative error")
-            if MOST_ERROR < error < math.inf:
-                bench.fail(name, f"relative error {error:.3g}, at most {MOST_ERROR}")
-        worst = max(worst, min(error, 1e9))  # infinite for a NaN, which JSON does not know
+            if MAX_ERROR < error < math.inf:
+                bench.fail(name, f"relative error {error:.3g}, at most {MAX_ERROR}")
+        worst = max(worst, min(error, 1e9))  # an infinite error, of a NaN, cannot be written as JSON
 
-    # Cut for few processors, a decode has parts of many tiles and contexts that stay whole.
+    # With few processors, a decode has parts of many tiles, and contexts that are not cut.
     backends: dict[str, Attention] = {
         "triton": TritonAttention(processors(device)),
         "triton_few": TritonAttention(_FEW_PROCESSORS),
@@ -84,16 +84,16 @@ def run(bench: Bench) -> None:
                 )
         if bench.has_time(f"ops {case.name}", 2.0):
             check(f"ops.{case.name}", lambda case=case: ops_error(case, dtype, device))
-    bench.record("worst_error", worst, "relative error", bound=MOST_ERROR)
+    bench.record("worst_error", worst, "relative error", bound=MAX_ERROR)
 
 
 def processors(device: torch.device) -> int:
-    """Streaming multiprocessors; 1 where there is no GPU."""
+    """Return the number of streaming multiprocessors; 1 without a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def attention_error(backend: Attention, case: Case, kind: str, dtype: torch.dtype, device: torch.device) -> float:
-    """One step of one layer through a backend: what it returns, and what it does to the cache."""
+    """Check one step of one layer with a backend: its result, and the cache."""
     inputs = make_inputs(case, draw_slices(case.longest, case.heads, kind), dtype, device, seed=case.head_dim)
     wanted, params = inputs.widened(), case.params(device, dtype)
     before = inputs.arena.clone()
@@ -108,7 +108,7 @@ def attention_error(backend: Attention, case: Case, kind: str, dtype: torch.dtyp
 
 
 def check_cache(inputs: Inputs, before: Tensor) -> None:
-    """Errors: AssertionError when rows of other tokens changed, or values are not what was given."""
+    """Errors: AssertionError if rows of other tokens changed, or the written values are wrong."""
     changed = changed_elsewhere(inputs.arena, before, inputs.state)
     assert changed == 0, f"{changed} elements of the cache changed that belong to no token of the step"
     state, width = inputs.state, inputs.arena.shape[-1] // 2
@@ -117,10 +117,10 @@ def check_cache(inputs: Inputs, before: Tensor) -> None:
 
 
 def ops_error(case: Case, dtype: torch.dtype, device: torch.device) -> float:
-    """Norms of heads, rotation, cache and attention in one, as a layer of Qwen3 asks for it.
+    """Check head norms, rotation, cache and attention together, as in a layer of Qwen3.
 
-    Held against plain torch that rounds queries and keys to the dtype as the model does, and attends in float32: these
-    roundings alone are an error of 0.02 in the worst row of bfloat16.
+    The reference is plain torch that rounds queries and keys to the dtype as the model does, and attends in float32:
+    with bfloat16 these roundings alone are an error of 0.02 in the worst row.
     """
     inputs = make_inputs(case, draw_slices(case.longest, case.heads, "mixed"), dtype, device, seed=3)
     params, rope = case.params(device, dtype), RopeConfig("default", 10_000.0)
@@ -139,7 +139,7 @@ def ops_error(case: Case, dtype: torch.dtype, device: torch.device) -> float:
 
 
 class _WideAttention:
-    """Plain torch in float32, whatever comes in."""
+    """Attention in plain torch, computed in float32."""
 
     is_capturable = False
 
@@ -150,12 +150,12 @@ class _WideAttention:
 
 
 def reader(device: torch.device) -> PagedReader:
-    """Our own attention."""
+    """Return the Triton backend."""
     return TritonAttention(processors(device))
 
 
 def head_norms(case: Case, dtype: torch.dtype, device: torch.device) -> tuple[RMSNorm, RMSNorm]:
-    """Norms of queries and of keys whose weights are no ones; the same values in every dtype."""
+    """Return norms of queries and keys with weights other than 1; the same values in every dtype."""
     found: list[RMSNorm] = []
     for seed in range(2):
         norm = RMSNorm(case.head_dim, _EPS, dtype, device)
@@ -166,7 +166,7 @@ def head_norms(case: Case, dtype: torch.dtype, device: torch.device) -> tuple[RM
 
 
 def add_norm_error(dtype: torch.dtype, device: torch.device, rows: int = 777) -> float:
-    """With and without a residual, at widths of models and an odd one."""
+    """Check the norm with and without a residual, at widths of models and an unusual one."""
     worst = 0.0
     for width in (4096, 1024, 896, 5120):
         x, residual = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
@@ -182,7 +182,7 @@ def add_norm_error(dtype: torch.dtype, device: torch.device, rows: int = 777) ->
 
 
 def silu_mul_error(dtype: torch.dtype, device: torch.device, rows: int = 777) -> float:
-    """At widths of models and an odd one."""
+    """Check the activation at widths of models and an unusual one."""
     worst = 0.0
     for inner in (14336, 3072, 4864, 1000):
         gate_up = 2 * torch.randn(rows, 2 * inner, device=device, dtype=dtype)
@@ -194,9 +194,9 @@ def silu_mul_error(dtype: torch.dtype, device: torch.device, rows: int = 777) ->
 
 
 def sampling_error(vocab: int, rows: int, device: torch.device) -> float:
-    """How far below the best a chosen token's perturbed logit lies, over the best; bad rows must be told.
+    """Return how far a chosen token's perturbed logit is below the largest one, relative to it; check bad rows.
 
-    Half of the rows draw, the others take the largest.
+    Half of the rows draw, the others take the largest logit.
     """
     generator = torch.Generator(device).manual_seed(5)
     logits = 4 * torch.randn(rows, vocab, generator=generator, device=device)
@@ -220,7 +220,7 @@ def sampling_error(vocab: int, rows: int, device: torch.device) -> float:
 
 
 def search_error(vocab: int, rows: int, device: torch.device) -> float:
-    """How far the least probability that is kept lies from that of plain torch, over it; a mass beyond 1 keeps all."""
+    """Return the relative error of the smallest kept probability against plain torch; a mass beyond 1 keeps all."""
     generator = torch.Generator(device).manual_seed(6)
     spreads = torch.linspace(0.1, 6.0, rows, device=device)[:, None]
     probabilities = (spreads * torch.randn(rows, vocab, generator=generator, device=device)).softmax(dim=-1)
@@ -232,7 +232,7 @@ def search_error(vocab: int, rows: int, device: torch.device) -> float:
 
 
 def open_fa3() -> dict[str, Attention]:
-    """FlashAttention-3 where its package is installed; else nothing. Errors: ConfigError when it does not load."""
+    """Return FlashAttention-3 if its package is installed, else None. Errors: ConfigError if it does not load."""
     if not has_fa3():
         print("  fa3: not installed", flush=True)
         return {}
@@ -240,5 +240,5 @@ def open_fa3() -> dict[str, Attention]:
 
 
 def fits_fa3(case: Case) -> bool:
-    """What that backend takes."""
+    """Return the cases that FlashAttention-3 supports."""
     return not case.has_sinks and case.head_dim % 8 == 0 and case.block_size < 64

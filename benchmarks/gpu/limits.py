@@ -1,4 +1,4 @@
-"""What the device itself does: products at the model's shapes, and a copy."""
+"""The limits of the device: matrix products of the model's shapes, and a copy."""
 
 import torch
 import torch.nn.functional as F
@@ -7,10 +7,10 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.bounds import COPY_BYTES_PER_S, GEMM_FLOP_PER_S, LLAMA_3_8B
 from benchmarks.gpu.timing import BF16, DEVICE, median_ms
 
-ROWS = (1, 4096, 256, 32, 8192, 64, 1024, 128, 512, 2048)  # the telling ones first
+ROWS = (1, 4096, 256, 32, 8192, 64, 1024, 128, 512, 2048)  # the most informative ones first
 QUICK_ROWS = (1, 64, 512, 4096)
 COPY_BYTES = 1 << 32
-MOST_HEAD_ROWS = 1024  # more never sample at once
+MAX_HEAD_ROWS = 1024  # more never sample at once
 
 
 def run(bench: Bench) -> None:
@@ -25,7 +25,7 @@ def run(bench: Bench) -> None:
 
 
 def copy(bench: Bench) -> None:
-    """Bytes read and written a second."""
+    """Return bytes read and written per second."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     ms = median_ms(lambda: target.copy_(source))
@@ -34,9 +34,9 @@ def copy(bench: Bench) -> None:
 
 
 def products(bench: Bench, rows: int) -> None:
-    """Each product of the model with so many rows."""
+    """Measure each matrix product of the model with this number of rows."""
     shapes = dict(LLAMA_3_8B.linears)
-    if rows <= MOST_HEAD_ROWS:
+    if rows <= MAX_HEAD_ROWS:
         shapes["head"] = (LLAMA_3_8B.vocab, LLAMA_3_8B.hidden)
     layer_ms, layer_flop = 0.0, 0
     for name, (outputs, inputs) in shapes.items():

@@ -1,6 +1,6 @@
-"""The machine that a run was made on, told by a process of its own so that the run itself holds nothing of the device.
+"""The facts of the machine, read by a process of its own, so that the run itself uses no device memory.
 
-python -m benchmarks.gpu.machine    prints one JSON object; exit code 2 when torch sees no GPU
+python -m benchmarks.gpu.machine    prints one JSON object; exit code 2 if torch sees no GPU
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed."""
+    """Return the versions of installed packages."""
     found: dict[str, str] = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The revision of the code, with a word where files differ from it."""
+    """Return the revision of the code, marked if files differ from it."""
     try:
         head = _words("git", "-C", str(_ROOT), "rev-parse", "HEAD")
         changed = _words("git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no")
@@ -36,7 +36,7 @@ def commit() -> str:
 
 
 def driver() -> dict[str, str]:
-    """What the driver says of the first device."""
+    """Return the driver's facts of the first device."""
     fields = ("driver_version", "clocks.max.sm", "power.limit", "pcie.link.gen.current", "pcie.link.width.current")
     try:
         line = _words("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0")
@@ -46,8 +46,8 @@ def driver() -> dict[str, str]:
 
 
 def facts() -> dict[str, object]:
-    """Everything that belongs beside a figure."""
-    import torch  # lazy: the run itself asks for `commit` alone
+    """Return all facts that a report of figures contains."""
+    import torch  # lazy: the run itself only calls `commit`
 
     properties = torch.cuda.get_device_properties(0)
     return {
@@ -70,9 +70,9 @@ def _words(*command: str) -> str:
 
 
 def main() -> int:
-    """Print the facts, or one line that says why there are none."""
+    """Print the facts, or one line with the reason why there are none."""
     try:
-        import torch  # lazy: what lacks is told in one line
+        import torch  # lazy: a missing package is reported in one line
     except ImportError as exc:
         print(f"no torch: {exc}", file=sys.stderr)
         return 2

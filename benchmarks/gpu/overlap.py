@@ -1,9 +1,9 @@
-"""Whether two parts of a step gain by running beside each other: one layer, before anything of it is built.
+"""The gain of overlapping two parts of a step, measured on one layer before it is built.
 
-Halves: the decode attention of one half-batch beside the products of the other, twice a layer, against the whole batch
-one after the other. Prefill: a chunk of a prompt with its products beside the decodes with theirs, against one mixed
-step. Each on two plain streams, and on disjoint processors (see `green`). What is compared are CUDA graphs of some
-layers, or plain launches where the machine cannot record them.
+Halves: the decode attention of one half-batch overlaps with the products of the other, twice per layer, compared with
+the whole batch without overlap. Prefill: a chunk of a prompt overlaps with decodes, compared with one mixed step. Both
+are run on two plain streams and on disjoint processors (see `green`). CUDA graphs of some layers are compared, or plain
+launches if the machine cannot record them.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from benchmarks.gpu.timing import DEVICE, captured, elapsed_ms
 from tiercel.engine.attention.paged import TritonAttention
 from tiercel.errors import DeviceError
 
-CONTEXT = 1280  # tokens of a decode: in the middle of an answer of 512 behind 1,024
+CONTEXT = 1280  # tokens of a decode: the middle of an answer of 512 tokens after a prompt of 1,024
 HALVES = ((512, 768), (512, 2048), (256, 256), (512, 1024))  # decodes, tokens of the step
 QUICK_HALVES = ((512, 768),)
 PREFILLS = ((256, 2048), (512, 1024))  # decodes, tokens of the chunk
@@ -36,14 +36,14 @@ Job = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What runs beside each other in a layer: `memory` on the smaller part, `products` on the larger."""
+    """Two overlapping jobs of a layer: `memory` on the smaller part of the device, `products` on the larger."""
 
     memory: Job
     products: Job
 
 
 class Layer:
-    """Weights of one layer and what it computes."""
+    """The weights and the jobs of one layer."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -53,7 +53,7 @@ class Layer:
         ]
 
     def products(self, rows: int) -> Job:
-        """The four products of so many tokens."""
+        """Return a job: the four matrix products of this number of tokens."""
         inputs: dict[int, Tensor] = {
             weight.shape[1]: torch.randn(rows, weight.shape[1], device=weight.device, dtype=weight.dtype)
             for weight in self._weights
@@ -61,7 +61,7 @@ class Layer:
         return lambda: [F.linear(inputs[weight.shape[1]], weight) for weight in self._weights]
 
     def attention(self, slices: list[tuple[int, int]], count: int) -> Job:
-        """Of so many sequences, launched for `count` processors."""
+        """Return a job: attention of these sequences, launched for `count` processors."""
         pool, backend = self._pool, TritonAttention(count)
         state = pool.state(slices, BLOCK_SIZE)
         query, kv, params = pool.queries(state), pool.layer(BLOCK_SIZE), pool.params
@@ -69,7 +69,7 @@ class Layer:
 
 
 def run(bench: Bench) -> None:
-    """Figures `halves.DECODES_TOKENS.SPLIT`, `prefill.DECODES_TOKENS.SPLIT`: serial over overlapped; and the best."""
+    """Figures `halves.DECODES_TOKENS.SPLIT`, `prefill.DECODES_TOKENS.SPLIT` (serial over overlapped), and the best."""
     count = processors(DEVICE)
     most = max(decodes for decodes, _ in HALVES + PREFILLS) * CONTEXT
     layer = Layer(Pool(LLAMA_3_8B, most + 2 * 4096, LAYERS))
@@ -105,7 +105,7 @@ def run(bench: Bench) -> None:
 
 
 def compare(bench: Bench, name: str, serial: Job, pairs: Callable[[int], list[Pair]], count: int) -> None:
-    """One shape: the serial layer, then every split."""
+    """Measure one shape: the serial layer, then every split."""
     if not bench.has_time(name, 3.0):
         return
     with bench.part(name):
@@ -121,7 +121,7 @@ def compare(bench: Bench, name: str, serial: Job, pairs: Callable[[int], list[Pa
 def measured(
     bench: Bench, part: str, serial_ms: float, how: str, pairs: Callable[[int], list[Pair]], size: int, count: int
 ) -> None:
-    """One split. `size` 0: two plain streams."""
+    """Measure one split. `size` 0 means two plain streams."""
     with SplitDevice(size) if size else nullcontext() as split:
         if split is None:
             memory, products, sizes = torch.cuda.Stream(), torch.cuda.Stream(), (count, count)
@@ -133,12 +133,12 @@ def measured(
 
 
 def in_turns(jobs: list[Job]) -> Job:
-    """One after the other."""
+    """Return a job that runs the jobs one after the other."""
     return lambda: [job() for job in jobs]
 
 
 def beside(pairs: list[Pair], memory: torch.cuda.Stream, products: torch.cuda.Stream) -> Job:
-    """The jobs of each pair on the two streams; the next pair begins when both have ended."""
+    """Return a job that runs each pair on the two streams; the next pair begins when both have ended."""
 
     def job() -> None:
         current = torch.cuda.current_stream()
@@ -154,7 +154,7 @@ def beside(pairs: list[Pair], memory: torch.cuda.Stream, products: torch.cuda.St
 
 
 def layer_ms(job: Job) -> tuple[float, str]:
-    """Milliseconds of one layer, and how it was launched: as a graph, or plainly."""
+    """Return the milliseconds of one layer, and the kind of launch: graph or plain."""
 
     def layers() -> None:
         for _ in range(SLOTS):

@@ -1,4 +1,4 @@
-"""vLLM on the very requests of section `throughput`, in an environment of its own, in the same run."""
+"""vLLM with the requests of section `throughput`, in an environment of its own, in the same run."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from benchmarks.gpu.dummy import LLAMA_3_8B, write_model
 from benchmarks.gpu.throughput import MIXES
 
 _SCRIPT = Path(__file__).resolve().parents[1] / "peers" / "offline_vllm.py"
-_START_S = 100.0  # it compiles and records
+_START_S = 100.0  # vLLM compiles kernels and records graphs
 
 
 def run(bench: Bench) -> None:
-    """Figures `MIX.total_tokens_per_s` of the peer, and `MIX.ratio`: ours over it."""
+    """Figures `MIX.total_tokens_per_s` of vLLM, and `MIX.ratio`: tiercel over vLLM."""
     assert bench.peer is not None
     model = write_model(bench.folder / "llama-3-8b", LLAMA_3_8B)
     for mix in MIXES:
@@ -34,10 +34,10 @@ def run(bench: Bench) -> None:
 
 
 def measure(peer: Path, model: Path, requests: Path, out: Path, patience_s: float) -> dict:
-    """What the peer's script wrote. Errors: subprocess.SubprocessError when it fails or takes longer."""
+    """Return the result of the peer's script. Errors: subprocess.SubprocessError if it fails or takes too long."""
     quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
     python = peer / "bin" / "python"
-    is_environment = python.is_file()  # else a folder to import from beside the torch that is here
+    is_environment = python.is_file()  # else a folder to import from, together with the installed torch
     env = {**os.environ, **quiet, "PYTHONPATH": "" if is_environment else str(peer)}
     words = [
         str(python) if is_environment else sys.executable,

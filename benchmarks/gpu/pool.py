@@ -1,4 +1,4 @@
-"""Device memory full of random KV, seen as an arena of any block size and of either layout."""
+"""Device memory full of random KV, viewed as an arena of any block size and layout."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from benchmarks.gpu.bounds import ModelShape
 from benchmarks.gpu.timing import BF16, DEVICE
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 
-_PIECE = 1 << 30  # elements that are filled at a time
+_PIECE = 1 << 30  # elements filled at a time
 
 
 class Pool:
-    """Room for `tokens` tokens in `layers` layers of a model.
+    """KV of `tokens` tokens in `layers` layers of a model.
 
-    Block-first: [slots, layers, block_size, kv_heads, 2 * head_dim], one layer a strided view of it, as the arenas
-    have it. Layer-first: [layers, slots, ...].
+    Block-first, as in the arenas: [slots, layers, block_size, kv_heads, 2 * head_dim]; a layer is a strided view.
+    Layer-first: [layers, slots, ...].
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Pool:
             piece.normal_(generator=generator)
 
     def layer(self, block_size: int, *, is_block_first: bool = True) -> Tensor:
-        """One layer, the second. Shapes: returns [slots, block_size, kv_heads, 2 * head_dim]."""
+        """Return the second layer. Shapes: returns [slots, block_size, kv_heads, 2 * head_dim]."""
         slots, model = self.tokens // block_size, self.model
         rest = (block_size, model.kv_heads, 2 * model.head_dim)
         index = min(1, self.layers - 1)
@@ -47,7 +47,10 @@ class Pool:
         return used.view(self.layers, slots, *rest)[index]
 
     def state(self, slices: list[tuple[int, int]], block_size: int, seed: int = 0) -> ForwardState:
-        """Sequences of (tokens before, tokens of the slice) whose blocks lie anywhere; they write the null block."""
+        """Return the state of sequences of (tokens before, tokens of the slice) with scattered blocks.
+
+        They write the null block.
+        """
         ends = [start + length for start, length in slices]
         counts = [-(-end // block_size) for end in ends]
         slots = torch.randperm(self.tokens // block_size - 1, generator=torch.Generator().manual_seed(seed)) + 1
@@ -60,22 +63,22 @@ class Pool:
         return ForwardState.of_slices(tables.to(self.place), starts, ends, block_size, writes_null_block=True)
 
     def queries(self, state: ForwardState) -> Tensor:
-        """Shapes: returns [T, heads, head_dim]."""
+        """Draw queries. Shapes: returns [T, heads, head_dim]."""
         shape = (state.query_starts[-1], self.model.heads, self.model.head_dim)
         return torch.randn(shape, device=self.place, dtype=self.dtype)
 
     @property
     def params(self) -> AttentionParams:
-        """Nothing but the scale."""
+        """Return attention parameters with only a scale."""
         return AttentionParams(self.model.head_dim**-0.5)
 
 
 def causal_flop(model: ModelShape, slices: list[tuple[int, int]]) -> int:
-    """Of attention: two products of every query with every key it sees."""
+    """Return the operations of attention: two products of every query with every visible key."""
     pairs = sum(length * start + length * (length + 1) // 2 for start, length in slices)
     return 4 * model.heads * model.head_dim * pairs
 
 
 def read_bytes(model: ModelShape, slices: list[tuple[int, int]]) -> int:
-    """KV of one layer that decodes read."""
+    """Return the KV bytes of one layer that decodes read."""
     return sum(start + length for start, length in slices) * model.layer_token_bytes

@@ -1,8 +1,8 @@
-"""Context switches on the device itself: the conversations of `benchmarks/fastswitch.py` in real time.
+"""Context switches on the device: the conversations of `benchmarks/fastswitch.py` in real time.
 
-Each conversation is a tenant, and its band changes every few steps as the trace says, so sequences give way while they
-run. The device tier holds 40 % of what is open at the peak. Section `switches` has builds to compare with, in virtual
-time.
+Each conversation is a tenant, and its band changes every few steps as given by the trace, so running sequences are
+preempted. The device tier holds 40 % of the open conversations at the peak. Section `switches` compares variants in
+virtual time.
 """
 
 import heapq
@@ -26,7 +26,7 @@ from tiercel.wire import SetTenants, Submit
 CONVERSATIONS = 24
 SEED = 2
 PATTERN: fastswitch_trace.Pattern = "markov"
-FREQUENCY = 0.04  # updates a step
+FREQUENCY = 0.04  # updates per step
 _SWAPS = (Route.SPILL, Route.RESTORE)
 
 
@@ -49,21 +49,21 @@ class Replay:
         self._frequency = frequency
         self._row: list[float] = next(rows)
         self._updates = 0
-        self._due = [(talk.arrival_s, number) for number, talk in enumerate(trace)]  # heap: next turns
+        self._due = [(talk.arrival_s, number) for number, talk in enumerate(trace)]  # heap of the next turns
         heapq.heapify(self._due)
         self._histories = [array("I") for _ in trace]
         self._next_turns = [0] * len(trace)
         self._talk_by_seq: dict[int, int] = {}
-        self._heard_s: dict[int, float] = {}  # when it was asked, or said its last token
-        self._saying: set[int] = set()  # that said a token
+        self._heard_s: dict[int, float] = {}  # time of the request or of the last token
+        self._saying: set[int] = set()  # sequences with at least one token
         self.turns = 0
         self.steps = 0
-        self.idle_s = 0.0  # somebody was there, and no step ran
-        self.waits_s: list[float] = []  # to first tokens
+        self.idle_s = 0.0  # requests were open, and no step ran
+        self.waits_s: list[float] = []  # until first tokens
         self.gaps_s: list[float] = []  # between tokens
 
     def run(self, most_s: float) -> float:
-        """Until everything was asked and answered, or for so long. Returns seconds."""
+        """Run until all requests have ended, or until the time limit. Return seconds."""
         heapq.heapify(self._due)
         began_s = self._clock.now_s()
         self._set_bands()
@@ -109,7 +109,7 @@ class Replay:
         self._engine.loop.take([SetTenants(Tenants(self._updates + 1, shares))])
 
     def _rest(self) -> None:
-        """Nothing can be computed now: until a copy lands or somebody is due."""
+        """Sleep until a copy lands or a turn is due, because nothing can be computed."""
         before_s, is_idle = self._clock.now_s(), self._engine.loop.is_idle
         select.select([self._wake], [], [], 0.001)
         self._wake.clear()
@@ -117,7 +117,7 @@ class Replay:
             self.idle_s += self._clock.now_s() - before_s
 
     def _hear(self, began_s: float) -> None:
-        """What was said since the last call. Errors: TiercelError for an answer that is not as long as it was drawn."""
+        """Take the tokens since the last call. Errors: TiercelError for an answer of another length than drawn."""
         reports = list(self._inbox.reports)
         self._inbox.clear()
         for at_s, report in reports:
@@ -162,7 +162,7 @@ def run(bench: Bench) -> None:
 
 
 def say(bench: Bench, engine: Engine, replay: Replay, most_s: float) -> None:
-    """Run it and record its figures."""
+    """Run the replay and record its figures."""
     took_s = replay.run(most_s)
     gauges = engine.loop.gauges.read()
     swaps: list[RouteGauges] = [one for one in gauges.routes if one.route in _SWAPS]

@@ -1,4 +1,4 @@
-"""From figures to one JSON file and one table."""
+"""Write the figures as one JSON file and one table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +10,7 @@ FORMAT = 1
 
 
 def as_json(facts: Mapping[str, object], results: Sequence[SectionResult]) -> dict[str, object]:
-    """The whole run; `format` rises when a reader of the old one would misread the new one."""
+    """The whole run; `format` is raised if an older reader would misread the file."""
     values = values_of(figure for result in results for figure in result.figures)
     return {
         "format": FORMAT,
@@ -33,7 +33,7 @@ def as_json(facts: Mapping[str, object], results: Sequence[SectionResult]) -> di
 
 
 def as_table(facts: Mapping[str, object], results: Sequence[SectionResult]) -> str:
-    """The run in markdown: the machine, targets, figures, and what failed."""
+    """Return the run in markdown: machine, targets, figures and failures."""
     values = values_of(figure for result in results for figure in result.figures)
     lines = [f"# GPU, {facts.get('date', 'no date')}", ""]
     lines += [f"- {name.replace('_', ' ')}: {_fact(value)}" for name, value in facts.items() if name != "date"]
@@ -58,7 +58,7 @@ def as_table(facts: Mapping[str, object], results: Sequence[SectionResult]) -> s
 
 
 def show(value: float) -> str:
-    """A number as a reader wants it: four digits that count."""
+    """Format a number with four significant digits."""
     if value != value or abs(value) == float("inf"):
         return str(value)
     if abs(value) >= 1000:

@@ -1,8 +1,7 @@
-"""64 streams over HTTP: how much of the end-to-end time is not the model's.
+"""64 streams over HTTP: the share of the end-to-end time outside of the model.
 
-The model's time is what the device computed on the same number of requests of the same lengths without HTTP, between
-marks on its own stream. Everything else of the end-to-end time counts as outside: HTTP, text, planning that was not
-hidden, waiting.
+The model's time is the device time of the same number of requests of the same lengths without HTTP, between marks on
+its stream. The rest of the end-to-end time counts as outside: HTTP, text, planning that was not hidden, waiting.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ FLAGS: dict[str, object] = {
     "max_num_seqs": STREAMS,
     "max_num_batched_tokens": 8192,
     "max_model_len": 4096,
-    "num_gpu_blocks_override": 2 * STREAMS * (PROMPT + OUTPUT) // 16,  # two engines are on the device for a while
+    "num_gpu_blocks_override": 2 * STREAMS * (PROMPT + OUTPUT) // 16,  # two engines use the device for a while
     "kv_host_size": "0",
 }
 _START_S = 60.0
@@ -41,7 +40,7 @@ def run(bench: Bench) -> None:
 
 
 def measure(bench: Bench, model: Path, flags: dict[str, object], streams: int, prompt: int, output: int) -> None:
-    """One model, first without HTTP, then with it."""
+    """Measure one model, first without HTTP, then with HTTP."""
     with open_engine(engine_settings(bench.folder, model=str(model), **flags)) as engine:
         engine.run(asked(draw(engine, streams, 64, 16, seed=99)))
         ran = engine.run(asked(draw(engine, streams, prompt, output, seed=0)))
@@ -62,7 +61,7 @@ def measure(bench: Bench, model: Path, flags: dict[str, object], streams: int, p
 
 
 def load(url: str, model: Path, folder: Path, streams: int, prompt: int, output: int) -> dict:
-    """The result file of a load test that sends all requests at once, after one that does not count."""
+    """Return the result file of a load test that sends all requests at once, after a warm-up that is not counted."""
     words = ["bench", "serve", "--base-url", url, "--tokenizer", str(model), "--ignore-eos", "--disable-tqdm"]
     words += ["--num-prompts", str(streams), "--max-concurrency", str(streams), "--num-warmups", str(min(8, streams))]
     words += ["--random-input-len", str(prompt), "--random-output-len", str(output), "--percentile-metrics", "e2el"]
@@ -73,7 +72,7 @@ def load(url: str, model: Path, folder: Path, streams: int, prompt: int, output:
 
 @contextlib.contextmanager
 def serving(model: Path, flags: list[str], log: Path) -> Iterator[str]:
-    """The daemon until the block ends; yields its address. Errors: TiercelError with its last line."""
+    """Run the daemon during the block, and yield its address. Errors: TiercelError with its last line."""
     with log.open("w") as out:
         words = [*_TIERCEL, "serve", str(model), "--port", "0", *flags]
         process = subprocess.Popen(words, env=_environment(), stdout=out, stderr=out)
@@ -95,5 +94,5 @@ def serving(model: Path, flags: list[str], log: Path) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Without settings of whoever measures."""
+    """Return the environment without settings of tiercel."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}

@@ -1,4 +1,4 @@
-"""Steps beside copies, and how soon a preempted sequence is back."""
+"""Steps during copies, and the time until a preempted sequence runs again."""
 
 import random
 from collections.abc import Callable
@@ -18,16 +18,16 @@ from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.wire import Submit
 
 STREAMS, PROMPT, OUTPUT = 64, 1024, 160
-TURNS = 3  # of each, alternating
+TURNS = 3  # of busy and idle each, alternating
 VICTIM_TOKENS, RIVAL_TOKENS = 4096, 7000
-POOL_BLOCKS = 520  # both do not fit
+POOL_BLOCKS = 520  # too few for both sequences
 VICTIM_SAYS, RIVAL_SAYS = 24, 8  # tokens
 ROUNDS = 6  # the first warms up
-_PREEMPTED_S = 15.0  # what the second part wants
+_PREEMPTED_S = 15.0  # time needed for the second part
 
 
 def run(bench: Bench) -> None:
-    """Figures `step_ratio` and `return_ratio`, and what they are made of."""
+    """Figures `step_ratio` and `return_ratio`, and their components."""
     device = open_cuda()
     ends = Ends(device, TOTAL_BYTES // 2)
     try:
@@ -41,7 +41,7 @@ def run(bench: Bench) -> None:
 
 
 def beside_copies(bench: Bench, device: Device, ends: Ends) -> None:
-    """The median decoding step of 64 sequences, with both directions busy and idle, in turns."""
+    """Measure the median decoding step of 64 sequences, alternately with both directions busy and idle."""
     flags = {"max_num_seqs": STREAMS, "max_num_batched_tokens": 8192, "max_model_len": 2048}
     flags["num_gpu_blocks_override"] = 2 * STREAMS * (PROMPT + OUTPUT) // 16  # another engine follows
     traffic = Traffic(device, ends, TOTAL_BYTES // 2)
@@ -68,7 +68,7 @@ def beside_copies(bench: Bench, device: Device, ends: Ends) -> None:
 
 
 def preempted(bench: Bench, device: Device, ends: Ends) -> None:
-    """From when its rival has ended to its next token, over the bare copy of its blocks."""
+    """Measure the time from the end of the rival to the victim's next token, over the plain copy of its blocks."""
     size = VICTIM_TOKENS // 16 * BLOCK_BYTES
     lane = device.open_copy_lane()
     extents = pieces(ends.hosts[1].data_ptr(), ends.devices[1].data_ptr(), BLOCK_BYTES, ends.hosts[1].nbytes, 2)
@@ -103,7 +103,7 @@ def preempted(bench: Bench, device: Device, ends: Ends) -> None:
 
 
 class Switch:
-    """One sequence that gives way to another of a higher band and comes back, again and again."""
+    """A sequence that is preempted by another one of a higher band, repeatedly."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Switch:
         self._next = 1
 
     def round(self, number: int) -> float:
-        """Milliseconds from the rival's last token to the victim's next one. Errors: TiercelError."""
+        """Return the milliseconds from the rival's last token to the victim's next token. Errors: TiercelError."""
         before = self._engine.loop.gauges.read()
         self._inbox.clear()
         victim = self._submit(self._victim_tokens, VICTIM_SAYS * 4, 5, seed=2 * number)
@@ -158,5 +158,5 @@ class Switch:
                 raise TiercelError("bench.stuck", "30 s without what was waited for")
 
     def _times_s(self, seq: SeqId) -> list[float]:
-        """When each token of a sequence was told."""
+        """Return the time at which each token of a sequence was reported."""
         return [at_s for at_s, report in self._inbox.reports if seq in memoryview(report.seqs).cast("Q")]

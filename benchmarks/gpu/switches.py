@@ -1,6 +1,6 @@
-"""The FastSwitch replay of `benchmarks/fastswitch.py`, in virtual time, with the copies as fast as they were measured.
+"""The FastSwitch replay of `benchmarks/fastswitch.py`, in virtual time, with the measured speeds of copies.
 
-Loop, planner and cache are the real ones; steps and copies take what the formula of the replay says.
+Loop, planner and cache are real; the times of steps and copies follow the formulas of the replay.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +18,7 @@ BUILDS = (fastswitch_replay.FULL, fastswitch_replay.NO_REUSE, fastswitch_replay.
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One replay in a process of its own."""
+    """A replay in a process of its own."""
 
     build: fastswitch_replay.Build
     conversations: int
@@ -26,7 +26,7 @@ class Job:
     copy_bytes_per_s: float
 
     def run(self) -> fastswitch_replay.Result:
-        """To its end."""
+        """Run it to its end."""
         trace = fastswitch_trace.conversations(self.conversations, SEED)
         rows = fastswitch_trace.priorities(PATTERN, len(trace), SEED)
         speed = self.copy_bytes_per_s

@@ -1,4 +1,4 @@
-"""What a run must show on an H200 with Llama-3-8B shapes, bfloat16 and random weights; met or missed."""
+"""The targets of a run on an H200 with Llama-3-8B shapes, bfloat16 and random weights."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ Verdict = Literal["met", "missed", "not measured"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound on one figure: at least or at most.
+    """A minimum or maximum of one figure.
 
-    `share_of`: another figure and a share of it; where that is the lower bound, it counts.
+    `share_of`: another figure and a share of it, which is the bound if it is lower.
     """
 
     text: str
@@ -24,14 +24,14 @@ class Target:
     share_of: tuple[str, float] | None = None
 
     def limit(self, values: Mapping[str, float]) -> float:
-        """What must be reached on the machine that was measured."""
+        """Return the bound for the measured machine."""
         if self.share_of is None or self.share_of[0] not in values:
             return self.bound
         name, share = self.share_of
         return min(self.bound, share * values[name])
 
     def verdict(self, values: Mapping[str, float]) -> Verdict:
-        """Whether a run reached it."""
+        """Return whether a run has met the target."""
         value = values.get(self.figure)
         if value is None:
             return "not measured"
@@ -81,14 +81,14 @@ OVERLAP_GATES = ("overlap.halves_best", "overlap.prefill_best")
 
 
 def values_of(figures: Iterable[Figure]) -> dict[str, float]:
-    """Figures by name."""
+    """Return the figures by name."""
     return {figure.name: figure.value for figure in figures}
 
 
 def overlap_verdict(values: Mapping[str, float]) -> str:
-    """One line: whether two halves of a batch beside each other are worth building.
+    """Return one line: whether overlapping two half-batches is worth building.
 
-    Plain streams hardly overlap, so they alone do not speak against it.
+    Plain streams hardly overlap, so a poor result with them alone is no reason against it.
     """
     known = {gate: values[gate] for gate in OVERLAP_GATES if gate in values}
     if not known:

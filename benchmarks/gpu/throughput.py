@@ -1,4 +1,4 @@
-"""The engine without HTTP, saturated: four mixes of lengths, one engine."""
+"""The saturated engine without HTTP: four mixes of lengths on one engine."""
 
 from dataclasses import dataclass, replace
 
@@ -11,13 +11,13 @@ from tiercel.loadtest.load.request_list import digest, write_requests
 SEQUENCES = 512
 STEP_TOKENS = 8192
 TRIAL_PROMPT, TRIAL_OUTPUT = 128, 32
-_TIME_SHARE = 0.75  # of what is left, for one mix
-_RATE_SHARE = 0.5  # of the trial: longer contexts take longer
+_TIME_SHARE = 0.75  # of the remaining time, for one mix
+_RATE_SHARE = 0.5  # of the rate in the trial, because longer contexts take longer
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """So many requests of one length."""
+    """A number of requests of one length."""
 
     prompt: int
     output: int
@@ -25,16 +25,16 @@ class Mix:
 
     @property
     def name(self) -> str:
-        """In names of figures and files."""
+        """The name in figures and files."""
         return f"{self.prompt}_{self.output}"
 
     @property
     def tokens(self) -> int:
-        """Prompts and answers."""
+        """Tokens of prompts and answers."""
         return self.count * (self.prompt + self.output)
 
     def within(self, tokens: float) -> "Mix":
-        """With as many of the requests as so many tokens allow, one at least."""
+        """Return the mix with as many requests as fit into `tokens`, at least one."""
         return replace(self, count=max(1, min(self.count, int(tokens / (self.prompt + self.output)))))
 
 
@@ -43,15 +43,15 @@ QUICK_MIXES = (Mix(1024, 512, 256), Mix(128, 128, 768))
 
 
 def run(bench: Bench) -> None:
-    """Figures `MIX.total_tokens_per_s`, `MIX.output_tokens_per_s`; the lists are kept beside for a peer.
+    """Figures `MIX.total_tokens_per_s`, `MIX.output_tokens_per_s`; the request lists are kept for a peer.
 
-    Where the engine turns out to be slow a mix has fewer requests: a figure of fewer is better than none.
+    On a slow engine a mix has fewer requests, because a figure of fewer requests is better than none.
     """
     flags = {"max_num_seqs": SEQUENCES, "max_num_batched_tokens": STEP_TOKENS, "max_model_len": 4096}
     with open_engine(engine_settings(bench.folder, **flags, kv_host_size="0")) as engine:
         facts = engine.facts
         bench.record("pool", facts.blocks * facts.block_size, "tokens", attention=facts.attention, dtype=facts.dtype)
-        engine.run(asked(draw(engine, SEQUENCES, 64, 16, seed=99)))  # kernels are compiled, memory is taken
+        engine.run(asked(draw(engine, SEQUENCES, 64, 16, seed=99)))  # compiles kernels and allocates memory
         trial = Mix(TRIAL_PROMPT, TRIAL_OUTPUT, SEQUENCES)
         ran = engine.run(asked(draw(engine, trial.count, trial.prompt, trial.output, seed=98)))
         rate = _RATE_SHARE * trial.tokens / ran.elapsed_s
@@ -62,7 +62,7 @@ def run(bench: Bench) -> None:
 
 
 def measure(bench: Bench, engine: OfflineEngine, mix: Mix) -> float:
-    """All requests of a mix at once. Returns tokens a second."""
+    """Run all requests of a mix at once. Return tokens per second."""
     requests = draw(engine, mix.count, mix.prompt, mix.output, seed=0)
     write_requests(bench.folder / f"requests-{mix.name}.jsonl", requests)
     ran = engine.run(asked(requests))

@@ -1,4 +1,4 @@
-"""Time on the device."""
+"""Measure times on the device."""
 
 from collections.abc import Callable
 from statistics import median
@@ -14,15 +14,15 @@ BF16 = torch.bfloat16
 Timer = Callable[[Callable[[], object]], float]
 """Milliseconds of a job."""
 
-_FLUSH_BYTES = 1 << 31  # half a millisecond of reading: a job of several kernels is queued meanwhile
+_FLUSH_BYTES = 1 << 31  # reading takes half a millisecond, in which a job of several kernels is queued
 _LEAST_TURNS, _MOST_TURNS = 10, 100
 
 
 def median_ms(job: Callable[[], object], rep_ms: int = 60) -> float:
-    """Of many runs of a job that only queues kernels.
+    """Return the times of many runs of a job that only queues kernels.
 
-    Before each one the device reads until its cache holds nothing of the job's, and no unwritten lines either. The host
-    queues the job meanwhile, so that what it takes for that is not in the time, however small the kernels are.
+    Before each run the device reads memory until its cache holds no data of the job and no unwritten lines. The host
+    queues the job meanwhile, so that the time of queueing is not included, however small the kernels are.
     """
     flush = torch.ones(_FLUSH_BYTES // 4, device=DEVICE)
     turns = min(_MOST_TURNS, max(_LEAST_TURNS, int(rep_ms / max(1e-3, elapsed_ms(job, 1)))))
@@ -39,7 +39,7 @@ def median_ms(job: Callable[[], object], rep_ms: int = 60) -> float:
 
 
 def elapsed_ms(job: Callable[[], object], turns: int = 3) -> float:
-    """Median of the times between two marks round a job that queues much, cache as it is."""
+    """Return the median time between two marks around a job of many kernels, without clearing the cache."""
     times: list[float] = []
     for turn in range(turns + 1):
         torch.cuda.synchronize()
@@ -54,13 +54,13 @@ def elapsed_ms(job: Callable[[], object], turns: int = 3) -> float:
 
 
 def captured(job: Callable[[], object]) -> Callable[[], object]:
-    """The job as a CUDA graph: nothing of what is timed is then the host's. Errors: DeviceError when it cannot be."""
+    """Return the job as a CUDA graph, so that no time of the host is measured. Errors: DeviceError if it fails."""
     done = torch.zeros(1, device=DEVICE)
 
     def recorded() -> Tensor:
         job()
         return done
 
-    torch.cuda.synchronize()  # what the job reads is there, whatever stream it was queued on
-    with torch.cuda.stream(torch.cuda.Stream()):  # a recording that fails leaves its own stream the current one
+    torch.cuda.synchronize()  # the inputs of the job are complete on every stream
+    with torch.cuda.stream(torch.cuda.Stream()):  # a recording that fails leaves its stream as the current one
         return CudaGraphRecorder(torch.cuda.Stream(), torch.cuda.graph_pool_handle()).record(recorded).replay

@@ -1,4 +1,4 @@
-"""Copies in both directions, over and over, beside whatever else runs."""
+"""Continuous copies in both directions, beside other work."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ class Traffic:
         self._threads: list[threading.Thread] = []
         self._began_s = 0.0
         self._bytes = dict.fromkeys(self._jobs, 0)
-        self.gb_per_s = dict.fromkeys(self._jobs, 0.0)  # of each way, once it has ended
+        self.gb_per_s = dict.fromkeys(self._jobs, 0.0)  # of each direction, after the end
 
     def __enter__(self) -> Self:
         self._is_over.clear()
@@ -44,7 +44,7 @@ class Traffic:
         self.gb_per_s = {way: size / took_s / 1e9 for way, size in self._bytes.items()}
 
     def close(self) -> None:
-        """Give the lanes up."""
+        """Close the lanes."""
         for lane, _ in self._jobs.values():
             lane.close()
 
@@ -56,7 +56,7 @@ class Traffic:
 
 
 def _batches(extents: Extents, is_over: threading.Event) -> Iterator[Extents]:
-    """The copies in batches of about a millisecond, as the mover cuts them, until it is over."""
+    """Copy in batches of about a millisecond, like the mover, until stopped."""
     per_batch, at = 4, 0
     while not is_over.is_set():
         chosen = slice(at, at + per_batch)

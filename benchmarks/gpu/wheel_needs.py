@@ -1,9 +1,9 @@
-"""Whether a folder of wheels wants anything that neither it nor the bare machine has.
+"""Check that the dependencies of a folder of wheels are in the folder or on a bare machine.
 
     python wheel_needs.py FOLDER
 
-Reads the metadata of each wheel, and the dependencies of pyproject.toml. Exit code 1, and a line for each, when
-something lacks or has another version than is wanted.
+Reads the metadata of each wheel, and the dependencies of pyproject.toml. Exit code 1, with a line for each dependency
+that is missing or has a wrong version.
 """
 
 import sys
@@ -19,7 +19,7 @@ from packaging.version import Version
 
 MOST_BYTES = 40_000_000
 PYTHON = {"python_version": "3.12", "python_full_version": "3.12.0", "implementation_name": "cpython"}
-# The least that the machine is sure to have, by what torch 2.11 and transformers 5 themselves ask for.
+# Minimum versions on the machine, as required by torch 2.11 and transformers 5.
 PRESENT = {
     "torch": "2.11.0",
     "triton": "3.6.0",
@@ -35,7 +35,7 @@ PRESENT = {
 
 
 def read_wheels(folder: Path) -> dict[str, tuple[Version, list[Requirement]]]:
-    """Every wheel: its version, and what it asks for on the machine without extras."""
+    """Return version and requirements (without extras) of every wheel."""
     environment = {**default_environment(), **PYTHON, "extra": ""}
     found: dict[str, tuple[Version, list[Requirement]]] = {}
     for path in sorted(folder.glob("*.whl")):
@@ -49,7 +49,7 @@ def read_wheels(folder: Path) -> dict[str, tuple[Version, list[Requirement]]]:
 
 
 def lacking(folder: Path, project: Path) -> list[str]:
-    """A line for each thing that is wanted and is not there."""
+    """Return a line for each missing dependency."""
     wheels = read_wheels(folder)
     versions = {canonicalize_name(name): Version(text) for name, text in PRESENT.items()}
     versions |= {canonicalize_name(name): version for name, (version, _) in wheels.items()}
@@ -67,7 +67,7 @@ def lacking(folder: Path, project: Path) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """The exit code."""
+    """Return the exit code."""
     if len(words) != 1 or not Path(words[0]).is_dir():
         print("usage: python wheel_needs.py FOLDER", file=sys.stderr)
         return 2
