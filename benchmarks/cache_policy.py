@@ -451,7 +451,7 @@ def main() -> int:
         else:
             broken += compare(name, args.window, args.wanted)
     for text in broken:
-        print(f"BROKEN: {text}")
+        print(f"FAILED: {text}")
     return int(bool(broken))
 
 

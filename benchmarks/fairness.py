@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
-    promises: dict[str, Callable[[], Verdict]] = {
+    guarantees: dict[str, Callable[[], Verdict]] = {
         "bound": lambda: bound(args.seeds, args.steps),
         "weights": weights,
         "back": back,
@@ -119,9 +119,9 @@ def main() -> int:
         "progress": lambda: progress(args.seeds),
     }
     missed = 0
-    for name in args.only.split(",") if args.only else promises:
+    for name in args.only.split(",") if args.only else guarantees:
         began_s = time.process_time()
-        text, is_kept = promises[name]()
+        text, is_kept = guarantees[name]()
         spent_s = time.process_time() - began_s
         print(f"{name:<12} {text}  [{spent_s:.0f} s of processor time]{'' if is_kept else '  MISSED'}", flush=True)
         missed += not is_kept

@@ -83,7 +83,7 @@ def main() -> int:
         is_broken |= policy == "fair" and together > args.most_ratio * alone
     print(f"results in {folder}")
     if is_broken:
-        print(f"BROKEN: under fair the P95 is more than {args.most_ratio:g} times its value alone")
+        print(f"FAILED: under fair the P95 is more than {args.most_ratio:g} times its value alone")
     return int(is_broken)
 
 

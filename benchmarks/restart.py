@@ -113,7 +113,7 @@ def main() -> int:
     }
     broken = [text for text, is_broken in checks.items() if is_broken]
     for text in broken:
-        print(f"BROKEN: {text}")
+        print(f"FAILED: {text}")
     return int(bool(broken))
 
 

@@ -302,7 +302,7 @@ def main() -> int:
         replay(200_000)
     print(f"load average {os.getloadavg()[0]:.1f} at the end")
     for text in broken:
-        print(f"BROKEN: {text}")
+        print(f"FAILED: {text}")
     return int(bool(broken))
 
 

@@ -52,7 +52,7 @@ def main() -> int:
         print(f"{name:>12}: median {statistics.median(values):.2f} s  (min {min(values):.2f}, max {max(values):.2f})")
     print(f"{version.strip()}, {args.runs} runs, {' '.join(flags) or 'embedded model'}")
     if is_late:
-        print(f"BROKEN: the first answer took more than 1 s, or /ready more than {args.most_seconds:g} s")
+        print(f"FAILED: the first answer took more than 1 s, or /ready more than {args.most_seconds:g} s")
     return int(is_late)
 
 

@@ -106,7 +106,7 @@ def main() -> int:
     lane.close()
     error = statistics.median(errors)
     if error > args.most_error:
-        print(f"BROKEN: the median error is {error:.1%}, more than {args.most_error:.0%}")
+        print(f"FAILED: the median error is {error:.1%}, more than {args.most_error:.0%}")
     return int(error > args.most_error)
 
 

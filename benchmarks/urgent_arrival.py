@@ -300,7 +300,7 @@ def main() -> int:
     if args.pairs:
         ratio = compare(busy, OFF_S if args.control else args.goal, args.pairs, args.pair_prompts)
         is_kept = is_kept and ratio >= args.least_throughput
-    print(f"load average {os.getloadavg()[0]:.1f}; {'kept' if is_kept else 'BROKEN'}", flush=True)
+    print(f"load average {os.getloadavg()[0]:.1f}; {'kept' if is_kept else 'FAILED'}", flush=True)
     return 0 if is_kept else 1
 
 
