@@ -10,9 +10,9 @@ _HEAD = """\
 
 *Made by `tiercel config reference > docs/configuration.md`: change `tiercel/settings.py`, not this page.*
 
-A setting is looked for in this order: flag of `tiercel serve`, `TIERCEL_*` variable, `VLLM_*` variable where one is
-named below, settings file, default. The settings file is `tiercel.toml` in the working folder, or the one that
-`--config` or `TIERCEL_CONFIG` names:
+The value of a setting is taken from the first of these sources that has one: flag of `tiercel serve`, `TIERCEL_*`
+variable, `VLLM_*` variable if the table names one, settings file, default. The settings file is `tiercel.toml` in the
+working folder, or the file that `--config` or `TIERCEL_CONFIG` names:
 
 ```toml
 max-num-seqs = 128
@@ -20,24 +20,24 @@ kv-cache-memory-bytes = "4G"
 scheduling-policy = "fair"
 ```
 
-`tiercel config show` prints each value with where it comes from (`--json` for programs, `--changed` for what is not at
-its default); it takes the flags of `tiercel serve`. A key that does not exist is an error that names the nearest one.
+`tiercel config show` prints each value with its source (`--json` for programs, `--changed` for settings that are not at
+their default); it takes the flags of `tiercel serve`. A key that does not exist is an error that names the nearest one.
 
 ## While the server runs
 
 Settings marked *live* change without a restart, together or not at all:
 
 - `SIGHUP`, or `tiercel config reload` (`POST /admin/reload`), reads the settings file and the tenants file again. When
-  either is wrong, or a setting that is not live has changed, nothing changes at all.
+  either is wrong, or a setting that is not live has changed, nothing changes.
 - `tiercel config set KEY=VALUE...` (`PATCH /admin/config` with a JSON object) puts values above all other sources until
   the next reload or restart; `null`, or `KEY=`, drops one. With `If-Match: "3"` only when version 3 is in force.
-- `tiercel config get` (`GET /admin/config`) shows what is in force, its version and when it came.
+- `tiercel config get` (`GET /admin/config`) shows the settings in force, their version and its time.
 
-The engine takes new values between two steps. Nobody is lost: what runs goes on, what waits stands in the new policy's
-order. A switch to `fair` begins with nobody owed anything. A lower `max-num-seqs` or `max-num-queued-reqs` throws
-nobody out, and `max-num-seqs` never goes over what the server started with.
+The engine applies new values between two steps. No request is lost: running sequences go on, waiting sequences are
+ordered by the new policy. After a switch to `fair` every account starts with an empty balance. A lower `max-num-seqs`
+or `max-num-queued-reqs` ends no request, and `max-num-seqs` never exceeds its value at the start.
 
-What was refused is logged as `config_refused` with the reason and counted in `tiercel_config_errors_total`; the old
+A refused change is logged as `config_refused` with the reason and counted in `tiercel_config_errors_total`; the old
 version stays in force (`tiercel_config_version`, `tiercel_config_last_change_timestamp_seconds`). The answer is 400
 with the value and what is allowed, 409 `restart_required` with the reason, or 412 `version_mismatch`. Tenants, their
 keys, weights and limits are in the tenants file: see [tenants.md](tenants.md).

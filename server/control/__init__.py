@@ -1,1 +1,1 @@
-"""What changes or is reported while the daemon runs: the settings in force and the service manager."""
+"""Changes and reports while the daemon runs: the settings in force, and notifications to systemd."""

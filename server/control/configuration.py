@@ -1,4 +1,4 @@
-"""The settings in force: some may change while the server runs, all that were asked for at once or none."""
+"""The settings in force. Live settings change while the server runs: all requested changes together, or none."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -18,35 +18,35 @@ from tiercel.sourced_value import BODY_NAME
 Occasion = Literal["start", "reload", "request"]
 
 RESTART = "config.restart"
-"""The code of a change that would need a restart."""
+"""The error code of a change that needs a restart."""
 STALE = "config.stale"
-"""The code of a change that was made to another version."""
+"""The error code of a change that was made for another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsVersion:
-    """One version of the settings, whole."""
+    """One version of all settings."""
 
     version: int
     occasion: Occasion
     at_s: float  # since 1970
     settings: Settings
-    origin: Resolved | None  # where each value comes from; None: they were put together by hand
-    changes: Mapping[str, object]  # by field: what requests asked for, and the next reload drops
+    origin: Resolved | None  # the source of each value; None: a program made the settings
+    changes: Mapping[str, object]  # by name: the requested changes, which the next reload drops
 
 
 class RefusalCounter(Protocol):
-    """Who counts what was wrong; see `metrics`."""
+    """The counter of refused changes; see `metrics`."""
 
     def on_config_refused(self) -> None: ...
 
 
 Listener = Callable[[SettingsVersion], None]
-"""Whoever must know of new settings. Must not fail: they are in force."""
+"""Called with every new version. It must not raise: the version is already in force."""
 
 
 class Configuration:
-    """Hold the settings in force. One change at a time; a wrong one changes nothing."""
+    """The holder of the settings in force. Changes are made one at a time; a wrong change has no effect."""
 
     def __init__(
         self, settings: Settings, origin: Resolved | None, counter: RefusalCounter, wall_s: Callable[[], float]
@@ -66,18 +66,18 @@ class Configuration:
 
     @property
     def server(self) -> ServerSettings:
-        """The settings in force of the HTTP process."""
+        """The settings of the HTTP process that are in force."""
         return self._current.settings.server
 
     def add_listener(self, listener: Listener) -> None:
-        """Tell `listener` of the settings now and at every change."""
+        """Call `listener` with the settings now and at every change."""
         self._listeners.append(listener)
         listener(self._current)
 
     async def reload(self, tenants: TenantDirectory, run: InThread = in_thread) -> SettingsVersion:
-        """Read the settings file and the tenants file again, and take both; what requests had changed falls back.
+        """Read the settings file and the tenants file again and apply both. Requested changes are dropped.
 
-        Errors: ConfigError when one of them is wrong or wants a restart; then everything stays as it was.
+        Errors: ConfigError if a file is wrong or a change needs a restart; everything stays as it was.
         """
         async with self._turn:
             found = await self._find(Resolved.read_again, {}, "reload", run)
@@ -88,14 +88,16 @@ class Configuration:
     async def change(
         self, values: Mapping[str, object], *, over: int | None = None, run: InThread = in_thread
     ) -> SettingsVersion:
-        """Take values by the keys of tiercel.toml, until the next reload or restart; None drops an earlier request.
+        """Apply values by their keys in tiercel.toml until the next reload or restart; None drops an earlier change.
 
-        The settings file is as it was when it was read last. With `over` only when that version is in force.
-        Errors: ConfigError naming key, value and what is allowed; then everything stays as it was.
+        The settings file is not read again. With `over`, the change is made only if that version is in force.
+        Errors: ConfigError naming the key, the value and what is allowed; everything stays as it was.
         """
         async with self._turn:
             if over not in (None, self._current.version):
-                raise ConfigError(STALE, f"version {self._current.version} is in force, not {over}")  # nothing is wrong
+                raise ConfigError(
+                    STALE, f"version {self._current.version} is in force, not {over}"
+                )  # not counted as refused: the values may be right
             changes = dict(self._current.changes)
             try:
                 asked = values_of(values, "request", BODY_NAME)
@@ -112,12 +114,14 @@ class Configuration:
     async def _find(
         self, how: Callable[[Resolved], Resolved], changes: Mapping[str, object], occasion: Occasion, run: InThread
     ) -> Resolved | None:
-        """What the settings would be. Errors: ConfigError."""
+        """Return the settings after the change. Errors: ConfigError."""
         started, before = self._started, self._current.origin
         if started is None or before is None:
             if not changes:
                 return None
-            unknown = ConfigError("config.origin", "this server does not know where its settings come from")
+            unknown = ConfigError(
+                "config.origin", "the settings of this server were made by a program and cannot be changed"
+            )
             raise self._refuse(unknown, occasion)
         try:
             found = await run(lambda: how(before))
@@ -150,7 +154,7 @@ class Configuration:
 
 
 def _check_live(started: Resolved, before: Resolved, found: Resolved) -> None:
-    """Errors: ConfigError that names every change that cannot be made now, each with the reason."""
+    """Check that all changes are live. Errors: ConfigError naming every other change, with the reason."""
     refused: list[str] = []
     for name in changed_settings(before.values, found.values):
         reason = why_restart(name, started.values, found.values)

@@ -1,4 +1,4 @@
-"""What systemd hears of a service of type notify: datagrams as of sd_notify(3), to the socket that it names."""
+"""Notifications to systemd about a service of type notify: datagrams as in sd_notify(3)."""
 
 import asyncio
 import logging
@@ -11,26 +11,26 @@ log = logging.getLogger(__name__)
 
 
 class SystemdNotifier:
-    """Tells the service manager where the daemon is in its life. Without an address it says nothing."""
+    """The sender of notifications about the state of the daemon. Without an address it sends nothing."""
 
     def __init__(self, address: str | None, clock: Clock) -> None:
         self._address = address
         self._clock = clock
 
     def ready(self, status: str) -> None:
-        """The start or a reload is over. `status` is the line of `systemctl status`."""
+        """Report the end of the start or of a reload. `status` is the line of `systemctl status`."""
         self._tell("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """A reload begins; `ready` ends it."""
+        """Report the start of a reload; `ready` reports its end."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.now_s() * 1e6)}")
 
     def stopping(self, status: str, most_s: float) -> None:
-        """The end begins, and may take so long whatever the unit file says."""
+        """Report the start of the shutdown, which may take `most_s` regardless of the unit file."""
         self._tell("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(most_s * 1e6)}", f"STATUS={status}")
 
     async def watch(self, silence_s: float, is_well: Callable[[], bool]) -> None:
-        """Say that all is well, twice in the time that the watchdog bears silence; say nothing while it is not."""
+        """Ping the watchdog twice per `silence_s` while the daemon is well. Runs until it is cancelled."""
         was_well = True
         while True:
             is_now = is_well()

@@ -1,6 +1,6 @@
-"""Numbers of the engine for Prometheus, under vLLM's names and with vLLM's buckets.
+"""Metrics of the engine, with vLLM's names and buckets.
 
-Plain numbers until the scrape: a token costs a call and a tally, and a step keeps the engine's own books as they are.
+They are plain numbers until the scrape: a token costs one call and one count, a step stores the engine's gauges.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from tiercel.server.metrics.histogram import HistogramCounter
 from tiercel.wire import Ready
 
 ENGINE = "0"
-"""The label `engine`: there is one."""
+"""The value of the label `engine`: there is one engine."""
 
 _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _FIRST_TOKEN_S = (
@@ -30,18 +30,18 @@ _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
 
 def _token_buckets(longest: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50 … up to the model's length."""
+    """Return the bounds 1, 2, 5, 10, 20, 50 … up to the model's length."""
     series = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
     return tuple(count for count in series if count <= longest) or (1,)
 
 
 Buckets = tuple[tuple[float, int], ...]
-"""How many within each bound, the last one infinite."""
+"""The number of values up to each bound, the last one infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetricsSample:
-    """What was counted of all sequences together."""
+    """The counts over all sequences at one moment."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -53,12 +53,12 @@ class EngineMetricsSample:
 
 
 class _Told(Struct, frozen=True, gc=False):
-    """What engines told. One value: a scrape in another thread sees a restart as a whole or not at all."""
+    """The facts and gauges of the engine, as one value, so that a scrape sees a restart completely or not at all."""
 
     ready: Ready
     gauges: Gauges = Gauges()
-    looked_up_before: int = 0  # tokens, in engines before this one
-    found_before: int = 0  # of them
+    looked_up_before: int = 0  # tokens, in earlier engines
+    found_before: int = 0  # tokens, in earlier engines
     preemptions_before: int = 0
 
     @property
@@ -75,7 +75,7 @@ class _Told(Struct, frozen=True, gc=False):
 
 
 class EngineMetrics:
-    """The `vllm:` family. Starts when the engine is ready: buckets depend on its context."""
+    """The `vllm:` metrics. They start when the engine is ready, because the buckets depend on its context."""
 
     def __init__(self, model_name: str, ready: Ready) -> None:
         self._model_name = model_name
@@ -111,12 +111,12 @@ class EngineMetrics:
         self._num_preemptions = self._tally("request_num_preemptions", "Preemptions of a sequence.", _PREEMPTIONS)
 
     def on_restart(self, ready: Ready) -> None:
-        """Another engine counts from zero: what those before it have told is kept, and so are the buckets."""
+        """Record a new engine, whose counters start at zero. The totals of earlier engines and the buckets are kept."""
         told = self._told
         self._told = _Told(ready, Gauges(), told.looked_up, told.found, told.preemptions)
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
-        """A sequence got a token."""
+        """Record a token of a sequence."""
         if gap_s is None:
             self._first_token.add(now_s - facts.arrival_s)
             self._prompt_tokens += facts.start.num_prompt
@@ -124,7 +124,7 @@ class EngineMetrics:
             self._gap.add(gap_s)
 
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None:
-        """A sequence ended."""
+        """Record the end of a sequence."""
         self._ends[finished.reason] += 1
         self._corrupted += finished.error == BAD_LOGITS
         self._end_to_end.add(now_s - facts.arrival_s)
@@ -150,14 +150,14 @@ class EngineMetrics:
             self._cached_below += below
 
     def on_step(self, gauges: Gauges) -> None:
-        """A step was committed. `step_tokens` counts prompt tokens computed and tokens brought."""
+        """Record a committed step. Its `step_tokens` are prompt tokens computed plus tokens generated."""
         told = self._told
         if gauges.steps != told.gauges.steps and gauges.step_tokens > 0:
             self._step_tokens.add(gauges.step_tokens)
         self._told = replace(told, gauges=gauges)
 
     def sample(self) -> EngineMetricsSample:
-        """What was counted."""
+        """Return the counts at this moment."""
         return EngineMetricsSample(
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._num_tokens,

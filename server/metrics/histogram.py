@@ -1,4 +1,4 @@
-"""A histogram that is counted on the event loop and written down at a scrape."""
+"""A histogram that is updated on the event loop and read at a scrape."""
 
 import math
 from bisect import bisect_left
@@ -7,10 +7,9 @@ from itertools import accumulate
 
 
 class HistogramCounter:
-    """How many values lay below each bound, in plain numbers: no lock and no object a value.
+    """The counts of values by bucket, without locks and without an object per value.
 
-    One thread adds, others may read. A reader sees every bucket as it was at one moment; `sum` may be a value ahead or
-    behind.
+    One thread adds, others may read. A reader sees all buckets at one moment; `sum` may be one value ahead or behind.
     """
 
     __slots__ = ("_bounds", "_counts", "sum")
@@ -21,15 +20,15 @@ class HistogramCounter:
         self.sum = 0.0
 
     def add(self, value: float) -> None:
-        """One more. Cost: 0.2 µs."""
+        """Count a value. Cost: 0.2 µs."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self._counts)
 
     def below(self) -> tuple[tuple[float, int], ...]:
-        """Each bound, the last one infinite, with the number of values that did not exceed it."""
+        """Return each bound, the last one infinite, with the number of values up to it."""
         return tuple(zip((*self._bounds, math.inf), accumulate(tuple(self._counts)), strict=True))

@@ -1,4 +1,4 @@
-"""What /metrics shows: one registry an app, and the pages that are made of it."""
+"""The metrics of the server, and the pages of /metrics that are made from them."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -28,7 +28,7 @@ _STREAM_ERRORS = ("engine_error", "engine_dead", "shutting_down")
 
 
 class EngineHealth(Protocol):
-    """What the HTTP process sees of the engine."""
+    """The state of the engine as the HTTP process sees it."""
 
     @property
     def state(self) -> EngineState: ...
@@ -36,7 +36,7 @@ class EngineHealth(Protocol):
 
 
 class ServerMetrics:
-    """Counts what happens, and writes it down for Prometheus."""
+    """The counters of the server, and their output for Prometheus."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = registry = CollectorRegistry()
@@ -59,7 +59,7 @@ class ServerMetrics:
         self._stream_errors = Counter(
             "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
         )
-        for handler in _POSTS:  # `increase` sees nothing of a series that is born with its first event
+        for handler in _POSTS:  # `increase` misses the first event of a series that begins with it
             self._http_requests.labels("POST", handler, "5xx")
         for reason in _REJECTIONS:
             self._rejections.labels(model_name, ENGINE, reason)
@@ -68,37 +68,37 @@ class ServerMetrics:
         ProcessCollector(registry=registry)
 
     def open(self, health: EngineHealth, counts: Counts, waits: Waits, queue_limit: Callable[[], int]) -> None:
-        """Where to read at a scrape what is not counted: how the engine does, who runs and waits, the queue's size."""
+        """Set the sources that are read at a scrape: engine health, running and waiting sequences, queue limit."""
         self._registry.register(_HealthMetrics(health, queue_limit))
         self.tenants.open(counts, waits)
 
     def watch_engine(self, pid: Callable[[], int]) -> None:
-        """Show memory, CPU time and start of the engine process, too."""
+        """Add memory, CPU time and start time of the engine process."""
         ProcessCollector(namespace="tiercel_engine", pid=pid, registry=self._registry)
 
     def on_http(self, method: str, handler: str, status: int, seconds: float) -> None:
-        """One HTTP request has ended."""
+        """Count an HTTP request at its end."""
         self._http_requests.labels(method, handler, f"{status // 100}xx").inc()
         self._http_seconds.labels(method, handler).observe(seconds)
 
     def on_rejected(self, reason: str) -> None:
-        """A request was refused by admission."""
+        """Count a request that admission refused."""
         self._rejections.labels(self._model_name, ENGINE, reason).inc()
 
     def on_throttled(self, tenant: TenantId, reason: str) -> None:
-        """A request was refused for a limit or a goal of its tenant."""
+        """Count a request that was refused for a limit or a goal of its tenant."""
         self.tenants.on_throttled(tenant, reason)
 
     def on_tenants_refused(self) -> None:
-        """A tenants file or request was wrong."""
+        """Count a refused tenants document."""
         self.tenants.on_refused_table()
 
     def on_stream_error(self, reason: str) -> None:
-        """A generation ended in an error."""
+        """Count a generation that ended in an error."""
         self._stream_errors.labels(reason).inc()
 
     def on_ready(self, ready: Ready) -> None:
-        """The engine serves: its metrics exist from now on."""
+        """Start the metrics of the engine, which serves from now on."""
         if self._engine is None:
             self._engine = EngineMetrics(self._model_name, ready)
             self._registry.register(self._tiers)
@@ -106,44 +106,44 @@ class ServerMetrics:
             self._engine.on_restart(ready)
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
-        """A sequence got a token; `gap_s` is None for its first."""
+        """Record a token of a sequence; `gap_s` is None for the first."""
         self.tenants.on_token(facts, now_s, gap_s)
         if self._engine is not None:
             self._engine.on_token(facts, now_s, gap_s)
 
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None:
-        """A sequence ended."""
+        """Record the end of a sequence."""
         self.tenants.on_finished(facts, finished)
         if self._engine is not None:
             self._engine.on_finished(facts, finished, now_s)
 
     def on_step(self, gauges: Gauges) -> None:
-        """A step was committed."""
+        """Record a committed step."""
         self.tenants.on_step(gauges)
         self._tiers.on_step(gauges)
         if self._engine is not None:
             self._engine.on_step(gauges)
 
     def sample(self) -> EngineMetricsSample:
-        """What was counted of all sequences together."""
+        """Return the counts over all sequences."""
         return EngineMetricsSample() if self._engine is None else self._engine.sample()
 
     def exposition(self, *, has_detail: bool = False) -> bytes:
-        """Prometheus text. Safe in another thread than the one that counts. `has_detail`: see `TenantMetrics`."""
+        """Return Prometheus text. May run in another thread than the counting. `has_detail`: see `TenantMetrics`."""
         own = (generate_latest(_WithoutBirthdays(family)).decode() for family in self._registry.collect())
         engine = "" if self._engine is None else self._engine.exposition()
         return (joined(own) + engine + self.tenants.exposition(has_detail=has_detail)).encode()
 
 
 class _HealthMetrics(Collector):
-    """Read at a scrape: a hung engine counts nothing, so nothing that is counted can tell of it."""
+    """Metrics that are read at a scrape, because the counters of a hung engine do not change."""
 
     def __init__(self, health: EngineHealth, queue_limit: Callable[[], int]) -> None:
         self._health = health
         self._queue_limit = queue_limit
 
     def collect(self) -> Iterator[Metric]:
-        """Three families."""
+        """Yield three families."""
         now = self._health.state
         states = GaugeMetricFamily("tiercel_engine_state", "1 for the state the engine is in.", labels=("state",))
         for state in EngineState:
@@ -157,13 +157,13 @@ class _HealthMetrics(Collector):
 
 
 class _WithoutBirthdays(Collector):
-    """A family without the times at which its counters began, which would double their lines."""
+    """A family without the `_created` samples, which would double its lines."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
 
     def collect(self) -> Iterator[Metric]:
-        """The one family, less `_created`."""
+        """Yield the family without `_created`."""
         samples = [sample for sample in self._family.samples if not sample.name.endswith("_created")]
         self._family.samples = samples
         yield self._family

@@ -1,6 +1,7 @@
-"""Numbers per tenant for Prometheus: of the configured tenants, and of those only that have been seen.
+"""Metrics per tenant, for the configured tenants that have been seen.
 
-Written as text by hand, because a thousand tenants are ten thousand lines: ten lines a tenant, and more on demand.
+A thousand tenants have ten thousand lines, so the text is written without prometheus_client: ten lines per tenant, and
+more on demand.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,14 +18,14 @@ from tiercel.tenant import Slo
 _FIRST_TOKEN_S = (0.1, 0.5, 2.0, 10.0)
 
 Counts = Callable[[TenantId], tuple[int, int]]
-"""Sequences of a tenant that run and that wait."""
+"""Returns the numbers of running and waiting sequences of a tenant."""
 
 Waits = Callable[[], Mapping[TenantId, float]]
-"""Of each tenant that waits, how long its oldest sequence has been without a first token."""
+"""Returns, per waiting tenant, the age of its oldest sequence without a first token."""
 
 
 def oldest_waits(books: Iterable[SequenceFacts], now_s: float) -> dict[TenantId, float]:
-    """What `Waits` tells, from what the HTTP process knows. Books are in order of arrival. Cost: O(open sequences)."""
+    """Return the waits of tenants from the books of the HTTP process, in order of arrival. Cost: O(open sequences)."""
     waits: dict[TenantId, float] = {}
     for facts in books:
         if facts.first_token_s is None and facts.mailbox is not None:
@@ -34,13 +35,15 @@ def oldest_waits(books: Iterable[SequenceFacts], now_s: float) -> dict[TenantId,
 
 @dataclass(frozen=True, slots=True)
 class TenantMetricsSample:
-    """What was counted of one tenant."""
+    """The counts of one tenant at one moment."""
 
     running: int = 0
     waiting: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    first_tokens: tuple[tuple[float, int], ...] = ()  # how many within so many seconds; the last bound is infinite
+    first_tokens: tuple[
+        tuple[float, int], ...
+    ] = ()  # number of first tokens up to each bound in seconds; the last bound is infinite
 
 
 class _Row:
@@ -63,7 +66,7 @@ class _Row:
 
 
 class _Goal:
-    """How often a goal of a tenant was to be kept, and was not."""
+    """How often a goal of tenants applied, and was missed."""
 
     __slots__ = ("missed", "seen")
 
@@ -72,16 +75,16 @@ class _Goal:
         self.missed = 0
 
     def note(self, seconds: float, goal_s: float) -> None:
-        """One more."""
+        """Count one case."""
         self.seen += 1
         self.missed += seconds > goal_s
 
 
 class TenantMetrics:
-    """Counts by tenant. A tenant that leaves the table takes its numbers along.
+    """The metrics by tenant. The metrics of a removed tenant are dropped.
 
-    A page has at most ten lines for a tenant. With detail it has those that may be many, too: the distribution of
-    first tokens, refusals by limit, preemptions by reason and mode.
+    A page has at most ten lines per tenant. With detail it also has the distribution of first tokens, refusals by
+    limit, and preemptions by reason and mode.
     """
 
     def __init__(self) -> None:
@@ -94,34 +97,34 @@ class TenantMetrics:
         self._fair = FairGauges()
 
     def open(self, counts: Counts, waits: Waits) -> None:
-        """Where to read what runs and waits, and since when."""
+        """Set the sources of running and waiting sequences and of waits."""
         self._counts = counts
         self._waits = waits
 
     def set_table(self, table: TenantTable) -> None:
-        """Other tenants from now on."""
+        """Replace the tenants."""
         self._table = table
         self._row_by_name = {name: row for name, row in self._row_by_name.items() if name in table.by_name}
         for name, row in self._row_by_name.items():
             row.slo = table.by_name[name].share.slo
 
     def on_step(self, gauges: Gauges) -> None:
-        """The engine's books, as of now."""
+        """Store the newest gauges of the engine."""
         if gauges.fair is not None:
             self._fair = gauges.fair
 
     def on_refused_table(self) -> None:
-        """A tenants file or request was wrong."""
+        """Count a refused tenants document."""
         self._refused += 1
 
     def on_throttled(self, tenant: TenantId, reason: str) -> None:
-        """A request of this tenant was refused for a limit or a goal of its own."""
+        """Count a request that was refused for a limit or a goal of its tenant."""
         row = self._row(tenant)
         if row is not None:
             row.throttled[reason] = row.throttled.get(reason, 0) + 1
 
     def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
-        """A sequence got a token; `gap_s` is None for its first."""
+        """Record a token of a sequence; `gap_s` is None for the first."""
         name = facts.start.tenant
         row = self._row_by_name.get(name) or self._row(name)
         if row is None:
@@ -138,7 +141,7 @@ class TenantMetrics:
             self._goals["tbt"].note(gap_s, slo.tbt_s)
 
     def on_finished(self, facts: SequenceFacts, finished: Finished) -> None:
-        """A sequence ended."""
+        """Record the end of a sequence."""
         row = self._row(facts.start.tenant)
         if row is not None:
             row.queue_s += finished.queued_s
@@ -147,19 +150,19 @@ class TenantMetrics:
 
     @property
     def seen(self) -> tuple[TenantId, ...]:
-        """The tenants that anything was counted of."""
+        """The tenants with any count."""
         return tuple(self._row_by_name)
 
     def waits_s(self) -> dict[TenantId, float]:
-        """How long the oldest waiting sequence of each tenant has waited: one that has never been served, too.
+        """Return how long the oldest waiting sequence of each tenant has waited, also of tenants never served.
 
-        The policy `fair` knows it best: it leaves out a prompt that is being computed and counts one that gave way.
-        Other policies do not tell: then it is the oldest sequence without a first token.
+        The policy `fair` reports it exactly: prompts that are being computed do not wait, preempted sequences do. With
+        other policies it is the age of the oldest sequence without a first token.
         """
         return {**self._waits(), **{one.tenant: one.starving_s for one in self._fair.tenants}}
 
     def sample(self, name: TenantId) -> TenantMetricsSample:
-        """What was counted of one tenant."""
+        """Return the counts of one tenant."""
         running, waiting = self._counts(name)
         row = self._row_by_name.get(name)
         if row is None:
@@ -167,7 +170,7 @@ class TenantMetrics:
         return TenantMetricsSample(running, waiting, row.prompts, row.outputs, row.first_tokens.below())
 
     def exposition(self, *, has_detail: bool = False) -> str:
-        """Prometheus text. Safe in another thread than the one that counts."""
+        """Return Prometheus text. May run in another thread than the counting."""
         return joined(self._pieces(has_detail=has_detail))
 
     def _row(self, name: TenantId) -> _Row | None:
@@ -177,7 +180,7 @@ class TenantMetrics:
         return row
 
     def _rows(self, table: TenantTable, waits: Iterable[TenantId]) -> Iterator[tuple[TenantId, _Row]]:
-        """Of all that were seen. Who waits with its first request has an empty one: nothing of it is counted yet."""
+        """Yield the rows of all tenants seen; a tenant that waits with its first request has an empty row."""
         found = dict(self._row_by_name)
         for name in (*found, *(name for name in waits if name not in found)):
             tenant = table.by_name.get(name)
@@ -214,7 +217,7 @@ class TenantMetrics:
             yield from self._detail(rows, engine)
 
     def _whole(self, version: int) -> Iterator[str]:
-        """What is not of one tenant."""
+        """Yield the families that are not per tenant."""
         yield single("tiercel_tenants_config_version", "gauge", "Version of the tenants in force.", version)
         yield single(
             "tiercel_tenants_config_errors_total", "counter", "Tenants that were refused as wrong.", self._refused

@@ -1,4 +1,4 @@
-"""Numbers of the KV tiers for Prometheus, from the engine's last gauges. vLLM's offload names where they exist."""
+"""Metrics of the KV tiers, from the engine's newest gauges. vLLM's offload names are used where they exist."""
 
 from collections.abc import Iterable, Iterator
 from typing import get_args
@@ -22,22 +22,22 @@ _TIERING = {
     Route.PERSIST: ("write", "cascade", "From host memory to disk"),
 }
 _DISK = "1:ssd"
-"""The disk as vLLM labels tiers beyond the primary one: a number and a kind."""
+"""The label of the disk, in vLLM's form for secondary tiers: a number and a kind."""
 
 
 class TierMetrics(Collector):
-    """Sums come from the engine and begin anew with it, as a counter of Prometheus may."""
+    """The metrics of the tiers. Totals come from the engine and restart with it, as Prometheus allows."""
 
     def __init__(self, model_name: str) -> None:
         self._label_values = (model_name, "0")
         self._gauges = Gauges()
 
     def on_step(self, gauges: Gauges) -> None:
-        """The engine's books, as of now."""
+        """Store the newest gauges of the engine."""
         self._gauges = gauges
 
     def collect(self) -> Iterator[Metric]:
-        """Safe in another thread: one frozen snapshot is told."""
+        """Yield the families of one frozen snapshot; may run in another thread."""
         gauges = self._gauges
         yield CounterMetricFamily("tiercel_steps", "Steps committed.", gauges.steps)
         yield CounterMetricFamily("tiercel_nano_batches", "Nano-batches of those steps.", gauges.nano_batches)
@@ -64,7 +64,7 @@ class TierMetrics(Collector):
             )
 
     def _external(self, tiers: tuple[TierGauges, ...]) -> Iterator[Metric]:
-        """vLLM's names for what lies beyond the device tier."""
+        """Yield vLLM's metrics of the tiers below the device tier."""
         by_tier = {tier.tier: tier for tier in tiers}
         host, device = by_tier.get(Tier.DDR), by_tier.get(Tier.HBM)
         if host is not None and host.blocks_total:
