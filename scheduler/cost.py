@@ -16,7 +16,7 @@ _MAX_SAMPLES = 8  # steps of a long recomputation that are predicted
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):
-    """Measured milliseconds of whole steps, on a grid. `tiercel calibrate` measures a table and stores it as a file.
+    """Measured milliseconds of whole steps, on a grid. The engine measures a table and stores it as a file.
 
     Context varies fastest in `ms`: index ((prefill * decodes) + decode) * contexts + context.
     """
@@ -39,7 +39,7 @@ class BilledSlice(NamedTuple, Generic[Payer]):
 def linear_times(
     base_ms: float = 5.0, prefill_ms: float = 0.05, decode_ms: float = 0.2, context_ms: float = 0.0002
 ) -> StepTimes:
-    """Return the table of a machine with linear step times. The defaults are optimistic, for use before calibration."""
+    """Return the table of a machine with linear step times. The defaults are optimistic: nothing is measured yet."""
     axes = ((0, 512, 2048), (0, 16, 64), (0, 8192, 65536))
     return StepTimes(
         prefill_tokens=axes[0],

@@ -121,7 +121,7 @@ class TenantBook:
         self._reweigh(filter(None, (self._states.get(Account(band, tenant)) for band in self._bands)), now_s)
 
     def set_limits(self, limits: FairLimits, now_s: float) -> None:
-        """Set new limits, for example after a calibration. Deficits are cut to the new quantum."""
+        """Set new limits, for example for a new longest step. Deficits are cut to the new quantum."""
         self.limits = limits
         for state in self._states.values():
             state.deficit_ms = min(state.deficit_ms, state.weight * limits.quantum_ms)

@@ -36,7 +36,6 @@ class PreemptionBudget:
 
     def __init__(self, share: float = PLANNED_SHARE, steps: int = WINDOW_STEPS) -> None:
         self.share = share
-        self.repeated_ms = 0.0  # since start
         self._steps = steps
         self._useful: deque[float] = deque()  # milliseconds, by step of the window
         self._useful_ms = 0.0
@@ -67,7 +66,6 @@ class PreemptionBudget:
         if price_ms:
             self._outstanding_ms = self._outstanding_ms - price_ms if self._outstanding else 0.0
             self._window_ms += price_ms
-            self.repeated_ms += price_ms
             self._repeated.append((self._step, price_ms))
 
     def launch(self, useful_ms: float) -> None:

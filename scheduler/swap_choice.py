@@ -21,11 +21,6 @@ class SwapDecision(Struct, frozen=True, gc=False):
         """The predicted seconds of the way that is chosen."""
         return self.cost.swap_s if self.swaps else self.cost.recompute_s
 
-    @property
-    def other_s(self) -> float:
-        """The predicted seconds of the other way; infinite if it is impossible."""
-        return self.cost.recompute_s if self.swaps else self.cost.swap_s
-
 
 class SwapChooser:
     """Chooses the cheaper way for each victim by measured rates, unless the operator fixed the mode.

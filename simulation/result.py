@@ -1,12 +1,13 @@
 """The result of a simulated run, in total and for each tenant."""
 
-from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from msgspec import Struct
 
 from tiercel.ids import TenantId
+from tiercel.scheduler.preemption_counts import PreemptionCounts
 from tiercel.simulation.histogram import LogHistogram
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.tally import TenantTally, preemption_table
@@ -79,7 +80,7 @@ class SimResult(Struct, frozen=True, kw_only=True):
 def figures(replay: Replay) -> SimResult:
     """Return the result of a replay that has ended."""
     simulation, timeline, meter = replay.simulation, replay.timeline, replay.meter
-    tallies = list(simulation.tally.by_tenant.values())
+    tallies, counts = list(simulation.tally.by_tenant.values()), simulation.book.preemption_counts
     served = timeline.served[-1]
     waits = _longest_waits(timeline)
     gaps = meter.by_tenant() if meter is not None else {}
@@ -89,10 +90,8 @@ def figures(replay: Replay) -> SimResult:
         _all([tally.ttft_s for tally in tallies]),
         LogHistogram(),
     )
-    preemptions: Counter[tuple[str, str]] = Counter()
     for tally in tallies:
         tbt.add_all(tally.gaps)
-        preemptions.update(tally.preemptions)
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
     cached_tokens = sum(tally.cached_tokens for tally in tallies)
     now_s = max(simulation.now_s, 1e-9)
@@ -115,18 +114,19 @@ def figures(replay: Replay) -> SimResult:
         queue_s=_spread(queue),
         ttft_s=_spread(ttft),
         tbt_s=_histogram_spread(tbt),
-        preemptions=preemption_table(preemptions),
+        preemptions=preemption_table(chain.from_iterable(map(counts.of_tenant, counts.tenants))),
         swapped_tokens=sum(tally.swapped_tokens for tally in tallies),
         recomputed_tokens=sum(tally.recomputed_tokens for tally in tallies),
         tenants=tuple(
-            _tenant(tally, served.get(tally.share.name, 0.0), total_ms, weights, gaps, waits) for tally in tallies
+            _tenant(tally, counts, served.get(tally.share.name, 0.0), total_ms, weights, gaps, waits)
+            for tally in tallies
         ),
     )
 
 
 def _tenant(
-    tally: TenantTally, served_ms: float, total_ms: float, weights: float, gaps: dict[TenantId, float],
-    waits: dict[TenantId, float],
+    tally: TenantTally, counts: PreemptionCounts, served_ms: float, total_ms: float, weights: float,
+    gaps: dict[TenantId, float], waits: dict[TenantId, float],
 ) -> SimTenantResult:  # fmt: skip
     share, name = tally.share, tally.share.name
     goal_s = share.slo.ttft_s
@@ -150,7 +150,7 @@ def _tenant(
         ttft_s=_spread(ttft),
         ttft_kept=None if goal_s is None or not ttft else sum(value <= goal_s for value in ttft) / len(ttft),
         tbt_s=_histogram_spread(tally.gaps),
-        preemptions=preemption_table(tally.preemptions),
+        preemptions=preemption_table(counts.of_tenant(name)),
         swapped_tokens=tally.swapped_tokens,
         recomputed_tokens=tally.recomputed_tokens,
     )

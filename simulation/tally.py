@@ -1,13 +1,12 @@
 """Counts that are taken while a simulation runs."""
 
 from array import array
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
 from tiercel.clock import ManualClock
 from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.ledger import Ledger
-from tiercel.outcome import Finished, FinishReason
+from tiercel.outcome import Finished, FinishReason, PreemptionCount
 from tiercel.plan import Plan
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import CacheView
@@ -34,7 +33,6 @@ class TenantTally:
         self.queue_s = array("d")
         self.ttft_s = array("d")
         self.gaps = LogHistogram()  # between two tokens of a sequence, seconds
-        self.preemptions: Counter[tuple[str, str]] = Counter()  # by reason and mode
         self.swapped_tokens = 0  # restored from DDR
         self.recomputed_tokens = 0
         self.starved_s = 0.0  # longest time in which one of its sequences waited without a slice
@@ -124,7 +122,7 @@ class SimTally:
 
 
 class WatchedPlanner(Planner):
-    """The planner; it counts waits, preemptions and recomputed tokens of each plan."""
+    """The planner; it counts waits, restored and recomputed tokens of each plan."""
 
     def __init__(self, book: SequenceBook, limits: StepLimits, chooser: SwapChooser, tally: SimTally) -> None:
         super().__init__(book, limits, chooser)
@@ -134,12 +132,11 @@ class WatchedPlanner(Planner):
         self.listener: Callable[[Plan], None] = lambda _: None  # called with every plan
 
     def plan(self, cache: CacheView, now_s: float = 0.0, order: tuple[SeqId, ...] | None = None) -> Plan:
-        """Plan a step and count its admissions, preemptions and restores."""
+        """Plan a step and count its admissions and restores."""
         plan = super().plan(cache, now_s, order)
         if plan.admitted:
             self._note_admitted(plan, now_s)
-        if plan.preemptions:
-            self._note_victims(plan)
+        self._lost.update(one.victim for one in plan.preemptions)
         if plan.restores and isinstance(cache, Ledger):
             for seq in plan.restores:
                 tokens = cache.match_by_seq[seq].load_blocks * cache.block_size
@@ -156,11 +153,6 @@ class WatchedPlanner(Planner):
                 tally = self._tally_of(seq)
                 tally.starved_s = max(tally.starved_s, now_s - queue[seq].since_s)
 
-    def _note_victims(self, plan: Plan) -> None:
-        for one in plan.preemptions:
-            self._tally_of(one.victim).preemptions[one.reason, "swap" if one.is_swap else "recompute"] += 1
-            self._lost.add(one.victim)
-
     def _note_redone(self, plan: Plan) -> None:
         for batch in plan.nano_batches:
             for piece in batch.slices:
@@ -174,9 +166,10 @@ class WatchedPlanner(Planner):
         return self._tally.by_tenant[self._sequences[seq].request.tenant]
 
 
-def preemption_table(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Return the counts by reason and, for each reason, by mode."""
+def preemption_table(counts: Iterable[PreemptionCount]) -> dict[str, dict[str, int]]:
+    """Return the sums of the counts by reason and, for each reason, by mode."""
     table: dict[str, dict[str, int]] = {}
-    for (reason, mode), count in sorted(counts.items()):
-        table.setdefault(reason, {})[mode] = count
+    for one in sorted(counts, key=lambda one: (one.reason, one.mode)):
+        by_mode = table.setdefault(one.reason, {})
+        by_mode[one.mode] = by_mode.get(one.mode, 0) + one.count
     return table
