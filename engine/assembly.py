@@ -48,7 +48,7 @@ from tiercel.wire import Loading
 
 log = logging.getLogger("tiercel.engine.process")
 
-_BUSY_S = 0.01  # between two looks at the mail while work is pending that wakes nobody
+_BUSY_S = 0.01  # between two looks at the mail while work is pending whose end does not wake the loop
 _IDLE_S = 1.0  # the same while nothing is pending
 
 

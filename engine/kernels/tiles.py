@@ -36,7 +36,7 @@ DECODE_TILES = {
     (128, 4): Tile(rows=16, keys=32, warps=8, stages=2),
     (256, 4): Tile(rows=16, keys=16, warps=4, stages=2),
 }
-_LEAST = Tile(rows=16, keys=16, warps=4, stages=1)
+_SMALLEST = Tile(rows=16, keys=16, warps=4, stages=1)
 
 MAX_SHARES = 256  # a power of two: the largest number of parts of one sequence that can be merged
 _PROGRAMS_PER_PROCESSOR = 8  # two at a time, four times in a row, so that the last parts end at nearly the same time
@@ -45,7 +45,7 @@ _PROGRAMS_PER_PROCESSOR = 8  # two at a time, four times in a row, so that the l
 def choose_tile(table: dict[tuple[int, int], Tile], head_dim: int, dtype: torch.dtype) -> Tile:
     """Return the tile for heads of this size; for larger heads than in the table, the smallest tile."""
     sizes = sorted(size for size, itemsize in table if itemsize == dtype.itemsize and size >= head_dim)
-    return table[sizes[0], dtype.itemsize] if sizes else _LEAST
+    return table[sizes[0], dtype.itemsize] if sizes else _SMALLEST
 
 
 def choose_shares(kv_heads: int, processors: int) -> int:
