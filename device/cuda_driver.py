@@ -1,6 +1,6 @@
 """The few calls of libcuda that torch does not offer, through ctypes, with the GIL released.
 
-Every CUDA build of torch loads the same library. docs/decisions/0025-the-driver-is-called-through-ctypes.md compares
+Every CUDA build of torch loads the same library. docs/decisions/0023-the-driver-is-called-through-ctypes.md compares
 this with the package cuda-bindings.
 """
 

@@ -23,7 +23,7 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(vocabulary: Vocabulary, prompt: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-    """Return a detokenizer for outputs that follow `prompt`. See docs/decisions/0026-our-own-detokenizer.md."""
+    """Return a detokenizer for outputs that follow `prompt`. See docs/decisions/0024-our-own-detokenizer.md."""
     skipped = vocabulary.specials if skip_special_tokens else frozenset[int]()
     if vocabulary.pieces is None:
         return WindowDetokenizer(vocabulary, prompt, skip_special_tokens=skip_special_tokens)
