@@ -275,7 +275,7 @@ def test_no_folder_imports_itself_by_way_of_others() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_imports_inside_functions_say_why() -> None:
+def test_imports_inside_functions_state_a_reason() -> None:
     silent = [
         f"{path}:{node.lineno}"
         for path in FILES
@@ -300,7 +300,7 @@ def _is_explained(path: str, index: int) -> bool:
     return False
 
 
-def test_imports_are_absolute_and_name_what_they_take() -> None:
+def test_imports_are_absolute_and_explicit() -> None:
     assert not [
         f"{path}:{node.lineno}" for path in FILES for node, name in _imports(path) if name == "." or name.endswith(".*")
     ]

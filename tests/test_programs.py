@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.parametrize(("wish", "code", "end"), [("", 0, "skipped"), ("required", 1, "failed")])
 @pytest.mark.parametrize("target", ["promtool", "strace"])
-def test_a_missing_program_is_a_skip_for_people_and_a_failure_for_ci(
+def test_missing_programs_skip_tests_locally_and_fail_in_ci(
     tmp_path: Path, target: str, wish: str, code: int, end: str
 ) -> None:
     probe = tmp_path / "test_probe.py"
@@ -31,7 +31,7 @@ def test_a_missing_program_is_a_skip_for_people_and_a_failure_for_ci(
     assert f"1 {end}" in ran.stdout
 
 
-def test_what_cannot_be_installed_is_said_and_ends_ci(tmp_path: Path) -> None:
+def test_a_failed_installation_is_reported_and_fails_ci(tmp_path: Path) -> None:
     code = "import pathlib, sys; from tests import programs; programs.BIN = pathlib.Path(); sys.exit(programs.main())"
     for wish, expected in (("", 0), ("required", 1)):
         ran = subprocess.run(

@@ -113,7 +113,7 @@ def test_ci_accepts_no_missing_program() -> None:
     ]
 
 
-def test_every_target_says_what_it_does_and_none_needs_a_certain_folder() -> None:
+def test_every_target_is_documented_and_independent_of_the_folder() -> None:
     shown = subprocess.run(
         ["make", "--no-print-directory", "-C", str(ROOT), "help"], cwd="/", capture_output=True, text=True, check=True
     )

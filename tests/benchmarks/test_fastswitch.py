@@ -41,7 +41,7 @@ def test_priorities_that_change_under_way_change_no_token(build: Build, pattern:
     one.loop.check_integrity()
 
 
-def test_reuse_halves_what_is_swapped_out() -> None:
+def test_reuse_halves_the_blocks_swapped_out() -> None:
     written = {build: played(build)[1].swapped_bytes for build in (FULL, NO_REUSE)}
     assert written[FULL] <= fastswitch.MOST_SWAPPED * written[NO_REUSE]
 

@@ -77,7 +77,7 @@ def test_a_slow_link_lowers_the_bound_of_copies_and_a_fast_one_does_not_raise_it
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
-def test_a_share_that_is_no_number_is_not_met(value: float) -> None:
+def test_a_share_that_is_not_a_number_is_not_met(value: float) -> None:
     assert BY_FIGURE["decode.batch_1.share"].verdict({"decode.batch_1.share": value}) == "missed"
 
 
@@ -153,7 +153,7 @@ def test_a_machine_without_a_gpu_is_refused_in_one_line(
     assert not (tmp_path / "results").exists()
 
 
-def test_a_section_past_its_time_is_ended_and_told(tmp_path: Path) -> None:
+def test_a_section_past_its_time_limit_is_killed_and_reported(tmp_path: Path) -> None:
     disk = next(one for one in SECTIONS if one.name == "disk")
     began_s = time.monotonic()
     results: list[SectionResult] = []
@@ -183,7 +183,7 @@ def test_whatever_a_section_started_ends_with_it() -> None:
                 time.sleep(0.01)
 
 
-def test_a_run_that_is_told_to_end_keeps_what_its_section_has_said(tmp_path: Path) -> None:
+def test_a_terminated_run_keeps_the_figures_of_its_section(tmp_path: Path) -> None:
     said = "from pathlib import Path; from benchmarks.gpu.bench import Bench; import sys, time; "
     said += "Bench('disk', 60, Path(sys.argv[sys.argv.index('--out') + 1])).record('done', 1.0, 'x'); "
     said += "print('said', flush=True); time.sleep(60)"
@@ -203,7 +203,7 @@ def test_a_run_that_is_told_to_end_keeps_what_its_section_has_said(tmp_path: Pat
     assert [failure["reason"] for failure in found["failures"]] == ["the run was ended"]
 
 
-def test_a_section_that_breaks_tells_why_and_the_run_goes_on(
+def test_a_failed_section_reports_its_error_and_the_run_continues(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -217,7 +217,7 @@ def test_a_section_that_breaks_tells_why_and_the_run_goes_on(
 # ---- what a section says
 
 
-def test_figures_are_on_disk_as_they_are_said(tmp_path: Path) -> None:
+def test_figures_are_written_to_disk_as_they_are_recorded(tmp_path: Path) -> None:
     bench = Bench("limits", 10.0, tmp_path / "limits.json")
     bench.record("copy", 4.25, "TB/s", share=0.99)
     assert read_result(tmp_path / "limits.json").figures == [Figure("limits.copy", 4.25, "TB/s", {"share": 0.99})]
@@ -239,7 +239,7 @@ def test_a_failing_part_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_what_the_budget_has_no_room_for_is_left_out_by_name(tmp_path: Path) -> None:
+def test_parts_beyond_the_budget_are_skipped_by_name(tmp_path: Path) -> None:
     clock = Clock()
     bench = Bench("limits", 10.0, tmp_path / "limits.json", now_s=clock)
     assert bench.has_time("first", 9.0)
@@ -276,7 +276,7 @@ def test_the_json_holds_machine_targets_and_every_figure(tmp_path: Path) -> None
     assert read_result(tmp_path / "one.json") == RESULTS[1]
 
 
-def test_the_table_has_a_row_for_every_target_and_tells_what_failed() -> None:
+def test_the_table_has_a_row_for_every_target_and_lists_failures() -> None:
     table = as_table(FACTS, RESULTS)
     rows = [line for line in table.splitlines() if line.startswith("| ") and line.count("|") == 5]
     assert len(rows) == len(TARGETS) + 1
@@ -335,7 +335,7 @@ def _wheel(folder: Path, name: str, version: str, *wanted: str) -> None:
         wheel.writestr(f"{name}-{version}.dist-info/METADATA", "\n".join(["Metadata-Version: 2.1", *lines]) + "\n\n")
 
 
-def test_what_wheels_want_and_nobody_has_is_told(tmp_path: Path) -> None:
+def test_missing_requirements_of_wheels_are_reported(tmp_path: Path) -> None:
     project = tmp_path / "pyproject.toml"
     project.write_text('[project]\ndependencies = ["torch>=2.11", "first>=2", "second"]\n')
     _wheel(tmp_path, "first", "2.0", "third>1 ; python_version >= '3.12'", "old ; python_version < '3.12'")

@@ -114,7 +114,7 @@ def test_slices_are_ragged_and_fit_the_case(case: Case, kind: str) -> None:
     assert any(length == 1 for _, length in slices) == (kind != "prefill")
 
 
-def test_inputs_are_random_where_tokens_lie_and_poisoned_elsewhere() -> None:
+def test_inputs_are_random_at_tokens_and_poisoned_between_them() -> None:
     slices = [(5, 1), (0, 20), (17, 3)]
     inputs = make_inputs(SMALL, slices, torch.float32, CPU, seed=1)
     rows = (~inputs.arena.isnan()).all(dim=-1).all(dim=-1)
@@ -203,7 +203,7 @@ def test_even_contexts_are_as_many_as_uneven_ones_and_have_their_total() -> None
 
 
 @in_interpreter
-def test_what_cutting_takes_is_told(pool: Pool, tmp_path: Path) -> None:
+def test_the_time_of_partitioning_is_recorded(pool: Pool, tmp_path: Path) -> None:
     bench = Bench("attention", 60.0, tmp_path / "attention.json")
     attention.measure_partition(bench, pool, attention.singles([30, 9]), millisecond)
     (figure,) = bench.result.figures
@@ -238,7 +238,7 @@ def open_tiny(folder: Path, flags: dict[str, object]) -> OfflineEngine:
     return engine.open_engine(engine.engine_settings(folder, **flags, num_gpu_blocks_override=160))
 
 
-def test_throughput_and_decode_say_their_figures(tmp_path: Path, tiny: dict[str, object]) -> None:
+def test_throughput_and_decode_record_their_figures(tmp_path: Path, tiny: dict[str, object]) -> None:
     with open_tiny(tmp_path, tiny) as opened:
         first = Bench("throughput", 60.0, tmp_path / "throughput.json")
         mix = throughput.Mix(24, 6, 10)
@@ -256,14 +256,14 @@ def test_throughput_and_decode_say_their_figures(tmp_path: Path, tiny: dict[str,
     assert len((tmp_path / "requests-24_6.jsonl").read_text().splitlines()) == 10
 
 
-def test_a_slow_engine_is_asked_for_less_of_a_mix() -> None:
+def test_a_slow_engine_gets_fewer_requests_of_a_mix() -> None:
     mix = throughput.Mix(1024, 512, 704)
     assert mix.within(2e6) == mix
     assert mix.within(768_000) == throughput.Mix(1024, 512, 500)
     assert mix.within(0.0).count == 1
 
 
-def test_only_steps_in_which_everybody_decodes_count() -> None:
+def test_only_steps_in_which_every_sequence_decodes_count() -> None:
     laps = Laps()
     for _ in range(6):  # steps of a second
         for part, seconds in ((laps.plan_s, 0.1), (laps.launch_s, 0.1), (laps.wait_s, 0.7), (laps.commit_s, 0.1)):
@@ -277,7 +277,7 @@ def test_only_steps_in_which_everybody_decodes_count() -> None:
         engine.step_ms(OfflineRun(answers[:1], 1.0, Laps(), Gauges(), Gauges()))
 
 
-def test_a_victim_is_swapped_and_comes_back(tmp_path: Path, tiny: dict[str, object]) -> None:
+def test_a_victim_is_swapped_and_restored(tmp_path: Path, tiny: dict[str, object]) -> None:
     settings = engine.engine_settings(
         tmp_path,
         **tiny,
@@ -293,7 +293,7 @@ def test_a_victim_is_swapped_and_comes_back(tmp_path: Path, tiny: dict[str, obje
         assert all(switch.round(number) > 0 for number in range(2))
 
 
-def test_conversations_change_places_and_all_is_said(tmp_path: Path, tiny: dict[str, object]) -> None:
+def test_conversations_swap_repeatedly_and_all_are_completed(tmp_path: Path, tiny: dict[str, object]) -> None:
     settings = engine.engine_settings(
         tmp_path,
         **{**tiny, "max_model_len": 208},
@@ -346,7 +346,7 @@ def _shuffled(size: int) -> Tensor:
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def test_lanes_move_every_byte_both_ways_and_say_how_fast(tmp_path: Path) -> None:
+def test_lanes_move_every_byte_both_ways_and_report_their_speed(tmp_path: Path) -> None:
     device, total = CpuDevice(1), 1 << 20
     ends = Ends(device, total, CPU)
     source = _shuffled(total)

@@ -112,7 +112,7 @@ class EngineFlags:
         return args
 
 
-def test_vllm_is_asked_for_exact_lengths_without_a_tokenizer(
+def test_vllm_gets_exact_lengths_and_no_tokenizer(
     peer: Import,
     listed: list[ListedRequest],
     tmp_path: Path,

@@ -69,7 +69,7 @@ def test_a_model_is_converted_again_only_when_it_changed(compare: ModuleType, tm
     assert wanted.product.read_text(encoding="utf-8") == "made"
 
 
-def test_the_table_tells_which_rounds_were_disturbed(compare: ModuleType, tmp_path: Path) -> None:
+def test_the_table_marks_disturbed_rounds(compare: ModuleType, tmp_path: Path) -> None:
     run = one_tenant_run()
     busy = msgspec.structs.replace(run, client=msgspec.structs.replace(run.client, saturated=True, reason="late"))
     write_result(run, tmp_path / "vllm-one-0.json")

@@ -95,7 +95,7 @@ def test_the_tiers_are_drawn_and_blocks_move(page: "Page", open_site: Site, pict
     assert moving != still
 
 
-def test_a_tier_that_does_not_exist_says_why(page: "Page", folder: Path) -> None:
+def test_a_missing_tier_is_reported_with_its_reason(page: "Page", folder: Path) -> None:
     with site(folder, Script()) as alone:
         alone.complete(max_tokens=1)
         alone.send(Report(gauges=Gauges(tiers=full_gauges().tiers[:1])))

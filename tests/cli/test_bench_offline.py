@@ -97,7 +97,7 @@ def test_a_folder_with_nothing_but_a_config_is_measured(model: str, capsys: pyte
     assert {"tiercel", "python", "torch"} <= found["versions"].keys()
 
 
-def test_the_time_of_the_loop_is_told_in_parts(model: str) -> None:
+def test_the_time_of_the_loop_is_reported_in_parts(model: str) -> None:
     steps = throughput(model, *SMALL)["steps"]
     shares = steps["shares"]
     assert shares.keys() == {"planning", "launching", "waiting", "committing", "idle"}
@@ -108,7 +108,7 @@ def test_the_time_of_the_loop_is_told_in_parts(model: str) -> None:
     assert 0 < steps["device_share"] <= 1
 
 
-def test_a_saved_list_is_asked_again_word_for_word(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_list_is_sent_again_unchanged(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     saved = throughput(model, *SMALL, "--random-range-ratio", "0.5", "--seed", "3", "--save-requests", "list.jsonl")
     requests = read_requests(Path("list.jsonl"))
     assert sum(len(request.prompt_token_ids) for request in requests) == saved["total_prompt_tokens"]
@@ -121,7 +121,7 @@ def test_a_saved_list_is_asked_again_word_for_word(model: str, capsys: pytest.Ca
     assert "--input-len: not with --requests, whose file holds the requests" in line
 
 
-def test_the_prefix_cache_is_on_when_asked_for(model: str) -> None:
+def test_the_prefix_cache_is_on_if_enabled(model: str) -> None:
     words = ("--random-prefix-len", "64", "--num-warmups", "0", *SMALL, "--max-num-seqs", "1")
     assert throughput(model, *words)["counters"]["prefix_hits"] == 0
     assert throughput(model, *words, "--enable-prefix-caching")["counters"]["prefix_hits"] == 4 * 64
@@ -130,7 +130,7 @@ def test_the_prefix_cache_is_on_when_asked_for(model: str) -> None:
     assert throughput(model, *words, "--no-enable-prefix-caching")["counters"]["prefix_hits"] == 0
 
 
-def test_there_is_no_goal_between_tokens_unless_one_is_asked_for(
+def test_there_is_no_goal_between_tokens_by_default(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert throughput(model, *SMALL, "--disable-detokenize")["settings"]["tbt_goal_s"] == 0
@@ -144,7 +144,7 @@ def test_an_ssd_tier_brings_the_prefix_cache_that_it_needs(model: str) -> None:
     assert found["settings"]["enable_prefix_caching"]
 
 
-def test_latency_tells_percentiles_of_batch_first_token_and_the_others(
+def test_latency_reports_percentiles_of_batch_first_token_and_other_tokens(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--input-len", "12", "--output-len", "4", "--batch-size", "3", "--num-iters-warmup", "1"]
@@ -194,7 +194,7 @@ def test_answers_of_one_token_have_no_time_between_tokens(model: str) -> None:
         (["--max-num-seqs", "0"], "--max-num-seqs"),
     ],
 )
-def test_what_cannot_be_is_one_line_that_names_it(
+def test_invalid_options_give_one_line_that_names_them(
     words: list[str], complaint: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert complaint in refused(model, *words, capsys=capsys)

@@ -22,7 +22,7 @@ def test_a_table_is_searched_shown_and_kept(
     assert [line.split()[:3] for line in said[1:-1]] == [["64", "0", "0"]]
 
 
-def test_where_nothing_can_be_kept_one_line_says_so(
+def test_a_table_that_cannot_be_saved_gives_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tiercel").write_text("in the way")

@@ -106,7 +106,7 @@ def test_an_error_of_the_server_is_one_line_and_exit_code_1(story: Story) -> Non
     assert (ran.returncode, ran.stderr) == (1, "tiercel: error: 503: the queue is full\n")
 
 
-def test_an_error_in_the_middle_of_a_stream_is_told(story: Story) -> None:
+def test_an_error_in_the_middle_of_a_stream_is_reported(story: Story) -> None:
     story.events = [piece("Hel"), json.dumps({"error": {"message": "the engine died"}}), "[DONE]"]
     ran = chat(story, "hi\n")
     assert ran.returncode == 1

@@ -82,7 +82,7 @@ def test_a_good_folder_is_described_with_its_arithmetic(folders: Path, capsys: C
         assert words in out
 
 
-def test_the_type_that_is_asked_for_halves_weights_and_kv(folders: Path, capsys: Captured) -> None:
+def test_a_16_bit_dtype_halves_weights_and_kv(folders: Path, capsys: Captured) -> None:
     assert "per token 192 B" in checked(folders / "llama", "--dtype", "bfloat16", capsys=capsys)
 
 
@@ -141,7 +141,7 @@ def test_a_tokenizer_that_is_missing_is_refused(llama: Path, capsys: Captured) -
     assert "tokenizer.json" in refused(llama, capsys=capsys)
 
 
-def test_a_tokenizer_that_knows_more_than_the_model_is_told(llama: Path, capsys: Captured) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_is_reported(llama: Path, capsys: Captured) -> None:
     tokenizer = json.loads((llama / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["k"] = 64
     (llama / "tokenizer.json").write_text(json.dumps(tokenizer))

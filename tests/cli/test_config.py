@@ -99,7 +99,7 @@ def test_the_table_for_people_has_a_line_a_setting_under_its_group(capsys: pytes
         ("", ("--quantization", "awq"), "--quantization is not supported: quantised checkpoints are not served"),
     ],
 )
-def test_what_serve_would_refuse_is_refused(
+def test_options_that_serve_refuses_are_refused(
     text: str, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("tiercel.toml").write_text(text)
@@ -107,7 +107,7 @@ def test_what_serve_would_refuse_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_variable_with_a_slip_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_variable_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TIERCEL_MAX_NUM_SEQ", "3")
     monkeypatch.setenv("TIERCEL_SOMETHING_ELSE", "3")
     assert main(["config", "show", "model"]) == 0
@@ -184,7 +184,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-def test_get_shows_what_is_in_force(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_get_shows_the_settings_in_force(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "get", "--url", f"{server.url}/v1"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["port", "80", "default"]
@@ -215,7 +215,7 @@ def test_a_refusal_is_one_line_and_1(server: Server, capsys: pytest.CaptureFixtu
         assert capsys.readouterr().err == "tiercel: error: port = 9: needs a restart\n"
 
 
-def test_without_an_admin_key_nothing_is_asked(
+def test_without_an_admin_key_no_request_is_sent(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("TIERCEL_ADMIN_KEY")

@@ -37,7 +37,7 @@ def told(capsys: Captured, *words: str) -> list[dict[str, object]]:
     return json.loads(capsys.readouterr().out)
 
 
-def test_inspect_says_what_a_folder_holds(folders: tuple[Path, Path], capsys: Captured) -> None:
+def test_inspect_prints_the_contents_of_a_folder(folders: tuple[Path, Path], capsys: Captured) -> None:
     first, second = told(capsys, "inspect", *map(str, folders))
     assert first["folder"] == str(folders[0])
     assert (first["used"], second["used"]) == (5, 5)
@@ -55,7 +55,9 @@ def test_inspect_says_what_a_folder_holds(folders: tuple[Path, Path], capsys: Ca
     assert "seconds ago" in shown
 
 
-def test_inspect_tells_an_unclean_journal_and_who_has_the_folder(folders: tuple[Path, Path], capsys: Captured) -> None:
+def test_inspect_reports_an_unclean_journal_and_the_owner_of_the_folder(
+    folders: tuple[Path, Path], capsys: Captured
+) -> None:
     volume = open_volume(folders, 2 << 20, BLOCK, b"kind", lock=True)
     (found,) = told(capsys, "inspect", str(folders[0]))
     assert (found["journal"], found["holder"], found["opens"]) == ("unclean", os.getpid(), 2)
@@ -103,7 +105,7 @@ def test_purge_deletes_the_blocks(folders: tuple[Path, Path], capsys: Captured) 
         assert list(volume.recover()) == []
 
 
-def test_purge_refuses_what_a_daemon_has(folders: tuple[Path, Path], capsys: Captured) -> None:
+def test_purge_refuses_a_folder_in_use_by_a_daemon(folders: tuple[Path, Path], capsys: Captured) -> None:
     with open_volume(folders, 2 << 20, BLOCK, b"kind", lock=True) as volume:
         assert main(["kv", "purge", *map(str, folders)]) == 2
         line = f"tiercel: error: {folders[0]} is in use by the daemon with pid {os.getpid()}\n"

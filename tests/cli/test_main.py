@@ -59,7 +59,7 @@ def test_help_of_all_flags_and_of_one_group(capsys: Captured) -> None:
         ("collect-env --yaml", "--yaml"),
     ],
 )
-def test_what_is_wrong_on_the_line_is_one_line_and_exit_code_2(line: str, words: str, capsys: Captured) -> None:
+def test_a_wrong_command_line_gives_one_line_and_exit_code_2(line: str, words: str, capsys: Captured) -> None:
     assert main(line.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -190,7 +190,7 @@ def test_explicit_shapes_need_no_torch() -> None:
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_device_is_found_whatever_its_case(name: str, capsys: Captured) -> None:
+def test_a_device_name_is_not_case_sensitive(name: str, capsys: Captured) -> None:
     small = ("--ctx", "4096", *SHAPE, "--heads", "56", "--parameters", "1B")
     assert planned("--device", name.upper(), *small, capsys=capsys)["device"]["name"] == name
 
@@ -310,7 +310,7 @@ def test_a_bucket_beyond_the_models_context_is_refused(capsys: Captured) -> None
 
 
 @pytest.mark.parametrize("name", ["nowhere.json", "hist.csv"])
-def test_a_workload_file_that_is_none_is_refused(name: str, capsys: Captured) -> None:
+def test_an_invalid_workload_file_is_refused(name: str, capsys: Captured) -> None:
     written("hist.csv", "1,2,3")
     assert f"--workload {name}: " in refused("--device", "H200", "--workload", name, *YI_34B, capsys=capsys)
 
@@ -362,14 +362,14 @@ def test_a_wrong_shape_is_refused_with_its_limits(flags: str, words: str, capsys
     assert words in refused("--device", "H200", "--ctx", "4k", *YI_34B, *flags.split(), capsys=capsys)
 
 
-def test_half_a_shape_or_none_is_told_what_is_missing(capsys: Captured) -> None:
+def test_an_incomplete_shape_is_refused_with_its_missing_fields(capsys: Captured) -> None:
     half = refused("--device", "H200", "--ctx", "4k", "--layers", "60", "--kv-heads", "8", capsys=capsys)
     assert "a shape without --model also needs --parameters, --head-dim, --heads" in half
     assert "no model: give --model" in refused("--device", "H200", "--ctx", "4k", capsys=capsys)
     assert "--device" in refused("--ctx", "4k", *YI_34B, capsys=capsys)
 
 
-def test_a_model_folder_that_is_none_or_too_short_is_refused(capsys: Captured) -> None:
+def test_an_invalid_model_folder_or_a_too_short_context_is_refused(capsys: Captured) -> None:
     words = ("--device", "H200", "--ctx", "4k", "--model")
     assert "nowhere: no such folder" in refused(*words, "nowhere", capsys=capsys)
     assert "--ctx 4,000: the model's context is 256 tokens" in refused(*words, model_folder(), capsys=capsys)
@@ -377,7 +377,7 @@ def test_a_model_folder_that_is_none_or_too_short_is_refused(capsys: Captured) -
     assert "num_hidden_layers" in refused(*words, wrong, capsys=capsys)
 
 
-def test_a_mixture_of_experts_needs_to_say_what_is_active(capsys: Captured) -> None:
+def test_a_mixture_of_experts_must_state_its_active_parameters(capsys: Captured) -> None:
     words = ("--device", "cpu", "--ctx", "256", "--model", model_folder(num_experts=8))
     assert "a mixture of experts: give --active-parameters" in refused(*words, capsys=capsys)
     assert planned(*words, "--active-parameters", "5k", capsys=capsys)["model"]["active_parameters"] == 5000

@@ -88,7 +88,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     "flags",
     [["--blocks", "0"], ["--tenants", "0"], ["--trace", "a", "--workload", "b"], ["--max-num-batched-tokens", "8"]],
 )
-def test_what_makes_no_sense_is_refused(flags: list[str]) -> None:
+def test_contradictory_options_are_refused(flags: list[str]) -> None:
     assert main([*SHORT, *flags]) == 2
 
 
@@ -102,7 +102,7 @@ def test_a_calibration_of_a_real_server_makes_first_tokens_later(tmp_path: Path)
     assert second["ttft_s"]["p50"] > first["ttft_s"]["p50"] + 0.005
 
 
-def test_a_closed_loop_ends_what_it_has_begun(tmp_path: Path) -> None:
+def test_a_closed_loop_finishes_the_requests_that_it_started(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     assert main([*SHORT, "--max-concurrency", "2", "--json", str(out)]) == 0
     found = json.loads(out.read_text())
@@ -113,6 +113,6 @@ def test_a_closed_loop_ends_what_it_has_begun(tmp_path: Path) -> None:
     ("words", "message"),
     [(["--calibration", "missing.json"], "--calibration missing.json"), (["--max-concurrency", "0"], "from 1 to")],
 )
-def test_what_cannot_be_taken_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_values_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, *words]) == 2
     assert message in capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_set_sends_the_file_with_the_key_of_the_environment(
     assert server.asked == [("PUT", "/admin/tenants", "Bearer boss", "tenants: []")]
 
 
-def test_what_goes_wrong_is_one_line(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_line(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server.status, server.body = 400, {"error": {"message": "request body: tenant a: weight -1"}}
     common = ["--url", server.url, "--admin-key", "k"]
     assert main(["tenants", "list", *common]) == 1

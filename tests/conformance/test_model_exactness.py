@@ -175,7 +175,7 @@ def test_half_precision_follows_transformers_in_the_same_dtype(family: Family, d
 
 
 @pytest.mark.parametrize("family", ["mistral", "gpt2"])
-def test_weights_stored_in_half_are_computed_in_float32_when_asked(family: Family, tmp_path: Path) -> None:
+def test_weights_stored_in_half_precision_are_computed_in_float32_on_request(family: Family, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path, seed=5, dtype=torch.float16)
     twin = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     model = open_model(tmp_path, dtype="float32")

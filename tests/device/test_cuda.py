@@ -110,7 +110,7 @@ def test_a_memfd_is_locked_in_slabs_and_again_by_the_next_engine() -> None:
         assert not bench.host.is_pinned()
 
 
-def test_copies_run_beside_compute_and_marks_tell_how_far_each_is() -> None:
+def test_copies_run_beside_compute_and_marks_show_their_progress() -> None:
     bench = Bench()
     pinned = bench.pin()
     compute, up = bench.device.open_lane(), bench.device.open_copy_lane()

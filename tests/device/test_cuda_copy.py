@@ -142,7 +142,7 @@ def test_one_batch_is_one_call_and_unlocked_memory_is_copied_alone(bench: Bench)
     assert len(bench.library.batches) == 1
 
 
-def test_copies_go_on_lanes_of_their_own_below_the_compute_lane(bench: Bench) -> None:
+def test_copies_use_separate_lanes_below_the_compute_lane(bench: Bench) -> None:
     bench.device.open_copy_lane()
     bench.device.open_lane()
     down, up, compute = bench.library.streams.values()
@@ -272,7 +272,7 @@ def test_an_old_driver_is_named_at_the_start(caplog: pytest.LogCaptureFixture) -
     assert "no batch copies (CUDA 12.8)" in caplog.text
 
 
-def test_where_the_device_sees_locked_memory_elsewhere_nothing_is_batched(
+def test_copies_are_not_batched_if_the_device_maps_locked_memory_differently(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.library.shares_addresses = False
@@ -318,7 +318,7 @@ def test_a_lost_device_lets_its_lanes_close(bench: Bench) -> None:
         bench.lane.copy(bench.extents([(1, 2, 1)], up=True))
 
 
-def test_a_compute_job_runs_under_its_stream_and_marks_tell_how_far_it_is(bench: Bench) -> None:
+def test_a_compute_job_runs_under_its_stream_and_marks_show_its_progress(bench: Bench) -> None:
     lane = bench.device.open_lane()
     stream = list(bench.library.streams.values())[-1]
     order: list[int] = []

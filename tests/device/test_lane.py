@@ -51,7 +51,7 @@ def test_the_lane_has_its_thread_before_its_first_job() -> None:
     assert not worker.is_alive()
 
 
-def test_a_mark_is_past_when_what_was_queued_before_has_ended() -> None:
+def test_a_mark_is_past_when_all_work_queued_before_it_has_ended() -> None:
     device = CpuDevice(threads=1)
     lane, gate = device.open_lane(), threading.Event()
     assert lane.run(int).result() == 0

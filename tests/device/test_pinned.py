@@ -115,7 +115,7 @@ def test_an_arena_is_mapped_to_the_end_of_its_last_page(blocks: int, is_kept: bo
 
 
 @pytest.mark.parametrize("block", [1, 180, PAGE + 1, 40 * PAGE])
-def test_a_block_that_is_no_divisor_of_the_slab_makes_another_slab(block: int) -> None:
+def test_a_block_that_does_not_divide_the_slab_changes_the_slab_size(block: int) -> None:
     pinned = PinnedMemory(PAGE, 100 * block, block, lambda address, size: None, lambda address: None, 16 * PAGE)
     assert pinned.slab_bytes % block == 0 == pinned.slab_bytes % PAGE
 

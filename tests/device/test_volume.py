@@ -351,7 +351,7 @@ def test_folders_are_striped_and_must_come_together(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("block", [1, 4096, 5000, 196_608])
-def test_the_limit_holds_whatever_is_written(folder: Path, block: int) -> None:
+def test_the_limit_holds_for_every_kind_of_write(folder: Path, block: int) -> None:
     capacity = 4 << 20
     rng = random.Random(block)
     with open_volume((folder,), capacity, block, KIND) as volume:
@@ -463,7 +463,7 @@ def test_the_error_on_a_small_tmpfs_names_the_missing_bytes(tmp_path: Path) -> N
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_the_second_daemon_is_told_the_pid_of_the_first(folder: Path) -> None:
+def test_the_error_of_a_second_daemon_names_the_pid_of_the_first(folder: Path) -> None:
     hold = (
         "import sys, pathlib; from tiercel.device.volume import open_volume;"
         f"volume = open_volume((pathlib.Path({str(folder)!r}),), {CAPACITY}, {BLOCK}, {KIND!r}, lock=True);"

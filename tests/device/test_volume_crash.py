@@ -151,7 +151,7 @@ def test_a_journal_that_cannot_be_written_costs_a_scan_but_no_block(
         assert all(got(volume, slot, key) == block_of(key) for slot, key in expected.items())
 
 
-def test_a_volume_whose_journal_was_cut_anywhere_finds_every_block_by_scanning(tmp_path: Path) -> None:
+def test_a_volume_with_a_truncated_journal_finds_every_block_by_scanning(tmp_path: Path) -> None:
     folder = tmp_path / "kv"
     with make(folder) as volume:
         slots = volume.slots

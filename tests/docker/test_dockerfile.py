@@ -102,7 +102,7 @@ def test_the_extras_of_the_image_exist(name: str) -> None:
     assert set(extras) <= project["optional-dependencies"].keys()
 
 
-def test_every_package_and_what_it_is_built_from_is_sent() -> None:
+def test_every_package_and_its_build_dependencies_are_sent() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = project["tool"]["setuptools"]["packages"]
     needed = [f"{package.replace('.', '/')}/__init__.py" for package in packages]
@@ -113,7 +113,7 @@ def test_every_package_and_what_it_is_built_from_is_sent() -> None:
 @pytest.mark.parametrize(
     "path", [".git/config", ".venv/bin/python", "docker/.env", "cli/.env", "cli/__pycache__/main.pyc", "models/a"]
 )
-def test_what_the_image_does_not_need_stays_outside(path: str) -> None:
+def test_files_not_needed_by_the_image_are_excluded(path: str) -> None:
     assert not is_sent(path)
 
 

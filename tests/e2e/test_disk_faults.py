@@ -83,7 +83,7 @@ def test_failed_writes_fail_no_request(tmp_path: Path, answers: dict[str, str], 
     ],
     ids=["error on read", "short reads", "a stall of five seconds"],
 )
-def test_blocks_whose_reads_fail_are_computed_again(tmp_path: Path, answers: dict[str, str], inject: str) -> None:
+def test_blocks_with_failed_reads_are_recomputed(tmp_path: Path, answers: dict[str, str], inject: str) -> None:
     fill(tmp_path, answers)
     with daemon(tmp_path, *flags(tmp_path), under=tracer(inject)) as running:
         began_s = time.monotonic()

@@ -28,7 +28,7 @@ def await_events(running: Daemon, name: str, count: int) -> list[dict[str, objec
     return found
 
 
-def test_a_stream_goes_on_while_policy_limits_and_log_level_change(tmp_path: Path) -> None:
+def test_a_stream_continues_while_policy_limits_and_log_level_change(tmp_path: Path) -> None:
     file = tmp_path / "tiercel.toml"
     file.write_text('scheduling-policy = "fair"\n')
     with daemon(tmp_path, *FLAGS) as running:

@@ -43,7 +43,7 @@ def test_a_prompt_served_once_is_warm_after_a_restart(tmp_path: Path, answers: d
         assert cached_tokens(again, PROMPTS[1]) == (answers[PROMPTS[1]], 0)
 
 
-def test_an_idle_daemon_writes_what_was_served_once(tmp_path: Path, answers: dict[str, str]) -> None:
+def test_an_idle_daemon_persists_prefixes_served_once(tmp_path: Path, answers: dict[str, str]) -> None:
     with daemon(tmp_path, *disk_flags(tmp_path)) as running:
         assert text(running, PROMPTS[2]) == answers[PROMPTS[2]]
         end_s = time.monotonic() + PATIENCE_S

@@ -141,7 +141,7 @@ def test_a_single_stream_gets_a_second_attempt(is_at_launch: bool) -> None:
     assert bench.client.finished[seq].reason is FinishReason.LENGTH
 
 
-def test_decodes_that_do_not_fit_in_one_forward_go_on_in_several() -> None:
+def test_decodes_that_do_not_fit_in_one_forward_are_split() -> None:
     bench = ShortBench(memory=3, blocks=200, seqs=8, tokens=64, depth=0)
     seqs = [bench.submit([number, 5], max_tokens=30, ignore_eos=True) for number in range(8)]
     for _ in range(12):  # prompts and halvings

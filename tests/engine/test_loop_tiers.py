@@ -161,7 +161,7 @@ def test_random_work_over_three_tiers_gives_the_right_tokens(seed: int, depth: i
     bench.assert_all_right()
 
 
-def test_a_victim_is_spilled_and_comes_back_from_ddr() -> None:
+def test_a_victim_is_spilled_and_restored_from_ddr() -> None:
     bench = TierBench(blocks=24, seqs=8, limits=TierLimits(always_loads=True, has_write_back=False))
     for number in range(8):
         bench.submit([number] * 12, max_tokens=50)
@@ -196,7 +196,7 @@ def test_blocks_spilled_one_by_one_are_restored_in_few_copies() -> None:
     assert ddr.taken_slots / ddr.taken_runs > 2
 
 
-def test_a_finished_prefix_comes_back_from_the_disk() -> None:
+def test_a_finished_prefix_is_restored_from_the_disk() -> None:
     bench = TierBench(blocks=24, host=0, disk=100, limits=TierLimits(wanted_share=0.5))
     prompt = list(range(9)) * 5
     bench.submit(prompt, max_tokens=2)

@@ -66,7 +66,7 @@ def test_chains_no_longer_in_memory_are_forgotten_before_cheaper_chains() -> Non
     assert drained(queue) == [2.0, 1.0]
 
 
-def test_of_equal_chains_the_newest_is_kept() -> None:
+def test_the_newest_of_equal_chains_is_kept() -> None:
     queue = ChainQueue(30)
     chains = [chain(1.0, blocks=10) for _ in range(4)]
     for one in chains:

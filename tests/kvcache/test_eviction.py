@@ -59,7 +59,7 @@ def test_classes_go_in_order_and_in_each_the_oldest_first() -> None:
     assert search.choose(0) == []
 
 
-def test_a_removed_slot_comes_back_as_the_newest() -> None:
+def test_a_removed_slot_is_added_again_as_the_newest() -> None:
     copies = filled(*[RetentionClass.ONCE] * 5)
     copies.unlist([3, 2, 5])
     assert list(copies) == [1, 4]
@@ -112,7 +112,7 @@ def test_other_owners_copies_of_a_higher_class_go_before_a_floor_is_broken() -> 
     assert search.choose(1) == [3]
 
 
-def test_the_search_is_limited_and_then_takes_the_first_copy() -> None:
+def test_the_search_is_limited_and_falls_back_to_the_first_copy() -> None:
     others = SEARCH_DEPTH + 1
     assert owned([1] * others + [2], {1: others}).choose(1) == [1]
     assert owned([1] * (others - 2) + [2], {1: others}).choose(1) == [others - 1]

@@ -63,7 +63,7 @@ def test_headroom_is_borrowed_when_there_is_no_other_room() -> None:
     assert pool.num_free == 0
 
 
-def test_a_run_that_ends_early_is_continued_elsewhere() -> None:
+def test_a_run_that_ends_early_is_continued_at_the_next_run() -> None:
     pool = SlotPool(12)
     table, wall = pool.take_many(3), pool.take_many(1)
     pool.drop(table.pop(), 0)

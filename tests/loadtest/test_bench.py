@@ -221,7 +221,7 @@ def test_the_servers_counters_are_read_before_during_and_after() -> None:
     assert result.versions["server"] == "stub-1"
 
 
-def test_a_bare_server_is_measured_with_an_estimate_and_says_so() -> None:
+def test_a_server_without_metrics_is_measured_with_an_estimate_marked_as_such() -> None:
     with stub_server("--default", "first=50 gap=50 tokens=3", "--features", "") as url:
         result = run(_settings(url, None, num_prompts=3, random_input_len=40, num_warmups=0))
     assert result.completed == 3
@@ -287,7 +287,7 @@ _FIGURES = {
 }
 
 
-def test_a_file_that_is_no_result_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_result_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for text in ("", "{}", "nonsense"):
         path.write_text(text, encoding="utf-8")

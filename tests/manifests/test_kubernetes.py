@@ -133,7 +133,7 @@ def test_a_new_mount_does_not_open_the_folder_of_the_ssd_tier() -> None:
     assert pod()["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
-def test_every_mount_has_its_volume_and_what_is_written_to_is_mounted() -> None:
+def test_every_mount_has_its_volume_and_written_folders_are_mounted() -> None:
     claims = {claim["metadata"]["name"] for claim in stateful_set()["volumeClaimTemplates"]}
     volumes = {volume["name"]: volume for volume in pod()["volumes"]}
     mounts = {mount["name"]: mount for mount in container()["volumeMounts"]}

@@ -24,11 +24,11 @@ def _promtool(*arguments: str | Path) -> str:
     return done.stdout
 
 
-def test_promtool_takes_the_rules() -> None:
+def test_promtool_accepts_the_rules() -> None:
     assert "SUCCESS" in _promtool("check", "rules", *RULES)
 
 
-def test_promtool_takes_the_configuration(tmp_path: Path) -> None:
+def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     text = (FOLDER / "prometheus.yml").read_text(encoding="utf-8")
     (tmp_path / "key").write_text("k")
     text = text.replace("/etc/prometheus/rules", str(FOLDER / "rules")).replace(
@@ -42,13 +42,13 @@ def test_promtool_finds_the_alerts_firing_when_they_should() -> None:
     _promtool("test", "rules", Path(__file__).parent / "rules_test.yml")
 
 
-def test_promtool_takes_every_expression_of_the_boards(tmp_path: Path) -> None:
+def test_promtool_accepts_every_expression_of_the_boards(tmp_path: Path) -> None:
     told = [{"record": f"board:{number}", "expr": text} for number, (_, text) in enumerate(board_expressions())]
     (tmp_path / "boards.yml").write_text(yaml.safe_dump({"groups": [{"name": "boards", "rules": told}]}))
     _promtool("check", "rules", "--lint=none", tmp_path / "boards.yml")
 
 
-def test_promtool_takes_the_page(page: str) -> None:
+def test_promtool_accepts_the_page(page: str) -> None:
     """Names that are vLLM's are not what promtool's linter likes; what it cannot parse is an error all the same."""
     command = [find_program("promtool"), "check", "metrics"]
     done = subprocess.run(command, input=page, capture_output=True, text=True, check=False)

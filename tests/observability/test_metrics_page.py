@@ -40,14 +40,14 @@ def test_the_page_of_metrics_is_right(page: str) -> None:
     assert told() == shown(page)
 
 
-def test_nothing_is_exported_twice_and_every_family_says_what_it_is(page: str) -> None:
+def test_no_metric_is_exported_twice_and_every_family_has_a_help_text(page: str) -> None:
     types = re.findall(r"^# TYPE (\S+)", page, flags=re.MULTILINE)
     assert len(set(types)) == len(types)
     assert all(meaning for _, _, meaning in shown(page).values())
     assert "_created" not in page
 
 
-def test_errors_are_told_before_the_first_one(page: str, model_folder: Path) -> None:
+def test_errors_are_exported_before_the_first_occurs(page: str, model_folder: Path) -> None:
     """`increase` sees nothing of a series that is born with its first event: whatever may occur begins with 0."""
 
     async def test(server: Running) -> None:

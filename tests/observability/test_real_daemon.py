@@ -23,7 +23,7 @@ ON_OCCASION = {
 }
 
 
-def test_a_real_engine_tells_all_that_the_boards_read(page: str, tmp_path: Path) -> None:
+def test_a_real_engine_exports_all_metrics_that_the_boards_read(page: str, tmp_path: Path) -> None:
     (tmp_path / "tenants.yaml").write_text(TENANTS)
     with daemon(tmp_path, *FLAGS) as running:
         for key in ("one", "two"):

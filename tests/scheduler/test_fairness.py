@@ -69,7 +69,7 @@ def test_an_idle_account_loses_its_deficit_and_keeps_its_debt() -> None:
     assert (deficit(book, A), deficit(book, B)) == (0.0, -10.0)
 
 
-def test_an_account_whose_last_waiting_sequence_begins_to_run_is_not_idle() -> None:
+def test_an_account_with_a_running_sequence_is_not_idle() -> None:
     book = book_with(A)
     book.refill(0.0)
     book.wait(A, 0, 0, 5.0)

@@ -67,7 +67,7 @@ def test_steps_in_flight_behind_the_last_repeating_one_change_nothing() -> None:
     assert len(list(book.take_returned())) == 1
 
 
-def test_a_victim_that_is_preempted_again_is_followed_anew_and_one_that_ends_is_dropped() -> None:
+def test_a_victim_preempted_again_is_tracked_afresh_and_an_ended_victim_is_dropped() -> None:
     book = PreemptionBook()
     book.preempt(SeqId(1), COST, 32, is_swap=False)
     book.launch([piece(1, 0, 16)], COSTS)

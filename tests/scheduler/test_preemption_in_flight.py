@@ -7,7 +7,7 @@ from tiercel.plan import Plan, Preemption, SwapCost
 from tiercel.scheduler.policy import open_policy
 
 
-def test_a_victim_whose_slice_is_discarded_has_not_returned() -> None:
+def test_a_victim_with_a_discarded_slice_has_not_resumed() -> None:
     bench = PlannerBench(seqs=1, policy=open_policy("priority"))
     bench.submit(1, 15, band=1)
     bench.step()

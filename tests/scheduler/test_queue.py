@@ -149,7 +149,7 @@ def test_a_changed_priority_moves_a_sequence() -> None:
     assert gate.counts[Account(-1, TenantId("a"))] == (0, 0)
 
 
-def test_an_update_is_no_return_from_idle() -> None:
+def test_an_update_does_not_count_as_a_return_from_idle() -> None:
     book = TenantBook(fair_limits(10.0))
     queue = WaitingQueue(FairOrder(), book)
     account = Account(0, TenantId("a"))

@@ -65,7 +65,7 @@ def test_the_newest_sequence_keeps_its_blocks_at_a_full_quota_and_blocks_no_othe
     assert not any(victims(plan) for plan in plans)
 
 
-def test_a_single_sequence_that_was_accepted_under_a_larger_quota_goes_on() -> None:
+def test_a_single_sequence_accepted_under_a_larger_quota_continues() -> None:
     bench = quota_bench(8)
     bench.submit(1, 20, max_tokens=40, tenant="small")
     bench.submit(2, 4, max_tokens=40, tenant="small")

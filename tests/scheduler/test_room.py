@@ -63,7 +63,7 @@ def test_a_debtor_pauses_with_its_blocks_while_the_creditor_can_be_served() -> N
     assert count(bench, 1) > before + 10, "the debtor goes on when the other tenant is owed no more"
 
 
-def test_a_debtor_goes_on_while_the_creditor_is_deferred() -> None:
+def test_a_debtor_continues_while_the_creditor_is_deferred() -> None:
     bench = debtor_beside_a_long_prompt(hits={2: None})
     before = count(bench, 1)
     assert [seqs(plan) for plan in run(bench, 40)] == [[1]] * 40

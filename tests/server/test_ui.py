@@ -298,7 +298,7 @@ def test_viewers_of_one_moment_share_one_count_of_each_tenant(model_folder: Path
 
 
 @pytest.mark.parametrize("policy", ["fair", "priority"])
-def test_a_tenant_whose_first_request_waits_is_shown_as_waiting(policy: str, model_folder: Path, file: Path) -> None:
+def test_a_tenant_with_only_a_waiting_request_is_shown_as_waiting(policy: str, model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         async with _open(server, [_bearer("one")], text_body(max_tokens=9)):
             await until(lambda: server.context.client.sequences.num_tokenless == 1)

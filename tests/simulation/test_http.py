@@ -82,7 +82,7 @@ def test_zero_times_change_nothing() -> None:
     assert figures(plain) == figures(listened)
 
 
-def test_contention_makes_a_step_longer_by_what_it_takes_and_an_idle_machine_loses_nothing() -> None:
+def test_contention_lengthens_a_step_by_its_cost_and_is_free_when_idle() -> None:
     clock = ManualClock()
     machine = CostMachine(TIMES, clock)
     machine.delay(1.0)

@@ -8,7 +8,7 @@ from tiercel.scheduler.preemption_budget import LOSS_SHARE
 
 
 @pytest.mark.parametrize("seed", [7044, 7074])
-def test_copies_of_those_who_wait_are_not_the_room_of_the_next_victim(seed: int) -> None:
+def test_copies_of_waiting_sequences_do_not_count_as_room_for_the_next_victim(seed: int) -> None:
     """A victim that is priced as moved evicts the last copies of the victim before it: that one computes all again."""
     mix = draw_mix(seed, 300)
     found = play(replace(mix, settings=replace(mix.settings, host_blocks=mix.settings.blocks)), "fair", 300)

@@ -41,7 +41,7 @@ def workload(requests: int = 40, seed: int = 0) -> Workload:
 
 @pytest.mark.parametrize("policy", ["fair", "priority", "fcfs"])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_every_request_ends_once_and_says_what_it_should(policy: str, depth: int) -> None:
+def test_every_request_ends_once_with_the_expected_output(policy: str, depth: int) -> None:
     asked = workload()
     replay = Replay(SimSettings(blocks=128, max_num_seqs=8, policy=policy, async_depth=depth), asked)  # type: ignore[arg-type]
     replay.run()
@@ -63,7 +63,7 @@ def test_a_seed_gives_the_same_figures_again() -> None:
     assert play() == play()
 
 
-def test_who_is_swapped_comes_back_from_ddr() -> None:
+def test_swapped_sequences_are_restored_from_ddr() -> None:
     settings = SimSettings(blocks=40, host_blocks=400, max_num_seqs=8, preemption_mode="swap")
     requests = [SimRequest(0.0, A.name, (PromptPart(number, 64),), 200) for number in range(1, 9)]
     replay = Replay(settings, ordered_workload((A,), requests))
@@ -74,7 +74,7 @@ def test_who_is_swapped_comes_back_from_ddr() -> None:
     assert found.swapped_tokens > 0
 
 
-def test_what_never_fits_is_refused_and_counted() -> None:
+def test_a_request_that_never_fits_is_refused_and_counted() -> None:
     replay = Replay(SMALL, ordered_workload((A,), [SimRequest(0.0, A.name, (PromptPart(1, 128 * 16),), 10)]))
     replay.run()
     assert figures(replay).tenants[0].refused == 1

@@ -155,7 +155,7 @@ def test_float32_has_a_rate_of_its_own() -> None:
     assert prefill_s(wide, replace(A100, float32_flops_per_s=None), 1000) == prefill_s(LLAMA_8B, A100, 1000)
 
 
-def test_a_mixture_of_experts_multiplies_and_reads_what_is_active() -> None:
+def test_a_mixture_of_experts_multiplies_and_reads_its_active_experts() -> None:
     mixture = replace(YI_34B, active_parameters=YI_34B.parameters // 4)
     assert prefill_s(mixture, A100, 100) < prefill_s(YI_34B, A100, 100) / 3
     assert decode_s(mixture, A100, 0, 1) == decode_s(YI_34B, A100, 0, 1) / 4

@@ -75,7 +75,7 @@ def test_a_ref_to_a_snapshot_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["org/other", "nowhere", "/no/such/folder", "a/b/c", "../name", ""])
-def test_what_is_nowhere_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_unknown_model_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError):
         resolve_model_folder(name, str(tmp_path))
 

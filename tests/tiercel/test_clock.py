@@ -1,7 +1,7 @@
 from tiercel.clock import ManualClock, MonotonicClock
 
 
-def test_the_manual_clock_moves_when_told() -> None:
+def test_the_manual_clock_moves_only_on_advance() -> None:
     clock = ManualClock(start_s=5.0)
     clock.advance(1.5)
     assert clock.now_s() == 6.5

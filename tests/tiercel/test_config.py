@@ -140,7 +140,7 @@ def test_values_of_every_kind_fit_into_variables(monkeypatch: pytest.MonkeyPatch
     assert (resolved.engine.enable_prefix_caching, resolved.engine.max_model_len) == (False, 4000)
 
 
-def test_a_model_answers_to_what_was_typed_and_to_its_folder() -> None:
+def test_a_model_is_addressed_by_the_given_name_and_by_its_folder() -> None:
     assert settings(model="./model").server.served_model_names == ("./model", "model")
     assert settings(served_model_name=["a", "b"]).server.served_model_names == ("a", "b")
 
@@ -211,7 +211,9 @@ def test_without_a_model_the_embedded_one_is_served(monkeypatch: pytest.MonkeyPa
         ({"config": "nowhere.toml"}, "--config nowhere.toml: cannot be read: No such file or directory"),
     ],
 )
-def test_a_wrong_value_is_one_line_with_flag_value_and_what_is_allowed(flags: dict[str, object], message: str) -> None:
+def test_an_invalid_value_gives_one_line_with_flag_value_and_allowed_values(
+    flags: dict[str, object], message: str
+) -> None:
     assert refusal(**flags) == message
 
 

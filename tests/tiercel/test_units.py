@@ -21,7 +21,7 @@ def test_sizes_count_in_powers_of_1024(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "k", "-1", "1e3", "8x", "1 2", "0x10", "nan", "8kk", "\u0661x"])
-def test_what_is_no_number_is_refused_with_an_example(text: str) -> None:
+def test_a_value_that_is_not_a_number_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="write 4096, 8k or 8K"):
         parse_length(text)
     with pytest.raises(ValueError, match="write 1073741824, 512M or 2GiB"):

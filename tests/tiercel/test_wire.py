@@ -74,12 +74,12 @@ FROM_ENGINE: list[FromEngine] = [
 ]
 
 
-def test_every_message_to_the_engine_comes_back_as_it_was() -> None:
+def test_every_message_to_the_engine_survives_encoding_and_decoding() -> None:
     stream = b"".join(encode_frame(message) for message in TO_ENGINE)
     assert FrameReader(ToEngine).feed(stream) == TO_ENGINE
 
 
-def test_every_message_from_the_engine_comes_back_as_it_was() -> None:
+def test_every_message_from_the_engine_survives_encoding_and_decoding() -> None:
     stream = b"".join(encode_frame(message) for message in FROM_ENGINE)
     assert FrameReader(FromEngine).feed(stream) == FROM_ENGINE
 
@@ -116,7 +116,7 @@ def test_a_message_over_the_limit_is_not_sent() -> None:
         pytest.param(b"\x82\xa4type\xa4quit\xa1x" + b"\x91" * 100_000 + b"\xc0", id="nested without end"),
     ],
 )
-def test_a_frame_that_is_no_message_is_refused(body: bytes) -> None:
+def test_a_frame_that_is_not_a_message_is_refused(body: bytes) -> None:
     with pytest.raises(WireError, match=r"wire\.unreadable"):
         FrameReader(ToEngine).feed(struct.pack("<I", len(body)) + body)
 

@@ -113,7 +113,7 @@ def test_every_id_of_the_head_decodes() -> None:
         assert TOKENIZER.decode([token], skip_special_tokens=False)
 
 
-def test_the_model_folder_takes_at_most_six_megabytes() -> None:
+def test_the_model_folder_is_at_most_six_megabytes() -> None:
     files = [path for path in Path(MODEL_DIR).rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 6_000_000
 

@@ -23,7 +23,7 @@ ENCODER = Encoder(TOKENIZER)
 
 
 @pytest.mark.parametrize("write", [recall_chat, prose_chat])
-def test_training_sees_what_the_chat_template_writes(write: object) -> None:
+def test_training_uses_the_text_of_the_chat_template(write: object) -> None:
     template = AutoTokenizer.from_pretrained(MODEL_DIR)
     for seed in range(10):
         chat = write(Random(seed), 400)  # type: ignore[operator]
@@ -44,7 +44,7 @@ def test_the_loss_counts_the_first_digit_of_an_answer_most() -> None:
     assert LEAD > ANSWER
 
 
-def test_the_training_network_computes_what_transformers_computes(tmp_path: Path) -> None:
+def test_the_training_network_gives_the_results_of_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = Shape(vocab=64, hidden=64, layers=2, heads=2, kv_heads=1, head_size=32, inner=48, positions=64)
     network = Network(shape)

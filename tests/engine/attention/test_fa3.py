@@ -143,7 +143,7 @@ def test_unsupported_layers_are_rejected_or_left_to_the_spare(
     assert fake.splits_asked == []
 
 
-def test_auto_takes_it_on_a_hopper_gpu_that_has_it(fake: ModuleType) -> None:
+def test_auto_selects_fa3_on_a_hopper_gpu_where_it_is_installed(fake: ModuleType) -> None:
     cuda = torch.device("cuda")
 
     assert isinstance(open_attention("auto", cuda, PROCESSORS, HOPPER), Fa3Attention)

@@ -86,7 +86,7 @@ def state_of(starts: list[int], ends: list[int], shift: int) -> ForwardState:
 
 
 @pytest.mark.parametrize("head_dim", [64, 24])
-def test_layers_need_one_compilation_whatever_the_step(launches: Launches, head_dim: int) -> None:
+def test_layers_compile_once_for_all_step_sizes(launches: Launches, head_dim: int) -> None:
     heads, kv_heads = 4, 2
     attention = TritonAttention(132)
     ops = TritonOps(attention)

@@ -158,7 +158,7 @@ def test_no_budget_is_the_linear_default() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_table_rises_along_every_axis_whatever_was_measured(seed: int) -> None:
+def test_the_table_rises_along_every_axis_for_any_measurements(seed: int) -> None:
     rng = random.Random(seed)
     grid = StepGrid(LIMITS)
     shapes = grid.shapes()
@@ -214,9 +214,7 @@ def test_every_shape_consists_of_possible_sequences() -> None:
         assert min(slices.starts) >= 0 and max(ends) <= LIMITS.max_model_len
 
 
-def test_a_restart_takes_the_file_and_measures_what_is_missing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_restart_uses_the_file_and_measures_missing_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     file = open_times_file(str(tmp_path / "new" / "cache"), ("model", "machine"))
     grid = StepGrid(LIMITS)
@@ -421,14 +419,14 @@ def test_links_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_not_an_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
     times, model, _ = measure(0.5, open_times_file(str(blocked / "cache"), ("model",)))
     assert model.forwards and is_monotone(times)
 
 
-def test_a_device_that_fails_says_so() -> None:
+def test_a_failed_device_is_reported() -> None:
     class Broken(TimedModel):
         def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
             raise RuntimeError("no kernel")

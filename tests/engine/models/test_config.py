@@ -217,7 +217,7 @@ def test_another_dtype_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3"])
-def test_a_config_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_config_that_is_not_an_object_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
 
     with pytest.raises(ConfigError, match=r"config\.json"):

@@ -74,7 +74,7 @@ def test_auto_does_not_hide_a_wrong_field_behind_the_other_implementation(tmp_pa
 
 @pytest.mark.parametrize("family", ["llama3", "gpt2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_model_computes_in_the_dtype_asked_for(family: str, dtype: Dtype, tmp_path: Path) -> None:
+def test_a_model_computes_in_the_requested_dtype(family: str, dtype: Dtype, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path)  # type: ignore[arg-type]
 
     assert load(tmp_path, dtype=dtype).dtype == getattr(torch, dtype)
@@ -82,7 +82,7 @@ def test_a_model_computes_in_the_dtype_asked_for(family: str, dtype: Dtype, tmp_
 
 @pytest.mark.parametrize("family", ["llama3", "gpt2"])
 @pytest.mark.parametrize("field", ["quantization_config", "vision_config"])
-def test_foreign_models_are_refused_whatever_the_implementation(family: str, field: str, tmp_path: Path) -> None:
+def test_foreign_models_are_refused_by_every_implementation(family: str, field: str, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path)  # type: ignore[arg-type]
     change(tmp_path, **{field: {"any": 1}})
 

@@ -71,7 +71,7 @@ def refusal(folder: Path, fields: Mapping[str, object]) -> str:
         ("Olmo2ForCausalLM", {}),
     ],
 )
-def test_an_architecture_computes_what_transformers_computes(
+def test_an_architecture_gives_the_results_of_transformers(
     architecture: str, extra: dict[str, object], tmp_path: Path
 ) -> None:
     twin_class = getattr(transformers, architecture)

@@ -44,7 +44,7 @@ def random_params(rng):
     )
 
 
-def test_filters_keep_what_the_warpers_of_transformers_keep():
+def test_filters_keep_the_same_tokens_as_the_warpers_of_transformers():
     rng = np.random.default_rng(1)
     for vocab_size in (50, 3000):
         scores = torch.from_numpy(rng.normal(0, 3, (200, vocab_size)).astype(np.float32))

@@ -73,7 +73,7 @@ def test_unused_features_upload_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert uploads and all(0 not in shape for shape in uploads)
 
 
-def test_a_subset_of_none_takes_none() -> None:
+def test_an_empty_subset_selects_no_rows() -> None:
     values = torch.arange(3.0)
     none, all_three = Subset(np.zeros(3, np.bool_), CPU), Subset(np.ones(3, np.bool_), CPU)
     assert not none and none.take(values).shape == (0,)

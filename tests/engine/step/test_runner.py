@@ -229,7 +229,7 @@ def test_queued_work_of_a_refused_launch_has_ended_before_its_slots_are_reused()
     assert not lane.is_busy
 
 
-def test_a_lost_device_is_no_request_s_fault() -> None:
+def test_a_lost_device_is_not_blamed_on_a_request() -> None:
     bench = Bench(FullLane(is_dead=True))
     bench.add(1, [1])
     with pytest.raises(DeviceLostError):

@@ -70,7 +70,7 @@ def test_an_out_of_memory_error_of_a_lost_device_is_a_loss() -> None:
 
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_streams_go_on_in_smaller_forwards(depth: int, is_late: bool) -> None:
+def test_streams_continue_in_smaller_forwards(depth: int, is_late: bool) -> None:
     book = SequenceBook(open_policy("fcfs"), 60, ())
     cache = CacheManager(60, BLOCK, b"memory")
     rows, model, client = RowBook(6, 15), Large(most_tokens=3), Client()

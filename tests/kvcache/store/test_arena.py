@@ -42,7 +42,7 @@ def test_a_kept_arena_is_found_with_its_bytes_and_its_records(memfd: int) -> Non
     assert kept_blocks(memfd, SMALL, b"model") == 20
 
 
-def test_the_identity_of_a_layout_is_what_it_was_in_version_1() -> None:
+def test_the_identity_of_a_layout_is_unchanged_since_version_1() -> None:
     """Memory and volumes of earlier builds must be found again."""
     spec = KVSpec(layers=24, kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16")
     assert identity_of(spec, b"model").hex() == "919a1bb035ed3e6f9fb37e91c6ff2102164704bdd7dc31acaedbca8f1eaff7e6"
@@ -81,7 +81,7 @@ def test_a_truncated_file_is_not_used(memfd: int) -> None:
     assert kept_blocks(memfd, SMALL, b"model") == 0
 
 
-def test_a_record_torn_at_any_byte_is_no_record() -> None:
+def test_a_record_torn_at_any_byte_is_ignored() -> None:
     old, new = memoryview(bytearray(4 * RECORD_BYTES)), memoryview(bytearray(4 * RECORD_BYTES))
     SlotJournal(old).sign(SlotId(2), key(1), b"a" * 16)
     SlotJournal(new).sign(SlotId(2), key(2), b"b" * 16)
@@ -96,7 +96,7 @@ def test_a_record_torn_at_any_byte_is_no_record() -> None:
 
 
 @pytest.mark.parametrize("bit", range(0, 60 * 8, 5))
-def test_a_flipped_record_is_no_record(bit: int) -> None:
+def test_a_record_with_a_flipped_bit_is_ignored(bit: int) -> None:
     raw = bytearray(4 * RECORD_BYTES)
     journal = SlotJournal(memoryview(raw))
     journal.sign(SlotId(2), key(1), b"a" * 16)

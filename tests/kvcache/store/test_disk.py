@@ -392,7 +392,7 @@ def test_a_sync_that_fails_drops_the_volume(
     assert volume.order == ["w", "w", "s"], "it is never tried again"
 
 
-def test_closing_syncs_what_was_written_last(volume: MemoryVolume, clock: ManualClock) -> None:
+def test_closing_syncs_the_last_writes(volume: MemoryVolume, clock: ManualClock) -> None:
     lanes = DiskLanes(volume, clock, lambda: None)
     lanes.start()
     for ticket in range(5):

@@ -66,7 +66,7 @@ def test_there_and_back_gives_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize("is_unified", [False, True])
-def test_a_block_goes_to_the_disk_and_comes_back(is_unified: bool) -> None:
+def test_a_block_is_written_to_the_disk_and_read_back(is_unified: bool) -> None:
     bench = MoverBench(is_unified=is_unified)
     expected = content(bench.ram, 7)
     bench.begin(Route.PERSIST, slots(7), slots(3), keys=(key(9),))

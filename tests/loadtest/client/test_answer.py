@@ -45,7 +45,7 @@ def test_a_stream_that_ends_early_has_failed() -> None:
     assert answer.error == "the stream ended early: no finish_reason and no [DONE]"
 
 
-def test_an_event_that_is_no_json_fails_the_answer() -> None:
+def test_an_event_that_is_not_json_fails_the_answer() -> None:
     answer = Answer(is_stream=True)
     answer.take(1.0, b"data: nonsense\n\n")
     answer.finish()
@@ -60,7 +60,7 @@ def test_a_whole_answer_has_one_chunk_at_its_end() -> None:
     assert (answer.error, answer.chunks_s, answer.text) == (None, [2.0], "abc")
 
 
-def test_a_refusal_says_its_status_and_words() -> None:
+def test_a_refusal_prints_the_status_and_message() -> None:
     answer = Answer(is_stream=True)
     answer.take_refusal(1.0, b'{"error":{"message":')
     answer.take_refusal(1.1, b'"too busy"}}')

@@ -34,11 +34,11 @@ def test_a_client_with_room_to_spare_is_not_saturated() -> None:
         (_load(late=5), "5 requests were sent more than 50 ms late"),
     ],
 )
-def test_a_busy_or_late_client_says_so_with_its_reason(load: Load, words: str) -> None:
+def test_a_busy_or_late_client_is_reported_with_its_reason(load: Load, words: str) -> None:
     found = client_load([_load(), load], 100, 10.0, 2)
     assert found.saturated
     assert words in found.reason
 
 
-def test_one_busy_second_of_many_is_no_saturation() -> None:
+def test_a_single_busy_second_is_not_saturation() -> None:
     assert not client_load([_load(shares=[0.3] * 19 + [1.0])], 100, 20.0, 2).saturated

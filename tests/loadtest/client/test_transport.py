@@ -89,7 +89,7 @@ def test_a_body_without_a_length_ends_with_the_connection_and_interim_responses_
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "chunk size"),
     ],
 )
-def test_a_broken_response_is_an_error_that_says_how(said: bytes, words: str) -> None:
+def test_a_broken_response_is_an_error_that_names_the_defect(said: bytes, words: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1000)
         writer.write(said)

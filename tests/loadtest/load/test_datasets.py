@@ -91,7 +91,7 @@ def test_prefix_repetition_asks_each_prefix_equally_often() -> None:
     assert {len(_words(conversation)) for conversation in found} == {13}
 
 
-def test_sharegpt_leaves_out_what_is_short_or_long(files: dict[str, str]) -> None:
+def test_sharegpt_omits_short_and_long_conversations(files: dict[str, str]) -> None:
     found = _ask(DatasetSettings(name="sharegpt", path=files["sharegpt"]))
     assert sorted((turn.input_tokens, turn.output_tokens) for (turn,) in (c.turns for c in found)) == [(5, 5), (6, 5)]
     fixed = _ask(DatasetSettings(name="sharegpt", path=files["sharegpt"], output_len=77))
@@ -129,7 +129,7 @@ def test_sonnets_fit_and_share_their_first_lines(files: dict[str, str], with_fil
         assert _words(conversation)[:30] == _words(found[0])[:30]
 
 
-def test_turns_pause_before_they_are_asked_but_the_first_does_not() -> None:
+def test_all_turns_but_the_first_are_sent_after_a_pause() -> None:
     found = _ask(DatasetSettings(name="multi_turn", turns=5, think_s=2.0, input_len=4, output_len=3), 400)
     assert {len(conversation.turns) for conversation in found} == {5}
     assert all(conversation.turns[0].think_s == 0 for conversation in found)
@@ -137,7 +137,7 @@ def test_turns_pause_before_they_are_asked_but_the_first_does_not() -> None:
     assert sum(pauses) / len(pauses) == pytest.approx(2.0, rel=0.1)
 
 
-def test_recorded_conversations_are_asked_turn_by_turn(files: dict[str, str]) -> None:
+def test_recorded_conversations_are_sent_turn_by_turn(files: dict[str, str]) -> None:
     (found,) = _ask(DatasetSettings(name="multi_turn", path=files["sharegpt"]))
     assert [turn.prompt.split()[0] for turn in found.turns] == ["q0", "q2", "q4"]
 

@@ -45,14 +45,14 @@ def test_random_requests_have_exact_lengths_and_depend_on_the_seed_alone() -> No
     assert requests != draw_requests(settings, 6, 2, 200_000, NOWHERE)
 
 
-def test_lengths_vary_when_asked_to() -> None:
+def test_lengths_vary_on_request() -> None:
     settings = DatasetSettings(input_len=100, output_len=50, range_ratio=0.5)
     found = lengths(draw_requests(settings, 40, 0, 50, NOWHERE))
     assert len(set(found)) > 20
     assert all(50 <= prompt <= 150 and 25 <= output <= 75 for prompt, output in found)
 
 
-def test_warming_up_takes_the_same_lengths_and_other_tokens() -> None:
+def test_warming_up_uses_the_same_lengths_and_other_tokens() -> None:
     requests = draw_requests(DatasetSettings(input_len=30, output_len=4), 3, 0, 1000, NOWHERE)
     warm = draw_like(requests, 0, 1000)
     assert lengths(warm) == lengths(requests)

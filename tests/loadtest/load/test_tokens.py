@@ -34,7 +34,9 @@ class LongWordCounter:
 
 @pytest.mark.parametrize("counter", [LetterCounter(), LongWordCounter()])
 @pytest.mark.parametrize("tokens", [1, 7, 500])
-def test_a_text_has_exactly_the_tokens_asked_for(counter: LetterCounter | LongWordCounter, tokens: int) -> None:
+def test_a_text_has_exactly_the_requested_number_of_tokens(
+    counter: LetterCounter | LongWordCounter, tokens: int
+) -> None:
     text = TextMaker(counter).text(tokens, random.Random(1))
     assert counter.count(text) == tokens
 
@@ -56,13 +58,13 @@ def test_a_folder_counts_with_its_tokenizer(tmp_path: Path) -> None:
         FolderCounter(tmp_path / "none")
 
 
-def test_an_estimate_comes_from_the_usage_and_says_so() -> None:
+def test_an_estimate_is_made_from_the_usage_and_marked_as_such() -> None:
     counter = estimate(lambda text: 11 + 2 * len(text.split()))
     assert "2.00 tokens per word" in counter.source
     text = TextMaker(counter).text(100, random.Random(1))
     assert len(text.split()) == 50
 
 
-def test_an_estimate_without_usage_says_that_the_server_does_not_count() -> None:
+def test_an_estimate_without_usage_reports_that_the_server_counts_no_tokens() -> None:
     assert "does not count" in estimate(lambda text: None).source
     assert EstimatedCounter(1.5, "").count("a b c d") == 6

@@ -56,7 +56,7 @@ def test_series_are_picked_by_name_and_labels() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 404])
-def test_a_run_keeps_counters_before_and_after_and_leaves_out_what_nobody_draws(status: int) -> None:
+def test_a_run_keeps_counters_before_and_after_and_omits_metrics_that_no_chart_uses(status: int) -> None:
     pages = iter((TEXT, TEXT.replace("3.0", "5.0")))
     transport = httpx.MockTransport(lambda _request: httpx.Response(status, text=next(pages, "")))
 

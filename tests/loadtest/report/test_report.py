@@ -130,7 +130,7 @@ def test_names_from_outside_are_escaped(folder: Path, tmp_path: Path) -> None:
     assert "<script" not in write_report(evil, tmp_path).read_text(encoding="utf-8")
 
 
-def test_a_single_tenant_without_readings_has_no_charts_of_them_and_says_so(single_page: str) -> None:
+def test_a_single_tenant_without_readings_gets_a_note_instead_of_charts(single_page: str) -> None:
     page = Page(single_page)
     names = {figure["id"] for figure in page.all("figure")}
     assert names == {"latency-ttft", "latency-tpot", "latency-itl", "latency-e2el", "throughput", "in-flight"}
@@ -139,7 +139,7 @@ def test_a_single_tenant_without_readings_has_no_charts_of_them_and_says_so(sing
     assert "Goodput" not in page.words
 
 
-def test_a_run_in_which_everything_failed_still_has_a_page(tmp_path: Path) -> None:
+def test_a_run_of_failures_only_still_has_a_page(tmp_path: Path) -> None:
     page = Page(write_report(without_latencies(), tmp_path).read_text(encoding="utf-8"))
     assert "60 failed: connection refused" in page.words
     assert "100" in page.words
@@ -162,7 +162,7 @@ def test_metrics_that_are_missing_or_always_zero_are_named_and_not_drawn() -> No
     ]
 
 
-def test_due_times_are_drawn_where_they_tell_something_else() -> None:
+def test_due_times_are_drawn_if_they_differ_from_send_times() -> None:
     run = example_run()
     first, per_token, *_ = latency_charts(run)
     assert "due" in first.caption
@@ -232,7 +232,7 @@ def test_a_detailed_result_survives_the_file() -> None:
     assert read.quantiles == run.quantiles
 
 
-def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_without_matplotlib_one_line_names_the_package_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from tiercel.cli.main import main; sys.exit(main(['bench', 'report', sys.argv[1]]))"
@@ -262,9 +262,7 @@ def test_numbers_are_written_for_people() -> None:
     assert figure_words("p99_e2el_due_ms") == "p99 E2EL from due"
 
 
-def test_the_verb_writes_beside_the_result_and_takes_the_last_of_several(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_beside_the_last_result_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tiercel.cli.main import main
 
     runs: list[RunResult] = [one_tenant_run(), msgspec.structs.replace(one_tenant_run(), label="the last")]

@@ -17,7 +17,7 @@ def _timed(run: RunResult, *are_timed: bool) -> RunResult:
 
 
 @pytest.mark.parametrize(("are_timed", "is_shown"), [((False, True, False), True), ((False, False, False), False)])
-def test_latency_from_the_due_time_is_told_where_a_tenant_has_due_times(
+def test_latency_from_the_due_time_is_reported_for_tenants_with_due_times(
     are_timed: tuple[bool, ...], is_shown: bool
 ) -> None:
     text = summary(_timed(example_run(), *are_timed), "ttft,tpot,itl,e2el", [99.0])

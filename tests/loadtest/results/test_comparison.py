@@ -37,7 +37,7 @@ def by_figure(differences: list[Difference]) -> dict[str, Difference]:
     return {difference.figure: difference for difference in differences if not difference.tenant}
 
 
-def test_runs_of_the_same_kind_are_ties_about_as_often_as_the_intervals_say() -> None:
+def test_runs_of_the_same_kind_are_ties_as_often_as_the_intervals_predict() -> None:
     verdicts: list[ComparisonVerdict] = []
     for seed in range(10, 18):
         pair = (example_run(seed=number, num_requests=300) for number in (seed, seed + 100))
@@ -93,13 +93,13 @@ def test_without_single_requests_latencies_have_ratios_and_no_verdict() -> None:
     assert found["requests/s"].verdict is ComparisonVerdict.TIE
 
 
-def test_what_was_not_the_same_is_named(first: RunResult, slower: RunResult) -> None:
+def test_differing_settings_are_named(first: RunResult, slower: RunResult) -> None:
     other = msgspec.structs.replace(slower, machine={"cpu": "a slow one"})
     assert set(differing_settings(first, other)) == {"seed", "machine"}
     assert differing_settings(first, first) == {}
 
 
-def test_intervals_of_quantiles_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_of_quantiles_have_the_nominal_coverage() -> None:
     chance, rng = random.Random(11), np.random.default_rng(11)
     truth = 2.302585  # the 90th percentile of the exponential distribution
     held = 0
@@ -157,7 +157,7 @@ def test_the_verb_prints_a_table_or_json(
     assert {figure["verdict"] for figure in plain["figures"]} == {"worse", "tie", "unknown"}
 
 
-def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_a_result_gives_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_text("{}", encoding="utf-8")
     assert main(["bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "none.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -46,7 +46,7 @@ def test_a_first_rate_that_is_too_much_is_lowered() -> None:
     assert rates[:6] == [8, 4, 2, 1, 0.5, 0.25]
 
 
-def test_a_server_that_takes_everything_is_asked_up_to_the_highest_rate() -> None:
+def test_a_server_that_keeps_up_is_measured_up_to_the_highest_rate() -> None:
     plan = SearchPlan(highest_rate=10)
     points = list(search(server_of(1000), plan))
     assert [point.rate for point in points] == [1, 2, 4, 8, 10]
@@ -77,7 +77,7 @@ def test_a_lucky_point_beyond_a_miss_is_not_the_knee() -> None:
     assert best(points).rate == 4
 
 
-def test_a_point_counts_good_requests_of_those_asked() -> None:
+def test_a_point_counts_good_requests_among_all_sent() -> None:
     run = example_run(num_requests=300)
     point = point_of(run, 5.0)
     assert point.good_share == pytest.approx(4.2 * 60 / 300)

@@ -127,7 +127,7 @@ def test_three_cancelled_clients_leave_all_gauges_at_zero(model_folder: Path) ->
     with_server(server_settings(model_folder), test, Script(step_s=0.02))
 
 
-def test_a_client_that_does_not_read_is_cancelled_and_others_go_on(model_folder: Path) -> None:
+def test_a_client_that_does_not_read_is_cancelled_and_others_continue(model_folder: Path) -> None:
     """The buffers of the kernel and of the server fill first; then the mailbox overflows and the request ends."""
 
     async def test(server: Running) -> None:

@@ -59,7 +59,7 @@ def test_fields_of_the_client_reach_the_engine() -> None:
     )
 
 
-def test_the_models_defaults_fill_what_the_client_left_out() -> None:
+def test_the_models_defaults_fill_parameters_omitted_by_the_client() -> None:
     defaults = SamplingDefaults(temperature=0.6, top_p=0.8, top_k=20, repetition_penalty=1.1)
     params = _chat(defaults, top_p=1.0)
     assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (0.6, 1.0, 20, 1.1)

@@ -220,7 +220,7 @@ def test_the_new_limits_act(folder: Path, tmp_path: Path) -> None:
         ([1], 400, "invalid_config", "request body: expected an object of settings"),
     ],
 )
-def test_a_wrong_change_changes_nothing_and_says_why(
+def test_an_invalid_change_changes_nothing_and_is_reported_with_its_reason(
     values: object, status: int, code: str, words: str, folder: Path, tmp_path: Path
 ) -> None:
     async def test(operator: Operator) -> None:
@@ -237,7 +237,7 @@ def test_a_wrong_change_changes_nothing_and_says_why(
     operate(folder, tmp_path, test)
 
 
-def test_what_is_no_json_object_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_value_that_is_not_a_json_object_is_refused(folder: Path, tmp_path: Path) -> None:
     async def test(operator: Operator) -> None:
         for content, kind, words in (
             ("{", "application/json", "request body: not JSON"),
@@ -275,7 +275,7 @@ def test_changes_at_once_are_made_one_by_one(folder: Path, tmp_path: Path) -> No
     operate(folder, tmp_path, test)
 
 
-def test_a_reload_reads_the_file_and_drops_what_requests_had_changed(folder: Path, tmp_path: Path) -> None:
+def test_a_reload_reads_the_file_and_drops_changes_made_by_requests(folder: Path, tmp_path: Path) -> None:
     async def test(operator: Operator) -> None:
         assert (await operator.patch({"max-logprobs": 3})).status_code == 200
         operator.file.write_text('max-num-queued-reqs = 55\nlog-level = "warning"\n')
@@ -309,7 +309,7 @@ def test_a_request_leaves_edits_of_the_file_to_the_reload(edited: str | None, fo
     operate(folder, tmp_path, test)
 
 
-def test_a_request_is_put_on_top_of_what_the_last_reload_read(folder: Path, tmp_path: Path) -> None:
+def test_a_request_is_applied_on_top_of_the_last_reload(folder: Path, tmp_path: Path) -> None:
     async def test(operator: Operator) -> None:
         operator.file.write_text("max-num-queued-reqs = 55\n")
         assert (await operator.reload()).status_code == 200
@@ -418,7 +418,7 @@ def test_a_server_that_was_put_together_by_hand_keeps_its_settings(folder: Path)
     asyncio.run(test())
 
 
-def test_an_engine_that_serves_later_hears_of_changes_that_came_before(folder: Path, tmp_path: Path) -> None:
+def test_an_engine_that_becomes_ready_later_gets_earlier_changes(folder: Path, tmp_path: Path) -> None:
     async def test() -> None:
         file = tmp_path / "tiercel.toml"
         file.write_text("")

@@ -93,7 +93,7 @@ def folder(model_folder: Path, tmp_path: Path) -> Path:
     return shutil.copytree(model_folder, tmp_path / "model")
 
 
-def test_the_manager_hears_the_start_reloads_and_the_end(folder: Path, manager: Manager) -> None:
+def test_the_manager_is_notified_of_start_reload_and_stop(folder: Path, manager: Manager) -> None:
     with started(folder, manager, "max-logprobs = 5\n") as server:
         assert manager.hear(pings=True) == {"WATCHDOG": "1"}  # while it loads
         server.await_url()
@@ -136,7 +136,7 @@ def test_every_reload_ends_however_wrong_the_file_is(folder: Path, manager: Mana
 
 
 @pytest.mark.parametrize("manager", ["path"], indirect=True)
-def test_the_watchdog_hears_nothing_any_more_when_the_engine_hangs_with_work(folder: Path, manager: Manager) -> None:
+def test_the_watchdog_gets_no_pings_when_the_engine_hangs_with_work(folder: Path, manager: Manager) -> None:
     with started(folder, manager, "stall-timeout = 1\n", FAKE_HANG_AT="0") as server:
         server.await_url()
         assert manager.hear()["READY"] == "1"

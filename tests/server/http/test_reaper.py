@@ -14,7 +14,7 @@ async def _connect(server: Running, sent: bytes) -> tuple[asyncio.StreamReader, 
     return reader, writer
 
 
-def test_a_connection_whose_headers_never_end_is_aborted(model_folder: Path) -> None:
+def test_a_connection_with_endless_headers_is_aborted(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         clock = ManualClock()
         reaper, connections = Reaper(clock, 10), server.server.server_state.connections

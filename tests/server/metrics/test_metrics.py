@@ -178,7 +178,7 @@ def _ended(**fields: object) -> str:
     return metrics.exposition().decode()
 
 
-def test_prompt_tokens_are_told_by_the_tier_they_came_from() -> None:
+def test_prompt_tokens_are_reported_by_source_tier() -> None:
     page = _ended(num_cached=8, num_cached_ddr=3, num_cached_ssd=1)
     line = 'vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="{}"}} {}'
     for source, tokens in {"local_compute": 2, "local_cache_hit": 4, "external_kv_transfer": 4}.items():
@@ -205,7 +205,7 @@ def test_sequences_that_ended_for_bad_logits_are_corrupted_and_others_are_not() 
     assert f"{line}0\n" in _ended(reason=FinishReason.ERROR, error="something else")
 
 
-def test_a_second_engine_goes_on_where_the_first_one_stopped() -> None:
+def test_a_second_engine_continues_the_counters_of_the_first() -> None:
     metrics = _after_a_step()
     for _ in range(2):
         metrics.on_restart(READY)
@@ -257,7 +257,7 @@ def test_a_restart_at_any_moment_of_a_scrape_counts_nothing_twice(monkeypatch: p
     assert next(numbers) > after, "within the scrape"
 
 
-def test_a_step_that_is_told_twice_is_observed_once() -> None:
+def test_a_step_that_is_reported_twice_is_observed_once() -> None:
     metrics = EngineMetrics("tiny", READY)
     for steps in (1, 1, 2, 2):
         metrics.on_step(Gauges(steps=steps, step_tokens=8))
@@ -273,7 +273,7 @@ def test_times_of_birth_are_left_out_and_processes_are_shown() -> None:
         assert f"\n{name} " in page
 
 
-def test_the_page_says_how_the_engine_does(model_folder: Path) -> None:
+def test_the_page_shows_the_state_of_the_engine(model_folder: Path) -> None:
     async def test() -> None:
         async with running(server_settings(model_folder), Script(load_s=5), wait=False) as server:
             page = (await server.http.get("/metrics")).text

@@ -71,7 +71,7 @@ def test_a_thousand_tenants_have_ten_lines_each_and_those_not_seen_have_none() -
     assert sum('tenant="' in line for line in lines) == 6000
 
 
-def test_what_a_tenant_got_and_what_it_cost() -> None:
+def test_the_output_and_cost_of_a_tenant_are_exported() -> None:
     metrics = _metrics(ANNA)
     metrics.open(lambda _name: (1, 2), dict)
     facts = _facts()
@@ -113,7 +113,7 @@ def test_what_a_tenant_got_and_what_it_cost() -> None:
         assert detail[f"tiercel_tenant_{name}", label] == value, (name, label)
 
 
-def test_who_has_only_ever_waited_has_its_age_and_no_more_is_made_up() -> None:
+def test_a_tenant_that_has_only_waited_has_a_starvation_age_only() -> None:
     metrics = _metrics(ANNA, "berta", "idle")
     metrics.open(lambda _name: (0, 1), lambda: {ANNA: 130.0, TenantId("gone"): 9.0})
     text = metrics.exposition()
@@ -128,7 +128,7 @@ def test_who_has_only_ever_waited_has_its_age_and_no_more_is_made_up() -> None:
     assert "gone" not in text
 
 
-def test_a_wait_is_that_of_the_oldest_without_a_token_whose_client_listens() -> None:
+def test_the_wait_is_that_of_the_oldest_connected_request_without_a_token() -> None:
     books = [_facts() for _ in range(4)]
     for facts, arrival_s in zip(books, (1.0, 2.0, 3.0, 4.0), strict=True):
         facts.arrival_s = arrival_s
@@ -137,7 +137,7 @@ def test_a_wait_is_that_of_the_oldest_without_a_token_whose_client_listens() -> 
     assert oldest_waits([*books, _facts("berta")], 12.0) == {ANNA: 9.0, "berta": 2.0}
 
 
-def test_who_leaves_the_table_takes_its_lines_along() -> None:
+def test_a_removed_tenant_disappears_from_the_exposition() -> None:
     metrics = _metrics(ANNA, "berta")
     metrics.on_token(_facts(), 11.0, None)
     metrics.set_table(_table("berta"))
@@ -145,7 +145,7 @@ def test_who_leaves_the_table_takes_its_lines_along() -> None:
     assert "anna" not in metrics.exposition(has_detail=True)
 
 
-def test_where_nobody_competes_there_is_no_index_of_fairness() -> None:
+def test_there_is_no_fairness_index_without_competition() -> None:
     metrics = _metrics(ANNA)
     found = _samples(metrics)
     assert found["tiercel_fairness_tenants", ""] == 0

@@ -63,7 +63,7 @@ def samples(gauges: Gauges) -> dict[tuple[str, str], float]:
     }
 
 
-def test_tiers_and_routes_are_told_in_bytes_tokens_and_seconds() -> None:
+def test_tiers_and_routes_are_reported_in_bytes_tokens_and_seconds() -> None:
     found = samples(GAUGES)
     expected = {
         ("tiercel_kv_capacity_bytes", "ssd"): 90_000,

@@ -94,7 +94,7 @@ def test_only_this_machine_is_local(host: str | None, expected: bool) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", None])
 @pytest.mark.parametrize("name", ["forwarded", "via", "x_real_ip", "x_forwarded_for", "x_forwarded_proto"])
-def test_what_came_through_a_proxy_is_not_local(host: str | None, name: str) -> None:
+def test_a_request_through_a_proxy_is_not_local(host: str | None, name: str) -> None:
     for value in ("127.0.0.1", ""):
         assert not is_local(_request(host, **{name: value}))
     assert is_local(_request(host, user_agent="x", x_request_id="via"))
@@ -120,7 +120,7 @@ def test_metrics_from_another_machine_want_a_key() -> None:
             asyncio.run(guard(_request("10.0.0.1", key)))
 
 
-def test_nobody_says_that_he_is_local_by_a_header(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_cannot_make_a_client_local(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real daemon, told in uvicorn's way to believe every proxy: it names the peer, and wants a key of it."""
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     with started(model_folder, api_keys=["one"]) as server:

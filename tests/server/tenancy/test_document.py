@@ -28,7 +28,7 @@ def test_a_document_is_plain_values() -> None:
 
 
 @given(_trees)
-def test_what_yaml_writes_is_read_as_safe_load_reads_it(tree: Any) -> None:
+def test_yaml_is_read_as_by_safe_load(tree: Any) -> None:
     text = yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass")
     try:
         found = read_yaml(text)
@@ -62,7 +62,7 @@ def _depth(tree: object) -> int:
         (b"a" * (MAX_BYTES + 1), "at most 1,048,576"),
     ],
 )
-def test_yaml_that_could_do_more_than_say_values_is_refused_in_one_line(text: bytes, words: str) -> None:
+def test_yaml_with_more_than_plain_values_is_refused_in_one_line(text: bytes, words: str) -> None:
     with pytest.raises(DocumentError) as refusal:
         read_yaml(text)
     assert words in str(refusal.value)
@@ -76,7 +76,7 @@ def test_a_thousandfold_expansion_is_refused_at_its_first_anchor() -> None:
 
 
 @given(_trees)
-def test_json_is_what_json_is(tree: Any) -> None:
+def test_our_json_is_standard_json(tree: Any) -> None:
     text = json.dumps(tree).encode()
     if _depth(tree) <= 8:
         assert read_json(text) == tree

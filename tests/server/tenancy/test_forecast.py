@@ -13,7 +13,7 @@ def test_nothing_is_foretold_before_anything_is_known() -> None:
     assert error.at_s(0.0) == 0
 
 
-def test_the_speed_follows_what_was_computed_under_load() -> None:
+def test_the_speed_follows_the_work_under_load() -> None:
     throughput = PromptThroughput()
     for _ in range(100):
         throughput.note_step(100, 0.1)
@@ -24,7 +24,7 @@ def test_the_speed_follows_what_was_computed_under_load() -> None:
     assert throughput.tokens_per_s == pytest.approx(100, rel=0.01)
 
 
-def test_what_the_queue_does_not_explain_is_added() -> None:
+def test_the_time_not_explained_by_the_queue_is_added() -> None:
     error = ForecastError()
     for _ in range(50):
         error.note(1.3, 1.0, 0.0)

@@ -227,7 +227,7 @@ def test_tokens_a_minute_are_charged_first_and_settled_at_the_end() -> None:
     _keeps_nothing(desk, tenant)
 
 
-def test_what_the_client_left_open_is_charged_when_it_has_come() -> None:
+def test_an_open_answer_length_is_charged_as_generated() -> None:
     tenant = _tenant(limits=Limits(tokens_per_minute=600))
     desk = Desk.of(tenant)
     facts = desk.run(tenant, AdmissionRequest(prompts=[100], max_tokens=100_000, is_named=False))
@@ -273,7 +273,7 @@ def _interactive(name: str = "acme", ttft_s: float = 2.0, **more: object) -> Ten
     return _tenant(name, slo=Slo(kind="interactive", ttft_s=ttft_s), **more)  # type: ignore[arg-type]
 
 
-def test_a_goal_that_cannot_be_kept_is_refused_with_the_time_it_takes() -> None:
+def test_a_goal_that_cannot_be_met_is_refused_with_the_required_time() -> None:
     tenant, batch = _interactive(), _tenant("batch", slo=Slo(kind="batch", ttft_s=0.001))
     desk = Desk.of(tenant, batch)
     desk.run(batch, AdmissionRequest(prompts=[5000]))
@@ -433,7 +433,7 @@ def test_under_pressure_answers_get_shorter_then_later_and_whole_again() -> None
     assert asked() == Terms(band=0, service=ServiceLevel.FULL)
 
 
-def test_a_change_of_the_tenants_keeps_what_was_used_and_forgets_who_left() -> None:
+def test_a_change_of_the_tenants_keeps_usage_and_drops_removed_tenants() -> None:
     tenant, leaver = _tenant(limits=Limits(requests_per_minute=4, max_concurrency=9)), _tenant("leaver")
     desk = Desk.of(tenant, leaver)
     facts = desk.run(leaver, AdmissionRequest(prompts=[5]))

@@ -57,7 +57,7 @@ def verdict(policy: PolicyName, seed: int, goal_s: float | None = GOAL_S) -> tup
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 9))])
-def test_the_admitted_keep_their_goal_and_who_is_refused_would_have_missed_it(seed: int) -> None:
+def test_admitted_requests_meet_their_goal_and_refused_ones_would_have_missed_it(seed: int) -> None:
     found, possible = verdict("fair", seed)
     assert found.refused > 0.4 * found.sent
     assert found.kept_share >= 0.95, found
@@ -66,13 +66,13 @@ def test_the_admitted_keep_their_goal_and_who_is_refused_would_have_missed_it(se
     assert found.kept >= 0.7 * possible, found  # a gate that refuses everybody keeps every goal
 
 
-def test_without_the_goal_hardly_anybody_is_in_time() -> None:
+def test_without_the_goal_hardly_any_request_is_in_time() -> None:
     found, _ = verdict("fair", 0, None)
     assert found.refused == 0
     assert found.kept_share < 0.3
 
 
-def test_who_allows_less_is_answered_in_full_or_marked() -> None:
+def test_a_request_that_allows_less_is_answered_in_full_or_marked() -> None:
     rates = capacity("fair", WORDY)
     sent = run(chat_tenant(GOAL_S, BestEffort(8, 1)), rates, "fair", WORDY, 0)
     answered = [one for one in sent if one.is_complete]
@@ -83,7 +83,7 @@ def test_who_allows_less_is_answered_in_full_or_marked() -> None:
         assert one.facts.num_outputs == one.outputs or one.service.value in ("shortened", "deferred")
 
 
-def test_who_allows_nothing_less_is_refused_in_the_same_overload() -> None:
+def test_a_request_that_does_not_allow_less_is_refused_in_the_same_overload() -> None:
     rates = capacity("fair", WORDY)
     sent = run(chat_tenant(GOAL_S), rates, "fair", WORDY, 0)
     assert sum(one.is_complete for one in sent) < 0.9 * len(sent)

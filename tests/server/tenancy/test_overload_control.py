@@ -41,7 +41,7 @@ def test_lasting_pressure_climbs_one_rung_at_a_time_as_far_as_it_is_high() -> No
     assert _fed(control, clock, 9.0, 60) is OverloadLevel.DEFERRED
 
 
-def test_service_comes_back_rung_by_rung_after_calm_and_not_in_between() -> None:
+def test_service_recovers_one_rung_per_calm_period() -> None:
     clock = ManualClock()
     control = OverloadControl(clock)
     assert _fed(control, clock, 2.0, 3) is OverloadLevel.DEFERRED
@@ -53,7 +53,7 @@ def test_service_comes_back_rung_by_rung_after_calm_and_not_in_between() -> None
     assert _fed(control, clock, 0.1, 1) is OverloadLevel.FULL
 
 
-def test_pressure_in_the_calm_starts_it_anew() -> None:
+def test_pressure_during_the_calm_restarts_the_calm_period() -> None:
     clock = ManualClock()
     control = OverloadControl(clock)
     _fed(control, clock, 0.6, 1)

@@ -11,9 +11,7 @@ _takes = st.lists(st.tuples(_gaps, st.integers(1, 40)), max_size=60)
 
 
 @given(st.integers(1, 60), _takes)
-def test_no_window_lets_more_pass_than_a_full_bucket_and_what_flows_in(
-    limit: int, takes: list[tuple[float, int]]
-) -> None:
+def test_no_window_passes_more_than_a_full_bucket_and_its_refill(limit: int, takes: list[tuple[float, int]]) -> None:
     bucket, now_s = RateBucket(limit), 100.0
     passed: list[tuple[float, int]] = []
     for gap_s, amount in takes:
@@ -44,7 +42,7 @@ def test_it_agrees_with_a_plain_bucket(limit: int, takes: list[tuple[float, int]
 
 @given(st.integers(1, 60), _takes, st.integers(1, 60))
 @example(26, [(1.297417896479475, 22)], 11)  # rounding once refused the request after the announced wait
-def test_what_it_says_to_wait_is_enough_and_no_more(limit: int, takes: list[tuple[float, int]], asked: int) -> None:
+def test_the_reported_wait_is_sufficient_and_minimal(limit: int, takes: list[tuple[float, int]], asked: int) -> None:
     bucket, now_s = RateBucket(limit), 0.0
     for gap_s, amount in takes:
         now_s += gap_s
@@ -58,7 +56,7 @@ def test_what_it_says_to_wait_is_enough_and_no_more(limit: int, takes: list[tupl
     assert bucket.take(asked, now_s + wait_s)
 
 
-def test_what_is_given_back_is_there_again_but_never_more_than_full() -> None:
+def test_returned_tokens_refill_the_bucket_up_to_its_capacity() -> None:
     bucket = RateBucket(60)
     assert bucket.take(60, 0.0)
     bucket.settle(-20, 0.0)

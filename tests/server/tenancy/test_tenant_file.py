@@ -128,7 +128,7 @@ _ONE = "tenants:\n  - {name: acme, key: one"
         ("tenants: [{name: acme, key_sha256: 12}]", "tenant acme: key_sha256 ***: expected the 64 hexadecimal digits"),
     ],
 )
-def test_a_wrong_file_is_told_by_file_tenant_field_and_limit(text: str, message: str) -> None:
+def test_an_invalid_file_is_reported_with_file_tenant_field_and_limit(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         _read(text)
     assert message in refusal.value.message

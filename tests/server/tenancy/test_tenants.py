@@ -137,7 +137,7 @@ def test_a_priority_must_be_a_whole_number(model_folder: Path) -> None:
     with_server(server_settings(model_folder), test)
 
 
-def test_the_engine_hears_of_the_tenants_once_it_serves_and_at_every_change(model_folder: Path, file: Path) -> None:
+def test_the_engine_gets_the_tenants_at_start_and_at_every_change(model_folder: Path, file: Path) -> None:
     async def test() -> None:
         settings = replace(server_settings(model_folder), tenants_config=str(file))
         async with running(settings, Script(load_s=0.2), wait=False) as server:
@@ -197,7 +197,7 @@ def test_requests_a_minute_answer_429_with_headers_on_every_answer(model_folder:
     with_server(server_settings(model_folder), test, tenants_config=str(file))
 
 
-def test_tokens_a_minute_are_settled_with_what_was_made(model_folder: Path, file: Path) -> None:
+def test_tokens_per_minute_are_settled_with_the_generated_tokens(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         first = await _ask(server, "tpm", prompt=[8] * 10, max_tokens=40, stop_token_ids=[9])
         assert first.status_code == 200
@@ -295,7 +295,7 @@ def test_a_refused_request_leaves_no_reservation(model_folder: Path, file: Path)
     with_server(server_settings(model_folder), test, tenants_config=str(file))
 
 
-def test_under_overload_a_kind_tenant_is_told_that_its_answer_is_shorter(model_folder: Path, file: Path) -> None:
+def test_under_overload_a_shortened_answer_is_marked(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         whole = await _ask(server, "be", prompt=[8], max_tokens=5)
         assert (whole.headers["x-tiercel-service"], whole.json()["usage"]["completion_tokens"]) == ("full", 5)
@@ -359,9 +359,7 @@ def test_a_reload_under_traffic_is_all_or_nothing(model_folder: Path, file: Path
     with_server(server_settings(model_folder), test, Script(step_s=0.002), tenants_config=str(file))
 
 
-def test_a_bad_reload_is_told_in_the_log_and_streams_of_a_tenant_that_left_go_on(
-    model_folder: Path, file: Path
-) -> None:
+def test_a_bad_reload_is_logged_and_streams_of_a_removed_tenant_continue(model_folder: Path, file: Path) -> None:
     async def test(server: Running) -> None:
         stream = server.http.stream("POST", TEXT, json=text_body(stream=True, max_tokens=40), headers=_key("two"))
         async with stream as answer:

@@ -283,7 +283,7 @@ def test_a_collector_gets_one_server_span_and_the_stages_below_it(model_folder: 
 
 
 @pytest.mark.parametrize(("parent", "spans"), [(SAMPLED, 1), (UNSAMPLED, 0), ("", 1), (f"{UNSAMPLED}9", 1)])
-def test_the_caller_decides_what_is_sampled(parent: str, spans: int) -> None:
+def test_the_caller_selects_the_sampled_rows(parent: str, spans: int) -> None:
     exported = _Exported()
     context = read_context(Headers({"traceparent": parent})) or begin_context()
     with _export("", exported) as export:
@@ -382,7 +382,7 @@ def test_only_the_attribute_that_cannot_be_encoded_is_left_out() -> None:
     assert logs == []
 
 
-def test_requests_go_on_while_a_collector_hangs(model_folder: Path) -> None:
+def test_requests_continue_while_a_collector_hangs(model_folder: Path) -> None:
     gate = threading.Event()
 
     async def test(server: Running) -> None:
