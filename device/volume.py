@@ -1,4 +1,4 @@
-"""The content of the SSD tier: blocks in fixed slots of preallocated files, one file in each folder.
+"""The volume of the SSD tier: blocks in fixed slots of preallocated files, one file in each folder.
 
 A cache may lose a block, but must never return a wrong one. Every read checks volume, slot, key and bytes of the block;
 a block that fails the check is a miss.
@@ -22,58 +22,53 @@ from tiercel.device.volume_format import (
     SlotHeader,
     digest_of,
     find_digest,
-    fit_layout,
     pack_header,
     parse_header,
     round_up,
     slot_bytes,
-    total_bytes,
 )
-from tiercel.device.volume_opening import OpenedVolume, VolumeOpening
+from tiercel.device.volume_layout import fit_layout, total_bytes
+from tiercel.device.volume_opening import OpenedVolume, VolumeOpener
 from tiercel.errors import ConfigError, InvariantError
-from tiercel.lock import lock_folder
+from tiercel.kv_folder import lock_folder
 from tiercel.units import show_bytes
 
-__all__ = ["FileCalls", "Volume", "lock_folder", "open_volume"]
-
-_OPEN_SHIFT = 40  # sequence numbers: (times opened) << 40 | writes since
+_OPEN_SHIFT = 40  # a sequence number is (number of openings) << 40 | writes since the opening
 _SCAN_THREADS = 4
-_SCAN_SLOTS = 64  # read by one thread as one piece
-_SCAN_AHEAD = 4 * _SCAN_THREADS  # pieces under way
+_SCAN_SLOTS = 64  # slots that one thread reads as one piece
+_SCAN_AHEAD = 4 * _SCAN_THREADS  # pieces in progress
 
 log = logging.getLogger(__name__)
 
 
 class Volume:
-    """Blocks by slot. Every method is safe from any thread; all of them block.
+    """An open volume: blocks by slot. Every method may be called from any thread and blocks.
 
-    A slot is written and read whole. `payload` and `into` are used in place if their address and length are multiples
-    of 4096 and they are writable memory; otherwise the bytes go through a buffer of the calling thread.
+    A slot is written and read as a whole. `payload` and `into` are used in place if they are writable memory and their
+    address and length are multiples of 4096; otherwise the bytes pass through a buffer of the calling thread.
     """
 
     def __init__(self, opened: OpenedVolume, closing: ExitStack) -> None:
         superblock = opened.superblock
         self.slots = superblock.slots
         self.block_bytes = superblock.block_bytes
-        self.total_bytes = total_bytes(
-            self.slots, len(opened.files), self.block_bytes
-        )  # the most that the volume ever takes
+        self.total_bytes = total_bytes(self.slots, len(opened.files), self.block_bytes)  # maximum on disk
         self.is_direct = all(file.is_direct for file in opened.files)
         self._files = opened.files
         self._volume_id = superblock.volume_id
         self._slot_bytes = slot_bytes(self.block_bytes)
         self._journal = opened.journal
-        self._is_known = opened.is_known  # all slots are known: the shutdown can be clean
+        self._is_journal_complete = opened.is_journal_complete  # a clean shutdown is possible
         self._is_sound = True  # no sync has failed
         self._closing = closing
-        self._touched = bytearray(self.slots)  # changed since opening: recovery passes over them
+        self._touched = bytearray(self.slots)  # changed since opening; recovery skips them
         self._sequences = itertools.count(superblock.opens << _OPEN_SHIFT)
         self._scratch = ThreadBuffers(self.block_bytes)
 
     def write(self, slot: int, key: bytes, payload: memoryview) -> bytes:
-        """Write a block into a slot, over its content. Return the xxh3-128 digest of the block's bytes.
+        """Write a block into a slot and return the xxh3-128 digest of its bytes. The content of the slot is replaced.
 
-        Errors: OSError; the slot holds no readable block then.
+        Errors: OSError; the slot then holds no readable block.
         """
         self._check(slot, key, payload)
         digest = digest_of(payload)
@@ -82,14 +77,14 @@ class Volume:
         scratch.header[:] = pack_header(self._volume_id, slot, sequence, payload.nbytes, key, digest)
         file, at = self._place(slot)
         self._touched[slot] = 1
-        file.write((scratch.header, self._for_writing(file, payload)), at)
+        file.write((scratch.header, self._aligned(file, payload)), at)
         self._journal.append(slot, key, sequence)
         return digest
 
     def read(self, slot: int, key: bytes, into: memoryview) -> bool:
-        """Fill `into` with the block that was written under this key and with this length, and check all its bytes.
+        """Read the block of this key and length into `into`, and check all its bytes.
 
-        Return False, a miss, if the slot does not hold that block; the content of `into` is undefined then.
+        Return False if the slot does not hold that block; the content of `into` is then undefined.
         Errors: OSError.
         """
         self._check(slot, key, into)
@@ -108,7 +103,7 @@ class Volume:
         return True
 
     def sync(self) -> None:
-        """Make everything written so far durable. Errors: OSError; the volume must not be used any more then."""
+        """Make all writes durable. Errors: OSError; the volume must then not be used any more."""
         try:
             for file in self._files:
                 file.sync()
@@ -117,14 +112,13 @@ class Volume:
             raise
 
     def recover(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (slot, key) of the blocks that were here at opening, by slot.
+        """Yield (slot, key) of the blocks that the volume held at opening, ordered by slot.
 
-        They come from the journal after a clean shutdown, otherwise from a scan of the headers. One thread, at any
-        pace, may iterate while blocks are read and written: slots that were changed since opening are passed over. If a
-        key comes twice, its newest copy comes last. The keys are not checked against the blocks; `read` does that.
-        Headers that cannot be read are passed over, and logged.
+        The source is the journal after a clean shutdown, otherwise a scan of the headers. One thread may iterate while
+        others read and write blocks; slots changed since opening are skipped. If a key occurs twice, its newest copy
+        comes last. Only `read` checks keys against blocks. Headers that cannot be read are skipped and logged.
         """
-        found = self._journal.entries() if self._is_known else self._scan()
+        found = self._journal.entries() if self._is_journal_complete else self._scan()
         newest: dict[bytes, int] = {}
         for slot, key, sequence in found:
             if self._touched[slot] or newest.get(key, -1) > sequence:
@@ -133,17 +127,17 @@ class Volume:
             yield slot, key
 
     def close(self) -> None:
-        """Sync, mark the shutdown as clean if recovery has run to its end, and close descriptors and locks.
+        """Sync, write the clean-shutdown record if the journal is complete, and close descriptors and locks.
 
-        No call may be under way. Errors of the disk are not raised: a volume that is not closed cleanly is scanned at
-        the next opening.
+        No other call may be in progress. Disk errors are logged, not raised: a volume that is not closed cleanly is
+        scanned at the next opening.
         """
         if self._is_sound:
             try:
                 self.sync()
             except OSError as exc:
                 log.warning("kv volume not closed cleanly error=%s", exc.strerror)
-        self._journal.close(is_whole=self._is_known and self._is_sound)
+        self._journal.close(is_complete=self._is_journal_complete and self._is_sound)
         for file in self._files:
             file.close()
         self._closing.close()
@@ -155,7 +149,7 @@ class Volume:
         self.close()
 
     def _scan(self) -> Iterator[tuple[int, bytes, int]]:
-        """Yield slot, key and sequence of every header, and add them to the journal for the next clean shutdown."""
+        """Yield (slot, key, sequence) of every header, and append them to the journal for the next clean shutdown."""
         pieces = [range(first, min(first + _SCAN_SLOTS, self.slots)) for first in range(0, self.slots, _SCAN_SLOTS)]
         lost = 0
         with ThreadPoolExecutor(_SCAN_THREADS, "kv-scan") as pool:
@@ -168,10 +162,10 @@ class Volume:
                             yield header.slot, header.key, header.sequence
         if lost:
             log.warning("kv volume has headers that cannot be read slots=%d", lost)
-        self._is_known = True
+        self._is_journal_complete = True
 
     def _read_headers(self, slots: range) -> tuple[list[SlotHeader], int]:
-        """Return the valid headers of a piece, and how many could not be read: their blocks are lost."""
+        """Return the valid headers of a piece, and the number of headers that could not be read."""
         raw = self._scratch.header
         found: list[SlotHeader] = []
         unread = 0
@@ -190,7 +184,7 @@ class Volume:
         count = len(self._files)
         return self._files[slot % count], ALIGN + slot // count * self._slot_bytes
 
-    def _for_writing(self, file: VolumeFile, payload: memoryview) -> memoryview:
+    def _aligned(self, file: VolumeFile, payload: memoryview) -> memoryview:
         if not file.is_direct or is_aligned(payload):
             return payload
         size = round_up(payload.nbytes)
@@ -204,7 +198,7 @@ class Volume:
         if len(key) != KEY_BYTES or key == NO_KEY:
             raise InvariantError("volume.key", slot=slot, key_bytes=len(key))
         if not 0 < payload.nbytes <= self.block_bytes or payload.format != "B" or not payload.c_contiguous:
-            raise InvariantError("volume.payload", slot=slot, got=payload.nbytes, most=self.block_bytes)
+            raise InvariantError("volume.payload", slot=slot, got=payload.nbytes, limit=self.block_bytes)
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < self.slots:
@@ -220,15 +214,15 @@ def open_volume(
     lock: bool = False,
     calls: FileCalls | None = None,
 ) -> Volume:
-    """Open the volume in these folders, or make one. A volume of another kind is replaced, with a warning.
+    """Open the volume in these folders, or create it. A volume that does not match is replaced, with a warning.
 
-    Everything in the folders together never takes more than `capacity_bytes`. With `lock` the folders are held until
-    the volume is closed; otherwise the caller holds them (`lock_folder`).
-    Effects: folders are made with mode 0700. Only superblocks and the journal are read.
+    The files in all folders together take at most `capacity_bytes`. With `lock` the folders are locked until the
+    volume is closed; otherwise the caller must have locked them (`lock_folder`).
+    Effects: missing folders are created with mode 0700. Only superblocks and the journal are read.
     Errors:  ConfigError with a message for the operator.
     """
     if not 1 <= len(folders) <= MAX_STRIPES:
-        raise ConfigError("kv.folders", f"a volume lies in 1 to {MAX_STRIPES} folders, not in {len(folders)}")
+        raise ConfigError("kv.folders", f"a volume has 1 to {MAX_STRIPES} folders, not {len(folders)}")
     if block_bytes < 1 or not 0 < len(fingerprint) <= FINGERPRINT_BYTES:
         raise InvariantError("volume.kind", block_bytes=block_bytes, fingerprint_bytes=len(fingerprint))
     layout = fit_layout(capacity_bytes, len(folders), block_bytes)
@@ -236,16 +230,16 @@ def open_volume(
         least = total_bytes(len(folders), len(folders), block_bytes)
         raise ConfigError(
             "kv.too_small",
-            f"{show_bytes(capacity_bytes)} on disk is less than one block in each folder needs "
+            f"{show_bytes(capacity_bytes)} on disk is less than the minimum of one block per folder "
             f"({show_bytes(least)} for {len(folders)} of {show_bytes(block_bytes)})",
         )
     with ExitStack() as closing:
         if lock:
             for folder in folders:
                 closing.callback(os.close, lock_folder(folder))
-        opening = VolumeOpening(folders, layout, block_bytes, fingerprint, calls or FileCalls(), closing)
+        opener = VolumeOpener(folders, layout, block_bytes, fingerprint, calls or FileCalls(), closing)
         try:
-            opened = opening.run()
+            opened = opener.run()
         except OSError as exc:
             names = " and ".join(map(str, folders))
             raise ConfigError("kv.disk", f"cannot open the volume in {names}: {exc.strerror or exc}") from exc

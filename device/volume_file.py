@@ -1,4 +1,4 @@
-"""One file of a volume, with direct I/O if the file system supports it, and buffers that suit direct I/O."""
+"""The volume file of one folder, with direct I/O where the file system supports it, and aligned buffers."""
 
 import ctypes
 import errno
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FileCalls:
-    """The system calls that read and write blocks. Tests replace them by calls that fail."""
+    """The system calls that read and write blocks. Tests replace them with failing calls."""
 
     preadv: Callable[[int, Sequence[memoryview], int], int] = os.preadv
     pwritev: Callable[[int, Sequence[memoryview], int], int] = os.pwritev
@@ -37,21 +37,24 @@ class ThreadBuffers(threading.local):
 
     @property
     def payload(self) -> memoryview:
-        """A buffer for one payload, rounded up to the alignment."""
+        """The buffer for one payload, rounded up to `ALIGN`."""
         if self._payload is None:
             self._payload = memoryview(mmap.mmap(-1, round_up(self._payload_bytes)))
         return self._payload
 
 
 def is_aligned(view: memoryview) -> bool:
-    """Return whether direct I/O can use these bytes in place. Read-only memory hides its address, so it cannot."""
+    """Return whether direct I/O can use these bytes in place.
+
+    Return False for read-only memory, because Python does not provide its address.
+    """
     if view.readonly or view.nbytes % ALIGN:
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) % ALIGN == 0
 
 
 class VolumeFile:
-    """The volume file of one folder. Positions are bytes; every call is safe from any thread."""
+    """The volume file of one folder. Positions are in bytes; every method may be called from any thread."""
 
     def __init__(self, path: Path, fd: int, calls: FileCalls, *, is_direct: bool) -> None:
         self.path = path
@@ -60,14 +63,14 @@ class VolumeFile:
         self._calls = calls
 
     def read(self, parts: Sequence[memoryview], at: int) -> int:
-        """Fill the parts, one after the other. Return the number of bytes read. Errors: OSError."""
+        """Read into the parts in order, and return the number of bytes read. Errors: OSError."""
         count = self._calls.preadv(self.fd, parts, at)
         if not self.is_direct:
             os.posix_fadvise(self.fd, at, count, os.POSIX_FADV_DONTNEED)
         return count
 
     def write(self, parts: Sequence[memoryview], at: int) -> None:
-        """Write the parts as one extent. Errors: OSError; EIO for a short write."""
+        """Write the parts one after the other. Errors: OSError; EIO after a short write."""
         wanted = sum(part.nbytes for part in parts)
         if self._calls.pwritev(self.fd, parts, at) != wanted:
             raise OSError(errno.EIO, "short write", str(self.path))
@@ -79,14 +82,14 @@ class VolumeFile:
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Close the descriptor. No call may be under way."""
+        """Close the descriptor. No other call may be in progress."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def open_volume_file(folder: int, path: Path, calls: FileCalls, *, may_write: bool = True) -> VolumeFile | None:
-    """Open the volume file of an open folder; None if it has none.
+    """Open the volume file of an open folder. Return None if the folder has none.
 
     Errors: ConfigError if the file is not a plain file of this user; OSError.
     """
@@ -107,11 +110,11 @@ def open_volume_file(folder: int, path: Path, calls: FileCalls, *, may_write: bo
 
 
 def create_volume_file(folder: int, path: Path, file_bytes: int, calls: FileCalls) -> VolumeFile:
-    """Create a fully allocated file in place of any file of this name. Errors: OSError."""
+    """Create a fully allocated volume file, and delete an existing one. Errors: OSError."""
     if VOLUME_NAME in os.listdir(folder):
         os.unlink(VOLUME_NAME, dir_fd=folder)
-    room = os.fstatvfs(folder)
-    if file_bytes > room.f_bavail * room.f_frsize:  # checked first: an allocation that fails may fill the disk before
+    found = os.fstatvfs(folder)
+    if file_bytes > found.f_bavail * found.f_frsize:  # checked first: a failing allocation may fill the disk meanwhile
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(VOLUME_NAME, flags, 0o600, dir_fd=folder)
@@ -125,7 +128,7 @@ def create_volume_file(folder: int, path: Path, file_bytes: int, calls: FileCall
 
 
 def _with_direct_io(path: Path, fd: int, folder: int, flags: int, calls: FileCalls) -> VolumeFile:
-    """Try direct I/O with a read at the superblock's position; keep the plain descriptor if it is refused."""
+    """Return the file with direct I/O if a test read at the superblock succeeds, otherwise without."""
     probe = memoryview(mmap.mmap(-1, ALIGN))
     direct = -1
     try:

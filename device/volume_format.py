@@ -1,14 +1,13 @@
-"""The format of the SSD tier's files. Everything read here is untrusted: bounds are checked first.
+"""The on-disk format of the SSD tier's volume files. All input is untrusted: bounds are checked first.
 
-A volume is one file in each folder, striped: slot i is the (i // stripes)-th of file i % stripes.
+A volume is one file in each folder, striped: slot i is slot i // stripes of file i % stripes.
 
     volume file   superblock, slot, slot, ...               each begins on a multiple of 4 KiB
     slot          header (4 KiB), payload rounded up to 4 KiB
-    journal       head, then records of one width           in the first folder only
+    journal       see `journal_format`                      in the first folder only
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 
 import xxhash
@@ -35,33 +34,28 @@ _SUPERBLOCK = struct.Struct(f"<8sIIIIQQQQ{ID_BYTES}s{FINGERPRINT_BYTES}s")
 _HEADER_MAGIC = b"tierclBK"
 _HEADER = struct.Struct(f"<8s{ID_BYTES}sQQQ{KEY_BYTES}s{DIGEST_BYTES}s")
 
-# Bytes of a folder beside the slots: superblock, lock file, the directory and the file system's own first blocks.
-_FOLDER_BYTES = 2 * ALIGN + 16 * ALIGN
-# Bytes of the file system's map for a file written in random order: at most one extent per slot, in half-full leaves.
-_EXTENT_BYTES = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
     """The description of a volume in one of its files."""
 
-    volume_id: bytes  # drawn when the volume was made; every header and record of the volume repeats it
-    fingerprint: bytes  # of the model, the layout and everything else that must be equal
+    volume_id: bytes  # random; repeated in every header and journal record of the volume
+    fingerprint: bytes  # of the model, the block layout and everything else that must match
     block_bytes: int
     slots: int  # of all folders
-    stripe: int  # which of the files this is
+    stripe: int  # index of this file
     stripes: int
-    opens: int  # number of times it was opened: the upper bits of sequence numbers
+    opens: int  # number of times that the volume was opened; the upper bits of sequence numbers
     created_ns: int  # wall clock, for display
 
     @property
     def slots_here(self) -> int:
-        """Slots of this file."""
+        """Number of slots in this file."""
         return (self.slots - self.stripe + self.stripes - 1) // self.stripes
 
     @property
     def file_bytes(self) -> int:
-        """Length of this file."""
+        """Length of this file in bytes."""
         return ALIGN + self.slots_here * slot_bytes(self.block_bytes)
 
 
@@ -71,29 +65,29 @@ class SlotHeader:
 
     volume_id: bytes
     slot: int
-    sequence: int  # increases with every write to a volume, over restarts too
-    length: int  # of the payload
+    sequence: int  # increases with every write to a volume, also across restarts
+    length: int  # of the payload, in bytes
     key: bytes
     digest: bytes  # xxh3-128 of the payload
 
 
 def round_up(count: int) -> int:
-    """Return the next multiple of the alignment."""
+    """Return `count` rounded up to a multiple of `ALIGN`."""
     return -(-count // ALIGN) * ALIGN
 
 
 def slot_bytes(block_bytes: int) -> int:
-    """Return the size of a slot on the disk: header and payload."""
+    """Return the bytes of a slot on disk: header and payload."""
     return ALIGN + round_up(block_bytes)
 
 
 def digest_of(payload: bytes | bytearray | memoryview) -> bytes:
-    """Return the xxh3-128 of a payload. Cost: about 70 us per MiB, without the GIL."""
+    """Return the xxh3-128 digest of a payload. Cost: about 70 us per MiB; the GIL is released."""
     return xxhash.xxh3_128_digest(payload)
 
 
 def pack_superblock(block: Superblock) -> bytes:
-    """Return the 4 KiB of a superblock."""
+    """Return a superblock as 4 KiB."""
     body = _SUPERBLOCK.pack(
         _SUPERBLOCK_MAGIC,
         FORMAT_VERSION,
@@ -111,7 +105,7 @@ def pack_superblock(block: Superblock) -> bytes:
 
 
 def parse_superblock(raw: memoryview) -> Superblock | str:
-    """Return the superblock, or the reason why there is none, as the end of a sentence."""
+    """Return the superblock, or the reason why it is invalid as a predicate such as "is too short"."""
     if len(raw) < ALIGN:
         return "is too short"
     (
@@ -146,12 +140,12 @@ def parse_superblock(raw: memoryview) -> Superblock | str:
 
 
 def pack_header(volume_id: bytes, slot: int, sequence: int, length: int, key: bytes, digest: bytes) -> bytes:
-    """Return the 4 KiB of a slot header."""
+    """Return a slot header as 4 KiB."""
     return _sealed(_HEADER.pack(_HEADER_MAGIC, volume_id, slot, sequence, length, key, digest))
 
 
 def parse_header(raw: memoryview) -> SlotHeader | None:
-    """Return the header; None if the slot is empty or any of the 4 KiB is damaged."""
+    """Return the header, or None if the slot is empty or any of the 4 KiB is damaged."""
     if len(raw) < ALIGN or not _is_sealed(raw):
         return None
     magic, volume_id, slot, sequence, length, key, digest = _HEADER.unpack_from(raw)
@@ -161,7 +155,7 @@ def parse_header(raw: memoryview) -> SlotHeader | None:
 
 
 def find_digest(raw: memoryview, volume_id: bytes, slot: int, length: int, key: bytes) -> bytes | None:
-    """Return the digest of this block from the header of its slot; None if the header is of another block."""
+    """Return the digest in the header of a slot, or None if the header is not that of this block."""
     if not _is_sealed(raw):
         return None
     magic, *found, digest = _HEADER.unpack_from(raw)
@@ -177,107 +171,3 @@ def _sealed(body: bytes) -> bytes:
 def _is_sealed(raw: memoryview) -> bool:
     (check,) = _CHECK.unpack_from(raw, _CHECKED_BYTES)
     return check == xxhash.xxh3_64_intdigest(raw[:_CHECKED_BYTES])
-
-
-# ---- the journal
-
-_JOURNAL_MAGIC = b"tierclJL"
-_JOURNAL_HEAD = struct.Struct(f"<8sII{ID_BYTES}sQQ")
-_RECORD = struct.Struct(f"<QI{KEY_BYTES}sI")
-RECORD_BYTES = _RECORD.size
-_RECORD_CHECKED = RECORD_BYTES - 4
-_CLEAN_SLOT = MAX_SLOTS + 1
-_CLEAN_KEY = b"closed".ljust(KEY_BYTES, b"\0")
-_MIN_RECORDS = 1024
-_NO_RECORD = bytes(RECORD_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class JournalReplay:
-    """The content of a journal. `table` holds the last record of each slot, `RECORD_BYTES` wide, or zeros."""
-
-    table: bytearray
-    records: int
-    is_clean: bool  # it ends with the mark of a clean shutdown: it is complete
-
-
-def journal_bytes(slots: int) -> int:
-    """Return the largest size of a journal file: a snapshot and as many changes again."""
-    return round_up(RECORD_BYTES * (1 + slots + max(slots, _MIN_RECORDS)))
-
-
-def pack_journal_head(volume_id: bytes, slots: int) -> bytes:
-    """Return the head of a journal, which is as wide as a record."""
-    body = _JOURNAL_HEAD.pack(_JOURNAL_MAGIC, FORMAT_VERSION, 0, volume_id, slots, 0)[:-8]
-    return body + _CHECK.pack(xxhash.xxh3_64_intdigest(body))
-
-
-def pack_record(volume_id: bytes, slot: int, key: bytes, sequence: int) -> bytes:
-    """Return one record. `NO_KEY` means an empty slot: this version writes none, but reads them."""
-    body = _RECORD.pack(sequence, slot, key, 0)[:_RECORD_CHECKED]
-    return body + zlib.crc32(body, zlib.crc32(volume_id)).to_bytes(4, "little")
-
-
-def pack_clean(volume_id: bytes, records: int) -> bytes:
-    """Return the mark of a clean shutdown behind `records` other records."""
-    return pack_record(volume_id, _CLEAN_SLOT, _CLEAN_KEY, records)
-
-
-def unpack_record(raw: bytes | bytearray | memoryview, at: int) -> tuple[int, int, bytes]:
-    """Return (sequence, slot, key) of a record that was checked before."""
-    sequence, slot, key, _ = _RECORD.unpack_from(raw, at)
-    return sequence, slot, key
-
-
-def replay_journal(raw: bytes, volume_id: bytes, slots: int) -> JournalReplay | None:
-    """Read a journal up to its first invalid record; None if this is not the journal of this volume.
-
-    Cost: about a million records per second, and `RECORD_BYTES` of memory per slot beside `raw`.
-    """
-    if raw[:RECORD_BYTES] != pack_journal_head(volume_id, slots):
-        return None
-    table = bytearray(slots * RECORD_BYTES)
-    records, seed = 0, zlib.crc32(volume_id)
-    for at in range(RECORD_BYTES, len(raw) - RECORD_BYTES + 1, RECORD_BYTES):
-        record = raw[at : at + RECORD_BYTES]
-        if record == _NO_RECORD:  # a slot without a record in the snapshot, or the space behind the last record
-            continue
-        sequence, slot, key, check = _RECORD.unpack(record)
-        if check != zlib.crc32(record[:_RECORD_CHECKED], seed):
-            break
-        if slot == _CLEAN_SLOT:
-            is_last = not raw[at + RECORD_BYTES :].strip(b"\0")
-            return JournalReplay(table, records, is_last and key == _CLEAN_KEY and sequence == records)
-        if slot >= slots:
-            break
-        table[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = record
-        records += 1
-    return JournalReplay(table, records, is_clean=False)
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeLayout:
-    """The slots that fit a capacity."""
-
-    slots: int  # of all folders, the same number in each
-    total_bytes: int  # at most, for everything in the folders
-
-
-def total_bytes(slots: int, stripes: int, block_bytes: int) -> int:
-    """Return the most that a volume and its journal ever take, including a journal that is being rewritten."""
-    fixed = stripes * _FOLDER_BYTES + 2 * journal_bytes(slots)
-    return fixed + slots * (slot_bytes(block_bytes) + _EXTENT_BYTES)
-
-
-def fit_layout(capacity_bytes: int, stripes: int, block_bytes: int) -> VolumeLayout | None:
-    """Return the layout with the most slots that fit; None if not even one slot per folder fits."""
-    each = capacity_bytes // (stripes * slot_bytes(block_bytes))
-    each = min(each, MAX_SLOTS // stripes)
-    low, high = 0, each
-    while low < high:
-        middle = (low + high + 1) // 2
-        if total_bytes(middle * stripes, stripes, block_bytes) <= capacity_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return VolumeLayout(low * stripes, total_bytes(low * stripes, stripes, block_bytes)) if low else None

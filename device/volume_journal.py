@@ -1,7 +1,7 @@
-"""The journal of a volume: an index that makes opening fast. The volume is complete without it.
+"""The journal of a volume: an index that makes opening fast. Without it, opening scans the headers.
 
-Records are appended as slots change. A journal is used only if it ends with the mark of a clean shutdown. Opening a
-volume writes a new journal without that mark, so that the headers are scanned after anything but a clean shutdown.
+Records are appended as slots change. A journal is used only if it ends with the clean-shutdown record. Opening a
+volume writes a new journal without that record, so that the headers are scanned after a crash.
 """
 
 import logging
@@ -9,9 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from tiercel.device.volume_format import (
-    JOURNAL_NAME,
-    NO_KEY,
+from tiercel.device.journal_format import (
     RECORD_BYTES,
     JournalReplay,
     journal_bytes,
@@ -21,6 +19,7 @@ from tiercel.device.volume_format import (
     replay_journal,
     unpack_record,
 )
+from tiercel.device.volume_format import JOURNAL_NAME, NO_KEY
 
 _NEW_NAME = f"{JOURNAL_NAME}.new"
 _PENDING_BYTES = 64 * RECORD_BYTES
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def read_journal(folder: int, volume_id: bytes, slots: int) -> JournalReplay | None:
-    """Read the journal in an open folder; None if there is no readable journal of this volume."""
+    """Return the journal in an open folder, or None if there is no readable journal of this volume."""
     try:
         fd = os.open(JOURNAL_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
@@ -43,16 +42,16 @@ def read_journal(folder: int, volume_id: bytes, slots: int) -> JournalReplay | N
 
 
 def unlink_journal(folder: int) -> None:
-    """Delete the journal of a folder, valid or not."""
+    """Delete the journal of a folder, whether valid or not."""
     for name in (JOURNAL_NAME, _NEW_NAME):
         if name in os.listdir(folder):
             os.unlink(name, dir_fd=folder)
 
 
 class VolumeJournal:
-    """The last record of each slot, in memory and appended to a file. Safe to call from several threads.
+    """The last record of each slot, in memory and appended to a file. It may be used from several threads.
 
-    A journal that cannot be written is given up with a warning: blocks are still written, and the next opening scans.
+    A journal that cannot be written is disabled with a warning: blocks are still written, and the next opening scans.
     """
 
     def __init__(self, folder: int, volume_id: bytes, table: bytearray) -> None:
@@ -64,56 +63,56 @@ class VolumeJournal:
         self._lock = threading.Lock()
         self._fd = -1
         self._end = 0  # position of the next record
-        self._pending = bytearray()  # records to be written: the file is not used before it is closed
-        self._records = 0  # in the file
-        self.is_lost = False
+        self._pending = bytearray()  # records to write, at the latest on a clean close
+        self._records = 0  # number of records in the file
+        self.is_disabled = False
 
     def start(self) -> None:
-        """Write the table as a new journal in place of the old one, which must not be used again."""
+        """Replace the journal file by the table. The old file lacks later changes and must not be used again."""
         with self._lock:
             try:
                 self._rewrite()
             except OSError as exc:
                 unlink_journal(self._folder)
-                self._give_up(exc)
+                self._disable(exc)
 
     def append(self, slot: int, key: bytes, sequence: int) -> None:
-        """Record what a slot holds now, unless a newer record of the slot exists."""
+        """Record the key that a slot holds, unless a newer record of the slot exists."""
         record = pack_record(self._volume_id, slot, key, sequence)
         with self._lock:
             known, _, _ = unpack_record(self._table, slot * RECORD_BYTES)
             if known > sequence:
                 return
             self._table[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = record
-            self._guarded(record)
+            self._add(record)
 
     def entries(self) -> Iterator[tuple[int, bytes, int]]:
-        """Yield (slot, key, sequence) of every slot that holds a block, by slot."""
+        """Yield (slot, key, sequence) of every slot that holds a block, ordered by slot."""
         for slot in range(self._slots):
             sequence, _, key = unpack_record(self._table, slot * RECORD_BYTES)
             if key != NO_KEY:
                 yield slot, key, sequence
 
-    def close(self, *, is_whole: bool) -> None:
-        """Close the file, with the mark of a clean shutdown if the journal is complete."""
+    def close(self, *, is_complete: bool) -> None:
+        """Close the file. Write the clean-shutdown record if the journal is complete."""
         with self._lock:
-            if is_whole and not self.is_lost:
+            if is_complete and not self.is_disabled:
                 try:
                     self._flush()
-                    os.fdatasync(self._fd)  # the mark must not become durable before the records
+                    os.fdatasync(self._fd)  # the clean-shutdown record must not become durable before the others
                     self._write(pack_clean(self._volume_id, self._records))
                     os.fdatasync(self._fd)
                 except OSError as exc:
-                    self._give_up(exc)
+                    self._disable(exc)
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
 
-    def _guarded(self, record: bytes) -> None:
-        if self.is_lost:
+    def _add(self, record: bytes) -> None:
+        if self.is_disabled:
             return
         try:
-            # Room for one more record is kept for the mark of a clean shutdown.
+            # Space for the clean-shutdown record is kept free.
             if self._end + len(self._pending) + 2 * RECORD_BYTES > self._bound:
                 self._rewrite()
                 return
@@ -122,7 +121,7 @@ class VolumeJournal:
             if len(self._pending) >= _PENDING_BYTES:
                 self._flush()
         except OSError as exc:
-            self._give_up(exc)
+            self._disable(exc)
 
     def _flush(self) -> None:
         self._write(bytes(self._pending))
@@ -159,6 +158,6 @@ class VolumeJournal:
             self._table[at : at + RECORD_BYTES] != empty for at in range(0, len(self._table), RECORD_BYTES)
         )
 
-    def _give_up(self, exc: OSError) -> None:
-        self.is_lost = True
-        log.warning("kv journal given up, the next start scans the volume error=%s", exc.strerror or exc)
+    def _disable(self, exc: OSError) -> None:
+        self.is_disabled = True
+        log.warning("kv journal disabled, the next start scans the volume error=%s", exc.strerror or exc)

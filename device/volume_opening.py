@@ -1,4 +1,4 @@
-"""Finds a volume in its folders, or makes one: superblocks, allocation, and what is replaced."""
+"""Open a volume in its folders, or create it."""
 
 import errno
 import logging
@@ -9,20 +9,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tiercel.device.journal_format import RECORD_BYTES
 from tiercel.device.volume_file import FileCalls, VolumeFile, create_volume_file, open_volume_file
-from tiercel.device.volume_format import (
-    ALIGN,
-    ID_BYTES,
-    RECORD_BYTES,
-    VOLUME_NAME,
-    Superblock,
-    VolumeLayout,
-    pack_superblock,
-    parse_superblock,
-)
+from tiercel.device.volume_format import ALIGN, ID_BYTES, VOLUME_NAME, Superblock, pack_superblock, parse_superblock
 from tiercel.device.volume_journal import VolumeJournal, read_journal, unlink_journal
+from tiercel.device.volume_layout import VolumeLayout
 from tiercel.errors import ConfigError
-from tiercel.lock import open_folder
+from tiercel.kv_folder import open_folder
 from tiercel.units import show_bytes
 
 log = logging.getLogger(__name__)
@@ -30,16 +23,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenedVolume:
-    """The parts of an open volume. With `is_known` the journal is complete, and no scan is needed."""
+    """An opened volume. `is_journal_complete`: the journal lists every slot, so no scan is needed."""
 
     files: tuple[VolumeFile, ...]
     superblock: Superblock
     journal: VolumeJournal
-    is_known: bool
+    is_journal_complete: bool
 
 
-class VolumeOpening:
-    """The opening of one volume: wanted properties, and what has been opened so far."""
+class VolumeOpener:
+    """Opens one volume. It holds the wanted properties and the files opened so far."""
 
     def __init__(
         self,
@@ -60,7 +53,10 @@ class VolumeOpening:
         self._files: list[VolumeFile] = []
 
     def run(self) -> OpenedVolume:
-        """Open or make the volume. Errors: ConfigError, OSError; the stack closes what was opened."""
+        """Open the volume, or create it. Everything opened is closed by the stack.
+
+        Errors: ConfigError, OSError.
+        """
         for folder in self._folders:
             handle = open_folder(folder, may_create=True)
             self._closing.callback(os.close, handle)
@@ -71,27 +67,27 @@ class VolumeOpening:
             undo.callback(self._close_files)
             first = self._find()
             replay = read_journal(self._handles[0], first.volume_id, first.slots) if first else None
-            is_known = first is None or (replay is not None and replay.is_clean)
+            is_complete = first is None or (replay is not None and replay.is_clean)
             if first is None:
                 first = self._create()
             first = replace(first, opens=first.opens + 1)
             self._write_superblocks(first)
-            table = replay.table if replay is not None and is_known else bytearray(first.slots * RECORD_BYTES)
+            table = replay.table if replay is not None and is_complete else bytearray(first.slots * RECORD_BYTES)
             journal = VolumeJournal(self._handles[0], first.volume_id, table)
             journal.start()
             undo.pop_all()
         log.info(
             "kv volume opened folders=%d slots=%d block_bytes=%d direct=%s index=%s",
             *(len(self._files), first.slots, first.block_bytes, all(file.is_direct for file in self._files)),
-            "journal" if is_known else "scan",
+            "journal" if is_complete else "scan",
         )
-        return OpenedVolume(tuple(self._files), first, journal, is_known)
+        return OpenedVolume(tuple(self._files), first, journal, is_complete)
 
     def _paths(self) -> Iterator[tuple[int, Path]]:
         return ((handle, folder / VOLUME_NAME) for handle, folder in zip(self._handles, self._folders, strict=True))
 
     def _find(self) -> Superblock | None:
-        """Return the first superblock of the volume in the folders, if all its files exist and are as wanted."""
+        """Return the first superblock of an existing volume if all files match; else None."""
         found: list[Superblock] = []
         for handle, path in self._paths():
             file = open_volume_file(handle, path, self._calls)
@@ -101,34 +97,34 @@ class VolumeOpening:
             block = read_superblock(file)
             reason = block if isinstance(block, str) else self._mismatch(block, len(found), found)
             if isinstance(block, str) or reason:
-                log.warning("kv volume not used, made anew path=%s reason=%r", path, reason)
+                log.warning("kv volume replaced path=%s reason=%r", path, reason)
                 break
             found.append(block)
         if len(found) == len(self._folders):
             return found[0]
         if found:
-            log.warning("kv volume not used, made anew reason='not the same folders in the same order'")
+            log.warning("kv volume replaced reason='the folders or their order differ'")
         self._close_files()
         return None
 
     def _mismatch(self, block: Superblock, stripe: int, before: list[Superblock]) -> str:
-        """Return how a file differs from the wanted volume, as the end of a sentence; empty if it does not."""
+        """Return why a file does not match, as a predicate such as "has the wrong size"; empty if it matches."""
         if block.fingerprint != self._fingerprint:
-            return "is of another model or layout"
+            return "belongs to another model or block layout"
         if block.block_bytes != self._block_bytes:
             return f"has blocks of {block.block_bytes} bytes, not {self._block_bytes}"
         if block.slots != self._layout.slots:
             return f"has {block.slots} slots, not {self._layout.slots}"
         if (block.stripe, block.stripes) != (stripe, len(self._folders)):
-            return "is of another set of folders"
+            return "belongs to another set of folders"
         if before and block.volume_id != before[0].volume_id:
-            return "is of another volume than its neighbour"
+            return "belongs to another volume than the first folder"
         if os.fstat(self._files[-1].fd).st_size != block.file_bytes:
             return "has the wrong size"
         return ""
 
     def _create(self) -> Superblock:
-        """Delete any old files and create fully allocated ones."""
+        """Delete existing files and create fully allocated ones."""
         for handle, _ in self._paths():
             if VOLUME_NAME in os.listdir(handle):
                 os.unlink(VOLUME_NAME, dir_fd=handle)
@@ -142,8 +138,8 @@ class VolumeOpening:
                 self._unlink_files()
                 if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
-                room = os.fstatvfs(handle)
-                free = room.f_bavail * room.f_frsize
+                found = os.fstatvfs(handle)
+                free = found.f_bavail * found.f_frsize
                 missing = first.file_bytes - free
                 why = f"{show_bytes(missing)} are missing" if missing > 0 else (exc.strerror or "the disk refused")
                 raise ConfigError(
@@ -173,6 +169,6 @@ class VolumeOpening:
 
 
 def read_superblock(file: VolumeFile) -> Superblock | str:
-    """Return the superblock of a file, or the reason why there is none. Errors: OSError."""
+    """Return the superblock of a file, or the reason why it is invalid as a predicate. Errors: OSError."""
     page = memoryview(mmap.mmap(-1, ALIGN))
     return parse_superblock(page) if file.read((page,), 0) == ALIGN else "is too short"

@@ -1,4 +1,4 @@
-"""Inspection of a volume's folder without a daemon: nothing is changed, and nothing is trusted."""
+"""Inspect and delete a volume without a daemon. All bytes read are untrusted."""
 
 import mmap
 import os
@@ -24,7 +24,7 @@ from tiercel.device.volume_format import (
 from tiercel.device.volume_journal import read_journal, unlink_journal
 from tiercel.device.volume_opening import read_superblock
 from tiercel.errors import ConfigError
-from tiercel.lock import lock_folder, lock_holder, open_folder
+from tiercel.kv_folder import lock_folder, lock_holder, open_folder
 
 SlotVerdict = Literal["good", "empty", "torn"]
 
@@ -40,14 +40,14 @@ class FolderFacts:
     stripe: int
     stripes: int
     slots: int  # of this folder
-    used: int
+    used: int  # slots with a valid header
     file_bytes: int
     disk_bytes: int  # allocated by the file system, including the journal
     opens: int
     created_s: float  # wall clock
     written_s: float  # wall clock
     journal: Literal["clean", "unclean", "missing or damaged", "in the first folder"]
-    holder: int | None  # pid of the daemon that uses the folder; 0: not known
+    holder: int | None  # pid of the daemon that uses the folder; 0: unknown; None: no daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SlotCounts:
 
 
 class FolderView:
-    """One folder's part of a volume, opened for reading."""
+    """The part of a volume in one folder, opened for reading."""
 
     def __init__(self, folder: Path, handle: int, file: VolumeFile, superblock: Superblock) -> None:
         self.superblock = superblock
@@ -96,9 +96,9 @@ class FolderView:
         )
 
     def check(self) -> SlotCounts:
-        """Read every slot. A torn slot is read again at the end, because a daemon may have been writing it.
+        """Read every slot. Torn slots are read a second time at the end, because a daemon may have been writing them.
 
-        Errors: OSError; a single slot that cannot be read counts as torn.
+        A slot that cannot be read counts as torn. Errors: OSError.
         """
         counts = {"good": 0, "empty": 0, "torn": 0}
         torn: list[int] = []
@@ -130,10 +130,10 @@ class FolderView:
         return "good" if digest_of(target[: header.length]) == header.digest else "torn"
 
     def _header(self, index: int) -> SlotHeader | None:
-        """Return the header of a slot, if it belongs to this slot; the page holds its bytes."""
+        """Return the header of a slot, or None if it is not valid for this slot. The page then holds its bytes."""
         block = self.superblock
         if self._file.read((self._page,), self._at(index)) != ALIGN:
-            self._page[:] = b"\xff" * ALIGN  # not zeros: the file is too short, and the slot is not empty
+            self._page[:] = b"\xff" * ALIGN  # not zeros: a slot behind the end of the file is torn, not empty
             return None
         header = parse_header(self._page)
         is_ours = (
@@ -158,7 +158,7 @@ class FolderView:
 
 
 def view_folder(folder: Path, closing: ExitStack) -> FolderView:
-    """Open one folder's part of a volume for reading; the stack closes it.
+    """Open the part of a volume in one folder for reading. It is closed by the stack.
 
     Errors: ConfigError if there is no readable volume.
     """
@@ -173,7 +173,7 @@ def view_folder(folder: Path, closing: ExitStack) -> FolderView:
         if isinstance(superblock, str):
             raise ConfigError("kv.volume", f"{folder / VOLUME_NAME} {superblock}")
         if os.fstat(file.fd).st_size < superblock.file_bytes:
-            raise ConfigError("kv.volume", f"{folder / VOLUME_NAME} is shorter than it says")
+            raise ConfigError("kv.volume", f"{folder / VOLUME_NAME} is shorter than its superblock requires")
     except OSError as exc:
         raise ConfigError("kv.disk", f"cannot read the volume in {folder}: {exc.strerror}") from exc
     return FolderView(folder, handle, file, superblock)
@@ -182,7 +182,7 @@ def view_folder(folder: Path, closing: ExitStack) -> FolderView:
 def purge_folder(folder: Path) -> int:
     """Delete a volume's files in a folder. Return the number of bytes freed.
 
-    Errors: ConfigError if a daemon uses the folder, with its pid.
+    Errors: ConfigError with the pid of the daemon that uses the folder.
     """
     handle = open_folder(folder, may_create=False)
     try:

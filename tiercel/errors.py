@@ -3,17 +3,16 @@
 TiercelError
 ├── ConfigError       a flag, an environment variable or a model folder is wrong; exit code 2
 ├── AdmissionError    a request is refused; has an HTTP status
-├── TransferError     a transfer between two tiers failed
 ├── DeviceError       the device failed a step
-│   └── OutOfDeviceMemoryError   the device had too little memory; a smaller step may succeed
-├── DeviceLostError   the device fails every step from now on: the engine process must end
+│   └── OutOfDeviceMemoryError   the device memory did not suffice; a smaller step may succeed
+├── DeviceLostError   the device fails every step from now on: the engine process must restart
 ├── WireError         the peer process sent a frame that cannot be read
 └── InvariantError    the engine's books are inconsistent; never caught, never expected
 """
 
 
 class TiercelError(Exception):
-    """An error with a dotted code, a message for people and the facts behind it."""
+    """An error with a dotted code, a message for the user and the facts to log."""
 
     def __init__(self, code: str, message: str = "", **facts: object) -> None:
         super().__init__(code, message)
@@ -27,11 +26,11 @@ class TiercelError(Exception):
 
 
 class ConfigError(TiercelError):
-    """The operator's settings are wrong. `message` is the one line to print."""
+    """A setting is wrong. `message` is the line to print."""
 
 
 class AdmissionError(TiercelError):
-    """A request is refused. `status` is the HTTP status, `param` the wrong field, if there is one.
+    """A request is refused. `status` is the HTTP status; `param` is the field in error, or None.
 
     `kind` is OpenAI's error type; `code` (of the base class) is OpenAI's machine-readable code.
     """
@@ -56,16 +55,12 @@ class AdmissionError(TiercelError):
         return self.message
 
 
-class TransferError(TiercelError):
-    """A transfer between two tiers failed."""
-
-
 class DeviceError(TiercelError):
     """The device failed a step."""
 
 
 class OutOfDeviceMemoryError(DeviceError):
-    """The device had too little memory for a step."""
+    """The device memory did not suffice for a step."""
 
 
 class DeviceLostError(TiercelError):
@@ -77,4 +72,4 @@ class WireError(TiercelError):
 
 
 class InvariantError(TiercelError):
-    """The books of the engine are inconsistent."""
+    """The engine's books are inconsistent."""

@@ -1,4 +1,4 @@
-"""The rule that other machines need a key to use the server, unless the operator allows them without."""
+"""Check that a server reachable from other machines requires an API key."""
 
 import ipaddress
 
@@ -17,7 +17,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: ServerSettings) -> None:
-    """Check that a server that other machines can reach has keys. Errors: ConfigError."""
+    """Raise ConfigError if other machines can reach the server without a key and this is not allowed."""
     is_private = settings.uds is not None or is_loopback(settings.host)
     has_keys = bool(settings.api_keys) or settings.tenants_config is not None  # every tenant has a key
     if not is_private and not has_keys and not settings.allow_unauthenticated:

@@ -1,4 +1,4 @@
-"""The log of every process, on stderr: one JSON object per line, or lines for people."""
+"""Logging to stderr: one JSON object per line, or the console format for a terminal."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ from tiercel.settings import LogFormat
 
 
 def configure_log(level: str, form: LogFormat) -> None:
-    """Configure structlog and the standard library's loggers. Called once, by the main function of a process."""
+    """Configure structlog and the standard library's loggers. The main function of each process calls it once."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -42,5 +42,5 @@ def configure_log(level: str, form: LogFormat) -> None:
 
 
 def set_log_level(level: str) -> None:
-    """Change the level of everything that this process logs."""
+    """Set the log level of this process."""
     logging.getLogger().setLevel(level.upper())

@@ -11,7 +11,7 @@ class KVSpec(Struct, frozen=True, kw_only=True):
     """The layout of a block: [layers, block_size, kv_heads, 2 * head_dim], keys in the first half of the last axis.
 
     A slot of any tier holds exactly one block. The class's `repr` is part of the identity of memory and volumes that
-    outlive the engine: another name or field makes them anew.
+    outlive the engine: a change of its name or of a field replaces them.
     """
 
     layers: int
@@ -37,7 +37,7 @@ class KVSpec(Struct, frozen=True, kw_only=True):
 
 
 class Tier(enum.Enum):
-    """A tier that can hold copies of blocks. On the CPU one arena is HBM and DDR in one, unless they are kept apart."""
+    """A tier that can hold copies of blocks. On a CPU, without `cpu_device_pool`, one arena is both HBM and DDR."""
 
     HBM = "hbm"
     DDR = "ddr"
@@ -45,21 +45,21 @@ class Tier(enum.Enum):
 
 
 class Route(enum.Enum):
-    """A way of a copy between two tiers. No copy goes directly between HBM and SSD: host memory is the gateway."""
+    """The route of a copy. No route connects HBM and SSD directly; such copies pass through DDR."""
 
     SPILL = "hbm_ddr"
     RESTORE = "ddr_hbm"
     PERSIST = "ddr_ssd"
     PREFETCH = "ssd_ddr"
-    VERIFY = "ddr_ddr"  # a copy found after a restart is compared with its checksum, in place
-    SIGN = "ddr_journal"  # the checksum of a copy is journalled, so that the next engine can use the copy
+    VERIFY = "ddr_ddr"  # compare a copy found after a restart with its checksum, in place
+    SIGN = "ddr_journal"  # write the checksum of a copy to the journal, so that the next engine can use the copy
 
 
 class Purpose(enum.Enum):
-    """Why a transfer runs, in the order of urgency."""
+    """The purpose of a transfer, in the order of urgency."""
 
     RESTORE = "restore"  # a sequence waits for the copies
-    SPILL = "spill"  # a victim's slots are free when it lands
+    SPILL = "spill"  # the slots of a victim become free when the transfer lands
     PREFETCH = "prefetch"  # a waiting sequence will need the copy
     BACKGROUND = "background"  # write-back and persist in idle time
 
@@ -76,32 +76,32 @@ class Transfer(Struct, frozen=True, gc=False):
 
 
 class Verdict(enum.Enum):
-    """The result of a transfer. Transfers between memory tiers land as a whole; disk transfers carry one block each."""
+    """The result of a transfer. A transfer between memory tiers has one result; a disk transfer carries one block."""
 
     LANDED = "landed"
-    MISS = "miss"  # the bytes are not what the key promises
+    MISS = "miss"  # the bytes are not those of the key
     FAILED = "failed"  # an I/O error
-    LATE = "late"  # the deadline has passed: the result is abandoned, and the call still owns its buffers
-    RETURNED = "returned"  # a late call has returned: its buffers are free
+    LATE = "late"  # the deadline has passed: the result is discarded, and the call still uses its buffers
+    RETURNED = "returned"  # a late call has ended: its buffers are free
 
 
 class Landing(Struct, frozen=True, gc=False):
-    """News of one transfer."""
+    """The result of a transfer, with its time."""
 
     id: int
     verdict: Verdict
     seconds: float = 0.0  # spent copying
-    runs: int = 1  # copies after neighbours were merged
+    runs: int = 1  # number of copies after merging adjacent slots
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """The sizes of the tiers. Slot 0 is the null block: `blocks` slots hold KV, and one more exists."""
+    """The sizes of the tiers. Slot 0, the null block, is not counted in `blocks`."""
 
-    blocks: int  # usable, of the device tier
+    blocks: int  # of the device tier
     block_size: int  # tokens
     max_model_len: int  # tokens, reduced to what the pool can hold
     weights_bytes: int
     kv_bytes: int
-    host_blocks: int = 0  # of a DDR tier beside the device tier; 0: none, or the device tier is DDR itself
+    host_blocks: int = 0  # of a separate DDR tier; 0: none, or the device tier is in DDR
     disk_blocks: int = 0  # of the SSD tier; 0: none
-    reserved_bytes: int = 0  # of the device, left for what steps allocate beside weights and KV
+    reserved_bytes: int = 0  # device memory left free for the allocations of steps

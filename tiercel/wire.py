@@ -1,7 +1,7 @@
-"""Frames between the HTTP process and the engine process.
+"""The frames that the HTTP process and the engine process exchange.
 
-A frame is a little-endian uint32 length and a MessagePack body of that length: a tagged struct. Token ids and
-sequence ids are sent as raw uint32 and uint64 bytes, because one step carries hundreds of them. Pickle is not used.
+A frame is a little-endian uint32 length and a MessagePack body of that length, which encodes a tagged struct. Token
+ids and sequence ids are raw uint32 and uint64 bytes, because a step has hundreds of them. Pickle is not used.
 """
 
 import struct
@@ -25,39 +25,39 @@ _LENGTH = struct.Struct("<I")
 
 
 class Start(Struct, frozen=True, tag="start"):
-    """The first frame: the settings to start with."""
+    """Start with these settings. This is the first frame."""
 
     settings: EngineSettings
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """Run a request. It ends in exactly one `Finished`, also if it is aborted."""
+    """Run a request. The engine reports exactly one `Finished` for it, also after an abort."""
 
     request: Request
 
 
 class Abort(Struct, frozen=True, tag="abort"):
-    """End sequences now, in any state. Unknown ids are ignored: their sequences have just finished."""
+    """End sequences in any state. Unknown ids are ignored, because their sequences may have just finished."""
 
     seqs: tuple[SeqId, ...]
     reason: FinishReason = FinishReason.ABORT  # STOP if the HTTP process found a stop string
 
 
 class SetTenants(Struct, frozen=True, tag="set_tenants"):
-    """Replace all tenants. Sent after `Ready` and at every change of the tenants; it replaces earlier ones."""
+    """Replace the tenants. Sent after `Ready` and after every change."""
 
     tenants: Tenants
 
 
 class SetSettings(Struct, frozen=True, tag="set_settings"):
-    """Change the live settings from the next step on; the other fields are ignored."""
+    """Apply the live settings from the next step on. Other fields are ignored."""
 
     version: int
     settings: EngineSettings
 
 
 class Quit(Struct, frozen=True, tag="quit"):
-    """Exit with code 0, after persisting blocks for at most `patience_s`."""
+    """Exit with code 0 after persisting blocks for up to `patience_s`."""
 
     patience_s: float = 0.0
 
@@ -66,13 +66,13 @@ class Quit(Struct, frozen=True, tag="quit"):
 
 
 class Loading(Struct, frozen=True, tag="loading"):
-    """A stage of the start has begun; for `/ready` and the log."""
+    """The stage of the start that has begun, for `/ready` and the log."""
 
     stage: str
 
 
 class Ready(Struct, frozen=True, tag="ready", kw_only=True):
-    """The engine serves. Carries the facts that only the engine knows."""
+    """The engine is ready. The fields are known only after loading the model."""
 
     max_model_len: int  # tokens of prompt and output together
     vocab_size: int  # logits width
@@ -87,22 +87,22 @@ class Ready(Struct, frozen=True, tag="ready", kw_only=True):
 
     @property
     def block_bytes(self) -> int:
-        """One block of all layers. The device tier has one more than it counts: the null block."""
+        """Bytes of one block of all layers. `kv_bytes` includes the null block, `blocks_total` does not."""
         return self.kv_bytes // (self.blocks_total + 1)
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """The engine cannot start and exits with code 2. `message` is the line for the operator."""
+    """The engine cannot start and exits with code 2. `message` is printed for the operator."""
 
     code: str
     message: str
 
 
 class Report(Struct, frozen=True, tag="report", kw_only=True):
-    """The results of one committed step for all its sequences.
+    """The results of one committed step.
 
-    `seqs` (raw uint64) and `tokens` (raw uint32) are parallel: one new token per sequence. The last token of a sequence
-    that ends in this step is here, too; its end is in `finished`.
+    `seqs` (raw uint64) and `tokens` (raw uint32) are parallel: one new token per sequence. They include the last token
+    of a sequence that is in `finished`.
     """
 
     seqs: bytes = b""
@@ -133,14 +133,14 @@ def encode_frame(message: ToEngine | FromEngine) -> bytes:
 
 
 class FrameReader(Generic[M]):
-    """Decoder of a stream of bytes into messages. It keeps the bytes of an incomplete frame."""
+    """Decodes a stream of bytes into messages. Bytes of an incomplete frame are kept for the next call."""
 
     def __init__(self, union: type[M]) -> None:
         self._decoder = msgspec.msgpack.Decoder(union)
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> list[M]:
-        """Add bytes and return every complete message. Errors: WireError."""
+        """Return the messages completed by `chunk`. Errors: WireError."""
         self._buffer += chunk
         messages: list[M] = []
         start = 0

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from tiercel.device.volume_format import fit_layout
+from tiercel.device.volume_layout import fit_layout
 from tiercel.errors import ConfigError
 from tiercel.kvcache.store.memory_file import KeptMemory
 from tiercel.settings import EngineSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tiercel.lock import lock_folder
+from tiercel.kv_folder import lock_folder
 from tiercel.settings import EngineSettings
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.device.volume import FileCalls, Volume, lock_folder, open_volume
-from tiercel.device.volume_file import is_aligned
-from tiercel.device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, fit_layout, slot_bytes
+from tiercel.device.volume import Volume, open_volume
+from tiercel.device.volume_file import FileCalls, is_aligned
+from tiercel.device.volume_format import ALIGN, JOURNAL_NAME, VOLUME_NAME, slot_bytes
+from tiercel.device.volume_layout import fit_layout
 from tiercel.errors import ConfigError
-from tiercel.lock import LOCK_NAME, lock_holder
+from tiercel.kv_folder import LOCK_NAME, lock_folder, lock_holder
 
 BLOCK = 12_288
 CAPACITY = 1 << 20
@@ -253,7 +254,7 @@ def test_errors_of_the_disk_are_raised(folder: Path, code: int) -> None:
 def test_a_volume_of_another_kind_is_replaced_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     kinds = [
         (KIND, BLOCK, CAPACITY, ""),
-        (b"another model", BLOCK, CAPACITY, "of another model or layout"),
+        (b"another model", BLOCK, CAPACITY, "belongs to another model or block layout"),
         (b"another model", BLOCK * 2, CAPACITY, "has blocks of 12288 bytes, not 24576"),
         (b"another model", BLOCK * 2, CAPACITY // 2, "slots, not"),
     ]
@@ -278,7 +279,7 @@ def test_a_damaged_superblock_or_another_version_makes_a_new_volume(
         byte = os.pread(file.fileno(), 1, offset)[0]
         os.pwrite(file.fileno(), bytes([byte ^ 0x40]), offset)
     with make(folder) as volume:
-        assert "made anew" in caplog.text
+        assert "kv volume replaced" in caplog.text
         assert list(volume.recover()) == []
         assert got(volume, 0, 1) is None
 

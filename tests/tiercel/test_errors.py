@@ -1,8 +1,8 @@
-from tiercel.errors import AdmissionError, ConfigError, InvariantError, TiercelError, TransferError
+from tiercel.errors import AdmissionError, ConfigError, DeviceError, InvariantError, TiercelError
 
 
 def test_an_error_reads_as_its_sentence_and_its_facts() -> None:
-    assert str(TransferError("ssd.short_read", want=8, got=3)) == "ssd.short_read (want=8 got=3)"
+    assert str(DeviceError("device.short_read", want=8, got=3)) == "device.short_read (want=8 got=3)"
     assert str(ConfigError("config.value", "--port x: expected a number")) == "--port x: expected a number"
 
 

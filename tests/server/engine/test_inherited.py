@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.errors import ConfigError
-from tiercel.lock import lock_folder, lock_holder
+from tiercel.kv_folder import lock_folder, lock_holder
 from tiercel.server.engine.child import EngineChild
 from tiercel.server.engine.inherited import InheritedResources
 from tiercel.settings import EngineSettings

@@ -1,4 +1,4 @@
-"""Access to a folder of the SSD tier's volume: its permissions, and the daemon that uses it."""
+"""Open and lock a folder of the SSD tier."""
 
 import fcntl
 import os
@@ -10,15 +10,15 @@ from tiercel.errors import ConfigError
 
 LOCK_NAME = "tiercel-kv.lock"
 
-_LOCK_TRIES = 3  # `tiercel kv` holds a shared lock for a moment to find out which daemon uses the folder
+_LOCK_TRIES = 3  # `tiercel kv` holds a shared lock for a moment while it looks up the daemon that uses the folder
 _LOCK_PAUSE_S = 0.05
 _PID_DIGITS = 20
 
 
 def open_folder(folder: Path, *, may_create: bool) -> int:
-    """Open a folder that belongs to this user alone; create it with mode 0700 if it is missing.
+    """Open a folder that only this user may access, and return its descriptor.
 
-    Returns a file descriptor. Errors: ConfigError with the line to print.
+    With `may_create` a missing folder is created with mode 0700. Errors: ConfigError.
     """
     try:
         if may_create:
@@ -41,11 +41,10 @@ def open_folder(folder: Path, *, may_create: bool) -> int:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock a folder for this daemon and return the descriptor that holds the lock.
+    """Lock a folder for this daemon, and return the descriptor that holds the lock.
 
-    The lock lasts until the descriptor and all inherited copies of it are closed. A child process may inherit it
-    (`os.set_inheritable`); the lock then lasts as long as either process.
-    Errors: ConfigError if another daemon has the lock, with the pid of that daemon.
+    The lock is released when the descriptor and every copy that a child process inherited (`os.set_inheritable`) are
+    closed. Errors: ConfigError with the pid of the other daemon if the folder is locked.
     """
     handle = open_folder(folder, may_create=True)
     try:
@@ -70,7 +69,7 @@ def lock_folder(folder: Path) -> int:
 
 
 def lock_holder(folder: Path) -> int | None:
-    """Return the pid of the daemon that uses the folder, 0 if its pid is not known, None if there is none.
+    """Return the pid of the daemon that uses the folder, 0 if the pid is unknown, or None if no daemon uses it.
 
     Errors: ConfigError if the folder or its lock file cannot be opened.
     """
