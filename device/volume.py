@@ -230,7 +230,7 @@ def open_volume(
         least = total_bytes(len(folders), len(folders), block_bytes)
         raise ConfigError(
             "kv.too_small",
-            f"{show_bytes(capacity_bytes)} on disk is less than the minimum of one block per folder "
+            f"{show_bytes(capacity_bytes)} on disk is less than one block per folder needs "
             f"({show_bytes(least)} for {len(folders)} of {show_bytes(block_bytes)})",
         )
     with ExitStack() as closing:

@@ -131,8 +131,8 @@ def _completed(tenant: TenantSettings, settings: BenchSettings, goals: Goals) ->
         goals=goals if tenant.goals is None else tenant.goals,
         dataset=replace(
             dataset,
-            input_len=settings.input_len or dataset.input_len,
-            output_len=settings.output_len or dataset.output_len,
+            input_len=dataset.input_len if settings.input_len is None else settings.input_len,
+            output_len=dataset.output_len if settings.output_len is None else settings.output_len,
         ),
     )
 

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tiercel.errors import ConfigError
-from tiercel.loadtest.load.mix import DatasetName
+from tiercel.loadtest.load.mix import DEFAULT_LENGTHS, DatasetName
 from tiercel.loadtest.results.result_file import is_reserved
 from tiercel.option import Group, Option, flag_name, options_of
 
@@ -16,6 +16,9 @@ Ramp = Literal["linear", "exponential"]
 
 SERVER, LOAD, DATASET = Group("Server"), Group("Load"), Group("Dataset")
 SAMPLING, MEASURE, RESULT = Group("Sampling"), Group("Measuring"), Group("Result")
+
+_RANDOM, _SONNET = DEFAULT_LENGTHS["random"], DEFAULT_LENGTHS["sonnet"]
+_REPETITION = DEFAULT_LENGTHS["prefix_repetition"]
 
 
 class BenchSettings(Struct, frozen=True, kw_only=True):
@@ -75,25 +78,31 @@ class BenchSettings(Struct, frozen=True, kw_only=True):
     dataset_path: Annotated[str | None, Option(DATASET, "File of the dataset.", "FILE")] = None
     input_len: Annotated[int | None, Option(DATASET, "Prompt length; overrides that of the dataset.", "TOKENS")] = None
     output_len: Annotated[int | None, Option(DATASET, "Answer length; overrides that of the dataset.", "TOKENS")] = None
-    random_input_len: Annotated[int, Option(DATASET, "random: prompt length.", "TOKENS")] = 1024
-    random_output_len: Annotated[int, Option(DATASET, "random: answer length.", "TOKENS")] = 128
+    random_input_len: Annotated[int, Option(DATASET, "random: prompt length.", "TOKENS")] = _RANDOM.input_len
+    random_output_len: Annotated[int, Option(DATASET, "random: answer length.", "TOKENS")] = _RANDOM.output_len
     random_range_ratio: Annotated[
         float, Option(DATASET, "random, multi_turn: lengths vary by up to this fraction, up and down.", "RATIO")
     ] = 0.0
-    random_prefix_len: Annotated[int, Option(DATASET, "random, multi_turn: tokens of the shared prefix.", "TOKENS")] = 0
-    prefix_repetition_prefix_len: Annotated[int, Option(DATASET, "Length of each shared prefix.", "TOKENS")] = 256
+    random_prefix_len: Annotated[int, Option(DATASET, "random, multi_turn: tokens of the shared prefix.", "TOKENS")] = (
+        _RANDOM.prefix_len
+    )
+    prefix_repetition_prefix_len: Annotated[int, Option(DATASET, "Length of each shared prefix.", "TOKENS")] = (
+        _REPETITION.prefix_len
+    )
     prefix_repetition_suffix_len: Annotated[int, Option(DATASET, "Tokens after the shared prefix.", "TOKENS")] = 256
     prefix_repetition_num_prefixes: Annotated[int, Option(DATASET, "Number of shared prefixes.", "COUNT")] = 10
-    prefix_repetition_output_len: Annotated[int, Option(DATASET, "Answer length.", "TOKENS")] = 128
+    prefix_repetition_output_len: Annotated[int, Option(DATASET, "Answer length.", "TOKENS")] = _REPETITION.output_len
     sharegpt_output_len: Annotated[
         int | None, Option(DATASET, "Answer length; default: the recorded length.", "TOKENS")
     ] = None
     custom_output_len: Annotated[int | None, Option(DATASET, "Answer length; default: that of the file.", "TOKENS")] = (
         None
     )
-    sonnet_input_len: Annotated[int, Option(DATASET, "sonnet: prompt length.", "TOKENS")] = 550
-    sonnet_output_len: Annotated[int, Option(DATASET, "sonnet: answer length.", "TOKENS")] = 150
-    sonnet_prefix_len: Annotated[int, Option(DATASET, "sonnet: length of the shared prefix.", "TOKENS")] = 200
+    sonnet_input_len: Annotated[int, Option(DATASET, "sonnet: prompt length.", "TOKENS")] = _SONNET.input_len
+    sonnet_output_len: Annotated[int, Option(DATASET, "sonnet: answer length.", "TOKENS")] = _SONNET.output_len
+    sonnet_prefix_len: Annotated[int, Option(DATASET, "sonnet: length of the shared prefix.", "TOKENS")] = (
+        _SONNET.prefix_len
+    )
     multi_turn_num_turns: Annotated[int, Option(DATASET, "multi_turn: turns of a conversation.", "COUNT")] = 4
     multi_turn_think_sec: Annotated[float, Option(DATASET, "multi_turn: mean pause between turns.", "SECONDS")] = 1.0
 
@@ -129,14 +138,15 @@ class BenchSettings(Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Check the flags and their combination. Errors: ConfigError."""
+        values, defaults = structs.asdict(self), structs.asdict(_DEFAULTS)
         for name in ("num_prompts", "request_rate", "burstiness", "max_concurrency", "duration", "on_sec"):
-            value = getattr(self, name)
+            value = values[name]
             if value is not None and not value > 0:
                 raise ConfigError("bench.flag", f"{flag_name(name)} {value}: must be greater than 0")
         if self.isolation and self.tenants is None:
             raise ConfigError("bench.flag", "--isolation compares tenants: give --tenants FILE")
         for name in _OF_ONE_TENANT if self.tenants is not None else ():
-            if getattr(self, name) != getattr(_DEFAULTS, name):
+            if values[name] != defaults[name]:
                 raise ConfigError(
                     "bench.flag", f"{flag_name(name)}: with --tenants set it in the file, for each tenant"
                 )

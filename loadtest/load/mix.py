@@ -37,7 +37,8 @@ class ArrivalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     speed: float = 1.0  # of a trace: 2 replays it in half the time
 
     def __post_init__(self) -> None:
-        _check_positive(self, "rate", "burstiness", "on_s", "start_rate", "end_rate", "speed")
+        _check_positive(rate=self.rate, burstiness=self.burstiness, on_s=self.on_s, speed=self.speed)
+        _check_positive(start_rate=self.start_rate, end_rate=self.end_rate)
         if self.off_s < 0:
             raise ValueError("off_s is negative")
         if self.process in ("constant", "poisson", "gamma", "on_off", "markov") and self.rate is None:
@@ -65,31 +66,56 @@ class ArrivalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 return f"as in the trace, {f'{self.rate:g}/s' if self.rate else f'speed {self.speed:g}'}"
 
 
+class PromptLengths(Struct, frozen=True):
+    """The lengths of generated prompts and their answers, in tokens."""
+
+    input_len: int
+    output_len: int
+    prefix_len: int = 0
+
+
+DEFAULT_LENGTHS: dict[DatasetName, PromptLengths] = {
+    "random": PromptLengths(1024, 128),
+    "multi_turn": PromptLengths(128, 128),
+    "prefix_repetition": PromptLengths(0, 128, 256),  # its prompts are a prefix and a suffix, without own input_len
+    "sonnet": PromptLengths(550, 150, 200),
+}
+
+
 class DatasetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The dataset of a tenant. Lengths are in tokens; which of them apply depends on the dataset."""
 
     name: DatasetName = "random"
     path: str | None = None
-    input_len: int | None = None
+    input_len: int | None = None  # None: the default or the recorded length, here and below
     output_len: int | None = None
     range_ratio: float = 0.0  # lengths vary uniformly by up to this fraction, up and down
-    prefix_len: int = 0
+    prefix_len: int | None = None
     suffix_len: int = 256
     num_prefixes: int = 10
     turns: int = 4  # of a conversation, for multi_turn
     think_s: float = 1.0  # mean pause before the next turn
 
     def __post_init__(self) -> None:
-        for name in ("input_len", "output_len", "suffix_len", "num_prefixes", "turns"):
-            value = getattr(self, name)
+        counts = {"suffix_len": self.suffix_len, "num_prefixes": self.num_prefixes, "turns": self.turns}
+        for name, value in {"input_len": self.input_len, "output_len": self.output_len, **counts}.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} is less than 1")
-        if self.prefix_len < 0 or self.think_s < 0:
+        if (self.prefix_len or 0) < 0 or self.think_s < 0:
             raise ValueError("prefix_len or think_s is negative")
         if not 0 <= self.range_ratio < 1:
             raise ValueError("range_ratio is not between 0 and 1 (1 excluded)")
         if self.path is None and self.name in ("sharegpt", "burstgpt", "custom", "timed_trace"):
             raise ValueError(f"dataset {self.name} needs a path")
+
+    def lengths(self) -> PromptLengths:
+        """Return the lengths of generated prompts; those that are not set are the defaults of the dataset."""
+        default = DEFAULT_LENGTHS[self.name]
+        return PromptLengths(
+            default.input_len if self.input_len is None else self.input_len,
+            default.output_len if self.output_len is None else self.output_len,
+            default.prefix_len if self.prefix_len is None else self.prefix_len,
+        )
 
     @property
     def has_own_texts(self) -> bool:
@@ -120,7 +146,7 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     extra_body: dict[str, object] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_positive(self, "weight", "num_prompts", "max_concurrency")
+        _check_positive(weight=self.weight, num_prompts=self.num_prompts, max_concurrency=self.max_concurrency)
         if not self.name.strip():
             raise ValueError("name is empty")
 
@@ -132,7 +158,7 @@ class Mix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     duration_s: float | None = None  # no request is sent after this time
 
     def __post_init__(self) -> None:
-        _check_positive(self, "duration_s")
+        _check_positive(duration_s=self.duration_s)
         if not self.tenants:
             raise ValueError("tenants is empty")
         twice = [name for name, count in Tally(tenant.name for tenant in self.tenants).items() if count > 1]
@@ -160,8 +186,7 @@ def _in_words(error: msgspec.ValidationError) -> str:
     return f"{place}: {text}" if place else text
 
 
-def _check_positive(struct: Struct, *names: str) -> None:
-    for name in names:
-        value = getattr(struct, name)
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} is not greater than 0")

@@ -125,7 +125,7 @@ def test_a_journal_is_rewritten_before_it_outgrows_its_bound(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [path]
     journal.append(7, key_of(1), 1)  # older than the known record
     assert {slot: key for slot, key, _ in journal.entries()} == expected
-    journal.close(is_whole=True)
+    journal.close(is_complete=True)
     replay = read_journal(handle, ID, slots)
     assert replay is not None and replay.is_clean
     assert keys_of(replay) == expected

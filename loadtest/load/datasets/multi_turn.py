@@ -13,19 +13,20 @@ def conversations(query: DatasetQuery) -> list[Conversation]:
     if query.settings.path is not None:
         return _recorded(query)
     settings = query.settings
-    input_len, output_len = settings.input_len or 128, settings.output_len or 128
-    lengths, words, pauses = query.rng("lengths"), query.words(), query.rng("pauses")
+    lengths, ratio = settings.lengths(), settings.range_ratio
+    rng, words, pauses = query.rng("lengths"), query.words(), query.rng("pauses")
     found: list[Conversation] = []
     for _ in range(query.count):
         turns: list[Turn] = []
-        for number in range(varied(settings.turns, settings.range_ratio, lengths)):
-            tokens = varied(input_len, settings.range_ratio, lengths)
-            prefix = query.texts.text(settings.prefix_len, words) if settings.prefix_len and not number else ""
+        for number in range(varied(settings.turns, ratio, rng)):
+            tokens = varied(lengths.input_len, ratio, rng)
+            prefix_len = 0 if number else lengths.prefix_len
+            prefix = query.texts.text(prefix_len, words) if prefix_len else ""
             turns.append(
                 Turn(
                     prefix + query.texts.text(tokens, words),
-                    tokens + (settings.prefix_len if prefix else 0),
-                    varied(output_len, settings.range_ratio, lengths),
+                    tokens + prefix_len,
+                    varied(lengths.output_len, ratio, rng),
                     _pause(number, settings.think_s, pauses.expovariate(1.0)),
                 )
             )

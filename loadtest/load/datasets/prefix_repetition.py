@@ -8,14 +8,14 @@ def conversations(query: DatasetQuery) -> list[Conversation]:
     """Return prompts that use the prefixes equally often, in random order."""
     settings = query.settings
     words = query.words()
-    prefix_len = settings.prefix_len or 256
-    prefixes = [query.texts.text(prefix_len, words) for _ in range(settings.num_prefixes)]
-    tokens = prefix_len + settings.suffix_len
+    lengths = settings.lengths()
+    prefixes = [query.texts.text(lengths.prefix_len, words) for _ in range(settings.num_prefixes)]
+    tokens = lengths.prefix_len + settings.suffix_len
     found = [
         single(
             prefixes[index % len(prefixes)] + query.texts.text(settings.suffix_len, words),
             tokens,
-            settings.output_len or 128,
+            lengths.output_len,
         )
         for index in range(query.count)
     ]

@@ -6,13 +6,12 @@ from tiercel.loadtest.load.datasets.dataset import DatasetQuery, single, varied
 
 def conversations(query: DatasetQuery) -> list[Conversation]:
     """Return prompts of random words."""
-    settings = query.settings
-    input_len, output_len = settings.input_len or 1024, settings.output_len or 128
-    lengths, words = query.rng("lengths"), query.words()
-    prefix = query.texts.text(settings.prefix_len, query.words("prefix")) if settings.prefix_len else ""
+    lengths, ratio = query.settings.lengths(), query.settings.range_ratio
+    rng, words = query.rng("lengths"), query.words()
+    prefix = query.texts.text(lengths.prefix_len, query.words("prefix")) if lengths.prefix_len else ""
     found: list[Conversation] = []
     for _ in range(query.count):
-        tokens = varied(input_len, settings.range_ratio, lengths)
-        wanted = varied(output_len, settings.range_ratio, lengths)
-        found.append(single(prefix + query.texts.text(tokens, words), settings.prefix_len + tokens, wanted))
+        tokens = varied(lengths.input_len, ratio, rng)
+        wanted = varied(lengths.output_len, ratio, rng)
+        found.append(single(prefix + query.texts.text(tokens, words), lengths.prefix_len + tokens, wanted))
     return found

@@ -1,4 +1,4 @@
-"""`sonnet`: lines of poetry, of which all prompts share the first, as in older load tests."""
+"""`sonnet`: prompts of lines of poetry with shared first lines, as in vLLM's benchmark of this name."""
 
 import random
 
@@ -20,18 +20,15 @@ def conversations(query: DatasetQuery) -> list[Conversation]:
     if not lines:
         raise ConfigError("bench.dataset", f"--dataset-path {settings.path}: no lines")
     tokens_by_line = {line: query.texts.count(line + "\n") for line in dict.fromkeys(lines)}
-    input_len, output_len, prefix_len = (
-        settings.input_len or 550,
-        settings.output_len or 150,
-        settings.prefix_len or 200,
-    )
+    lengths = settings.lengths()
+    input_len, output_len = lengths.input_len, lengths.output_len
     task = query.texts.count(_TASK)
     if input_len <= task:
         raise ConfigError(
             "bench.dataset", f"dataset sonnet: an input of {input_len} tokens is too short for a line of poetry"
         )
     rng = query.words("lines")
-    shared = _draw(tokens_by_line, lines, min(prefix_len, input_len) - task, rng, is_random=False)
+    shared = _draw(tokens_by_line, lines, min(lengths.prefix_len, input_len) - task, rng, is_random=False)
     used = task + sum(tokens_by_line[line] for line in shared)
     found: list[Conversation] = []
     for _ in range(query.count):

@@ -129,6 +129,13 @@ def test_sonnets_fit_and_share_their_first_lines(files: dict[str, str], with_fil
         assert _words(conversation)[:30] == _words(found[0])[:30]
 
 
+def test_a_prefix_of_no_tokens_is_not_the_default() -> None:
+    found = _ask(DatasetSettings(name="sonnet", prefix_len=0))
+    assert len({_words(conversation)[15] for conversation in found}) > 1
+    found = _ask(DatasetSettings(name="prefix_repetition", prefix_len=0))
+    assert len({_words(conversation)[0] for conversation in found}) > 10
+
+
 def test_all_turns_but_the_first_are_sent_after_a_pause() -> None:
     found = _ask(DatasetSettings(name="multi_turn", turns=5, think_s=2.0, input_len=4, output_len=3), 400)
     assert {len(conversation.turns) for conversation in found} == {5}
