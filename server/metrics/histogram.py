@@ -1,4 +1,4 @@
-"""A histogram that is updated on the event loop and read at a scrape."""
+"""A histogram that the event loop updates and a scrape reads."""
 
 import math
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from itertools import accumulate
 class HistogramCounter:
     """The counts of values by bucket, without locks and without an object per value.
 
-    One thread adds, others may read. A reader sees all buckets at one moment; `sum` may be one value ahead or behind.
+    One thread adds, others may read. A reader gets a consistent copy of all buckets; `sum` may differ by one value.
     """
 
     __slots__ = ("_bounds", "_counts", "sum")

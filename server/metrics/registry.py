@@ -1,4 +1,4 @@
-"""The metrics of the server, and the pages of /metrics that are made from them."""
+"""The metrics of the server, and the text of /metrics."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -14,6 +14,7 @@ from tiercel.server.engine.status import EngineState
 from tiercel.server.metrics.config import ConfigMetrics
 from tiercel.server.metrics.engine import ENGINE, EngineMetrics, EngineMetricsSample
 from tiercel.server.metrics.exposition import joined
+from tiercel.server.metrics.steps import StepMetrics
 from tiercel.server.metrics.tenants import Counts, TenantMetrics, Waits
 from tiercel.server.metrics.tiers import TierMetrics
 from tiercel.wire import Ready
@@ -28,7 +29,7 @@ _STREAM_ERRORS = ("engine_error", "engine_dead", "shutting_down")
 
 
 class EngineHealth(Protocol):
-    """The state of the engine as the HTTP process sees it."""
+    """The state of the engine and the time since its last report."""
 
     @property
     def state(self) -> EngineState: ...
@@ -42,6 +43,7 @@ class ServerMetrics:
         self._registry = registry = CollectorRegistry()
         self._model_name = model_name
         self._engine: EngineMetrics | None = None
+        self._steps = StepMetrics()
         self._tiers = TierMetrics(model_name)
         self.tenants = TenantMetrics()
         self.config = ConfigMetrics(self._registry)
@@ -59,7 +61,7 @@ class ServerMetrics:
         self._stream_errors = Counter(
             "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
         )
-        for handler in _POSTS:  # `increase` misses the first event of a series that begins with it
+        for handler in _POSTS:  # `increase` does not see the first event of a series without an earlier sample
             self._http_requests.labels("POST", handler, "5xx")
         for reason in _REJECTIONS:
             self._rejections.labels(model_name, ENGINE, reason)
@@ -86,7 +88,7 @@ class ServerMetrics:
         self._rejections.labels(self._model_name, ENGINE, reason).inc()
 
     def on_throttled(self, tenant: TenantId, reason: str) -> None:
-        """Count a request that was refused for a limit or a goal of its tenant."""
+        """Count a request refused because of its tenant's limit or goal."""
         self.tenants.on_throttled(tenant, reason)
 
     def on_tenants_refused(self) -> None:
@@ -98,9 +100,10 @@ class ServerMetrics:
         self._stream_errors.labels(reason).inc()
 
     def on_ready(self, ready: Ready) -> None:
-        """Start the metrics of the engine, which serves from now on."""
+        """Create the metrics of the engine. If the engine was restarted, record that."""
         if self._engine is None:
             self._engine = EngineMetrics(self._model_name, ready)
+            self._registry.register(self._steps)
             self._registry.register(self._tiers)
         else:
             self._engine.on_restart(ready)
@@ -120,6 +123,7 @@ class ServerMetrics:
     def on_step(self, gauges: Gauges) -> None:
         """Record a committed step."""
         self.tenants.on_step(gauges)
+        self._steps.on_step(gauges)
         self._tiers.on_step(gauges)
         if self._engine is not None:
             self._engine.on_step(gauges)
@@ -129,10 +133,10 @@ class ServerMetrics:
         return EngineMetricsSample() if self._engine is None else self._engine.sample()
 
     def exposition(self, *, has_detail: bool = False) -> bytes:
-        """Return Prometheus text. May run in another thread than the counting. `has_detail`: see `TenantMetrics`."""
-        own = (generate_latest(_WithoutBirthdays(family)).decode() for family in self._registry.collect())
+        """Return Prometheus text. `has_detail`: see `TenantMetrics`. May run in another thread than the updates."""
+        server = (generate_latest(_WithoutCreated(family)).decode() for family in self._registry.collect())
         engine = "" if self._engine is None else self._engine.exposition()
-        return (joined(own) + engine + self.tenants.exposition(has_detail=has_detail)).encode()
+        return (joined(server) + engine + self.tenants.exposition(has_detail=has_detail)).encode()
 
 
 class _HealthMetrics(Collector):
@@ -143,21 +147,23 @@ class _HealthMetrics(Collector):
         self._queue_limit = queue_limit
 
     def collect(self) -> Iterator[Metric]:
-        """Yield three families."""
-        now = self._health.state
-        states = GaugeMetricFamily("tiercel_engine_state", "1 for the state the engine is in.", labels=("state",))
+        """Yield the families of engine state, engine silence and queue limit."""
+        current = self._health.state
+        states = GaugeMetricFamily(
+            "tiercel_engine_state", "State of the engine: 1 for the current state.", labels=("state",)
+        )
         for state in EngineState:
-            states.add_metric((state.value,), float(state is now))
+            states.add_metric((state.value,), float(state is current))
         yield states
         yield GaugeMetricFamily(
-            "tiercel_engine_silence_seconds", "Since the engine's last report, while it has work.",
+            "tiercel_engine_silence_seconds", "Seconds since the engine's last report while it has work.",
             self._health.silence_s(),
         )  # fmt: skip
-        yield GaugeMetricFamily("tiercel_queue_limit", "Most sequences that may wait.", self._queue_limit())
+        yield GaugeMetricFamily("tiercel_queue_limit", "Maximum number of waiting sequences.", self._queue_limit())
 
 
-class _WithoutBirthdays(Collector):
-    """A family without the `_created` samples, which would double its lines."""
+class _WithoutCreated(Collector):
+    """A metric family without `_created` samples, which would double its lines."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family

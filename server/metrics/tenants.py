@@ -1,7 +1,7 @@
-"""Metrics per tenant, for the configured tenants that have been seen.
+"""Metrics per tenant, for the configured tenants that have sent a request.
 
-A thousand tenants have ten thousand lines, so the text is written without prometheus_client: ten lines per tenant, and
-more on demand.
+The text is written without prometheus_client, because a thousand tenants have ten thousand lines. A tenant has ten
+lines, and more with detail.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +25,10 @@ Waits = Callable[[], Mapping[TenantId, float]]
 
 
 def oldest_waits(books: Iterable[SequenceFacts], now_s: float) -> dict[TenantId, float]:
-    """Return the waits of tenants from the books of the HTTP process, in order of arrival. Cost: O(open sequences)."""
+    """Return the wait of each tenant's oldest sequence without a first token. Cost: O(open sequences).
+
+    `books` are the open sequences of the HTTP process, in order of arrival.
+    """
     waits: dict[TenantId, float] = {}
     for facts in books:
         if facts.first_token_s is None and facts.mailbox is not None:
@@ -35,7 +38,7 @@ def oldest_waits(books: Iterable[SequenceFacts], now_s: float) -> dict[TenantId,
 
 @dataclass(frozen=True, slots=True)
 class TenantMetricsSample:
-    """The counts of one tenant at one moment."""
+    """The counters of one tenant at one moment."""
 
     running: int = 0
     waiting: int = 0
@@ -43,7 +46,7 @@ class TenantMetricsSample:
     generation_tokens: int = 0
     first_tokens: tuple[
         tuple[float, int], ...
-    ] = ()  # number of first tokens up to each bound in seconds; the last bound is infinite
+    ] = ()  # by bound in seconds, the last one infinite: first tokens up to it
 
 
 class _Row:
@@ -66,7 +69,7 @@ class _Row:
 
 
 class _Goal:
-    """How often a goal of tenants applied, and was missed."""
+    """The number of times that a latency goal applied, and was missed."""
 
     __slots__ = ("missed", "seen")
 
@@ -75,7 +78,7 @@ class _Goal:
         self.missed = 0
 
     def note(self, seconds: float, goal_s: float) -> None:
-        """Count one case."""
+        """Count a latency, and whether it missed the goal."""
         self.seen += 1
         self.missed += seconds > goal_s
 
@@ -118,7 +121,7 @@ class TenantMetrics:
         self._refused += 1
 
     def on_throttled(self, tenant: TenantId, reason: str) -> None:
-        """Count a request that was refused for a limit or a goal of its tenant."""
+        """Count a request refused because of its tenant's limit or goal."""
         row = self._row(tenant)
         if row is not None:
             row.throttled[reason] = row.throttled.get(reason, 0) + 1
@@ -150,19 +153,19 @@ class TenantMetrics:
 
     @property
     def seen(self) -> tuple[TenantId, ...]:
-        """The tenants with any count."""
+        """The tenants that have been counted."""
         return tuple(self._row_by_name)
 
     def waits_s(self) -> dict[TenantId, float]:
-        """Return how long the oldest waiting sequence of each tenant has waited, also of tenants never served.
+        """Return the time that each tenant's oldest waiting sequence has waited, also of tenants never served.
 
-        The policy `fair` reports it exactly: prompts that are being computed do not wait, preempted sequences do. With
-        other policies it is the age of the oldest sequence without a first token.
+        The policy `fair` reports the time exactly: preempted sequences wait, prompts that are being computed do not.
+        With other policies it is the age of the oldest sequence without a first token.
         """
         return {**self._waits(), **{one.tenant: one.starving_s for one in self._fair.tenants}}
 
     def sample(self, name: TenantId) -> TenantMetricsSample:
-        """Return the counts of one tenant."""
+        """Return the counters of one tenant."""
         running, waiting = self._counts(name)
         row = self._row_by_name.get(name)
         if row is None:
@@ -170,7 +173,7 @@ class TenantMetrics:
         return TenantMetricsSample(running, waiting, row.prompts, row.outputs, row.first_tokens.below())
 
     def exposition(self, *, has_detail: bool = False) -> str:
-        """Return Prometheus text. May run in another thread than the counting."""
+        """Return Prometheus text. May run in another thread than the updates."""
         return joined(self._pieces(has_detail=has_detail))
 
     def _row(self, name: TenantId) -> _Row | None:
@@ -180,7 +183,7 @@ class TenantMetrics:
         return row
 
     def _rows(self, table: TenantTable, waits: Iterable[TenantId]) -> Iterator[tuple[TenantId, _Row]]:
-        """Yield the rows of all tenants seen; a tenant that waits with its first request has an empty row."""
+        """Yield the rows of all counted tenants, and an empty row for a tenant whose first request waits."""
         found = dict(self._row_by_name)
         for name in (*found, *(name for name in waits if name not in found)):
             tenant = table.by_name.get(name)
@@ -194,23 +197,23 @@ class TenantMetrics:
             return
         waits = self.waits_s()
         rows = list(self._rows(table, waits))
-        told = {one.tenant: one for one in self._fair.tenants}
-        engine = [(row, told.get(name)) for name, row in rows]
-        yield _family("weight", "gauge", "Weight of its share.", _each(
+        gauges_by_tenant = {one.tenant: one for one in self._fair.tenants}
+        engine = [(row, gauges_by_tenant.get(name)) for name, row in rows]
+        yield _family("weight", "gauge", "Weight of the tenant's share.", _each(
             (row, table.by_name[name].share.weight) for name, row in rows))  # fmt: skip
         yield _family("prompt_tokens_total", "counter", "Prompt tokens of sequences that got a first token.", _each(
             (row, row.prompts) for _, row in rows))  # fmt: skip
         yield _family("generation_tokens_total", "counter", "Tokens generated.", _each(
             (row, row.outputs) for _, row in rows))  # fmt: skip
-        yield _family("queue_seconds_total", "counter", "Time that ended sequences waited for their first slice.",
+        yield _family("queue_seconds_total", "counter", "Time that ended sequences had waited for their first slice.",
             _each((row, row.queue_s) for _, row in rows))  # fmt: skip
-        yield _family("service_seconds_total", "counter", "Device time charged to it by the policy `fair`.", _each(
-            (row, one.service_s) for row, one in engine if one is not None))  # fmt: skip
-        yield _family("starvation_age_seconds", "gauge", "How long its oldest waiting sequence has waited.", _each(
-            (row, waits.get(name, 0.0)) for name, row in rows))  # fmt: skip
-        yield _family("throttled_total", "counter", "Requests refused for a limit or a goal of its own.", _each(
+        yield _family("service_seconds_total", "counter", "Device time charged to the tenant by the policy `fair`.",
+            _each((row, one.service_s) for row, one in engine if one is not None))  # fmt: skip
+        yield _family("starvation_age_seconds", "gauge", "Time that the tenant's oldest waiting sequence has waited.",
+            _each((row, waits.get(name, 0.0)) for name, row in rows))  # fmt: skip
+        yield _family("throttled_total", "counter", "Requests refused because of a limit or goal of the tenant.", _each(
             (row, sum(list(row.throttled.values()))) for _, row in rows))  # fmt: skip
-        yield _family("preemptions_total", "counter", "Preemptions of its sequences.", _each(
+        yield _family("preemptions_total", "counter", "Preemptions of the tenant's sequences.", _each(
             (row, _preemptions(one)) for row, one in engine))  # fmt: skip
         yield _first_tokens([row for _, row in rows], has_buckets=has_detail)
         if has_detail:
@@ -219,35 +222,34 @@ class TenantMetrics:
     def _whole(self, version: int) -> Iterator[str]:
         """Yield the families that are not per tenant."""
         yield single("tiercel_tenants_config_version", "gauge", "Version of the tenants in force.", version)
-        yield single(
-            "tiercel_tenants_config_errors_total", "counter", "Tenants that were refused as wrong.", self._refused
-        )
+        yield single("tiercel_tenants_config_errors_total", "counter", "Refused changes of the tenants.", self._refused)
         fair = self._fair
         yield single(
             "tiercel_fairness_tenants", "gauge",
-            "Tenants that compete in a band: that have had work waiting together till now, a minute at most.",
+            "Tenants of one band that have all had waiting work, for at most the last minute.",
             fair.competing,
         )  # fmt: skip
         if fair.jain is not None:
             yield single(
                 "tiercel_fairness_jain", "gauge",
-                "Jain's index of service by weight among those that compete, of the worst band; absent without any.",
+                "Jain's index of service by weight among competing tenants, in the worst band; absent if none compete.",
                 fair.jain,
             )  # fmt: skip
         if fair.gap_s is not None:
             yield single(
                 "tiercel_service_gap_seconds", "gauge",
-                "Largest gap of service by weight in a band, among those that compete; absent without any.",
+                "Largest gap of service by weight between competing tenants of a band; absent if none compete.",
                 fair.gap_s,
             )  # fmt: skip
         goals = [(name, goal) for name, goal in self._goals.items() if goal.seen]
         if goals:
             yield family(
-                "tiercel_slo_total", "counter", "First tokens (ttft) and gaps (tbt) of tenants with that goal.",
+                "tiercel_slo_total", "counter",
+                "First tokens (ttft) and gaps between tokens (tbt) of tenants with that goal.",
                 ((labels(goal=name), goal.seen) for name, goal in goals),
             )  # fmt: skip
             yield family(
-                "tiercel_slo_missed_total", "counter", "Those of tiercel_slo_total that came too late.",
+                "tiercel_slo_missed_total", "counter", "The part of tiercel_slo_total that missed the goal.",
                 ((labels(goal=name), goal.missed) for name, goal in goals),
             )  # fmt: skip
 
@@ -259,27 +261,29 @@ class TenantMetrics:
             (row, running) for row, running, _ in counts))  # fmt: skip
         yield _family("waiting", "gauge", "Sequences without a first token.", _each(
             (row, waiting) for row, _, waiting in counts))  # fmt: skip
-        yield _family("swapped_tokens_total", "counter", "Tokens of ended sequences that came back from a lower tier.",
+        yield _family("swapped_tokens_total", "counter",
+            "Tokens of ended sequences that were restored from a lower tier after a preemption.",
             _each((row, row.swapped) for _, row in rows))  # fmt: skip
-        yield _family("recomputed_tokens_total", "counter", "Tokens of ended sequences computed again.", _each(
-            (row, row.recomputed) for _, row in rows))  # fmt: skip
-        yield _family("throttled_by_reason_total", "counter", "Requests refused, by the limit or goal.", (
+        yield _family("recomputed_tokens_total", "counter",
+            "Tokens of ended sequences that were recomputed after a preemption.",
+            _each((row, row.recomputed) for _, row in rows))  # fmt: skip
+        yield _family("throttled_by_reason_total", "counter", "Refused requests by limit or goal.", (
             (f'reason="{reason}",{row.label}', count)
             for _, row in rows for reason, count in sorted(list(row.throttled.items()))
         ))  # fmt: skip
-        yield _family("preemptions_by_reason_total", "counter", "Preemptions, by who gained and what became of the KV.",
+        yield _family("preemptions_by_reason_total", "counter", "Preemptions by reason and mode.",
             ((f'mode="{of.mode}",reason="{of.reason}",{row.label}', of.count)
              for row, one in engine if one is not None for of in one.preemptions))  # fmt: skip
 
 
 def _first_tokens(rows: list[_Row], *, has_buckets: bool) -> str:
     write = histogram if has_buckets else summary
-    tallies = ((row.label, row.first_tokens) for row in rows)
-    return write("tiercel_tenant_ttft_seconds", "Arrival to first token.", tallies)
+    counters = ((row.label, row.first_tokens) for row in rows)
+    return write("tiercel_tenant_ttft_seconds", "Time from arrival to the first token.", counters)
 
 
-def _preemptions(told: TenantGauges | None) -> int:
-    return 0 if told is None else sum(one.count for one in told.preemptions)
+def _preemptions(gauges: TenantGauges | None) -> int:
+    return 0 if gauges is None else sum(one.count for one in gauges.preemptions)
 
 
 def _each(values: Iterable[tuple[_Row, float]]) -> Iterator[tuple[str, float]]:

@@ -1,13 +1,12 @@
-"""Metrics of the KV tiers, from the engine's newest gauges. vLLM's offload names are used where they exist."""
+"""Metrics of the KV tiers, from the engine's newest gauges. Names are those of vLLM's offload metrics if they exist."""
 
 from collections.abc import Iterable, Iterator
-from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tiercel.outcome import DiskState, Gauges, RouteGauges, TierGauges
-from tiercel.plan import PreemptionReason
+from tiercel.server.metrics.labelled import labelled_counter, labelled_gauge
 from tiercel.tier import Route, Tier
 
 _LABELS = ("model_name", "engine")
@@ -39,14 +38,6 @@ class TierMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the families of one frozen snapshot; may run in another thread."""
         gauges = self._gauges
-        yield CounterMetricFamily("tiercel_steps", "Steps committed.", gauges.steps)
-        yield CounterMetricFamily("tiercel_nano_batches", "Nano-batches of those steps.", gauges.nano_batches)
-        yield CounterMetricFamily(
-            "tiercel_engine_out_of_memory", "Steps that the device had no memory for.", gauges.out_of_memory
-        )
-        yield from _preemptions(gauges)
-        if gauges.switches:
-            yield from _switches(gauges)
         if gauges.tiers:
             yield from _tiers(gauges.tiers)
             yield from _disk_writes(gauges.tiers)
@@ -56,9 +47,9 @@ class TierMetrics(Collector):
             yield from self._offload(gauges.routes)
         if gauges.disk_state is not DiskState.NONE:
             states = [state for state in DiskState if state is not DiskState.NONE]
-            yield _gauge(
+            yield labelled_gauge(
                 "kv_disk_state",
-                "How the SSD tier does: 1 for the state it is in.",
+                "State of the SSD tier: 1 for the current state.",
                 "state",
                 ((state.value, float(state is gauges.disk_state)) for state in states),
             )
@@ -88,7 +79,7 @@ class TierMetrics(Collector):
                 name, job, text = _TIERING[route.route]
                 yield self._tiering(f"{name}_bytes", f"{text}, bytes.", route.bytes)
                 yield self._tiering(f"{name}_time", f"{text}, seconds.", route.seconds)
-                yield self._tiering(f"{job}_job_failures", f"{text}, transfers that an error ended.", route.failures)
+                yield self._tiering(f"{job}_job_failures", f"{text}, failed transfers.", route.failures)
 
     def _vllm(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
@@ -101,45 +92,6 @@ class TierMetrics(Collector):
         return family
 
 
-def _preemptions(gauges: Gauges) -> Iterator[Metric]:
-    yield _counter(
-        "preemptions",
-        "Preemptions by what became of the blocks.",
-        "mode",
-        (("swap", gauges.preemptions_swap), ("recompute", gauges.preemptions_recompute)),
-    )
-    yield _counter(
-        "preemptions_by_reason",
-        "Preemptions by who gained: a higher band, a tenant owed service or room, or those that run.",
-        "reason",
-        ((reason, gauges.preemptions_by_reason.get(reason, 0)) for reason in get_args(PreemptionReason)),
-    )
-    yield CounterMetricFamily(
-        "tiercel_swapped_tokens", "Tokens that came back from another tier after a preemption.", gauges.swapped_tokens
-    )
-    yield CounterMetricFamily(
-        "tiercel_recomputed_tokens", "Tokens computed once more after a preemption.", gauges.recomputed_tokens
-    )
-
-
-def _switches(gauges: Gauges) -> Iterator[Metric]:
-    """Predictions of what switches cost, beside what they did cost."""
-    told = gauges.switches
-    yield _counter("switches_over", "Victims that are back.", "mode", ((one.mode, one.count) for one in told))
-    yield _counter(
-        "switch_predicted_seconds",
-        "Seconds of copying and computing that their switches were predicted to cost.",
-        "mode",
-        ((one.mode, one.predicted_s) for one in told),
-    )
-    yield _counter(
-        "switch_realised_seconds",
-        "Seconds of copying and computing that their switches did cost.",
-        "mode",
-        ((one.mode, one.realised_s) for one in told),
-    )
-
-
 def _tiers(tiers: tuple[TierGauges, ...]) -> Iterator[Metric]:
     def sizes(blocks: Iterable[int]) -> Iterator[tuple[str, float]]:
         return ((tier.tier.value, count * tier.block_bytes) for tier, count in zip(tiers, blocks, strict=True))
@@ -147,56 +99,76 @@ def _tiers(tiers: tuple[TierGauges, ...]) -> Iterator[Metric]:
     def sums(counts: Iterable[int]) -> Iterator[tuple[str, float]]:
         return ((tier.tier.value, count) for tier, count in zip(tiers, counts, strict=True))
 
-    yield _gauge("kv_capacity_bytes", "Room for KV.", "tier", sizes(tier.blocks_total for tier in tiers))
-    yield _gauge("kv_used_bytes", "KV in use by somebody.", "tier", sizes(tier.blocks_used for tier in tiers))
-    yield _gauge(
+    yield labelled_gauge("kv_capacity_bytes", "Capacity for KV.", "tier", sizes(tier.blocks_total for tier in tiers))
+    yield labelled_gauge(
+        "kv_used_bytes", "KV referenced by a sequence or transfer.", "tier", sizes(tier.blocks_used for tier in tiers)
+    )
+    yield labelled_gauge(
         "kv_cached_bytes",
         "KV kept for a later hit; may be evicted.",
         "tier",
         sizes(tier.blocks_cached for tier in tiers),
     )
-    yield _counter(
-        "kv_hit_tokens", "Prompt tokens whose best copy lay here.", "tier", sums(tier.hit_tokens for tier in tiers)
+    yield labelled_counter(
+        "kv_hit_tokens",
+        "Prompt tokens whose fastest copy was in this tier.",
+        "tier",
+        sums(tier.hit_tokens for tier in tiers),
     )
-    yield _counter(
-        "kv_missed_tokens", "Prompt tokens looked up here and not found.", "tier",
+    yield labelled_counter(
+        "kv_missed_tokens", "Prompt tokens looked up in this tier and not found.", "tier",
         sums(tier.missed_tokens for tier in tiers),
     )  # fmt: skip
-    yield _counter("kv_evictions", "Blocks evicted.", "tier", sums(tier.evictions for tier in tiers))
+    yield labelled_counter("kv_evictions", "Blocks evicted.", "tier", sums(tier.evictions for tier in tiers))
 
 
 def _disk_writes(tiers: tuple[TierGauges, ...]) -> Iterator[Metric]:
-    """Where writes a day are limited."""
+    """Yield the metrics of the daily write limit, if there is one."""
     for tier in tiers:
         if tier.daily_blocks:
             left, limit = tier.writable_blocks * tier.block_bytes, tier.daily_blocks * tier.block_bytes
-            yield GaugeMetricFamily("tiercel_kv_disk_writable_bytes", "May be written to the SSD now.", left)
-            yield GaugeMetricFamily("tiercel_kv_disk_daily_write_limit_bytes", "May be written in a day.", limit)
+            yield GaugeMetricFamily(
+                "tiercel_kv_disk_writable_bytes",
+                "Bytes that may be written to the SSD now; the daily limit refills evenly.",
+                left,
+            )
+            yield GaugeMetricFamily(
+                "tiercel_kv_disk_daily_write_limit_bytes", "Daily limit of bytes written to the SSD.", limit
+            )
 
 
 def _routes(routes: tuple[RouteGauges, ...]) -> Iterator[Metric]:
     def sums(counts: Iterable[float]) -> Iterator[tuple[str, float]]:
         return ((route.route.value, count) for route, count in zip(routes, counts, strict=True))
 
-    yield _counter("kv_transfer_bytes", "Bytes that landed.", "route", sums(route.bytes for route in routes))
-    yield _counter("kv_transfer_seconds", "Seconds in copying.", "route", sums(route.seconds for route in routes))
-    yield _counter(
-        "kv_copies", "Copies after neighbours were merged; bytes by copies is their mean size.", "route",
+    yield labelled_counter(
+        "kv_transfer_bytes", "Bytes copied by completed transfers.", "route", sums(route.bytes for route in routes)
+    )
+    yield labelled_counter(
+        "kv_transfer_seconds", "Seconds spent copying.", "route", sums(route.seconds for route in routes)
+    )
+    yield labelled_counter(
+        "kv_copies", "Copies after adjacent blocks were merged; bytes/copies is the mean size.", "route",
         sums(route.copies for route in routes),
     )  # fmt: skip
-    yield _counter(
-        "kv_transfer_failures", "Transfers that an error ended.", "route", sums(route.failures for route in routes)
+    yield labelled_counter(
+        "kv_transfer_failures",
+        "Transfers that failed with an error.",
+        "route",
+        sums(route.failures for route in routes),
     )
-    yield _counter("kv_transfer_late", "Reads past their deadline.", "route", sums(route.late for route in routes))
-    yield _counter(
+    yield labelled_counter(
+        "kv_transfer_late", "Reads past their deadline.", "route", sums(route.late for route in routes)
+    )
+    yield labelled_counter(
         "kv_verify_failures",
-        "Copies that were not what their key promised.",
+        "Copies whose bytes did not match their key.",
         "tier",
         ((_VERIFIED[route.route].value, route.misses) for route in routes if route.route in _VERIFIED),
     )
-    yield _gauge(
+    yield labelled_gauge(
         "kv_mean_run_blocks",
-        "Blocks of one copy into this tier, mean since the start.",
+        "Mean blocks per copy into this tier, since start.",
         "tier",
         (
             (_FILLED[route.route].value, route.blocks / route.copies)
@@ -204,17 +176,3 @@ def _routes(routes: tuple[RouteGauges, ...]) -> Iterator[Metric]:
             if route.route in _FILLED and route.copies
         ),
     )
-
-
-def _gauge(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-    family = GaugeMetricFamily(f"tiercel_{name}", text, labels=(label,))
-    for value, number in values:
-        family.add_metric((value,), number)
-    return family
-
-
-def _counter(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-    family = CounterMetricFamily(f"tiercel_{name}", text, labels=(label,))
-    for value, number in values:
-        family.add_metric((value,), number)
-    return family

@@ -1,10 +1,11 @@
-"""What the engine's gauges become in /metrics."""
+"""Metrics of steps and tiers from the gauges of the engine."""
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tiercel.outcome import DiskState, Gauges, RouteGauges, SwitchGauges, TierGauges
+from tiercel.server.metrics.steps import StepMetrics
 from tiercel.server.metrics.tiers import TierMetrics
 from tiercel.tier import Route, Tier
 
@@ -52,9 +53,9 @@ GAUGES = Gauges(
 def samples(gauges: Gauges) -> dict[tuple[str, str], float]:
     """Values by name and its one label of interest."""
     registry = CollectorRegistry()
-    metrics = TierMetrics("model")
-    registry.register(metrics)
-    metrics.on_step(gauges)
+    for metrics in (StepMetrics(), TierMetrics("model")):
+        registry.register(metrics)
+        metrics.on_step(gauges)
     text = generate_latest(registry).decode()
     return {
         (sample.name, sample.labels.get("engine") or next(iter(sample.labels.values()), "")): sample.value

@@ -1,0 +1,75 @@
+"""Metrics of steps and preemptions, from the engine's newest gauges."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tiercel.outcome import Gauges
+from tiercel.plan import PreemptionReason
+from tiercel.server.metrics.labelled import labelled_counter
+
+
+class StepMetrics(Collector):
+    """The metrics of steps and preemptions. Totals come from the engine and restart with it, as Prometheus allows."""
+
+    def __init__(self) -> None:
+        self._gauges = Gauges()
+
+    def on_step(self, gauges: Gauges) -> None:
+        """Store the newest gauges of the engine."""
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families of one frozen snapshot; may run in another thread."""
+        gauges = self._gauges
+        yield CounterMetricFamily("tiercel_steps", "Steps committed.", gauges.steps)
+        yield CounterMetricFamily("tiercel_nano_batches", "Nano-batches of the committed steps.", gauges.nano_batches)
+        yield CounterMetricFamily(
+            "tiercel_engine_out_of_memory", "Steps for which the device had too little memory.", gauges.out_of_memory
+        )
+        yield from _preemptions(gauges)
+        if gauges.switches:
+            yield from _switches(gauges)
+
+
+def _preemptions(gauges: Gauges) -> Iterator[Metric]:
+    yield labelled_counter(
+        "preemptions",
+        "Preemptions by mode.",
+        "mode",
+        (("swap", gauges.preemptions_swap), ("recompute", gauges.preemptions_recompute)),
+    )
+    yield labelled_counter(
+        "preemptions_by_reason",
+        "Preemptions by who benefited: a higher band, a tenant owed service or memory, or the running sequences.",
+        "reason",
+        ((reason, gauges.preemptions_by_reason.get(reason, 0)) for reason in get_args(PreemptionReason)),
+    )
+    yield CounterMetricFamily(
+        "tiercel_swapped_tokens", "Tokens restored from another tier after a preemption.", gauges.swapped_tokens
+    )
+    yield CounterMetricFamily(
+        "tiercel_recomputed_tokens", "Tokens recomputed after a preemption.", gauges.recomputed_tokens
+    )
+
+
+def _switches(gauges: Gauges) -> Iterator[Metric]:
+    """Yield the predicted and the measured cost of preemptions."""
+    switches = gauges.switches
+    yield labelled_counter(
+        "switches_over", "Preempted sequences that have resumed.", "mode", ((one.mode, one.count) for one in switches)
+    )
+    yield labelled_counter(
+        "switch_predicted_seconds",
+        "Predicted seconds of copying and computing of their preemptions.",
+        "mode",
+        ((one.mode, one.predicted_s) for one in switches),
+    )
+    yield labelled_counter(
+        "switch_realised_seconds",
+        "Measured seconds of copying and computing of their preemptions.",
+        "mode",
+        ((one.mode, one.realised_s) for one in switches),
+    )
