@@ -42,8 +42,8 @@ BLOCK_TOKENS = 128
 SEED = 3
 WANTED_SHARE = 0.5  # of the cache, at most, for what waits
 NEVER = 1 << 30
-LEAST_OF_BELADY = 0.8  # of the hits, by ours with the plan, in every row
-MOST_GAIN_OF_GDSF = 0.01  # of the blocks asked for; with a larger gain GDSF would be worth building
+MIN_OF_BELADY = 0.8  # of the hits, by ours with the plan, in every row
+MAX_GAIN_OF_GDSF = 0.01  # of the blocks asked for; with a larger gain GDSF would be worth building
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,9 +409,9 @@ def compare(name: str, window: int, wanted: float) -> list[str]:
         )
         gains = gdsf.rate - ours.rate, gdsf.saved / gdsf.cost - ours.saved / ours.cost
         checks = {
-            f"the plan has less than {LEAST_OF_BELADY:.0%} of Belady's hits": plan.rate < LEAST_OF_BELADY * full.rate,
+            f"the plan has less than {MIN_OF_BELADY:.0%} of Belady's hits": plan.rate < MIN_OF_BELADY * full.rate,
             "the plan has fewer hits than LRU": plan.hits < lru.hits,
-            "GDSF is more than a point better than the segments": max(gains) > MOST_GAIN_OF_GDSF,
+            "GDSF is more than a point better than the segments": max(gains) > MAX_GAIN_OF_GDSF,
             "a policy has more hits than Belady": max(lru.hits, ours.hits, gdsf.hits, plan.hits, near.hits) > full.hits,
         }
         broken += [f"{name}, {blocks} blocks: {text}" for text, is_broken in checks.items() if is_broken]

@@ -12,7 +12,15 @@ import time
 from collections.abc import Callable
 
 from benchmarks.scenarios.adversary import widest_gap
-from benchmarks.scenarios.mixes import long_prompts, mixed, overload, returning, saturating, shared_prefixes, waits
+from benchmarks.scenarios.mixes import (
+    run_long_prompts,
+    run_mixed,
+    run_overload,
+    run_returning,
+    run_saturated,
+    run_shared_prefixes,
+    run_waiting,
+)
 from benchmarks.scenarios.progress import draw_mix, play
 
 Verdict = tuple[str, bool]
@@ -25,27 +33,27 @@ def bound(seeds: int, steps: int) -> Verdict:
 
 
 def weights() -> Verdict:
-    shares = saturating((1.0, 3.0), seconds=90.0, window_s=60.0)
+    shares = run_saturated((1.0, 3.0), seconds=90.0, window_s=60.0)
     low, high = 4 * min(shares.parts), 4 * max(shares.parts)
     text = f"{low:.3f} to {high:.3f} of its share in any 60 s (target 0.95 to 1.05), {shares.preemptions} preemptions"
     return text, low >= 0.95 and high <= 1.05
 
 
 def back() -> Verdict:
-    parts = returning().parts
+    parts = run_returning().parts
     is_kept = min(parts) >= 0.47 and max(parts) <= 0.53
     return f"{100 * min(parts):.1f} to {100 * max(parts):.1f} % (target 50 +- 3)", is_kept
 
 
 def prefixes() -> Verdict:
-    fair, yardstick = shared_prefixes(seconds=30.0), shared_prefixes(seconds=30.0, is_yardstick=True)
+    fair, yardstick = run_shared_prefixes(seconds=30.0), run_shared_prefixes(seconds=30.0, is_yardstick=True)
     part = fair.hit_rate / yardstick.hit_rate
     text = f"{100 * part:.1f} % of longest-prefix-match's hits, {100 * yardstick.hit_rate:.1f} % (target >= 95)"
     return text, part >= 0.95
 
 
 def throughput() -> Verdict:
-    fair, first_come = mixed("fair"), mixed("fcfs")
+    fair, first_come = run_mixed("fair"), run_mixed("fcfs")
     part = first_come.virtual_s / fair.virtual_s
     text = (
         f"{100 * part:.1f} % of fcfs on the same trace (target >= 98), Jain {fair.jain:.3f}, {first_come.jain:.3f},"
@@ -55,7 +63,7 @@ def throughput() -> Verdict:
 
 
 def goals() -> Verdict:
-    found = overload()
+    found = run_overload()
     parts = {one.name: one.ttft_kept for one in found.tenants if one.ttft_kept is not None}
     kept = ", ".join(f"{name} {100 * part:.1f} %" for name, part in parts.items())
     batch = found.tenants[-1]
@@ -64,14 +72,14 @@ def goals() -> Verdict:
 
 
 def starvation() -> Verdict:
-    last = waits(seconds=80.0).tenants[1]
+    last = run_waiting(seconds=80.0).tenants[1]
     text = f"longest wait behind a higher band without end {last.starved_s:.1f} s, finished {last.finished} of 1"
     return text, last.finished == 1
 
 
 def long() -> Verdict:
-    first_come = long_prompts("fcfs").useful_tokens_per_s
-    alone, with_ddr = (long_prompts("fair", host_blocks=blocks) for blocks in (0, 65_536))
+    first_come = run_long_prompts("fcfs").useful_tokens_per_s
+    alone, with_ddr = (run_long_prompts("fair", host_blocks=blocks) for blocks in (0, 65_536))
     parts = alone.useful_tokens_per_s / first_come, with_ddr.useful_tokens_per_s / first_come
     text = (
         f"six tenants with prompts of 100,000 tokens: useful tokens/s {100 * parts[0]:.1f} % of fcfs without DDR"

@@ -39,9 +39,9 @@ DISK_BYTES = 120e9
 MAX_NUM_SEQS = 256
 MAX_STEP_TOKENS = 2048
 BUDGET_SHARE = 0.4  # of the working set
-MOST_IDLE_STEPS = 100
-MOST_IDLE = 0.01
-LEAST_COPY_BLOCKS = 1.2  # average blocks per copy; without merging it is 1
+MAX_IDLE_STEPS = 100
+MAX_IDLE = 0.01
+MIN_COPY_BLOCKS = 1.2  # average blocks per copy; without merging it is 1
 
 
 def h200_step_s(slices: Sequence[Slice]) -> float:
@@ -98,12 +98,12 @@ class Result:
     @property
     def is_rarely_idle(self) -> bool:
         """True if the share of idle time is within the target."""
-        return self.idle_s <= MOST_IDLE * self.wall_s
+        return self.idle_s <= MAX_IDLE * self.wall_s
 
     @property
     def is_merged(self) -> bool:
         """True if copies are larger than a block on average."""
-        return self.copy_bytes >= LEAST_COPY_BLOCKS * BLOCK_TOKENS * TOKEN_BYTES
+        return self.copy_bytes >= MIN_COPY_BLOCKS * BLOCK_TOKENS * TOKEN_BYTES
 
     @property
     def tokens_per_s(self) -> float:
@@ -254,7 +254,7 @@ class Replay:
             times.append(landing_s)
         if not times:
             self.num_idle += 1
-            if self.num_idle > MOST_IDLE_STEPS:
+            if self.num_idle > MAX_IDLE_STEPS:
                 raise RuntimeError(f"{self.build.name}: unfinished work, nothing on its way, and steps that do nothing")
             return
         self.num_idle = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 VOCAB = 97
-MOST_TURNS = 16
+MAX_TURNS = 16
 TURN_DECAY = 0.8563  # so that the mean is 5.5
 QUESTION_TOKENS = 161  # mean
 ANSWER_TOKENS = 338  # mean
@@ -54,7 +54,7 @@ def conversations(count: int, seed: int, scale: float = 1.0) -> list[Conversatio
         arrival_s += scale * rng.expovariate(CONVERSATIONS_PER_S)
         turns: list[Turn] = []
         tokens = 0
-        for _ in range(rng.choices(range(1, MOST_TURNS + 1), [TURN_DECAY**number for number in range(MOST_TURNS)])[0]):
+        for _ in range(rng.choices(range(1, MAX_TURNS + 1), [TURN_DECAY**number for number in range(MAX_TURNS)])[0]):
             question = _length(rng, scale * QUESTION_TOKENS, 1.2)
             answer = _length(rng, scale * ANSWER_TOKENS, 0.9)
             tokens += question + answer

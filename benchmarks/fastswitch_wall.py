@@ -64,7 +64,7 @@ BLOCK = 16
 POSITIONS = 8192  # maximum context of the model
 ROWS = 16
 TOLERANCE = 0.02  # relative, for "no worse"
-MOST_S = 240.0  # limit of one run
+WAIT_LIMIT_S = 240.0  # limit of one run
 
 TOKEN_BYTES = 4 * 4 * 32 * 2 * 4  # of KV: layers, heads, head size, keys and values, float32
 
@@ -236,8 +236,8 @@ class Server:
                 continue
             select.select([self._wake], [], [], min(0.05, clients.rest_s(), max(1e-3, engine.patience_s())))
             self._wake.clear()
-            if time.monotonic() > began_s + MOST_S:
-                raise TimeoutError(f"{self.arm.name}: {clients.unfinished} turns have not ended in {MOST_S:.0f} s")
+            if time.monotonic() > began_s + WAIT_LIMIT_S:
+                raise TimeoutError(f"{self.arm.name}: {clients.unfinished} turns not ended in {WAIT_LIMIT_S:.0f} s")
         wall_s = time.monotonic() - began_s
         after, moved = loop.gauges.read(), self._bytes()
         result = Result(
@@ -270,7 +270,7 @@ class Server:
     def _empty(self) -> None:
         """Empty the tiers for the next run."""
         tiers = self._engine.cache.tiers
-        end_s = time.monotonic() + MOST_S
+        end_s = time.monotonic() + WAIT_LIMIT_S
         while len(tiers.transfers) or not self._engine.loop.is_idle:
             self._engine.loop.step()
             if time.monotonic() > end_s:

@@ -44,13 +44,13 @@ sys.exit(serve(Settings(engine=EngineSettings(model=fields["model"]), server=ser
 _OUTPUTS = 20  # tokens of a request
 _RUNNING = 16  # of the fake engine
 _WORDS = "The quick brown fox jumps over the lazy dog. "
-_LEAST_REFUSED = 0.25  # of the requests of each of the two tenants
+_MIN_REFUSED = 0.25  # of the requests of each of the two tenants
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--overload", type=float, default=4.0, help="times what the engine serves")
-    parser.add_argument("--rate", type=float, default=20.0, help="requests a second that the engine serves")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests per second that the engine serves")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--tenants", type=int, default=2, help="configured; two of them send")
     parser.add_argument("--gate", type=int, choices=(1, 2), default=1)
@@ -92,7 +92,7 @@ def main() -> None:
             process.send_signal(signal.SIGKILL)
             process.wait()
     print(json.dumps({"gate": wanted.gate, "overload": wanted.overload, "tenants": wanted.tenants, **figures}))
-    least = _LEAST_REFUSED * figures["sent"] / 2
+    least = _MIN_REFUSED * figures["sent"] / 2
     if min(figures["refused_429"], figures["refused_503"]) < least:
         raise SystemExit(f"FAILED: fewer than {least:.0f} requests were refused by one of the two limits")
     if figures["p99_ms"] > wanted.most_ms:

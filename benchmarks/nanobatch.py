@@ -39,7 +39,7 @@ from tiercel.scheduler.nanobatch import (
 from tiercel.settings import EngineSettings
 
 BLOCK_SIZE = 16
-MOST_ROWS = 64
+MAX_ROWS = 64
 RANDOM_MODEL = random_llama(
     vocab_size=8192,
     hidden_size=512,
@@ -132,7 +132,7 @@ def main() -> None:
     now_s = time.process_time if args.threads == 1 else time.perf_counter
     bench = SplitBench(model, kv_spec(model, BLOCK_SIZE), lane, now_s)
     identity = f"{'random' if args.random else model.fingerprint.hex()[:16]} threads={args.threads}"
-    points = bench.points(args.tokens, MOST_ROWS)
+    points = bench.points(args.tokens, MAX_ROWS)
     if args.table and args.table.exists():
         table = msgspec.json.decode(args.table.read_bytes(), type=SplitTable)
         if table.identity != identity:

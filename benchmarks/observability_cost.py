@@ -42,7 +42,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from benchmarks.daemon import Daemon, cpu_s, running_daemon
 
-MOST_SHARE = 0.02
+MAX_SHARE = 0.02
 SCRAPE_S = 5.0
 TURNS = (True, False, False, True, True, False, False, True)
 """Of a pair: what drifts evenly cancels out."""
@@ -255,8 +255,8 @@ def report(pairs: list[tuple[Spent, Spent]], args: argparse.Namespace) -> bool:
             f" {100 * statistics.fmean(shares):+.2f} % [{100 * low:+.2f}, {100 * high:+.2f}],"
             f" median {100 * statistics.median(shares):+.2f} %"
         )
-    is_good = upper <= MOST_SHARE
-    print(f"at most {100 * MOST_SHARE:.0f} %: {'yes' if is_good else 'NO'}; load average {os.getloadavg()[0]:.1f}")
+    is_good = upper <= MAX_SHARE
+    print(f"at most {100 * MAX_SHARE:.0f} %: {'yes' if is_good else 'NO'}; load average {os.getloadavg()[0]:.1f}")
     return is_good
 
 

@@ -36,7 +36,7 @@ from tiercel.outcome import FairGauges, Gauges, PreemptionCount, TenantGauges
 from tiercel.server.tenancy.tenants import Tenant
 from tiercel.wire import Report
 
-MOST_LINES = 10
+MAX_LINES = 10
 _AT_ONCE = 16
 _PAUSE_S = 0.05  # between scrapes
 _TICK_S = 0.001
@@ -65,7 +65,7 @@ def main() -> int:
         (folder / "tenants.yaml").write_text(json.dumps({"tenants": tenants}))
         figures = asyncio.run(_measure(folder, wanted.scrapes, has_detail=wanted.detail))
     print(json.dumps({"tenants": wanted.tenants, "scrapes": wanted.scrapes, "detail": wanted.detail, **figures}))
-    has_many = not wanted.detail and figures["most_lines_a_tenant"] > MOST_LINES
+    has_many = not wanted.detail and figures["most_lines_a_tenant"] > MAX_LINES
     return int(has_many or figures["stall"]["p95"] > wanted.most_stall_ms)
 
 

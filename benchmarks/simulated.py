@@ -42,11 +42,11 @@ from tiercel.tenant import TenantShare
 PROMPT, OUTPUTS = 256, 16  # mean tokens
 STEP_TOKENS, ROWS, MODEL_LEN = 256, 64, 4000
 CALIBRATION = {1: 10.0, 8: 10.0, ROWS: 15.0}  # seconds by requests at once
-MOST_ELSEWHERE = 0.1  # cores
+MAX_OTHER_LOAD = 0.1  # cores
 TENANT = TenantShare(name=TenantId("default"))
 
 
-class Elsewhere:
+class OtherLoad:
     """Measures the cores that other work used: all busy time without that of the server and this client."""
 
     def __init__(self, server: int) -> None:
@@ -68,11 +68,11 @@ class Point(NamedTuple):
     """One comparison of a measured and a simulated load."""
 
     name: str
-    elsewhere: float  # cores busy with other work
+    other_load: float  # cores busy with other work
     share: float  # of the capacity, measured
     requests: int
     failed: int
-    rate: tuple[float, float]  # requests a second, measured and simulated
+    rate: tuple[float, float]  # requests per second, measured and simulated
     p50_ms: tuple[float, float]
     p99_ms: tuple[float, float]
     bare_ratio: float  # simulated P99 without corrections / measured
@@ -192,7 +192,7 @@ def least_concurrency(settings: SimSettings, share: float) -> int:
 
 
 def compare(
-    name: str, elsewhere: float, capacity: float, answers: list[StreamedAnswer], replay: Replay, plain: Replay
+    name: str, other_load: float, capacity: float, answers: list[StreamedAnswer], replay: Replay, plain: Replay
 ) -> Point:
     """Compare the measured and the simulated side of one load."""
     done = [answer for answer in answers if answer.is_complete]
@@ -204,7 +204,7 @@ def compare(
     rates = rate, tally.finished / replay.simulation.now_s
     bare = sorted(1e3 * ttft_s for ttft_s in plain.simulation.tally.by_tenant[TENANT.name].ttft_s)
     bare_ratio = np.percentile(bare, 99) / p99[0]
-    return Point(name, elsewhere, rate / capacity, len(done), len(answers) - len(done), rates, p50, p99, bare_ratio)
+    return Point(name, other_load, rate / capacity, len(done), len(answers) - len(done), rates, p50, p99, bare_ratio)
 
 
 def show(points: list[Point], most_error: float) -> int:
@@ -212,7 +212,7 @@ def show(points: list[Point], most_error: float) -> int:
     print(
         f"{'load':>14} {'share':>6} {'requests':>9} {'a second':>9} {'simul.':>7} {'P50 TTFT':>9} {'simul.':>7}", end=""
     )
-    print(f" {'P99 TTFT':>9} {'simul.':>7} {'ratio':>6} {'bare':>5} {'elsewhere':>9}")
+    print(f" {'P99 TTFT':>9} {'simul.':>7} {'ratio':>6} {'bare':>5} {'other':>9}")
     wrong = 0
     for point in points:
         ratio = point.p99_ms[1] / point.p99_ms[0]
@@ -222,8 +222,8 @@ def show(points: list[Point], most_error: float) -> int:
             f"{point.name:>14} {point.share:>6.0%} {point.requests:>9} {point.rate[0]:>9.2f} {point.rate[1]:>7.2f}"
             f" {point.p50_ms[0]:>6.0f} ms {point.p50_ms[1]:>4.0f} ms"
             f" {point.p99_ms[0]:>6.0f} ms {point.p99_ms[1]:>4.0f} ms"
-            f" {ratio:>6.2f} {point.bare_ratio:>5.2f} {point.elsewhere:>9.2f}{' *' if is_wrong else ''}"
-            f"{' disturbed' if point.elsewhere > MOST_ELSEWHERE else ''}"
+            f" {ratio:>6.2f} {point.bare_ratio:>5.2f} {point.other_load:>9.2f}{' *' if is_wrong else ''}"
+            f"{' disturbed' if point.other_load > MAX_OTHER_LOAD else ''}"
             f"{f' {point.failed} failed' if point.failed else ''}"
         )
     return wrong
@@ -262,16 +262,16 @@ def main() -> None:
         measured: list[tuple[str, float, list[StreamedAnswer], SimSettings, list[TimedRequest], float]] = []
         for load in args.loads:
             requests = draw(f"open {load}", round(load * capacity * args.seconds), load * capacity)
-            elsewhere = Elsewhere(pid)
+            other_load = OtherLoad(pid)
             answers = open_loop(url, requests)
-            cores = elsewhere.cores()
+            cores = other_load.cores()
             measured.append((f"open {load:.0%}", cores, answers, settings, requests, float("inf")))
         for load in args.loads:
             concurrency = least_concurrency(settings, load)
             requests = draw(f"closed {load}", round(1.5 * capacity * args.seconds))
-            elsewhere = Elsewhere(pid)
+            other_load = OtherLoad(pid)
             answers = closed_loop(url, requests, concurrency, args.seconds)
-            cores = elsewhere.cores()
+            cores = other_load.cores()
             closed = replace(settings, concurrency=concurrency)
             measured.append((f"closed, {concurrency}", cores, answers, closed, requests, args.seconds))
     for name, cores, answers, used, requests, closes_s in measured:

@@ -39,8 +39,8 @@ from tiercel.kvcache.store.disk import DiskLanes, DiskVerdict
 MIB = 1 << 20
 QUEUED = 64  # calls asked for at a time
 POLL_S = 0.001
-LEAST_GAIN = 1.8  # of striping over two devices
-LEAST_ON_ONE_DEVICE = 0.8  # part of the speed of one folder: two folders on one device cannot be faster
+MIN_GAIN = 1.8  # of striping over two devices
+MIN_SHARE_ON_ONE_DEVICE = 0.8  # part of the speed of one folder: two folders on one device cannot be faster
 
 
 def open_bare(path: Path, size: int) -> int:
@@ -169,7 +169,7 @@ def compare_stripes(folders: tuple[Path, Path], block_bytes: int, total: int, th
                     rate = tiers[name].write(order) if way == "write" else tiers[name].read(order)
                     if repeat >= 0:
                         figures.setdefault((way, name), []).append(rate)
-    least = LEAST_GAIN if len(devices) == 2 else LEAST_ON_ONE_DEVICE
+    least = MIN_GAIN if len(devices) == 2 else MIN_SHARE_ON_ONE_DEVICE
     broken: list[str] = []
     for way in ("write", "read"):
         one, two = figures[way, "one"], figures[way, "two"]

@@ -41,9 +41,9 @@ from tiercel.tenant import KvQuota, Tenants, TenantShare
 from tiercel.tier import Landing, Route, Transfer, Verdict
 from tiercel.wire import Abort, Report, SetTenants, Submit, ToEngine
 
-MOST_P99_MS = 5.0
-MOST_STEP_MS = 10.0
-MOST_BOOK_MS = 5.0  # a reload, the standings or the gauges of 10,000 tenants
+MAX_P99_MS = 5.0
+MAX_STEP_MS = 10.0
+MAX_BOOK_MS = 5.0  # a reload, the standings or the gauges of 10,000 tenants
 BLOCK = 16
 MILLION = 1 << 20
 
@@ -338,15 +338,15 @@ def measure(name: str, runs: int, verdicts: Verdicts) -> None:
         gc.collect()
     in_order = sorted(best)
     p99_ms = in_order[int(0.99 * (len(in_order) - 1))]
-    p99 = verdicts.check(f"{name}, P99", p99_ms, MOST_P99_MS) if name == "blocked" else f"{p99_ms:6.2f}"
-    longest = verdicts.check(f"{name}, longest step ({notes[best.index(in_order[-1])]})", in_order[-1], MOST_STEP_MS)
+    p99 = verdicts.check(f"{name}, P99", p99_ms, MAX_P99_MS) if name == "blocked" else f"{p99_ms:6.2f}"
+    longest = verdicts.check(f"{name}, longest step ({notes[best.index(in_order[-1])]})", in_order[-1], MAX_STEP_MS)
     print(
         f"{name:10} {len(best):6} steps  median {in_order[len(best) // 2]:6.2f}  P99 {p99}  longest {longest} ms",
         end="",
     )
     print(f"  in: {notes[best.index(in_order[-1])]}", flush=True)
     slow = sorted(zip(best, notes, range(len(best)), strict=True), reverse=True)[:5]
-    for step_ms, note, number in slow if in_order[-1] > MOST_STEP_MS else []:
+    for step_ms, note, number in slow if in_order[-1] > MAX_STEP_MS else []:
         print(f"{'':12} step {number}: {step_ms:.2f} ms in: {note}")
 
 
@@ -368,7 +368,7 @@ def tenants(runs: int, verdicts: Verdicts) -> None:
         for what, took_ms in _tenants_once(names, shares):
             figures[what] = min(took_ms, figures.get(what, took_ms))
     for what, took_ms in figures.items():
-        print(f"tenants    {what:48} {verdicts.check(f'10,000 tenants, {what}', took_ms, MOST_BOOK_MS)} ms", flush=True)
+        print(f"tenants    {what:48} {verdicts.check(f'10,000 tenants, {what}', took_ms, MAX_BOOK_MS)} ms", flush=True)
 
 
 def _tenants_once(

@@ -1,4 +1,4 @@
-"""Swap or recompute: the engine's choices compared with an oracle that has measured both ways for each victim.
+"""Swap or recompute: the engine's choices compared with an oracle that has measured both modes for each victim.
 
     python benchmarks/swap_oracle.py [--victims 8] [--runs 3] [--seed 1] [--json FILE] [--quick]
                                      [--control swap|recompute|skew]
@@ -7,7 +7,7 @@ The real engine on the CPU, one compute thread, with a device pool separate from
 real copies. A copy lane moves the bytes and then waits as long as the simulated link would need, because the memory of
 a machine is much faster than its arithmetic: with bare copies every victim would be swapped.
 
-    links     four, each way as fast as 0.35, 0.7, 1.4 and 2.8 times the rate at which swapping a token (down and up)
+    links     four, each direction at 0.35, 0.7, 1.4 and 2.8 times the rate at which swapping a token (down and up)
               takes as long as computing it without context, which is measured at the start
     victims   the same number for each link; contexts log-uniform in 128 to 2,048 tokens, the same for all links
     dirty     all blocks of every victim: write-back in idle time is off, because a clean victim is always swapped
@@ -15,12 +15,12 @@ a machine is much faster than its arithmetic: with bare copies every victim woul
 For each victim a sequence computes its prompt, generates four tokens and is preempted by a request of a higher band.
 When its spill has landed, every copy left in HBM is evicted, the rival ends, and the victim is restored. Its cost is
 the time of its copies down plus the time from the end of its rival to its next token. An engine in mode `swap` and one
-in mode `recompute` measure both ways, in turns, medians of --runs. An engine in mode `auto`, which has measured its
+in mode `recompute` measure both modes, in turns, medians of --runs. An engine in mode `auto`, which has measured its
 rates at its own start and has not seen those costs, chooses.
 
-A choice is right if its cost is at most 5 % above that of the other way (TIE). The number of such ties and the share of
-right choices without them are printed. Exit status 1: fewer than 90 % of the choices are right, or one
-way is chosen for fewer than 10 % of the victims. With --control the check must fail: the choice is always one way, or
+A choice is right if its cost is at most 5 % above that of the other mode (TIE). The number of such ties and the share
+of right choices without them are printed. Exit status 1: fewer than 90 % of the choices are right, or one
+mode is chosen for fewer than 10 % of the victims. With --control the check must fail: the choice is always one mode, or
 uses link rates that are eight times too high.
 """
 
@@ -63,10 +63,10 @@ MULTIPLES = (0.35, 0.7, 1.4, 2.8)
 SHORTEST, LONGEST = 128, 2048  # tokens
 TIE = 0.05
 QUEUED_S = 0.02
-LEAST_RIGHT = 0.9
-LEAST_SHARE = 0.1
+MIN_RIGHT_SHARE = 0.9
+MIN_SHARE = 0.1
 TOKENS_BEFORE = 4  # tokens generated before the preemption
-MOST_S = 60.0  # limit of each wait
+WAIT_LIMIT_S = 60.0  # limit of each wait
 SKEW = 8.0
 MODEL_VOCAB = 2048
 TOKEN_BYTES = 4 * 16 * 64 * 2 * 4  # of KV: layers, heads, head size, keys and values, float32
@@ -166,12 +166,12 @@ class Victim:
 
     @property
     def chosen_s(self) -> float:
-        """Measured cost of the chosen way."""
+        """Measured cost of the chosen mode."""
         return self.swap_s if self.is_swap else self.recompute_s
 
     @property
     def best_s(self) -> float:
-        """Measured cost of the cheaper way."""
+        """Measured cost of the cheaper mode."""
         return min(self.swap_s, self.recompute_s)
 
     @property
@@ -259,13 +259,13 @@ class Stage:
             logger.removeHandler(self._log)
 
     def _step_until(self, is_done: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + MOST_S
+        end_s = time.monotonic() + WAIT_LIMIT_S
         while not is_done():
             self._engine.upkeep.tend()
             if not self._engine.loop.step():
                 time.sleep(1e-4)
             if time.monotonic() > end_s:
-                raise TimeoutError(f"{MOST_S:.0f} s without what was waited for")
+                raise TimeoutError(f"{WAIT_LIMIT_S:.0f} s without what was waited for")
 
 
 def draw(rng: random.Random, tokens: int) -> list[int]:
@@ -312,7 +312,7 @@ def lengths(count: int, seed: int) -> list[int]:
 
 
 def measure(swap: Stage, recompute: Stage, auto: Stage, multiple: float, tokens: int, runs: int, seed: int) -> Victim:
-    """Measure both ways of one victim in turns, and the engine's choice."""
+    """Measure both modes of one victim in turns, and the engine's choice."""
     rng = random.Random(seed)
     costs: dict[bool, list[float]] = {True: [], False: []}
     for run in range(runs):
@@ -320,7 +320,7 @@ def measure(swap: Stage, recompute: Stage, auto: Stage, multiple: float, tokens:
             cost = stage.switch(tokens, rng)
             costs[cost.is_swap].append(cost.total_s)
     if len(costs[True]) != runs or len(costs[False]) != runs:
-        raise RuntimeError("a forced way was not taken")
+        raise RuntimeError("a forced mode was not taken")
     return Victim(multiple, tokens, median(costs[True]), median(costs[False]), auto.switch(tokens, rng).logged)
 
 
@@ -330,7 +330,7 @@ def show(victims: Sequence[Victim]) -> bool:
     for one in victims:
         logged = one.logged
         predicted = (logged.predicted_s, logged.other_s) if one.is_swap else (logged.other_s, logged.predicted_s)
-        mark = "tie" if one.is_tie else "" if one.is_right else f"WRONG, {one.chosen_s / one.best_s - 1:.0%} dearer"
+        mark = "tie" if one.is_tie else "" if one.is_right else f"WRONG: {one.chosen_s / one.best_s - 1:+.0%} cost"
         print(
             f"{one.multiple:4.2f}  {one.tokens:6d}  {1e3 * one.swap_s:8.1f}  {1e3 * one.recompute_s:12.1f}  "
             f"{1e3 * predicted[0]:5.0f} {1e3 * predicted[1]:6.0f}  {logged.mode:9s}  {mark}"
@@ -357,11 +357,11 @@ def show(victims: Sequence[Victim]) -> bool:
     clearly = sum(one.is_right for one in clear)
     print(f"ties (within {TIE:.0%}): {ties} of {count}; without them {clearly} of {len(clear)} right")
     checks = (
-        (f"right choices: {right} of {count} (at least {LEAST_RIGHT:.0%})", right >= LEAST_RIGHT * count),
-        (f"swap chosen for {swapped} of {count} (at least {LEAST_SHARE:.0%})", swapped >= LEAST_SHARE * count),
+        (f"right choices: {right} of {count} (at least {MIN_RIGHT_SHARE:.0%})", right >= MIN_RIGHT_SHARE * count),
+        (f"swap chosen for {swapped} of {count} (at least {MIN_SHARE:.0%})", swapped >= MIN_SHARE * count),
         (
-            f"recompute chosen for {count - swapped} of {count} (at least {LEAST_SHARE:.0%})",
-            count - swapped >= LEAST_SHARE * count,
+            f"recompute chosen for {count - swapped} of {count} (at least {MIN_SHARE:.0%})",
+            count - swapped >= MIN_SHARE * count,
         ),
     )
     return not missed_checks(checks)
@@ -371,10 +371,10 @@ def main() -> int:
     """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--victims", type=int, default=8, help="for each link")
-    parser.add_argument("--runs", type=int, default=3, help="of each way of a victim")
+    parser.add_argument("--runs", type=int, default=3, help="of each mode of a victim")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--quick", action="store_true", help="two victims for each link, each way measured once")
+    parser.add_argument("--quick", action="store_true", help="two victims for each link, each mode measured once")
     parser.add_argument("--control", choices=("swap", "recompute", "skew"), help="a broken choice, which has to fail")
     arguments = parser.parse_args()
     began_s = time.perf_counter()

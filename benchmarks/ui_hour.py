@@ -39,8 +39,8 @@ QUIET = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 WARM_S = 300.0  # the charts show the last five minutes
-LEAST_REDRAWS_PER_S = 2.0
-MOST_GROWTH = 0.10
+MIN_REDRAWS_PER_S = 2.0
+MAX_GROWTH = 0.10
 
 
 def daemon_in(folder: Path, model: str | None, flags: list[str]) -> AbstractContextManager[Daemon]:
@@ -181,7 +181,7 @@ def main() -> int:
     )
     if args.json is not None:
         args.json.write_text(json.dumps({"summary": figures, "looks": looks}, indent=1))
-    is_good = figures["least_redraws_per_s"] >= LEAST_REDRAWS_PER_S and figures["heap_growth"] <= MOST_GROWTH
+    is_good = figures["least_redraws_per_s"] >= MIN_REDRAWS_PER_S and figures["heap_growth"] <= MAX_GROWTH
     return 0 if is_good else 1
 
 

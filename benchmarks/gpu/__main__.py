@@ -1,4 +1,4 @@
-"""Run sections one after the other, each in a process of its own, and write one JSON file and one table.
+"""Run sections one after the other, each in its own process, and write one JSON file and one table.
 
     python benchmarks/gpu/run.py [--sections NAMES] [--quick] [--out FOLDER] [--peer FOLDER]
 

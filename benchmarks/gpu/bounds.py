@@ -42,7 +42,7 @@ class ModelShape:
 
     @property
     def head_params(self) -> int:
-        """Weights of the head."""
+        """Return the number of weights of the head."""
         return self.vocab * self.hidden
 
     @property
@@ -57,7 +57,7 @@ class ModelShape:
 
     @property
     def layer_token_bytes(self) -> int:
-        """KV of one token in one layer."""
+        """Return the KV bytes of one token in one layer."""
         return self.token_bytes // self.layers
 
 

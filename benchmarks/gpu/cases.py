@@ -49,7 +49,7 @@ CASES = (
 
 
 def draw_slices(longest: int, seed: int, kind: str) -> list[tuple[int, int]]:
-    """Return (tokens before, tokens of the slice) of some sequences. `kind`: decode, prefill or mixed."""
+    """Return (tokens before, tokens of the slice) per sequence. `kind`: decode, prefill or mixed."""
     rng = random.Random(seed)
     found: list[tuple[int, int]] = []
     if kind != "prefill":

@@ -20,7 +20,7 @@ TOTAL_BYTES = 1 << 30  # in each direction
 BLOCK_BYTES = 2 * MIB  # 16 tokens of Llama-3-8B
 PIECE_KIB = (2048, 64, 16, 4, 28, 256, 512, 8192, 32768)
 QUICK_PIECE_KIB = (2048, 64, 8192)
-MOST_PIECES = 8192
+MAX_PIECES = 8192
 GROUP_BLOCKS = 8  # neighbouring blocks that a block allocator is likely to return together
 _TURNS = 3
 
@@ -56,7 +56,7 @@ def pieces(source: int, target: int, piece_bytes: int, total: int, seed: int, gr
     """
     size = piece_bytes * group
     places = total // size
-    count = max(1, min(places, MOST_PIECES))
+    count = max(1, min(places, MAX_PIECES))
     rng = random.Random(seed)
     froms, tos = (rng.sample(range(places), count) for _ in range(2))
 

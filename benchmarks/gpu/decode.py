@@ -12,7 +12,7 @@ PROMPT, OUTPUT = 944, 160  # the middle of the answer has a context of 1,024
 
 
 def run(bench: Bench) -> None:
-    """Figures `batch_N.share` of the bound at 790 TFLOP/s and 4.3 TB/s, `batch_N.tokens_per_s`, `batch_N.step_ms`."""
+    """Record `batch_N.share` of the bound at 790 TFLOP/s and 4.3 TB/s, `batch_N.tokens_per_s`, `batch_N.step_ms`."""
     flags = {"max_num_seqs": max(BATCHES), "max_num_batched_tokens": 8192, "max_model_len": 2048}
     with open_engine(engine_settings(bench.folder, **flags, kv_host_size="0")) as engine:
         engine.run(asked(draw(engine, max(BATCHES), 64, 16, seed=99)))

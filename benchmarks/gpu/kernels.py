@@ -1,4 +1,4 @@
-"""Every kernel against float32 arithmetic in plain torch, on random ragged shapes.
+"""Errors of every kernel relative to float32 arithmetic in plain torch, on random ragged shapes.
 
 Outputs and unused rows of the cache are filled with NaN. A kernel that writes elsewhere or cannot run counts as an
 error of 1.
@@ -48,7 +48,7 @@ _FEW_PROCESSORS = 8
 
 
 def run(bench: Bench) -> None:
-    """Figures `attention.BACKEND.CASE.KIND`, `ops.CASE`, `add_norm`, `silu_mul`, `sampling`, `top_p`, `worst_error`."""
+    """Record `attention.BACKEND.CASE.KIND`, `ops.CASE`, `add_norm`, `silu_mul`, `sampling`, `top_p`, `worst_error`."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     worst = 0.0
 

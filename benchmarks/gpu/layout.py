@@ -1,4 +1,4 @@
-"""The layout of the arena, the block size and the tile sizes, measured."""
+"""Bandwidth by memory layout, block size and tile: the basis of the arena layout and the tile table."""
 
 import torch
 
@@ -41,7 +41,7 @@ PREFILL_TILES = tuple(
 
 
 def run(bench: Bench) -> None:
-    """Figures `FIRST.BLOCK_SIZE.few|many`, `decode_tile.*`, `prefill_tile.*`, and the best of both."""
+    """Record the figures `FIRST.BLOCK_SIZE.few|many`, `decode_tile.*`, `prefill_tile.*`, and the best of both."""
     tokens = BATCH * CONTEXT + 4096
     pool = Pool(LLAMA_3_8B, tokens, LAYERS)
     many, few = [(CONTEXT - 1, 1)] * BATCH, [(LONG - 1, 1)] * FEW
@@ -72,7 +72,7 @@ def run(bench: Bench) -> None:
 
 
 def alternate(decode_tiles: tuple[Tile, ...], prefill_tiles: tuple[Tile, ...]) -> list[tuple[str, Tile]]:
-    """Alternate between both lists, so that a short budget covers some of each."""
+    """Interleave both lists, so that an exhausted budget has tried some of each."""
     kinds = [("decode", at, tile) for at, tile in enumerate(decode_tiles)]
     kinds += [("prefill", at, tile) for at, tile in enumerate(prefill_tiles)]
     return [(kind, tile) for kind, _, tile in sorted(kinds, key=lambda one: one[1])]
@@ -87,7 +87,7 @@ def decode(
     is_block_first: bool = True,
     timer: Timer = median_ms,
 ) -> tuple[float, float]:
-    """Return TB/s, and microseconds of one layer."""
+    """Return TB/s and the microseconds of one layer."""
     backend = backend or TritonAttention(processors(pool.place))
     state = pool.state(slices, block_size)
     query, kv, params = pool.queries(state), pool.layer(block_size, is_block_first=is_block_first), pool.params
@@ -99,7 +99,7 @@ def decode(
 def prefill(
     pool: Pool, backend: TritonAttention, slices: list[tuple[int, int]] = PREFILL, timer: Timer = median_ms
 ) -> tuple[float, float]:
-    """Return TFLOP/s, and microseconds of one layer."""
+    """Return TFLOP/s and the microseconds of one layer."""
     state = pool.state(slices, BLOCK_SIZES[0])
     query, kv, params = pool.queries(state), pool.layer(BLOCK_SIZES[0]), pool.params
     with torch.inference_mode():

@@ -14,7 +14,7 @@ MAX_HEAD_ROWS = 1024  # more never sample at once
 
 
 def run(bench: Bench) -> None:
-    """Figures `copy`, `gemm.ROWS` (all products of a layer and their share), `gemm.ROWS.NAME`."""
+    """Record `copy`, `gemm.ROWS` (all products of a layer and their share), `gemm.ROWS.NAME`."""
     with bench.part("copy"):
         copy(bench)
     for rows in QUICK_ROWS if bench.is_quick else ROWS:

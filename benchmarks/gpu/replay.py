@@ -31,7 +31,7 @@ _SWAPS = (Route.SPILL, Route.RESTORE)
 
 
 class Replay:
-    """All clients of one engine."""
+    """The clients of one engine."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ def _tenant(talk: int) -> TenantId:
 
 
 def run(bench: Bench) -> None:
-    """Figures `idle_share`, `copy_mib`, `ttft_p99_s`, `tbt_p999_s`."""
+    """Record `idle_share`, `copy_mib`, `ttft_p99_s`, `tbt_p999_s`."""
     trace = fastswitch_trace.conversations(CONVERSATIONS // (2 if bench.is_quick else 1), SEED)
     blocks = fastswitch_replay.budget_blocks(fastswitch_replay.endless(trace))
     settings = engine_settings(

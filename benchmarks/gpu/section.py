@@ -1,4 +1,4 @@
-"""Run one section in a process of its own, so that a failure on the device affects no other section.
+"""Run one section in its own process, so that a device error affects no other section.
 
 python -m benchmarks.gpu.section NAME --budget-s S --out FILE [--quick] [--peer FOLDER]
 """
@@ -15,7 +15,7 @@ EXIT_NO_GPU = 2
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the section. Return 0 if it ran to its end, even if parts of it failed."""
+    """Return 0 if the section ran to its end, even if parts failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=[section.name for section in SECTIONS])
     parser.add_argument("--budget-s", type=float, required=True)

@@ -34,7 +34,7 @@ _TIERCEL = [sys.executable, "-c", "import sys; from tiercel.cli.main import main
 
 
 def run(bench: Bench) -> None:
-    """Figures `model_s`, `end_to_end_s` and `outside_share`."""
+    """Record `model_s`, `end_to_end_s` and `outside_share`."""
     model = write_model(bench.folder / "llama-3-8b-words", LLAMA_3_8B, has_tokenizer=True)
     measure(bench, model, {"device": "cuda", **FLAGS}, STREAMS, PROMPT, OUTPUT)
 

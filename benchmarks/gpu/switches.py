@@ -34,7 +34,7 @@ class Job:
 
 
 def run(bench: Bench, conversations: int = CONVERSATIONS) -> None:
-    """Figures `swapped_share`, `idle_share`, `ttft_gain`, `tbt_gain`; see the targets of the replay."""
+    """Record `swapped_share`, `idle_share`, `ttft_gain`, `tbt_gain`; see the targets of the replay."""
     down, up = (bench.earlier(f"copies.both_{way}_groups") for way in ("down", "up"))
     is_measured = down is not None and up is not None
     speed = 1e9 * min(down, up) if down is not None and up is not None else fastswitch_replay.COPY_BYTES_PER_S

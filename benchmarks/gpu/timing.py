@@ -15,7 +15,7 @@ Timer = Callable[[Callable[[], object]], float]
 """Milliseconds of a job."""
 
 _FLUSH_BYTES = 1 << 31  # reading takes half a millisecond, in which a job of several kernels is queued
-_LEAST_TURNS, _MOST_TURNS = 10, 100
+_MIN_TURNS, _MAX_TURNS = 10, 100
 
 
 def median_ms(job: Callable[[], object], rep_ms: int = 60) -> float:
@@ -25,7 +25,7 @@ def median_ms(job: Callable[[], object], rep_ms: int = 60) -> float:
     queues the job meanwhile, so that the time of queueing is not included, however small the kernels are.
     """
     flush = torch.ones(_FLUSH_BYTES // 4, device=DEVICE)
-    turns = min(_MOST_TURNS, max(_LEAST_TURNS, int(rep_ms / max(1e-3, elapsed_ms(job, 1)))))
+    turns = min(_MAX_TURNS, max(_MIN_TURNS, int(rep_ms / max(1e-3, elapsed_ms(job, 1)))))
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     for _ in range(turns + turns // 4):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

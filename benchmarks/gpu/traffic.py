@@ -12,7 +12,7 @@ from tiercel.device.extents import Extents
 
 
 class Traffic:
-    """Two lanes and two threads that keep them busy between `__enter__` and `__exit__`."""
+    """Two copy lanes, kept busy by two threads between `__enter__` and `__exit__`."""
 
     def __init__(self, device: Device, ends: Ends, total: int) -> None:
         hosts, devices = ends.hosts, ends.devices

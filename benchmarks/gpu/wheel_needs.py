@@ -1,4 +1,4 @@
-"""Check that the dependencies of a folder of wheels are in the folder or on a bare machine.
+"""Check that a folder of wheels is complete for the target machine.
 
     python wheel_needs.py FOLDER
 
@@ -17,9 +17,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-MOST_BYTES = 40_000_000
+MAX_BYTES = 40_000_000
 PYTHON = {"python_version": "3.12", "python_full_version": "3.12.0", "implementation_name": "cpython"}
-# Minimum versions on the machine, as required by torch 2.11 and transformers 5.
+# Minimum versions installed on the machine, as required by torch 2.11 and transformers 5.
 PRESENT = {
     "torch": "2.11.0",
     "triton": "3.6.0",
@@ -35,7 +35,7 @@ PRESENT = {
 
 
 def read_wheels(folder: Path) -> dict[str, tuple[Version, list[Requirement]]]:
-    """Return version and requirements (without extras) of every wheel."""
+    """Return version and requirements of each wheel, without extras."""
     environment = {**default_environment(), **PYTHON, "extra": ""}
     found: dict[str, tuple[Version, list[Requirement]]] = {}
     for path in sorted(folder.glob("*.whl")):
@@ -49,25 +49,25 @@ def read_wheels(folder: Path) -> dict[str, tuple[Version, list[Requirement]]]:
 
 
 def lacking(folder: Path, project: Path) -> list[str]:
-    """Return a line for each missing dependency."""
+    """Return one line per missing or conflicting requirement."""
     wheels = read_wheels(folder)
     versions = {canonicalize_name(name): Version(text) for name, text in PRESENT.items()}
     versions |= {canonicalize_name(name): version for name, (version, _) in wheels.items()}
     ours = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
-    asked = [("tiercel", Requirement(line)) for line in ours]
-    asked += [(name, one) for name, (_, wanted) in wheels.items() for one in wanted]
+    requirements = [("tiercel", Requirement(line)) for line in ours]
+    requirements += [(name, one) for name, (_, wanted) in wheels.items() for one in wanted]
     lines: list[str] = []
-    for who, one in asked:
-        version = versions.get(canonicalize_name(one.name))
+    for name, requirement in requirements:
+        version = versions.get(canonicalize_name(requirement.name))
         if version is None:
-            lines.append(f"{who} wants {one}: not there")
-        elif not one.specifier.contains(version, prereleases=True):
-            lines.append(f"{who} wants {one}: there is {version}")
+            lines.append(f"{name} requires {requirement}: not installed")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            lines.append(f"{name} requires {requirement}: installed is {version}")
     return lines
 
 
 def main(words: list[str]) -> int:
-    """Return the exit code."""
+    """Run the check; return the exit code."""
     if len(words) != 1 or not Path(words[0]).is_dir():
         print("usage: python wheel_needs.py FOLDER", file=sys.stderr)
         return 2
@@ -75,8 +75,8 @@ def main(words: list[str]) -> int:
     lines = lacking(folder, Path(__file__).resolve().parents[2] / "pyproject.toml")
     sizes = [path.stat().st_size for path in folder.glob("*.whl")]
     print(f"{len(sizes)} wheels, {sum(sizes) / 1e6:.1f} MB in {folder}")
-    if sum(sizes) > MOST_BYTES:
-        lines.append(f"over {MOST_BYTES / 1e6:.0f} MB")
+    if sum(sizes) > MAX_BYTES:
+        lines.append(f"over {MAX_BYTES / 1e6:.0f} MB")
     for line in lines:
         print(line)
     return 1 if lines else 0

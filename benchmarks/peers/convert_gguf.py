@@ -1,9 +1,9 @@
-"""Runs llama.cpp's converter for a tokenizer that it does not know.
+"""Run llama.cpp's converter with unknown tokenizers treated as GPT-2.
 
     python convert_gguf.py LLAMACPP_SOURCE MODEL_FOLDER --outfile FILE --outtype bf16
 
-The converter identifies tokenizers by a fingerprint of a tokenised test text and refuses unknown ones. `make_model.py`
-trains a vocabulary of its own with the split of GPT-2, and this script declares it as such.
+The converter identifies a pre-tokenizer by a hash and refuses unknown ones; `make_model.py` trains a vocabulary with
+GPT-2's splitting.
 """
 
 import runpy

@@ -14,37 +14,37 @@ from typing import NamedTuple
 SCHEMA_VERSION = 1
 
 
-class Asked(NamedTuple):
-    """One request."""
+class PeerRequest(NamedTuple):
+    """A prompt and the exact length of its answer."""
 
     prompt_token_ids: list[int]
     output_len: int
 
 
-def read_requests(path: Path) -> list[Asked]:
+def read_requests(path: Path) -> list[PeerRequest]:
     """Read the requests of a file. Exit with one line if there is an error."""
-    found: list[Asked] = []
+    found: list[PeerRequest] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            found.append(Asked(**json.loads(line)))
+            found.append(PeerRequest(**json.loads(line)))
         except (ValueError, TypeError) as exc:
             raise SystemExit(f"{path} line {number}: {exc}") from exc
     if not found:
-        raise SystemExit(f"{path}: there is no request in it")
+        raise SystemExit(f"{path}: the file contains no request")
     return found
 
 
-def like(requests: list[Asked], count: int) -> list[Asked]:
+def like(requests: list[PeerRequest], count: int) -> list[PeerRequest]:
     """Return `count` requests for warming up, of the same lengths with other tokens."""
     largest = max(max(one.prompt_token_ids) for one in requests)
     rng = random.Random("warm-up")
-    return [Asked(rng.choices(range(largest + 1), k=len(ids)), length) for ids, length in requests[:count]]
+    return [PeerRequest(rng.choices(range(largest + 1), k=len(ids)), length) for ids, length in requests[:count]]
 
 
 def report(
     engine: str,
     model: str,
-    requests: list[Asked],
+    requests: list[PeerRequest],
     outputs: list[int],
     elapsed_s: float,
     temperature: float,
@@ -55,9 +55,9 @@ def report(
 
     Exit with one line if an answer does not have the requested length.
     """
-    for number, (asked, got) in enumerate(zip(requests, outputs, strict=True), start=1):
-        if got != asked.output_len:
-            raise SystemExit(f"request {number}: asked {asked.output_len} tokens of answer, got {got}")
+    for number, (request, got) in enumerate(zip(requests, outputs, strict=True), start=1):
+        if got != request.output_len:
+            raise SystemExit(f"request {number}: {got} output tokens instead of {request.output_len}")
     prompt, output = sum(len(one.prompt_token_ids) for one in requests), sum(outputs)
     return {
         "model_id": model,
@@ -87,7 +87,7 @@ def finish(result: dict[str, object], path: Path | None) -> None:
         path.write_text(text + "\n", encoding="utf-8")
 
 
-def _digest(requests: list[Asked]) -> str:
+def _digest(requests: list[PeerRequest]) -> str:
     """Return the SHA-256 of the file as tiercel writes it."""
     found = hashlib.sha256()
     for one in requests:

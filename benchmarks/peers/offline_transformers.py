@@ -2,8 +2,8 @@
 
     python offline_transformers.py --requests FILE --model FOLDER [--load-format dummy] [--batch-size 32]
 
-Batches are taken in the order of the list: prompts are padded on the left to the longest, and a batch is generated
-up to its longest answer, of which each request uses its own length. Prints the JSON of tiercel's command.
+Batches follow the order of the list. Prompts are left-padded; every batch generates the length of its longest answer,
+and shorter answers are truncated. Prints the JSON of tiercel's command.
 """
 
 import argparse
@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import torch
-from offline_requests import Asked, finish, like, read_requests, report
+from offline_requests import PeerRequest, finish, like, read_requests, report
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 
 def load(args: argparse.Namespace) -> PreTrainedModel:
-    """Load the model onto its device."""
+    """Load the model."""
     dtype = "auto" if args.dtype == "auto" else getattr(torch, args.dtype)
     if args.load_format != "dummy":
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, local_files_only=True)
@@ -28,8 +28,8 @@ def load(args: argparse.Namespace) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def generate(model: PreTrainedModel, requests: list[Asked], batch_size: int, temperature: float) -> list[int]:
-    """Generate, and return the number of tokens of each answer."""
+def generate(model: PreTrainedModel, requests: list[PeerRequest], batch_size: int, temperature: float) -> list[int]:
+    """Return the number of tokens of each answer."""
     found: list[int] = []
     for start in range(0, len(requests), batch_size):
         batch = requests[start : start + batch_size]
@@ -40,11 +40,11 @@ def generate(model: PreTrainedModel, requests: list[Asked], batch_size: int, tem
             tokens[row, width - len(one.prompt_token_ids) :] = torch.tensor(one.prompt_token_ids)
             mask[row, width - len(one.prompt_token_ids) :] = 1
         longest = max(one.output_len for one in batch)
-        how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-        config = GenerationConfig(max_new_tokens=longest, min_new_tokens=longest, pad_token_id=0, **how)
-        said = model.generate(tokens.to(model.device), attention_mask=mask.to(model.device), generation_config=config)
-        said = said[:, width:].cpu()
-        found += [len(said[row, : one.output_len]) for row, one in enumerate(batch)]
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        config = GenerationConfig(max_new_tokens=longest, min_new_tokens=longest, pad_token_id=0, **sampling)
+        output = model.generate(tokens.to(model.device), attention_mask=mask.to(model.device), generation_config=config)
+        output = output[:, width:].cpu()
+        found += [len(output[row, : one.output_len]) for row, one in enumerate(batch)]
     return found
 
 

@@ -10,7 +10,7 @@ import argparse
 import time
 from pathlib import Path
 
-from offline_requests import Asked, finish, like, read_requests, report
+from offline_requests import PeerRequest, finish, like, read_requests, report
 from vllm import LLM, EngineArgs, SamplingParams
 from vllm.inputs import TokensPrompt
 
@@ -20,8 +20,8 @@ except ImportError:  # older versions
     from vllm.utils import FlexibleArgumentParser
 
 
-def generate(llm: LLM, requests: list[Asked], temperature: float) -> list[int]:
-    """Generate, and return the number of tokens of each answer."""
+def generate(llm: LLM, requests: list[PeerRequest], temperature: float) -> list[int]:
+    """Return the number of tokens of each answer."""
     prompts = [TokensPrompt(prompt_token_ids=one.prompt_token_ids) for one in requests]
     params = [
         SamplingParams(temperature=temperature, max_tokens=one.output_len, ignore_eos=True, detokenize=False)

@@ -1,4 +1,4 @@
-"""Serves OpenVINO GenAI's continuous batching at /v1/completions, with the fields that a load test needs.
+"""OpenVINO GenAI behind a minimal /v1/completions.
 
     python serve_openvino.py MODEL_FOLDER --port 8000
 
@@ -21,12 +21,12 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-_GIVE_WAY_S = 0.0005  # step() keeps the interpreter lock; without a pause the event loop could not send
+_YIELD_S = 0.0005  # step() keeps the interpreter lock; without a pause the event loop could not send
 
 
 @dataclass
-class Asked:
-    """One request for the pipeline."""
+class PendingRequest:
+    """A request for the pipeline, and the queue of its answers."""
 
     prompt: str
     config: openvino_genai.GenerationConfig
@@ -49,38 +49,38 @@ class Pipeline:
         properties = {"INFERENCE_NUM_THREADS": arguments.threads} if arguments.threads else {}
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(arguments.model, scheduler, "CPU", properties)
         self.tokenizer = self._pipeline.get_tokenizer()
-        self.inbox: queue.Queue[Asked] = queue.Queue()
+        self.inbox: queue.Queue[PendingRequest] = queue.Queue()
         self._ids = itertools.count()
 
     def run(self) -> None:
-        """Step while there is work; else wait for the inbox."""
-        running: dict[object, Asked] = {}
+        """Run steps while requests are pending; otherwise wait for a request."""
+        running: dict[object, PendingRequest] = {}
         while True:
             self._take(running)
             self._pipeline.step()
-            time.sleep(_GIVE_WAY_S)
-            for handle, asked in list(running.items()):
+            time.sleep(_YIELD_S)
+            for handle, request in list(running.items()):
                 tokens: list[int] = []
                 while handle.can_read():
                     for output in handle.read().values():
                         tokens += output.generated_ids
                 is_done = handle.get_status() != openvino_genai.GenerationStatus.RUNNING
-                if asked.is_gone:
+                if request.is_gone:
                     handle.stop()
                 elif tokens or is_done:
-                    asked.loop.call_soon_threadsafe(asked.answers.put_nowait, (tokens, is_done))
-                if is_done or asked.is_gone:
+                    request.loop.call_soon_threadsafe(request.answers.put_nowait, (tokens, is_done))
+                if is_done or request.is_gone:
                     del running[handle]
 
-    def _take(self, running: dict[object, Asked]) -> None:
+    def _take(self, running: dict[object, PendingRequest]) -> None:
         while True:
             try:
-                asked = self.inbox.get(block=not running)
+                request = self.inbox.get(block=not running)
             except queue.Empty:
                 return
-            encoded = self.tokenizer.encode(asked.prompt)
-            asked.input_tokens = encoded.input_ids.shape[-1]
-            running[self._pipeline.add_request(next(self._ids), encoded.input_ids, asked.config)] = asked
+            encoded = self.tokenizer.encode(request.prompt)
+            request.input_tokens = encoded.input_ids.shape[-1]
+            running[self._pipeline.add_request(next(self._ids), encoded.input_ids, request.config)] = request
 
 
 def make_app(pipeline: Pipeline, name: str) -> FastAPI:
@@ -91,31 +91,31 @@ def make_app(pipeline: Pipeline, name: str) -> FastAPI:
         return {"object": "list", "data": [{"id": name, "object": "model"}]}
 
     @app.post("/v1/completions")
-    async def completions(request: Request) -> StreamingResponse:
-        fields = await request.json()
+    async def completions(http: Request) -> StreamingResponse:
+        fields = await http.json()
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = fields.get("max_tokens", 16)
         config.ignore_eos = bool(fields.get("ignore_eos"))
         config.do_sample = False
-        asked = Asked(fields["prompt"], config, asyncio.get_running_loop(), asyncio.Queue())
-        pipeline.inbox.put(asked)
-        return StreamingResponse(_events(pipeline, asked), media_type="text/event-stream")
+        request = PendingRequest(fields["prompt"], config, asyncio.get_running_loop(), asyncio.Queue())
+        pipeline.inbox.put(request)
+        return StreamingResponse(_events(pipeline, request), media_type="text/event-stream")
 
     return app
 
 
-async def _events(pipeline: Pipeline, asked: Asked) -> AsyncIterator[str]:
+async def _events(pipeline: Pipeline, request: PendingRequest) -> AsyncIterator[str]:
     total, is_done = 0, False
     try:
         while not is_done:
-            tokens, is_done = await asked.answers.get()
+            tokens, is_done = await request.answers.get()
             total += len(tokens)
             text = (pipeline.tokenizer.decode(tokens) or "?") if tokens else ""
             yield _event({"choices": [{"index": 0, "text": text, "finish_reason": "length" if is_done else None}]})
-        yield _event({"choices": [], "usage": {"prompt_tokens": asked.input_tokens, "completion_tokens": total}})
+        yield _event({"choices": [], "usage": {"prompt_tokens": request.input_tokens, "completion_tokens": total}})
         yield "data: [DONE]\n\n"
     finally:
-        asked.is_gone = True
+        request.is_gone = True
 
 
 def _event(value: object) -> str:

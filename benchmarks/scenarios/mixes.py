@@ -48,7 +48,7 @@ class Shares(Struct, frozen=True):
     preemptions: int
 
 
-def saturating(weights: tuple[float, float], *, seconds: float, window_s: float, seed: int = 0) -> Shares:
+def run_saturated(weights: tuple[float, float], *, seconds: float, window_s: float, seed: int = 0) -> Shares:
     """Run two tenants of different shapes, both with more work than the machine can do."""
     rng = random.Random(seed)
     first = _share("first", weights[0])
@@ -60,7 +60,7 @@ def saturating(weights: tuple[float, float], *, seconds: float, window_s: float,
     return _parts(_play(SMALL, ordered_workload([first, second], requests), seconds), window_s, 2.0, seconds)
 
 
-def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: float = 30.0, seed: int = 0) -> Shares:
+def run_returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: float = 30.0, seed: int = 0) -> Shares:
     """Run a tenant with twice the work that the machine can do; another tenant returns after a while with as much.
 
     Windows start at its return. Under first come, first served it gets nothing in them, behind the other's backlog.
@@ -77,7 +77,7 @@ def returning(policy: PolicyName = "fair", *, seconds: float = 60.0, away_s: flo
     return _parts(replay, (seconds - away_s) / 3, away_s, seconds)
 
 
-def long_prompts(policy: PolicyName, *, host_blocks: int = 0, seconds: float = 1800.0, seed: int = 0) -> SimResult:
+def run_long_prompts(policy: PolicyName, *, host_blocks: int = 0, seconds: float = 1800.0, seed: int = 0) -> SimResult:
     """Run six tenants with prompts of 100,000 tokens, 2.4 times as many as the machine can compute."""
     rng = random.Random(seed)
     shares, sources, requests = [_share(f"tenant-{number}") for number in range(6)], Sources(), list[SimRequest]()
@@ -89,7 +89,7 @@ def long_prompts(policy: PolicyName, *, host_blocks: int = 0, seconds: float = 1
     return figures(_play(settings, ordered_workload(shares, requests), seconds))
 
 
-def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: int = 0) -> SimResult:
+def run_shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: int = 0) -> SimResult:
     """Run four tenants of one group with overload and with more documents than fit in the cache.
 
     The yardstick is pure longest-prefix-match.
@@ -114,7 +114,7 @@ def shared_prefixes(*, is_yardstick: bool = False, seconds: float = 60.0, seed: 
     return figures(replay)
 
 
-def mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> SimResult:
+def run_mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> SimResult:
     """Run many kinds of tenants with 1.5 times the work that the machine can do, until all of it is done."""
     rng = random.Random(seed)
     sources = Sources()
@@ -129,7 +129,7 @@ def mixed(policy: PolicyName, *, seconds: float = 60.0, seed: int = 0) -> SimRes
     return figures(_play(replace(SMALL, policy=policy), ordered_workload(shares, requests), None))
 
 
-def overload(*, seconds: float = 60.0, seed: int = 0) -> SimResult:
+def run_overload(*, seconds: float = 60.0, seed: int = 0) -> SimResult:
     """Run 1.5 times the work that the machine can do; a third is interactive, in a band before the batch work."""
     rng = random.Random(seed)
     slo = Slo(kind="interactive", ttft_s=0.5)
@@ -152,7 +152,7 @@ def overload(*, seconds: float = 60.0, seed: int = 0) -> SimResult:
     return figures(_play(SMALL, ordered_workload(shares, requests), seconds))
 
 
-def waits(policy: PolicyName = "fair", *, seconds: float = 120.0) -> SimResult:
+def run_waiting(policy: PolicyName = "fair", *, seconds: float = 120.0) -> SimResult:
     """Run more work in band 0 than the machine can do, with one request of band 5."""
     rng = random.Random(0)
     flood = _share("flood")

@@ -21,7 +21,7 @@ WINDOW_STEPS = 1000
 
 _TIMES = linear_times(base_ms=2.0, prefill_ms=0.2, decode_ms=0.5, context_ms=0.0005)
 _PATIENCE_STEPS = 16  # as in `engine.steering`
-_MOST_STEPS = 60_000  # by then every request must have ended
+_MAX_STEPS = 60_000  # by then every request must have ended
 
 
 class Mix(Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ def play(mix: Mix, policy: PolicyName, steps: int, until_s: float | None = None)
         if simulation.machine.steps <= steps:
             useful_tokens = simulation.machine.tokens - simulation.book.recomputed_tokens
             ended_s = simulation.now_s
-        if simulation.machine.steps > _MOST_STEPS:
+        if simulation.machine.steps > _MAX_STEPS:
             raise InvariantError("progress.endless", policy=policy, left=len(simulation.book))
     until_s = ended_s if until_s is None else until_s
     return Progress(

@@ -43,7 +43,7 @@ def test_priorities_that_change_under_way_change_no_token(build: Build, pattern:
 
 def test_reuse_halves_the_blocks_swapped_out() -> None:
     written = {build: played(build)[1].swapped_bytes for build in (FULL, NO_REUSE)}
-    assert written[FULL] <= fastswitch.MOST_SWAPPED * written[NO_REUSE]
+    assert written[FULL] <= fastswitch.MAX_SWAPPED * written[NO_REUSE]
 
 
 def test_only_merged_copies_are_larger_than_a_block() -> None:

@@ -341,8 +341,8 @@ def test_missing_requirements_of_wheels_are_reported(tmp_path: Path) -> None:
     _wheel(tmp_path, "first", "2.0", "third>1 ; python_version >= '3.12'", "old ; python_version < '3.12'")
     _wheel(tmp_path, "third", "1.0", "more ; extra == 'more'")
     assert wheel_needs.lacking(tmp_path, project) == [
-        "tiercel wants second: not there",
-        'first wants third>1; python_version >= "3.12": there is 1.0',
+        "tiercel requires second: not installed",
+        'first requires third>1; python_version >= "3.12": installed is 1.0',
     ]
     _wheel(tmp_path, "second", "0.1")
     (tmp_path / "third-1.0-py3-none-any.whl").unlink()

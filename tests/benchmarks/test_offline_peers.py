@@ -53,11 +53,11 @@ def test_a_peer_reads_our_list_and_knows_it_by_the_same_digest(
     found = shared.read_requests(tmp_path / "list.jsonl")
     assert [tuple(one) for one in found] == [(one.prompt_token_ids, one.output_len) for one in listed]
     outputs = [one.output_len for one in listed]
-    result = shared.report("peer", "model", found, outputs, 2.0, 0.0, {}, ("pytest", "nobody"))
+    result = shared.report("peer", "model", found, outputs, 2.0, 0.0, {}, ("pytest", "no-such-package"))
     assert result["requests_sha256"] == digest(listed)
     assert result["output_tokens_per_second"] == sum(outputs) / 2
     assert result["versions"].keys() == {"python", "pytest"}
-    with pytest.raises(SystemExit, match=f"request 5: asked {outputs[4]} tokens of answer, got 0"):
+    with pytest.raises(SystemExit, match=f"request 5: 0 output tokens instead of {outputs[4]}"):
         shared.report("peer", "model", found, [*outputs[:4], 0], 2.0, 0.0, {}, ())
 
 

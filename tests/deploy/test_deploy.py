@@ -17,10 +17,10 @@ from tests.deploy.engine import TINY, Engine
 from tests.deploy.machine import CommandError
 from tests.deploy.stack import KEY, Stack, bearer
 from tests.deploy.supplies import BASE
-from tests.e2e.prompts import LEAST_TOKENS, PROMPTS
+from tests.e2e.prompts import MIN_TOKENS, PROMPTS
 
 IMAGE = "tiercel:cpu"
-MOST_IMAGE_BYTES = 1_500_000_000
+MAX_IMAGE_BYTES = 1_500_000_000
 FILL = """
 import os
 file = os.open('/var/lib/tiercel/filler', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -69,7 +69,7 @@ def running(stack: Stack, first_token: str) -> Stack:
 def test_the_image_is_small(engine: Engine, tree: Path, figures: list[str]) -> None:
     size = int(engine.docker("image", "inspect", "--format", "{{.Size}}", IMAGE))
     figures.append(f"image: {size / 1e9:.2f} GB")
-    assert size <= MOST_IMAGE_BYTES
+    assert size <= MAX_IMAGE_BYTES
 
 
 def test_the_first_token_comes(first_token: str) -> None:
@@ -180,8 +180,8 @@ def test_a_new_container_finds_the_ssd_tier(stack: Stack, served: str) -> None:
     stack.wait_ready()
     said, cached = stack.complete(PROMPTS[0])
     assert said == served
-    assert cached >= LEAST_TOKENS
-    assert stack.metric(HITS, tier="ssd") >= LEAST_TOKENS
+    assert cached >= MIN_TOKENS
+    assert stack.metric(HITS, tier="ssd") >= MIN_TOKENS
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def test_a_full_volume_fails_no_request(small_volume: Stack) -> None:
     small_volume.wait_ready()
     warm = [small_volume.complete(prompt) for prompt in PROMPTS]
     assert [text for text, _ in warm] == answers
-    assert sum(cached for _, cached in warm) >= LEAST_TOKENS
+    assert sum(cached for _, cached in warm) >= MIN_TOKENS
     assert "No space left on device" in small_volume.python(FILL)
     assert small_volume.inspect("{{.RestartCount}} {{.State.Status}}") == "0 running"
 

@@ -8,7 +8,7 @@ PROMPTS = tuple(
     f"List {number}. " + " ".join(f"Item {item} is {(item + 7 * number) * 7919 % 10007}." for item in range(50))
     for number in range(12)
 )
-LEAST_TOKENS = 400
+MIN_TOKENS = 400
 ONE_THREAD = ("--threads", "1")  # two engines with two threads each would slow each other down on two cores
 
 
@@ -22,7 +22,7 @@ def text(answer_of: Daemon, prompt: str) -> str:
 def cached_tokens(answer_of: Daemon, prompt: str) -> tuple[str, int]:
     """Return the answer and the number of cached prompt tokens."""
     answer = answer_of.complete(prompt).raise_for_status().json()
-    assert answer["usage"]["prompt_tokens"] > LEAST_TOKENS
+    assert answer["usage"]["prompt_tokens"] > MIN_TOKENS
     return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 

@@ -73,7 +73,7 @@ def test_random_work_in_blocks_of_one_token_gives_the_right_tokens(seed: int, mo
 
 BLOCKS = 1 << 16  # of one sequence: a million tokens
 SIZE = 16
-MOST_CALLS = 50_000  # of Python and C functions in one step: less than one per block
+MAX_CALLS = 50_000  # of Python and C functions in one step: less than one per block
 
 
 class Counted:
@@ -154,7 +154,7 @@ def test_no_step_does_work_for_each_block_of_a_million_tokens(host: int) -> None
     if host:
         assert engine.book.preemption_counts.num_swaps == 2
         assert engine.cache.loaded_tokens > BLOCKS * SIZE // 4
-    assert engine.most_calls < MOST_CALLS, engine.where
+    assert engine.most_calls < MAX_CALLS, engine.where
     engine.loop.check_integrity()
 
 
@@ -164,5 +164,5 @@ def test_hashing_has_one_budget_for_all_prompts_of_a_step() -> None:
         engine.turn(engine.submit(seq, seq * 10_000_000, 4000, max_tokens=2), note="submit")
     for _ in range(30):
         engine.turn(note="hashing")
-    assert engine.most_calls < MOST_CALLS, engine.where
+    assert engine.most_calls < MAX_CALLS, engine.where
     engine.until(lambda: engine.loop.is_idle, "end")

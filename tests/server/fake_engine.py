@@ -88,7 +88,6 @@ class FakeEngine(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
-        self._next_seq_ids: list[SeqId] = []
 
     @property
     def live(self) -> int:

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.scenarios.mixes import long_prompts
+from benchmarks.scenarios.mixes import run_long_prompts
 from benchmarks.scenarios.progress import draw_mix, play
 from tests.seeds import fresh_seeds
 from tiercel.ids import TenantId
@@ -54,9 +54,9 @@ def test_none_of_many_new_mixes_stops_the_work(seed: int) -> None:
 
 @pytest.mark.parametrize("seconds", [120.0, pytest.param(1800.0, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_tenants_with_long_prompts_keep_nearly_the_throughput_of_first_come_first_served(seconds: float) -> None:
-    first_come = long_prompts("fcfs", seconds=seconds).useful_tokens_per_s
+    first_come = run_long_prompts("fcfs", seconds=seconds).useful_tokens_per_s
     for host_blocks, part in ((0, 0.9), (65_536, 0.97)):
-        fair = long_prompts("fair", host_blocks=host_blocks, seconds=seconds)
+        fair = run_long_prompts("fair", host_blocks=host_blocks, seconds=seconds)
         assert fair.useful_tokens_per_s >= part * first_come, (host_blocks, fair.preemptions)
 
 

@@ -5,7 +5,14 @@ from collections.abc import Mapping
 import pytest
 
 from benchmarks.scenarios.adversary import widest_gap
-from benchmarks.scenarios.mixes import mixed, overload, returning, saturating, shared_prefixes, waits
+from benchmarks.scenarios.mixes import (
+    run_mixed,
+    run_overload,
+    run_returning,
+    run_saturated,
+    run_shared_prefixes,
+    run_waiting,
+)
 from tests.seeds import fresh_seeds
 from tiercel.ids import TenantId
 from tiercel.scheduler.aging import AgingShare
@@ -57,31 +64,31 @@ def test_a_broken_refill_breaks_the_bound() -> None:
 
 @pytest.mark.slow
 def test_two_saturating_tenants_are_served_by_their_weights_in_any_window() -> None:
-    shares = saturating((1.0, 3.0), seconds=66.0, window_s=60.0)
+    shares = run_saturated((1.0, 3.0), seconds=66.0, window_s=60.0)
     assert shares.parts
     assert all(part == pytest.approx(0.25, rel=0.05) for part in shares.parts)
 
 
 def test_a_tenant_that_returns_gets_half_and_no_more() -> None:
-    shares = returning(seconds=30.0, away_s=15.0)
+    shares = run_returning(seconds=30.0, away_s=15.0)
     assert shares.parts
     assert all(0.47 <= part <= 0.53 for part in shares.parts)
 
 
 def test_under_fcfs_a_tenant_that_returns_gets_nothing_for_long() -> None:
-    shares = returning("fcfs", seconds=30.0, away_s=15.0)
+    shares = run_returning("fcfs", seconds=30.0, away_s=15.0)
     assert shares.parts
     assert max(shares.parts) < 0.25
 
 
 def test_prefix_hits_are_those_of_longest_prefix_match() -> None:
-    fair, yardstick = shared_prefixes(seconds=8.0), shared_prefixes(seconds=8.0, is_yardstick=True)
+    fair, yardstick = run_shared_prefixes(seconds=8.0), run_shared_prefixes(seconds=8.0, is_yardstick=True)
     assert yardstick.hit_rate > 0.5
     assert fair.hit_rate >= 0.95 * yardstick.hit_rate
 
 
 def test_interactive_goals_are_met_in_overload_while_batch_work_continues() -> None:
-    found = overload(seconds=20.0)
+    found = run_overload(seconds=20.0)
     chat, support, nightly = found.tenants
     assert found.busy > 0.99
     assert nightly.finished < nightly.requests, "no overload"
@@ -93,13 +100,13 @@ def test_interactive_goals_are_met_in_overload_while_batch_work_continues() -> N
 
 @pytest.mark.slow
 def test_a_lower_band_is_served_although_a_higher_one_never_ends() -> None:
-    last = waits(seconds=64.0).tenants[1]
+    last = run_waiting(seconds=64.0).tenants[1]
     assert last.finished == 1
     assert last.starved_s < 34.0
 
 
 def test_fairness_costs_little_throughput() -> None:
-    fair, first_come = mixed("fair", seconds=12.0), mixed("fcfs", seconds=12.0)
+    fair, first_come = run_mixed("fair", seconds=12.0), run_mixed("fcfs", seconds=12.0)
     assert fair.finished == first_come.finished == fair.requests
     assert fair.jain > first_come.jain
     assert first_come.virtual_s / fair.virtual_s >= 0.98

@@ -26,7 +26,7 @@ from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.wire import Submit
 
-MOST_BYTES = 1 << 58  # more than any machine has
+MAX_BYTES = 1 << 58  # more than any machine has
 
 
 class Large(NextNumber):
@@ -45,7 +45,7 @@ class Large(NextNumber):
             self.held = weakref.ref(activations)
             if self._error is not None:
                 raise self._error
-            activations = torch.cat((activations, torch.empty(MOST_BYTES)))
+            activations = torch.cat((activations, torch.empty(MAX_BYTES)))
         return super().forward(tokens, kv, state)
 
 
