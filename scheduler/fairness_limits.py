@@ -8,15 +8,15 @@ from tiercel.scheduler.preemption_budget import WORTH
 class FairLimits(Struct, frozen=True, kw_only=True):
     """How far service may drift from the weights.
 
-    Two accounts of one band that both have dispatchable work differ in service per weight by at most the sum of their
-    `lead_ms`. The price in it is the largest price of preempting one of the account's sequences. A sequence whose
+    While two accounts of one band both have waiting work that could start, they differ in service per weight by at most
+    the sum of their `lead_ms`. Its price is the largest price of preempting a sequence of the account. A sequence whose
     price exceeds what the `PreemptionBudget` leaves is not preempted: its account may be served more than the bound
     until the sequence ends.
     """
 
-    step_ms: float  # U: the maximum that one step charges
-    quantum_ms: float  # Q: a refill adds this times the weight, which is also the maximum deficit
-    debt_ms: float  # D: the sequences of an account may be preempted for a debt beyond this times the weight
+    step_ms: float  # U: the maximum that one step charges; these three are device milliseconds
+    quantum_ms: float  # Q, per unit of weight: a refill adds this times the weight, which is also the maximum deficit
+    debt_ms: float  # D, per unit of weight: a debt beyond this times the weight may be settled by preemption
     patience_s: float = 0.5  # tau: the time for which an eligible account waits before others are preempted for it
     worth: float = WORTH  # a preemption for debt must settle at least this many times its price
 

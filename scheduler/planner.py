@@ -11,8 +11,8 @@ from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import CacheView, Draft, StepSplitter
 from tiercel.scheduler.nanobatch import Splitter
 from tiercel.scheduler.preemption_limiter import PreemptionLimiter, StarvationCounter
+from tiercel.scheduler.preemptor import Preemptor
 from tiercel.scheduler.prompt_planner import MAX_CANDIDATES, PromptPlanner
-from tiercel.scheduler.room import RoomMaker
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.step_limits import YIELD_LOSS, StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
@@ -36,8 +36,8 @@ class Planner:
         self._splitter = splitter or Splitter()
         self._starvation = starvation or StarvationCounter()
         self._max_forward_tokens: int | None = None
-        self.room = RoomMaker(book, self._chooser)
-        self._prompts = PromptPlanner(book, self.room, self._starvation)
+        self.preemptor = Preemptor(book, self._chooser)
+        self._prompts = PromptPlanner(book, self.preemptor, self._starvation)
 
     @property
     def limits(self) -> StepLimits:
@@ -87,30 +87,30 @@ class Planner:
         if self._book.num_suspects:
             self._run_suspect(draft)
             return draft.plan()
-        held = self._debtors(now_s)
+        paused_accounts = self._debtors(now_s)
         prefills, decodes = self._running()
-        self._decode(draft, _without(decodes, held), has_prefills=bool(prefills))
+        self._decode(draft, _without(decodes, paused_accounts), has_prefills=bool(prefills))
         draft.blocks_owed = sum(
             max(0, -(-one.num_tokens // cache.block_size) - cache.num_blocks(one.id))
             for one in prefills
             if one.id not in draft.preemption_by_seq
         )
-        self.room.keep_for_growth(draft)
-        self._prompts.fill(draft, _without(prefills, held), held)
-        if held and draft.is_empty:  # only the debtors can use the step
+        self.preemptor.keep_for_growth(draft)
+        self._prompts.fill(draft, _without(prefills, paused_accounts), paused_accounts)
+        if paused_accounts and draft.is_empty:  # only the debtors can use the step
             self._decode(draft, decodes, has_prefills=bool(prefills))
             self._prompts.continue_all(draft, prefills)
         return draft.plan()
 
     def _step_tokens(self) -> int:
-        """Return the maximum of tokens of one step."""
-        limits, most = self._limits, self._max_forward_tokens
-        if most is None:
+        """Return the maximum number of tokens of one step."""
+        limits, max_forward = self._limits, self._max_forward_tokens
+        if max_forward is None:
             return limits.max_num_batched_tokens
-        return min(limits.max_num_batched_tokens, max(most, limits.max_num_seqs, len(self._book.running)))
+        return min(limits.max_num_batched_tokens, max(max_forward, limits.max_num_seqs, len(self._book.running)))
 
     def _running(self) -> tuple[list[SequenceProgress], list[SequenceProgress]]:
-        """Return the running sequences with an unfinished prompt, and those that decode; in rank order."""
+        """Return the running sequences with an unfinished prompt and the decoding sequences, each in rank order."""
         prefills: list[SequenceProgress] = []
         decodes: list[SequenceProgress] = []
         in_queue = self._policy.queue.seqs
@@ -129,8 +129,8 @@ class Planner:
         A pause costs nothing: paused sequences keep their blocks unless the first waiting sequence needs the room.
         Accounts do not pause for a sequence whose tenant is at its quota; the first sequence behind it counts. They do
         not pause either while preempting for the first sequence costs too much: it is admitted sooner if the debtors
-        go on until they end or their debt is worth the price. This also holds if the last attempt to make room was for
-        another sequence, which starves, because a step makes only one attempt.
+        go on until they end or their debt is worth the price. This also holds if the last attempt was for another,
+        starving sequence, because a step makes only one attempt.
         """
         if not self._policy.fair.has_debtors:
             return frozenset()
@@ -138,7 +138,7 @@ class Planner:
         for seq in self._policy.candidates(now_s, stalled):
             account = self._book[seq].account
             if self._policy.fair.is_ready(account):
-                if self.room.is_too_dear and seq in self._book.waiting:
+                if self.preemptor.is_too_dear and seq in self._book.waiting:
                     return frozenset()
                 return self._policy.rules.debtors(account, now_s)
             stalled.add(account)
@@ -163,7 +163,9 @@ class Planner:
         for sequence in needy:
             if draft.tokens_left <= 0:
                 break
-            if sequence.id not in draft.preemption_by_seq and self.room.grow(draft, sequence, sequence.scheduled + 1):
+            if sequence.id not in draft.preemption_by_seq and self.preemptor.grow(
+                draft, sequence, sequence.scheduled + 1
+            ):
                 draft.decode(sequence)
         self._keep_goals(draft, [one for one in decodes if one.id in draft.slice_by_seq])
 
@@ -190,8 +192,8 @@ class Planner:
     def _until_yield(self, block_size: int, start: int) -> int:
         """Return the prompt tokens, behind `start` others, of a step without decodes that ends within `yield_ms`.
 
-        The step is longer if so few tokens would waste time: its time per token is at most `YIELD_LOSS` above that of
-        a full step.
+        The step is longer if a step of this length is inefficient: its time per token is at most `YIELD_LOSS` above
+        that of a full step.
         """
         limits, costs = self._limits, self._policy.costs
         least = costs.min_prefill(limits.max_num_batched_tokens, start, YIELD_LOSS)
@@ -218,7 +220,7 @@ class Planner:
             start = found.tokens if found else 0
         want = suspect.num_tokens - start
         length = self._limits.chunk_tokens(start, want, draft.tokens_left, cache.block_size)
-        self.room.clear_quota(draft, suspect, start + length)
+        self.preemptor.clear_quota(draft, suspect, start + length)
         preempted = draft.preemption_by_seq
         for other in reversed([one for one in running if one is not suspect and one.id not in preempted]):
             if cache.reserve(suspect.id, start + length):
@@ -233,6 +235,6 @@ class Planner:
         draft.add(suspect, start, length)
 
 
-def _without(sequences: list[SequenceProgress], held: frozenset[Account]) -> list[SequenceProgress]:
+def _without(sequences: list[SequenceProgress], paused_accounts: frozenset[Account]) -> list[SequenceProgress]:
     """Return the sequences whose accounts do not pause."""
-    return [one for one in sequences if one.account not in held] if held else sequences
+    return [one for one in sequences if one.account not in paused_accounts] if paused_accounts else sequences

@@ -10,74 +10,62 @@ from tiercel.scheduler.account import Account
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.draft import Draft
 from tiercel.scheduler.preemption_limiter import StarvationCounter
-from tiercel.scheduler.room import RoomMaker
+from tiercel.scheduler.preemptor import Preemptor
 from tiercel.scheduler.sequence import SequenceProgress
 
 _MAX_DEFERRED = 256  # deferred sequences considered in one step
-_MAX_LONG = 1024  # long prompts passed over in one step because too many are under way: about 2 ms
+_MAX_LONG = 1024  # long prompts skipped in one step because too many are in progress; takes about 2 ms
 
 MAX_CANDIDATES = 64
-"""The maximum of sequences that one step considers, without the deferred ones."""
+"""The maximum number of sequences that one step considers, not counting deferred ones."""
 
 
 @dataclass(slots=True)
 class _Search:
     """The search of one step for sequences to continue or admit."""
 
-    num_long: int  # long prompts under way
-    held: frozenset[Account]  # debtors that pause
+    num_long: int  # long prompts in progress
+    paused_accounts: frozenset[Account]  # accounts that pause because of their debt
     seen: set[SeqId] = field(default_factory=set[SeqId])  # sequences considered so far
     blocked: set[Account] = field(default_factory=set[Account])  # accounts whose first sequence does not fit
-    blocked_band: float = inf  # the highest band of them; no sequence of a lower band may be admitted
-    has_misfit: bool = False  # a sequence did not fit; room is made only for the first one
+    blocked_band: float = inf  # the highest band among blocked accounts; no sequence of a lower band may be admitted
+    has_misfit: bool = False  # a sequence did not fit; sequences are preempted only for the first one
     is_full: bool = False  # no row is free
+    num_skipped: int = 0  # long prompts skipped because too many are in progress
+    first_unserved: SeqId | None = None  # the first sequence that preemptions could serve; for the starvation counter
+    partial: list[SequenceProgress] = field(default_factory=list[SequenceProgress])  # prompts served in part
 
 
 class PromptPlanner:
     """Adds chunks of prompts and admissions to a draft."""
 
-    def __init__(self, book: SequenceBook, room: RoomMaker, starvation: StarvationCounter) -> None:
+    def __init__(self, book: SequenceBook, preemptor: Preemptor, starvation: StarvationCounter) -> None:
         self._book = book
         self._policy = book.policy
-        self._room = room
+        self._preemptor = preemptor
         self._starvation = starvation
 
-    def fill(self, draft: Draft, prefills: list[SequenceProgress], held: frozenset[Account]) -> None:
-        """Add chunks and admissions in the order of the policy, until the tokens of the step are spent.
+    def fill(self, draft: Draft, prefills: list[SequenceProgress], paused_accounts: frozenset[Account]) -> None:
+        """Add chunks and admissions in the order of the policy, until the tokens of the step are used.
 
-        `prefills`: the running sequences with an unfinished prompt, without those of the accounts in `held`, which
-        pause. The starvation counter ignores sequences that are deferred or whose tenant is at its quota: preemptions
-        would not help them.
+        `prefills`: the running sequences with an unfinished prompt, without those of paused accounts. The starvation
+        counter ignores sequences that are deferred or whose tenant is at its quota, because preemptions would not help
+        them.
         """
-        search = _Search(sum(self._is_long(draft, one) for one in prefills), held)
-        num_passed = 0
-        first: SeqId | None = None
-        capped: list[SequenceProgress] = []
-        self._room.begin_admissions()
-        draft.aged = self._room.earmarked_aged or self._policy.starving(draft.now_s)
+        search = _Search(sum(self._is_long(draft, sequence) for sequence in prefills), paused_accounts)
+        self._preemptor.begin_admissions()
+        # Room that was freed for a starving sequence is used before another starving sequence is chosen.
+        draft.aged = self._preemptor.earmarked_starving or self._policy.starving(draft.now_s)
         in_order = self._policy.candidates(draft.now_s, search.blocked)
         for seq in chain(() if draft.aged is None else (draft.aged,), in_order):
             if draft.tokens_left <= 0 or self._is_exhausted(draft, search):
                 break
-            sequence = self._book[seq]
-            is_held = bool(held) and sequence.account in held
-            if is_held or seq in search.seen or seq in draft.preemption_by_seq:
-                continue
-            if self._is_too_long(draft, sequence, search.num_long):
-                num_passed += 1
-                if num_passed == _MAX_LONG:
-                    break
-                continue
-            search.seen.add(seq)
-            self._serve(draft, search, sequence)
-            if first is None and seq not in draft.deferred[-1:] and sequence.request.tenant not in draft.at_quota:
-                first = seq
-            if self._has_part(draft, sequence):
-                capped.append(sequence)
+            self._consider(draft, search, self._book[seq])
             if self._is_closed(draft, search):
                 break
-        capped += self._continue_others(draft, [one for one in prefills if one.id not in search.seen])
-        self._spend_rest(draft, capped)
+        rest = [sequence for sequence in prefills if sequence.id not in search.seen]
+        self._spend_rest(draft, search.partial + self._continue_others(draft, rest))
+        first = search.first_unserved
         self._starvation.step(was_served=first is None or first in draft.slice_by_seq or first in draft.restores)
         if draft.aged not in draft.admitted and draft.aged not in draft.slice_by_seq:
             draft.aged = None
@@ -87,6 +75,22 @@ class PromptPlanner:
         self._spend_rest(draft, self._continue_others(draft, prefills))
 
     # ---- the search
+
+    def _consider(self, draft: Draft, search: _Search, sequence: SequenceProgress) -> None:
+        """Serve a sequence, unless the step has handled it, its account pauses, or too many long prompts run."""
+        seq = sequence.id
+        if sequence.account in search.paused_accounts or seq in search.seen or seq in draft.preemption_by_seq:
+            return
+        if self._is_too_long(draft, sequence, search.num_long):
+            search.num_skipped += 1
+            return
+        search.seen.add(seq)
+        self._serve(draft, search, sequence)
+        is_helpless = seq in draft.deferred[-1:] or sequence.request.tenant in draft.at_quota
+        if search.first_unserved is None and not is_helpless:
+            search.first_unserved = seq
+        if self._has_part(draft, sequence):
+            search.partial.append(sequence)
 
     def _serve(self, draft: Draft, search: _Search, sequence: SequenceProgress) -> None:
         """Continue a running prompt, or admit a waiting sequence if it may be admitted."""
@@ -100,21 +104,22 @@ class PromptPlanner:
 
     @staticmethod
     def _is_exhausted(draft: Draft, search: _Search) -> bool:
-        """Whether the step has considered as many sequences as it may. Deferred ones have a limit of their own."""
+        """Return whether the step has reached a limit: of considered, of deferred, or of skipped sequences."""
         num_deferred = len(draft.deferred)
-        return len(search.seen) - num_deferred >= MAX_CANDIDATES or num_deferred >= _MAX_DEFERRED
+        num_considered = len(search.seen) - num_deferred
+        return num_considered >= MAX_CANDIDATES or num_deferred >= _MAX_DEFERRED or search.num_skipped >= _MAX_LONG
 
     @staticmethod
     def _is_closed(draft: Draft, search: _Search) -> bool:
-        """Whether this step can admit no other sequence."""
+        """Return whether this step cannot admit any other sequence."""
         return draft.is_short or search.is_full or bool(draft.preemption_by_seq)
 
     def _continue_others(self, draft: Draft, prefills: list[SequenceProgress]) -> list[SequenceProgress]:
         """Continue the running prompts that the search did not reach, because they hold blocks.
 
-        Returns the sequences that got a part of what they want.
+        Return the sequences whose prompts the step computes in part.
         """
-        capped: list[SequenceProgress] = []
+        partial: list[SequenceProgress] = []
         for sequence in sorted(prefills, key=self._policy.sort_key):
             if draft.tokens_left <= 0:
                 break
@@ -122,12 +127,12 @@ class PromptPlanner:
                 continue
             self._continue(draft, sequence, self._allowance(draft, sequence))
             if self._has_part(draft, sequence):
-                capped.append(sequence)
-        return capped
+                partial.append(sequence)
+        return partial
 
     @staticmethod
     def _has_part(draft: Draft, sequence: SequenceProgress) -> bool:
-        """Whether the step computes a part of what the sequence wants."""
+        """Return whether the step computes some but not all of the remaining tokens of a sequence."""
         piece = draft.slice_by_seq.get(sequence.id)
         return piece is not None and piece.start + piece.length < sequence.num_tokens
 
@@ -137,51 +142,53 @@ class PromptPlanner:
         budget = draft.prompt_budget(max(sequence.scheduled, sequence.cached_tokens))
         return budget if share >= 1 else min(budget, max(draft.cache.block_size, int(share * budget)))
 
-    def _spend_rest(self, draft: Draft, capped: list[SequenceProgress]) -> None:
-        """Give the tokens that are left to the prompts that got a part of what they want, in order."""
-        for sequence in capped:
+    def _spend_rest(self, draft: Draft, partial: list[SequenceProgress]) -> None:
+        """Extend the slices of partly computed prompts by the remaining tokens of the step, in order."""
+        for sequence in partial:
             piece = draft.slice_by_seq.get(sequence.id)
             if draft.tokens_left <= 0 or piece is None:
                 continue
             want, budget = sequence.num_tokens - piece.start, piece.length + draft.tokens_left
             length = draft.limits.chunk_tokens(piece.start, want, budget, draft.cache.block_size)
             end = piece.start + length
-            if length <= piece.length or self._room.lacks_quota(draft, sequence, end):
+            if length <= piece.length or self._preemptor.lacks_quota(draft, sequence, end):
                 continue
             if draft.cache.reserve(sequence.id, end):
                 draft.extend(sequence, length)
 
     def _continue(self, draft: Draft, sequence: SequenceProgress, budget: int) -> None:
+        """Add a slice of up to `budget` prompt tokens for a running sequence, if its blocks can be reserved."""
         if not sequence.want or budget <= 0:
             return
         cache, start = draft.cache, sequence.scheduled
         before = cache.num_blocks(sequence.id)
         budget = min(budget, draft.tokens_left)
         length = draft.limits.chunk_tokens(start, sequence.want, budget, cache.block_size)
-        if self._room.grow(draft, sequence, start + length):
+        if self._preemptor.grow(draft, sequence, start + length):
             draft.add(sequence, start, length)
             draft.blocks_owed -= cache.num_blocks(sequence.id) - before
 
     # ---- admission
 
     def _may_admit(self, draft: Draft, search: _Search, sequence: SequenceProgress) -> bool:
-        """Return False if a sequence would take the room of another one.
+        """Return False if the free room is kept for another sequence.
 
-        That is a blocked sequence of its account or of a higher band, or the sequence for which room was freed.
+        Room is kept for the sequence that it was freed for, and for blocked sequences of the same account or of higher
+        bands.
         """
         account = sequence.account
-        if self._room.is_kept_from(draft, sequence, search.seen):
+        if self._preemptor.is_kept_from(draft, sequence, search.seen):
             return False
         return account not in search.blocked and account.band <= search.blocked_band
 
     def _admit(self, draft: Draft, search: _Search, sequence: SequenceProgress, allowance: int) -> bool:
         """Admit a sequence: plan its first slice or start its restore.
 
-        Returns False if the sequence does not fit. Sequences that the policy allows may then be preempted.
+        Return False if the sequence does not fit. Sequences that the policy allows may then be preempted.
         """
         cache, block_size = draft.cache, draft.cache.block_size
-        others = len(self._book.running) + len(draft.admitted)
-        if others >= draft.limits.max_num_seqs:
+        num_others = len(self._book.running) + len(draft.admitted)
+        if num_others >= draft.limits.max_num_seqs:
             search.is_full = True
             self._block(draft, search, sequence, -(-sequence.num_tokens // block_size))
             return False
@@ -190,15 +197,15 @@ class PromptPlanner:
             draft.deferred.append(sequence.id)  # another sequence computes its prefix
             return False
         missing = -(-sequence.num_tokens // block_size) - found.hit_blocks
-        if self._room.exceeds_quota(draft, sequence, missing):
+        if self._preemptor.exceeds_quota(draft, sequence, missing):
             cache.release(sequence.id)
-            # The room of other tenants would not help, so none is preempted for it or waits with it.
+            # Preempting other tenants would not help, and sequences of other tenants need not wait.
             search.blocked.add(sequence.account)
             draft.at_quota.add(sequence.request.tenant)
             return False
-        # Room for all its known tokens, for what the others still need, and for one block each to grow.
-        needed = missing + draft.blocks_owed + others
-        if others and cache.available_blocks < needed:
+        # Blocks for its known tokens, for the unfinished prompts of the others, and one for the growth of each.
+        needed = missing + draft.blocks_owed + num_others
+        if num_others and cache.available_blocks < needed:
             cache.release(sequence.id)
             self._block(draft, search, sequence, needed)
             return False
@@ -232,12 +239,12 @@ class PromptPlanner:
         search.blocked.add(self._policy.queue.account(sequence.id))
         search.blocked_band = min(search.blocked_band, sequence.band)
         if is_first and not draft.admitted:
-            self._room.take(draft, sequence, needed)
+            self._preemptor.take(draft, sequence, needed)
 
     # ---- limits
 
     def _is_too_long(self, draft: Draft, sequence: SequenceProgress, num_long: int) -> bool:
-        """Whether a sequence with a long prompt waits while as many are under way as the operator allows."""
+        """Return whether a long prompt has to wait because the maximum number of long prompts is in progress."""
         limit = draft.limits.max_long_partial_prefills
         is_waiting = sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)
         return bool(limit) and num_long >= limit and is_waiting and self._is_long(draft, sequence)

@@ -30,10 +30,11 @@ class Order(Protocol):
 
 
 class FairOrder:
-    """The order of the policy `fair`: bands, then the tenants' gate, then the deadline shifted by the work.
+    """The order of the policy `fair`: bands, then accounts with deficit left before accounts without, then the key.
 
-    The key is `arrival + goal + alpha * work`: with a small alpha the earliest deadline goes first, with a large one
-    the shortest remaining prefill (QoServe, ASPLOS '26). Cached prefixes are less work, so they go earlier.
+    The key is the deadline shifted by the work, `arrival + goal + alpha * work`: with a small alpha the earliest
+    deadline goes first, with a large one the shortest remaining prefill (QoServe, ASPLOS '26). Cached prefixes are
+    less work, so they go earlier.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:

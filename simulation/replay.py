@@ -71,4 +71,4 @@ class Replay:
         band = {share.name: share.band for share in self.workload.tenants}
         most = sorted(tokens, key=lambda name: (-tokens[name], name))
         accounts = [Account(band.get(name, 0), name) for name in islice(most, _METERED)]
-        return GapMeter(fair, accounts, self.simulation.planner.room.largest_price_ms)
+        return GapMeter(fair, accounts, self.simulation.planner.preemptor.largest_price_ms)

@@ -114,7 +114,7 @@ def widest_gap(seed: int, steps: int, open_with: PolicyMaker = make_policy) -> f
         for number, share in enumerate(shares)
     ]  # fmt: skip
     accounts = [Account(0, share.name) for share in shares]
-    meter = GapMeter(fair, accounts, simulation.planner.room.largest_price_ms)
+    meter = GapMeter(fair, accounts, simulation.planner.preemptor.largest_price_ms)
     for number in range(steps):
         for schemer in schemers:
             schemer.act(simulation)

@@ -1,4 +1,4 @@
-"""Making room: preempts running sequences so that another one can grow or be admitted."""
+"""Preempt running sequences so that another sequence can grow or be admitted."""
 
 import functools
 from collections.abc import Container, Iterator
@@ -25,20 +25,20 @@ class _Victim(NamedTuple):
     sequence: SequenceProgress
     reason: PreemptionReason
     price_ms: float
-    is_worth: bool  # what the preemption settles is worth its price
+    is_worth: bool  # the preemption settles enough to be worth its price
 
 
-class RoomMaker:
-    """Preempts sequences on a draft. Remembers for which sequence room was last freed, until it is admitted."""
+class Preemptor:
+    """Preempts sequences on a draft, and keeps the freed room for the sequence that it was freed for."""
 
     def __init__(self, book: SequenceBook, chooser: SwapChooser) -> None:
-        self.is_too_dear = False  # the last attempt to make room failed only because of its price
+        self.is_too_dear = False  # the last attempt to free room failed only because of its price
         self.largest_price_ms: dict[Account, float] = {}  # considered so far for a preemption for debt
         self._book = book
         self._policy = book.policy
         self._chooser = chooser
         self._earmark: SeqId | None = None  # the sequence that room was freed for
-        self._is_for_aged = False  # the earmarked sequence is admitted on the aging share
+        self._is_for_aged = False  # the earmarked sequence is starving, and is admitted on the aging share
         self._earmark_steps = 0
 
     # ---- for running sequences
@@ -46,8 +46,8 @@ class RoomMaker:
     def grow(self, draft: Draft, sequence: SequenceProgress, tokens: int) -> bool:
         """Reserve blocks for a running sequence, and preempt sequences of lower ranks if necessary.
 
-        Returns False if the sequence has to wait: for blocks that are being freed, or, if its tenant's quota is full,
-        for an older sequence of the tenant to end.
+        Return False if the sequence has to wait for blocks that are being freed or, if its tenant's quota is full,
+        until an older sequence of the tenant ends.
         """
         cache = draft.cache
         if not self._make_quota(draft, sequence, tokens):
@@ -158,12 +158,12 @@ class RoomMaker:
             self._earmark = None
 
     @property
-    def earmarked_aged(self) -> SeqId | None:
-        """The starving sequence for which room was freed and which is not yet admitted."""
+    def earmarked_starving(self) -> SeqId | None:
+        """The starving sequence that room was freed for, while it is not yet admitted."""
         return self._earmark if self._is_for_aged else None
 
     def is_kept_from(self, draft: Draft, sequence: SequenceProgress, seen: Container[SeqId]) -> bool:
-        """Return whether the free room is kept for another sequence, which starves or is before it in the order.
+        """Return whether the free room is kept for another sequence, which is starving or earlier in the order.
 
         `seen`: the sequences that the step has considered before this one.
         """
