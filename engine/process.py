@@ -1,4 +1,7 @@
-"""The engine process: `python -m tiercel.engine.process --fd N`, started by the HTTP process over a socket."""
+"""The engine process, started by the HTTP process, with which it communicates over the inherited socket N.
+
+Usage: `python -m tiercel.engine.process --fd N`.
+"""
 
 import argparse
 import gc
@@ -22,11 +25,14 @@ log = logging.getLogger("tiercel.engine.process")
 EXIT_CONFIG = 2
 EXIT_CRASH = 3
 
-_ADOPT_S = 0.5  # at most, before the engine reports that it is ready
+_ADOPT_S = 0.5  # maximum time before the engine reports that it is ready
 
 
 def run(engine: Engine, mailbox: EngineMailbox, clock: Clock) -> None:
-    """Serve until the HTTP process sends `Quit` or is gone; then persist blocks for the time that `Quit` allows."""
+    """Serve until the HTTP process sends `Quit` or closes the socket.
+
+    Then persist blocks for up to the time in `Quit`.
+    """
     loop = engine.loop
     while not (loop.has_quit or mailbox.is_closed):
         _turn(engine, mailbox, 1.0)
@@ -34,12 +40,16 @@ def run(engine: Engine, mailbox: EngineMailbox, clock: Clock) -> None:
     while loop.has_unsaved and not mailbox.is_closed and (left_s := end_s - clock.now_s()) > 0:
         _turn(engine, mailbox, left_s)
     if loop.quit_patience_s:
-        is_cut = loop.has_unsaved
-        log.info("quit is_saved=%s of_s=%.1f left_s=%.1f", not is_cut, loop.quit_patience_s, end_s - clock.now_s())
+        log.info(
+            "quit is_saved=%s limit_s=%.1f left_s=%.1f",
+            not loop.has_unsaved,
+            loop.quit_patience_s,
+            end_s - clock.now_s(),
+        )
 
 
 def _adopt(engine: Engine, mailbox: EngineMailbox, clock: Clock) -> None:
-    """Take the entries of the volume before the first request; the scan of a large volume continues while serving."""
+    """Read the entries of the volume before the first request. The scan of a large volume continues while serving."""
     scan, end_s = engine.tiers.scan, clock.now_s() + _ADOPT_S
     while scan is not None and not scan.is_done and (left_s := end_s - clock.now_s()) > 0:
         if not engine.loop.step():
@@ -47,7 +57,7 @@ def _adopt(engine: Engine, mailbox: EngineMailbox, clock: Clock) -> None:
 
 
 def _turn(engine: Engine, mailbox: EngineMailbox, max_sleep_s: float) -> None:
-    """Take mail and run one step; sleep if there was nothing to do."""
+    """Handle the received frames and run one step. Sleep if the step had no work."""
     loop = engine.loop
     loop.take(mailbox.take())
     engine.upkeep.tend()
@@ -58,7 +68,7 @@ def _turn(engine: Engine, mailbox: EngineMailbox, max_sleep_s: float) -> None:
 
 
 def serve(mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None) -> int:
-    """Open the engine of the first frame and serve. Return the exit code of the process."""
+    """Open the engine with the settings in the first frame, and serve. Return the exit code of the process."""
     first, *rest = receive_start(mailbox)
     if not isinstance(first, Start):
         log.error("first frame is not start frame=%s", type(first).__name__)
@@ -71,7 +81,7 @@ def serve(mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None
         mailbox.post(Failed(error.code, str(error)))
         _drain(mailbox, clock)
         return EXIT_CONFIG
-    # Objects loaded until now stay for good: exclude them from garbage collection.
+    # Objects loaded until now are never freed: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     keep_heap()
@@ -103,10 +113,10 @@ def _drain(mailbox: EngineMailbox, clock: Clock, patience_s: float = 2.0) -> Non
 
 
 def main() -> int:
-    """Run the process: signals, logging, exit code."""
+    """Set up signals and the mailbox, run the engine, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited stream socket")
-    parser.add_argument("--arena-fd", type=int, help="inherited memfd of the host tier, which outlives this process")
+    parser.add_argument("--arena-fd", type=int, help="inherited memory file of the host tier")
     arguments = parser.parse_args()
     # Ctrl-C reaches the whole process group; the HTTP process drains and then sends `Quit`.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -122,5 +132,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # Worker threads may still compute for a client that is gone. Exiting this way does not wait for them.
+    # Worker threads may still be computing. Exiting this way does not wait for them.
     os._exit(code)

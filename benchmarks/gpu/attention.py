@@ -10,7 +10,7 @@ from benchmarks.gpu.kernels import open_fa3, processors
 from benchmarks.gpu.pool import Pool, causal_flop, read_bytes
 from benchmarks.gpu.timing import DEVICE, Timer, median_ms
 from tiercel.engine.attention.base import Attention, PagedReader
-from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.kernels.paged_partition import partition_contexts
 from tiercel.engine.kernels.tiles import DECODE_TILES, choose_shares, choose_tile
 

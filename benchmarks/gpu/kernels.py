@@ -25,8 +25,8 @@ from benchmarks.gpu.cases import (
 )
 from tiercel.engine.attention.base import Attention, PagedReader
 from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
-from tiercel.engine.attention.paged import TritonAttention
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 from tiercel.engine.models.config import RopeConfig

@@ -7,7 +7,7 @@ from benchmarks.gpu.bounds import LLAMA_3_8B
 from benchmarks.gpu.kernels import processors
 from benchmarks.gpu.pool import Pool, causal_flop, read_bytes
 from benchmarks.gpu.timing import DEVICE, Timer, median_ms
-from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.kernels.tiles import Tile
 
 BATCH, CONTEXT = 256, 1024

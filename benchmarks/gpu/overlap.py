@@ -20,7 +20,7 @@ from benchmarks.gpu.green import SplitDevice, splits
 from benchmarks.gpu.kernels import processors
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.timing import DEVICE, captured, elapsed_ms
-from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.errors import DeviceError
 
 CONTEXT = 1280  # tokens of a decode: the middle of an answer of 512 tokens after a prompt of 1,024

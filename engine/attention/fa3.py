@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tiercel.engine.attention.base import PagedReader
-from tiercel.engine.attention.block import write_rows
+from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.errors import ConfigError
 

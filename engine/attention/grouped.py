@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiercel.engine.attention.block import gather_rows, write_rows
+from tiercel.engine.attention.cache_rows import gather_rows, write_rows
 from tiercel.engine.attention.sdpa import attend_by_scores, attend_sequence
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 

@@ -14,7 +14,7 @@ from tiercel.errors import ConfigError
 from tiercel.settings import AttentionName
 
 if TYPE_CHECKING:
-    from tiercel.engine.attention.paged import TritonAttention
+    from tiercel.engine.attention.triton import TritonAttention
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def _open_triton(device: torch.device, processors: int) -> "TritonAttention":
             "attention.no_triton", "--attention-backend triton: the package triton is missing; a CUDA torch brings it"
         )
     # lazy: CPU builds of torch come without Triton
-    from tiercel.engine.attention.paged import TritonAttention
+    from tiercel.engine.attention.triton import TritonAttention
     from tiercel.engine.kernels.interpreter import is_interpreted
 
     if device.type != "cuda" and not is_interpreted():

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiercel.engine.attention.block import gather_rows, write_rows
+from tiercel.engine.attention.cache_rows import gather_rows, write_rows
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 
 

@@ -118,12 +118,12 @@ def merge_kernel(
     out_head_stride,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """Merge the parts of one head of one sequence, AT_ONCE parts at a time.
 
-    MOST, a power of two, bounds the parts of any sequence, so that one compilation serves all steps.
+    MAX_PARTS, a power of two, bounds the parts of any sequence, so that one compilation serves all steps.
     """
     head = tl.program_id(0)
     heads = tl.num_programs(0)
@@ -135,7 +135,7 @@ def merge_kernel(
     query_start = tl.load(query_starts + sequence).to(tl.int64)
     first = first_part.to(tl.int64) * heads + head
     dims = tl.arange(0, DIMS)
-    part = tl.arange(0, MOST)
+    part = tl.arange(0, MAX_PARTS)
     peaks = tl.load(part_peaks + first + part * heads, mask=part < count, other=UNSEEN)
     peak = tl.max(peaks, 0)
     total = tl.sum(tl.exp2(peaks - peak), 0)
@@ -224,7 +224,7 @@ def attend_singles(
         out.stride(1),
         HEAD_DIM=head_dim,
         DIMS=dims,
-        MOST=MAX_SHARES,
+        MAX_PARTS=MAX_SHARES,
         AT_ONCE=max(1, _MERGED_AT_ONCE // dims),
         num_warps=4,
     )

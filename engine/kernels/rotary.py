@@ -26,7 +26,10 @@ def angles_kernel(positions, frequencies, cos, sin, half, scale, HALF: tl.conste
 
 @triton.jit
 def _norm_heads(first, second, weight, at, half, eps):
-    """Load both halves of some heads and norm them together. Shapes: [heads, HALF]; zero outside of a head."""
+    """Normalise some heads, given as their two halves, by the root mean square of both.
+
+    Shapes: first, second [heads, HALF], zero outside of a head; weight [2 * half].
+    """
     inside = at < half
     dtype = first.dtype
     wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
@@ -40,17 +43,17 @@ def _norm_heads(first, second, weight, at, half, eps):
 
 
 @triton.jit
-def _turn(first, second, cos, sin):
+def _rotate(first, second, cos, sin):
     """Rotate both halves of some heads; each product is rounded before the sum. Shapes: [heads, HALF], [1, HALF]."""
     dtype = first.dtype
     first, second = first.to(tl.float32), second.to(tl.float32)
-    turned_first = (first * cos).to(dtype).to(tl.float32) - (second * sin).to(dtype).to(tl.float32)
-    turned_second = (second * cos).to(dtype).to(tl.float32) + (first * sin).to(dtype).to(tl.float32)
-    return turned_first.to(dtype), turned_second.to(dtype)
+    rotated_first = (first * cos).to(dtype).to(tl.float32) - (second * sin).to(dtype).to(tl.float32)
+    rotated_second = (second * cos).to(dtype).to(tl.float32) + (first * sin).to(dtype).to(tl.float32)
+    return rotated_first.to(dtype), rotated_second.to(dtype)
 
 
 @triton.jit(do_not_specialize_on_alignment=("slot_ids", "slot_offsets"))
-def place_heads_kernel(
+def store_heads_kernel(
     qkv,
     query_weight,
     key_weight,
@@ -76,8 +79,8 @@ def place_heads_kernel(
     heads = group * kv_heads
     at = tl.arange(0, HALF)
     inside = at < half
-    turn_cos = tl.load(cos + token * half + at, mask=inside, other=0.0).to(tl.float32)[None, :]
-    turn_sin = tl.load(sin + token * half + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    head_cos = tl.load(cos + token * half + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    head_sin = tl.load(sin + token * half + at, mask=inside, other=0.0).to(tl.float32)[None, :]
     source = qkv + token * (heads + 2 * kv_heads) * 2 * half
 
     shared = tl.arange(0, GROUP)
@@ -87,7 +90,7 @@ def place_heads_kernel(
     second = tl.load(source + at_heads + half, mask=in_heads, other=0.0)
     if HAS_NORMS:
         first, second = _norm_heads(first, second, query_weight, at, half, query_eps)
-    first, second = _turn(first, second, turn_cos, turn_sin)
+    first, second = _rotate(first, second, head_cos, head_sin)
     target = query + token * heads * 2 * half
     tl.store(target + at_heads, first, mask=in_heads)
     tl.store(target + at_heads + half, second, mask=in_heads)
@@ -98,7 +101,7 @@ def place_heads_kernel(
     second = tl.load(source + at_key + half, mask=in_key, other=0.0)
     if HAS_NORMS:
         first, second = _norm_heads(first, second, key_weight, at, half, key_eps)
-    first, second = _turn(first, second, turn_cos, turn_sin)
+    first, second = _rotate(first, second, head_cos, head_sin)
     slot, offset = tl.load(slot_ids + token).to(tl.int64), tl.load(slot_offsets + token).to(tl.int64)
     row = kv + slot * slot_stride + offset * row_stride + kv_head.to(tl.int64) * head_stride + at[None, :]
     tl.store(row, first, mask=in_key)
@@ -121,7 +124,7 @@ def position_angles(positions: Tensor, frequencies: Tensor, scale: float, dtype:
     return cos, sin
 
 
-def place_heads(
+def store_heads(
     qkv: Tensor, norms: tuple[Norm, Norm] | None, angles: tuple[Tensor, Tensor], kv: Tensor, state: ForwardState
 ) -> Tensor:
     """Norm and rotate queries and keys, and write keys and values into the cache.
@@ -138,7 +141,7 @@ def place_heads(
     (query_weight, query_eps), (key_weight, key_eps) = norms or ((qkv, 0.0), (qkv, 0.0))
     query = qkv.new_empty(tokens, heads, head_dim)
     group_block, half_block = triton.next_power_of_2(group), triton.next_power_of_2(half)
-    place_heads_kernel[(tokens, kv_heads)](
+    store_heads_kernel[(tokens, kv_heads)](
         *(qkv, query_weight, key_weight, *angles, query, kv, state.slot_ids, state.slot_offsets),
         *(group, half, query_eps, key_eps, *kv.stride()[:3]),
         *(norms is not None, group_block, half_block),

@@ -1,4 +1,4 @@
-"""Sample one token per row from temperature, Gumbel noise and maximum in one pass; and search the limit of top_p.
+"""Sample one token per row in one pass over temperature, Gumbel noise and maximum; find the probability limit of top_p.
 
 The noise equals that of `engine.sampling.noise` in every bit before its logarithms: the same seed and position draw
 the same token unless two perturbed logits differ by rounding only.

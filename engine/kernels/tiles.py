@@ -1,7 +1,7 @@
 """Tile sizes of the attention kernels, as a table, so that no start waits for tuning.
 
 They are chosen from the shared memory, the registers and the shapes of the tensor cores of a Hopper GPU, and not yet
-measured. Other tiles can be passed to `engine.attention.paged.TritonAttention`.
+measured. Other tiles can be passed to `engine.attention.triton.TritonAttention`.
 """
 
 from dataclasses import dataclass

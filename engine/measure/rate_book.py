@@ -12,9 +12,9 @@ from tiercel.tier import Route
 
 _FULL_BYTES = 64 << 20  # a measurement of this size has the full weight, a smaller one proportionally less
 _FULL_WEIGHT = 0.5
-_MAX_RATIO = 16.0  # of a measured time to the expected one, so that one hiccup does not count a thousandfold
-_HALF_LIFE_S = 30.0  # in which an unmeasured route's estimate comes half of the way back to its good rate
-_GOOD_WEIGHT = 1 / 16  # of a measurement below the good rate, so that a disk that stays slow is found to be slow
+_MAX_RATIO = 16.0  # maximum ratio of measured to expected time, which limits the effect of one outlier
+_HALF_LIFE_S = 30.0  # half-life of the distance between an unmeasured route's estimate and its best rate
+_BEST_WEIGHT = 1 / 16  # weight of a measurement below the best rate, so that a lasting slowdown lowers it
 _LEARN_S = 0.5  # between two calls of `learn`
 _FAR_CONTEXT = 4096  # tokens
 
@@ -22,15 +22,15 @@ _FAR_CONTEXT = 4096  # tokens
 class RateBook:
     """The current rates. A measurement has a weight by its size, because small ones say little about a rate.
 
-    A route that seems slow is not used, so no measurement would correct its rate. Each route therefore has a good rate
-    beside its estimate: the best known rate, which slow measurements lower a sixteenth as fast as the estimate. While a
-    route is not measured, its estimate returns to the good rate with a half-life of 30 s (of the ratio of both). The
-    route is then used and measured again: a temporary slowdown is over, and a lasting one is found again at once.
+    A route that seems slow is not used, so no measurement would correct its rate. Each route therefore has a best rate
+    in addition to its estimate: the best known rate, which slow measurements lower with a sixteenth of their weight.
+    While a route is not measured, its estimate returns to the best rate; the ratio of both has a half-life of 30 s.
+    The route is then used and measured again, which shows whether the slowdown has ended.
     """
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
-        self._good = dict(rates.bytes_per_s_by_route)  # good rates
+        self._best = dict(rates.bytes_per_s_by_route)
         self._measured: dict[Route, float] = {}  # since the last recovery: weight of the largest measurement, 0 to 1
         self._disk_seen = DiskCounts()
         self._copies_seen: dict[Route, tuple[int, float]] = {}
@@ -48,24 +48,24 @@ class RateBook:
         known = by_route.get(route, 0.0)
         rate = bytes / seconds
         size = min(1.0, bytes / _FULL_BYTES)
-        good = self._good.get(route, 0.0)
-        if good > 0:
-            good *= min(1.0, max(rate / good, 1 / _MAX_RATIO)) ** (_GOOD_WEIGHT * size)
+        best = self._best.get(route, 0.0)
+        if best > 0:
+            best *= min(1.0, max(rate / best, 1 / _MAX_RATIO)) ** (_BEST_WEIGHT * size)
         if known > 0:
             # Times are averaged instead of speeds, because a sequence waits for the time of a copy.
             rate = known / _correction(seconds / bytes * known, size)
-        self._good[route] = max(good, rate)
+        self._best[route] = max(best, rate)
         self._measured[route] = max(size, self._measured.get(route, 0.0))
         self._rates = replace(self._rates, bytes_per_s_by_route=by_route | {route: rate})
 
     def recover(self, elapsed_s: float) -> None:
-        """Move the estimates of routes that were measured little towards their good rates, after `elapsed_s`."""
+        """Move the estimates of routes with few measurements towards their best rates, for `elapsed_s` of time."""
         by_route = self._rates.bytes_per_s_by_route
         recovered: dict[Route, float] = {}
         for route, rate in by_route.items():
-            good, unmeasured = self._good.get(route, rate), 1.0 - self._measured.get(route, 0.0)
-            if 0 < rate < good:
-                recovered[route] = good * (rate / good) ** (0.5 ** (unmeasured * elapsed_s / _HALF_LIFE_S))
+            best, unmeasured = self._best.get(route, rate), 1.0 - self._measured.get(route, 0.0)
+            if 0 < rate < best:
+                recovered[route] = best * (rate / best) ** (0.5 ** (unmeasured * elapsed_s / _HALF_LIFE_S))
         self._measured.clear()
         if recovered:
             self._rates = replace(self._rates, bytes_per_s_by_route=by_route | recovered)
@@ -87,7 +87,7 @@ class RateBook:
         )
 
     def learn(self, routes: Iterable[RouteGauges], disk: DiskCounts | None, elapsed_s: float = _LEARN_S) -> None:
-        """Correct the rates by the copies since the last call, which was `elapsed_s` ago. Late reads count, too."""
+        """Correct the rates by the copies since the last call, `elapsed_s` ago. Late reads are included."""
         for gauges in routes:
             if gauges.route not in (Route.SPILL, Route.RESTORE, Route.VERIFY, Route.SIGN):
                 continue  # reads and writes of the disk are measured by `disk`, without their time in the queue

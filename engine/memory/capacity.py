@@ -129,7 +129,7 @@ def _device_blocks(
 
 
 def _host_blocks(settings: EngineSettings, spec: KVSpec, free: int, device_bytes: int) -> int:
-    """Return the blocks of a separate DDR tier: as set, else a share of free host memory; 0 means no tier."""
+    """Return the blocks of a separate DDR tier: as set, otherwise a share of free host memory. 0: no tier."""
     if settings.kv_host_bytes is None:
         wanted = min(int(free * _HOST_SHARE), _MAX_HOST_BYTES)
         if settings.cpu_device_pool:
@@ -141,7 +141,7 @@ def _host_blocks(settings: EngineSettings, spec: KVSpec, free: int, device_bytes
     if settings.kv_host_bytes and not blocks:
         raise ConfigError(
             "kv.host_too_small",
-            f"--kv-host-size {show_bytes(wanted)} holds no block: a block and the null block take "
+            f"--kv-host-size {show_bytes(wanted)} is too small: one block and the null block need "
             f"{show_bytes(2 * spec.block_bytes)}",
         )
     return blocks

@@ -6,7 +6,7 @@ from tiercel.engine.attention.base import PagedReader
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.activation import silu_mul
 from tiercel.engine.kernels.norm import add_norm
-from tiercel.engine.kernels.rotary import place_heads, position_angles
+from tiercel.engine.kernels.rotary import position_angles, store_heads
 from tiercel.engine.models.layers import RMSNorm
 from tiercel.engine.models.ops import Angles
 from tiercel.engine.models.rope import Rotary
@@ -38,7 +38,7 @@ class TritonOps:
     ) -> Tensor:
         """See `Ops.attend`."""
         pair = None if norms is None else ((norms[0].weight, norms[0].eps), (norms[1].weight, norms[1].eps))
-        query = place_heads(qkv, pair, angles, kv, state)
+        query = store_heads(qkv, pair, angles, kv, state)
         return self._reader.read(query, kv, state, params)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

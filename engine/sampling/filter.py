@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiercel.engine.sampling.row import Column, Feature
-from tiercel.engine.sampling.upload import Subset, upload_no_sync
+from tiercel.engine.sampling.subset import Subset
+from tiercel.engine.sampling.upload import upload_no_sync
 
 MassSearch = Callable[[Tensor, Tensor], Tensor]
 """See `least_no_sync`."""

@@ -14,7 +14,8 @@ from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 from tiercel.engine.sampling.penalty import PenaltyCounts
 from tiercel.engine.sampling.row import NO_IDS, Column, Feature, RowTable
 from tiercel.engine.sampling.sampled import Logprobs, Sampled
-from tiercel.engine.sampling.upload import Subset, upload_no_sync
+from tiercel.engine.sampling.subset import Subset
+from tiercel.engine.sampling.upload import upload_no_sync
 from tiercel.request import SamplingParams
 
 log = logging.getLogger(__name__)

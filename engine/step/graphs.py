@@ -65,11 +65,10 @@ class StaticInputs:
     """The input tensors of all graphs; a graph of m rows reads the first m rows of each.
 
     Shapes: columns [5, rows] int64: tokens, rows of the runner, positions, slot ids, slot offsets; lengths [rows]
-            int32; is_unknown [rows] bool; these three, and room for tables, lie in buffer [bytes] uint8. starts
-            [rows + 1] int32, never written; tables [rows, blocks] int64, of the longest context. Columns of tables
-            beyond those that a batch needs, and rows of padding, still hold valid slots of earlier batches. No length
-            reaches such a column. A row of padding reads one token of such a slot, which may even be a NaN; its result
-            is not used, because the rows of a decode are independent until the logits are cut to the batch's size.
+            int32; is_unknown [rows] bool; these three and space for tables are parts of buffer [bytes] uint8. starts
+            [rows + 1] int32, never written; tables [rows, blocks] int64, of the longest context. Unused
+            columns of tables and rows of padding hold valid slots of earlier batches; no length reaches such a column.
+            A row of padding reads one token of such a slot, and its result is discarded: rows are independent.
     """
 
     buffer: Tensor
@@ -204,7 +203,7 @@ def record_graphs(
                 graph_by_size[size] = recorder.record(_decode(model, kv, last_tokens, inputs, size))
             except DeviceError as exc:
                 log.warning(
-                    "graph not recorded rows=%d, nor smaller ones: no graph for these error=%s",
+                    "graph not recorded, smaller sizes skipped rows=%d error=%s",
                     size,
                     exc,
                 )

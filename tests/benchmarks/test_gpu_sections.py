@@ -30,9 +30,9 @@ from benchmarks.gpu.copies import BLOCK_BYTES, GROUP_BLOCKS, Ends, lanes, pieces
 from benchmarks.gpu.pool import Pool
 from benchmarks.gpu.traffic import Traffic
 from tiercel.device.cpu import CpuDevice
-from tiercel.engine.attention.block import write_rows
-from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.measure.stopwatch import Laps
 from tiercel.engine.offline import OfflineAnswer, OfflineEngine, OfflineRun

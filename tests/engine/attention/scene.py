@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tiercel.engine.attention.base import Attention
-from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.tiles import Tile
 

@@ -14,8 +14,8 @@ from tests.engine.attention.scene import Scene, open_triton
 from tests.engine.kernels.checking import relative_error
 from tiercel.engine.attention.base import PagedReader
 from tiercel.engine.attention.fa3 import PACKAGE, Fa3Attention, has_fa3, load_fa3
-from tiercel.engine.attention.paged import TritonAttention
 from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams
 from tiercel.errors import ConfigError
 

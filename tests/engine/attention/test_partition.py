@@ -14,7 +14,7 @@ from tests.engine.attention.scene import CPU, KERNEL_DEVICE, Scene
 from tests.engine.kernels.checking import relative_error
 from tests.engine.recording import FakeRecorder
 from tiercel.device.cpu import InlineLane
-from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_partition import partition_contexts
 from tiercel.engine.kernels.tiles import Tile

@@ -8,9 +8,9 @@ import triton
 
 from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3
 from tiercel.engine.attention.grouped import GroupedAttention
-from tiercel.engine.attention.paged import TritonAttention
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.errors import ConfigError
 
 CPU, CUDA, META = torch.device("cpu"), torch.device("cuda"), torch.device("meta")

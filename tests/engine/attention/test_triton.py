@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.engine.attention.scene import KERNEL_DEVICE, Scene, open_triton
 from tests.engine.kernels.checking import relative_error
 from tiercel.engine.attention.base import PagedReader
-from tiercel.engine.attention.paged import TritonAttention
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_decode import attend_singles, merge_kernel
 from tiercel.engine.kernels.paged_partition import partition_contexts

@@ -22,7 +22,7 @@ def norm_job(has_residual: bool) -> Job:
 
 def heads_job(has_norms: bool, group: int) -> Job:
     constants = {"HAS_NORMS": has_norms, "GROUP": group, "HALF": 64}
-    return Job("tiercel.engine.kernels.rotary", "place_heads_kernel", _HEADS, constants, num_warps=1)
+    return Job("tiercel.engine.kernels.rotary", "store_heads_kernel", _HEADS, constants, num_warps=1)
 
 
 def draw_job(logits: str) -> Job:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from tests.engine.kernels.checking import draw, relative_error
-from tiercel.engine.attention.block import write_rows
+from tiercel.engine.attention.cache_rows import write_rows
 from tiercel.engine.forward.state import ForwardState
-from tiercel.engine.kernels.rotary import place_heads, position_angles
+from tiercel.engine.kernels.rotary import position_angles, store_heads
 from tiercel.engine.models.config import RopeConfig
 from tiercel.engine.models.layers import rms_norm
 from tiercel.engine.models.rope import Rotary, rotate
@@ -63,7 +63,7 @@ def test_heads_equal_those_of_torch(
 
     norms = None if weights is None else ((weights[0], 1e-5), (weights[1], 1e-6))
     angles = position_angles(state.positions, rotary.frequencies, rotary.scale, dtype)
-    query = place_heads(qkv, norms, angles, kv[:, 1], state)
+    query = store_heads(qkv, norms, angles, kv[:, 1], state)
 
     assert query.is_contiguous()
     assert relative_error(query, wanted) < 1e-3
@@ -94,7 +94,7 @@ def test_padded_rows_write_the_null_block_alone() -> None:
     rotary, kv = rotary_of(8, torch.float32), arena(2, 8, torch.float32)
 
     angles = position_angles(state.positions, rotary.frequencies, rotary.scale, torch.float32)
-    place_heads(draw(1, 3, 8 * 8), None, angles, kv[:, 0], state)
+    store_heads(draw(1, 3, 8 * 8), None, angles, kv[:, 0], state)
 
     written = (~kv.isnan()).nonzero()[:, :3].unique(dim=0).tolist()
     assert written == [[0, 0, 0], [3, 0, 2]]
@@ -107,6 +107,6 @@ def test_slots_beyond_two_billion_elements_are_reached() -> None:
     state = ForwardState.of_slices(torch.tensor([[1]]), (1,), (2,), 2)
     rotary, qkv = rotary_of(8, torch.float16), draw(1, 1, 24, dtype=torch.float16)
 
-    place_heads(qkv, None, position_angles(state.positions, rotary.frequencies, 1.0, torch.float16), kv, state)
+    store_heads(qkv, None, position_angles(state.positions, rotary.frequencies, 1.0, torch.float16), kv, state)
 
     assert torch.equal(kv[1, 1, 0, 8:], qkv[0, 16:])

@@ -15,7 +15,7 @@ from triton.backends.compiler import BaseBackend
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, native_specialize_impl
 
-from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 from tiercel.engine.models.triton_ops import TritonOps
@@ -105,6 +105,6 @@ def test_layers_compile_once_for_all_step_sizes(launches: Launches, head_dim: in
         ops.add_norm(torch.zeros(tokens, 96), torch.zeros(tokens, 96), torch.ones(96), 1e-5)
         ops.silu_mul(torch.zeros(tokens, 192))
     launches.assert_one_each(
-        "angles_kernel", "place_heads_kernel", "store_kernel", "partition_kernel", "decode_kernel", "merge_kernel",
+        "angles_kernel", "store_heads_kernel", "store_kernel", "partition_kernel", "decode_kernel", "merge_kernel",
         "prefill_kernel", "add_norm_kernel", "silu_mul_kernel",
     )  # fmt: skip

@@ -11,9 +11,9 @@ from tests.conformance.models import Family, make_checkpoint
 from tests.engine.kernels.checking import relative_error
 from tests.engine.models.paged_run import PagedRun
 from tiercel.engine.attention.base import PagedReader
-from tiercel.engine.attention.block import gather_rows
-from tiercel.engine.attention.paged import TritonAttention
+from tiercel.engine.attention.cache_rows import gather_rows
 from tiercel.engine.attention.sdpa import SdpaAttention, attend_sequence
+from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.config import parse_decoder, read_config
 from tiercel.engine.models.decoder import Decoder

@@ -13,7 +13,7 @@ from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 from tiercel.engine.sampling import Sampler, open_sampler
 from tiercel.engine.sampling.filter import least_no_sync
 from tiercel.engine.sampling.sampler import DrawKernel
-from tiercel.engine.sampling.upload import Subset
+from tiercel.engine.sampling.subset import Subset
 from tiercel.request import SamplingParams, pack_tokens
 
 CPU = torch.device("cpu")

@@ -141,7 +141,7 @@ def test_a_step_that_is_not_all_decode_is_launched_kernel_by_kernel() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 def test_the_kernels_give_the_same_in_graphs() -> None:
-    from tiercel.engine.attention.paged import TritonAttention  # lazy: the interpreter must have been chosen
+    from tiercel.engine.attention.triton import TritonAttention  # lazy: the interpreter must have been chosen
 
     model = small_decoder(TorchOps(TritonAttention(4)), "cpu")
     said: list[list[tuple[int, ...]]] = []
@@ -155,7 +155,7 @@ def test_the_kernels_give_the_same_in_graphs() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 def test_padding_may_read_nan_without_effect() -> None:
-    from tiercel.engine.attention.paged import TritonAttention  # lazy: the interpreter must have been chosen
+    from tiercel.engine.attention.triton import TritonAttention  # lazy: the interpreter must have been chosen
 
     model = small_decoder(TorchOps(TritonAttention(4)), "cpu")
     outcomes: list[StepOutcome] = []

@@ -87,7 +87,7 @@ def test_a_launch_does_not_wait(device: Device, is_recorded: bool) -> None:
 
 def test_the_kernels_give_the_same_in_graphs(device: Device) -> None:
     # lazy: CPU builds of torch come without Triton
-    from tiercel.engine.attention.paged import TritonAttention
+    from tiercel.engine.attention.triton import TritonAttention
     from tiercel.engine.models.triton_ops import TritonOps
 
     model = small_decoder(TritonOps(TritonAttention(device.processors)), "cuda")
