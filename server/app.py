@@ -15,7 +15,7 @@ from tiercel import __version__
 from tiercel.errors import AdmissionError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import ApiRoute, make_router
-from tiercel.server.api.middleware import BodyLimit, Bookkeeping, Boundary
+from tiercel.server.api.middleware import BodyLimit, ErrorBoundary, RequestAccounting
 from tiercel.server.api.openapi import DocumentedApp
 from tiercel.server.api.pipeline import GenerationPipeline
 from tiercel.server.api.routes.admin import AdminRoutes
@@ -76,7 +76,7 @@ def _layers(context: ServerContext) -> list[Middleware]:
     settings = context.settings
     layers = [
         Middleware(
-            Bookkeeping,
+            RequestAccounting,
             metrics=context.metrics,
             clock=context.clock,
             wall_s=context.wall_s,
@@ -84,7 +84,7 @@ def _layers(context: ServerContext) -> list[Middleware]:
             echo_id=settings.enable_request_id_headers,
             log_requests=settings.enable_log_requests,
         ),
-        Middleware(Boundary),
+        Middleware(ErrorBoundary),
     ]
     if settings.allowed_origins:
         layers.append(

@@ -1,4 +1,4 @@
-"""The composition of the HTTP process: which parts there are, and which of them listen to which."""
+"""The composition of the HTTP process: its parts, and how they are connected."""
 
 import datetime
 import functools

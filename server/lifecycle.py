@@ -1,4 +1,4 @@
-"""The life of the daemon: loading, serving, reloads, the drain and the end of the engine."""
+"""Run the daemon: load, serve, reload, drain and stop the engine."""
 
 import asyncio
 import signal
@@ -14,7 +14,7 @@ from tiercel.server.app import create_app
 from tiercel.server.control.systemd import SystemdNotifier
 from tiercel.server.engine.child import EngineChild
 from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.mailbox import EngineGone
+from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.engine.status import EngineState
 from tiercel.server.http.listen import url_of
 from tiercel.server.http.reaper import Reaper
@@ -27,12 +27,12 @@ EXIT_FORCED = 1
 EXIT_CONFIG = 2
 EXIT_ENGINE = 3
 
-_ENGINE_PATIENCE_S = 2.0  # for the engine to exit after it was asked to
-_IDLE_S = 20.0  # for the head of a request
-_CAUSE_S = 0.5  # between the end of the engine's socket and the end of its process
+_ENGINE_PATIENCE_S = 2.0  # to wait for the exit of the engine after `Quit`
+_IDLE_S = 20.0  # to wait for the head of a request
+_CAUSE_S = 0.5  # to wait for the exit status after the socket closed
 _POLL_S = 0.02
-_TRACES_S = 2.0  # for the traces of the last requests
-_MAX_RELOADS = 2  # one that runs and one that waits for its turn
+_TRACES_S = 2.0  # to send the traces of the last requests
+_MAX_RELOADS = 2  # a running and a queued one
 
 
 class Daemon:
@@ -56,11 +56,11 @@ class Daemon:
         self._signals = 0
         self._first_signal = asyncio.Event()
         self._second_signal = asyncio.Event()
-        self._drain_end_s = 0.0  # when --shutdown-timeout is over
+        self._drain_end_s = 0.0  # time at which --shutdown-timeout ends
         self._reloads: set[asyncio.Task[None]] = set()
         self._notifier = SystemdNotifier(notify_socket(), context.clock)
-        self._status = ""  # for the service manager; empty until the engine serves
-        self._log = structlog.stdlib.get_logger("server.launch")
+        self._status = ""  # for the service manager; empty until the engine is ready
+        self._log = structlog.stdlib.get_logger("server.lifecycle")
 
     async def run(self) -> int:
         """Run the daemon to its end; return the exit code."""
@@ -81,26 +81,26 @@ class Daemon:
             reaper = Reaper(self._context.clock, max(_IDLE_S, 2 * self._settings.server.timeout_keep_alive_s))
             reaping = asyncio.create_task(reaper.run(server.server_state.connections))
             watching = self._start_watching()
-            code = await self._live(url, child, serving)
+            code = await self._serve_until_end(url, child, serving)
             for task in (reaping, *watching):
                 task.cancel()
             server.should_exit = True
             server.force_exit = self._second_signal.is_set()
             await serving
-            return await self._dismiss(child, code)
+            return await self._stop_engine(child, code)
         finally:
             if self._context.traces is not None:
                 await asyncio.to_thread(self._context.traces.close, _TRACES_S)
             self._context.workers.shutdown(wait=False, cancel_futures=True)
 
     def _start_watching(self) -> list["asyncio.Task[None]"]:
-        """Ping the watchdog of the service manager, if there is one, for as long as the engine does not hang."""
+        """Ping the watchdog of the service manager, if one is configured, while the engine is not stalled."""
         silence_s, context = watchdog_s(), self._context
 
-        def is_well() -> bool:
+        def is_alive() -> bool:
             return context.client.status.state is not EngineState.READY or not context.is_stalled
 
-        return [] if silence_s is None else [asyncio.create_task(self._notifier.watch(silence_s, is_well))]
+        return [] if silence_s is None else [asyncio.create_task(self._notifier.watch(silence_s, is_alive))]
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -117,7 +117,7 @@ class Daemon:
             reload.add_done_callback(self._reloads.discard)
 
     async def _reload(self) -> None:
-        """Apply the settings file and the tenants file. `Configuration` logs and counts a refusal."""
+        """Apply the settings file and the tenants file. `Configuration` logs and counts refused reloads."""
         if self._status:
             self._notifier.reloading()
         status = self._status
@@ -129,31 +129,31 @@ class Daemon:
             if self._status:
                 self._notifier.ready(status)
 
-    async def _live(self, url: str, child: EngineChild, serving: "asyncio.Task[None]") -> int:
-        """Load, serve and drain; return the exit code. All streams have ended by then.
+    async def _serve_until_end(self, url: str, child: EngineChild, serving: "asyncio.Task[None]") -> int:
+        """Load, serve and drain. Return the exit code after all streams have ended.
 
-        Errors: those of the HTTP server, if it failed.
+        Errors: those of the HTTP server.
         """
         client = self._context.client
-        asked = asyncio.create_task(self._first_signal.wait())
-        gone = asyncio.create_task(client.status.wait_gone())
+        stop_requested = asyncio.create_task(self._first_signal.wait())
+        engine_ended = asyncio.create_task(client.status.wait_gone())
         loaded = asyncio.create_task(client.status.wait_ready())
         try:
-            await asyncio.wait([asked, gone, loaded, serving], return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done() and client.status.state is EngineState.READY:
+            await asyncio.wait([stop_requested, engine_ended, loaded, serving], return_when=asyncio.FIRST_COMPLETED)
+            if not stop_requested.done() and client.status.state is EngineState.READY:
                 self._announce(url, child)
-                await asyncio.wait([asked, gone, serving], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([stop_requested, engine_ended, serving], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
-            if not asked.done():
+            if not stop_requested.done():
                 return await self._engine_ended(client, child)
             if client.status.state is EngineState.LOADING:
                 return self._give_up_loading(client)
-            return await self._drain(gone)
+            return await self._drain(engine_ended)
         finally:
-            for task in (asked, gone, loaded):
+            for task in (stop_requested, engine_ended, loaded):
                 task.cancel()
-            await asyncio.gather(asked, gone, loaded, return_exceptions=True)
+            await asyncio.gather(stop_requested, engine_ended, loaded, return_exceptions=True)
 
     async def _engine_ended(self, client: EngineClient, child: EngineChild) -> int:
         self._context.admission.close()
@@ -166,35 +166,37 @@ class Daemon:
         return EXIT_ENGINE
 
     def _give_up_loading(self, client: EngineClient) -> int:
-        """End before anything was served: there is nothing to drain."""
+        """Stop before the model is loaded; there is nothing to drain."""
         self._context.admission.close()
-        client.close()  # requests that wait for the model are refused
+        client.close()  # requests that wait for the model get an error
         return EXIT_OK
 
-    async def _drain(self, gone: "asyncio.Task[None]") -> int:
+    async def _drain(self, engine_ended: "asyncio.Task[None]") -> int:
         """Refuse new work, let streams finish until the timeout, then end them with an error event."""
         client, timeout_s = self._context.client, self._context.settings.shutdown_timeout_s
         self._drain_end_s = self._context.clock.now_s() + timeout_s
         refusal = shutting_down()
-        cut = EngineGone(refusal.message, refusal.code)
+        end = StreamEnd(refusal.message, refusal.code)
         self._context.admission.close()
         self._log.info("draining", open=client.sequences.num_open, timeout_s=timeout_s)
-        client.refuse_queued(cut)
+        client.refuse_queued(end)
         idle = asyncio.create_task(self._wait_idle())
-        again = asyncio.create_task(self._second_signal.wait())
+        second_signal = asyncio.create_task(self._second_signal.wait())
         try:
-            await asyncio.wait([idle, again, gone], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [idle, second_signal, engine_ended], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
-            for task in (idle, again):
+            for task in (idle, second_signal):
                 task.cancel()
-        client.refuse_all(cut)
+        client.refuse_all(end)
         self._log.info("drained", forced=self._second_signal.is_set())
         if client.status.state is EngineState.DEAD:
             return EXIT_ENGINE
         return EXIT_FORCED if self._second_signal.is_set() else EXIT_OK
 
-    async def _dismiss(self, child: EngineChild, code: int) -> int:
-        """Let the engine persist its cache in what is left of the drain's time, then end it; return the exit code.
+    async def _stop_engine(self, child: EngineChild, code: int) -> int:
+        """Let the engine persist its cache for the rest of the drain time, then stop it. Return the exit code.
 
         A second signal ends the wait.
         """
@@ -202,11 +204,11 @@ class Daemon:
         patience_s = max(0.0, self._drain_end_s - self._context.clock.now_s()) if code == EXIT_OK else 0.0
         client.quit(patience_s)
         if patience_s:
-            gone = asyncio.create_task(client.status.wait_gone())
-            again = asyncio.create_task(self._second_signal.wait())
+            engine_ended = asyncio.create_task(client.status.wait_gone())
+            second_signal = asyncio.create_task(self._second_signal.wait())
             limit_s = patience_s + _ENGINE_PATIENCE_S
-            await asyncio.wait([gone, again], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in (gone, again):
+            await asyncio.wait([engine_ended, second_signal], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in (engine_ended, second_signal):
                 task.cancel()
             code = EXIT_FORCED if self._second_signal.is_set() else code
         client.close()
@@ -219,7 +221,7 @@ class Daemon:
             await asyncio.sleep(_POLL_S)
 
     def _announce(self, url: str, child: EngineChild) -> None:
-        """Tell the service manager, the log and the person at the terminal (stdout) that the engine serves."""
+        """Announce to the service manager, in the log and on stdout that the engine is ready."""
         ready, settings = self._context.client.status.ready, self._settings.server
         if ready is None:
             return

@@ -1,4 +1,4 @@
-"""Pure ASGI layers: request ids and the log line, the body limit, and the boundary for unexpected errors."""
+"""Pure ASGI layers: request ids and the log line, the body limit, and the handler of unexpected errors."""
 
 import asyncio
 import contextlib
@@ -32,18 +32,18 @@ _UNCOUNTED = frozenset(
 )
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})  # others are counted as "other"
 _GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")  # each of their requests has a log line
-_CLIENT_CLOSED = 499
-_ENGINE_S = 5.0  # for the engine to report a sequence that was given up
-_LINGER_S = 1.0  # of reading on after a refusal
+_CLIENT_CLOSED = 499  # logged status if the client closed the connection first
+_ENGINE_S = 5.0  # to wait for the report of an aborted sequence
+_LINGER_S = 1.0  # maximum time to read the rest of a refused body
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """Return the record that `Bookkeeping` has put into the scope."""
+    """Return the record that `RequestAccounting` has put into the scope."""
     return cast(RequestRecord, scope["state"]["request_record"])
 
 
-class Bookkeeping:
-    """Gives every request an id and a record; at its end, counts it, logs it and hands it to the traces."""
+class RequestAccounting:
+    """Gives every request an id and a record. When it ends, counts and logs it and exports its trace."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Bookkeeping:
             )
 
 
-class Boundary:
+class ErrorBoundary:
     """Answers unexpected errors with a fixed text and an error id; only the log has the details."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -162,7 +162,7 @@ class Boundary:
 
 
 async def _linger(receive: Receive) -> None:
-    """Read on for a moment: closing a connection with unread bytes resets it, and the client loses the answer."""
+    """Read the rest of the body for up to 1 s: closing a connection with unread data resets it and loses the answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
             more = True

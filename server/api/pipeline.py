@@ -21,13 +21,8 @@ from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
 from tiercel.server.api.stream import EventStream, FailureNote, ReplyShape, StreamRules, whole_reply
-from tiercel.server.engine.generation import (
-    ChoiceText,
-    EngineGoneError,
-    Generation,
-    GenerationError,
-    SequenceFailedError,
-)
+from tiercel.server.engine.choice_text import ChoiceText, GenerationError, SequenceFailedError
+from tiercel.server.engine.generation import Generation, StreamEndedError
 from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes
 from tiercel.server.engine.sequences import SequenceStart
 from tiercel.server.http.watch import run_watched
@@ -185,7 +180,7 @@ class GenerationPipeline:
     def _failure_note(self, record: RequestRecord) -> FailureNote:
         def note(error: GenerationError) -> str:
             error_id = secrets.token_hex(8)
-            reason = error.gone.code if isinstance(error, EngineGoneError) else "engine_error"
+            reason = error.end.code if isinstance(error, StreamEndedError) else "engine_error"
             detail = error.reason if isinstance(error, SequenceFailedError) else None
             record.outcome = "error"
             self._context.metrics.on_stream_error(reason)

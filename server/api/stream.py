@@ -13,13 +13,8 @@ from tiercel.errors import AdmissionError
 from tiercel.server.api.replies.chat import ChatChunk, ChatReply
 from tiercel.server.api.replies.completion import TextChunk, TextReply
 from tiercel.server.api.replies.usage import UsageBody, usage_body
-from tiercel.server.engine.generation import (
-    ChoiceDelta,
-    EngineGoneError,
-    Generation,
-    GenerationError,
-    SequenceFailedError,
-)
+from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError, SequenceFailedError
+from tiercel.server.engine.generation import Generation, StreamEndedError
 from tiercel.server.http.failure import encode_fault, engine_failed
 from tiercel.server.http.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, event
 from tiercel.server.http.watch import SlowReaderError, run_watched
@@ -163,8 +158,8 @@ def to_refusal(error: GenerationError, note: FailureNote) -> AdmissionError:
     """Return the refusal for a generation that failed."""
     error_id = note(error)
     match error:
-        case EngineGoneError(gone=gone):
-            return AdmissionError(503, gone.message, code=gone.code, kind="server_error", retry_after_s=5)
+        case StreamEndedError(end=end):
+            return AdmissionError(503, end.message, code=end.code, kind="server_error", retry_after_s=5)
         case SequenceFailedError():
             return engine_failed(error_id)
         case _:

@@ -11,7 +11,7 @@ from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason, Gauges
 from tiercel.request import Request
 from tiercel.server.engine.connection import EngineConnection
-from tiercel.server.engine.mailbox import EngineGone, Mailbox
+from tiercel.server.engine.mailbox import Mailbox, StreamEnd
 from tiercel.server.engine.sequences import (
     OpenSequences,
     SequenceFacts,
@@ -37,11 +37,11 @@ from tiercel.wire import (
 )
 
 _TOKEN_BYTES = 4  # of a token id in a report
-_GONE = EngineGone("The engine stopped. The server is going down; please retry.", "engine_dead")
+_ENGINE_DEAD = StreamEnd("The engine stopped. The server is going down; please retry.", "engine_dead")
 
 
 class EngineObserver(SequenceObserver, Protocol):
-    """The counter of what happens at the engine; see `metrics`."""
+    """Counts events of the engine; see `metrics`."""
 
     def on_ready(self, ready: Ready) -> None: ...
 
@@ -119,14 +119,14 @@ class EngineClient:
         """Return when the engine has reported the end of all these sequences."""
         await self.status.wait_until(lambda: all(facts.finished is not None for facts in sequences))
 
-    def refuse_queued(self, gone: EngineGone) -> None:
-        """For a drain: give up as many of the youngest sequences without a token as the engine has not admitted."""
+    def refuse_queued(self, end: StreamEnd) -> None:
+        """Abort the youngest sequences without a token: as many as the engine has not admitted. Used by a drain."""
         waiting = max(self._gauges.num_waiting - self._gauges.num_preempted, 0)
-        self._give_up(self.sequences.youngest_tokenless(waiting), gone)
+        self._abort_streams(self.sequences.youngest_tokenless(waiting), end)
 
-    def refuse_all(self, gone: EngineGone) -> None:
-        """For the end of a drain: give up every sequence."""
-        self._give_up(list(self.sequences.facts_by_seq), gone)
+    def refuse_all(self, end: StreamEnd) -> None:
+        """Abort every sequence, at the end of a drain."""
+        self._abort_streams(list(self.sequences.facts_by_seq), end)
 
     def quit(self, patience_s: float = 0.0) -> None:
         """Ask the engine to persist its cache for up to `patience_s` and to exit. Closing cuts that short."""
@@ -169,8 +169,8 @@ class EngineClient:
             self._gauges = report.gauges.after(self._gauges)
             self._observer.on_step(self._gauges)
 
-    def _give_up(self, seqs: Sequence[SeqId], gone: EngineGone) -> None:
-        self.sequences.tell_gone(seqs, gone)
+    def _abort_streams(self, seqs: Sequence[SeqId], end: StreamEnd) -> None:
+        self.sequences.end_streams(seqs, end)
         self.abort(seqs, FinishReason.ABORT)
 
     def _on_lost(self) -> None:
@@ -182,7 +182,7 @@ class EngineClient:
             self._fail_all()
 
     def _fail_all(self) -> None:
-        self.sequences.fail_all(_GONE)
+        self.sequences.fail_all(_ENGINE_DEAD)
         self.status.notify()
 
 

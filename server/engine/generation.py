@@ -8,175 +8,17 @@ from typing import Self
 from msgspec import Struct
 
 from tiercel.clock import Clock
-from tiercel.outcome import Finished, FinishReason, TokenLogprobs
+from tiercel.outcome import FinishReason
+from tiercel.server.engine.choice_text import ChoiceDelta, ChoiceText, GenerationError
 from tiercel.server.engine.client import EngineClient, Submission
-from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox
+from tiercel.server.engine.mailbox import Mailbox, StreamEnd
 from tiercel.server.engine.sequences import SequenceFacts
-from tiercel.server.text.detokenizer import Detokenizer
-from tiercel.server.text.stop import StopScanner, TextRules
-from tiercel.server.text.vocabulary import Vocabulary
 
 _SETTLE_S = 0.25
 
 
-class TokenChoice(Struct, frozen=True):
-    """A token that was or could have been sampled."""
-
-    text: str
-    bytes: bytes
-    logprob: float
-
-
-class DrawnToken(Struct, frozen=True):
-    """The sampled token and the most likely ones."""
-
-    drawn: TokenChoice
-    likeliest: tuple[TokenChoice, ...]
-
-
-class ChoiceDelta(Struct, frozen=True, kw_only=True):
-    """New text of one choice."""
-
-    choice: int
-    text: str
-    logprobs: tuple[DrawnToken, ...]
-    num_outputs: int  # tokens since the start of the choice
-    finish_reason: str | None = None  # stop | length
-    stop_reason: int | str | None = None
-
-
-class GenerationError(Exception):
-    """Base of the errors that end a generation early."""
-
-
-class EngineGoneError(GenerationError):
-    """The engine died, or the server is shutting down."""
-
-    def __init__(self, gone: EngineGone) -> None:
-        super().__init__(gone.code)
-        self.gone = gone
-
-
-class SequenceFailedError(GenerationError):
-    """The engine failed one sequence of the request. `reason` is for the log only."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("sequence failed")
-        self.reason = reason
-
-
-class ChoiceText:
-    """The text of one sequence: detokenised, scanned for stop strings and cut into chunks."""
-
-    def __init__(
-        self,
-        detokenizer: Detokenizer,
-        rules: TextRules,
-        vocabulary: Vocabulary,
-        stop_token_ids: Sequence[int],
-        interval_tokens: int,
-    ) -> None:
-        self._detokenizer = detokenizer
-        self._scanner = StopScanner(rules.stops, include_stop=rules.include_stop)
-        self._rules = rules
-        self._vocabulary = vocabulary
-        self._stop_token_ids = frozenset(stop_token_ids)
-        self._interval_tokens = interval_tokens
-        self._text = ""
-        self._logprobs: list[DrawnToken] = []
-        self._shown_outputs = 0
-        self.num_outputs = 0
-        self.finish_reason: str | None = None
-        self.stopped_by_text = False
-
-    @property
-    def is_done(self) -> bool:
-        """True when the finish reason is known."""
-        return self.finish_reason is not None
-
-    def advance(self, delivery: Delivery) -> ChoiceDelta | None:
-        """Take a delivery; return a delta if there is text to show, and always at the end.
-
-        Errors: SequenceFailedError.
-        """
-        if self.is_done:
-            return None
-        finished = delivery.finished
-        shown = delivery.tokens
-        has_stop_token = finished is not None and finished.stop_token is not None and len(shown) > 0
-        is_hidden = has_stop_token and not self._rules.include_stop
-        if is_hidden:
-            shown = shown[:-1]
-        found = self._take(shown, delivery.logprobs)
-        if found is not None:
-            self.stopped_by_text = True
-            return self._delta(delivery.choice, "stop", found)
-        self.num_outputs += is_hidden
-        if finished is not None:
-            return self._end(delivery.choice, finished)
-        since_shown = self.num_outputs - self._shown_outputs
-        is_due = self._shown_outputs == 0 or since_shown >= self._interval_tokens
-        if is_due and (self._text or self._logprobs or self._shown_outputs == 0):
-            return self._delta(delivery.choice, None, None)
-        return None
-
-    def _take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> str | None:
-        """Append the text of the tokens; return the stop string found in it, if any."""
-        if not self._rules.stops:
-            self._text += self._detokenizer.feed(tokens)
-            self._logprobs += [self._drawn(entry) for entry in logprobs[: len(tokens)]]
-            self.num_outputs += len(tokens)
-            return None
-        for index, token in enumerate(tokens):
-            self.num_outputs += 1
-            if index < len(logprobs):
-                self._logprobs.append(self._drawn(logprobs[index]))
-            text = self._detokenizer.feed((token,))
-            step = self._scanner.feed(text, may_stop=self.num_outputs > self._rules.min_tokens)
-            self._text += step.text
-            if step.found is not None:
-                return step.found
-        return None
-
-    def _end(self, choice: int, finished: Finished) -> ChoiceDelta:
-        if finished.reason in (FinishReason.ERROR, FinishReason.ABORT):
-            raise SequenceFailedError(finished.error or finished.reason.value)
-        rest = self._scanner.feed(self._detokenizer.flush(), may_stop=self.num_outputs > self._rules.min_tokens)
-        self._text += rest.text
-        if rest.found is not None:
-            return self._delta(choice, "stop", rest.found)
-        self._text += self._scanner.flush()
-        is_requested = finished.stop_token in self._stop_token_ids
-        return self._delta(choice, finished.reason.value, finished.stop_token if is_requested else None)
-
-    def _delta(self, choice: int, finish_reason: str | None, stop_reason: int | str | None) -> ChoiceDelta:
-        delta = ChoiceDelta(
-            choice=choice,
-            text=self._text,
-            logprobs=tuple(self._logprobs),
-            num_outputs=self.num_outputs,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-        )
-        self.finish_reason = finish_reason
-        self._text, self._shown_outputs = "", self.num_outputs
-        self._logprobs.clear()
-        return delta
-
-    def _drawn(self, entry: TokenLogprobs) -> DrawnToken:
-        likeliest = zip(entry.top_tokens, entry.top_logprobs, strict=True)
-        return DrawnToken(
-            self._choice(entry.token, entry.logprob),
-            tuple(self._choice(token, logprob) for token, logprob in likeliest),
-        )
-
-    def _choice(self, token: int, logprob: float) -> TokenChoice:
-        piece = self._vocabulary.token_bytes(token)
-        return TokenChoice(piece.decode("utf-8", "replace"), piece, max(logprob, -9999.0))
-
-
 class DetokenizeTimes:
-    """When tokens of a generation became text, and how long that took."""
+    """The times at which tokens of a generation became text, and the time that this took."""
 
     __slots__ = ("busy_s", "count", "first_s", "last_s")
 
@@ -201,6 +43,14 @@ class TokenUsage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+
+
+class StreamEndedError(GenerationError):
+    """The engine died, or the server is shutting down."""
+
+    def __init__(self, end: StreamEnd) -> None:
+        super().__init__(end.code)
+        self.end = end
 
 
 class Generation:
@@ -257,8 +107,8 @@ class Generation:
         Errors: GenerationError.
         """
         deliveries = await self.mailbox.take()
-        if isinstance(deliveries, EngineGone):
-            raise EngineGoneError(deliveries)
+        if isinstance(deliveries, StreamEnd):
+            raise StreamEndedError(deliveries)
         start_s = self._clock.now_s()
         deltas: list[ChoiceDelta] = []
         for delivery in deliveries:

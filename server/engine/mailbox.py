@@ -1,4 +1,4 @@
-"""The mailbox of one client request: what the engine reported and the request's handler has not read yet."""
+"""The mailbox of one client request: reports of the engine that the handler of the request has not read yet."""
 
 import asyncio
 import contextlib
@@ -11,12 +11,12 @@ from tiercel.outcome import Finished, TokenLogprobs
 
 MAX_UNREAD_BYTES = 256 * 1024  # of one sequence without log-probabilities
 _MAX_REQUEST_BYTES = 16 * 1024 * 1024  # of one client request with any number of sequences
-_TOKEN_COST_BYTES = 16  # a token id, its share of the list and of the text it will become
+_TOKEN_COST_BYTES = 16  # a token id with its share of the list and of the text
 _LOGPROB_COST_BYTES = 64  # one alternative of one token
 
 
-class EngineGone(Struct, frozen=True):
-    """Why a stream cannot go on: the engine died, or the server is shutting down."""
+class StreamEnd(Struct, frozen=True):
+    """The reason for the early end of a stream: the engine died, or the server is shutting down."""
 
     message: str
     code: str
@@ -41,7 +41,7 @@ class _Unread:
 
 
 def unread_limit_bytes(sequences: int, logprobs: int) -> int:
-    """Return how many bytes may wait for a client, such that every request may fall behind by as many steps."""
+    """Return the limit of unread bytes: every request may fall behind by the same number of steps."""
     return min(MAX_UNREAD_BYTES * sequences * (1 + logprobs), _MAX_REQUEST_BYTES)
 
 
@@ -49,7 +49,7 @@ class Mailbox:
     """The unread tokens and ends of one client request. One reader and one writer on one event loop.
 
     A slow reader gets longer deliveries, not more of them. `overflow` is set when more than `limit_bytes` are unread
-    while a send to the client is blocked; the owner then gives the request up. Data that waits because the event loop
+    while a send to the client is blocked; the owner then aborts the request. Data that waits because the event loop
     was busy is not the client's fault and does not count.
     """
 
@@ -58,7 +58,7 @@ class Mailbox:
         self._unread_bytes = 0
         self._limit_bytes = limit_bytes
         self._is_sending = False
-        self._gone: EngineGone | None = None
+        self._end: StreamEnd | None = None
         self._wake = asyncio.Event()
         self.overflow = asyncio.Event()
 
@@ -86,20 +86,20 @@ class Mailbox:
         self._entry(choice).finished = finished
         self._wake.set()
 
-    def put_gone(self, gone: EngineGone) -> None:
-        """Announce that nothing more will come."""
-        self._gone = gone
+    def put_end(self, end: StreamEnd) -> None:
+        """End the stream: nothing is delivered after it."""
+        self._end = end
         self._wake.set()
 
-    async def take(self) -> tuple[Delivery, ...] | EngineGone:
-        """Wait for deliveries and take all of them. Unread tokens come before the notice that the engine is gone."""
+    async def take(self) -> tuple[Delivery, ...] | StreamEnd:
+        """Wait for deliveries and take all of them. Unread tokens come before the end of the stream."""
         await self._wake.wait()
         self._wake.clear()
-        if not self._unread and self._gone is not None:
+        if not self._unread and self._end is not None:
             self._wake.set()
-            return self._gone
+            return self._end
         unread, self._unread, self._unread_bytes = self._unread, {}, 0
-        if self._gone is not None:
+        if self._end is not None:
             self._wake.set()
         return tuple(
             Delivery(choice, entry.tokens, tuple(entry.logprobs), entry.finished) for choice, entry in unread.items()

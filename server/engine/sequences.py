@@ -10,7 +10,7 @@ from tiercel.clock import Clock
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Finished, FinishReason
 from tiercel.request import SamplingParams
-from tiercel.server.engine.mailbox import EngineGone, Mailbox
+from tiercel.server.engine.mailbox import Mailbox, StreamEnd
 from tiercel.wire import Report
 
 
@@ -175,19 +175,19 @@ class OpenSequences:
         seqs = list(self._tokenless)
         return seqs[max(len(seqs) - count, 0) :]
 
-    def tell_gone(self, seqs: Sequence[SeqId], gone: EngineGone) -> None:
-        """Tell the clients of these sequences why their answers are cut."""
+    def end_streams(self, seqs: Sequence[SeqId], end: StreamEnd) -> None:
+        """End the streams of these sequences with a reason."""
         for seq in seqs:
             mailbox = self._facts_by_seq[seq].mailbox
             if mailbox is not None:
-                mailbox.put_gone(gone)
+                mailbox.put_end(end)
 
-    def fail_all(self, gone: EngineGone) -> None:
-        """End every sequence as failed: the engine that would have reported its end is gone."""
+    def fail_all(self, end: StreamEnd) -> None:
+        """End every sequence as failed: the engine that would report its end has died."""
         now_s = self._clock.now_s()
         for seq, facts in list(self._facts_by_seq.items()):
             if facts.mailbox is not None:
-                facts.mailbox.put_gone(gone)
+                facts.mailbox.put_end(end)
                 facts.mailbox = None
             self._note_finished(_died(seq, facts, now_s), now_s)
 

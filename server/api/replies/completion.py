@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.generation import ChoiceDelta, DrawnToken
+from tiercel.server.engine.choice_text import ChoiceDelta, DrawnToken
 
 
 class TextLogprobs(Struct, frozen=True):

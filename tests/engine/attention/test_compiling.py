@@ -59,7 +59,7 @@ def decode_job(head_dim: int, has_all: bool) -> Job:
 
 
 def merge_job(head_dim: int) -> Job:
-    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "MOST": MAX_SHARES, "AT_ONCE": 4096 // head_dim}
+    constants = {"HEAD_DIM": head_dim, "DIMS": head_dim, "MAX_PARTS": MAX_SHARES, "AT_ONCE": 4096 // head_dim}
     return Job("tiercel.engine.kernels.paged_decode", "merge_kernel", _TYPES, constants, aligned=_ALIGNED)
 
 

@@ -190,7 +190,7 @@ def test_parts_lie_further_apart_than_32_bits_can_count() -> None:
         *(out, head_dim, head_dim),
         HEAD_DIM=head_dim,
         DIMS=head_dim,
-        MOST=64,
+        MAX_PARTS=64,
         AT_ONCE=8,
     )
 

@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tests.server.harness import chat_body, running, server_settings
 from tiercel.clock import ManualClock
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.middleware import Boundary
+from tiercel.server.api.middleware import ErrorBoundary
 from tiercel.server.http.watch import SlowReaderError
 from tiercel.server.tracing.record import RequestRecord
 
@@ -59,12 +59,12 @@ def test_a_client_that_reads_nothing_gets_an_error_if_no_byte_was_sent() -> None
 
     record = RequestRecord("id", ManualClock())
     scope: Scope = {"type": "http", "state": {"request_record": record}}
-    asyncio.run(Boundary(overflows)(scope, receive, send))
+    asyncio.run(ErrorBoundary(overflows)(scope, receive, send))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     error = json.loads(sent[1]["body"])["error"]
     assert (sent[0]["status"], error["code"], set(error)) == (408, "slow_reader", {"message", "type", "param", "code"})
     assert record.outcome == "slow_reader"
     sent.clear()
     record.status = 200
-    asyncio.run(Boundary(overflows)(scope, receive, send))
+    asyncio.run(ErrorBoundary(overflows)(scope, receive, send))
     assert sent == []

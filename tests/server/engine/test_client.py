@@ -12,7 +12,7 @@ from tiercel.clock import ManualClock
 from tiercel.outcome import FinishReason, Gauges
 from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.mailbox import Delivery, EngineGone, Mailbox
+from tiercel.server.engine.mailbox import Delivery, Mailbox, StreamEnd
 from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.engine.status import EngineStartError, EngineState
 from tiercel.server.metrics.registry import ServerMetrics
@@ -54,7 +54,7 @@ async def _read_all(mailbox: Mailbox) -> list[Delivery]:
     news: list[Delivery] = []
     while not any(delivery.finished for delivery in news):
         taken = await mailbox.take()
-        assert not isinstance(taken, EngineGone)
+        assert not isinstance(taken, StreamEnd)
         news += taken
     return news
 
@@ -110,13 +110,13 @@ def test_the_death_of_the_engine_is_delivered_after_the_last_tokens() -> None:
         first = await mailbox.take()
         assert isinstance(first, tuple)
         assert len(first[0].tokens) == 4
-        assert isinstance(await mailbox.take(), EngineGone)
+        assert isinstance(await mailbox.take(), StreamEnd)
         assert client.sequences.num_unfinished == 0
         assert submission.facts[0].finished is not None
         assert submission.facts[0].finished.reason is FinishReason.ERROR
         late = Mailbox()
         client.submit([_start()], late, 0.0)
-        assert isinstance(await late.take(), EngineGone)
+        assert isinstance(await late.take(), StreamEnd)
         assert client.sequences.num_unfinished == 0
 
     _with_pair(test, Script(die_at_step=4))
@@ -222,11 +222,11 @@ def test_a_drain_gives_up_the_youngest_queued_sequences() -> None:
         for mailbox in boxes:
             client.submit([_start(50)], mailbox, 0.0)
         await until(lambda: client.gauges.num_waiting == 2)
-        client.refuse_queued(EngineGone("bye", "shutting_down"))
+        client.refuse_queued(StreamEnd("bye", "shutting_down"))
         assert client.sequences.num_open == 1
-        assert isinstance(await boxes[2].take(), EngineGone)
-        assert isinstance(await boxes[1].take(), EngineGone)
-        client.refuse_all(EngineGone("bye", "shutting_down"))
+        assert isinstance(await boxes[2].take(), StreamEnd)
+        assert isinstance(await boxes[1].take(), StreamEnd)
+        client.refuse_all(StreamEnd("bye", "shutting_down"))
         assert client.sequences.num_open == 0
         await until(lambda: engine.live == 0)
 
@@ -239,7 +239,7 @@ def test_a_drain_keeps_the_sequences_that_the_engine_has_admitted() -> None:
         client.submit([_start(50)], Mailbox(), 0.0)
         await until(lambda: client.gauges.num_waiting == 1)
         client.submit([_start(50)], Mailbox(), 0.0)
-        client.refuse_queued(EngineGone("bye", "shutting_down"))
+        client.refuse_queued(StreamEnd("bye", "shutting_down"))
         assert client.sequences.num_open == 2
 
     _with_pair(test, Script(step_s=0.02, preempted=1))
