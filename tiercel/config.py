@@ -23,7 +23,7 @@ from tiercel.option import options_of, wrong_value
 from tiercel.settings import SETTINGS, EngineSettings, ProcessSettings, ServerSettings, Settings
 from tiercel.sourced_value import BODY_NAME, Source, SourcedValue
 from tiercel.units import GIB
-from tiercel.vllm_flags import REFUSED
+from tiercel.vllm_flags import HARMLESS, REFUSED
 
 DEFAULT_FILE = "tiercel.toml"
 EMBEDDED_NAME = "tiercel-embedded"
@@ -203,6 +203,9 @@ def values_of(content: Mapping[str, object], source: Source, document: str) -> d
 def _unknown_key(key: str) -> str:
     if reason := REFUSED.get(key.replace("_", "-")):
         return f"{key} is not supported: {reason}"
+    harmless = HARMLESS.get(key.replace("_", "-"))
+    if harmless is not None and (reason := harmless.note or harmless.otherwise):
+        return f"there is no setting {key}: {reason}"
     near = _nearest(key.replace("-", "_"))
     hint = f"; did you mean {SETTINGS[near].key}?" if near else ""
     return f"there is no setting {key[:64]}{hint}"

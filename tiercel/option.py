@@ -27,6 +27,7 @@ MASK: Final = "***"
 
 _CONFIDENTIAL = re.compile(r"(?<=://).*(?=@)|(?<=[?#]).+", re.DOTALL)
 """The parts of a URL that are never printed: user and password, and the query, where tokens stand."""
+_WHOLE = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0*)?", re.ASCII)
 _TRUE = ("1", "true", "t", "yes", "y", "on")
 _FALSE = ("0", "false", "f", "no", "n", "off")
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
@@ -254,7 +255,7 @@ def _convert(value: object, kind: Any) -> object:  # Any: a type
         return _checked(value, value in get_args(kind))
     if origin in (tuple, list):
         parts = cast(list[object], _checked(value, isinstance(value, list)))
-        names = [part for part in parts if isinstance(part, str) and part]
+        names = [_read_text(part) for part in parts if isinstance(part, str) and part]
         _checked(value, len(names) == len(parts))
         return tuple(names) if origin is tuple else names
     if origin is dict:
@@ -266,8 +267,8 @@ def _convert(value: object, kind: Any) -> object:  # Any: a type
     if kind is float:
         return float(cast(float, _checked(value, isinstance(value, int | float | str))))
     if kind is Path:
-        return Path(cast(str, _checked(value, isinstance(value, str | Path) and bool(str(value)))))
-    return _checked(value, isinstance(value, str))
+        return Path(_read_text(_checked(value, isinstance(value, str | Path) and bool(str(value)))))
+    return _read_text(_checked(value, isinstance(value, str)))
 
 
 def _read_switch(value: object) -> bool:
@@ -280,7 +281,16 @@ def _read_switch(value: object) -> bool:
 def _read_whole(value: object) -> int:
     if isinstance(value, float):
         return int(cast(float, _checked(value, value.is_integer())))
+    if isinstance(value, str):
+        value = cast(re.Match[str], _checked(found := _WHOLE.fullmatch(value.strip()), found is not None))[1]
     return int(cast(int, _checked(value, isinstance(value, int | str))))
+
+
+def _read_text(value: object) -> str:
+    """Return text. Errors: UnicodeEncodeError, a ValueError, if it cannot be written: no file has such a name."""
+    text = str(value)
+    text.encode()
+    return text
 
 
 def _checked(value: object, is_right: bool) -> object:

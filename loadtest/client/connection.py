@@ -112,9 +112,15 @@ class Connection(asyncio.Protocol):
         self._is_complete = False
         self._keeps_alive = False
         self._has_surplus = False  # bytes have followed the response
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes] = []  # of the data that is being parsed
+        self._num_body_pieces = 0  # the rest belongs to a second response
         self.on_body = self._pieces.append  # no Python function for each chunk
         self._parser = httptools.HttpResponseParser(self)
+        # Any server is to be measured, also one that is not strict. None of this is a risk to a client on its own.
+        self._parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_chunked_length=True, lenient_transfer_encoding=True,
+            lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True,
+        )  # fmt: skip
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -140,7 +146,10 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+        except httptools.HttpParserUpgrade:
+            self._break_off(body, "the server switched to another protocol")
+            return
+        except httptools.HttpParserError as exc:
             if not self._is_complete:
                 self._break_off(body, f"the response is not valid HTTP/1.1: {exc}")
                 return
@@ -148,6 +157,8 @@ class Connection(asyncio.Protocol):
         if not self._has_head and self._head_bytes > _MAX_HEAD_BYTES:
             self._break_off(body, f"the head of the response is longer than {_MAX_HEAD_BYTES} bytes")
             return
+        if self._has_surplus:
+            del self._pieces[self._num_body_pieces :]
         if self._pieces:
             piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
@@ -177,9 +188,10 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._has_surplus = self._is_complete
+        self._headers = []  # the trailers of the response before
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
+        self._headers.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         headers, self._headers = self._headers, []
@@ -187,13 +199,15 @@ class Connection(asyncio.Protocol):
         if status < 200 or self._has_surplus or self._body is None:
             return  # an interim response: the final one follows
         self._has_head = True
-        lengths = (b"content-length", b"transfer-encoding")
-        self._ends_with_connection = not any(name.lower() in lengths for name, _ in headers)
+        self._ends_with_connection = _ends_with_connection(headers)
         if not self._body.head.done():
             self._body.head.set_result((status, headers))
 
     def on_message_complete(self) -> None:
+        if self._is_complete:
+            return  # a second response
         self._is_complete = self._has_head
+        self._num_body_pieces = len(self._pieces)
         self._keeps_alive = self._parser.should_keep_alive()  # known inside this callback only
 
     def _finish(self, body: ArrivingBody) -> None:
@@ -207,3 +221,11 @@ class Connection(asyncio.Protocol):
     def _break_off(self, body: ArrivingBody, reason: str) -> None:
         body.fail(ProtocolFault(reason))
         self.close()
+
+
+def _ends_with_connection(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Return whether a body has no length of its own. Source: RFC 9112, section 6.3."""
+    codings = [value.lower() for name, value in headers if name.lower() == b"transfer-encoding"]
+    if codings:
+        return not codings[-1].endswith(b"chunked")
+    return all(name.lower() != b"content-length" for name, _ in headers)

@@ -169,6 +169,12 @@ def test_without_a_model_the_embedded_one_is_served(monkeypatch: pytest.MonkeyPa
     ("flags", "message"),
     [
         ({"port": "99999"}, "--port 99999: expected a whole number, from 0 to 65,535"),
+        ({"port": "\u0661"}, "--port \u0661: expected a whole number, from 0 to 65,535"),
+        ({"tokenizer": "\ud800"}, "--tokenizer '\\ud800': expected text"),
+        (
+            {"kv_disk_path": ["a\udcff"]},
+            "--kv-disk-path 'a\\udcff': expected names that are not empty: given again, or as a JSON list",
+        ),
         ({"port": "abc"}, "--port abc: expected a whole number, from 0 to 65,535"),
         ({"dtype": "int8"}, "--dtype int8: expected one of auto, float32, bfloat16, float16"),
         ({"block_size": "12"}, "--block-size 12: expected a power of two from 1 to 256"),

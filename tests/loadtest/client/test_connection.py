@@ -79,6 +79,46 @@ def test_a_connection_with_bytes_behind_the_response_is_not_used_again() -> None
     assert not found.idle
 
 
+def test_the_body_of_a_second_response_is_not_part_of_the_first() -> None:
+    found = _Received([BY_LENGTH + b"abc" + BY_LENGTH + b"def"])
+    assert found.text == b"abc"
+    assert not found.idle
+
+
+def test_trailers_are_no_headers_of_the_next_response() -> None:
+    async def ask_twice() -> list[list[tuple[bytes, bytes]]]:
+        connection = Connection(lambda: 0.0, set(), [])
+        connection.connection_made(_Wire())
+        heads: list[list[tuple[bytes, bytes]]] = []
+        for _ in range(2):
+            body = connection.send(b"")
+            connection.data_received(CHUNKED)
+            heads.append((await body.head)[1])
+        return heads
+
+    first, second = asyncio.run(ask_twice())
+    assert first == second == [(b"Transfer-Encoding", b"chunked")]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2 \r\nhi\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\nContent-Length: 2 \n\nhi",
+    ],
+    ids=["blank after the size", "length and chunks", "bare line feeds"],
+)
+def test_a_server_that_is_not_strict_is_measured(response: bytes) -> None:
+    assert _Received([response]).text == b"hi"
+
+
+@pytest.mark.parametrize("coding", [b"identity", b"gzip", b"chunked, gzip"])
+def test_a_coding_without_chunks_ends_with_the_connection(coding: bytes) -> None:
+    response = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: " + coding + b"\r\n\r\nhi"
+    assert _Received([response], is_closed=True).text == b"hi"
+
+
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
     found = _Received([b"HTTP/1.1 200 OK\r\n\r\nab", b"c"], is_closed=True)
     assert found.text == b"abc"
@@ -96,7 +136,7 @@ def test_a_body_without_a_length_ends_with_the_connection() -> None:
     ],
 )
 def test_a_broken_response_is_a_fault(broken: bytes) -> None:
-    with pytest.raises((ProtocolFault, httpx.RemoteProtocolError), match=r"not valid HTTP/1\.1"):
+    with pytest.raises((ProtocolFault, httpx.RemoteProtocolError), match=r"not valid HTTP/1\.1|another protocol"):
         _Received([broken])
 
 
