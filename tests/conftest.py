@@ -1,7 +1,7 @@
-"""What all suites share.
+"""Fixtures and options of all test suites.
 
-Slow and long runs are left out unless they are asked for; kernels run in Triton's interpreter where there is no GPU;
-what was skipped or excused is told at the end.
+Slow and long runs are skipped by default; without a GPU kernels run in Triton's interpreter; skipped and excused cases
+are reported at the end.
 """
 
 import os

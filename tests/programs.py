@@ -2,8 +2,8 @@
 
 `python -m tests.programs` installs those that are missing: strace by apt where the user is root, promtool out of
 Debian's package into the virtual environment, without the service that the package brings. The environment variable
-TOOLS, which the Makefile passes on, says what a missing program means for a test: `required` makes it a failure,
-anything else a skip.
+TOOLS, which the Makefile passes on, sets the effect of a missing program: with `required` a
+test that needs it fails, otherwise it is skipped.
 """
 
 import os
@@ -27,14 +27,14 @@ def find_program(name: str) -> str:
 
 
 def end_unavailable(reason: str) -> NoReturn:
-    """Skip the calling test, or fail it where TOOLS is `required`."""
+    """Skip the calling test, or fail it if TOOLS is `required`."""
     if os.environ.get("TOOLS") == "required":
         pytest.fail(f"{reason}, and TOOLS=required", pytrace=False)
     pytest.skip(reason)
 
 
 def install_missing() -> list[str]:
-    """Install the programs that are missing, where that is possible. Return why others could not be installed."""
+    """Install missing programs. Return the reasons for those that could not be installed."""
     missing = [name for name in PACKAGES if _which(name) is None]
     if not missing:
         return []
@@ -55,7 +55,7 @@ def install_missing() -> list[str]:
 
 
 def main() -> int:
-    """Install what is missing, and say what is not there afterwards. Exit code 1 if TOOLS=required and something is."""
+    """Install missing programs and report those still missing. Return 1 if any are and TOOLS=required, else 0."""
     reasons = install_missing()
     missing = [name for name in PACKAGES if _which(name) is None]
     if missing:

@@ -162,7 +162,7 @@ def _nodes(path: str) -> tuple[ast.AST, ...]:
 
 
 def _imports(path: str) -> Iterator[tuple[ast.stmt, str]]:
-    """Every import of a file with the dotted name it reaches, in functions and under TYPE_CHECKING too."""
+    """Yield every import of a file with its dotted name, including those in functions and under TYPE_CHECKING."""
     for node in _nodes(path):
         match node:
             case ast.Import():
@@ -180,7 +180,7 @@ def _is_within(name: str, packages: set[str]) -> bool:
 
 
 def _calls(names: set[str]) -> list[str]:
-    """Every call of one of these functions, as file:line."""
+    """Return every call of one of these functions as file:line."""
     return [
         f"{path}:{node.lineno}"
         for path in FILES
@@ -190,7 +190,7 @@ def _calls(names: set[str]) -> list[str]:
 
 
 def _reads(names: set[str]) -> list[str]:
-    """Every use of one of these dotted names, as file:line."""
+    """Return every use of one of these dotted names as file:line."""
     last = {name.rsplit(".", 1)[1] for name in names}
     return [
         f"{path}:{node.lineno}"
@@ -404,7 +404,7 @@ def test_the_room_lives_without_torch(room: str) -> None:
 
 
 def test_a_client_process_of_the_load_test_starts_without_numpy() -> None:
-    """It would take a tenth of a second of every start, and of every process."""
+    """Importing numpy would add a tenth of a second to the start of every process."""
     assert _import_without_torch(["tiercel.loadtest.client.worker"], "numpy") == ""
 
 
@@ -419,7 +419,7 @@ def test_the_dependencies_are_few() -> None:
 
 
 def _packages() -> dict[str, str]:
-    """Every package of ours with its folder."""
+    """Return every package of the product with its folder."""
     rooms = {name.split(".")[0] for name in OURS}
     files = [file.parent.relative_to(ROOT).as_posix() for room in rooms for file in (ROOT / room).rglob("__init__.py")]
     return {f"tiercel.{file.replace('/', '.')}" if file != "tiercel" else file: file for file in files}

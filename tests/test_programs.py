@@ -1,4 +1,4 @@
-"""A program that is missing: told apart from one that is there, and a failure where CI asks for it."""
+"""Missing programs: tests are skipped locally and fail in CI."""
 
 import os
 import subprocess
@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize(("wish", "code", "end"), [("", 0, "skipped"), ("required", 1, "failed")])
+@pytest.mark.parametrize(("tools", "code", "end"), [("", 0, "skipped"), ("required", 1, "failed")])
 @pytest.mark.parametrize("target", ["promtool", "strace"])
 def test_missing_programs_skip_tests_locally_and_fail_in_ci(
-    tmp_path: Path, target: str, wish: str, code: int, end: str
+    tmp_path: Path, target: str, tools: str, code: int, end: str
 ) -> None:
     probe = tmp_path / "test_probe.py"
     probe.write_text(
@@ -21,7 +21,7 @@ def test_missing_programs_skip_tests_locally_and_fail_in_ci(
         f"programs.BIN = Path({str(tmp_path)!r})\n"
         f"def test_it():\n    programs.find_program({target!r})\n"
     )
-    environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "TOOLS": wish}
+    environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "TOOLS": tools}
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(probe)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
@@ -33,10 +33,10 @@ def test_missing_programs_skip_tests_locally_and_fail_in_ci(
 
 def test_a_failed_installation_is_reported_and_fails_ci(tmp_path: Path) -> None:
     code = "import pathlib, sys; from tests import programs; programs.BIN = pathlib.Path(); sys.exit(programs.main())"
-    for wish, expected in (("", 0), ("required", 1)):
+    for tools, expected in (("", 0), ("required", 1)):
         ran = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
-            env={**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "TOOLS": wish},
+            env={**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "TOOLS": tools},
         )  # fmt: skip
         assert ran.returncode == expected
         assert "strace and promtool cannot run here: " in ran.stderr

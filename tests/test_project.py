@@ -1,4 +1,4 @@
-"""What the README, the Makefile and the other files beside the code promise."""
+"""Claims of the README, the Makefile and the other files beside the code."""
 
 import re
 import shlex
@@ -38,7 +38,7 @@ def _targets() -> set[str]:
 
 
 def _flags_by_verb() -> dict[str, set[str]]:
-    """Every flag that a verb takes, as typer knows it."""
+    """Return the flags of every verb as known to typer."""
     app = typer.Typer()
     app.command("serve")(with_settings(serve, "all"))
     app.command("chat")(chat)
@@ -143,7 +143,7 @@ def test_the_version_is_a_semantic_one() -> None:
 
 
 def _tracked() -> list[Path]:
-    """Every file that is or will be in the repository; in an unpacked archive, every file that is there."""
+    """Return every tracked or new file of the repository; in an unpacked archive, every existing file."""
     git = shutil.which("git") or "false"
     listed = subprocess.run(
         [git, "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -29,7 +29,7 @@ BY_FIGURE = {target.figure: target for target in TARGETS}
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that moves only on request."""
 
     def __init__(self) -> None:
         self.at_s = 100.0

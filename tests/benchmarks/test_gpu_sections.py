@@ -1,4 +1,4 @@
-"""What sections of benchmarks/gpu measure with, where there is no GPU: checks of kernels in Triton's interpreter, the
+"""Helpers of the sections of benchmarks/gpu, without a GPU: checks of kernels in Triton's interpreter, the
 engine on the CPU, copies as extents."""
 
 import time

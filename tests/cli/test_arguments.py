@@ -1,3 +1,5 @@
+"""Parsing of command-line arguments."""
+
 import pytest
 
 from tiercel.cli.arguments import translate

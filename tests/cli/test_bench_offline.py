@@ -237,7 +237,7 @@ def test_every_engine_flag_of_serve_is_there_and_none_of_http() -> None:
 
 @pytest.mark.parametrize("shown", [b"warming up", b"0/1500"])
 def test_ctrl_c_ends_it_with_130_and_no_traceback(model: str, shown: bytes) -> None:
-    """On a terminal, whose bar says how far the run is."""
+    """On a terminal, with its progress bar."""
     command = [
         sys.executable,
         "-c",
@@ -273,7 +273,7 @@ def test_ctrl_c_ends_it_with_130_and_no_traceback(model: str, shown: bytes) -> N
 
 
 def _read(terminal: int) -> bytes:
-    """What is left; a terminal that nobody writes to any more is an error to read."""
+    """Return the remaining output; reading a terminal without writers raises an error."""
     try:
         return os.read(terminal, 4096)
     except OSError:

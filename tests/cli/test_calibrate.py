@@ -1,3 +1,5 @@
+"""The command `tiercel calibrate`."""
+
 from pathlib import Path
 
 import pytest

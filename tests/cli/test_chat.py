@@ -1,3 +1,5 @@
+"""The command `tiercel chat` with a scripted server."""
+
 import json
 import os
 import select
@@ -14,8 +16,8 @@ import pytest
 CHAT = [sys.executable, "-c", "import sys; from tiercel.cli.main import main; sys.exit(main())", "chat"]
 
 
-class Story(ThreadingHTTPServer):
-    """A server that keeps what it was asked and answers what the test says."""
+class ScriptedServer(ThreadingHTTPServer):
+    """A server that records requests and sends the answers set by the test."""
 
     daemon_threads = True
 
@@ -24,7 +26,7 @@ class Story(ThreadingHTTPServer):
         self.events: list[str] = [piece("Hel"), piece("lo"), "[DONE]"]
         self.status = 200
         self.pause_s = 0.0  # before the last event
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
 
     @property
@@ -33,13 +35,13 @@ class Story(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Story
+    server: ScriptedServer
 
     def do_GET(self) -> None:
         self._reply(200, json.dumps({"data": [{"id": "first"}, {"id": "second"}]}))
 
     def do_POST(self) -> None:
-        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.server.requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self.server.keys.append(self.headers["authorization"])
         if self.server.status != 200:
             self._reply(self.server.status, json.dumps({"error": {"message": "the queue is full"}}))
@@ -66,8 +68,8 @@ def piece(text: str) -> str:
 
 
 @pytest.fixture
-def story() -> Iterator[Story]:
-    server = Story()
+def server() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -76,61 +78,61 @@ def story() -> Iterator[Story]:
     server.server_close()
 
 
-def chat(story: Story, questions: str, *flags: str) -> "subprocess.CompletedProcess[str]":
+def chat(server: ScriptedServer, questions: str, *flags: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*CHAT, "--url", story.url, *flags], input=questions, capture_output=True, text=True, check=False, timeout=60
+        [*CHAT, "--url", server.url, *flags], input=questions, capture_output=True, text=True, check=False, timeout=60
     )
 
 
-def test_piped_lines_are_turns_of_one_conversation_and_the_output_is_the_answers(story: Story) -> None:
-    ran = chat(story, "one\n\ntwo\n", "--system", "Be short.", "--temperature", "0", "--max-tokens", "9")
+def test_piped_lines_are_turns_of_one_conversation_and_the_output_is_the_answers(server: ScriptedServer) -> None:
+    ran = chat(server, "one\n\ntwo\n", "--system", "Be short.", "--temperature", "0", "--max-tokens", "9")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "Hello\nHello\n", "")
-    first, second = story.asked
+    first, second = server.requests
     assert (first["model"], first["stream"], first["temperature"], first["max_tokens"]) == ("first", True, 0.0, 9)
     assert [message["content"] for message in first["messages"]] == ["Be short.", "one"]
     assert [message["content"] for message in second["messages"]] == ["Be short.", "one", "Hello", "two"]
 
 
-def test_model_and_key_are_sent_as_given(story: Story) -> None:
-    assert chat(story, "hi\n", "--model", "second", "--api-key", "secret").returncode == 0
-    assert (story.asked[0]["model"], story.keys) == ("second", ["Bearer secret"])
+def test_model_and_key_are_sent_as_given(server: ScriptedServer) -> None:
+    assert chat(server, "hi\n", "--model", "second", "--api-key", "secret").returncode == 0
+    assert (server.requests[0]["model"], server.keys) == ("second", ["Bearer secret"])
 
 
-def test_an_address_may_end_in_v1(story: Story) -> None:
-    assert chat(story, "hi\n", "--url", f"{story.url}/v1/").returncode == 0
+def test_an_address_may_end_in_v1(server: ScriptedServer) -> None:
+    assert chat(server, "hi\n", "--url", f"{server.url}/v1/").returncode == 0
 
 
-def test_an_error_of_the_server_is_one_line_and_exit_code_1(story: Story) -> None:
-    story.status = 503
-    ran = chat(story, "hi\n")
+def test_an_error_of_the_server_is_one_line_and_exit_code_1(server: ScriptedServer) -> None:
+    server.status = 503
+    ran = chat(server, "hi\n")
     assert (ran.returncode, ran.stderr) == (1, "tiercel: error: 503: the queue is full\n")
 
 
-def test_an_error_in_the_middle_of_a_stream_is_reported(story: Story) -> None:
-    story.events = [piece("Hel"), json.dumps({"error": {"message": "the engine died"}}), "[DONE]"]
-    ran = chat(story, "hi\n")
+def test_an_error_in_the_middle_of_a_stream_is_reported(server: ScriptedServer) -> None:
+    server.events = [piece("Hel"), json.dumps({"error": {"message": "the engine died"}}), "[DONE]"]
+    ran = chat(server, "hi\n")
     assert ran.returncode == 1
     assert ran.stderr.endswith("tiercel: error: the engine died\n")
 
 
 @pytest.mark.parametrize("event", ["{", "[]", "{}", '{"choices": [{}]}', '{"choices": [{"delta": null}]}'])
-def test_a_stream_of_another_kind_is_one_line_and_exit_code_1(story: Story, event: str) -> None:
-    story.events = [event]
-    ran = chat(story, "hi\n")
+def test_a_stream_of_another_kind_is_one_line_and_exit_code_1(server: ScriptedServer, event: str) -> None:
+    server.events = [event]
+    ran = chat(server, "hi\n")
     assert ran.returncode == 1
     assert ran.stderr == "tiercel: error: the server sent an event that does not follow the OpenAI API\n"
 
 
-def test_a_server_that_is_not_there_is_one_line_and_exit_code_1(story: Story) -> None:
-    ran = chat(story, "hi\n", "--url", "http://127.0.0.1:1")
+def test_a_server_that_is_not_there_is_one_line_and_exit_code_1(server: ScriptedServer) -> None:
+    ran = chat(server, "hi\n", "--url", "http://127.0.0.1:1")
     assert ran.returncode == 1
     assert ran.stderr.startswith("tiercel: error: cannot reach http://127.0.0.1:1: is `tiercel serve` running there?")
     assert ran.stderr.count("\n") == 1
 
 
-def test_an_answer_cannot_send_commands_to_the_terminal(story: Story) -> None:
-    story.events = [piece("a\x1b[2Jb\x07c\td\u00e9")]
-    assert chat(story, "hi\n").stdout == "a\ufffd[2Jb\ufffdc\td\u00e9\n"
+def test_an_answer_cannot_send_commands_to_the_terminal(server: ScriptedServer) -> None:
+    server.events = [piece("a\x1b[2Jb\x07c\td\u00e9")]
+    assert chat(server, "hi\n").stdout == "a\ufffd[2Jb\ufffdc\td\u00e9\n"
 
 
 class Terminal:
@@ -153,11 +155,11 @@ class Terminal:
 
 
 @pytest.fixture
-def at_terminal(story: Story) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
+def at_terminal(server: ScriptedServer) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
     """The chat as it runs in a terminal of its own."""
     ours, theirs = os.openpty()
     take_it = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "  # so that Ctrl-C is a signal
-    command = [*CHAT[:2], take_it + CHAT[2], *CHAT[3:], "--url", story.url]
+    command = [*CHAT[:2], take_it + CHAT[2], *CHAT[3:], "--url", server.url]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
         os.close(theirs)
         yield Terminal(ours), process
@@ -166,20 +168,20 @@ def at_terminal(story: Story) -> Iterator[tuple[Terminal, "subprocess.Popen[byte
 
 
 def test_at_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_leaves(
-    story: Story, at_terminal: tuple[Terminal, "subprocess.Popen[bytes]"]
+    server: ScriptedServer, at_terminal: tuple[Terminal, "subprocess.Popen[bytes]"]
 ) -> None:
     terminal, process = at_terminal
-    story.pause_s = 20.0
+    server.pause_s = 20.0
     terminal.wait_for(b"> ")
     terminal.type(b"one\n")
     terminal.wait_for(b"Hello")
     terminal.type(b"\x03")
     terminal.wait_for(b"(stopped)")
     terminal.wait_for(b"> ")
-    story.pause_s = 0.0
+    server.pause_s = 0.0
     terminal.type(b"two\n")
     terminal.wait_for(b"Hello")
     terminal.wait_for(b"> ")
     terminal.type(b"\x04")
     assert process.wait(timeout=30) == 0
-    assert [message["content"] for message in story.asked[1]["messages"]] == ["one", "Hello", "two"]
+    assert [message["content"] for message in server.requests[1]["messages"]] == ["one", "Hello", "two"]

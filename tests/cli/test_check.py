@@ -1,3 +1,5 @@
+"""The command `tiercel check`."""
+
 import json
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tiercel config`: where each value comes from, and what a running server is told."""
+"""`tiercel config`: the source of each value, and changes sent to a running server."""
 
 import json
 import os
@@ -136,11 +136,11 @@ def test_the_example_on_the_page_is_a_settings_file(capsys: pytest.CaptureFixtur
 
 
 class Server(HTTPServer):
-    """Answers as /admin does, and remembers what it was asked."""
+    """A server with prepared answers of /admin, which records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str, str, Any]] = []
+        self.requests: list[tuple[str, str, str, Any]] = []
         self.status = 200
         self.body: object = {
             "version": 4,
@@ -160,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         text = self.rfile.read(int(self.headers.get("content-length", 0)))
         asked = (self.command, self.path, self.headers["authorization"], json.loads(text) if text else None)
-        self.server.asked.append(asked)
+        self.server.requests.append(asked)
         body = json.dumps(self.server.body).encode()
         self.send_response(self.server.status)
         self.send_header("content-length", str(len(body)))
@@ -189,23 +189,23 @@ def test_get_shows_the_settings_in_force(server: Server, capsys: pytest.CaptureF
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["port", "80", "default"]
     assert lines[-1] == ["version", "4,", "request,", "since", "2026-01-01T00:00:00+00:00"]
-    assert server.asked == [("GET", "/admin/config", "Bearer boss", None)]
+    assert server.requests == [("GET", "/admin/config", "Bearer boss", None)]
 
 
 def test_set_sends_values_and_drops_empty_ones(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "set", "--url", server.url, "max-num-seqs=3", "log-level="]) == 0
     assert capsys.readouterr().out == "version 4\n"
     values = {"max-num-seqs": "3", "log-level": None}
-    assert server.asked == [("PATCH", "/admin/config", "Bearer boss", values)]
+    assert server.requests == [("PATCH", "/admin/config", "Bearer boss", values)]
     assert main(["config", "set", "--url", server.url, "max-num-seqs"]) == 2
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_reload_asks_for_one(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.body = {"config_version": 2, "tenants_version": 5}
     assert main(["config", "reload", "--url", server.url]) == 0
     assert capsys.readouterr().out == "settings version 2, tenants version 5\n"
-    assert server.asked == [("POST", "/admin/reload", "Bearer boss", None)]
+    assert server.requests == [("POST", "/admin/reload", "Bearer boss", None)]
 
 
 def test_a_refusal_is_one_line_and_1(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,4 +221,4 @@ def test_without_an_admin_key_no_request_is_sent(
     monkeypatch.delenv("TIERCEL_ADMIN_KEY")
     assert main(["config", "get", "--url", server.url]) == 2
     assert "TIERCEL_ADMIN_KEY" in capsys.readouterr().err
-    assert not server.asked
+    assert not server.requests

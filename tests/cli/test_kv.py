@@ -1,4 +1,4 @@
-"""`tiercel kv`: what it says about a volume is so, and it deletes none that is in use."""
+"""`tiercel kv`: correct facts of a volume, and no deletion of a volume in use."""
 
 import hashlib
 import json

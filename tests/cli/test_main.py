@@ -1,3 +1,5 @@
+"""The entry point of the command line: version, help, errors and exit codes."""
+
 import json
 import os
 import subprocess

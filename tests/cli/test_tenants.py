@@ -1,3 +1,5 @@
+"""The command `tiercel tenants` with a scripted server."""
+
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,11 +22,11 @@ TENANT: dict[str, Any] = {
 
 
 class Server(HTTPServer):
-    """Answers as /admin/tenants does, and remembers what it was asked."""
+    """A server with prepared answers of /admin/tenants, which records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str, str, str]] = []
+        self.requests: list[tuple[str, str, str, str]] = []
         self.status = 200
         self.body: object = {"version": 4, "source": "request", "tenants": [TENANT]}
 
@@ -38,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         text = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
-        self.server.asked.append((self.command, self.path, self.headers["authorization"], text))
+        self.server.requests.append((self.command, self.path, self.headers["authorization"], text))
         body = json.dumps(self.server.body).encode()
         self.send_response(self.server.status)
         self.send_header("content-length", str(len(body)))
@@ -68,7 +70,7 @@ def test_list_shows_a_table(server: Server, capsys: pytest.CaptureFixture[str]) 
     assert head.split() == ["tenant", "weight", "band", "at", "once", "keys"]
     assert row.split() == ["acme", "2.5", "0", "1,000", "7692c3ad…"]
     assert last == "version 4, from the request"
-    assert server.asked == [("GET", "/admin/tenants", "Bearer boss", "")]
+    assert server.requests == [("GET", "/admin/tenants", "Bearer boss", "")]
 
 
 def test_set_sends_the_file_with_the_key_of_the_environment(
@@ -78,7 +80,7 @@ def test_set_sends_the_file_with_the_key_of_the_environment(
     file.write_text("tenants: []")
     monkeypatch.setenv("TIERCEL_ADMIN_KEY", "boss")
     assert main(["tenants", "set", str(file), "--url", server.url]) == 0
-    assert server.asked == [("PUT", "/admin/tenants", "Bearer boss", "tenants: []")]
+    assert server.requests == [("PUT", "/admin/tenants", "Bearer boss", "tenants: []")]
 
 
 def test_an_error_is_one_line(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

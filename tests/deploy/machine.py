@@ -50,7 +50,7 @@ def run(
 
 
 def require_namespaces() -> None:
-    """Check in a second or two what an engine needs from the kernel. Errors: NoEngineError, CommandError."""
+    """Check quickly that the kernel has the features that an engine needs. Errors: NoEngineError, CommandError."""
     if os.geteuid():
         raise NoEngineError("an engine of our own needs root")
     if shutil.which("unshare") is None:

@@ -1,6 +1,6 @@
-"""Supplies to build the image without a registry: a base image, a wheelhouse, and a copy of the tree.
+"""Offline inputs of the image build: base image, wheelhouse, copy of the tree.
 
-Base image and wheelhouse are kept in the cache folder by their inputs.
+Base image and wheelhouse are cached by a hash of their inputs.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ GLIBC = (17, 24, 26, 27, 28, 31, 34, 35, 36)  # 2.x, up to that of SUITE
 
 
 def cache_folder() -> Path:
-    """Return $XDG_CACHE_HOME/tiercel/deploy, and create it if necessary."""
+    """Return $XDG_CACHE_HOME/tiercel/deploy, creating it if needed."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = (base if base.is_absolute() else Path.home() / ".cache") / "tiercel" / "deploy"
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def _for_base() -> list[str]:
 
 
 def _kept(cache: Path, kind: str, inputs: tuple[str, ...], make: Callable[[Path], None]) -> Path:
-    """Return the folder made from these inputs, now or earlier. Delete those of other inputs."""
+    """Return the folder built from these inputs, building it if needed; folders of other inputs are deleted."""
     key = hashlib.sha256("\0".join((kind, *inputs)).encode()).hexdigest()[:16]
     folder = cache / f"{kind}-{key}"
     if folder.exists():

@@ -61,7 +61,7 @@ def first_token(stack: Stack, figures: list[str]) -> str:
 
 @pytest.fixture
 def running(stack: Stack, first_token: str) -> Stack:
-    """Return the daemon, ready."""
+    """Return the daemon when it is ready."""
     stack.wait_ready()
     return stack
 

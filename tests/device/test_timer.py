@@ -1,3 +1,5 @@
+"""Timing of device work."""
+
 from tiercel.clock import ManualClock
 from tiercel.device.cpu import InlineLane
 

@@ -61,7 +61,7 @@ def _served(reply: type[_Reply], certificate: Path | None = None) -> Iterator[in
 
 @pytest.fixture(params=[_Reply, _Loading])
 def answering(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
-    """A port, and the exit code that the probe owes it."""
+    """Yield a port and the expected exit code of the probe."""
     with _served(request.param) as port:
         yield port, 0 if request.param is _Reply else 1
 

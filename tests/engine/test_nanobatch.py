@@ -93,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def say(
     folder: Path, splitter: StepSplitter | None, depth: int, attention: AttentionName, temperature: float
 ) -> list[list[int]]:
-    """Return the answers to twelve prompts at once, three of which are aborted."""
+    """Return the answers to twelve concurrent prompts, three of which are aborted."""
     rng = random.Random(5)
     shared = [rng.randrange(3, VOCAB_SIZE) for _ in range(40)]
     prompts = [shared[: 20 * (n % 3)] + [rng.randrange(3, VOCAB_SIZE) for _ in range(5 + 17 * n)] for n in range(12)]

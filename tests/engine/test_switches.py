@@ -1,4 +1,4 @@
-"""The cost of a victim's blocks, and the outcome of a completed switch."""
+"""Block locations of victims, and the reported cost of finished preemptions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a tenant holds: a block shared by its sequences counts once, in the books and in a plan."""
+"""Blocks held by a tenant: a block shared by its sequences counts once, in the books and in a plan."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""One page for all tests of this folder."""
+"""A metrics page shared by all tests of this folder."""
 
 from pathlib import Path
 

@@ -96,7 +96,7 @@ def read_page(model_folder: Path, folder: Path, *, detail: bool = True) -> str:
 
 
 def catalog(page: str) -> Catalog:
-    """What Prometheus would know of this page: it adds the labels of the target, and `up`."""
+    """Return the series that Prometheus stores for this page: it adds the labels of the target, and `up`."""
     target = {"job": "tiercel", "instance": "tiercel:8000"}
     found = Catalog((name, {**labels, **target}) for name, labels in samples(page))
     found.add("up", [frozenset(target.items())])

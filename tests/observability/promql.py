@@ -1,6 +1,6 @@
 """PromQL, as far as boards and rules use it: parsed whole, and followed through with labels instead of values.
 
-`Catalog.find` says which series an expression would have: selectors match real series, aggregations keep the labels
+`Catalog.find` returns the series of an expression: selectors match real series, aggregations keep the labels
 that they name, and the two sides of an operator must meet. An expression that would stay empty is an error. Grammar:
 https://prometheus.io/docs/prometheus/latest/querying/basics/
 """
@@ -294,11 +294,11 @@ class Catalog:
 
     @property
     def names(self) -> set[str]:
-        """What exists."""
+        """Return the names of all series."""
         return set(self._series)
 
     def add(self, name: str, series: Iterable[Labels]) -> None:
-        """More series, as a recording rule makes them."""
+        """Add the series of a recording rule."""
         self._series.setdefault(name, set()).update(series)
 
     def find(self, expression: str) -> set[Labels] | None:

@@ -29,19 +29,19 @@ def plain(expression: str) -> str:
 
 
 def rules() -> Iterator[Tree]:
-    """Every rule, in the order of evaluation."""
+    """Return every rule in the order of evaluation."""
     for file in RULES:
         for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]:
             yield from group["rules"]
 
 
 def panels(file: Path) -> list[Tree]:
-    """Every panel of a board but rows."""
+    """Return every panel of a board except rows."""
     return [panel for panel in json.loads(file.read_text(encoding="utf-8"))["panels"] if panel["type"] != "row"]
 
 
 def board_expressions() -> Iterator[tuple[str, str]]:
-    """Where, and what."""
+    """Return (place, expression) pairs."""
     for file in BOARDS:
         board = json.loads(file.read_text(encoding="utf-8"))
         for panel in panels(file):

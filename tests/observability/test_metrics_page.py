@@ -1,4 +1,4 @@
-"""docs/metrics.md against what /metrics shows: every family, its type, its labels and what it says of itself."""
+"""docs/metrics.md compared with /metrics: every family, its type, labels and help text."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def shown(page: str) -> dict[str, Family]:
 
 
 def told() -> dict[str, Family]:
-    """The families of docs/metrics.md."""
+    """Return the families of docs/metrics.md."""
     rows = _ROW.findall(DOC.read_text(encoding="utf-8"))
     assert len({name for name, *_ in rows}) == len(rows)
     return {name: (kind, labels.strip(), meaning.strip()) for name, kind, labels, meaning in rows}
@@ -48,7 +48,7 @@ def test_no_metric_is_exported_twice_and_every_family_has_a_help_text(page: str)
 
 
 def test_errors_are_exported_before_the_first_occurs(page: str, model_folder: Path) -> None:
-    """`increase` sees nothing of a series that is born with its first event: whatever may occur begins with 0."""
+    """`increase` misses the first event of a new series, so every possible series starts with 0."""
 
     async def test(server: Running) -> None:
         fresh = set(_events((await server.http.get("/metrics")).text))
@@ -68,7 +68,7 @@ def test_errors_are_exported_before_the_first_occurs(page: str, model_folder: Pa
 
 
 def _events(page: str) -> Iterator[tuple[str, ...]]:
-    """What alerts count with `increase` and `rate`, by reason or status."""
+    """Return the series that alerts use with `increase` and `rate`, by reason or status."""
     labels_by_name = {
         "http_requests_total": ("status", "method", "handler"),
         "tiercel_stream_errors_total": ("reason",),

@@ -164,7 +164,7 @@ class Overloaded:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How accurate the refusals for a goal were."""
+    """The accuracy of refusals for a goal."""
 
     sent: int
     admitted: int

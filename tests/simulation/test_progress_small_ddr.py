@@ -1,4 +1,4 @@
-"""What preemptions for debt or for a share repeat stays within its bound over a DDR tier that is full, too."""
+"""The work repeated after preemptions for debt or share stays within its bound, also with a full DDR tier."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,3 +1,5 @@
+"""The clocks."""
+
 from tiercel.clock import ManualClock, MonotonicClock
 
 

@@ -1,3 +1,5 @@
+"""Settings from flags, environment and file."""
+
 import os
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""The error classes."""
+
 from tiercel.errors import AdmissionError, ConfigError, DeviceError, InvariantError, TiercelError
 
 

@@ -1,3 +1,5 @@
+"""Packed token lists of requests."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,3 +1,5 @@
+"""Priority bands of tenants."""
+
 import pytest
 
 from tiercel.ids import TenantId

@@ -1,3 +1,5 @@
+"""Parsing of numbers with units."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""Encoding of messages between server and engine."""
+
 import struct
 
 import msgspec

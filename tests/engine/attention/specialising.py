@@ -41,7 +41,7 @@ class Launches:
 
 
 def serve(launches: Launches, kv_heads: int, group: int, head_dim: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What is compiled by the first prompt, and by any number of sequences that decode, alone and beside a prompt."""
+    """Return the kernels compiled by the first prompt, and by decoding sequences, alone and together with a prompt."""
     attention, params = TritonAttention(_PROCESSORS), AttentionParams(scale=1.0)
     kv = torch.zeros(2, 3, _BLOCK_SIZE, kv_heads, 2 * head_dim, dtype=dtype)[:, 1]
 

@@ -64,7 +64,7 @@ def params_on(name: str, device: torch.device) -> AttentionParams:
 
 
 def assert_agrees(out: Tensor, expected: Tensor) -> None:
-    """Every number within the tolerance of its dtype, and all of them together within the relative one."""
+    """Check every element by the tolerance of its dtype, and the whole tensor by the relative tolerance."""
     dtype = out.dtype
     out = out.cpu().double()
     torch.testing.assert_close(out, expected, atol=TOLERANCE_BY_DTYPE[dtype], rtol=0)
@@ -163,7 +163,7 @@ def test_grouped_works_in_and_out_of_inference_mode() -> None:
 
 
 def far_memory(elements: int, device: torch.device) -> Tensor:
-    """Float16 numbers, so many that they are addresses rather than memory. Shapes: returns [elements]."""
+    """Return float16 elements in reserved address space without physical memory. Shapes: returns [elements]."""
     if device != CPU:
         return torch.empty(elements, dtype=torch.float16, device=device)
     no_reserve = 0x4000  # Linux's MAP_NORESERVE: 4 GiB of addresses, a few pages of memory

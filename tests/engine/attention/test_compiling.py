@@ -39,7 +39,7 @@ def constants_of(head_dim: int, has_all: bool) -> dict[str, int | float | bool |
 
 def prefill_job(head_dim: int, has_all: bool) -> Job:
     tile = PREFILL_TILES[head_dim, 2]
-    sizes = {"ROWS": tile.rows, "TOKENS": tile.rows // _GROUP, "KEYS": tile.keys, "MIN_LENGTH": 2}
+    sizes = {"ROWS": tile.rows, "TOKENS": tile.rows // _GROUP, "KEYS": tile.keys, "LEAST_LENGTH": 2}
     constants = constants_of(head_dim, has_all) | sizes
     module = "tiercel.engine.kernels.paged_prefill"
     return Job(module, "prefill_kernel", _TYPES, constants, tile.warps, tile.stages, _ALIGNED)

@@ -159,7 +159,7 @@ def test_a_graph_cuts_contexts_at_every_replay() -> None:
 
 
 def decode_of(scene: Scene, rows: list[int]) -> BatchInputs:
-    """One step of these sequences."""
+    """Return one decode step of these sequences."""
     state, count, at = scene.state, len(rows), np.array(rows)
     lengths = np.array(state.context_lengths, np.int32)[at]
     return BatchInputs(

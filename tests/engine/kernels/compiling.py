@@ -37,7 +37,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a job: its PTX, the shared memory of one program, and of one thread the registers and
+    """The result of compiling a job: its PTX, the shared memory of one program, and of one thread the registers and
     the memory that registers spill into."""
 
     ptx: str
@@ -49,7 +49,7 @@ class Compiled:
 def compile_for_hopper(jobs: Sequence[Job]) -> list[Compiled] | None:
     """Compile in a process of its own; None where this machine has no compiler for it.
 
-    Errors: AssertionError with what the compiler said.
+    Errors: AssertionError with the message of the compiler.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ran = subprocess.run(

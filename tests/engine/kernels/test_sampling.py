@@ -1,4 +1,4 @@
-"""The kernels of the sampler against plain torch."""
+"""The sampling kernels against plain torch."""
 
 import numpy as np
 import pytest

@@ -144,7 +144,7 @@ SSD = Rates(
 
 
 def slow_seconds(book: RateBook, seconds: int, before: DiskCounts) -> DiskCounts:
-    """Let four threads read blocks of 240 ms each, and the book learn twice a second."""
+    """Let four threads read blocks of 240 ms each, and the book learn twice per second."""
     counts = before
     for _ in range(2 * seconds):
         reads = counts.reads + 8

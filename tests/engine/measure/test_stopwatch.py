@@ -15,7 +15,7 @@ PLAN = StepPlan(step=1, nano_batches=())
 
 
 class SlowFlight:
-    """A flight of three seconds."""
+    """A flight that takes 3 s."""
 
     plan = PLAN
 
@@ -31,7 +31,7 @@ class SlowFlight:
 
 
 class SlowRunner:
-    """A runner that takes two seconds to launch."""
+    """A runner whose launch takes 2 s."""
 
     def __init__(self, clock: ManualClock, *, fails: bool = False) -> None:
         self._clock = clock

@@ -14,7 +14,7 @@ SPEC = KVSpec(layers=4, kv_heads=2, head_dim=32, block_size=16, dtype="float32")
 
 
 class Machine:
-    """A device with this memory and without lanes."""
+    """A device with a given amount of memory."""
 
     def __init__(self, name: str, free: int, total: int = 16 * GIB) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""All tiers opened together: bytes go down to the disk and come back, now and after a restart."""
+"""All tiers opened together: blocks are spilled to the disk and restored, also after a restart."""
 
 import os
 import time
@@ -136,7 +136,7 @@ class LockNow(PinnedMemory):
 
 
 class LockingDevice(CpuDevice):
-    """A CPU that notes the slabs that it was asked to lock."""
+    """A CPU device that records the slabs to be locked."""
 
     def __init__(self) -> None:
         super().__init__(1)

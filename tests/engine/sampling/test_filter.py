@@ -1,3 +1,5 @@
+"""The top-k, top-p and min-p filters."""
+
 from typing import cast
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The operators that sampling runs."""
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,3 +1,5 @@
+"""The sampler compared with a slow reference."""
+
 import math
 from array import array
 from collections import Counter

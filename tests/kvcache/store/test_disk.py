@@ -282,7 +282,7 @@ def test_one_hanging_write_does_not_switch_the_tier_off(
 
 
 def test_a_disk_that_stalls_for_seconds_never_blocks_the_caller(tmp_path: Path) -> None:
-    """In real time: a stall of 0.6 s stands for 5 s; asking and polling take far less than a step."""
+    """In real time: a stall of 0.6 s stands for 5 s; submitting and polling take far less than a step."""
     volume = MemoryVolume()
     woken = threading.Event()
     lanes = DiskLanes(volume, MonotonicClock(), woken.set, deadline_s=0.05)

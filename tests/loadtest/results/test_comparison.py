@@ -1,3 +1,5 @@
+"""Comparison of load test results."""
+
 import json
 import random
 from pathlib import Path

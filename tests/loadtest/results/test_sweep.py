@@ -1,3 +1,5 @@
+"""The search for the highest rate that meets the goals."""
+
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Errors at the boundary of the HTTP API."""
+
 import asyncio
 import dataclasses
 import json

@@ -1,3 +1,5 @@
+"""The operational routes: health, readiness, version, load and models."""
+
 import asyncio
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""Request fields and their defaults."""
+
 import json
 from pathlib import Path
 

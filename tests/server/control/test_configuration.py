@@ -41,7 +41,7 @@ def folder(model_folder: Path, tmp_path: Path) -> Path:
 
 
 class Operator:
-    """A server, its settings file, and somebody with the admin key."""
+    """A server, its settings file, and a client with the admin key."""
 
     def __init__(self, server: Running, file: Path) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""What a service manager hears: a socket stands for systemd, the daemon is real, its engine has no model."""
+"""Notifications to a service manager: a socket stands for systemd, the daemon is real, its engine has no model."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class Manager:
         self._sock = sock
 
     def hear(self, *, pings: bool = False) -> dict[str, str]:
-        """The next message; without those of the watchdog unless they are wanted."""
+        """Return the next message, without watchdog pings by default."""
         while True:
             lines = self._sock.recv(4096).decode().splitlines()
             message = dict(line.split("=", 1) for line in lines)
@@ -46,7 +46,7 @@ class Manager:
                 return message
 
     def hear_nothing(self, for_s: float) -> bool:
-        """Whether nobody says anything for so long, sooner or later."""
+        """Wait until no message arrives for this time; return whether that happened."""
         self._sock.settimeout(for_s)
         with suppress(TimeoutError):
             for _ in range(200):

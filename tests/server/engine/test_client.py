@@ -1,3 +1,5 @@
+"""The server's client of the engine process."""
+
 import asyncio
 import contextlib
 import socket

@@ -1,3 +1,5 @@
+"""The mailbox of a sequence's tokens."""
+
 import asyncio
 
 from tiercel.ids import SeqId

@@ -1,3 +1,5 @@
+"""Listening sockets."""
+
 import socket
 from pathlib import Path
 

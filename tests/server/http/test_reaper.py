@@ -1,3 +1,5 @@
+"""Removal of idle and stalled connections."""
+
 import asyncio
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Text by hand says what prometheus_client would have said."""
+"""Our exposition text is that of prometheus_client."""
 
 import random
 import re

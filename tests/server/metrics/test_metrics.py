@@ -1,3 +1,5 @@
+"""Metrics of the server and the engine."""
+
 import asyncio
 import sys
 from collections.abc import Iterable

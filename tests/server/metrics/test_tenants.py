@@ -1,4 +1,4 @@
-"""What is told of tenants: few lines each, only of those that were seen, and nothing that nobody earned."""
+"""Metrics of tenants: few lines per tenant, and only for tenants with requests."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families

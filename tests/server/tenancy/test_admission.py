@@ -1,3 +1,5 @@
+"""The admission queue."""
+
 import pytest
 
 from tiercel.clock import ManualClock
@@ -8,7 +10,7 @@ from tiercel.server.tenancy.usage import UsageBook
 
 
 class EngineQueue:
-    """What the engine client would say."""
+    """The queue state that the engine client reports."""
 
     def __init__(self) -> None:
         self.num_tokenless = 0

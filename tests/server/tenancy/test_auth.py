@@ -1,3 +1,5 @@
+"""Authentication of clients and operators."""
+
 import asyncio
 import signal
 from pathlib import Path
@@ -121,7 +123,7 @@ def test_metrics_from_another_machine_want_a_key() -> None:
 
 
 def test_a_header_cannot_make_a_client_local(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real daemon, told in uvicorn's way to believe every proxy: it names the peer, and wants a key of it."""
+    """A daemon that trusts every proxy, as uvicorn allows, uses the proxied address and requires a key."""
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     with started(model_folder, api_keys=["one"]) as server:
         server.await_url()

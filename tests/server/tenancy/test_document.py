@@ -1,3 +1,5 @@
+"""Reading of YAML and JSON documents."""
+
 import json
 from typing import Any
 

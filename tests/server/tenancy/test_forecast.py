@@ -1,3 +1,5 @@
+"""The forecast of the time to first token."""
+
 import pytest
 
 from tiercel.server.tenancy.forecast import DrainRate, ForecastError, PromptThroughput

@@ -33,7 +33,7 @@ def _tenant(
 
 @dataclass
 class Desk:
-    """Both gates over an engine that is told what to do."""
+    """Both gates with a scripted engine."""
 
     clock: ManualClock
     usages: UsageBook

@@ -26,7 +26,7 @@ def chat_tenant(goal_s: float | None, best_effort: BestEffort | None = None) -> 
 
 @cache
 def capacity(policy: PolicyName, shape: tuple[int, int], seconds: float = 8.0) -> tuple[float, float]:
-    """Requests a second of each kind that a server answers that has far too much of both."""
+    """Return the requests per second of each kind that a saturated server answers."""
     chat = chat_tenant(None)
     server = Overloaded([chat, BATCH_TENANT], replace(MACHINE, policy=policy), max_queued=100_000)
     sent = server.run(draw(chat, 60, seconds, shape, 99) + draw(BATCH_TENANT, 20, seconds, BATCH, 99), seconds)
@@ -47,7 +47,7 @@ def run(
 
 
 def verdict(policy: PolicyName, seed: int, goal_s: float | None = GOAL_S) -> tuple[Verdict, float]:
-    """With the goal, judged beside the same arrivals without it; and what the server can do, in requests."""
+    """Return the verdict on a run with the goal, against the same arrivals without it, and the capacity in requests."""
     rates = capacity(policy, CHAT)
     controls, sent = (
         [one for one in run(chat_tenant(goal), rates, policy, CHAT, seed) if one.at_s >= LEARNING_S]

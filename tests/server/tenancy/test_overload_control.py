@@ -1,3 +1,5 @@
+"""The overload controller and its service levels."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 

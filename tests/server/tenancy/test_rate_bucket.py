@@ -1,3 +1,5 @@
+"""The token bucket of a rate limit."""
+
 import math
 
 import pytest

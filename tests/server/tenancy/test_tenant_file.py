@@ -1,3 +1,5 @@
+"""The tenants file."""
+
 import hashlib
 from pathlib import Path
 

@@ -56,7 +56,7 @@ async def _ask(server: Running, key: str, route: str = TEXT, **fields: object) -
 
 
 async def _idle(server: Running) -> None:
-    """Nothing of any request is left."""
+    """Wait until no request is left."""
     await until(lambda: server.context.client.sequences.num_unfinished == 0)
     assert server.context.admission.num_reserved == 0
 
@@ -93,7 +93,7 @@ def test_scopes_are_the_same_after_a_restart(model_folder: Path, file: Path) -> 
 
 
 def test_a_prompt_over_the_quota_of_its_tenant_is_refused_by_its_name(model_folder: Path, tmp_path: Path) -> None:
-    """Whole blocks count, of 16 tokens and 1024 bytes; the answer may go on to the quota whatever it asked for."""
+    """Whole blocks count, of 16 tokens and 1024 bytes; the answer may grow up to the quota, whatever its limit."""
     file = tmp_path / "tenants.yaml"
     file.write_text("tenants: [{name: a, key: a, kv_quota_bytes: {hbm: 3071}}, {name: b, key: b}]")
 

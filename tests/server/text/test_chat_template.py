@@ -1,3 +1,5 @@
+"""Rendering of chat templates."""
+
 import datetime
 
 import pytest

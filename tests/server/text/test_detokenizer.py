@@ -1,3 +1,5 @@
+"""The incremental detokenizer."""
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer

@@ -1,3 +1,5 @@
+"""Detection of stop strings."""
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,3 +1,5 @@
+"""Loading of tokenizers."""
+
 import json
 from pathlib import Path
 
