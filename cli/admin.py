@@ -16,9 +16,9 @@ _TIMEOUT_S = 30.0
 
 
 def call(
-    method: str, url: str, what: str, admin_key: str | None, text: bytes | None = None, kind: str = ""
+    method: str, url: str, route: str, admin_key: str | None, text: bytes | None = None, content_type: str = ""
 ) -> dict[str, Any] | None:  # Any: JSON of a server
-    """Return the response of a route of /admin; None if it failed, after printing the reason."""
+    """Call a route of /admin and return its JSON; on failure, print the reason and return None."""
     # lazy: no other verb needs the HTTP client
     import httpx
 
@@ -29,13 +29,13 @@ def call(
     if key is None:
         fail("no admin key: give --admin-key or set TIERCEL_ADMIN_KEY")
         raise typer.Exit(2)
-    where = f"{url.rstrip('/').removesuffix('/v1')}/admin/{what}"
-    headers = {"Authorization": f"Bearer {key}"} | ({} if text is None else {"Content-Type": kind})
+    address = f"{url.rstrip('/').removesuffix('/v1')}/admin/{route}"
+    headers = {"Authorization": f"Bearer {key}"} | ({} if text is None else {"Content-Type": content_type})
     try:
-        answer = httpx.request(method, where, content=text, headers=headers, timeout=_TIMEOUT_S)
+        answer = httpx.request(method, address, content=text, headers=headers, timeout=_TIMEOUT_S)
         body = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-        fail(f"{where}: {exc or type(exc).__name__}")
+        fail(f"{address}: {exc or type(exc).__name__}")
         return None
     if answer.status_code != 200:
         fail(_reason(answer, body))

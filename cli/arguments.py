@@ -1,4 +1,4 @@
-"""Translation of command lines as vLLM's users type them: deprecated, refused and many-valued flags."""
+"""Translation of vLLM command lines: deprecated and refused flags, and flags with several values."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ _MANY = {option.flag for option in SETTINGS.values() if option.option.takes_many
 
 
 def translate(arguments: Sequence[str], warnings: list[str]) -> list[str]:
-    """Return a command line in the form that typer reads. Flags without effect are refused or dropped.
+    """Translate a command line to the form that typer reads. Flags without effect are refused or dropped.
 
     Effects: adds a line to `warnings` for every flag that is accepted and has no effect.
     Errors: ConfigError naming a flag that is not supported, with the reason.
@@ -54,7 +54,7 @@ def translate(arguments: Sequence[str], warnings: list[str]) -> list[str]:
 
 
 def _spelled(word: str) -> str:
-    """Spell out a flag: vLLM accepts --max_num_seqs for --max-num-seqs, and -tp for --tensor-parallel-size."""
+    """Return the full flag: vLLM accepts --max_num_seqs for --max-num-seqs, and -tp for --tensor-parallel-size."""
     flag, has_value, value = word.partition("=")
     flag = f"--{SHORT[flag]}" if flag in SHORT else flag.replace("_", "-")
     return f"{flag}{has_value}{value}"
@@ -78,7 +78,7 @@ def _in_gib(value: str) -> str:
 def _repeated(flag: str, rest: list[str]) -> Iterator[str]:
     """Yield `--api-key A B` as `--api-key A --api-key B`.
 
-    Used only if the model comes first; otherwise `serve --api-key KEY MODEL` would take the model's name for a key.
+    Called only if the model comes first; otherwise `serve --api-key KEY MODEL` would treat the model as a key.
     """
     yield flag
     if rest:

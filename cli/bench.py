@@ -1,4 +1,4 @@
-"""`tiercel bench`: the verbs of the load test, and the verbs that measure the engine without HTTP."""
+"""`tiercel bench`: load tests of a server, and measurements of the engine without HTTP."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from tiercel.cli.bench_serve import bench_serve_command, spell_out
 from tiercel.cli.bench_sweep import bench_sweep_command
 from tiercel.cli.bench_throughput import bench_throughput_command
 
-_IDLE_OFFLINE = "--disable-detokenize"  # a flag of vLLM
+_IGNORED_OFFLINE = "--disable-detokenize"  # a flag of vLLM
 
 
-def bench_app(listing: str, *, is_wanted: bool) -> typer.Typer:
-    """Return the verbs under `bench`. If another verb runs, the flags of `bench` are not built, to save time."""
+def bench_app(listing: str, *, has_flags: bool) -> typer.Typer:
+    """Return the verbs under `bench`. Without `has_flags` the verbs that have many flags are left out, to save time."""
     text = "Load a server, sweep its request rate, compare results, or measure the engine without HTTP."
     app = typer.Typer(help=text, no_args_is_help=True)
-    if is_wanted:
+    if has_flags:
         app.command("serve")(bench_serve_command())
         app.command("sweep")(bench_sweep_command())
         app.command("throughput")(bench_throughput_command(listing))
@@ -35,7 +35,7 @@ def bench_words(words: Sequence[str], warnings: list[str]) -> list[str]:
     """
     if words[:1] in (["serve"], ["sweep"]):
         return [*words[:1], *spell_out(words[1:], warnings)]
-    if words[:1] in (["throughput"], ["latency"]) and _IDLE_OFFLINE in words:
-        warnings.append(f"{_IDLE_OFFLINE} is ignored: these verbs produce no text")
-        return [word for word in words if word != _IDLE_OFFLINE]
+    if words[:1] in (["throughput"], ["latency"]) and _IGNORED_OFFLINE in words:
+        warnings.append(f"{_IGNORED_OFFLINE} is ignored: outputs are never detokenised by this command")
+        return [word for word in words if word != _IGNORED_OFFLINE]
     return list(words)

@@ -1,9 +1,11 @@
-"""`tiercel bench compare`: two results side by side, and the significance of each difference."""
+"""`tiercel bench compare`: compare two results, with the significance of each difference."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tiercel.cli.console import print_table
 
 if TYPE_CHECKING:
     from tiercel.loadtest.results.comparison import Difference
@@ -11,15 +13,16 @@ if TYPE_CHECKING:
 
 
 def bench_compare(
-    first: Annotated[Path, typer.Argument(help="Result file to compare with.", metavar="FIRST")],
-    second: Annotated[Path, typer.Argument(help="Result file to judge.", metavar="SECOND")],
+    first: Annotated[Path, typer.Argument(help="Baseline result file.", metavar="FIRST")],
+    second: Annotated[Path, typer.Argument(help="Result file to compare with the baseline.", metavar="SECOND")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> int:
-    """Compare two results: second over first, with the 95 % interval of the ratio.
+    """Compare two results: the ratio of second to first, with its 95 % interval.
 
-    The interval is a bootstrap over requests, for rates over blocks of time. A
+    The interval is a bootstrap over requests; for rates, over blocks of time. A
     difference whose interval contains 1 is a tie. Intervals need results that
-    were saved with --save-detailed. Of several results in a file the last is used.
+    were saved with --save-detailed. If a file has several results, the last is
+    used.
     """
     # lazy: no other verb compares
     from tiercel.loadtest.results.comparison import compare, differing_settings, encode_comparison
@@ -38,39 +41,31 @@ def bench_compare(
 def _print(
     differences: "list[Difference]", runs: "tuple[RunResult, RunResult]", unlike: dict[str, tuple[str, str]]
 ) -> None:
-    # lazy: no other verb prints this table
-    from rich.console import Console
-    from rich.table import Table
+    # lazy: most verbs print no table
     from rich.text import Text
 
     # lazy: as above
     from tiercel.loadtest.results.comparison import ComparisonVerdict
 
-    console = Console(highlight=False)
-    for name, pair in unlike.items():
-        console.print(Text(f"different {name}: {pair[0]} | {pair[1]}", style="yellow"))
-    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("figure", overflow="fold")
-    for title, run in zip(("first", "second"), runs, strict=True):
-        table.add_column(Text(run.label or title), justify="right", no_wrap=True)
-    table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("95 % interval", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    for name, (first, second) in unlike.items():
+        print(f"different {name}: {first} | {second}")
+    titles = [run.label or title for title, run in zip(("first", "second"), runs, strict=True)]
     styles = {
         ComparisonVerdict.BETTER: "green",
         ComparisonVerdict.WORSE: "red",
         ComparisonVerdict.TIE: "dim",
         ComparisonVerdict.UNKNOWN: "dim",
     }
-    for difference in differences:
-        table.add_row(*_cells(difference), Text(_verdict(difference), style=styles[difference.verdict]))
-    console.print(table)
+    rows = [
+        (*_cells(difference), Text(_verdict(difference), style=styles[difference.verdict]))
+        for difference in differences
+    ]
+    print_table(("figure", *titles, "ratio", "95 % interval", ""), rows, right=(*titles, "ratio"))
     known = [difference for difference in differences if difference.spread is not None]
-    console.print(
+    print(
         f"{len(known)} intervals of 95 %: about one in twenty misses the true ratio by chance."
         if known
-        else "No intervals: save both results with --save-detailed.",
-        style="dim",
+        else "No intervals: save both results with --save-detailed."
     )
 
 

@@ -1,4 +1,4 @@
-"""The parts that `tiercel bench throughput` and `tiercel bench latency` share: flags, and the engine."""
+"""The common part of `tiercel bench throughput` and `tiercel bench latency`: flags and the engine."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 BENCHMARK = Group("Benchmark")
 _OFFLINE = {*options_of(EngineSettings), "config", "served_model_name", "tokenizer"}
-"""The names of the settings that act without the HTTP process."""
+"""The names of the settings that have an effect without the HTTP process."""
 
 
 class OfflineFlags(Struct, frozen=True, kw_only=True):
-    """The flags of both verbs beside the settings."""
+    """The flags of both verbs besides the settings."""
 
     temperature: Annotated[float, Option(BENCHMARK, "Sampling temperature; 0: greedy.", "VALUE", within=(0, 2))] = 0.0
     output_json: Annotated[Path | None, Option(BENCHMARK, "File to write the result to.", "FILE")] = None
 
     def check(self) -> None:
-        """Check that the result can be written. Errors: ConfigError; better before the run than after it."""
+        """Check before the run that the result can be written. Errors: ConfigError."""
         check_output(self.output_json, "--output-json")
 
 
 @dataclass(frozen=True, slots=True)
 class OfflinePlan:
-    """The facts that are known before the model is loaded."""
+    """The settings of the engine, and the facts known before the model is loaded."""
 
     settings: EngineSettings
     model_id: str  # as the operator wrote it
     tokenizer: Path  # a folder, for datasets of texts
-    max_model_len: int  # tokens: the model's, or --max-model-len if that is less
+    max_model_len: int  # tokens: the smaller of the model's limit and --max-model-len
     vocab_size: int
 
 
@@ -67,7 +67,7 @@ class OfflineBar:
         self._bar.__exit__(kind, error, trace)
 
     def stage(self, text: str, count: int) -> Callable[[int], None]:
-        """Start a stage; return the function to call with the number of the `count` units that have ended."""
+        """Start a stage of `count` units; return the function to call with the number of ended units."""
         # lazy: as above
         from tiercel.loadtest.client.assignment import Progress
 
@@ -76,22 +76,22 @@ class OfflineBar:
 
 
 def offline_command(run: Run, listing: str, own: Iterable[OptionField]) -> Callable[..., int]:
-    """Return a typer command with flags of its own and every setting that the engine acts on."""
+    """Return a typer command with its own flags and the settings of the engine."""
     return with_settings(run, listing, (option for name, option in SETTINGS.items() if name in _OFFLINE), flags_of(own))
 
 
 def plan_offline(given: dict[str, object]) -> OfflinePlan:
     """Resolve the engine's flags, and read the facts about the model that do not need its weights.
 
-    Unless they are given, the prefix cache is off, because it would measure the similarity of the prompts, and there
-    is no goal for the time between tokens, because no user reads the stream. An SSD tier keeps the prefix cache on.
-    Effects: this process is set up to compute and log as an engine. Errors: ConfigError.
+    By default the prefix cache is off, because its hits depend on the similarity of the prompts, and there is no goal
+    for the time between tokens. With an SSD tier the prefix cache stays on.
+    Effects: configures the log and the environment of this process as for an engine. Errors: ConfigError.
     """
     resolved = resolve(given)
-    otherwise: dict[str, object] = {"tbt_goal": "0"}
+    defaults: dict[str, object] = {"tbt_goal": "0"}
     if not resolved.settings.engine.kv_disk_paths:
-        otherwise["enable_prefix_caching"] = "false"
-    resolved = resolve({**given, **{name: value for name, value in otherwise.items() if name not in resolved.given}})
+        defaults["enable_prefix_caching"] = "false"
+    resolved = resolve({**given, **{name: value for name, value in defaults.items() if name not in resolved.given}})
     for line in resolved.warnings:
         warn(line)
     settings = resolved.settings.engine
@@ -115,7 +115,7 @@ def plan_offline(given: dict[str, object]) -> OfflinePlan:
 
 
 def open_offline(plan: OfflinePlan, requests: Sequence["ListedRequest"]) -> "OfflineEngine":
-    """Load the model. Errors: ConfigError, also for the first request that does not fit."""
+    """Load the model and check the requests. Errors: ConfigError, also for the first request that does not fit."""
     # lazy: as above
     from tiercel.clock import MonotonicClock
     from tiercel.engine.offline import OfflineEngine
@@ -124,27 +124,27 @@ def open_offline(plan: OfflinePlan, requests: Sequence["ListedRequest"]) -> "Off
     engine = OfflineEngine.open(plan.settings, MonotonicClock())
     try:
         facts = engine.facts
-        check_requests(requests, facts.max_model_len, facts.vocab_size, pool_in_words(facts))
+        check_requests(requests, facts.max_model_len, facts.vocab_size, pool_limit_text(facts))
     except ConfigError:
         engine.close()
         raise
     return engine
 
 
-def pool_in_words(facts: "EngineFacts") -> str:
-    """Describe the limit that the KV pool sets on a sequence, for an error message."""
+def pool_limit_text(facts: "EngineFacts") -> str:
+    """Return the limit of the KV pool on a sequence, for an error message."""
     return f"the KV pool of {facts.blocks} blocks of {facts.block_size} tokens; see --kv-cache-memory-bytes"
 
 
-def check_requests(requests: Sequence["ListedRequest"], most_tokens: int, vocab_size: int, what: str) -> None:
-    """Check the requests. Errors: ConfigError for a request of more than `most_tokens`, or with unknown token ids."""
+def check_requests(requests: Sequence["ListedRequest"], max_tokens: int, vocab_size: int, limit_name: str) -> None:
+    """Check the requests. Errors: ConfigError for a request of more than `max_tokens`, or with unknown token ids."""
     for number, request in enumerate(requests, start=1):
         prompt, output = len(request.prompt_token_ids), request.output_len
-        if prompt + output > most_tokens:
+        if prompt + output > max_tokens:
             raise ConfigError(
                 "bench.too_long",
                 f"request {number}: {prompt} tokens of input and {output} of output are {prompt + output}, "
-                f"over {most_tokens}: {what}",
+                f"over {max_tokens}: {limit_name}",
             )
         if (largest := max(request.prompt_token_ids)) >= vocab_size:
             raise ConfigError(
@@ -152,8 +152,8 @@ def check_requests(requests: Sequence["ListedRequest"], most_tokens: int, vocab_
             )
 
 
-def asked_of(requests: Sequence["ListedRequest"], temperature: float) -> list["OfflineRequest"]:
-    """Return the requests for the engine: each is generated to its full length."""
+def engine_requests(requests: Sequence["ListedRequest"], temperature: float) -> list["OfflineRequest"]:
+    """Return the requests in the engine's form; each is generated to its full length."""
     # lazy: as above
     from tiercel.engine.offline import OfflineRequest
     from tiercel.request import SamplingParams, pack_tokens

@@ -11,7 +11,7 @@ from tiercel.loadtest.client.assignment import Progress as Counts
 
 
 class BenchProgress:
-    """A bar of the requests that have ended, by stage. Use with `with`; silent if standard error is not a terminal."""
+    """A progress bar of the ended requests of a stage. Use with `with`; silent if standard error is not a terminal."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self._bar = Progress(
@@ -36,7 +36,7 @@ class BenchProgress:
         self._bar.stop()
 
     def stage(self, text: str, requests: int) -> None:
-        """Start a stage of a number of requests; 0: the number is not known."""
+        """Start a stage of `requests` requests; 0: the number is not known."""
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(text, total=requests or None, running=0, failed=0)

@@ -7,16 +7,16 @@ import typer
 
 from tiercel.cli.console import warn
 
-OUT_HELP = "Folder of the page and its pictures; default: beside the result."
+OUT_HELP = "Folder for the page and its pictures; default: next to the result."
 
 
 def bench_report(
     result: Annotated[Path, typer.Argument(help="Result file of tiercel bench serve.", metavar="RESULT")],
     out: Annotated[Path | None, typer.Option(help=OUT_HELP, metavar="FOLDER")] = None,
 ) -> int:
-    """Draw a result: one self-contained HTML page, and every picture as a PNG.
+    """Write the report of a result: one self-contained HTML page, and each picture as a PNG.
 
-    Of several results in a file (--append-result) the last one is drawn.
+    If the file has several results (--append-result), the last one is used.
     """
     # lazy: no other verb draws
     from tiercel.loadtest.report.run_page import write_report
@@ -24,6 +24,6 @@ def bench_report(
 
     results = read_results(result)
     if len(results) > 1:
-        warn(f"{result} has {len(results)} results: the last one is drawn")
+        warn(f"{result} has {len(results)} results: the last one is used")
     print(write_report(results[-1], out or result.with_suffix(".report")))
     return 0

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tiercel.loadtest.results.record import RunResult
     from tiercel.loadtest.settings import BenchSettings
 
-_IGNORED = {  # vLLM's flags without effect: whether each takes a value, and why it is ignored
-    "--trust-remote-code": (False, "a model's own code is never run here"),
+_IGNORED = {  # flags of vLLM without effect: whether each takes a value, and the reason
+    "--trust-remote-code": (False, "code of a model is never run"),
     "--plot-timeline": (False, "`tiercel bench report` draws the result file"),
     "--tokenizer-mode": (True, "tokens are counted with tokenizer.json"),
 }
@@ -44,7 +44,7 @@ def serve(given: dict[str, Any]) -> int:
 
 
 def spell_out(words: Sequence[str], warnings: list[str]) -> Iterator[str]:
-    """Yield flags as load-test users type them in the form that typer reads.
+    """Yield the flags of vLLM's load test in the form that typer reads.
 
     `--goodput ttft:500 tpot:60` becomes the flag twice, `--num_prompts` becomes `--num-prompts`. A flag that has no
     effect is dropped and adds a line to `warnings`. Errors: ConfigError for a flag of vLLM that is not supported.
@@ -95,7 +95,7 @@ def _run(settings: "BenchSettings") -> int:
     from tiercel.loadtest.settings import percentiles
 
     if settings.report:
-        check_drawing()  # before the run rather than after it
+        check_drawing()  # fails before the run if pictures cannot be drawn
     result = run_once(settings)
     print(summary(result, settings.percentile_metrics, percentiles(settings.metric_percentiles)))
     if settings.save_result or settings.save_detailed or settings.append_result:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Struct
 
 from tiercel.cli.bench_serve import command_line, run_once
-from tiercel.cli.console import warn
+from tiercel.cli.console import print_table, warn
 from tiercel.cli.flags import flags_of, make_command
 from tiercel.option import Group, Option, options_of, read_options
 
@@ -29,17 +29,17 @@ _NOT_SHARED = {  # flags of `bench serve` that a sweep sets itself, or that have
 class SweepFlags(Struct, frozen=True, kw_only=True):
     """The flags of a sweep beside those of `bench serve`."""
 
-    first_rate: Annotated[float, Option(_SWEEP, "First rate to offer.", "RATE")] = 1.0
-    highest_rate: Annotated[float, Option(_SWEEP, "Highest rate to offer.", "RATE")] = 1024.0
+    first_rate: Annotated[float, Option(_SWEEP, "First request rate.", "RATE")] = 1.0
+    highest_rate: Annotated[float, Option(_SWEEP, "Highest request rate.", "RATE")] = 1024.0
     growth: Annotated[float, Option(_SWEEP, "Factor between rates until the goals are missed.", "FACTOR")] = 2.0
     precision: Annotated[float, Option(_SWEEP, "Relative precision of the knee.", "SHARE")] = 0.05
-    good_share: Annotated[float, Option(_SWEEP, "Share of the requests that must keep the goals.", "SHARE")] = 0.95
-    step_sec: Annotated[float, Option(_SWEEP, "Time that each rate is offered.", "SECONDS")] = 30.0
-    out: Annotated[Path, Option(_SWEEP, "Folder of the page, the picture and the results.", "FOLDER")] = Path("sweep")
+    good_share: Annotated[float, Option(_SWEEP, "Share of the requests that must meet the goals.", "SHARE")] = 0.95
+    step_sec: Annotated[float, Option(_SWEEP, "Duration of each rate.", "SECONDS")] = 30.0
+    out: Annotated[Path, Option(_SWEEP, "Folder for the page, the picture and the results.", "FOLDER")] = Path("sweep")
 
 
 def bench_sweep_command() -> Callable[..., int]:
-    """Return the command: the flags of a sweep, and those of `bench serve` that are the same at every rate."""
+    """Return the command with the flags of a sweep and those of `bench serve` that are the same at every rate."""
     # lazy: httpx and tokenizers, which other verbs do not need
     from tiercel.loadtest.settings import BenchSettings
 
@@ -48,11 +48,11 @@ def bench_sweep_command() -> Callable[..., int]:
 
 
 def sweep(given: dict[str, Any]) -> int:
-    """Find how many requests per second a server takes within goals.
+    """Find the highest request rate at which a server meets latency goals.
 
-    Doubles the rate until too few requests keep the goals of --goodput, then
-    closes in on the knee. Prints a table and writes a page, its picture, the
-    points as JSON and the result of every run to a folder.
+    Doubles the rate until too few requests meet the goals of --goodput, then
+    narrows the interval by bisection. Prints a table and writes a page, its
+    picture, the points as JSON and the result of every run to a folder.
     """
     # lazy: as above
     from tiercel.loadtest.plan import settings_at
@@ -69,7 +69,7 @@ def sweep(given: dict[str, Any]) -> int:
     )
     plan.check()
     settings = read_options(BenchSettings, given)
-    settings_at(settings, own.first_rate, own.step_sec, 0)  # wrong flags end the sweep before it begins
+    settings_at(settings, own.first_rate, own.step_sec, 0)  # fails before the sweep if a flag is wrong
     return _run(settings, plan, own.step_sec, own.out)
 
 
@@ -109,16 +109,8 @@ def _run(settings: "BenchSettings", plan: "SearchPlan", step_s: float, folder: P
 
 
 def _print_points(points: "list[Point]") -> None:
-    # lazy: no other verb prints this table
-    from rich.console import Console
-    from rich.table import Table
-
-    # lazy: as above
+    # lazy: no other verb sweeps
     from tiercel.loadtest.report.sweep_page import COLUMNS, point_cells
 
-    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
-    for column in COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    for point in sorted(points, key=lambda point: point.rate):
-        table.add_row(*point_cells(point))
-    Console(highlight=False).print(table)
+    rows = [point_cells(point) for point in sorted(points, key=lambda point: point.rate)]
+    print_table(COLUMNS, rows, right=COLUMNS)

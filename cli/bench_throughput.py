@@ -1,16 +1,18 @@
-"""`tiercel bench throughput`: the time that the engine without HTTP needs for all requests at once."""
+"""`tiercel bench throughput`: measure the throughput of the engine without HTTP."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec.structs import asdict
 
 from tiercel.cli.bench_offline import (
     BENCHMARK,
     OfflineBar,
     OfflineFlags,
     OfflinePlan,
-    asked_of,
     check_output,
+    engine_requests,
     offline_command,
     open_offline,
     plan_offline,
@@ -26,7 +28,7 @@ _NOT_OFFLINE = ("multi_turn_num_turns", "multi_turn_think_sec")
 
 
 class ThroughputFlags(OfflineFlags, frozen=True, kw_only=True):
-    """The flags of the verb beside the settings and the dataset."""
+    """The flags of `bench throughput` besides the settings and the dataset."""
 
     num_prompts: Annotated[
         int | None, Option(BENCHMARK, "Requests; default: 1000, or all of a file.", "COUNT", within=(1, 10**9))
@@ -41,7 +43,7 @@ class ThroughputFlags(OfflineFlags, frozen=True, kw_only=True):
 
 
 def bench_throughput_command(listing: str) -> Callable[..., int]:
-    """Return the command: its own flags, the dataset's flags of `bench serve`, and the engine's."""
+    """Return the command with its own flags, the dataset flags of `bench serve` and the flags of the engine."""
     own = [*options_of(ThroughputFlags).values(), *_dataset_options().values()]
     return offline_command(bench_throughput, listing, own)
 
@@ -50,9 +52,9 @@ def bench_throughput(given: dict[str, Any]) -> int:
     """Measure the throughput of the engine without HTTP.
 
     Submits all requests at once and waits for the last. Every answer has
-    exactly the requested length. With --load-format dummy a folder that holds
-    only a config.json is enough. --save-requests writes the requests, to run
-    the same ones on another engine. --help=all lists all flags.
+    exactly the requested length. With --load-format dummy a folder with only a
+    config.json is sufficient. --save-requests writes the requests, to run them
+    on another engine. --help=all lists all flags.
     """
     # lazy: httpx and tokenizers, which other verbs do not need
     from tiercel.cli.offline_output import show_throughput, throughput_result, write_result
@@ -67,7 +69,9 @@ def bench_throughput(given: dict[str, Any]) -> int:
     listed = None
     if own.requests is not None:
         for name in dataset:
-            raise ConfigError("bench.flag", f"{flag_name(name)}: not with --requests, whose file holds the requests")
+            raise ConfigError(
+                "bench.flag", f"{flag_name(name)}: cannot be combined with --requests, whose file defines the requests"
+            )
         listed = read_requests(own.requests)[: own.num_prompts]
     plan = plan_offline(given)
     requests = listed or _draw(plan, dataset, own.num_prompts or _DEFAULT_PROMPTS)
@@ -76,8 +80,8 @@ def bench_throughput(given: dict[str, Any]) -> int:
     warm = draw_like(requests[: own.num_warmups], plan.settings.seed, plan.vocab_size)
     with open_offline(plan, requests) as engine, OfflineBar() as bar:
         if warm:
-            engine.run(asked_of(warm, own.temperature), bar.stage("warming up", len(warm)))
-        run = engine.run(asked_of(requests, own.temperature), bar.stage("running", len(requests)))
+            engine.run(engine_requests(warm, own.temperature), bar.stage("warming up", len(warm)))
+        run = engine.run(engine_requests(requests, own.temperature), bar.stage("running", len(requests)))
         facts = engine.facts
     result = throughput_result(plan, facts, requests, own.temperature, run)
     show_throughput(result)
@@ -93,8 +97,9 @@ def _draw(plan: OfflinePlan, dataset: dict[str, Any], count: int) -> "list[Liste
     from tiercel.loadtest.settings import BenchSettings
 
     chosen = read_options(BenchSettings, dataset)
+    values = asdict(chosen)
     for name in dataset:
-        value = getattr(chosen, name)
+        value = values[name]
         if isinstance(value, int) and value < 1 and not name.endswith("prefix_len"):
             raise ConfigError("bench.flag", f"{flag_name(name)} {value}: must be at least 1")
     settings = mix_of(chosen).tenants[0].dataset

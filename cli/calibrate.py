@@ -1,4 +1,4 @@
-"""`tiercel calibrate`: find out which cuts of a step pay for a model on this machine."""
+"""`tiercel calibrate`: measure the best split of a step into nano-batches."""
 
 from tiercel.cli.console import warn
 from tiercel.config import resolve
@@ -8,12 +8,12 @@ from tiercel.scheduler.nanobatch import SplitRow
 
 
 def calibrate(given: dict[str, object]) -> int:
-    """Search for the cuts of a step that save time on this machine.
+    """Measure into how many nano-batches a step should be split on this machine.
 
-    Runs steps of many shapes whole and in several nano-batches, for about five
-    minutes on an idle machine, and saves the table where `tiercel serve` of the
-    same model looks for it. Without a table every step is one nano-batch. Steps
-    of up to 256 tokens, a CPU's default, have not been found to gain.
+    Runs steps of many shapes unsplit and in several nano-batches, for about five
+    minutes on an idle machine, and writes the table where `tiercel serve` of the
+    same model reads it. Without a table every step is one nano-batch. Steps of
+    up to 256 tokens, the default on a CPU, have not been faster when split.
     --help=all lists all flags.
     """
     resolved = resolve(given)
@@ -23,7 +23,7 @@ def calibrate(given: dict[str, object]) -> int:
     # lazy: it imports torch, which takes seconds and reads the environment
     from tiercel.engine.measure.split_search import calibrate_splits
 
-    def tell(row: SplitRow) -> None:
+    def show(row: SplitRow) -> None:
         best = min(row.cuts, key=lambda timed: timed.ratio)
         print(
             f"{row.prefill_tokens:>6} {row.decodes:>8} {row.context_tokens:>8}   {best.ratio:>6.3f}   "
@@ -31,10 +31,10 @@ def calibrate(given: dict[str, object]) -> int:
             flush=True,
         )
 
-    print("prompt  decodes  context     best   cut: its time over that of the whole step")
+    print("prompt  decodes  context     best   split: time relative to the unsplit step")
     try:
-        path = calibrate_splits(resolved.settings.engine, tell)
+        path = calibrate_splits(resolved.settings.engine, show)
     except OSError as exc:
-        raise TiercelError("calibrate.not_kept", f"the table cannot be saved: {exc}") from exc
-    print(f"saved in {path}")
+        raise TiercelError("calibrate.not_kept", f"the table cannot be written: {exc}") from exc
+    print(f"written to {path}")
     return 0

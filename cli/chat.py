@@ -1,4 +1,4 @@
-"""`tiercel chat`: talk to a server from the terminal, or pipe one question per line."""
+"""`tiercel chat`: chat with a server in the terminal, or send one question per line of a pipe."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ def chat(
     model: Annotated[str, typer.Option(help="Model; auto: the first that the server reports.")] = "auto",
     system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Maximum length of an answer.", metavar="TOKENS", min=1)
+        int | None, typer.Option(help="Maximum tokens of an answer.", metavar="TOKENS", min=1)
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature; 0: greedy.", min=0.0, max=2.0)
@@ -29,7 +29,7 @@ def chat(
 
     If the input is a pipe, every line is a question and only the answers are printed.
     """
-    # lazy: no other verb talks HTTP
+    # lazy: no other verb needs the HTTP client
     from tiercel.cli.conversation import ChatConversation, ChatError
     from tiercel.config import client_api_key
 
@@ -52,7 +52,7 @@ def _talk(conversation: "ChatConversation") -> int:
     # lazy: its import adds line editing to `input`, wanted at a terminal only
     import readline  # noqa: F401
 
-    # lazy: no other verb talks HTTP
+    # lazy: no other verb needs the HTTP client
     from tiercel.cli.conversation import ChatError
 
     print(f"{conversation.model} at {conversation.url}. Ctrl-C stops an answer, Ctrl-D leaves.")
@@ -83,7 +83,7 @@ def _print_answer(conversation: "ChatConversation", question: str) -> None:
 
 
 def _printable(text: str) -> str:
-    """Return the text without control characters, which a terminal would obey."""
+    """Return the text with control characters replaced, because a terminal would execute them."""
     return "".join(
         char if char in "\n\t" or char.isprintable() or char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text
     )

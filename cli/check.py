@@ -1,4 +1,4 @@
-"""`tiercel check`: the checks of `tiercel serve` with the same flags, without loading the weights or serving."""
+"""`tiercel check`: check a model folder and flags without loading the weights."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +13,8 @@ def check(given: dict[str, object]) -> int:
     """Check a model folder and flags without serving.
 
     Reads the configuration, the tokenizer and the headers of the weights, and
-    sizes the KV memory from the memory that is free now. Exits with code 2 and
-    one line if `tiercel serve` with the same flags would not start.
+    computes the size of the KV memory from the memory that is free now. Exit
+    code 2 and one line if `tiercel serve` with the same flags would not start.
     --help=all lists all flags.
     """
     resolved = resolve(given)
@@ -55,7 +55,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
             "device": f"{device.name}, {show_bytes(device.free_bytes())} free",
             "per token": show_bytes(facts.kv.token_bytes),
             "pool": f"{show_bytes(capacity.kv_bytes)} = {capacity.blocks:,} blocks of {capacity.block_size} tokens"
-            + ("" if device.name == "cpu" else ", less the memory that steps take, measured at the start"),
+            + ("" if device.name == "cpu" else ", minus the memory of steps, measured at start"),
             "room for": f"{tokens:,} tokens, {tokens / capacity.max_model_len:.1f} sequences of the full context",
             "step": f"{step_tokens(engine, device):,} tokens, {engine.max_num_seqs:,} sequences",
         },

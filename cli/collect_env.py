@@ -1,4 +1,4 @@
-"""`tiercel collect-env`: the facts about the machine for a bug report, without its name, addresses or paths."""
+"""`tiercel collect-env`: print facts about the machine for a bug report, without its name, addresses or paths."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def _version(package: str) -> str | None:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a small file of the kernel; empty if it cannot be read."""
+    """Return the text of a small file of the kernel, or an empty text if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""`tiercel config`: the settings with their sources, here or in a running server, and the reference page."""
+"""`tiercel config`: show or change settings, here or in a running server, and print the reference page."""
 
 import inspect
 import json
@@ -8,7 +8,7 @@ import typer
 
 from tiercel.cli.admin import HERE, AdminKey, Url, call
 from tiercel.cli.config_page import reference
-from tiercel.cli.console import fail, warn
+from tiercel.cli.console import fail, print_table, warn
 from tiercel.cli.flags import with_settings
 from tiercel.config import resolve
 from tiercel.settings import SETTINGS
@@ -26,14 +26,14 @@ _OWN = [
     )
     for name, flag, text in (
         ("as_json", "--json", "Print JSON."),
-        ("is_changed", "--changed", "Only settings that are not at their default."),
+        ("is_changed", "--changed", "Print only settings that differ from their default."),
     )
 ]
 
 
 def config_app(listing: str) -> typer.Typer:
-    """`tiercel config show|get|set|reload|reference`."""
-    app = typer.Typer(help="Show and change settings, with the source of each.", no_args_is_help=True)
+    """Return the verbs under `config`."""
+    app = typer.Typer(help="Show or change the settings, with the source of each.", no_args_is_help=True)
     app.command("show")(with_settings(show, listing, own=_OWN))
     app.command("get")(get)
     app.command("set")(set_values)
@@ -43,10 +43,11 @@ def config_app(listing: str) -> typer.Typer:
 
 
 def show(given: dict[str, object]) -> int:
-    """Show the settings that `tiercel serve` would start with, and the source of each.
+    """Show the settings that `tiercel serve` would use here, and the source of each.
 
-    Takes the flags of `tiercel serve`. Flags take precedence over variables,
-    variables over tiercel.toml, and tiercel.toml over defaults. Keys are masked.
+    Takes the flags of `tiercel serve`. A flag overrides an environment variable,
+    a variable overrides tiercel.toml, tiercel.toml overrides the default.
+    Secrets are masked.
     """
     as_json, is_changed = (bool(given.pop(name, False)) for name in ("as_json", "is_changed"))
     resolved = resolve(given)
@@ -76,15 +77,15 @@ def get(
 
 def set_values(
     pairs: Annotated[
-        list[str], typer.Argument(help="Settings, such as max-num-queued-reqs=512.", metavar="KEY=VALUE...")
+        list[str], typer.Argument(help="Settings to change, such as max-num-queued-reqs=512.", metavar="KEY=VALUE...")
     ],
     url: Url = HERE,
     admin_key: AdminKey = None,
 ) -> int:
-    """Change settings of a running server: all of them, or none if one is wrong.
+    """Change settings of a running server. If one of them is wrong, nothing changes.
 
-    The changes last until the server reloads its files (SIGHUP, `tiercel config
-    reload`) or restarts. KEY= drops an earlier change of KEY.
+    Changes last until the server reads its files again (SIGHUP, `tiercel config
+    reload`) or restarts. KEY= removes an earlier change.
     """
     values: dict[str, object] = {}
     for pair in pairs:
@@ -101,7 +102,7 @@ def set_values(
 
 
 def reload(url: Url = HERE, admin_key: AdminKey = None) -> int:
-    """Reload tiercel.toml and the tenants file of a running server: both, or none if one is wrong."""
+    """Make a running server read tiercel.toml and the tenants file again. If either is wrong, neither is applied."""
     body = call("POST", url, "reload", admin_key)
     if body is None:
         return 1
@@ -110,7 +111,7 @@ def reload(url: Url = HERE, admin_key: AdminKey = None) -> int:
 
 
 def print_reference() -> int:
-    """Print docs/configuration.md: every setting with its bounds and default."""
+    """Print docs/configuration.md: every setting with its limits and default."""
     print(reference(), end="")
     return 0
 
@@ -119,33 +120,24 @@ def _print(body: "Mapping[str, Any]", *, as_json: bool) -> None:  # Any: JSON of
     if as_json:
         print(json.dumps(body, indent=2))
         return
-    # lazy: most verbs print no table
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     settings = body["settings"]
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column("key", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("source", style="dim")
+    rows: list[tuple[str, ...]] = []
     group = ""
     for option in SETTINGS.values():
         if option.key not in settings:
             continue
         if option.option.group.name != group:
             group = option.option.group.name
-            table.add_row(Text(group, style="bold"), "", "")
+            rows.append((group,))
         one = settings[option.key]
         source = one["source"] if one["name"] is None else f"{one['source']} {one['name']}"
-        table.add_row(f"  {option.key}", Text(_cell(one["value"])), Text(source))
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(table)
+        rows.append((f"  {option.key}", _show_value(one["value"]), source))
+    print_table(("key", "value", "source"), rows, has_header=False)
     if "version" in body:
-        console.print(f"version {body['version']}, {body['source']}, since {body['changed_at']}")
+        print(f"version {body['version']}, {body['source']}, since {body['changed_at']}")
 
 
-def _cell(value: object) -> str:
+def _show_value(value: object) -> str:
     match value:
         case None | [] | {} | "":
             return "-"

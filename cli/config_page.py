@@ -1,4 +1,4 @@
-"""docs/configuration.md, made from the declared settings."""
+"""The text of docs/configuration.md, made from the declared settings."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ _HEAD = """\
 
 *Made by `tiercel config reference > docs/configuration.md`: change `tiercel/settings.py`, not this page.*
 
-The value of a setting is taken from the first of these sources that has one: flag of `tiercel serve`, `TIERCEL_*`
-variable, `VLLM_*` variable if the table names one, settings file, default. The settings file is `tiercel.toml` in the
+The value of a setting is taken from the first of these sources: flag of `tiercel serve`, `TIERCEL_*` variable,
+`VLLM_*` variable if the table names one, settings file, default. The settings file is `tiercel.toml` in the
 working folder, or the file that `--config` or `TIERCEL_CONFIG` names:
 
 ```toml
@@ -20,33 +20,34 @@ kv-cache-memory-bytes = "4G"
 scheduling-policy = "fair"
 ```
 
-`tiercel config show` prints each value with its source (`--json` for programs, `--changed` for settings that are not at
-their default); it takes the flags of `tiercel serve`. A key that does not exist is an error that names the nearest one.
+`tiercel config show` prints each value and its source (`--json`: as JSON; `--changed`: only settings that differ from
+their default); it takes the flags of `tiercel serve`. An unknown key is an error that names the most similar key.
 
 ## While the server runs
 
 Settings marked *live* change without a restart, together or not at all:
 
-- `SIGHUP`, or `tiercel config reload` (`POST /admin/reload`), reads the settings file and the tenants file again. When
+- `SIGHUP`, or `tiercel config reload` (`POST /admin/reload`), reads the settings file and the tenants file again. If
   either is wrong, or a setting that is not live has changed, nothing changes.
-- `tiercel config set KEY=VALUE...` (`PATCH /admin/config` with a JSON object) puts values above all other sources until
-  the next reload or restart; `null`, or `KEY=`, drops one. With `If-Match: "3"` only when version 3 is in force.
-- `tiercel config get` (`GET /admin/config`) shows the settings in force, their version and its time.
+- `tiercel config set KEY=VALUE...` (`PATCH /admin/config` with a JSON object) sets values that override all other
+  sources until the next reload or restart; `null`, or `KEY=`, removes an earlier change. With the header
+  `If-Match: "3"` the change is made only if version 3 is in force.
+- `tiercel config get` (`GET /admin/config`) shows the settings in force, their version and the time of the change.
 
-The engine applies new values between two steps. No request is lost: running sequences go on, waiting sequences are
-ordered by the new policy. After a switch to `fair` every account starts with an empty balance. A lower `max-num-seqs`
-or `max-num-queued-reqs` ends no request, and `max-num-seqs` never exceeds its value at the start.
+The engine applies new values between two steps. Running sequences continue; waiting sequences are reordered by the new
+policy. A switch to `fair` starts with zero deficits and debts. Lowering `max-num-seqs` or `max-num-queued-reqs` removes
+no sequence; `max-num-seqs` cannot exceed its value at start.
 
-A refused change is logged as `config_refused` with the reason and counted in `tiercel_config_errors_total`; the old
-version stays in force (`tiercel_config_version`, `tiercel_config_last_change_timestamp_seconds`). The answer is 400
-with the value and what is allowed, 409 `restart_required` with the reason, or 412 `version_mismatch`. Tenants, their
-keys, weights and limits are in the tenants file: see [tenants.md](tenants.md).
+A refused change is logged as `config_refused` with the reason and counted in `tiercel_config_errors_total`; the
+previous version stays in force (`tiercel_config_version`, `tiercel_config_last_change_timestamp_seconds`). The response
+is 400 with the value and the allowed values, 409 `restart_required` with the reason, or 412 `version_mismatch`.
+Tenants, their keys, weights and limits are in the tenants file: see [tenants.md](tenants.md).
 
 ## Settings
 
-The flag is the key with two dashes in front, a switch is turned off with `--no-`; the variable is `TIERCEL_` and the
-key in capitals with `_`: `max-num-seqs`, `--max-num-seqs`, `TIERCEL_MAX_NUM_SEQS`. Sizes take `512M` or `2GiB`, lengths
-`8k` (8,000) or `8K` (8,192).
+The flag is the key with two dashes in front; `--no-` turns a switch off. The variable is `TIERCEL_` and the key in
+capitals with `_`: `max-num-seqs`, `--max-num-seqs`, `TIERCEL_MAX_NUM_SEQS`. Sizes are written as `512M` or `2GiB`,
+lengths as `8k` (8,000) or `8K` (8,192).
 """
 
 

@@ -1,7 +1,13 @@
-"""Output for people: tables on standard output, warnings and errors as single lines on standard error."""
+"""Output to a terminal: tables on standard output, warnings and errors as single lines on standard error."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_MIN_WIDTH = 160  # characters; in a narrower terminal rich would shorten the columns of a table
 
 
 def warn(line: str) -> None:
@@ -16,16 +22,34 @@ def fail(line: str) -> None:
 
 def print_tables(tables: Mapping[str, Mapping[str, str]]) -> None:
     """Print rows of names and values under titles."""
+    rows = [
+        row for title, pairs in tables.items() for row in ((title,), *((f"  {name}", pairs[name]) for name in pairs))
+    ]
+    print_table(("name", "value"), rows, has_header=False)
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: "Iterable[Sequence[str | Text]]",
+    *,
+    right: Collection[str] = (),
+    has_header: bool = True,
+) -> None:
+    """Print a table without lines. A row of one cell is a title. `right` names the columns that are aligned right."""
     # lazy: most verbs print no table
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    for title, rows in tables.items():
-        table.add_row(Text(title, style="bold"), "")
-        for name, value in rows.items():
-            table.add_row(f"  {name}", Text(value))
-    Console(highlight=False, soft_wrap=True).print(table)
+    table = Table(show_header=has_header, box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    for name in columns:
+        if name in right:
+            table.add_column(name, justify="right", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
+    for row in rows:
+        style = "bold" if len(row) == 1 else ""
+        table.add_row(*(Text(cell, style=style) if isinstance(cell, str) else cell for cell in row))
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, _MIN_WIDTH)
+    console.print(table)

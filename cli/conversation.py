@@ -8,15 +8,15 @@ from typing import Any, Self
 import httpx
 
 _CONNECT_S = 10.0
-_ANSWER_S = 600.0  # between two pieces of an answer; a long prompt may wait in the queue
+_ANSWER_S = 600.0  # maximum time between two pieces of an answer; a long prompt may wait in the queue
 
 
 class ChatError(Exception):
-    """The server did not answer, or answered with an error: one line for the user."""
+    """A missing or wrong response of the server. The message is one line for the user."""
 
 
 class ChatConversation:
-    """The messages of a conversation, and the client that sends them. Use with `with`."""
+    """The messages of a conversation, and the HTTP client that sends them. Use with `with`."""
 
     def __init__(self, url: str, api_key: str | None, system: str | None, sampling: Mapping[str, float | None]) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -47,10 +47,11 @@ class ChatConversation:
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise ChatError(_unreachable(self.url, exc)) from exc
         except (ValueError, LookupError, TypeError) as exc:
-            raise ChatError(f"{self.url} does not answer like an OpenAI API") from exc
+            raise ChatError(f"{self.url} does not respond like an OpenAI API") from exc
 
     def ask(self, question: str) -> Iterator[str]:
-        """Yield the answer piece by piece. The pieces that arrived are kept, also if the caller stops early.
+        """Yield the answer piece by piece. The received pieces stay in the conversation, also
+        if the caller stops early.
 
         Errors: ChatError.
         """
@@ -76,7 +77,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """Yield the text in a stream of server-sent events. Errors: ChatError for an error event."""
+    """Yield the text of server-sent events. Errors: ChatError for an error event."""
     for line in lines:
         content = line.removeprefix("data:").strip()
         if not line.startswith("data:") or content == "[DONE]":

@@ -1,4 +1,4 @@
-"""The flags of every verb, made from declared options (`tiercel.option`)."""
+"""Typer flags of every verb, made from declared options (`tiercel.option`)."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +39,8 @@ def with_settings(
 ) -> Callable[..., int]:
     """Return a typer command that takes settings of the daemon, and the model as an argument.
 
-    `listing` is what --help lists: `common`, `all`, or the name of a group. `own` are further flags of the command.
+    `listing` is the part of the flags that --help lists: `common`, `all`, or the name of a group. `own` are further
+    flags of the command.
     """
 
     def run_with_model(given: dict[str, Any]) -> int:
@@ -60,7 +61,7 @@ def flags_of(options: Iterable[OptionField], *, has_headings: bool = True) -> li
 
 
 def help_listing(arguments: Sequence[str]) -> tuple[list[str], str]:
-    """Return the arguments with vLLM's `--help=all` or `--help=cache` as a plain --help, and what it shall list.
+    """Replace vLLM's `--help=all` or `--help=cache` by --help; return the arguments and the part of the flags to list.
 
     Errors: ConfigError for a group that does not exist.
     """

@@ -16,14 +16,14 @@ from tiercel.units import show_bytes
 if TYPE_CHECKING:
     from tiercel.device.volume_survey import FolderFacts
 
-Folders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of --kv-disk-path.")]
+Folders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folder of --kv-disk-path.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
 
 _AGES = ((86_400, "days"), (3_600, "hours"), (60, "minutes"))
 
 
 def kv_app() -> typer.Typer:
-    """The verbs under `kv`."""
+    """Return the verbs under `kv`."""
     app = typer.Typer(help="Inspect, verify and delete the KV blocks on disk.", no_args_is_help=True)
     app.command("inspect")(inspect)
     app.command("verify")(verify)
@@ -32,7 +32,7 @@ def kv_app() -> typer.Typer:
 
 
 def inspect(folders: Folders, as_json: AsJson = False) -> int:
-    """Show the content of each folder: format, slots, sizes, age, journal, and the daemon that uses it."""
+    """Show the format, slots, sizes, age, journal state and owner process of each folder."""
     # lazy: no other verb needs it
     from tiercel.device.volume_survey import view_folder
 
@@ -46,9 +46,9 @@ def inspect(folders: Folders, as_json: AsJson = False) -> int:
 
 
 def verify(folders: Folders, as_json: AsJson = False) -> int:
-    """Read every block and compare it with its checksum. Exits with code 1 if a block is torn.
+    """Read every block and compare it with its checksum. Exit code 1 if a block is torn.
 
-    A torn block does no harm: the server treats it as a miss. Many torn blocks mean that the disk is failing.
+    The server treats a torn block as a cache miss; many torn blocks indicate a failing disk.
     """
     # lazy: no other verb needs it
     from tiercel.device.volume_survey import view_folder
@@ -71,7 +71,7 @@ def verify(folders: Folders, as_json: AsJson = False) -> int:
 
 
 def purge(folders: Folders, as_json: AsJson = False) -> int:
-    """Delete the blocks in each folder. Refused while a daemon uses one of the folders."""
+    """Delete the blocks in each folder. Fails if a running daemon uses one of the folders."""
     # lazy: no other verb needs it
     from tiercel.device.volume_survey import purge_folder
 
@@ -98,7 +98,7 @@ def _rows(facts: "FolderFacts") -> dict[str, str]:
         "stripe": f"{facts.stripe + 1} of {facts.stripes}",
         "blocks": f"{facts.used:,} of {facts.slots:,} used, {show_bytes(facts.block_bytes)} each",
         "size": f"{show_bytes(facts.file_bytes)}, {show_bytes(facts.disk_bytes)} on disk",
-        "made": f"{_age(now_s - facts.created_s)} ago, opened {facts.opens:,} times",
+        "created": f"{_age(now_s - facts.created_s)} ago, opened {facts.opens:,} times",
         "last written": f"{_age(now_s - facts.written_s)} ago",
         "journal": facts.journal,
         "in use": "no" if facts.holder is None else f"by the daemon with pid {facts.holder or 'unknown'}",
@@ -112,6 +112,6 @@ def _age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} seconds"
 
 
-def _list(slots: Sequence[int], most: int = 20) -> str:
-    shown = " ".join(map(str, slots[:most]))
-    return f"{len(slots):,}{f': slots {shown}' if slots else ''}{' ...' if len(slots) > most else ''}"
+def _list(slots: Sequence[int], max_shown: int = 20) -> str:
+    shown = " ".join(map(str, slots[:max_shown]))
+    return f"{len(slots):,}{f': slots {shown}' if slots else ''}{' ...' if len(slots) > max_shown else ''}"

@@ -89,7 +89,7 @@ def _app(listing: str, verb: str) -> typer.Typer:
     app.command()(simulate_command())
     app.add_typer(config_app(listing), name="config")
     app.add_typer(tenants_app(), name="tenants")
-    app.add_typer(bench_app(listing, is_wanted=verb == "bench"), name="bench")
+    app.add_typer(bench_app(listing, has_flags=verb == "bench"), name="bench")
     app.add_typer(kv_app(), name="kv")
     return app
 

@@ -1,4 +1,4 @@
-"""The facts about a model that its configuration and the headers of its weights tell."""
+"""Facts about a model from its configuration and the headers of its weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ _NOWHERE = torch.device("meta")  # shapes without memory
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts about a model that are known before its weights are read."""
+    """Facts about a model that are known before its weights are read."""
 
     architecture: str
     impl: str  # native | transformers
@@ -95,7 +95,7 @@ def read_model_facts(settings: EngineSettings) -> ModelFacts:
 
 
 def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFields, dtype: torch.dtype) -> ModelFacts:
-    """Return the facts of a model that runs in transformers' code. Only loading proves that it works."""
+    """Return the facts of a model that runs in transformers' code. Only loading it shows whether it works."""
     # lazy: transformers' modelling code takes seconds to import
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -105,10 +105,10 @@ def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFi
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except (ValueError, OSError, KeyError, TypeError, ImportError) as exc:
         reason = str(exc).strip().partition("\n")[0]
-        raise ConfigError("model.unsupported", f"{fields.source}: no decoder-only language model: {reason}") from exc
+        raise ConfigError("model.unsupported", f"{fields.source}: not a decoder-only language model: {reason}") from exc
     if settings.load_format != "dummy":
         for _ in stream_tensors(open_checkpoint(folder)):
-            pass  # reads every header and checks it against the index
+            pass  # the iteration reads every header and checks it against the index
     text = config.get_text_config()
     kv_heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

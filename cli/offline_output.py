@@ -1,10 +1,12 @@
-"""The output of the offline verbs: text for people, JSON for programs and for comparisons with other engines."""
+"""The output of the offline verbs: text, and JSON for comparisons with other engines."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from tiercel.cli.bench_offline import OfflinePlan
 from tiercel.cli.bench_serve import command_line
@@ -86,7 +88,7 @@ def latency_result(
 
 
 def show_throughput(result: Result) -> None:
-    """Print the lines that vLLM prints, then further ones."""
+    """Print the lines that vLLM prints, then the facts about the engine and the loop."""
     rates = {
         "requests/s": "requests_per_second",
         "total tokens/s": "tokens_per_second",
@@ -100,12 +102,13 @@ def show_throughput(result: Result) -> None:
 
 
 def show_latency(result: Result) -> None:
-    """Print the lines that vLLM prints, then further ones."""
+    """Print the lines that vLLM prints, then the facts about the engine and the loop."""
     print(f"Avg latency: {result['avg_latency']} seconds")
     for rank, value in result["percentiles"].items():
         print(f"{rank}% percentile latency: {value} seconds")
     rows = {
-        name: ", ".join(f"p{rank} {show_ms(value)}" for rank, value in result[key].items()) or "one token has none"
+        name: ", ".join(f"p{rank} {show_ms(value)}" for rank, value in result[key].items())
+        or "n/a (answers of one token)"
         for name, key in (("first token", "ttft_ms"), ("each other token", "tpot_ms"))
     }
     print_tables({"Latency": rows})
@@ -128,6 +131,8 @@ def _shared(
     temperature: float,
     runs: Sequence["OfflineRun"],
 ) -> Result:
+    settings = structs.asdict(plan.settings) | {"async_depth": plan.settings.async_depth}
+    counters = [(structs.asdict(run.before), structs.asdict(run.after)) for run in runs]
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": kind,
@@ -135,11 +140,9 @@ def _shared(
         "requests_sha256": digest(requests),
         "temperature": temperature,
         "facts": asdict(facts),
-        "settings": {name: getattr(plan.settings, name) for name in _SETTINGS},
+        "settings": {name: settings[name] for name in _SETTINGS},
         "steps": _steps(runs),
-        "counters": {
-            name: sum(getattr(run.after, name) - getattr(run.before, name) for run in runs) for name in _COUNTERS
-        },
+        "counters": {name: sum(after[name] - before[name] for before, after in counters) for name in _COUNTERS},
         "versions": versions(_PACKAGES),
         "machine": {**machine_facts(), **_accelerator(facts.device)},
         "command": command_line(),
@@ -147,9 +150,10 @@ def _shared(
 
 
 def _steps(runs: Sequence["OfflineRun"]) -> Result:
-    """Return how the thread of the loop spent its time, as shares of the elapsed time; `idle` is time without a step.
+    """Return the shares of the elapsed time that the thread of the loop spent per activity; `idle`: without a step.
 
-    `host_share`: the thread worked itself. `device_share`: the device did, which may be meanwhile.
+    `host_share` is the time in which the thread computed, `device_share` the time in which the device did. The two may
+    overlap.
     """
     elapsed_s = sum(run.elapsed_s for run in runs)
     parts = {
@@ -192,7 +196,7 @@ def _show_shared(result: Result) -> None:
                 "versions": ", ".join(f"{name} {number}" for name, number in result["versions"].items()),
             },
             f"Loop, {steps['count']:,} steps": {
-                "host a step": f"median {show_ms(host['median'])}, P99 {show_ms(host['p99'])}",
+                "host per step": f"median {show_ms(host['median'])}, P99 {show_ms(host['p99'])}",
                 "host not waiting": f"{show_percent(steps['host_share'])} of the time",
                 **{name: show_percent(share) for name, share in shares.items()},
                 "device busy": show_percent(steps["device_share"]),
@@ -210,7 +214,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
 def _accelerator(device: str) -> dict[str, str]:
     if device != "cuda":
         return {}
-    # lazy: loaded by now, but not where other verbs import this file
+    # lazy: already imported here, but not in other verbs that import this file
     import torch
 
     found = torch.cuda.get_device_properties(0)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tiercel.cli.console import print_tables
+from tiercel.cli.console import print_table, print_tables
 from tiercel.cli.flags import flags_of, make_command
-from tiercel.cli.plan_flags import MOST_TOKENS, PlanFlags
+from tiercel.cli.plan_flags import MAX_TOKENS, PlanFlags
 from tiercel.cli.plan_input import folder_shape, given_shape, read_device, read_workload
 from tiercel.errors import ConfigError
 from tiercel.option import options_of, read_options
@@ -30,10 +30,10 @@ from tiercel.units import show_bytes
 
 _BOUNDS = {
     "memory": "the context does not fit",
-    "users": "bound by the users",
-    "seats": "bound by memory",
-    "compute": "bound by computing",
-    "link": "bound by the link",
+    "users": "limited by the users",
+    "seats": "limited by memory",
+    "compute": "limited by computing",
+    "link": "limited by the link",
 }
 
 
@@ -43,12 +43,13 @@ def plan_command() -> Callable[..., int]:
 
 
 def plan(given: dict[str, Any]) -> int:
-    """Size a device for long contexts and mixed loads.
+    """Compute the capacity of a device for long contexts and mixed loads.
 
-    Computed from the formulas of a paper, not measured: see docs/plan.md.
+    All figures are computed from published formulas (docs/plan.md); none is
+    measured.
 
     --ctx: concurrency, prefill, decode, context switch, session throughput.
-    --workload: the request rate that fills the device.
+    --workload: the highest request rate that the device can serve.
     """
     flags = read_options(PlanFlags, given)
     if flags.ctx is None and flags.workload is None:
@@ -58,7 +59,7 @@ def plan(given: dict[str, Any]) -> int:
     if flags.model is None and not flags.shape:
         raise ConfigError("plan.shape", "no model: give --model, or its shape from --parameters to --head-dim")
     if flags.model is None:
-        shape, limit = given_shape(flags.shape, flags.dtype), MOST_TOKENS
+        shape, limit = given_shape(flags.shape, flags.dtype), MAX_TOKENS
     else:
         shape, limit = folder_shape(flags.model, flags.shape, flags.dtype)
     _check_memory(shape, profile, flags.reserve)
@@ -104,8 +105,8 @@ def _check_bucket(
     if tokens > limit:
         raise ConfigError("plan.bucket", f"{place}: {tokens:,} tokens: the model's context is {limit:,}")
     if bucket.requests_per_s is None and bucket_requests_per_s(shape, profile, bucket, 1, reserve_bytes) == 0:
-        room = free_kv_bytes(shape, profile, reserve_bytes) // shape.kv_token_bytes
-        raise ConfigError("plan.bucket", f"{place}: {tokens:,} tokens: {profile.name} has room for {room:,}")
+        free_tokens = free_kv_bytes(shape, profile, reserve_bytes) // shape.kv_token_bytes
+        raise ConfigError("plan.bucket", f"{place}: {tokens:,} tokens: {profile.name} has memory for {free_tokens:,}")
 
 
 def _document(
@@ -117,7 +118,7 @@ def _document(
     loads: Sequence[BucketLoad],
     reserve_bytes: int,
 ) -> dict[str, object]:
-    """Return the document of --json: the model, the device and the session as they were given, and every figure."""
+    """Return the document of --json: the given model, device and session, and every figure."""
     document: dict[str, object] = {
         "model": {
             **asdict(shape),
@@ -163,8 +164,8 @@ def _print(
         "Device": {
             "name": profile.name,
             "memory": f"{show_bytes(profile.memory_bytes)}, read at {profile.memory_bytes_per_s / 1e9:,.0f} GB/s",
-            "computing": f"{flops_per_s(shape, profile) / 1e12:,.1f} TFLOP/s: the longer part of steps from "
-            f"{critical_tokens(shape, profile):,.0f} tokens on",
+            "computing": f"{flops_per_s(shape, profile) / 1e12:,.1f} TFLOP/s, compute-bound above "
+            f"{critical_tokens(shape, profile):,.0f} tokens per step",
             "link": f"{profile.link_bytes_per_s / 1e9:,.1f} GB/s",
         },
     }
@@ -172,7 +173,7 @@ def _print(
         tables[f"Context of {session.context_tokens:,} tokens"] = _context_rows(session, figures)
     if loads:
         tables["Workload"] = {
-            "admissible rate": f"{admissible_rate(loads):,.3g} requests per second fill the device",
+            "admissible rate": f"{admissible_rate(loads):,.3g} requests per second",
         }
     print_tables(tables)
     if loads:
@@ -185,39 +186,34 @@ def _context_rows(session: Session, figures: ContextFigures) -> dict[str, str]:
     hourly = figures.sessions_per_s * 3600
     shown = f"{hourly:,.0f}" if hourly >= 1000 else f"{hourly:.3g}"
     return {
-        "concurrency": f"{figures.concurrency:,} at once; the longest has {figures.longest_context_tokens:,} tokens",
+        "concurrency": f"{figures.concurrency:,} contexts; the longest has {figures.longest_context_tokens:,} tokens",
         "prefill": _show_s(figures.prefill_s),
         "decode": f"{_show_s(figures.decode_s)} for {session.answer_tokens:,} tokens",
         "context switch": f"{_show_s(figures.switch_s)} out and in",
-        "session throughput": f"{shown} an hour at most, {_BOUNDS[figures.bound_by]}",
+        "session throughput": f"at most {shown} per hour, {_BOUNDS[figures.bound_by]}",
         "session": f"{_show_s(figures.session_s)}: {session.turns:,} turn{plural}{pause}",
     }
 
 
 def _print_loads(loads: Sequence[BucketLoad]) -> None:
-    # lazy: most verbs print no table
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
-    for column in ("  input", "output", "share", "alone /s", "from", "part of load"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("  input", "output", "share", "alone /s", "source", "part of load")
     rate = admissible_rate(loads)
-    for part in loads:
-        bucket = part.bucket
-        table.add_row(
-            f"{bucket.input_tokens:,}",
-            f"{bucket.output_tokens:,}",
-            f"{bucket.share:.1%}",
+    rows = [
+        (
+            f"{part.bucket.input_tokens:,}",
+            f"{part.bucket.output_tokens:,}",
+            f"{part.bucket.share:.1%}",
             f"{part.requests_per_s:,.3g}",
-            "formula" if bucket.requests_per_s is None else "measured",
+            "formula" if part.bucket.requests_per_s is None else "measured",
             f"{part.load * rate:.1%}",
         )
-    Console(highlight=False).print(table)
+        for part in loads
+    ]
+    print_table(columns, rows, right=columns)
 
 
 def _show_count(count: int) -> str:
-    """A number of parameters for people: `2.8 M`, `34 B`."""
+    """Return a number of parameters as text: `2.8 M`, `34 B`."""
     for letter, factor in (("B", 10**9), ("M", 10**6)):
         if count >= factor:
             return f"{count / factor:,.4g} {letter}"
@@ -225,7 +221,7 @@ def _show_count(count: int) -> str:
 
 
 def _show_s(seconds: float) -> str:
-    """A time for people: `1.2 ms`, `14.8 s`, `12.5 min`."""
+    """Return a duration as text: `1.2 ms`, `14.8 s`, `12.5 min`."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:

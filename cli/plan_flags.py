@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from tiercel.option import LENGTH, SIZE, Group, Option, read_length, read_size
 
-MOST_TOKENS = 10**9
-_MOST_PARAMETERS = 10**15
+MAX_TOKENS = 10**9
+_MAX_PARAMETERS = 10**15
 _SESSION, _MODEL, _OUTPUT = Group("Load"), Group("Model and device"), Group("Output")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
 _FACTOR_BY_LETTER = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -27,68 +27,82 @@ def _read_parameters(value: object) -> object:
 class PlanFlags(Struct, frozen=True, kw_only=True):
     """The flags with their defaults."""
 
-    device: Annotated[str | None, Option(_MODEL, "H200, A100-80G, cpu, or a file.", "NAME|FILE")] = None
-    model: Annotated[str | None, Option(_MODEL, "Model folder; else give its shape.", "FOLDER")] = None
+    device: Annotated[str | None, Option(_MODEL, "H200, A100-80G, cpu, or a file of rates.", "NAME|FILE")] = None
+    model: Annotated[str | None, Option(_MODEL, "Model folder; or give its shape.", "FOLDER")] = None
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"], Option(_MODEL, "Type of weights and KV.", "TYPE")
     ] = "auto"
     reserve: Annotated[
         int,
-        Option(_MODEL, "Memory for neither weights nor KV.", "BYTES", read=read_size, expects=SIZE, within=(0, 10**18)),
+        Option(
+            _MODEL,
+            "Memory for other uses than weights and KV.",
+            "BYTES",
+            read=read_size,
+            expects=SIZE,
+            within=(0, 10**18),
+        ),
     ] = 0
     parameters: Annotated[
         int | None,
         Option(
             _MODEL,
-            "Parameters of the model, such as 34B.",
+            "Number of parameters, such as 34B.",
             "NUMBER",
             read=_read_parameters,
             expects=_PARAMETERS,
-            within=(1, _MOST_PARAMETERS),
+            within=(1, _MAX_PARAMETERS),
         ),
     ] = None
     active_parameters: Annotated[
         int | None,
         Option(
             _MODEL,
-            "Parameters used per token.",
+            "Number of parameters used per token.",
             "NUMBER",
             read=_read_parameters,
             expects=_PARAMETERS,
-            within=(1, _MOST_PARAMETERS),
+            within=(1, _MAX_PARAMETERS),
         ),
     ] = None
-    layers: Annotated[int | None, Option(_MODEL, "Layers.", "NUMBER", within=(1, 10_000))] = None
-    heads: Annotated[int | None, Option(_MODEL, "Query heads.", "NUMBER", within=(1, 10_000))] = None
-    kv_heads: Annotated[int | None, Option(_MODEL, "Key-value heads.", "NUMBER", within=(1, 10_000))] = None
-    head_dim: Annotated[int | None, Option(_MODEL, "Size of a head.", "NUMBER", within=(1, 65_536))] = None
+    layers: Annotated[int | None, Option(_MODEL, "Number of layers.", "NUMBER", within=(1, 10_000))] = None
+    heads: Annotated[int | None, Option(_MODEL, "Number of query heads.", "NUMBER", within=(1, 10_000))] = None
+    kv_heads: Annotated[int | None, Option(_MODEL, "Number of key-value heads.", "NUMBER", within=(1, 10_000))] = None
+    head_dim: Annotated[int | None, Option(_MODEL, "Dimension of one head.", "NUMBER", within=(1, 65_536))] = None
     attention_width: Annotated[
-        int | None, Option(_MODEL, "Width of attention; default: heads * size.", "NUMBER", within=(1, 10**7))
+        int | None, Option(_MODEL, "Width of attention; default: heads * dimension.", "NUMBER", within=(1, 10**7))
     ] = None
 
     ctx: Annotated[
         int | None,
-        Option(_SESSION, "Tokens of one context.", "TOKENS", read=read_length, expects=LENGTH, within=(1, MOST_TOKENS)),
+        Option(_SESSION, "Length of one context.", "TOKENS", read=read_length, expects=LENGTH, within=(1, MAX_TOKENS)),
     ] = None
-    turns: Annotated[int, Option(_SESSION, "Answers per session.", "NUMBER", within=(1, 10**6))] = 1
+    turns: Annotated[int, Option(_SESSION, "Number of answers per session.", "NUMBER", within=(1, 10**6))] = 1
     answer_tokens: Annotated[
         int,
-        Option(_SESSION, "Tokens of one answer.", "TOKENS", read=read_length, expects=LENGTH, within=(1, MOST_TOKENS)),
+        Option(_SESSION, "Length of one answer.", "TOKENS", read=read_length, expects=LENGTH, within=(1, MAX_TOKENS)),
     ] = 250
     think: Annotated[float, Option(_SESSION, "Pause after each answer.", "SECONDS", within=(0, 10**6))] = 60.0
     users: Annotated[
         int | None, Option(_SESSION, "Concurrent sessions; default: all that fit.", "NUMBER", within=(1, 10**9))
     ] = None
-    workload: Annotated[Path | None, Option(_SESSION, "File of request lengths.", "FILE")] = None
+    workload: Annotated[Path | None, Option(_SESSION, "Workload histogram (JSON or TOML).", "FILE")] = None
     max_num_seqs: Annotated[
         int, Option(_SESSION, "Maximum concurrent requests of the workload.", "NUMBER", within=(1, 10**6))
     ] = 256
 
-    json: Annotated[bool, Option(_OUTPUT, "Print JSON in place of tables.")] = False
+    json: Annotated[bool, Option(_OUTPUT, "Print JSON instead of tables.")] = False
 
     @property
     def shape(self) -> dict[str, int]:
-        """The flags that describe a model, those that were given, by name."""
-        names = ("parameters", "active_parameters", "layers", "heads", "kv_heads", "head_dim", "attention_width")
-        values: dict[str, int | None] = {name: getattr(self, name) for name in names}
+        """The given flags that describe a model, by name."""
+        values = {
+            "parameters": self.parameters,
+            "active_parameters": self.active_parameters,
+            "layers": self.layers,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "attention_width": self.attention_width,
+        }
         return {name: value for name, value in values.items() if value is not None}

@@ -9,18 +9,18 @@ from typing import cast
 
 from tiercel.checkpoint import read_json_object
 from tiercel.cli.console import warn
-from tiercel.cli.plan_flags import MOST_TOKENS
+from tiercel.cli.plan_flags import MAX_TOKENS
 from tiercel.config import resolve
 from tiercel.errors import ConfigError
 from tiercel.option import flag_name, show_written
 from tiercel.simulation.sizing import DEVICES, DeviceProfile, ModelShape, WorkloadBucket
 from tiercel.units import parse_bytes
 
-MOST_BUCKETS = 10_000
+MAX_BUCKETS = 10_000
 SHARE_TOLERANCE = 0.01
 
 _ITEMSIZE_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
-_RATES = ("flops_per_s", "memory_bytes_per_s", "link_bytes_per_s")  # of a device file, all needed
+_RATES = ("flops_per_s", "memory_bytes_per_s", "link_bytes_per_s")  # required fields of a device file
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -32,7 +32,7 @@ def whole(place: str, value: object, low: int, high: int) -> int:
 
 
 def number(place: str, value: object, low: float, high: float, *, is_above: bool = False) -> float:
-    """Check a number from `low` (above it with `is_above`) to `high`. Errors: ConfigError."""
+    """Check a number from `low` to `high`; `is_above` excludes `low`. Errors: ConfigError."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise _wrong(place, value, "a number")
     if low <= value <= high and not (is_above and value == low):
@@ -61,9 +61,7 @@ def given_shape(given: Mapping[str, int], dtype: str) -> ModelShape:
     if "heads" not in given and "attention_width" not in given:
         missing.append("heads")
     if missing:
-        raise ConfigError(
-            "plan.shape", f"a shape without --model also needs {', '.join(flag_name(name) for name in missing)}"
-        )
+        raise ConfigError("plan.shape", f"without --model, also give {', '.join(flag_name(name) for name in missing)}")
     heads, kv_heads, parameters = given.get("heads"), given["kv_heads"], given["parameters"]
     if heads is not None and heads % kv_heads:
         raise ConfigError("plan.shape", f"--heads {heads}: expected a multiple of --kv-heads {kv_heads}")
@@ -97,7 +95,9 @@ def folder_shape(model: str, given: Mapping[str, int], dtype: str) -> tuple[Mode
     facts = read_model_facts(resolved.settings.engine)
     fields = read_config(Path(resolved.settings.engine.model))
     if any(fields.has(name) for name in _EXPERTS) and "active_parameters" not in given:
-        raise ConfigError("plan.experts", f"{fields.source}: a mixture of experts: give --active-parameters")
+        raise ConfigError(
+            "plan.experts", f"{fields.source}: the model is a mixture of experts: give --active-parameters"
+        )
     kv = facts.kv
     parameters = facts.weights_bytes // kv.itemsize
     width = fields.count("num_attention_heads", kv.kv_heads) * kv.head_dim
@@ -143,14 +143,16 @@ def read_device(name: str | None) -> DeviceProfile:
     memory, label = fields.get("memory_bytes"), fields.get("name", path.stem)
     if not isinstance(label, str) or not label.isprintable() or not 0 < len(label) <= 80:
         raise _wrong(f"{path}: name", label, "1 to 80 printable characters")
-    rates = {rate: number(f"{path}: {rate}", _needed(fields, rate, path), 1, 1e21) for rate in _RATES}
-    wide = fields.get("float32_flops_per_s")
+    rates = {rate: number(f"{path}: {rate}", _required(fields, rate, path), 1, 1e21) for rate in _RATES}
+    float32_rate = fields.get("float32_flops_per_s")
     memory_place = f"{path}: memory_bytes"
-    _needed(fields, "memory_bytes", path)
+    _required(fields, "memory_bytes", path)
     return DeviceProfile(
         name=label,
         memory_bytes=whole(memory_place, size(memory_place, memory) if isinstance(memory, str) else memory, 1, 10**18),
-        float32_flops_per_s=None if wide is None else number(f"{path}: float32_flops_per_s", wide, 1, 1e21),
+        float32_flops_per_s=None
+        if float32_rate is None
+        else number(f"{path}: float32_flops_per_s", float32_rate, 1, 1e21),
         **rates,
     )
 
@@ -167,8 +169,8 @@ def read_workload(path: Path) -> tuple[WorkloadBucket, ...]:
     fields = _read_object(path, "--workload")
     _refuse_unknown(fields, ("buckets",), str(path))
     rows = fields.get("buckets")
-    if not isinstance(rows, list) or not 1 <= len(cast("list[object]", rows)) <= MOST_BUCKETS:
-        raise ConfigError("plan.workload", f"{path}: buckets: expected a list of 1 to {MOST_BUCKETS:,} buckets")
+    if not isinstance(rows, list) or not 1 <= len(cast("list[object]", rows)) <= MAX_BUCKETS:
+        raise ConfigError("plan.workload", f"{path}: buckets: expected a list of 1 to {MAX_BUCKETS:,} buckets")
     buckets = tuple(_bucket(f"{path}: buckets[{index}]", row) for index, row in enumerate(cast("list[object]", rows)))
     total = math.fsum(bucket.share for bucket in buckets)
     if abs(total - 1) > SHARE_TOLERANCE:
@@ -183,9 +185,9 @@ def _bucket(place: str, row: object) -> WorkloadBucket:
     _refuse_unknown(fields, ("input_tokens", "output_tokens", "share", "requests_per_s"), place)
     rate = fields.get("requests_per_s")
     return WorkloadBucket(
-        input_tokens=whole(f"{place}.input_tokens", _needed(fields, "input_tokens", place), 1, MOST_TOKENS),
-        output_tokens=whole(f"{place}.output_tokens", _needed(fields, "output_tokens", place), 1, MOST_TOKENS),
-        share=number(f"{place}.share", _needed(fields, "share", place), 0, 1, is_above=True),
+        input_tokens=whole(f"{place}.input_tokens", _required(fields, "input_tokens", place), 1, MAX_TOKENS),
+        output_tokens=whole(f"{place}.output_tokens", _required(fields, "output_tokens", place), 1, MAX_TOKENS),
+        share=number(f"{place}.share", _required(fields, "share", place), 0, 1, is_above=True),
         requests_per_s=None if rate is None else number(f"{place}.requests_per_s", rate, 0, 1e9, is_above=True),
     )
 
@@ -211,7 +213,7 @@ def _read_toml(path: Path) -> dict[str, object]:
         raise ConfigError("plan.file", f"{path}: not valid TOML: {exc}") from exc
 
 
-def _needed(fields: Mapping[str, object], name: str, place: object) -> object:
+def _required(fields: Mapping[str, object], name: str, place: object) -> object:
     if name not in fields:
         raise ConfigError("plan.field", f"{place}: {name} is missing")
     return fields[name]

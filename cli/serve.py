@@ -7,7 +7,7 @@ from tiercel.config import resolve
 def serve(given: dict[str, object]) -> int:
     """Serve a model over the OpenAI API.
 
-    Without MODEL, a small embedded model is served. Every flag is also a
+    Without MODEL, the small embedded model is served. Every flag is also a
     variable (TIERCEL_PORT=8000) and a key of tiercel.toml (port = 8000).
     --help=all lists all flags, --help=server the flags of one group. A SWITCH
     takes no value; --no- turns it off, as in --no-enable-prefix-caching.

@@ -1,4 +1,4 @@
-"""`tiercel simulate`: traffic through the real scheduler and cache books, in virtual time."""
+"""`tiercel simulate`: run traffic through the real scheduler and KV cache in virtual time."""
 
 import time
 from collections.abc import Callable
@@ -21,9 +21,10 @@ def simulate_command() -> Callable[..., int]:
 
 
 def simulate(given: dict[str, Any]) -> int:
-    """Replay traffic through the engine's own loop, planner, policy and cache books in virtual time.
+    """Run traffic through the engine's loop, planner, policy and KV cache in virtual time.
 
-    Nothing is computed: steps and copies take the time that a table says. The same seed gives the same figures.
+    No model is computed: the duration of steps and copies comes from a table. The
+    same seed gives the same figures.
     """
     # lazy: no other verb simulates
     import msgspec
@@ -36,7 +37,7 @@ def simulate(given: dict[str, Any]) -> int:
 
     flags = read_options(SimulateFlags, given)
     if flags.plots is not None:
-        check_drawing()  # before the run rather than after it
+        check_drawing()  # fails before the run if pictures cannot be drawn
     workload = _workload(flags)
     settings = _settings(flags)
     _check(settings, workload)
@@ -98,7 +99,7 @@ def _settings(flags: SimulateFlags) -> "SimSettings":
 
 
 def _check(settings: "SimSettings", workload: "Workload") -> None:
-    """Check the settings and the workload together. Errors: ConfigError where no engine would start."""
+    """Check the settings and the workload together. Errors: ConfigError if an engine with them would not start."""
     if settings.max_num_batched_tokens < settings.max_num_seqs:
         raise ConfigError(
             "simulate.flags",
@@ -109,4 +110,4 @@ def _check(settings: "SimSettings", workload: "Workload") -> None:
         raise ConfigError("simulate.flags", "the workload has no request within --duration")
     longest = max(request.num_prompt for request in workload.requests)
     if longest >= min(settings.max_model_len, settings.blocks * settings.block_size):
-        warn(f"the longest prompt has {longest:,} tokens: requests that do not fit are refused, and counted as refused")
+        warn(f"the longest prompt has {longest:,} tokens: requests that do not fit are counted as refused")

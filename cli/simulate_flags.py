@@ -53,7 +53,7 @@ class SimulateFlags(Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             _TRAFFIC,
-            "Run a closed loop of this many requests at once; arrival times give only their order.",
+            "Number of concurrent requests (closed loop); arrival times then give only the order.",
             "NUMBER",
             within=_COUNT,
         ),
@@ -62,7 +62,7 @@ class SimulateFlags(Struct, frozen=True, kw_only=True):
 
     policy: Annotated[PolicyName, Option(_MACHINE, "fair, priority or fcfs.", "NAME")] = "fair"
     machine: Annotated[Literal["default", "h200"], Option(_MACHINE, "Step times: default or h200.", "NAME")] = "default"
-    step_times: Annotated[Path | None, Option(_MACHINE, "Measured step times, the engine's file.", "FILE")] = None
+    step_times: Annotated[Path | None, Option(_MACHINE, "File of step times that the engine measured.", "FILE")] = None
     calibration: Annotated[
         Path | None, Option(_MACHINE, "Corrections of step and HTTP times of a real server (JSON).", "FILE")
     ] = None
@@ -83,12 +83,12 @@ class SimulateFlags(Struct, frozen=True, kw_only=True):
         float, Option(_MACHINE, "Goal for the time between tokens; 0: none.", "MS", within=(0, 1e9))
     ] = 0.0
     patience: Annotated[
-        float, Option(_MACHINE, "Wait after which other accounts are preempted.", "SECONDS", within=_POSITIVE)
+        float, Option(_MACHINE, "Waiting time after which other accounts are preempted.", "SECONDS", within=_POSITIVE)
     ] = 2.0
     preemption_mode: Annotated[PreemptionMode, Option(_MACHINE, "auto, swap or recompute.", "NAME")] = "auto"
 
-    json: Annotated[Path | None, Option(_OUTPUT, "File to write all figures to.", "FILE")] = None
-    plots: Annotated[Path | None, Option(_OUTPUT, "Folder to draw PNG files into.", "FOLDER")] = None
+    json: Annotated[Path | None, Option(_OUTPUT, "File for all figures (JSON).", "FILE")] = None
+    plots: Annotated[Path | None, Option(_OUTPUT, "Folder for the PNG pictures.", "FOLDER")] = None
     most_rows: Annotated[
         int, Option(_OUTPUT, "Maximum tenants in the table; --json has all.", "NUMBER", within=_COUNT)
     ] = 20

@@ -1,4 +1,4 @@
-"""The workload of `tiercel simulate`: from a workload file, a recorded trace, or flags."""
+"""The workload of `tiercel simulate`, from a workload file, a recorded trace or flags."""
 
 import random
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def read_workload_file(path: Path, flags: SimulateFlags) -> Workload:
         raise ConfigError("simulate.workload", f"--workload {path}: {' '.join(str(exc).split())}") from exc
     names = [name for tenant in mix.tenants for name in _names(tenant)]
     if not names or len(set(names)) < len(names):
-        raise ConfigError("simulate.workload", f"--workload {path}: no tenants, or two of one name")
+        raise ConfigError("simulate.workload", f"--workload {path}: expected at least one tenant, with unique names")
     return _draw(mix.tenants, flags)
 
 
@@ -93,14 +93,14 @@ def trace_workload(path: Path, flags: SimulateFlags) -> Workload:
     first_s = min((request.at_s for request in requests), default=0.0)
     moved = [msgspec.structs.replace(one, at_s=(one.at_s - first_s) / flags.speed) for one in requests]
     due = [request for request in moved if request.at_s < flags.duration]
-    # Requests of a trace share the blocks that have equal hashes, whichever tenants they are given to.
+    # Requests of a trace share the blocks with equal hashes, across tenants.
     shares = [TenantShare(name=TenantId(f"tenant-{number}"), group="trace") for number in range(flags.tenants)]
     return ordered_workload(shares, deal_to_tenants(due, shares, flags.skew, random.Random(f"{flags.seed}/deal")))  # noqa: S311 - no secrets
 
 
 def read_step_times(path: Path) -> StepTimes:
     """Return the step times in a file that the engine wrote. Errors: ConfigError."""
-    # lazy: numpy, which only this needs
+    # lazy: numpy, which nothing else here needs
     from tiercel.engine.measure.step_grid import GridLimits, StepGrid
     from tiercel.engine.measure.stored_times import StoredTimes
 
@@ -111,10 +111,10 @@ def read_step_times(path: Path) -> StepTimes:
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ConfigError("simulate.step_times", f"--step-times {path}: {exc}") from exc
     if not stored.times:
-        raise ConfigError("simulate.step_times", f"--step-times {path}: it holds no times")
-    prefill, decodes, context = (
-        max(getattr(time, name) for time in stored.times) for name in ("prefill_tokens", "decodes", "context_tokens")
-    )
+        raise ConfigError("simulate.step_times", f"--step-times {path}: the file has no times")
+    prefill = max(time.prefill_tokens for time in stored.times)
+    decodes = max(time.decodes for time in stored.times)
+    context = max(time.context_tokens for time in stored.times)
     grid = StepGrid(
         GridLimits(
             max_num_seqs=max(decodes, 1),
@@ -125,7 +125,7 @@ def read_step_times(path: Path) -> StepTimes:
     )
     known = stored.on_grid(grid)
     if not known:
-        raise ConfigError("simulate.step_times", f"--step-times {path}: no point of it lies on a grid of its size")
+        raise ConfigError("simulate.step_times", f"--step-times {path}: no point of the file is on a grid of its size")
     return grid.table(known)
 
 
@@ -158,8 +158,8 @@ def _draw(tenants: Sequence[SimTenant], flags: SimulateFlags) -> Workload:
 def _times(settings: ArrivalSettings, duration_s: float, rng: random.Random) -> list[float]:
     """Return the arrival times of one tenant within the duration.
 
-    `due_times` makes a number of arrivals last as long as their rates promise; so that numbers differ as they would,
-    more are drawn than are due, and what is late is left out.
+    `due_times` draws a fixed number of arrivals. To make the number within the duration random, more are drawn than
+    are expected, and those after the duration are dropped.
     """
     rate = settings.rate or max(settings.start_rate or 0.0, settings.end_rate or 0.0)
     if settings.process.startswith("ramp"):

@@ -1,33 +1,25 @@
-"""The output of `tiercel simulate`: tables for people, pictures as PNG."""
+"""The output of `tiercel simulate`: tables, and pictures as PNG."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tiercel.cli.console import print_tables
+from tiercel.cli.console import print_table, print_tables
 from tiercel.loadtest.report.chart import ChartRow, Curve, Span, range_chart, rows_chart
 from tiercel.loadtest.report.drawing import Chart, drawing_style, finish
 from tiercel.loadtest.report.wording import show_ms, show_number, show_percent
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import Percentiles, SimResult, SimTenantResult
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-_DRAWN = 8  # tenants per picture
+_MAX_DRAWN = 8  # tenants per picture
 
 
 def show(found: SimResult, most_rows: int) -> None:
-    """Print the totals, and a row for each of the tenants with the most service."""
-    # lazy: drawing alone needs none
-    from rich.console import Console
-
+    """Print the totals, and a row for each of the `most_rows` tenants with the most service."""
     print_tables({"simulated": _totals(found)})
     tenants = sorted(found.tenants, key=lambda tenant: -tenant.service_s)
-    console = Console(highlight=False, soft_wrap=True)
-    console.width = max(console.width, 160)  # columns that are cut short say nothing
     for columns in (_SERVICE, _LATENCY):
-        console.print(_table(tenants[:most_rows], columns))
+        rows = [(one.name, *(cell(one) for cell in columns.values())) for one in tenants[:most_rows]]
+        print_table(("tenant", *columns), rows, right=columns)
     if len(tenants) > most_rows:
         print(f"and {len(tenants) - most_rows} more tenants")
 
@@ -49,7 +41,7 @@ def _totals(found: SimResult) -> dict[str, str]:
         "policy": found.policy,
         "virtual time": f"{found.virtual_s:,.1f} s, {found.steps:,} steps, busy {show_percent(found.busy)}",
         "requests": f"{found.finished:,} of {found.requests:,} finished",
-        "tokens per second": f"{found.tokens_per_s:,.0f}, of them output {found.output_tokens_per_s:,.0f}",
+        "tokens per second": f"{found.tokens_per_s:,.0f}, of these output {found.output_tokens_per_s:,.0f}",
         "useful tokens per second": f"{found.useful_tokens_per_s:,.0f}",
         "prefix hits": show_percent(found.hit_rate),
         "Jain index": f"{found.jain:.4f}",
@@ -65,19 +57,6 @@ def _totals(found: SimResult) -> dict[str, str]:
             f"{found.gap_s:.2f} s per weight of {found.gap_bound_s:.2f} s allowed, {found.gap_tenants} tenants compared"
         )
     return rows
-
-
-def _table(tenants: Sequence[SimTenantResult], columns: Mapping[str, Callable[[SimTenantResult], str]]) -> "Table":
-    # lazy: drawing alone needs none
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("tenant", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in tenants:
-        table.add_row(one.name, *(cell(one) for cell in columns.values()))
-    return table
 
 
 _SERVICE: dict[str, Callable[[SimTenantResult], str]] = {
@@ -134,27 +113,29 @@ def _load(replay: Replay) -> Chart:
 
 
 def _service(replay: Replay, found: SimResult) -> Chart | None:
-    """Draw the service by weight so far: tenants with equally steep lines are served equally."""
+    """Draw the accumulated service by weight; equal slopes mean equal service."""
     line = replay.timeline
     if len(line.at_s) < 2:
         return None
-    most = sorted(found.tenants, key=lambda tenant: -tenant.service_s)[:_DRAWN]
+    drawn = sorted(found.tenants, key=lambda tenant: -tenant.service_s)[:_MAX_DRAWN]
     rows = [
         ChartRow(
             f"{one.name}: seconds of service by weight",
             [Curve(line.at_s, [served.get(name, 0.0) / 1e3 / one.weight for served in line.served], "")],
         )
-        for one in most
+        for one in drawn
         for name in (tenant.share.name for tenant in replay.simulation.tally.by_tenant.values())
         if name == one.name
     ]
     chart = rows_chart(rows, show_number, "virtual seconds")
-    return finish(chart, "service", "Service by weight", "", "Each tenant's service by weight so far.")
+    return finish(chart, "service", "Service by weight", "", "Accumulated service by weight of each tenant.")
 
 
 def _latency(found: SimResult) -> Chart | None:
-    most = sorted((one for one in found.tenants if one.ttft_s.p99 > 0), key=lambda one: -one.service_s)[: 2 * _DRAWN]
-    if not most:
+    drawn = sorted((one for one in found.tenants if one.ttft_s.p99 > 0), key=lambda one: -one.service_s)[
+        : 2 * _MAX_DRAWN
+    ]
+    if not drawn:
         return None
-    spans = [Span(one.name, 1e3 * one.ttft_s.p50, 1e3 * one.ttft_s.p99) for one in most]
+    spans = [Span(one.name, 1e3 * one.ttft_s.p50, 1e3 * one.ttft_s.p99) for one in drawn]
     return finish(range_chart(spans, show_ms), "ttft", "TTFT", "", "Median and 99th percentile by tenant.")

@@ -1,4 +1,4 @@
-"""`tiercel tenants`: show and replace the tenants of a running server."""
+"""`tiercel tenants`: list and replace the tenants of a running server."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tiercel.cli.admin import HERE, AdminKey, Url, call
-from tiercel.cli.console import fail
+from tiercel.cli.console import fail, print_table
 
 _COLUMNS = {
     "weight": "weight",
@@ -14,21 +14,21 @@ _COLUMNS = {
     "group": "group",
     "requests_per_minute": "req/min",
     "tokens_per_minute": "tok/min",
-    "max_concurrency": "at once",
+    "max_concurrency": "max seqs",
     "queue_share": "queue",
 }
 
 
 def tenants_app() -> typer.Typer:
-    """`tiercel tenants list|set`."""
-    app = typer.Typer(help="Show and replace the tenants of a running server.", no_args_is_help=True)
+    """Return the verbs under `tenants`."""
+    app = typer.Typer(help="List or replace the tenants of a running server.", no_args_is_help=True)
     app.command("list")(list_tenants)
     app.command("set")(set_tenants)
     return app
 
 
 def list_tenants(url: Url = HERE, admin_key: AdminKey = None) -> int:
-    """Show the tenants in force, their limits and their version. Keys are never shown."""
+    """List the tenants in force with their limits, and the version. Keys are shown as the start of their SHA-256."""
     return _show(call("GET", url, "tenants", admin_key))
 
 
@@ -37,9 +37,9 @@ def set_tenants(
     url: Url = HERE,
     admin_key: AdminKey = None,
 ) -> int:
-    """Replace the tenants of a running server by those of a file: all of them, or none if one is wrong.
+    """Replace the tenants of a running server by those of a file. If one tenant is wrong, nothing changes.
 
-    They last until the server reloads its own file (SIGHUP) or restarts.
+    They stay in force until the server reads its own tenants file again (SIGHUP or restart).
     """
     try:
         text = file.read_bytes()
@@ -57,26 +57,19 @@ def _show(body: dict[str, object] | None) -> int:
 
 
 def _print(body: dict[str, object]) -> None:
-    # lazy: most verbs print no table
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     tenants = body["tenants"]
     assert isinstance(tenants, list)
     used = [name for name in _COLUMNS if any(tenant[name] is not None for tenant in tenants)]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("tenant", no_wrap=True)
-    for name in used:
-        table.add_column(_COLUMNS[name], justify="right")
-    table.add_column("keys")
-    for tenant in tenants:
-        cells = ["-" if tenant[name] is None else _cell(tenant[name]) for name in used]
-        table.add_row(*(Text(cell) for cell in (tenant["name"], *cells, " ".join(tenant["keys_sha256"]))))
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(table)
-    console.print(f"version {body['version']}, from the {body['source']}")
+    titles = [_COLUMNS[name] for name in used]
+    rows = [
+        (tenant["name"], *(_show_limit(tenant[name]) for name in used), " ".join(tenant["keys_sha256"]))
+        for tenant in tenants
+    ]
+    print_table(("tenant", *titles, "keys"), rows, right=titles)
+    print(f"version {body['version']}, from the {body['source']}")
 
 
-def _cell(value: object) -> str:
+def _show_limit(value: object) -> str:
+    if value is None:
+        return "-"
     return f"{value:,g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.gpu.dummy import LLAMA_3_8B, write_model
-from tiercel.cli.bench_offline import asked_of, plan_offline
+from tiercel.cli.bench_offline import engine_requests, plan_offline
 from tiercel.clock import MonotonicClock
 from tiercel.engine.offline import OfflineEngine, OfflineRequest, OfflineRun
 from tiercel.loadtest.load.request_list import ListedRequest
@@ -38,7 +38,7 @@ def draw(engine: OfflineEngine, count: int, prompt: int, output: int, seed: int)
 
 def asked(requests: Sequence[ListedRequest]) -> list[OfflineRequest]:
     """Return greedy requests that run to their full length."""
-    return asked_of(requests, 0.0)
+    return engine_requests(requests, 0.0)
 
 
 def step_ends(run: OfflineRun) -> list[float]:

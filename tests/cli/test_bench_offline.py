@@ -118,7 +118,7 @@ def test_a_saved_list_is_sent_again_unchanged(model: str, capsys: pytest.Capture
     assert throughput(model, "--requests", "list.jsonl", "--num-prompts", "2")["num_requests"] == 2
     capsys.readouterr()
     line = refused(model, "--requests", "list.jsonl", "--input-len", "3", capsys=capsys)
-    assert "--input-len: not with --requests, whose file holds the requests" in line
+    assert "--input-len: cannot be combined with --requests, whose file defines the requests" in line
 
 
 def test_the_prefix_cache_is_on_if_enabled(model: str) -> None:
@@ -202,7 +202,7 @@ def test_invalid_options_give_one_line_that_names_them(
 
 def test_a_batch_that_does_not_run_together_is_refused(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(model, "--batch-size", "9", "--max-num-seqs", "8", capsys=capsys, verb="latency")
-    assert "--batch-size 9 is over --max-num-seqs 8" in line
+    assert "--batch-size 9 exceeds --max-num-seqs 8" in line
 
 
 def test_a_broken_line_and_a_foreign_token_are_named(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +215,7 @@ def test_a_broken_line_and_a_foreign_token_are_named(model: str, capsys: pytest.
 
 
 def test_every_engine_flag_of_serve_is_there_and_none_of_http() -> None:
-    group = typer.main.get_command(bench_app("all", is_wanted=True))
+    group = typer.main.get_command(bench_app("all", has_flags=True))
     assert isinstance(group, typer.core.TyperGroup)
     for verb in ("throughput", "latency"):
         flags = {option for parameter in group.commands[verb].params for option in parameter.opts}

@@ -20,11 +20,11 @@ def test_a_table_is_searched_shown_and_kept(
     assert main(["calibrate", str(MODEL_DIR), *flags]) == 0
     (path,) = (tmp_path / "tiercel").glob("splits-*.json")
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == f"saved in {path}"
+    assert said[-1] == f"written to {path}"
     assert [line.split()[:3] for line in said[1:-1]] == [["64", "0", "0"]]
 
 
-def test_a_table_that_cannot_be_saved_gives_one_line(
+def test_a_table_that_cannot_be_written_gives_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tiercel").write_text("in the way")
@@ -33,4 +33,4 @@ def test_a_table_that_cannot_be_saved_gives_one_line(
     for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "1")
     assert main(["calibrate", str(MODEL_DIR)]) == 1
-    assert "the table cannot be saved" in capsys.readouterr().err
+    assert "the table cannot be written" in capsys.readouterr().err

@@ -118,13 +118,13 @@ def test_the_five_figures_are_printed_for_people(capsys: Captured) -> None:
     for figure in (
         "weights 63.3 GiB, 34 B parameters",
         "KV per token 240.0 KiB",
-        "steps from 156 tokens on",
+        "compute-bound above 156 tokens per step",
         "Context of 50,000 tokens",
-        "concurrency 1 at once; the longest has 72,832 tokens",
+        "concurrency 1 contexts; the longest has 72,832 tokens",
         "prefill 17.8 s",
         "decode 10 s for 250 tokens",
         "context switch 1.23 s out and in",
-        "session throughput 48.6 an hour at most, bound by memory",
+        "session throughput at most 48.6 per hour, limited by memory",
         "session 6.2 min: 5 turns, 60 s of thinking each",
     ):
         assert figure in out
@@ -133,7 +133,7 @@ def test_the_five_figures_are_printed_for_people(capsys: Captured) -> None:
 
 def test_a_context_that_does_not_fit_is_an_answer(capsys: Captured) -> None:
     words = ("--device", "A100-80G", "--ctx", "100k", *YI_34B)
-    assert "0 an hour at most, the context does not fit" in shown(*words, capsys=capsys)
+    assert "at most 0 per hour, the context does not fit" in shown(*words, capsys=capsys)
     assert planned(*words, capsys=capsys)["context"]["bound_by"] == "memory"
 
 
@@ -262,7 +262,7 @@ def test_the_admissible_rate_is_one_over_the_sum_of_the_loads(capsys: Captured) 
     assert document["workload"]["admissible_requests_per_s"] == pytest.approx(1 / (0.4 / 2 + 0.6 / 20))
     assert "context" not in document
     out = shown(*words, capsys=capsys)
-    assert "admissible rate 4.35 requests per second fill the device" in out
+    assert "admissible rate 4.35 requests per second" in out
     assert "8,000 200 40.0% 2 measured 87.0%" in out
 
 
@@ -295,7 +295,7 @@ def test_a_workload_may_be_toml_and_stand_beside_a_context(capsys: Captured) -> 
         ([BUCKET | {"requests_per_s": 0}], "buckets[0].requests_per_s 0: expected a number above 0"),
         ([BUCKET | {"inputs": 3}], "buckets[0]: there is no field 'inputs'; did you mean input_tokens?"),
         ([{"share": 1}], "buckets[0]: input_tokens is missing"),
-        ([BUCKET | {"input_tokens": 80_000}], "buckets[0]: 80,512 tokens: A100-80G has room for 72,832"),
+        ([BUCKET | {"input_tokens": 80_000}], "buckets[0]: 80,512 tokens: A100-80G has memory for 72,832"),
     ],
 )
 def test_a_wrong_workload_is_refused_by_its_bucket(buckets: object, words: str, capsys: Captured) -> None:
@@ -364,7 +364,7 @@ def test_a_wrong_shape_is_refused_with_its_limits(flags: str, words: str, capsys
 
 def test_an_incomplete_shape_is_refused_with_its_missing_fields(capsys: Captured) -> None:
     half = refused("--device", "H200", "--ctx", "4k", "--layers", "60", "--kv-heads", "8", capsys=capsys)
-    assert "a shape without --model also needs --parameters, --head-dim, --heads" in half
+    assert "without --model, also give --parameters, --head-dim, --heads" in half
     assert "no model: give --model" in refused("--device", "H200", "--ctx", "4k", capsys=capsys)
     assert "--device" in refused("--ctx", "4k", *YI_34B, capsys=capsys)
 

@@ -67,7 +67,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def test_list_shows_a_table(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tenants", "list", "--url", f"{server.url}/v1", "--admin-key", "boss"]) == 0
     head, row, last = capsys.readouterr().out.splitlines()
-    assert head.split() == ["tenant", "weight", "band", "at", "once", "keys"]
+    assert head.split() == ["tenant", "weight", "band", "max", "seqs", "keys"]
     assert row.split() == ["acme", "2.5", "0", "1,000", "7692c3ad…"]
     assert last == "version 4, from the request"
     assert server.requests == [("GET", "/admin/tenants", "Bearer boss", "")]
