@@ -10,6 +10,7 @@ import pytest
 from benchmarks import fastswitch, fastswitch_replay, fastswitch_trace
 from benchmarks.fastswitch_replay import ALL_OFF, BUILDS, FULL, NO_REUSE, Build, Replay, Result
 from benchmarks.fastswitch_trace import Pattern
+from tests.seeds import fast_and_slow
 from tiercel.errors import InvariantError
 
 FREQUENCY = 0.25  # updates per step: many switches in few steps
@@ -30,7 +31,7 @@ def played(build: Build, pattern: Pattern = "random") -> tuple[Replay, Result]:
 
 
 @pytest.mark.parametrize("pattern", get_args(Pattern))
-@pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
+@pytest.mark.parametrize("build", fast_and_slow([FULL], BUILDS[1:]), ids=lambda build: build.name)
 def test_priorities_that_change_under_way_change_no_token(build: Build, pattern: Pattern) -> None:
     one, result = played(build, pattern)
     assert result.wrong_turns == 0

@@ -101,10 +101,10 @@ def test_the_server_answers_while_the_model_loads(tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (("no/such/folder",), "no/such/folder"),
-        (("--max-model-len", "10000000"), "--max-model-len"),
+        pytest.param(("--max-model-len", "10000000"), "--max-model-len", marks=pytest.mark.slow),
         (("--kv-cache-memory-bytes", "900T"), "--kv-cache-memory-bytes"),
         (("--host", "0.0.0.0"), "0.0.0.0"),
-        (("--device", "cuda"), "cuda"),
+        pytest.param(("--device", "cuda"), "cuda", marks=pytest.mark.slow),
         (("--quantization", "awq"), "--quantization"),
     ],
 )

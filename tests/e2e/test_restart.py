@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.daemon import TIERCEL, Daemon, daemon
 from tests.e2e.prompts import MIN_TOKENS, ONE_THREAD, PROMPTS, cached_tokens, text
+from tests.seeds import fast_and_slow
 from tiercel.embedded import MODEL_DIR
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, Gauges
@@ -43,6 +44,7 @@ def test_a_prompt_served_once_is_warm_after_a_restart(tmp_path: Path, answers: d
         assert cached_tokens(again, PROMPTS[1]) == (answers[PROMPTS[1]], 0)
 
 
+@pytest.mark.slow
 def test_an_idle_daemon_persists_prefixes_served_once(tmp_path: Path, answers: dict[str, str]) -> None:
     with daemon(tmp_path, *disk_flags(tmp_path)) as running:
         assert text(running, PROMPTS[2]) == answers[PROMPTS[2]]
@@ -120,6 +122,7 @@ def test_a_second_daemon_on_a_folder_exits_and_names_the_pid_of_the_first(tmp_pa
         assert text(first, "Hello") is not None
 
 
+@pytest.mark.slow
 def test_blocks_of_another_model_are_replaced_with_a_warning(tmp_path: Path, answers: dict[str, str]) -> None:
     with daemon(tmp_path, *disk_flags(tmp_path), "--load-format", "dummy", "--seed", "3") as other:
         text(other, PROMPTS[0])
@@ -182,7 +185,7 @@ def inherited() -> Iterator[InheritedResources]:
         yield inherited
 
 
-@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("apart", fast_and_slow([True], [False]))
 def test_a_restarted_engine_finds_the_host_tier_of_the_engine_before_it(
     inherited: InheritedResources, apart: bool
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis.stateful import initialize, rule
 
 from tests.engine.test_loop import Bench, LoopWalk, random_prompt
 from tests.engine.test_loop_tiers import TierBench
+from tests.seeds import fast_and_slow
 from tiercel.device.sim import SimFlight, SimMachine
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.step.memory_relief import NO_MEMORY, MemoryRelief
@@ -80,7 +81,7 @@ class ShortBench(Bench):
 
 @PLACES
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", fast_and_slow(range(3), range(3, 8)))
 def test_with_any_memory_every_request_gets_the_right_tokens(seed: int, depth: int, is_at_launch: bool) -> None:
     rng = random.Random(seed)
     memory = rng.randrange(1, 24)

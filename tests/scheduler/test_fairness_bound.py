@@ -6,6 +6,7 @@ import pytest
 
 from tests.scheduler.adversary import GapMeter, Machine, Schemer, widest_gap
 from tests.scheduler.fairness_books import A
+from tests.seeds import fast_and_slow
 from tiercel.ids import TenantId
 from tiercel.scheduler.account import Account, AccountState
 from tiercel.scheduler.fairness import TenantBook
@@ -15,7 +16,7 @@ from tiercel.scheduler.preemption_rules import PreemptionRules
 STEPS = 10_000
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 20))])
+@pytest.mark.parametrize("seed", fast_and_slow(range(4), range(4, 20)))
 def test_service_follows_the_weights_within_the_bound(seed: int) -> None:
     assert widest_gap(seed, STEPS) <= 1
 

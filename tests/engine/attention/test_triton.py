@@ -107,7 +107,10 @@ PARTITIONS = {  # contexts, most shares: fewer than there are tiles, as many, mo
     "name",
     [
         pytest.param(
-            name, marks=pytest.mark.slow if name in ("uneven_1", "uneven_22", "one_1", "longest_last_5") else ()
+            name,
+            marks=pytest.mark.slow
+            if name in ("uneven_1", "uneven_7", "uneven_22", "uneven_60", "one_1", "longest_last_5")
+            else (),
         )
         for name in PARTITIONS
     ],
