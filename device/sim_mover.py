@@ -15,7 +15,6 @@ from tiercel.errors import InvariantError
 from tiercel.outcome import RouteGauges
 from tiercel.tier import Landing, Purpose, Route, Tier, Transfer, Verdict
 
-_DISK_ROUTES = (Route.PERSIST, Route.PREFETCH)
 _ORDER = {purpose: rank for rank, purpose in enumerate(Purpose)}
 
 

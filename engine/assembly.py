@@ -46,9 +46,9 @@ from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
 from tiercel.wire import Loading
 
-log = logging.getLogger("tiercel.engine.process")
+log = logging.getLogger(__name__)
 
-_BUSY_S = 0.01  # between two looks at the mail while work is pending whose end does not wake the loop
+_BUSY_S = 0.01  # between two checks of the mail while work is pending whose end does not wake the loop
 _IDLE_S = 1.0  # the same while nothing is pending
 
 

@@ -11,7 +11,7 @@ from tiercel.wire import FromEngine, Loading
 
 
 class Outbox(Protocol):
-    """Where loading stages are posted."""
+    """Takes the frames that report loading stages."""
 
     def post(self, message: FromEngine) -> None: ...
 

@@ -14,7 +14,7 @@ _FULL_INTERVAL_S = 0.25  # between two reports with the gauges of every tier and
 
 
 class Post(Protocol):
-    """Where reports go."""
+    """Takes the reports of steps."""
 
     def post(self, message: Report) -> None: ...
 

@@ -298,7 +298,7 @@ class CacheManager:
 
     @property
     def background(self) -> BackgroundWork:
-        """What could be copied in idle time."""
+        """The candidates for copies in idle time."""
         return self._background
 
     # ---- facts

@@ -1,4 +1,4 @@
-"""How many copies a tenant keeps below the device tier, and how many more a plan may send there."""
+"""The number of copies that a tenant keeps below the device tier, and that a plan may add."""
 
 from collections.abc import Mapping
 
@@ -127,7 +127,7 @@ class CopyQuotas:
 
 
 class SpillRoom:
-    """What one plan may still send to the tier below: a number of blocks, and a number of copies for each owner.
+    """The number of blocks, and of copies of each owner, that one plan may still send to the tier below.
 
     A plan draws on one of these, and sealing takes from a fresh one in the same order: both choose the same blocks.
     """

@@ -1,4 +1,4 @@
-"""How much of long prompts one step looks at, all sequences together."""
+"""The budget of one step for looking up blocks of long prompts, for all sequences together."""
 
 MAX_HASHES = 512
 """Blocks that a step hashes, about 0.6 ms. The sequences that come first in the policy's order are served first."""

@@ -104,7 +104,7 @@ class TenantHolding:
 
     @property
     def tables(self) -> TableCounts:
-        """How many tables of the tenant hold each slot."""
+        """The number of the tenant's tables that hold each slot."""
         return self._tables
 
     def add(self, slots: "Sequence[int] | Slots | SlotIndex") -> None:

@@ -12,7 +12,7 @@ from tiercel.tier import Tier
 
 
 class TierLimits(Struct, frozen=True, kw_only=True):
-    """How much of the tiers each kind of work may use."""
+    """The part of the tiers that each kind of work may use."""
 
     shadow_share: float = 0.25  # of DDR, for copies that also lie in HBM
     wanted_share: float = 0.5  # of the gateway, for what waiting sequences will need

@@ -36,9 +36,9 @@ from tiercel.loadtest.results.timeline import (
 )
 from tiercel.loadtest.settings import BenchSettings, pairs, percentiles
 
-_SECRET = {"api_key", "header"}
+_SECRET_SETTINGS = {"api_key", "header"}
 _MOST_REASONS = 20  # reasons of failures that are listed
-_COMPARED = ("ttft", "tpot", "itl", "e2el")
+_ISOLATION_LATENCIES = ("ttft", "tpot", "itl", "e2el")
 
 
 class Measured(Struct, frozen=True):
@@ -196,7 +196,7 @@ def _isolation(
         ratios = {
             key: after / value
             for key, value in before.items()
-            if key.split("_")[1] in _COMPARED
+            if key.split("_")[1] in _ISOLATION_LATENCIES
             and not key.startswith("std_")
             and value
             and (after := together[key]) is not None
@@ -250,7 +250,7 @@ def _settings_without_keys(settings: BenchSettings, plan: LoadPlan) -> dict[str,
     flags: dict[str, object] = {
         name: "inf" if value == float("inf") else value
         for name, value in msgspec.structs.asdict(settings).items()
-        if name not in _SECRET
+        if name not in _SECRET_SETTINGS
     }
     tenants = [
         {name: value for name, value in msgspec.to_builtins(tenant).items() if name != "key"} for tenant in plan.tenants

@@ -6,7 +6,7 @@ from tiercel.scheduler.preemption_budget import WORTH
 
 
 class FairLimits(Struct, frozen=True, kw_only=True):
-    """How far service may drift from the weights.
+    """The limits on the drift of service from the weights.
 
     While two accounts of one band both have waiting work that could start, they differ in service per weight by at most
     the sum of their `lead_ms`. Its price is the largest price of preempting a sequence of the account. A sequence whose

@@ -1,4 +1,4 @@
-"""How evenly service was shared over the last minute, among tenants that had waiting work all the time."""
+"""The evenness of service over the last minute among tenants that had waiting work all the time."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping

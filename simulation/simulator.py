@@ -27,12 +27,12 @@ from tiercel.tenant import Tenants, TenantShare
 from tiercel.tier import Route
 from tiercel.wire import Submit
 
-_TICK_S = 1e-3  # virtual time between steps while waiting for something without a known time
-_STALLED = 1_000_000  # steps in a row without progress after which the simulation fails
+_TICK_S = 1e-3  # virtual time between steps while no next event has a known time
+_MAX_STALLED_STEPS = 1_000_000  # steps in a row without progress after which the simulation fails
 
 
 class SimSettings(Struct, frozen=True, kw_only=True):
-    """The engine and its machine. Names and meanings are those of `tiercel serve`."""
+    """The engine and its machine. Settings shared with `tiercel serve` have the same name and meaning."""
 
     times: StepTimes = linear_times()
     policy: PolicyName = "fair"
@@ -157,7 +157,7 @@ class Simulation:
         if due_s is None and self.loop.is_idle:
             return False
         self._stalled += 1
-        if self._stalled > _STALLED:
+        if self._stalled > _MAX_STALLED_STEPS:
             raise InvariantError("simulation.stalled", sequences=len(self.book))
         now_s = self.now_s
         # Ageing and patience may change the plan with time alone.

@@ -1,4 +1,4 @@
-"""Where the files of a model are: a folder, or a name in the Hugging Face cache. Nothing is downloaded."""
+"""Find the files of a model: a folder, or a name in the Hugging Face cache. Nothing is downloaded."""
 
 import json
 import re

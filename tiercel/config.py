@@ -1,4 +1,4 @@
-"""Where settings come from: flags, then TIERCEL_* variables, then a few VLLM_* ones, then tiercel.toml, then defaults.
+"""Read the settings: flags, then TIERCEL_* variables, then a few VLLM_* ones, then tiercel.toml, then defaults.
 
 This is the only module that reads the environment. A wrong value is a `ConfigError` whose message names the place, the
 value and what is allowed.

@@ -1,4 +1,4 @@
-"""How a setting is declared: one annotated field of a msgspec struct holds its type, default, bounds and help.
+"""The declaration of a setting: an annotated field of a msgspec struct with type, default, bounds and help.
 
 The settings of the daemon (`tiercel.settings`), of the load test, the simulator and the planner are declared this way.
 Flags, environment variables, keys of tiercel.toml, `--help` and docs/configuration.md are derived from the fields.

@@ -21,7 +21,7 @@ PreemptionKind = Literal["swap", "recompute"]
 
 
 class FinishReason(enum.Enum):
-    """How a sequence ended. Every accepted request ends in exactly one."""
+    """The outcome of a sequence. Every accepted request has exactly one."""
 
     STOP = "stop"  # an end-of-sequence or stop token, or a stop string that the HTTP process found
     LENGTH = "length"  # max_tokens or the model's context
@@ -154,7 +154,7 @@ class TenantGauges(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 
 class FairGauges(Struct, frozen=True, kw_only=True):
-    """How evenly service was shared among competing tenants: tenants of one band that all had waiting work.
+    """The evenness of service among competing tenants: tenants of one band that all had waiting work.
 
     The values cover the time for which at least two tenants have competed: at least 5 s, at most a minute.
     """

@@ -9,7 +9,7 @@ from tiercel.ids import SeqId, TenantId
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True):
-    """How the next token of a sequence is sampled. The HTTP process has checked the values."""
+    """The parameters for sampling the next token. The HTTP process has checked the values."""
 
     temperature: float = 1.0  # 0 = greedy
     top_p: float = 1.0  # 1 = off

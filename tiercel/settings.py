@@ -105,27 +105,33 @@ class ProcessSettings(Struct, frozen=True, kw_only=True):
             LOG, "Lowest severity logged.", "LEVEL", read=read_lower, vllm_variable="VLLM_LOGGING_LEVEL", is_live=True
         ),
     ] = "info"
-    log_format: Annotated[LogFormat, Option(LOG, "json, or console for people.", "FORMAT")] = "json"
+    log_format: Annotated[LogFormat, Option(LOG, "Log format: json, or console (for a terminal).", "FORMAT")] = "json"
 
 
 class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     """Settings of the engine process: they travel in the `Start` frame."""
 
-    dtype: Annotated[Dtype, Option(MODEL, "auto, float32, bfloat16 or float16.", "TYPE", read=_read_dtype)] = (
-        "auto"  # the checkpoint's
-    )
+    dtype: Annotated[
+        Dtype,
+        Option(
+            MODEL,
+            "Number type of weights and KV: auto (the checkpoint's), float32, bfloat16 or float16.",
+            "TYPE",
+            read=_read_dtype,
+        ),
+    ] = "auto"  # the checkpoint's
     max_model_len: Annotated[
         int | None,
         Option(
             MODEL,
-            "Maximum prompt plus answer.",
+            "Maximum tokens of prompt and answer together; default: the model's limit, cut to the KV pool.",
             "TOKENS",
             read=_read_model_length,
             expects=LENGTH,
             within=(2, MAX_CONTEXT_TOKENS),
         ),
     ] = None  # the model's own, cut to what the KV pool holds
-    device: Annotated[DeviceName, Option(MODEL, "auto, cpu or cuda.", "NAME")] = "auto"
+    device: Annotated[DeviceName, Option(MODEL, "Device: auto, cpu or cuda.", "NAME")] = "auto"
     load_format: Annotated[
         LoadFormat, Option(MODEL, "Weight format; dummy: random weights, no checkpoint needed.", is_rare=True)
     ] = "auto"
@@ -153,14 +159,20 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
             within=(1, 256),
         ),
     ] = 16
-    gpu_memory_utilization: Annotated[float, Option(MEMORY, "Share of memory to use.", "SHARE", within=(0.01, 1))] = (
-        0.92  # for weights, activations and KV
-    )
+    gpu_memory_utilization: Annotated[
+        float,
+        Option(
+            MEMORY,
+            "Share of device memory for weights, activations and KV; on a CPU at most 0.4 of free memory and 4 GiB.",
+            "SHARE",
+            within=(0.01, 1),
+        ),
+    ] = 0.92  # for weights, activations and KV
     kv_cache_memory_bytes: Annotated[
         int | None,
         _size(
             MEMORY,
-            "Memory for KV, such as 2G.",
+            "Memory for KV, such as 2G; default: sized from free memory.",
             within=(MIB // 16, _MAX_KV_BYTES),
             vllm_variable="VLLM_CPU_KVCACHE_SPACE",
         ),
@@ -176,7 +188,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         _names(MEMORY, "Folders for KV (SSD tier), striped.", metavar="DIR", name="kv_disk_path", takes_many=True),
     ] = ()  # empty = no SSD tier
     kv_disk_bytes: Annotated[
-        int, _size(MEMORY, "Maximum size of that tier.", within=(MIB, _MAX_KV_BYTES), name="kv_disk_size")
+        int, _size(MEMORY, "Maximum size of the SSD tier.", within=(MIB, _MAX_KV_BYTES), name="kv_disk_size")
     ] = 4 * GIB  # small, so that naming a folder never fills a disk
     kv_disk_daily_bytes: Annotated[
         int,
@@ -213,7 +225,10 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         ),
     ] = 256
     max_num_batched_tokens: Annotated[
-        int | None, _length(SCHEDULER, "Maximum tokens per step.", within=(1, MAX_CONTEXT_TOKENS))
+        int | None,
+        _length(
+            SCHEDULER, "Maximum tokens per step; default: 256 on a CPU, 2048 on a GPU.", within=(1, MAX_CONTEXT_TOKENS)
+        ),
     ] = None  # chosen by device
     long_prefill_token_threshold: Annotated[
         int,
@@ -240,7 +255,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         float,
         _seconds(
             SCHEDULER,
-            "Goal for the time between tokens, and on a CPU for every step; 0: none.",
+            "Goal for the time between tokens; on a CPU it also bounds steps without decodes; 0: no goal.",
             name="tbt_goal",
             is_rare=True,
             within=(0, 600),
@@ -271,7 +286,9 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
 class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
     """Settings of the HTTP process."""
 
-    config: Annotated[str | None, Option(MODEL, "TOML file of settings.", "FILE")] = None
+    config: Annotated[
+        str | None, Option(MODEL, "TOML file of settings; default: tiercel.toml in the working directory.", "FILE")
+    ] = None
     served_model_names: Annotated[
         tuple[str, ...],
         _names(
@@ -284,7 +301,7 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
 
     max_num_queued_reqs: Annotated[
         int, Option(SCHEDULER, "Maximum waiting sequences.", "N", within=(1, 1_000_000), is_live=True)
-    ] = 1024  # a sequence waits until its first slice
+    ] = 1024  # a sequence waits until its first token
 
     host: Annotated[str, Option(SERVER, "Address to bind.", may_be_empty=True)] = "127.0.0.1"
     port: Annotated[int, Option(SERVER, "Port; 0: any free port.", within=(0, 65_535), vllm_variable="VLLM_PORT")] = (
@@ -351,7 +368,7 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
         tuple[str, ...],
         _names(
             ACCESS,
-            "API keys; default: none needed.",
+            "API keys; default: none required.",
             metavar="KEY",
             name="api_key",
             vllm_variable="VLLM_API_KEY",
@@ -359,11 +376,13 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
             is_secret=True,
         ),
     ] = ()
-    tenants_config: Annotated[str | None, Option(ACCESS, "Tenants, keys and limits (YAML).", "FILE")] = None
+    tenants_config: Annotated[str | None, Option(ACCESS, "File of tenants, keys and limits (YAML).", "FILE")] = None
     admin_key: Annotated[
         str | None, Option(ACCESS, "Key of /admin; prefer TIERCEL_ADMIN_KEY.", "KEY", is_rare=True, is_secret=True)
     ] = None  # valid beside the admin key of the tenants file
-    allow_unauthenticated: Annotated[bool, Option(ACCESS, "Bind beyond loopback without a key.", is_rare=True)] = False
+    allow_unauthenticated: Annotated[
+        bool, Option(ACCESS, "Allow a non-loopback address without a key.", is_rare=True)
+    ] = False
     ssl_keyfile: Annotated[str | None, Option(ACCESS, "TLS key.", "FILE", is_rare=True)] = None
     ssl_certfile: Annotated[str | None, Option(ACCESS, "TLS certificate.", "FILE", is_rare=True)] = None
     allowed_origins: Annotated[tuple[str, ...], _names(ACCESS, "CORS origins.", metavar="JSON", is_rare=True)] = ()
@@ -372,7 +391,7 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
     allow_credentials: Annotated[bool, Option(ACCESS, "Allow CORS requests with cookies.", is_rare=True)] = False
 
     chat_template: Annotated[
-        str | None, Option(ANSWERS, "A file or a template; default: the model's.", "FILE", is_rare=True)
+        str | None, Option(ANSWERS, "Chat template, as a file or as text; default: the model's.", "FILE", is_rare=True)
     ] = None
     generation_config: Annotated[
         str,
@@ -387,7 +406,7 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
         dict[str, float],
         Option(
             ANSWERS,
-            "Sampling defaults.",
+            "Sampling defaults that override the model's.",
             "JSON",
             read=_read_sampling,
             expects=f"a JSON object of numbers with keys from {', '.join(_OVERRIDABLE)}",

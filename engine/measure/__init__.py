@@ -1,1 +1,1 @@
-"""What the engine measures at its start and while it runs: step times, speeds, memory of steps."""
+"""Measurements at the start and while the engine runs: step times, speeds, memory of steps."""

@@ -64,7 +64,7 @@ class Bridge:
         self._forward = None
 
     def start_record(self) -> list[LayerCall]:
-        """Until `stop_record`, append every call to the returned list and return zeros from attention."""
+        """Record calls: until `stop_record`, append each to the returned list and return zeros from attention."""
         self._calls = []
         return self._calls
 

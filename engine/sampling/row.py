@@ -13,7 +13,10 @@ NO_IDS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class Feature(enum.IntFlag):
-    """What a row needs beyond its largest logit. Rows are sorted by this number, and DRAW is its highest bit."""
+    """The features of sampling that a row needs beyond its largest logit.
+
+    Rows are sorted by this number, and DRAW is its highest bit.
+    """
 
     LOGPROBS = 1
     BIAS = 2

@@ -54,7 +54,7 @@ def layout_of(spec: KVSpec, fingerprint: bytes, slots: int) -> MemoryLayout:
 
 @dataclass(frozen=True, slots=True)
 class KeptMemory:
-    """What an earlier engine of the same model left: the arena is to get this size, and its memory is taken already."""
+    """The memory that an earlier engine of the same model left. The new arena gets this size and reuses the memory."""
 
     blocks: int = 0  # without the null block; 0: nothing that can be used
     bytes: int = 0  # taken by the memfd, whatever its content

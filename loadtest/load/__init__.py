@@ -1,1 +1,1 @@
-"""What is sent: tenants, arrivals, datasets and prompts."""
+"""The load: tenants, arrivals, datasets and prompts."""

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from tiercel.errors import ConfigError
 from tiercel.loadtest.load.word_list import WORDS
 
-_FEW_WORDS = 40  # with fewer words of one token, texts would repeat themselves
+_MIN_WORDS = 40  # minimum number of one-token words; with fewer, texts would repeat themselves
 
 
 class TokenCounter(Protocol):
-    """Counts the tokens of a text, without those that a server adds around it."""
+    """Counts the tokens of a text, without the tokens that a server adds, such as those of a chat template."""
 
     is_exact: bool
     source: str  # description for the report
@@ -112,7 +112,7 @@ class TextMaker:
         if not self.counter.is_exact:
             one = self.counter.count(" ".join(WORDS[:100])) / 100
             return _join([rng.choice(WORDS) for _ in range(max(1, round(tokens / one)))])
-        if len(self._words) >= _FEW_WORDS:
+        if len(self._words) >= _MIN_WORDS:
             return _join([rng.choice(self._words) for _ in range(tokens)])
         return self._fitted(tokens, rng)
 

@@ -13,7 +13,7 @@ PROMPT_TOKENS = "vllm:prompt_tokens_total"
 GENERATION_TOKENS = "vllm:generation_tokens_total"
 REJECTIONS = "vllm:admission_rejections_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
-PREEMPTIONS_BY_MODE = "tiercel_preemptions_total"  # mode: swap or recompute; reason
+PREEMPTIONS_BY_MODE = "tiercel_preemptions_total"  # mode: swap or recompute
 
 KV_USED = "tiercel_kv_used_bytes"  # tier
 KV_CAPACITY = "tiercel_kv_capacity_bytes"  # tier

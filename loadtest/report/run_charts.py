@@ -22,7 +22,7 @@ from tiercel.loadtest.results.record import RunResult, Sample, TenantResult, Tim
 TENANTS_DRAWN = 8
 _WINDOWS = 60  # of a share over time; shorter windows would be noisy
 _STEPS = 240  # of a timeline; more cannot be told apart
-_SAME = 1.02  # latencies from the due time are drawn if they are larger by more than this factor
+_MIN_DUE_RATIO = 1.02  # latencies from the due time are drawn if they are larger by more than this factor
 _PREFIX_HITS = "Share of the prompt tokens looked up that the cache held."
 _PREEMPTIONS = "Running sequences that were preempted."
 _SERVICE = "Each tenant's share of the seconds of service. Grey: the fair share among the tenants that have work."
@@ -42,7 +42,9 @@ def latency_charts(result: RunResult) -> Iterator[Chart]:
         if len(values) != 101 or max(values) <= 0:
             continue
         due = result.quantiles.get(f"{latency}_due", [])
-        differs = len(due) == 101 and max(due[50] / max(values[50], 1e-9), due[99] / max(values[99], 1e-9)) > _SAME
+        differs = (
+            len(due) == 101 and max(due[50] / max(values[50], 1e-9), due[99] / max(values[99], 1e-9)) > _MIN_DUE_RATIO
+        )
         lines = [Quantiles("sent: " if differs else "", values)]
         if differs:
             lines.append(Quantiles("due: ", due, is_main=False))

@@ -1,1 +1,1 @@
-"""What came of a run: records, latencies, fairness, the result file and comparisons."""
+"""The results of a run: records, latencies, fairness, the result file and comparisons."""

@@ -1,4 +1,4 @@
-"""How evenly a server divides its work among the tenants, as the client sees it."""
+"""The division of a server's work among the tenants, measured by the client."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

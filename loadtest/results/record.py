@@ -120,7 +120,7 @@ class TenantResult(Struct, frozen=True, kw_only=True):
 
 
 class Fairness(Struct, frozen=True, kw_only=True):
-    """How evenly the server divided its work among the tenants, by their weights."""
+    """The fairness of the server: the division of its work among the tenants, by their weights."""
 
     jain_index: float  # of service/weight, over the time in which every tenant had work
     jain_index_whole_run: float

@@ -1,4 +1,4 @@
-"""How a generation request is served, whatever its API: body, admission, tokens, the engine, the answer.
+"""The pipeline of a generation request of either API: body, admission, tokens, engine, answer.
 
 A route reads the body, checks its own fields and wraps them into a `GenerationCall`; the rest is the same for all.
 """

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class TextRules(Struct, frozen=True, kw_only=True):
-    """How tokens become the text that the client sees."""
+    """The rules by which tokens become the text that the client sees."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False

@@ -70,7 +70,7 @@ class RequestRecord:
 
     @property
     def finish(self) -> str | None:
-        """Why the request ended: the distinct finish reasons of its choices, or what cut it short."""
+        """The reason for the end of the request: the distinct finish reasons of its choices, or why it ended early."""
         reasons = self.generation.finish_reasons if self.generation is not None else ()
         return self.outcome or ",".join(reasons) or None
 

@@ -124,7 +124,7 @@ def _sample(at_s: int, draw: random.Random) -> Sample:
     for route, speed in (("hbm_ddr", 2.1e8), ("ddr_hbm", 1.4e8), ("ddr_ssd", 0.6e8)):
         values[f'tiercel_kv_transfer_bytes_total{{route="{route}"}}'] = speed * at_s * (1 + at_s / 60)
     for mode, part in (("swap", 0.75), ("recompute", 0.25)):
-        key = f'tiercel_preemptions_total{{mode="{mode}",reason="capacity"}}'
+        key = f'tiercel_preemptions_total{{mode="{mode}"}}'
         values[key] = part * max(0, at_s - 25) // 2
     for name, weight in WEIGHTS.items():
         values[f'tiercel_tenant_weight{{tenant="{name}"}}'] = weight
