@@ -9,8 +9,7 @@ names another, for instance because the flag is vLLM's and the field carries a u
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Final, Literal, cast
-from urllib.parse import urlsplit
+from typing import Annotated, Final, Literal
 
 from msgspec import Struct
 
@@ -22,12 +21,12 @@ from tiercel.option import (
     Option,
     OptionField,
     options_of,
-    read_json,
     read_length,
     read_lower,
     read_names,
     read_size,
 )
+from tiercel.setting_values import OVERRIDABLE, read_collector, read_dtype, read_model_length, read_sampling
 from tiercel.units import GIB, KIB, MIB
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -54,40 +53,12 @@ GROUPS: Final = (MODEL, MEMORY, SCHEDULER, SERVER, ACCESS, ANSWERS, LOG)
 MAX_CONTEXT_TOKENS: Final = 16 * 1024 * 1024
 _MAX_KV_BYTES = 1024 * 1024 * GIB
 _DAY_S = 86_400
-_OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
 _length = partial(Option, metavar="TOKENS", read=read_length, expects=LENGTH)
 _size = partial(Option, metavar="SIZE", read=read_size, expects=SIZE)
 _seconds = partial(Option, metavar="SECONDS")
 _names = partial(Option, read=read_names, expects=NAMES)
-
-
-def _read_model_length(value: object) -> object:
-    return None if value == "auto" else read_length(value)
-
-
-def _read_dtype(value: object) -> object:
-    return {"half": "float16", "float": "float32"}.get(value, value) if isinstance(value, str) else value
-
-
-def _read_collector(value: object) -> object:
-    """Read the URL of a collector of traces; a URL without a path gets OTLP's path."""
-    if not isinstance(value, str):
-        return value
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.port == 0:
-        raise ValueError(value)
-    if parts.query or parts.fragment:  # settings are shown and logged, and a query may hold a token
-        raise ValueError(value)
-    return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else value
-
-
-def _read_sampling(value: object) -> object:
-    found = read_json(value)
-    if not isinstance(found, dict) or not cast(dict[object, object], found).keys() <= set(_OVERRIDABLE):
-        raise ValueError(value)
-    return cast(dict[object, object], found)
 
 
 class ProcessSettings(Struct, frozen=True, kw_only=True):
@@ -117,7 +88,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
             MODEL,
             "Number type of weights and KV: auto (the checkpoint's), float32, bfloat16 or float16.",
             "TYPE",
-            read=_read_dtype,
+            read=read_dtype,
         ),
     ] = "auto"  # the checkpoint's
     max_model_len: Annotated[
@@ -126,7 +97,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
             MODEL,
             "Maximum tokens of prompt and answer together; default: the model's limit, cut to the KV pool.",
             "TOKENS",
-            read=_read_model_length,
+            read=read_model_length,
             expects=LENGTH,
             within=(2, MAX_CONTEXT_TOKENS),
         ),
@@ -408,8 +379,8 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
             ANSWERS,
             "Sampling defaults that override the model's.",
             "JSON",
-            read=_read_sampling,
-            expects=f"a JSON object of numbers with keys from {', '.join(_OVERRIDABLE)}",
+            read=read_sampling,
+            expects=f"a JSON object of numbers with keys from {', '.join(OVERRIDABLE)}",
             is_rare=True,
         ),
     ] = {}
@@ -435,7 +406,7 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
             LOG,
             "Collector of traces, OTLP over HTTP; needs the extra otel.",
             "URL",
-            read=_read_collector,
+            read=read_collector,
             expects="an http or https URL without a password or query, such as http://127.0.0.1:4318/v1/traces",
             is_rare=True,
         ),

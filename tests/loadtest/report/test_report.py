@@ -273,4 +273,4 @@ def test_the_command_writes_beside_the_last_result_given(tmp_path: Path, capsys:
     written = Path(captured.out.strip())
     assert written == tmp_path / "result.report" / "report.html"
     assert "the last" in written.read_text(encoding="utf-8")
-    assert "holds 2 results" in captured.err
+    assert "has 2 results" in captured.err

@@ -1,0 +1,38 @@
+"""Read the values of single settings. Errors: ValueError."""
+
+from typing import cast
+from urllib.parse import urlsplit
+
+from tiercel.option import read_json, read_length
+
+OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+def read_model_length(value: object) -> object:
+    """Read a number of tokens, or None for `auto`."""
+    return None if value == "auto" else read_length(value)
+
+
+def read_dtype(value: object) -> object:
+    """Read a number type; `half` and `float` are vLLM's names."""
+    return {"half": "float16", "float": "float32"}.get(value, value) if isinstance(value, str) else value
+
+
+def read_collector(value: object) -> object:
+    """Read the URL of a collector of traces; a URL without a path gets OTLP's path."""
+    if not isinstance(value, str):
+        return value
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.port == 0:
+        raise ValueError(value)
+    if parts.query or parts.fragment:  # settings are shown and logged, and a query may hold a token
+        raise ValueError(value)
+    return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else value
+
+
+def read_sampling(value: object) -> object:
+    """Read a JSON object of sampling defaults."""
+    found = read_json(value)
+    if not isinstance(found, dict) or not cast(dict[object, object], found).keys() <= set(OVERRIDABLE):
+        raise ValueError(value)
+    return cast(dict[object, object], found)
