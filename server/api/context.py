@@ -19,7 +19,7 @@ from tiercel.server.http.body import read_object
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.directory import TenantDirectory
-from tiercel.server.tenancy.tenants import ANYBODY, Tenant
+from tiercel.server.tenancy.tenants import DEFAULT_TENANT, Tenant
 from tiercel.server.text.chat_template import ChatTemplate
 from tiercel.server.text.tokenizer import TextCodec
 from tiercel.server.tracing.sink import TraceSink
@@ -56,7 +56,7 @@ class ServerContext:
         """The settings in force."""
         return self.configuration.server
 
-    async def limits(self, tenant: Tenant = ANYBODY) -> ModelLimits:
+    async def limits(self, tenant: Tenant = DEFAULT_TENANT) -> ModelLimits:
         """Return the limits of the model and of the tenant; wait for the engine to load.
 
         Errors: AdmissionError (503) if the engine cannot serve.

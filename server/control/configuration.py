@@ -1,4 +1,4 @@
-"""The settings in force. Live settings change while the server runs: all requested changes together, or none."""
+"""The settings in force. Live settings change while the server runs; if one change is wrong, none is made."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -20,19 +20,19 @@ Occasion = Literal["start", "reload", "request"]
 RESTART = "config.restart"
 """The error code of a change that needs a restart."""
 STALE = "config.stale"
-"""The error code of a change that was made for another version."""
+"""The error code of a change that expects another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsVersion:
-    """One version of all settings."""
+    """One version of all settings, with their sources."""
 
     version: int
     occasion: Occasion
     at_s: float  # since 1970
     settings: Settings
-    origin: Resolved | None  # the source of each value; None: a program made the settings
-    changes: Mapping[str, object]  # by name: the requested changes, which the next reload drops
+    origin: Resolved | None  # the source of each value; None: the settings were made by a program
+    changes: Mapping[str, object]  # by name: the changes made by requests; the next reload removes them
 
 
 class RefusalCounter(Protocol):
@@ -46,7 +46,7 @@ Listener = Callable[[SettingsVersion], None]
 
 
 class Configuration:
-    """The holder of the settings in force. Changes are made one at a time; a wrong change has no effect."""
+    """Holds the settings in force. Changes are applied one at a time; a wrong change changes nothing."""
 
     def __init__(
         self, settings: Settings, origin: Resolved | None, counter: RefusalCounter, wall_s: Callable[[], float]
@@ -56,7 +56,7 @@ class Configuration:
         self._counter = counter
         self._wall_s = wall_s
         self._listeners: list[Listener] = []
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._log = structlog.stdlib.get_logger("server.config")
 
     @property
@@ -70,61 +70,61 @@ class Configuration:
         return self._current.settings.server
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener` with the settings now and at every change."""
+        """Call `listener` with the current version, and with every new version."""
         self._listeners.append(listener)
         listener(self._current)
 
     async def reload(self, tenants: TenantDirectory, run: InThread = in_thread) -> SettingsVersion:
-        """Read the settings file and the tenants file again and apply both. Requested changes are dropped.
+        """Read the settings file and the tenants file again and apply both. Changes made by requests are removed.
 
-        Errors: ConfigError if a file is wrong or a change needs a restart; everything stays as it was.
+        Errors: ConfigError if a file is wrong or a change needs a restart; nothing changes.
         """
-        async with self._turn:
-            found = await self._find(Resolved.read_again, {}, "reload", run)
+        async with self._lock:
+            found = await self._merge(Resolved.read_again, {}, "reload", run)
             if tenants.has_file:
                 await tenants.read_again(run)
             return self._set(found, {}, "reload")
 
     async def change(
-        self, values: Mapping[str, object], *, over: int | None = None, run: InThread = in_thread
+        self, values: Mapping[str, object], *, expected_version: int | None = None, run: InThread = in_thread
     ) -> SettingsVersion:
-        """Apply values by their keys in tiercel.toml until the next reload or restart; None drops an earlier change.
+        """Apply values by their keys in tiercel.toml until the next reload or restart; None removes an earlier change.
 
-        The settings file is not read again. With `over`, the change is made only if that version is in force.
-        Errors: ConfigError naming the key, the value and what is allowed; everything stays as it was.
+        The settings file is not read again. With `expected_version`, the change needs that version to be in force.
+        Errors: ConfigError naming the key, the value and the allowed values; nothing changes.
         """
-        async with self._turn:
-            if over not in (None, self._current.version):
+        async with self._lock:
+            if expected_version not in (None, self._current.version):
                 raise ConfigError(
-                    STALE, f"version {self._current.version} is in force, not {over}"
-                )  # not counted as refused: the values may be right
+                    STALE, f"version {self._current.version} is in force, not {expected_version}"
+                )  # not counted as refused, because the values may be right
             changes = dict(self._current.changes)
             try:
-                asked = values_of(values, "request", BODY_NAME)
+                requested = values_of(values, "request", BODY_NAME)
             except ConfigError as exc:
                 raise self._refuse(exc, "request") from None
-            for name, word in asked.items():
+            for name, word in requested.items():
                 changes.pop(name, None)
                 if word.value is not None:
                     changes[name] = word.value
             by_key = {name.replace("_", "-"): value for name, value in changes.items()}
-            found = await self._find(lambda origin: origin.with_changes(by_key), changes, "request", run)
+            found = await self._merge(lambda origin: origin.with_changes(by_key), changes, "request", run)
             return self._set(found, changes, "request")
 
-    async def _find(
-        self, how: Callable[[Resolved], Resolved], changes: Mapping[str, object], occasion: Occasion, run: InThread
+    async def _merge(
+        self, merge: Callable[[Resolved], Resolved], changes: Mapping[str, object], occasion: Occasion, run: InThread
     ) -> Resolved | None:
-        """Return the settings after the change. Errors: ConfigError."""
+        """Return the settings after a change, which `merge` computes. Errors: ConfigError."""
         started, before = self._started, self._current.origin
         if started is None or before is None:
             if not changes:
                 return None
-            unknown = ConfigError(
+            error = ConfigError(
                 "config.origin", "the settings of this server were made by a program and cannot be changed"
             )
-            raise self._refuse(unknown, occasion)
+            raise self._refuse(error, occasion)
         try:
-            found = await run(lambda: how(before))
+            found = await run(lambda: merge(before))
             _check_live(started, before, found)
         except ConfigError as exc:
             raise self._refuse(exc, occasion) from None
@@ -154,7 +154,7 @@ class Configuration:
 
 
 def _check_live(started: Resolved, before: Resolved, found: Resolved) -> None:
-    """Check that all changes are live. Errors: ConfigError naming every other change, with the reason."""
+    """Check that all changed settings are live. Errors: ConfigError naming each that is not, with the reason."""
     refused: list[str] = []
     for name in changed_settings(before.values, found.values):
         reason = why_restart(name, started.values, found.values)

@@ -1,4 +1,4 @@
-"""Notifications to systemd about a service of type notify: datagrams as in sd_notify(3)."""
+"""Notifications to systemd (sd_notify(3)) of a service of type notify."""
 
 import asyncio
 import logging
@@ -11,37 +11,37 @@ log = logging.getLogger(__name__)
 
 
 class SystemdNotifier:
-    """The sender of notifications about the state of the daemon. Without an address it sends nothing."""
+    """Sends notifications about the state of the daemon. Without an address it sends nothing."""
 
     def __init__(self, address: str | None, clock: Clock) -> None:
         self._address = address
         self._clock = clock
 
     def ready(self, status: str) -> None:
-        """Report the end of the start or of a reload. `status` is the line of `systemctl status`."""
-        self._tell("READY=1", f"STATUS={status}")
+        """Report that the start or a reload has ended. `systemctl status` shows `status`."""
+        self._send("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """Report the start of a reload; `ready` reports its end."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.now_s() * 1e6)}")
+        """Report that a reload begins; `ready` reports its end."""
+        self._send("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.now_s() * 1e6)}")
 
-    def stopping(self, status: str, most_s: float) -> None:
-        """Report the start of the shutdown, which may take `most_s` regardless of the unit file."""
-        self._tell("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(most_s * 1e6)}", f"STATUS={status}")
+    def stopping(self, status: str, max_s: float) -> None:
+        """Report that shutdown begins and may take `max_s`, whatever the unit file allows."""
+        self._send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(max_s * 1e6)}", f"STATUS={status}")
 
-    async def watch(self, silence_s: float, is_well: Callable[[], bool]) -> None:
-        """Ping the watchdog twice per `silence_s` while the daemon is well. Runs until it is cancelled."""
-        was_well = True
+    async def watch(self, silence_s: float, is_healthy: Callable[[], bool]) -> None:
+        """Notify the watchdog twice per `silence_s` while `is_healthy` returns True. Runs until it is cancelled."""
+        was_healthy = True
         while True:
-            is_now = is_well()
-            if is_now:
-                self._tell("WATCHDOG=1")
-            elif was_well:
-                log.error("watchdog kept waiting silence_s=%.1f", silence_s)
-            was_well = is_now
+            is_healthy_now = is_healthy()
+            if is_healthy_now:
+                self._send("WATCHDOG=1")
+            elif was_healthy:
+                log.error("watchdog not notified because the engine is stalled silence_s=%.1f", silence_s)
+            was_healthy = is_healthy_now
             await asyncio.sleep(silence_s / 2)
 
-    def _tell(self, *lines: str) -> None:
+    def _send(self, *lines: str) -> None:
         if self._address is None:
             return
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address  # @: abstract
@@ -49,4 +49,4 @@ class SystemdNotifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
                 sock.sendto("\n".join(line.replace("\n", " ") for line in lines).encode(), address)
         except OSError as exc:
-            log.warning("service manager does not listen address=%s error=%s", self._address, exc)
+            log.warning("cannot notify the service manager address=%s error=%s", self._address, exc)

@@ -1,1 +1,1 @@
-"""Tenants: who they are, which keys they hold, what they may use, and whether a request is admitted."""
+"""Tenants: their file, keys, limits and usage, and the admission of requests."""

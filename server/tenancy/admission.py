@@ -1,8 +1,8 @@
-"""Admission control: a finite queue and the limits of tenants, checked before any work is done for a request.
+"""Admission control: a finite queue and tenant limits, checked before any work.
 
-Gate one (`enter`) comes before tokenising: places in the queue, concurrent sequences, requests per minute. Gate two
-(`Entry.admit`) comes after it: tokens per minute and the goal for the first token. A tenant over its limits gets 429,
-a client of an overloaded server 503, both with Retry-After.
+First gate (`Admission.enter`), before tokenising: places in the queue, concurrent sequences, requests per minute.
+Second gate (`Entry.admit`), after tokenising: tokens per minute and the goal for the first token. A request over the
+limits of its tenant is refused with 429, a request to an overloaded server with 503, both with Retry-After.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tiercel.server.http.failure import SHUTTING_DOWN
 from tiercel.server.tenancy.forecast import HALF_LIFE_S, IDLE_HALF_LIFE_S
 from tiercel.server.tenancy.overload import OverloadControl, OverloadLevel
 from tiercel.server.tenancy.rate_bucket import RateBucket, show_wait
-from tiercel.server.tenancy.tenants import ANYBODY, Tenant
+from tiercel.server.tenancy.tenants import DEFAULT_TENANT, Tenant
 from tiercel.server.tenancy.usage import TenantUsage, UsageBook
 from tiercel.tenant import LAST_BAND
 
@@ -27,8 +27,8 @@ _SAMPLE_S = 1.0
 _SMOOTHING = 0.3
 _MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 2
-_MIN_MARGIN = 0.1  # share of a goal that is kept free: the client's part of the time is not visible here
-_MAX_MARGIN = 1 / 3  # largest share of a goal that is kept free for first tokens later than forecast
+_MIN_MARGIN = 0.1  # smallest share of a goal kept as a margin: the network time to the client is not measured
+_MAX_MARGIN = 1 / 3  # largest share of a goal kept as a margin for errors of the forecast
 _PRESSURE_S = 10.0  # wait in the queue that counts as overload if no tenant has a goal
 
 
@@ -82,7 +82,7 @@ class Terms:
 
 
 class Admission:
-    """Admission control. It counts the sequences without a first token, in the engine and before it."""
+    """Admission control. The queue is the sequences without a first token, submitted or only admitted."""
 
     def __init__(
         self, queue: AdmissionQueue, counter: RejectionCounter, clock: Clock, usages: UsageBook, *, max_queued: int
@@ -106,16 +106,16 @@ class Admission:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the server drains; true from the first signal."""
+        """Whether the server drains; True from the first signal on."""
         return self._is_closed
 
     @property
     def num_reserved(self) -> int:
-        """The number of sequences that are admitted and not submitted yet."""
+        """The number of sequences that are admitted but not submitted yet."""
         return self._reserved
 
     def set_max_queued(self, max_queued: int) -> None:
-        """Change the number of places. Sequences that wait beyond a lower number stay."""
+        """Change the number of places. If it becomes lower, waiting sequences stay."""
         self._max_queued = max_queued
 
     def close(self) -> None:
@@ -123,10 +123,10 @@ class Admission:
         self._is_closed = True
 
     @contextlib.contextmanager
-    def enter(self, tenant: Tenant = ANYBODY, choices: int = 1, *, prompts: int = 1) -> "Generator[Entry]":
-        """Pass gate one: reserve places for `choices` of each prompt until the request is submitted or has failed.
+    def enter(self, tenant: Tenant = DEFAULT_TENANT, choices: int = 1, *, prompts: int = 1) -> "Generator[Entry]":
+        """First gate: reserve places for `choices` of each prompt until the request is submitted or fails.
 
-        Errors: AdmissionError: 429 or 503 with Retry-After, or 400 for more sequences than may ever wait.
+        Errors: AdmissionError: 429 or 503 with Retry-After, or 400 for more sequences than the queue can hold.
         """
         sequences = choices * prompts
         self._sample_rate()
@@ -148,19 +148,19 @@ class Admission:
             self._usages.close(usage)
 
     def rate_headers(self, tenant: Tenant) -> list[tuple[bytes, bytes]]:
-        """Return OpenAI's headers with the rest of a tenant's limits per minute."""
+        """Return OpenAI's headers with the remaining part of a tenant's limits per minute."""
         usage, now_s = self._usages.of(tenant), self._clock.now_s()
         headers = [
-            (f"x-ratelimit-{what}-{name}".encode(), text.encode())
+            (f"x-ratelimit-{field}-{name}".encode(), text.encode())
             for name, bucket in (("requests", usage.requests), ("tokens", usage.tokens))
             if bucket is not None
-            for what, text in _figures(bucket, now_s)
+            for field, text in _figures(bucket, now_s)
         ]
         self._usages.close(usage)
         return headers
 
     def _check_open(self, usage: TenantUsage, choices: int, prompts: int) -> None:
-        """Check gate one, the cheapest and most final limits first. Only a request that passes is charged."""
+        """Check the first gate: permanent limits first. Only a request that passes is charged."""
         if self._is_closed:
             self._counter.on_rejected(SHUTTING_DOWN)
             raise shutting_down()
@@ -168,9 +168,9 @@ class Admission:
         places = self._max_queued
         if limits.queue_share is not None:
             places = max(int(self._max_queued * limits.queue_share), 1)
-        most = places if limits.max_concurrency is None else min(places, limits.max_concurrency)
-        if sequences > most:
-            raise _never_fits(choices, prompts, most, is_own=most < self._max_queued)
+        max_sequences = places if limits.max_concurrency is None else min(places, limits.max_concurrency)
+        if sequences > max_sequences:
+            raise _never_fits(choices, prompts, max_sequences, is_own=max_sequences < self._max_queued)
         if limits.max_concurrency is not None and usage.open + sequences > limits.max_concurrency:
             raise self._throttled(
                 usage,
@@ -195,8 +195,8 @@ class Admission:
                 usage, "requests", f"requests per min (RPM): {_used(bucket, 1, now_s)}", bucket.wait_s(1, now_s)
             )
 
-    def _throttled(self, usage: TenantUsage, reason: str, what: str, retry_s: float) -> AdmissionError:
-        return throttled(self._counter, usage, reason, what, retry_s)
+    def _throttled(self, usage: TenantUsage, reason: str, limit: str, retry_s: float) -> AdmissionError:
+        return throttled(self._counter, usage, reason, limit, retry_s)
 
     def _pressure(self) -> float:
         """Return the larger of the fill of the queue and its length relative to the tightest goal."""
@@ -221,7 +221,7 @@ class Admission:
 
 
 class Entry:
-    """A request that passed gate one. Its places are returned when the `with` of `Admission.enter` ends."""
+    """A request that passed the first gate. Its places are returned when the `with` of `Admission.enter` ends."""
 
     def __init__(
         self, usages: UsageBook, usage: TenantUsage, counter: RejectionCounter, clock: Clock, level: OverloadLevel
@@ -234,7 +234,7 @@ class Entry:
         self._charged = 0
 
     def admit(self, request: AdmissionRequest) -> Terms:
-        """Pass gate two. Its charge is returned if the request fails before it is submitted.
+        """Second gate: check and charge tokens. The charge is returned if the request fails before it is submitted.
 
         Errors: AdmissionError: 429 for tokens per minute, 503 for a goal that cannot be kept, both with Retry-After;
         400 for a prompt with more tokens than the tenant's limit per minute.
@@ -274,10 +274,10 @@ class Entry:
         self._charged = 0
 
     def _late_s(self, band: int, own: float) -> float:
-        """Return by how much the first token is forecast to miss the goal because of the queue; 0 if not, or not known.
+        """Return the seconds by which the first token is forecast to miss the goal because of the queue; 0 if none.
 
-        A prompt that misses the goal even alone is checked for its time in the queue only; otherwise it would never be
-        served.
+        A prompt that would miss the goal even on an idle server is checked for its time in the queue only; otherwise it
+        would never be served.
         """
         usage, usages = self._usage, self._usages
         slo = usage.tenant.share.slo
@@ -299,7 +299,7 @@ class Entry:
     def _charge(self, request: AdmissionRequest, max_tokens: int) -> int:
         """Charge the prompts and the requested outputs; return the outputs charged per sequence.
 
-        The charge for outputs is corrected at the end of each sequence, so a large max_tokens needs only a full bucket.
+        The charge for outputs is at most a full bucket, and is corrected at the end of each sequence.
         """
         bucket, now_s = self._usage.tokens, self._clock.now_s()
         if bucket is None:
@@ -341,14 +341,14 @@ def _bounded(retry_s: float) -> float:
     return min(max(math.ceil(retry_s), 1), _MAX_RETRY_S)
 
 
-def throttled(counter: RejectionCounter, usage: TenantUsage, reason: str, what: str, retry_s: float) -> AdmissionError:
+def throttled(counter: RejectionCounter, usage: TenantUsage, reason: str, limit: str, retry_s: float) -> AdmissionError:
     """Return the refusal for a tenant that exceeds one of its limits."""
     name = usage.tenant.name
     counter.on_rejected(f"tenant_{reason}")
     counter.on_throttled(name, reason)
     return AdmissionError(
         429,
-        f"Rate limit reached for {name} on {what}. Please try again in {show_wait(retry_s)}.",
+        f"Rate limit reached for {name} on {limit}. Please try again in {show_wait(retry_s)}.",
         code="rate_limit_exceeded",
         kind="rate_limit_error",
         retry_after_s=max(math.ceil(retry_s), 1),
@@ -366,13 +366,13 @@ def overloaded(retry_after_s: float) -> AdmissionError:
     )
 
 
-def _never_fits(choices: int, prompts: int, most: int, *, is_own: bool) -> AdmissionError:
-    """Return the refusal for a request with more sequences than may ever wait."""
+def _never_fits(choices: int, prompts: int, max_sequences: int, *, is_own: bool) -> AdmissionError:
+    """Return the refusal for a request with more sequences than the queue can hold."""
     holder = "your key may have" if is_own else "the queue of this server holds"
     return AdmissionError(
         400,
         f"This request asks for {choices * prompts} sequences (n={choices} for each of {prompts} prompts), but"
-        f" {holder} {most}. Please reduce n or the number of prompts.",
+        f" {holder} {max_sequences}. Please reduce n or the number of prompts.",
         param="n" if choices > 1 else "prompt",
     )
 

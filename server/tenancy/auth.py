@@ -1,4 +1,4 @@
-"""Authentication: the tenant of a request, and the keys for the routes that are not open."""
+"""Authentication: the tenant of a request, and the keys of protected routes."""
 
 from typing import cast
 
@@ -12,7 +12,7 @@ from tiercel.server.tenancy.directory import TenantDirectory
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
 
 _BY_PROXY = ("forwarded", "via", "x-real-ip")
-"""Headers that a proxy adds, beside those that begin with `x-forwarded-`."""
+"""Headers that a proxy adds, besides those that begin with `x-forwarded-`."""
 
 
 class Guard:
@@ -22,7 +22,7 @@ class Guard:
         self._tenants = tenants
 
     async def __call__(self, request: Request) -> None:
-        """Errors: AdmissionError (401)."""
+        """Find the tenant of the request and store it. Errors: AdmissionError (401)."""
         tenant = self._tenants.table.find(request.headers.get("authorization"))
         if tenant is None:
             raise _wrong_key()
@@ -36,7 +36,7 @@ class AdminGuard:
         self._tenants = tenants
 
     async def __call__(self, request: Request) -> None:
-        """Errors: AdmissionError (401, or 403 if the server has no admin key)."""
+        """Check the admin key. Errors: AdmissionError (401, or 403 if the server has no admin key)."""
         table = self._tenants.table
         if not table.admin_digests:
             raise AdmissionError(
@@ -50,7 +50,7 @@ class AdminGuard:
 
 
 class MetricsGuard:
-    """Route dependency of the metrics of all tenants: open to direct requests of this machine, else for the operator.
+    """Route dependency of the metrics of all tenants: for direct requests from this machine, and for the operator.
 
     Without a tenants file every key is an operator's key.
     """
@@ -59,13 +59,13 @@ class MetricsGuard:
         self._tenants = tenants
 
     async def __call__(self, request: Request) -> None:
-        """Errors: AdmissionError (401)."""
+        """Check the address or the key. Errors: AdmissionError (401)."""
         if not (is_local(request) or _is_operator(self._tenants.table, request.headers.get("authorization"))):
             raise _wrong_key()
 
 
 class Viewer(Struct, frozen=True):
-    """The person who looks at the page."""
+    """The rights of the key that requests the data of the page."""
 
     tenant: Tenant | None  # of the key; None for an admin key
     is_operator: bool
@@ -78,7 +78,7 @@ class PageGuard:
         self._tenants = tenants
 
     async def __call__(self, request: Request) -> None:
-        """Errors: AdmissionError (401)."""
+        """Find the viewer of the request and store it. Errors: AdmissionError (401)."""
         table, authorization = self._tenants.table, request.headers.get("authorization")
         viewer = Viewer(table.find(authorization), _is_operator(table, authorization))
         if viewer.tenant is None and not viewer.is_operator:
@@ -99,7 +99,7 @@ def tenant_of(scope: Scope) -> Tenant:
 def is_local(request: Request) -> bool:
     """Return whether a request comes directly from this machine: over loopback or a Unix socket, without a proxy.
 
-    A proxy on this machine that adds no header cannot be told from a client of this machine.
+    A proxy on this machine that adds no header cannot be distinguished from a client on this machine.
     """
     if any(name in _BY_PROXY or name.startswith("x-forwarded-") for name in request.headers):
         return False
@@ -109,7 +109,7 @@ def is_local(request: Request) -> bool:
 
 
 def _is_operator(table: TenantTable, authorization: str | None) -> bool:
-    """Return whether a key is the operator's. Without a tenants file every key is, and without keys everybody."""
+    """Return whether a key belongs to the operator. Without a tenants file every key does."""
     is_only_tenant = table.source == "settings" and table.find(authorization) is not None
     return is_only_tenant or table.admits_admin(authorization)
 

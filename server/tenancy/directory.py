@@ -1,4 +1,4 @@
-"""The tenants in force. The file or an administrator replaces them as a whole; a wrong document changes nothing."""
+"""The tenants in force. A reload or a request replaces all of them; a wrong document changes nothing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from tiercel.errors import ConfigError
-from tiercel.server.tenancy.document import DocumentError, read_json, read_yaml
+from tiercel.server.tenancy.operator_document import DocumentError, read_json, read_yaml
 from tiercel.server.tenancy.tenant_file import TenantConfig, load_tenant_file, read_tenants
 from tiercel.server.tenancy.tenants import Source, Tenant, TenantTable, default_table, digest_of, make_table
 from tiercel.settings import ServerSettings
@@ -36,12 +36,12 @@ Listener = Callable[[TenantTable], None]
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run work in a thread that is not a tokenising thread, so that an overloaded server still obeys the operator."""
+    """Run work in a thread of its own pool: the tokenising threads may be busy on an overloaded server."""
     return await asyncio.to_thread(work)
 
 
 class TenantDirectory:
-    """The holder of the table in force. Changes are made one at a time."""
+    """Holds the table in force. Changes are applied one at a time."""
 
     def __init__(self, table: TenantTable, path: Path | None, admin_key: str | None, counter: ReloadCounter) -> None:
         self._table = table
@@ -49,7 +49,7 @@ class TenantDirectory:
         self._settings_admin = () if admin_key is None else (digest_of(admin_key),)
         self._counter = counter
         self._listeners: list[Listener] = []
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._log = structlog.stdlib.get_logger("server.tenants")
 
     @property
@@ -63,7 +63,7 @@ class TenantDirectory:
         return self._path is not None
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener` with the table now and at every change."""
+        """Call `listener` with the current table, and with every new table."""
         self._listeners.append(listener)
         listener(self._table)
 
@@ -81,7 +81,7 @@ class TenantDirectory:
         if path is None:
             self._log.warning("tenants_reload_refused", reason="the server was started without --tenants-config")
             raise ConfigError("tenants.no_file", "the server was started without --tenants-config")
-        async with self._turn:
+        async with self._lock:
             try:
                 config = await run(lambda: load_tenant_file(path, others=self._settings_admin))
             except ConfigError as exc:
@@ -90,11 +90,11 @@ class TenantDirectory:
             return self._set(config, "file", config.admin_digests)
 
     async def put(self, text: bytes, *, is_json: bool, run: InThread = in_thread) -> TenantTable:
-        """Replace the tenants by those of a document. A secret or admin key that it leaves out stays as it is.
+        """Replace the tenants by those of a document. If it has no secret or no admin key, those in force are kept.
 
         Errors: ConfigError; the old table stays in force.
         """
-        async with self._turn:
+        async with self._lock:
             before = self._table
             try:
                 config = await run(lambda: self._read(text, before, is_json=is_json))

@@ -1,32 +1,27 @@
-"""Forecast of the time to the first token, from the measured throughput of prompts."""
+"""Forecast of the time to first token, from the measured throughput of prompts."""
 
 _WINDOW_S = 0.25  # time with waiting sequences per sample of the throughput
 _SMOOTHING = 0.3
-_SLOWER = 0.1  # smoothing of a falling throughput: steps that were not full tell less than full ones
+_SLOWER = 0.1  # smoothing of a falling throughput: steps that were not full are a weaker measurement
 HALF_LIFE_S = 5.0  # of the measurements of a tenant that gets no first tokens
-IDLE_HALF_LIFE_S = 1.0  # the same while the tenant has no waiting sequence: it is owed its share and tried again soon
-_DRAIN_SLOWER = 0.5  # smoothing of a tenant's falling drain rate: a forecast that is too early admits too many
+IDLE_HALF_LIFE_S = 1.0  # the same while the tenant has no waiting sequence, so that it is admitted again soon
+_DRAIN_SLOWER = 0.5  # smoothing of a tenant's falling drain rate; a slower one would admit too many requests
 _DRAIN_WINDOW_S = 0.5  # time with a backlog per sample of the drain rate
 _SPREADS = 3.0  # mean deviations of the forecast error that are subtracted from a goal
 
 
 class PromptThroughput:
-    """The moving average of the prompt tokens computed per second while sequences wait."""
+    """The moving average of prompt tokens computed per second while sequences wait."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
         self._busy_s = 0.0
         self._tokens_per_s: float | None = None
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Prompt tokens computed per second under load; None before the first sample."""
-        return self._tokens_per_s
-
     def note_step(self, prompt_tokens: int, busy_s: float) -> None:
         """Record a step that computed `prompt_tokens`, `busy_s` after the previous step, and left sequences waiting.
 
-        Steps that leave no sequence waiting are not recorded, because they may have been small for lack of work.
+        Steps after which no sequence waits are not recorded, because they may be small for lack of work.
         """
         self._tokens += prompt_tokens
         self._busy_s += busy_s
@@ -68,7 +63,7 @@ class DrainRate:
         return freshness(now_s - self._noted_s)
 
     def begin(self, now_s: float) -> None:
-        """Record that sequences of the tenant wait from now on."""
+        """Record that the tenant has waiting sequences."""
         if self._since_s is None:
             self._since_s = now_s
 
@@ -85,7 +80,7 @@ class DrainRate:
         self._tokens = self._busy_s = 0.0
 
     def pause(self, now_s: float) -> None:
-        """Record that no sequence of the tenant waits any more."""
+        """Record that the tenant has no waiting sequence."""
         self._pass(now_s)
         self._since_s = None
 
@@ -98,8 +93,8 @@ class DrainRate:
 class ForecastError:
     """The error of the forecast for one tenant's first tokens: its moving average and its mean deviation.
 
-    Kept per tenant, because the error for long prompts in a long queue tells nothing about short ones. The error fades
-    while the tenant gets no first token; otherwise a tenant that is refused because of it would stay refused.
+    Kept per tenant, because the error for long prompts in a long queue does not apply to short prompts. The error
+    decays while the tenant gets no first token; otherwise a tenant that is refused because of it would stay refused.
     """
 
     __slots__ = ("_deviation_s", "_mean_s", "_noted_s")
@@ -125,7 +120,7 @@ class ForecastError:
         return self._mean_s * freshness(now_s - self._noted_s, half_life_s)
 
     def spread_s(self, now_s: float) -> float:
-        """Return three mean deviations: most first tokens come within this time of the corrected forecast.
+        """Return three mean deviations; most first tokens differ from the corrected forecast by less.
 
         Source: the retransmission timers of TCP (RFC 6298), with 3 in place of 4.
         """

@@ -1,4 +1,4 @@
-"""Reduced service under overload, for tenants that allow it: levels with hysteresis."""
+"""The level of reduced service under overload, for tenants that allow it."""
 
 import enum
 
@@ -11,7 +11,7 @@ _CALM_S = 5.0  # time that calm must last before the level is lowered
 
 
 class OverloadLevel(enum.IntEnum):
-    """How far service is reduced. A level includes the reductions of the levels before it."""
+    """A level of reduced service. It includes the reductions of the levels before it."""
 
     FULL = 0
     SHORTENED = 1  # fewer output tokens
@@ -19,7 +19,7 @@ class OverloadLevel(enum.IntEnum):
 
 
 class OverloadControl:
-    """The controller of the overload level.
+    """Reduced service under overload, with hysteresis.
 
     The level rises by one while pressure lasts and falls by one while calm lasts. Pressure is the load relative to the
     capacity: 0 = idle, 1 = overload. The controller has no timer; readings drive it.
@@ -33,13 +33,8 @@ class OverloadControl:
         self._low_since_s: float | None = None
         self._read_s = clock.now_s()
 
-    @property
-    def level(self) -> OverloadLevel:
-        """The current level."""
-        return self._level
-
     def feed(self, pressure: float) -> OverloadLevel:
-        """Take a reading of the pressure and return the new level.
+        """Update the level with a reading of the pressure, and return it.
 
         After a pause in the readings of at least the calm time, a low reading counts as calm, and high readings before
         and after the pause do not count as lasting pressure.
@@ -69,6 +64,6 @@ class OverloadControl:
             return None
         return now_s if since_s is None else since_s
 
-    def _move(self, rungs: int) -> None:
-        self._level = OverloadLevel(self._level + rungs)
+    def _move(self, levels: int) -> None:
+        self._level = OverloadLevel(self._level + levels)
         self._high_since_s = self._low_since_s = None  # the next change is timed from now

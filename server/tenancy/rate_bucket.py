@@ -1,4 +1,4 @@
-"""A limit per minute that allows a burst of one minute's amount."""
+"""A token bucket: a limit per minute with a burst of one minute."""
 
 import math
 
@@ -7,7 +7,7 @@ _ROUNDING_S = 1e-9  # `take` after exactly `wait_s` seconds must succeed in spit
 
 
 class RateBucket:
-    """A token bucket as GCRA: a single time stamp tells how full it is. It starts full and may be overdrawn.
+    """A token bucket whose level follows from one time stamp (GCRA). It starts full and may be overdrawn.
 
     The bucket has no clock: every method takes `now_s`.
     """
@@ -54,7 +54,7 @@ class RateBucket:
         self._empty_s = min(max(empty_s, now_s - _MINUTE_S), now_s + _MINUTE_S)
 
     def change(self, per_minute: float, now_s: float) -> None:
-        """Change the limit; the relative fill stays."""
+        """Change the limit. The relative level stays."""
         self._empty_s = max(self._empty_s, now_s - _MINUTE_S)
         self._per_minute = per_minute
 

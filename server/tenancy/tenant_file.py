@@ -1,4 +1,4 @@
-"""Reading of the tenants file. An error names the file, the tenant, the field, the value and what is allowed."""
+"""Reading of the tenants file. An error names the file, the tenant, the field, the value and the allowed values."""
 
 import difflib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from tiercel.errors import ConfigError
 from tiercel.ids import TenantId
-from tiercel.server.tenancy.document import MAX_BYTES, DocumentError, read_yaml
+from tiercel.server.tenancy.operator_document import MAX_BYTES, DocumentError, read_yaml
 from tiercel.server.tenancy.tenant_schema import (
     FIELDS_BY_PATH,
     NAME,
@@ -31,7 +31,7 @@ class TenantConfig:
     """The content of a tenants file."""
 
     tenants: tuple[Tenant, ...]
-    admin_digests: tuple[bytes, ...]  # empty where the file names no admin key
+    admin_digests: tuple[bytes, ...]  # empty if the file has no admin key
     secret: bytes
 
 
@@ -129,7 +129,7 @@ def _tenant_place(entry: object, place: str, index: int) -> str:
 
 
 def _refusal(error: ValidationError, where: str, whole: str, fields: type[StrictFields]) -> ConfigError:
-    """Return the error for the first wrong field. `whole` names the mapping that the fields stand in."""
+    """Return the error for the first wrong field. `whole` names the mapping that contains the fields."""
     found = error.errors(include_url=False)[0]
     loc = tuple(str(part) for part in found["loc"])
     path = ".".join(loc)

@@ -1,4 +1,4 @@
-"""The fields of a tenants file, and what each may hold."""
+"""The fields of a tenants file and their allowed values."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -26,25 +26,25 @@ def _unfit(expects: str) -> PydanticCustomError:
     return PydanticCustomError("unfit", "{expects}", {"expects": expects})
 
 
-def _number(least: float, most: float) -> BeforeValidator:
+def _number(low: float, high: float) -> BeforeValidator:
     def check(value: object) -> float:
         # compared before it is converted: an integer may be too long for a float, and NaN is in no range
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise _unfit(f"a number from {least:g} to {most:g}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise _unfit(f"a number from {low:g} to {high:g}")
         return float(value)
 
     return BeforeValidator(check)
 
 
-def check_whole(value: object, least: int, most: int) -> int:
+def check_whole(value: object, low: int, high: int) -> int:
     """Return a whole number within limits. Errors: PydanticCustomError."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _unfit(f"a whole number from {least:,} to {most:,}")
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _unfit(f"a whole number from {low:,} to {high:,}")
     return value
 
 
-def _whole(least: int, most: int) -> BeforeValidator:
-    return BeforeValidator(lambda value: check_whole(value, least, most))
+def _whole(low: int, high: int) -> BeforeValidator:
+    return BeforeValidator(lambda value: check_whole(value, low, high))
 
 
 def _read_size(value: object) -> int:
@@ -131,7 +131,7 @@ class SloFields(StrictFields):
 
 
 class QuotaFields(StrictFields):
-    """The largest amount of KV that a tenant may hold in each tier."""
+    """The maximum KV of a tenant in each tier."""
 
     hbm: Size = None
     ddr: Size = None
@@ -139,7 +139,7 @@ class QuotaFields(StrictFields):
 
 
 class BestEffortFields(StrictFields):
-    """How the service of a tenant may be reduced under overload."""
+    """The permitted reductions of a tenant's service under overload."""
 
     max_tokens: Annotated[int | None, _whole(1, 2**31 - 1)] = None
     band: Annotated[int | None, _whole(0, LAST_BAND)] = None  # not below the tenant's own band
@@ -171,7 +171,7 @@ class TenantFields(StrictFields):
 
 
 class DocumentFields(StrictFields):
-    """A tenants file; its entries are checked one by one."""
+    """A tenants file; each tenant is checked separately."""
 
     admin_key: Annotated[Digests, _one(_digest_of_key)] = ()
     admin_key_sha256: Annotated[Digests, _one(_digest_of_hash)] = ()
@@ -185,7 +185,7 @@ FIELDS_BY_PATH: Final[Mapping[tuple[str, ...], type[StrictFields]]] = {
     ("kv_quota_bytes",): QuotaFields,
     ("best_effort",): BestEffortFields,
 }
-"""The fields that may stand at a place inside a tenant."""
+"""The fields that are allowed at each path inside a tenant."""
 
 
 def field_names(fields: type[StrictFields]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The tenants as the HTTP process knows them: frozen tables with keys and limits."""
+"""The tenants in the HTTP process: immutable tables with keys and limits."""
 
 import hashlib
 import hmac
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tiercel.ids import TenantId
-from tiercel.tenant import DEFAULT_TENANT, Tenants, TenantShare
+from tiercel.tenant import DEFAULT_TENANT as DEFAULT_NAME
+from tiercel.tenant import Tenants, TenantShare
 
 Source = Literal["settings", "file", "request"]
 
@@ -51,8 +52,8 @@ class Tenant:
         return self.share.name
 
 
-ANYBODY = Tenant(TenantShare(name=DEFAULT_TENANT))
-"""The tenant of every request while no tenants are configured."""
+DEFAULT_TENANT = Tenant(TenantShare(name=DEFAULT_NAME))
+"""The tenant of every request if no tenants are configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class TenantTable:
     by_digest: Mapping[bytes, Tenant]
     admin_digests: tuple[bytes, ...]
     secret: bytes
-    is_open: bool = False  # no key is needed
+    is_open: bool = False  # requests need no key
 
     @property
     def tightest_ttft_s(self) -> float | None:
@@ -76,13 +77,13 @@ class TenantTable:
 
     @property
     def message(self) -> Tenants:
-        """The message about the tenants to the engine."""
+        """The message to the engine with the shares of the tenants."""
         return Tenants(self.version, tuple(tenant.share for tenant in self.tenants))
 
     def find(self, authorization: str | None) -> Tenant | None:
         """Return the tenant whose key an Authorization header carries.
 
-        The time of a look-up by SHA-256 reveals nothing about keys, because nobody can choose the digest of a guess.
+        The time of a look-up by SHA-256 reveals nothing about keys, because the digest of a guess cannot be chosen.
         """
         if self.is_open:
             return self.tenants[0]
@@ -119,9 +120,9 @@ def make_table(
 
 def default_table(api_keys: Sequence[str], admin_key: str | None) -> TenantTable:
     """Return the table of one tenant without limits, for a server without a tenants file."""
-    anybody = Tenant(ANYBODY.share, digests=tuple(digest_of(key) for key in api_keys))
+    tenant = Tenant(DEFAULT_TENANT.share, digests=tuple(digest_of(key) for key in api_keys))
     admin = () if admin_key is None else (digest_of(admin_key),)
-    return make_table([anybody], version=1, source="settings", admin_digests=admin, is_open=not api_keys)
+    return make_table([tenant], version=1, source="settings", admin_digests=admin, is_open=not api_keys)
 
 
 def scope_of(name: str, group: str | None, secret: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The usage of each tenant: waiting and running sequences, rest of its limits, and the forecast wait of a request."""
+"""The queue, running sequences and limits of each tenant, and the forecast waiting time of a request."""
 
 from tiercel.clock import Clock
 from tiercel.ids import TenantId
@@ -12,7 +12,7 @@ _SMOOTHING = 0.1
 
 
 class TenantUsage:
-    """The usage of one tenant. Written by `UsageBook` and, at the gates, by `Admission`."""
+    """The usage of one tenant. Changed by `UsageBook` and, at the gates, by `Admission`."""
 
     __slots__ = (
         "backlog_by_band",
@@ -29,7 +29,7 @@ class TenantUsage:
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
-        self.reserved = 0  # sequences that passed gate one and are not submitted yet
+        self.reserved = 0  # sequences that passed the first gate and are not submitted yet
         self.waiting = 0  # sequences without a first token
         self.running = 0  # sequences with a first token
         self.backlog_by_band: dict[int, float] = {}  # uncached prompt tokens of waiting sequences
@@ -51,7 +51,7 @@ class TenantUsage:
         return self.queued + self.running
 
     def change(self, tenant: Tenant, now_s: float) -> None:
-        """Replace the limits. The used part of each old limit counts in proportion."""
+        """Replace the limits. The used share of each old limit counts against the new limit."""
         self.tenant = tenant
         self.requests = _changed(self.requests, tenant.limits.requests_per_minute, now_s)
         self.tokens = _changed(self.tokens, tenant.limits.tokens_per_minute, now_s)
@@ -120,7 +120,7 @@ class UsageBook:
         return usage
 
     def close(self, usage: TenantUsage) -> None:
-        """Called after a reservation was returned."""
+        """Remove the usage of a removed tenant without open sequences. Call after a reservation was returned."""
         self._forget_idle(usage)
 
     def counts(self, name: TenantId) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class UsageBook:
         return (0, 0) if usage is None else (usage.running, usage.queued)
 
     def tokens_ahead(self, usage: TenantUsage, band: int, own: float) -> float:
-        """Return the prompt tokens that are computed before or beside the `own` tokens of a new request in this band.
+        """Return the prompt tokens computed before or together with the `own` tokens of a new request in this band.
 
         If the engine shares a band by weight, a tenant waits at most for its own queue at its own share.
         """
@@ -147,7 +147,7 @@ class UsageBook:
         return before + beside
 
     def queue_s(self, usage: TenantUsage, band: int, own: float) -> float | None:
-        """Return in how many seconds `own` prompt tokens of a new request in this band will be computed.
+        """Return the seconds until the `own` prompt tokens of a new request in this band are computed.
 
         If the engine shares a band by weight, the measured drain rate of the tenant's own queue decides, with the wait
         behind the whole queue as the upper bound. As the measurement ages, the tenant's share of the total throughput
@@ -168,7 +168,7 @@ class UsageBook:
         return whole_s + usage.drain_rate.freshness(self._clock.now_s()) * (drained_s - whole_s)
 
     def on_moved(self, facts: SequenceFacts, before: SequenceStage | None) -> None:
-        """Called when a sequence is submitted, gets its first token or leaves."""
+        """Update the counts when a sequence is submitted, gets its first token or leaves."""
         start = facts.start
         usage = self._named(start.tenant)
         if before is SequenceStage.WAITING:
@@ -188,7 +188,7 @@ class UsageBook:
             self._forget_idle(usage)
 
     def on_finished(self, facts: SequenceFacts) -> None:
-        """Called when a sequence ends: the charge for its outputs is corrected to their number."""
+        """Correct the charge for the outputs of an ended sequence to their number."""
         start, finished = facts.start, facts.finished
         usage = self._usage_by_name.get(start.tenant)
         if usage is None:
@@ -200,7 +200,7 @@ class UsageBook:
             usage.uncached_share += _SMOOTHING * (share - usage.uncached_share)
 
     def on_prompts(self, tokens: int, busy_s: float) -> None:
-        """Called after a step that computed `tokens` of prompts while sequences waited."""
+        """Record a step that computed `tokens` prompt tokens while sequences waited."""
         self.throughput.note_step(tokens, busy_s)
 
     def _named(self, name: TenantId) -> TenantUsage:
@@ -210,7 +210,7 @@ class UsageBook:
     def _add_backlog(self, usage: TenantUsage, band: int, tokens: float) -> None:
         for backlog in (usage.backlog_by_band, self._backlog_by_band):
             left = backlog.get(band, 0.0) + tokens
-            if left > 0.5:  # a rest of rounding errors is not a token
+            if left > 0.5:  # smaller amounts are rounding errors
                 backlog[band] = left
             else:
                 backlog.pop(band, None)

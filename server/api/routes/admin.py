@@ -24,7 +24,7 @@ from tiercel.server.control.configuration import RESTART, STALE, SettingsVersion
 from tiercel.server.http.answer import json_answer
 from tiercel.server.http.watch import ClientGoneError
 from tiercel.server.tenancy.directory import BODY_NAME
-from tiercel.server.tenancy.document import DocumentError, read_json
+from tiercel.server.tenancy.operator_document import DocumentError, read_json
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
 from tiercel.settings_report import report_settings
 
@@ -92,7 +92,7 @@ class AdminRoutes:
             raise AdmissionError(400, 'If-Match: expected a version such as "3"', code="invalid_config")
         version = None if match is None else int(match.strip('"')[:18])
         try:
-            return _config_response(await self._context.configuration.change(values, over=version))
+            return _config_response(await self._context.configuration.change(values, expected_version=version))
         except ConfigError as exc:
             raise _refusal(exc) from exc
 

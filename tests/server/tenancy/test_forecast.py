@@ -9,7 +9,6 @@ def test_nothing_is_foretold_before_anything_is_known() -> None:
     throughput = PromptThroughput()
     throughput.note_step(0, 10.0)
     assert throughput.queue_s(1000) is None
-    assert throughput.tokens_per_s is None
     error = ForecastError()
     error.note(1.0, None, 0.0)
     assert error.at_s(0.0) == 0
@@ -19,11 +18,11 @@ def test_the_speed_follows_the_work_under_load() -> None:
     throughput = PromptThroughput()
     for _ in range(100):
         throughput.note_step(100, 0.1)
-    assert throughput.tokens_per_s == pytest.approx(1000)
+    assert throughput.queue_s(1000) == pytest.approx(1)
     assert throughput.queue_s(500) == pytest.approx(0.5)
     for _ in range(200):
         throughput.note_step(100, 1.0)
-    assert throughput.tokens_per_s == pytest.approx(100, rel=0.01)
+    assert throughput.queue_s(100) == pytest.approx(1, rel=0.01)
 
 
 def test_the_time_not_explained_by_the_queue_is_added() -> None:

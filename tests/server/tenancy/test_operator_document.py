@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercel.server.tenancy.document import MAX_BYTES, DocumentError, read_json, read_yaml
+from tiercel.server.tenancy.operator_document import MAX_BYTES, DocumentError, read_json, read_yaml
 
 _leaves = st.none() | st.booleans() | st.integers(-(10**17), 10**17) | st.floats(-1e6, 1e6) | st.text(max_size=9)
 _trees = st.recursive(

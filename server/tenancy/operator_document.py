@@ -1,8 +1,8 @@
-"""Reading of YAML and JSON documents that an operator writes.
+"""Strict reading of YAML and JSON documents that an operator writes.
 
-PyYAML's loaders expand aliases, build objects from tags and keep the last of two equal keys. Here a document is read
-event by event: aliases, anchors, tags and second documents are refused, keys are text and unique, and plain values are
-those of YAML's core schema (`on` and `yes` are text).
+PyYAML's loaders expand aliases, build objects from tags and keep the last of two equal keys. This module reads the
+events of the parser instead: it refuses aliases, anchors, tags and second documents, requires unique text keys, and
+reads plain values by YAML's core schema (`on` and `yes` are text).
 """
 
 import json
@@ -39,7 +39,7 @@ def read_yaml(text: bytes) -> object:
     try:
         return _document(_events(text.decode("utf-8-sig")))
     except yaml.YAMLError as exc:
-        raise DocumentError(f"not YAML: {_fault(exc)}") from exc
+        raise DocumentError(f"not YAML: {_describe(exc)}") from exc
     except UnicodeDecodeError as exc:
         raise DocumentError("not YAML: the text is not UTF-8") from exc
 
@@ -48,7 +48,7 @@ def read_json(text: bytes) -> object:
     """Return the value of a JSON document. Errors: DocumentError."""
     _check_size(text)
     try:
-        value: object = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        value: object = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise DocumentError(f"not JSON: {' '.join(str(exc).split())[:300]}") from exc
     _check_depth(value, 1)
@@ -118,8 +118,8 @@ def _plain(text: str) -> object:
     return float(text) if _NUMBER.fullmatch(text) else text
 
 
-def _fault(error: yaml.YAMLError) -> str:
-    """Describe an error without the text around it, which may be a key."""
+def _describe(error: yaml.YAMLError) -> str:
+    """Return the description of an error without the surrounding text, which may be a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     return "the text has characters that YAML does not allow"
@@ -129,7 +129,7 @@ def _line(event: yaml.Event) -> int:
     return event.start_mark.line + 1
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
