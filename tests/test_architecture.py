@@ -445,3 +445,22 @@ def test_no_room_is_imported_by_its_bare_name() -> None:
     files = [*FILES, *(file.relative_to(ROOT).as_posix() for room in BESIDE for file in (ROOT / room).rglob("*.py"))]
     rooms = {name.split(".")[0] for name in OURS} - {"tiercel"}
     assert not [f"{path} imports {name}" for path in files for _, name in _imports(path) if _is_within(name, rooms)]
+
+
+_RIDDLES = re.compile(
+    r"(What|How|Who|Whom|Whose|Where|Why|Of|As|Until|Never|Those|Whoever|Nobody|Somebody|So)\b"
+)  # a docstring that begins so does not name its subject
+_NOT_YET = ("cli/", "server/control/", "server/metrics/", "server/tenancy/")
+
+
+def test_docstrings_name_their_subject() -> None:
+    found: list[str] = []
+    for path in FILES:
+        if str(path).startswith(("tests/", "benchmarks/", "tools/", *_NOT_YET)) or not str(path).endswith(".py"):
+            continue
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and _RIDDLES.match(text):
+                    found.append(f"{path}: {text.splitlines()[0]}")
+    assert not found
