@@ -21,9 +21,11 @@ PACKAGES = {"strace": "strace", "promtool": "prometheus"}
 BIN = Path(sys.executable).parent
 
 
-def find_program(name: str) -> str:
+def find_program(name: str, bin_folder: Path = BIN) -> str:
     """Return the path of a program. Without it the calling test ends: see `end_unavailable`."""
-    return _which(name) or end_unavailable(f"there is no {name} (Debian and Ubuntu: apt install {PACKAGES[name]})")
+    return _which(name, bin_folder) or end_unavailable(
+        f"there is no {name} (Debian and Ubuntu: apt install {PACKAGES[name]})"
+    )
 
 
 def end_unavailable(reason: str) -> NoReturn:
@@ -33,9 +35,9 @@ def end_unavailable(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-def install_missing() -> list[str]:
+def install_missing(bin_folder: Path = BIN) -> list[str]:
     """Install missing programs. Return the reasons for those that could not be installed."""
-    missing = [name for name in PACKAGES if _which(name) is None]
+    missing = [name for name in PACKAGES if _which(name, bin_folder) is None]
     if not missing:
         return []
     is_root = os.geteuid() == 0
@@ -48,16 +50,16 @@ def install_missing() -> list[str]:
         elif "strace" in missing:
             run(["apt-get", "install", "-qq", "--yes", "--no-install-recommends", "strace"], environment=APT)
         if "promtool" in missing:
-            _unpack_promtool()
+            _unpack_promtool(bin_folder)
     except CommandError as exc:
         reasons.append(str(exc))
     return reasons
 
 
-def main() -> int:
+def main(bin_folder: Path = BIN) -> int:
     """Install missing programs and report those still missing. Return 1 if any are and TOOLS=required, else 0."""
-    reasons = install_missing()
-    missing = [name for name in PACKAGES if _which(name) is None]
+    reasons = install_missing(bin_folder)
+    missing = [name for name in PACKAGES if _which(name, bin_folder) is None]
     if missing:
         packages = " ".join(PACKAGES[name] for name in missing)
         print(f"The tests that need {' and '.join(missing)} cannot run here: {'; '.join(reasons)}.", file=sys.stderr)
@@ -65,17 +67,17 @@ def main() -> int:
     return int(bool(missing) and os.environ.get("TOOLS") == "required")
 
 
-def _which(name: str) -> str | None:
-    return shutil.which(name) or shutil.which(name, path=str(BIN))
+def _which(name: str, bin_folder: Path) -> str | None:
+    return shutil.which(name) or shutil.which(name, path=str(bin_folder))
 
 
-def _unpack_promtool() -> None:
+def _unpack_promtool(bin_folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(["sh", "-c", 'cd "$0" && apt-get -qq -o APT::Sandbox::User=root download prometheus', folder])
         (package,) = folder.glob("*.deb")
         run(["dpkg", "-x", package, folder])
-        shutil.copy2(folder / "usr/bin/promtool", BIN / "promtool")
+        shutil.copy2(folder / "usr/bin/promtool", bin_folder / "promtool")
 
 
 if __name__ == "__main__":

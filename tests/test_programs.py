@@ -18,8 +18,7 @@ def test_missing_programs_skip_tests_locally_and_fail_in_ci(
     probe = tmp_path / "test_probe.py"
     probe.write_text(
         "from pathlib import Path\nfrom tests import programs\n"
-        f"programs.BIN = Path({str(tmp_path)!r})\n"
-        f"def test_it():\n    programs.find_program({target!r})\n"
+        f"def test_it():\n    programs.find_program({target!r}, Path({str(tmp_path)!r}))\n"
     )
     environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "TOOLS": tools}
     ran = subprocess.run(
@@ -32,7 +31,7 @@ def test_missing_programs_skip_tests_locally_and_fail_in_ci(
 
 
 def test_a_failed_installation_is_reported_and_fails_ci(tmp_path: Path) -> None:
-    code = "import pathlib, sys; from tests import programs; programs.BIN = pathlib.Path(); sys.exit(programs.main())"
+    code = "import pathlib, sys; from tests import programs; sys.exit(programs.main(pathlib.Path()))"
     for tools, expected in (("", 0), ("required", 1)):
         ran = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,

@@ -109,8 +109,8 @@ def test_a_whole_run_is_under_eight_minutes() -> None:
 
 def test_every_section_is_a_file_with_a_run_and_on_the_page() -> None:
     page = (GPU / "README.md").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^\| `(\w+)` \| (\d+) s \|", page, re.MULTILINE))
-    assert told == {one.name: f"{one.budget_s:.0f}" for one in SECTIONS}
+    reported = dict(re.findall(r"^\| `(\w+)` \| (\d+) s \|", page, re.MULTILINE))
+    assert reported == {one.name: f"{one.budget_s:.0f}" for one in SECTIONS}
     for one in SECTIONS:
         source = (GPU / f"{one.name}.py").read_text(encoding="utf-8")
         assert re.search(r"^def run\(bench: Bench", source, re.MULTILINE), one.name
@@ -262,16 +262,16 @@ FACTS: dict[str, object] = {"date": "2026-11-21", "device": "some GPU", "version
 
 
 def test_the_json_holds_machine_targets_and_every_figure(tmp_path: Path) -> None:
-    told = json.loads(json.dumps(as_json(FACTS, RESULTS), allow_nan=False))
-    assert told["format"] == 1
-    assert told["device"] == "some GPU"
-    assert [target["figure"] for target in told["targets"]] == [target.figure for target in TARGETS]
-    by_figure = {target["figure"]: target for target in told["targets"]}
+    reported = json.loads(json.dumps(as_json(FACTS, RESULTS), allow_nan=False))
+    assert reported["format"] == 1
+    assert reported["device"] == "some GPU"
+    assert [target["figure"] for target in reported["targets"]] == [target.figure for target in TARGETS]
+    by_figure = {target["figure"]: target for target in reported["targets"]}
     assert by_figure["kernels.worst_error"]["verdict"] == "met"
     assert by_figure["kernels.worst_error"]["value"] == 0.004
     assert by_figure["swap.step_ratio"]["verdict"] == "not measured"
     assert by_figure["swap.step_ratio"]["value"] is None
-    assert told["sections"][0]["figures"][0]["facts"] == {"bound": 0.02}
+    assert reported["sections"][0]["figures"][0]["facts"] == {"bound": 0.02}
     write_result(tmp_path / "one.json", RESULTS[1])
     assert read_result(tmp_path / "one.json") == RESULTS[1]
 

@@ -246,11 +246,11 @@ def test_throughput_and_decode_record_their_figures(tmp_path: Path, tiny: dict[s
         second = Bench("decode", 60.0, tmp_path / "decode.json")
         decode.measure(second, opened, 3, prompt=20, output=12)
         assert engine.draw(opened, 2, 5, 3, seed=1) == engine.draw(opened, 2, 5, 3, seed=1)
-    said = {figure.name: figure for figure in [*first.result.figures, *second.result.figures]}
-    assert said["throughput.24_6.total_tokens_per_s"].facts["requests"] == 10
-    assert {"throughput.24_6.output_tokens_per_s", "decode.batch_3.share", "decode.batch_3.step_ms"} <= said.keys()
-    assert said["decode.batch_3.share"].value > 0
-    context = said["decode.batch_3.share"].facts["mean_context"]
+    printed = {figure.name: figure for figure in [*first.result.figures, *second.result.figures]}
+    assert printed["throughput.24_6.total_tokens_per_s"].facts["requests"] == 10
+    assert {"throughput.24_6.output_tokens_per_s", "decode.batch_3.share", "decode.batch_3.step_ms"} <= printed.keys()
+    assert printed["decode.batch_3.share"].value > 0
+    context = printed["decode.batch_3.share"].facts["mean_context"]
     assert isinstance(context, float)
     assert 20 < context < 32
     assert len((tmp_path / "requests-24_6.jsonl").read_text().splitlines()) == 10
@@ -312,10 +312,10 @@ def test_conversations_swap_repeatedly_and_all_are_completed(tmp_path: Path, tin
         replay.say(bench, bare.engine, played, 60.0)
     assert played.turns == len(played.waits_s) == sum(len(talk.turns) for talk in trace)
     assert len(played.waits_s) + len(played.gaps_s) == sum(turn.answer_tokens for talk in trace for turn in talk.turns)
-    said = {figure.name: figure for figure in bench.result.figures}
-    assert said.keys() == {"replay.idle_share", "replay.copy_mib", "replay.ttft_p99_s", "replay.tbt_p999_s"}
-    assert said["replay.idle_share"].facts["is_whole"] is True
-    preemptions = said["replay.idle_share"].facts["preemptions"]
+    printed = {figure.name: figure for figure in bench.result.figures}
+    assert printed.keys() == {"replay.idle_share", "replay.copy_mib", "replay.ttft_p99_s", "replay.tbt_p999_s"}
+    assert printed["replay.idle_share"].facts["is_whole"] is True
+    preemptions = printed["replay.idle_share"].facts["preemptions"]
     assert isinstance(preemptions, int)
     assert preemptions > 0
 

@@ -29,9 +29,9 @@ def test_the_page_shows_the_numbers_of_metrics(page: "Page", open_site: Site) ->
     ):
         assert shown(page, name) == metric[f"vllm:{family}{labels}"], name
     for tier in ("hbm", "ddr", "ssd"):
-        told = page.evaluate(f"({{...document.querySelector('.tier[data-tier={tier}]').dataset}})")
+        reported = page.evaluate(f"({{...document.querySelector('.tier[data-tier={tier}]').dataset}})")
         for name in ("capacity", "used", "cached"):
-            assert float(told[name]) == metric[f'tiercel_kv_{name}_bytes{{tier="{tier}"}}'], (tier, name)
+            assert float(reported[name]) == metric[f'tiercel_kv_{name}_bytes{{tier="{tier}"}}'], (tier, name)
     for way, route in (("down", "hbm_ddr"), ("up", "ddr_hbm")):
         moved = page.evaluate(f"document.querySelector('[data-lane=hbm-ddr] .{way}').dataset.bytes")
         assert float(moved) == metric[f'tiercel_kv_transfer_bytes_total{{route="{route}"}}']
@@ -87,8 +87,8 @@ def test_a_snapshot_that_cannot_be_drawn_is_reported_and_dropped(
     visit(page, open_site)
 
     def spoil(route: "Route") -> None:
-        told = route.fetch().json()
-        route.fulfill(json={**told, "tiers": None})
+        reported = route.fetch().json()
+        route.fulfill(json={**reported, "tiers": None})
 
     page.route("**/ui/data", spoil)
     page.get_by_text("This page cannot draw what the server tells.").wait_for()

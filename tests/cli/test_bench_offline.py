@@ -149,10 +149,10 @@ def test_latency_reports_percentiles_of_batch_first_token_and_other_tokens(
 ) -> None:
     words = ["--input-len", "12", "--output-len", "4", "--batch-size", "3", "--num-iters-warmup", "1"]
     assert main(["bench", "latency", model, *ENGINE, *words, "--num-iters", "4", "--output-json", "out.json"]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out.startswith("Avg latency: ")
-    assert "99% percentile latency: " in said.out
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith("Avg latency: ")
+    assert "99% percentile latency: " in printed.out
     found = json.loads(Path("out.json").read_text())
     assert (found["kind"], found["batch_size"], found["input_len"], found["output_len"]) == ("latency", 3, 12, 4)
     assert len(found["latencies"]) == 4
@@ -260,11 +260,11 @@ def test_ctrl_c_ends_it_with_130_and_no_traceback(model: str, shown: bytes) -> N
         while shown not in seen:
             seen += os.read(watching, 4096)
         process.send_signal(signal.SIGINT)
-        told, _ = process.communicate(timeout=60)
+        reported, _ = process.communicate(timeout=60)
         while chunk := _read(watching):
             seen += chunk
         assert process.returncode == 130, seen.decode(errors="replace")
-        assert told == ""
+        assert reported == ""
         assert b"Traceback" not in seen
     finally:
         process.kill()

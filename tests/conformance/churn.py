@@ -43,14 +43,14 @@ def make_answers(folder: Path, prompts: int = 64, seed: int = 3) -> Answers:
     margins: list[list[float]] = []
     for prompt in asked:
         with torch.inference_mode():
-            said = model.generate(
+            output = model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 max_new_tokens=OUTPUTS, min_new_tokens=OUTPUTS, do_sample=False, eos_token_id=None,
                 return_dict_in_generate=True, output_logits=True,
             )  # fmt: skip
-        top = torch.cat(said.logits).float().topk(2).values
-        tokens.append(said.sequences[0, len(prompt) :].tolist())
+        top = torch.cat(output.logits).float().topk(2).values
+        tokens.append(output.sequences[0, len(prompt) :].tolist())
         margins.append((top[:, 0] - top[:, 1]).tolist())
     return Answers(folder, asked, tokens, margins)
 

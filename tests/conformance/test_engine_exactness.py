@@ -62,7 +62,7 @@ def make_reference(family: Family, folder: Path) -> Reference:
     tokens, margins, logits = [], [], []
     for prompt in prompts:
         with torch.inference_mode():
-            said = model.generate(
+            printed = model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 max_new_tokens=OUTPUTS,
@@ -72,9 +72,9 @@ def make_reference(family: Family, folder: Path) -> Reference:
                 return_dict_in_generate=True,
                 output_logits=True,
             )
-        rows = torch.cat(said.logits).float()
+        rows = torch.cat(printed.logits).float()
         top = rows.topk(2).values
-        tokens.append(said.sequences[0, len(prompt) :].tolist())
+        tokens.append(printed.sequences[0, len(prompt) :].tolist())
         margins.append((top[:, 0] - top[:, 1]).tolist())
         logits.append(rows)
     return Reference(folder, prompts, tokens, margins, logits)

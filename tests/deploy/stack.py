@@ -83,8 +83,8 @@ class Stack:
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 12}
         answer = self.http.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
-        said = answer.json()
-        return said["choices"][0]["text"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
+        printed = answer.json()
+        return printed["choices"][0]["text"], printed["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def stream(self, path: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Yield the events of a stream, which must end with [DONE]."""  # Any: JSON

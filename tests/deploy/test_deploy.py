@@ -141,9 +141,9 @@ def test_after_a_sigkill_of_the_daemon_its_container_restarts(running: Stack) ->
 def served(stack: Stack, first_token: str) -> str:
     """Return the answer to a long prompt, served once before the next two tests stop and replace the container."""
     stack.wait_ready()
-    said, cached = stack.complete(PROMPTS[0])
+    printed, cached = stack.complete(PROMPTS[0])
     assert cached == 0
-    return said
+    return printed
 
 
 def test_a_stop_lets_a_stream_finish(running: Stack, served: str) -> None:
@@ -178,8 +178,8 @@ def test_a_new_container_finds_the_ssd_tier(stack: Stack, served: str) -> None:
     stack.compose("down")
     stack.compose("up", "--detach", "--no-build")
     stack.wait_ready()
-    said, cached = stack.complete(PROMPTS[0])
-    assert said == served
+    printed, cached = stack.complete(PROMPTS[0])
+    assert printed == served
     assert cached >= MIN_TOKENS
     assert stack.metric(HITS, tier="ssd") >= MIN_TOKENS
 

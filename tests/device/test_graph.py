@@ -105,7 +105,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocations)
     for name in ("current_stream", "stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    monkeypatch.setattr(graph, "_borrow", lambda tensor: tensor)  # works with GPU memory only
+    # Patched like the functions of torch above: it works with GPU memory only.
+    monkeypatch.setattr(graph, "_borrow", lambda tensor: tensor)
     return fake
 
 

@@ -25,8 +25,8 @@ def _words(page: str) -> list[list[str]]:
 
 def test_all_variables_of_compose_are_documented() -> None:
     read = set(re.findall(r"\$\{([A-Z]\w+)", COMPOSE)) | {"TIERCEL_METRICS_KEY"}
-    told = {name for page in PAGES for name in re.findall(r"^\| `([A-Z]\w+)`", _page(page), re.MULTILINE)}
-    assert told == read | {"BASE", "TORCH", "PIP_ARGS"}
+    reported = {name for page in PAGES for name in re.findall(r"^\| `([A-Z]\w+)`", _page(page), re.MULTILINE)}
+    assert reported == read | {"BASE", "TORCH", "PIP_ARGS"}
 
 
 @each

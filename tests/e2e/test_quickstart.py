@@ -105,13 +105,13 @@ def test_the_commands_of_the_page_run_in_order(tmp_path: Path) -> None:
         shown = reader.type(write)
         assert re.search(r"max-num-seqs +64 +file", shown)
         reader.type(serve_two)
-        said = reader.type(use)
-        assert '"finish_reason":"stop"' in said
-        assert re.search(r"^chat +4 .*\n(.*\n)*batch +1 ", said, flags=re.MULTILINE)
+        printed = reader.type(use)
+        assert '"finish_reason":"stop"' in printed
+        assert re.search(r"^chat +4 .*\n(.*\n)*batch +1 ", printed, flags=re.MULTILINE)
         change, load = rest
-        told = reader.type(change)
-        assert "version 2" in told
-        assert "tenants version 2" in told
+        reported = reader.type(change)
+        assert "version 2" in reported
+        assert "tenants version 2" in reported
         assert re.search(r"10\b", reader.type(load))
         reader.end()
     finally:

@@ -38,8 +38,8 @@ def test_a_prompt_served_once_is_warm_after_a_restart(tmp_path: Path, answers: d
         assert first.stop() == 0
         assert "is_saved=True" in first.log.read_text()
     with daemon(tmp_path, *disk_flags(tmp_path)) as again:
-        said, cached = cached_tokens(again, PROMPTS[0])
-        assert said == answers[PROMPTS[0]]
+        output, cached = cached_tokens(again, PROMPTS[0])
+        assert output == answers[PROMPTS[0]]
         assert cached >= MIN_TOKENS
         assert cached_tokens(again, PROMPTS[1]) == (answers[PROMPTS[1]], 0)
 
@@ -55,8 +55,8 @@ def test_an_idle_daemon_persists_prefixes_served_once(tmp_path: Path, answers: d
         time.sleep(1.0)
         running.kill_all()
     with daemon(tmp_path, *disk_flags(tmp_path)) as again:
-        said, cached = cached_tokens(again, PROMPTS[2])
-        assert said == answers[PROMPTS[2]]
+        output, cached = cached_tokens(again, PROMPTS[2])
+        assert output == answers[PROMPTS[2]]
         assert cached >= MIN_TOKENS
 
 
@@ -104,8 +104,8 @@ def test_kill_9_during_writes_never_changes_an_answer(tmp_path: Path, answers: d
             answered += ask_until_killed(running, answers, rng)
     with daemon(tmp_path, *flags) as running:
         for prompt in PROMPTS:
-            said, cached = cached_tokens(running, prompt)
-            assert said == answers[prompt]
+            output, cached = cached_tokens(running, prompt)
+            assert output == answers[prompt]
             found += cached
         assert running.stop() == 0
     assert answered > KILLS
@@ -197,11 +197,11 @@ def test_a_restarted_engine_finds_the_host_tier_of_the_engine_before_it(
     blocks = len(prompt) // settings.block_size
     with EngineChild.start(engine_command(), inherited) as child:
         first = HandEngine(child, settings)
-        said, cached = first.ask(1, prompt)
+        output, cached = first.ask(1, prompt)
         assert cached == 0
         first.wait_copied(blocks)
         child.kill()
     with EngineChild.start(engine_command(), inherited) as child:
         again = HandEngine(child, settings)
         time.sleep(0.5)  # checksums are compared off the loop
-        assert again.ask(1, prompt) == (said, blocks * settings.block_size)
+        assert again.ask(1, prompt) == (output, blocks * settings.block_size)

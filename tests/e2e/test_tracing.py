@@ -28,8 +28,8 @@ def _attributes(span: Span) -> dict[str, int]:
 def test_requests_are_logged_and_traced_without_their_texts(tmp_path: Path) -> None:
     with collector() as (url, spans):
         with daemon(tmp_path, *FLAGS, *SMALL, "--otlp-traces-endpoint", url) as running:
-            told = running.chat(STORY).json()["choices"][0]["message"]["content"]
-            assert len(told) > 20
+            reported = running.chat(STORY).json()["choices"][0]["message"]["content"]
+            assert len(reported) > 20
             for fields in ({"stream": True}, {"tools": [CANARY]}, {"stop": [CANARY]}, {"max_tokens": 0}):
                 running.chat(f"{CANARY} {CANARY}", **fields)
             running.complete(CANARY * 2000)
@@ -57,7 +57,7 @@ def test_requests_are_logged_and_traced_without_their_texts(tmp_path: Path) -> N
         parent = servers[span.parent_span_id]
         assert parent.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
         assert span.end_time_unix_nano <= parent.end_time_unix_nano + 5_000_000
-    for text in (CANARY, told[:20], told[-20:]):
+    for text in (CANARY, reported[:20], reported[-20:]):
         assert text not in log
         assert text not in str(spans)
 

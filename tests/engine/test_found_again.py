@@ -34,6 +34,7 @@ def test_a_long_prefix_is_found_again_without_looking_it_up_anew() -> None:
     seqs = [bench.submit([*document, n], max_tokens=30, tenant=TenantId(f"tenant {n}")) for n in range(WAITING)]
     for _ in range(60):
         bench.step()
+    # Private state, because a waiting sequence does not expose the blocks that it has found.
     assert all(bench.cache._table_by_seq[seq].prefix.num_loads == BLOCKS for seq in seqs), "all know where it lies"
     bench.loop.take([Abort((hog,))])
     num_short = 0

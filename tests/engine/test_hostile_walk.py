@@ -273,17 +273,17 @@ class Walk:
         assert set(self.client.endings) == set(self.requests)
         assert set(self.client.endings.values()) <= {1}
         for seq, finished in self.client.finished.items():
-            request, quota, said = self.requests[seq], self.hbm_by_seq[seq], self.client.tokens.get(seq, [])
+            request, quota, output = self.requests[seq], self.hbm_by_seq[seq], self.client.tokens.get(seq, [])
             expected = expected_outputs(request, VOCAB, END, MAX_MODEL_LEN)
             if quota is not None:
                 expected = expected[: max(0, quota * BLOCK + 1 - len(request.prompt) // 4)]
             if finished.reason is FinishReason.ERROR and "KV blocks" in (finished.error or ""):
-                assert not said, finished
+                assert not output, finished
             elif finished.reason is FinishReason.ERROR:  # it was alone in a step that the machine rejected
                 self.refusals -= 1
-                assert said == expected[: len(said)], finished
+                assert output == expected[: len(output)], finished
             else:
-                assert said == (expected[: len(said)] if finished.reason is FinishReason.ABORT else expected)
+                assert output == (expected[: len(output)] if finished.reason is FinishReason.ABORT else expected)
         assert self.refusals >= 0
         assert self.cache.blocks_used == 0
         for tier, pool in self.cache.tiers.pools():

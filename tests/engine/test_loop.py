@@ -91,12 +91,12 @@ class Bench:
         assert set(self.client.endings) == set(self.requests)
         assert set(self.client.endings.values()) <= {1}
         for seq, finished in self.client.finished.items():
-            said = self.client.tokens.get(seq, [])
+            output = self.client.tokens.get(seq, [])
             if finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert said == self.expected(seq)
+                assert output == self.expected(seq)
             else:
-                assert said == self.expected(seq)[: len(said)]
-            assert finished.num_outputs == len(said)
+                assert output == self.expected(seq)[: len(output)]
+            assert finished.num_outputs == len(output)
         assert self.cache.blocks_used == 0
         assert self.client.reports[-1].gauges is not None
         assert self.client.reports[-1].gauges.blocks_used == 0
@@ -178,9 +178,9 @@ def test_a_shared_prefix_is_computed_once() -> None:
     bench.run()
     bench.assert_all_right()
     computed = sum(report.gauges.step_tokens for report in bench.client.reports if report.gauges)
-    said = sum(len(tokens) for tokens in bench.client.tokens.values())
+    output = sum(len(tokens) for tokens in bench.client.tokens.values())
     # One sequence computes the 32 shared tokens; the other seven, submitted at the same time, compute only their own.
-    assert computed - said == 33 + 7
+    assert computed - output == 33 + 7
     assert all(bench.client.finished[seq].num_cached == 32 for seq in list(bench.requests)[1:])
 
 

@@ -50,7 +50,7 @@ class QuotaBench(TierBench):
         assert set(self.client.endings.values()) <= {1}
         for number, finished in self.client.finished.items():
             seq = SeqId(number)
-            request, quota, said = self.requests[seq], self.quota_by_seq[seq], self.client.tokens.get(seq, [])
+            request, quota, output = self.requests[seq], self.quota_by_seq[seq], self.client.tokens.get(seq, [])
             expected = expected_outputs(request, VOCAB, END, MAX_MODEL_LEN)
             if quota is not None:
                 expected = expected[: max(0, quota * BLOCK + 1 - len(request.prompt) // 4)]
@@ -58,7 +58,7 @@ class QuotaBench(TierBench):
                 assert not expected
                 assert "kv_quota_bytes.hbm" in (finished.error or "")
             else:
-                assert said == (expected[: len(said)] if finished.reason is FinishReason.ABORT else expected)
+                assert output == (expected[: len(output)] if finished.reason is FinishReason.ABORT else expected)
         assert self.cache.blocks_used == 0
 
 

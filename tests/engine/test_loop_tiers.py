@@ -117,12 +117,12 @@ class TierBench:
         assert set(self.client.endings) == set(self.requests)
         assert set(self.client.endings.values()) <= {1}
         for seq, finished in self.client.finished.items():
-            said = self.client.tokens.get(seq, [])
+            output = self.client.tokens.get(seq, [])
             expected = expected_outputs(self.requests[seq], VOCAB, END, self.max_len)
             if finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert said == expected
+                assert output == expected
             else:
-                assert said == expected[: len(said)]
+                assert output == expected[: len(output)]
         assert self.cache.blocks_used == 0
         for _, pool in self.cache.tiers.pools():
             assert pool.num_owned == 0

@@ -41,10 +41,10 @@ def engine() -> Iterator[OfflineEngine]:
 
 
 def test_every_answer_has_the_requested_length_and_is_in_order(engine: OfflineEngine) -> None:
-    told: list[int] = []
-    run = engine.run(REQUESTS, told.append)
+    reported: list[int] = []
+    run = engine.run(REQUESTS, reported.append)
     assert [len(answer.tokens) for answer in run.answers] == [one.params.max_tokens for one in REQUESTS]
-    assert told == sorted(told) and told[-1] == len(REQUESTS)
+    assert reported == sorted(reported) and reported[-1] == len(REQUESTS)
     assert all(0 < answer.first_s <= answer.last_s <= run.elapsed_s for answer in run.answers)
     assert run.after.blocks_used == 0
     assert run.after.steps - run.before.steps >= max(one.params.max_tokens for one in REQUESTS)
@@ -93,7 +93,7 @@ def said_by_the_engine_process() -> dict[int, list[int]]:
     root = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=engine_environment(), cwd=root)
     theirs.close()
-    said: dict[int, list[int]] = {}
+    output: dict[int, list[int]] = {}
     ended = 0
     reader: FrameReader[FromEngine] = FrameReader(FromEngine)  # pyright: ignore[reportArgumentType]
     try:
@@ -112,7 +112,7 @@ def said_by_the_engine_process() -> dict[int, list[int]]:
                 elif isinstance(message, Report):
                     tokens = memoryview(message.tokens).cast("I")
                     for seq, token in zip(memoryview(message.seqs).cast("Q"), tokens, strict=True):
-                        said.setdefault(seq, []).append(token)
+                        output.setdefault(seq, []).append(token)
                     ended += len(message.finished)
         ours.sendall(encode_frame(Quit()))
         assert process.wait(30) == 0
@@ -120,11 +120,11 @@ def said_by_the_engine_process() -> dict[int, list[int]]:
         ours.close()
         process.kill()
         process.wait()
-    return said
+    return output
 
 
 def test_the_tokens_are_those_of_the_engine_process(engine: OfflineEngine) -> None:
-    said = said_by_the_engine_process()
-    assert [said[number] for number in range(len(REQUESTS))] == [
+    output = said_by_the_engine_process()
+    assert [output[number] for number in range(len(REQUESTS))] == [
         list(answer.tokens) for answer in engine.run(REQUESTS).answers
     ]

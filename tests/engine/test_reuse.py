@@ -17,12 +17,12 @@ def test_a_prefix_from_the_disk_is_reported_as_such() -> None:
         bench.run()
     bench.submit(PROMPT, max_tokens=2)
     bench.run()
-    told = bench.client.finished[6]
+    reported = bench.client.finished[6]
     fetched = bench.mover.bytes_by_route[Route.PREFETCH] // BYTES * 4
-    assert told.num_cached == 44
-    assert 0 < told.num_cached_ssd == min(fetched, 44)
-    assert told.num_cached_ddr == told.swapped_tokens == told.recomputed_tokens == 0
-    assert told.absences == ()
+    assert reported.num_cached == 44
+    assert 0 < reported.num_cached_ssd == min(fetched, 44)
+    assert reported.num_cached_ddr == reported.swapped_tokens == reported.recomputed_tokens == 0
+    assert reported.absences == ()
 
 
 def test_a_prefix_from_ddr_is_reported_with_the_wait_for_it() -> None:
@@ -34,13 +34,13 @@ def test_a_prefix_from_ddr_is_reported_with_the_wait_for_it() -> None:
         bench.run()
     bench.submit(PROMPT, max_tokens=2)
     bench.run()
-    told = bench.client.finished[4]
-    assert 0 < told.num_cached_ddr <= told.num_cached
-    assert told.num_cached_ssd == told.swapped_tokens == bench.loop.gauges.read().swapped_tokens == 0
-    (absence,) = told.absences
+    reported = bench.client.finished[4]
+    assert 0 < reported.num_cached_ddr <= reported.num_cached
+    assert reported.num_cached_ssd == reported.swapped_tokens == bench.loop.gauges.read().swapped_tokens == 0
+    (absence,) = reported.absences
     assert absence.reason is None
     request = bench.requests[4]
-    assert request.arrival_s <= absence.start_s < absence.end_s == request.arrival_s + told.queued_s
+    assert request.arrival_s <= absence.start_s < absence.end_s == request.arrival_s + reported.queued_s
 
 
 def test_victims_report_restored_and_recomputed_tokens_and_their_absences() -> None:

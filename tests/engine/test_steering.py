@@ -115,9 +115,9 @@ def test_after_a_switch_to_fair_service_follows_the_weights() -> None:
         bench.ask(HEAVY, 1, outputs=20)
     bench.steps(30)
     bench.set(replaced("fair"))
-    said = {name: tally.output_tokens for name, tally in bench.simulation.tally.by_tenant.items()}
+    output = {name: tally.output_tokens for name, tally in bench.simulation.tally.by_tenant.items()}
     bench.steps(400)
-    gained = {name: tally.output_tokens - said[name] for name, tally in bench.simulation.tally.by_tenant.items()}
+    gained = {name: tally.output_tokens - output[name] for name, tally in bench.simulation.tally.by_tenant.items()}
     assert bench.simulation.book.waiting
     assert 2.2 < gained[HEAVY.name] / gained[LIGHT.name] < 3.8
 

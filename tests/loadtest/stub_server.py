@@ -68,8 +68,8 @@ class Stub:
         return True
 
     def _program(self, prompt: str) -> dict[str, str]:
-        said = dict(word.split("=", 1) for word in prompt.split() if "=" in word)
-        return {**self.defaults, **said}
+        output = dict(word.split("=", 1) for word in prompt.split() if "=" in word)
+        return {**self.defaults, **output}
 
     async def _generate(
         self, writer: asyncio.StreamWriter, path: str, headers: Mapping[str, str], body: dict[str, Any]

@@ -43,8 +43,8 @@ def test_promtool_finds_the_alerts_firing_when_they_should() -> None:
 
 
 def test_promtool_accepts_every_expression_of_the_boards(tmp_path: Path) -> None:
-    told = [{"record": f"board:{number}", "expr": text} for number, (_, text) in enumerate(board_expressions())]
-    (tmp_path / "boards.yml").write_text(yaml.safe_dump({"groups": [{"name": "boards", "rules": told}]}))
+    reported = [{"record": f"board:{number}", "expr": text} for number, (_, text) in enumerate(board_expressions())]
+    (tmp_path / "boards.yml").write_text(yaml.safe_dump({"groups": [{"name": "boards", "rules": reported}]}))
     _promtool("check", "rules", "--lint=none", tmp_path / "boards.yml")
 
 

@@ -134,11 +134,11 @@ def test_a_trailing_slash_redirects_to_the_page(model_folder: Path) -> None:
 def test_without_keys_everything_is_shown(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         assert (await server.http.post("/v1/completions", json=text_body(max_tokens=3))).status_code == 200
-        told = await _look(server)
-        assert told["viewer"] == {"role": "operator", "tenant": "default", "has_chat": True}
-        assert told["engine"]["state"] == "ready"
-        assert told["work"]["generation_tokens"] == 3
-        assert [row["name"] for row in told["tenants"]["rows"]] == ["default"]
+        reported = await _look(server)
+        assert reported["viewer"] == {"role": "operator", "tenant": "default", "has_chat": True}
+        assert reported["engine"]["state"] == "ready"
+        assert reported["work"]["generation_tokens"] == 3
+        assert [row["name"] for row in reported["tenants"]["rows"]] == ["default"]
 
     with_server(server_settings(model_folder), test)
 
@@ -228,12 +228,12 @@ def test_requests_are_shown_with_their_state_and_without_their_text(model_folder
         body = text_body("naïve secret words", **stream)
         async with server.http.stream("POST", "/v1/completions", json=body, headers=_bearer("one")):
             await until(lambda: server.context.client.sequences.num_started == 1)
-            told = await _look(server, "one")
-            (row,) = told["requests"]["rows"]
+            reported = await _look(server, "one")
+            (row,) = reported["requests"]["rows"]
             assert (row["tenant"], row["state"], row["most_outputs"]) == ("acme", "decode", 200)
             assert row["output_tokens"] >= 1
             assert row["ttft_s"] > 0
-            assert "secret" not in json.dumps(told)
+            assert "secret" not in json.dumps(reported)
             assert (await _look(server, "two"))["requests"] == {"rows": [], "running": 0, "waiting": 0}
 
             server.engine.script = dataclasses.replace(SLOW, step_s=60.0)  # the fake engine sends no further report
@@ -256,16 +256,16 @@ def test_the_snapshot_agrees_with_metrics_and_is_not_counted(model_folder: Path)
     async def test(server: Running) -> None:
         for tokens in (1, 4, 9):
             await server.http.post("/v1/completions", json=text_body(max_tokens=tokens))
-        told = await _look(server)
+        reported = await _look(server)
         text = (await server.http.get("/metrics")).text
         metric = {
             line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[:1] != "#"
         }
         labels = 'engine="0",model_name="tiny"'
-        assert told["work"]["generation_tokens"] == metric[f"vllm:generation_tokens_total{{{labels}}}"] == 14
-        assert told["work"]["prompt_tokens"] == metric[f"vllm:prompt_tokens_total{{{labels}}}"]
-        assert told["work"]["finished"] == 3
-        first = told["work"]["first_token"]
+        assert reported["work"]["generation_tokens"] == metric[f"vllm:generation_tokens_total{{{labels}}}"] == 14
+        assert reported["work"]["prompt_tokens"] == metric[f"vllm:prompt_tokens_total{{{labels}}}"]
+        assert reported["work"]["finished"] == 3
+        first = reported["work"]["first_token"]
         assert len(first["counts"]) == len(first["bounds"]) + 1
         assert first["counts"][-1] == metric[f"vllm:time_to_first_token_seconds_count{{{labels}}}"] == 3
         assert "/ui/data" not in text
@@ -303,8 +303,8 @@ def test_a_tenant_with_only_a_waiting_request_is_shown_as_waiting(policy: str, m
         async with _open(server, [_bearer("one")], text_body(max_tokens=9)):
             await until(lambda: server.context.client.sequences.num_tokenless == 1)
             if policy == "fair":
-                told = TenantGauges(tenant=TenantId("acme"), starving_s=150.0)
-                server.engine.send(Report(gauges=Gauges(fair=FairGauges(tenants=(told,)))))
+                reported = TenantGauges(tenant=TenantId("acme"), starving_s=150.0)
+                server.engine.send(Report(gauges=Gauges(fair=FairGauges(tenants=(reported,)))))
                 await until(lambda: server.context.client.gauges.fair is not None)
             page = (await server.http.get("/metrics", headers=_bearer("boss"))).text
             (line,) = re.findall(r'^tiercel_tenant_starvation_age_seconds\{tenant="acme"\} (\S+)$', page, re.MULTILINE)
@@ -332,14 +332,14 @@ def test_the_size_of_the_snapshot_is_bounded(model_folder: Path, tmp_path: Path)
                 server.engine.send(Report(gauges=Gauges(tiers=(tier,), fair=fair)))
                 await until(lambda: bool(server.context.client.gauges.tiers))
                 answer = await server.http.get("/ui/data", headers=_bearer("boss"))
-                told = answer.json()
-                assert len(told["tenants"]["rows"]) == MAX_TENANTS
-                assert told["tenants"]["seen"] == 300
-                assert len(told["requests"]["rows"]) == MAX_REQUESTS
-                assert told["requests"]["waiting"] == 120
-                assert len(told["tiers"][0]["tenants"]) == MAX_TIER_TENANTS
+                reported = answer.json()
+                assert len(reported["tenants"]["rows"]) == MAX_TENANTS
+                assert reported["tenants"]["seen"] == 300
+                assert len(reported["requests"]["rows"]) == MAX_REQUESTS
+                assert reported["requests"]["waiting"] == 120
+                assert len(reported["tiers"][0]["tenants"]) == MAX_TIER_TENANTS
                 assert len(answer.content) < 32 * 1024
-                assert {row["waiting"] for row in told["tenants"]["rows"]} == {2}, "the busiest are named"
+                assert {row["waiting"] for row in reported["tenants"]["rows"]} == {2}, "the busiest are named"
 
     asyncio.run(test())
 
@@ -361,9 +361,9 @@ def test_the_snapshot_is_served_while_the_model_loads(model_folder: Path) -> Non
     async def test() -> None:
         async with running(server_settings(model_folder), Script(load_s=60.0), wait=False) as server:
             await until(lambda: server.context.client.status.stage == "loading weights")
-            told = await _look(server)
-            assert (told["engine"]["state"], told["engine"]["stage"]) == ("loading", "loading weights")
-            assert told["engine"]["context_tokens"] is None
-            assert told["work"]["first_token"] == {"bounds": [], "counts": []}
+            reported = await _look(server)
+            assert (reported["engine"]["state"], reported["engine"]["stage"]) == ("loading", "loading weights")
+            assert reported["engine"]["context_tokens"] is None
+            assert reported["work"]["first_token"] == {"bounds": [], "counts": []}
 
     asyncio.run(test())

@@ -24,10 +24,10 @@ def check_progress(seed: int) -> None:
     policies: tuple[PolicyName, ...] = ("fair", "priority")
     for policy in policies:
         found = play(mix, policy, STEPS, first_come.until_s)
-        told = f"seed {seed}, {policy}: {found}, first come first served: {first_come}"
-        assert found.ended == len(mix.requests), told
-        assert found.useful_ms >= 0.85 * first_come.useful_ms, told
-        assert found.worst_window <= LOSS_SHARE, told
+        reported = f"seed {seed}, {policy}: {found}, first come first served: {first_come}"
+        assert found.ended == len(mix.requests), reported
+        assert found.useful_ms >= 0.85 * first_come.useful_ms, reported
+        assert found.worst_window <= LOSS_SHARE, reported
 
 
 @pytest.mark.parametrize("seed", fast_and_slow([1, 4, 12, 16], [3, 8, 14, 21]))  # mixes that take little time

@@ -98,6 +98,7 @@ def test_a_bad_row_is_flagged_and_does_not_affect_others(temperature: float, pla
 @triton.jit
 def noise_kernel(keys, out, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
+    # _gumbel is private: only a Triton kernel can call it, and its values cannot be observed from outside
     tl.store(out + at, _gumbel(at, tl.load(keys), tl.load(keys + 1)))
 
 

@@ -227,8 +227,8 @@ def test_a_restart_uses_the_file_and_measures_missing_values(tmp_path: Path, cap
     assert 1 < sizes[0] < sizes[1] < sizes[-1] and sizes[-1] == sizes[-2]
     assert file.path is not None and file.path.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]  # no temporary file is left
-    told = [record.getMessage() for record in caplog.records]
-    assert [line.split()[2] for line in (told[0], told[1], told[-1])] == [
+    reported = [record.getMessage() for record in caplog.records]
+    assert [line.split()[2] for line in (reported[0], reported[1], reported[-1])] == [
         "source=measured",
         "source=both",
         "source=file",

@@ -172,6 +172,7 @@ def test_the_host_tier_stays_locked_until_no_copy_is_under_way(bench: Bench, mon
         close()
         locked.append(len(machine.locked))
 
+    # Patched: the order of closing within `close` has no other observer.
     monkeypatch.setattr(tiers.mover, "close", close_mover)
     tiers.start_locking()
     every_slab = len(machine.locked)

@@ -79,14 +79,14 @@ def test_shards_are_loaded_like_one_file(folder: Path, tmp_path_factory: pytest.
 
 
 def test_progress_counts_up_to_every_byte(folder: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     model = load_model(
-        EngineSettings(model=str(folder)), CPU, SdpaAttention(), lambda done, total: told.append((done, total))
+        EngineSettings(model=str(folder)), CPU, SdpaAttention(), lambda done, total: reported.append((done, total))
     )
 
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1] == (model.weights_bytes, model.weights_bytes)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
+    assert reported[-1] == (model.weights_bytes, model.weights_bytes)
 
 
 def test_loading_twice_gives_the_same_fingerprint(folder: Path) -> None:

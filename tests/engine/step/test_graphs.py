@@ -89,11 +89,11 @@ PROMPTS = [[3, 1, 4], [1, 5], [9], [2, 6, 5]]
 def test_padding_writes_nothing_but_the_null_block() -> None:
     recorder = FakeRecorder()
     bench = StepBench(WeighedSum(), 4, recorder, InlineLane())
-    said = bench.prefill(PROMPTS, GREEDY).result().tokens
-    assert said == tuple(next_token(prompt) for prompt in PROMPTS)
+    output = bench.prefill(PROMPTS, GREEDY).result().tokens
+    assert output == tuple(next_token(prompt) for prompt in PROMPTS)
     before = bench.kv.clone()
     outcome = bench.decode({1: 3, 2: 2, 4: 3}).result()
-    assert outcome.tokens == tuple(next_token([*PROMPTS[at], said[at]]) for at in (0, 1, 3))
+    assert outcome.tokens == tuple(next_token([*PROMPTS[at], output[at]]) for at in (0, 1, 3))
     assert recorder.replays == 1
     changed = {(slot, at) for slot, _, at, *_ in (bench.kv != before).nonzero().tolist()}
     assert changed - {(0, 0)} == {(2, 3), (4, 2), (8, 3)}
@@ -113,9 +113,9 @@ def test_more_rows_than_the_largest_graph_has_are_launched_kernel_by_kernel() ->
     recorder = FakeRecorder()
     bench = StepBench(WeighedSum(), 4, recorder, InlineLane(), sizes=(1, 2))
     assert [size for size, _ in recorder.recorded] == [2, 1]
-    said = bench.prefill(PROMPTS, GREEDY).result().tokens
+    output = bench.prefill(PROMPTS, GREEDY).result().tokens
     outcome = bench.decode({1: 3, 2: 2, 4: 3}).result()
-    assert outcome.tokens == tuple(next_token([*PROMPTS[at], said[at]]) for at in (0, 1, 3))
+    assert outcome.tokens == tuple(next_token([*PROMPTS[at], output[at]]) for at in (0, 1, 3))
     assert recorder.replays == 0
 
 
@@ -144,13 +144,13 @@ def test_the_kernels_give_the_same_in_graphs() -> None:
     from tiercel.engine.attention.triton import TritonAttention  # lazy: the interpreter must have been chosen
 
     model = small_decoder(TorchOps(TritonAttention(4)), "cpu")
-    said: list[list[tuple[int, ...]]] = []
+    output: list[list[tuple[int, ...]]] = []
     for recorder in (FakeRecorder(), None):
         bench = StepBench(model, 4, recorder, InlineLane())
         flights = [bench.prefill(PROMPTS, GREEDY)]
         flights += [bench.decode({1: 3 + at, 2: 2 + at, 4: 3 + at}) for at in range(2)]
-        said.append([flight.result().tokens for flight in flights])
-    assert said[0] == said[1]
+        output.append([flight.result().tokens for flight in flights])
+    assert output[0] == output[1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
@@ -281,9 +281,9 @@ def test_graphs_are_recorded_at_the_start_if_possible_and_wanted(
     model, device, outbox = WeighedSum(), RecordingDevice(), Outbox()
     model.is_capturable = is_capturable
     engine = assemble(settings, model, device, outbox, MonotonicClock())  # type: ignore[arg-type]
-    told = [message.stage for message in outbox.messages if isinstance(message, Loading)]
+    reported = [message.stage for message in outbox.messages if isinstance(message, Loading)]
     wanted = [f"recording CUDA graphs {done} of {len(sizes)}" for done in range(len(sizes))]
-    assert [stage for stage in told if "graphs" in stage] == wanted
+    assert [stage for stage in reported if "graphs" in stage] == wanted
     assert [size for size, _ in reversed(device.recorder.recorded)] == list(sizes)
     assert (device.recorder.replays > 0) == bool(sizes)  # step times are measured in the graphs
     device.recorder.replays = 0
@@ -294,7 +294,10 @@ def test_graphs_are_recorded_at_the_start_if_possible_and_wanted(
         engine.loop.step()
     engine.close()
     tokens = [
-        token for told in outbox.messages if isinstance(told, Report) for token in memoryview(told.tokens).cast("I")
+        token
+        for reported in outbox.messages
+        if isinstance(reported, Report)
+        for token in memoryview(reported.tokens).cast("I")
     ]
     assert tokens == expected_sums(request, frozenset(), 96)
     assert (device.recorder.replays > 0) == bool(sizes)

@@ -91,10 +91,10 @@ def test_the_kernels_give_the_same_in_graphs(device: Device) -> None:
     from tiercel.engine.models.triton_ops import TritonOps
 
     model = small_decoder(TritonOps(TritonAttention(device.processors)), "cuda")
-    said: list[list[tuple[int, ...]]] = []
+    printed: list[list[tuple[int, ...]]] = []
     for recorder in (device.open_recorder(), None):
         bench = StepBench(model, 4, recorder, device.open_lane(), "cuda")
         flights = [bench.prefill(PROMPTS, SamplingParams(temperature=0.0, max_tokens=5))]
         flights += [bench.decode({1: 3 + at, 2: 2 + at, 4: 3 + at}) for at in range(4)]
-        said.append([flight.result().tokens for flight in flights])
-    assert said[0] == said[1]
+        printed.append([flight.result().tokens for flight in flights])
+    assert printed[0] == printed[1]

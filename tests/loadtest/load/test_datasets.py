@@ -24,7 +24,7 @@ def _words(conversation: Conversation, turn: int = 0) -> list[str]:
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
     """Write a small file for each dataset that needs one."""
-    said = [
+    output = [
         {"conversations": [{"from": "human", "value": "one two three four five six"}, {"value": "a b c d e"}]},
         {"conversations": [{"value": "too short"}, {"value": "a b c d e"}]},
         {"conversations": [{"value": "only one turn of many words"}]},
@@ -37,7 +37,7 @@ def files(tmp_path: Path) -> dict[str, str]:
     ]
     rows = ["1,GPT-4,5,3", "2,Other,9,9", "4,GPT-4,6,0", "7,GPT-4,7,2"]
     texts_by_name = {
-        "sharegpt": json.dumps(said),
+        "sharegpt": json.dumps(output),
         "custom": '{"prompt": "a b c", "output_tokens": 9}\n\n{"prompt": "d"}\n',
         "burstgpt": "\n".join(["Timestamp,Model,Request tokens,Response tokens", *rows]),
         "timed_trace": "\n".join(json.dumps(line) for line in trace),

@@ -112,14 +112,14 @@ def test_drawings_take_every_colour_and_the_font_from_the_page(folder: Path) -> 
 
 
 def test_the_page_has_the_facts_of_the_run(page: Page) -> None:
-    said = " ".join(page.words.split())
+    output = " ".join(page.words.split())
     for words in (
         "small-model", "300 requests in 60 s, 3 tenants", "within TTFT 500 ms, TPOT 60 ms", "Jain index",
         "While moving: HBM to DDR 2 GB/s.",
         "Lengths of prompts were estimated", "3 failed: 503 overloaded", "tiercel bench serve --tenants mix.yaml",
         "a fast one", "0.1.0", "nightly <reports>", "p99 TTFT", "vllm:num_preemptions_total",
     ):  # fmt: skip
-        assert words.replace(" ", "") in re.sub(r"[\s\u202f]", "", said), words
+        assert words.replace(" ", "") in re.sub(r"[\s\u202f]", "", output), words
 
 
 def test_names_from_outside_are_escaped(folder: Path, tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def test_runs_of_the_same_kind_are_ties_as_often_as_the_intervals_predict() -> N
     for seed in range(10, 18):
         pair = (example_run(seed=number, num_requests=300) for number in (seed, seed + 100))
         verdicts += [difference.verdict for difference in compare(*pair, rounds=200) if not difference.tenant]
-    told = [verdict for verdict in verdicts if verdict is not ComparisonVerdict.UNKNOWN]
-    assert len(told) > 80
-    assert told.count(ComparisonVerdict.TIE) / len(told) > 0.88
+    reported = [verdict for verdict in verdicts if verdict is not ComparisonVerdict.UNKNOWN]
+    assert len(reported) > 80
+    assert reported.count(ComparisonVerdict.TIE) / len(reported) > 0.88
 
 
 def test_a_run_against_itself_is_a_tie_in_everything(first: RunResult) -> None:

@@ -148,9 +148,9 @@ def test_a_request_changes_limits_policy_and_log_level_at_once(folder: Path, tmp
         assert (settings.max_num_queued_reqs, settings.max_body_bytes, settings.is_fair) == (7, 65_536, False)
         assert logging.getLogger().level == logging.ERROR
         await until(lambda: bool(operator.server.engine.settings))
-        told = operator.server.engine.settings[-1]
-        assert told.version == 2
-        engine = told.settings
+        reported = operator.server.engine.settings[-1]
+        assert reported.version == 2
+        engine = reported.settings
         assert isinstance(engine, EngineSettings)
         assert (engine.scheduling_policy, engine.max_num_seqs, engine.tbt_goal_s) == ("fcfs", 32, 0.5)
         assert await operator.metric("tiercel_config_version") == 2
@@ -270,7 +270,7 @@ def test_changes_at_once_are_made_one_by_one(folder: Path, tmp_path: Path) -> No
         last = max(answers, key=lambda answer: answer.json()["version"]).json()
         assert last["settings"]["stream-interval"]["value"] == operator.settings.stream_interval
         await until(lambda: len(operator.server.engine.settings) == 8)
-        assert [told.version for told in operator.server.engine.settings] == list(range(2, 10))
+        assert [reported.version for reported in operator.server.engine.settings] == list(range(2, 10))
 
     operate(folder, tmp_path, test)
 

@@ -45,8 +45,8 @@ async def _samples(server: Running) -> dict[str, float]:
     """Sum of every series by name."""
     text = (await server.http.get("/metrics")).text
     sums: dict[str, float] = {}
-    for told in text_string_to_metric_families(text):
-        for sample in told.samples:
+    for reported in text_string_to_metric_families(text):
+        for sample in reported.samples:
             sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     return sums
 
@@ -175,8 +175,8 @@ def _ended(**fields: object) -> str:
     start = SequenceStart(prompt=b"", num_prompt=10, params=SamplingParams(max_tokens=8), n=1)
     facts = SequenceFacts(start, 0, Mailbox(), 0.0)
     facts.first_token_s = 1.0
-    told = {"seq": SeqId(1), "reason": FinishReason.STOP, "num_prompt": 10, "num_outputs": 2, "num_cached": 0}
-    metrics.on_finished(facts, Finished(**{**told, **fields}), 2.0)
+    reported = {"seq": SeqId(1), "reason": FinishReason.STOP, "num_prompt": 10, "num_outputs": 2, "num_cached": 0}
+    metrics.on_finished(facts, Finished(**{**reported, **fields}), 2.0)
     return metrics.exposition().decode()
 
 
@@ -254,6 +254,7 @@ def test_a_restart_at_any_moment_of_a_scrape_counts_nothing_twice(monkeypatch: p
         return family(name, kind, text, samples)
 
     numbers = count()
+    # Patched: the restart must happen between two families, and a scrape has no argument for that.
     monkeypatch.setattr(engine_metrics, "family", interrupted)
     assert _kept(metrics.exposition()) == [100, 50, 3]
     assert next(numbers) > after, "within the scrape"

@@ -119,8 +119,10 @@ def test_a_tenant_that_has_only_waited_has_a_starvation_age_only() -> None:
     text = metrics.exposition()
     assert 'tiercel_tenant_starvation_age_seconds{tenant="anna"} 130.0' in text  # policies but `fair` tell nothing
     assert 'tiercel_tenant_ttft_seconds_count{tenant="anna"} 0' in text
-    told = tuple(TenantGauges(tenant=TenantId(name), starving_s=age) for name, age in ((ANNA, 0.0), ("berta", 150.0)))
-    metrics.on_step(Gauges(fair=FairGauges(tenants=told)))
+    reported = tuple(
+        TenantGauges(tenant=TenantId(name), starving_s=age) for name, age in ((ANNA, 0.0), ("berta", 150.0))
+    )
+    metrics.on_step(Gauges(fair=FairGauges(tenants=reported)))
     text = metrics.exposition()
     assert 'tiercel_tenant_starvation_age_seconds{tenant="anna"} 0.0' in text, "its prompt is being computed"
     assert 'tiercel_tenant_starvation_age_seconds{tenant="berta"} 150.0' in text

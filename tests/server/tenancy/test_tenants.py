@@ -146,10 +146,10 @@ def test_the_engine_gets_the_tenants_at_start_and_at_every_change(model_folder: 
             await until(lambda: len(server.engine.tenants) == 1)
             assert await server.context.tenants.reload()
             await until(lambda: len(server.engine.tenants) == 2)
-            assert [told.version for told in server.engine.tenants] == [1, 2]
-            told = server.engine.tenants[0].tenants
-            assert [share.name for share in told][:2] == ["acme", "other"]
-            assert (told[0].band, told[0].group) == (2, "g")
+            assert [reported.version for reported in server.engine.tenants] == [1, 2]
+            reported = server.engine.tenants[0].tenants
+            assert [share.name for share in reported][:2] == ["acme", "other"]
+            assert (reported[0].band, reported[0].group) == (2, "g")
 
     asyncio.run(test())
 

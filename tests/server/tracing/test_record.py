@@ -60,12 +60,18 @@ def test_the_line_of_a_finished_request_has_all_fields(model_folder: Path) -> No
 
 def test_cached_tokens_are_logged_by_tier_and_absences_as_swap(model_folder: Path) -> None:
     absences = (Absence(1.0, 1.5, None), Absence(2.0, 2.25, "debt"), Absence(3.0, 3.5, "growth"))
-    told = {"num_cached_ddr": 3, "num_cached_ssd": 2, "preemptions": 2, "swapped_tokens": 48, "recomputed_tokens": 7}
+    reported = {
+        "num_cached_ddr": 3,
+        "num_cached_ssd": 2,
+        "preemptions": 2,
+        "swapped_tokens": 48,
+        "recomputed_tokens": 7,
+    }
 
     async def test(server: Running) -> None:
         await server.http.post(TEXT, json=text_body(list(range(8, 20)), max_tokens=2))
 
-    (line,) = _lines(model_folder, test, Script(cached=9, extra={**told, "absences": absences}))
+    (line,) = _lines(model_folder, test, Script(cached=9, extra={**reported, "absences": absences}))
     assert [line[f"cached_{tier}tokens"] for tier in ("", "hbm_", "ddr_", "ssd_")] == [9, 4, 3, 2]
     assert (line["preemptions"], line["swapped_tokens"], line["recomputed_tokens"]) == (2, 48, 7)
     assert line["swap_ms"] == 750.0
