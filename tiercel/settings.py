@@ -76,7 +76,7 @@ class ProcessSettings(Struct, frozen=True, kw_only=True):
             LOG, "Lowest severity logged.", "LEVEL", read=read_lower, vllm_variable="VLLM_LOGGING_LEVEL", is_live=True
         ),
     ] = "info"
-    log_format: Annotated[LogFormat, Option(LOG, "Log format: json, or console (for a terminal).", "FORMAT")] = "json"
+    log_format: Annotated[LogFormat, Option(LOG, "Log format: json or console.", "FORMAT")] = "json"
 
 
 class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         Dtype,
         Option(
             MODEL,
-            "Number type of weights and KV: auto (the checkpoint's), float32, bfloat16 or float16.",
+            "Data type of weights and KV.",
             "TYPE",
             read=read_dtype,
         ),
@@ -95,7 +95,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         int | None,
         Option(
             MODEL,
-            "Maximum tokens of prompt and answer together; default: the model's limit, cut to the KV pool.",
+            "Maximum tokens of prompt and answer.",
             "TOKENS",
             read=read_model_length,
             expects=LENGTH,
@@ -134,7 +134,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         float,
         Option(
             MEMORY,
-            "Share of device memory for weights, activations and KV; on a CPU at most 0.4 of free memory and 4 GiB.",
+            "Share of device memory.",
             "SHARE",
             within=(0.01, 1),
         ),
@@ -143,7 +143,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         int | None,
         _size(
             MEMORY,
-            "Memory for KV, such as 2G; default: sized from free memory.",
+            "Memory for KV; default: automatic.",
             within=(MIB // 16, _MAX_KV_BYTES),
             vllm_variable="VLLM_CPU_KVCACHE_SPACE",
         ),
@@ -197,9 +197,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     ] = 256
     max_num_batched_tokens: Annotated[
         int | None,
-        _length(
-            SCHEDULER, "Maximum tokens per step; default: 256 on a CPU, 2048 on a GPU.", within=(1, MAX_CONTEXT_TOKENS)
-        ),
+        _length(SCHEDULER, "Maximum tokens per step.", within=(1, MAX_CONTEXT_TOKENS)),
     ] = None  # chosen by device
     long_prefill_token_threshold: Annotated[
         int,
@@ -257,9 +255,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
 class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
     """Settings of the HTTP process."""
 
-    config: Annotated[
-        str | None, Option(MODEL, "TOML file of settings; default: tiercel.toml in the working directory.", "FILE")
-    ] = None
+    config: Annotated[str | None, Option(MODEL, "Settings file, if not tiercel.toml.", "FILE")] = None
     served_model_names: Annotated[
         tuple[str, ...],
         _names(
@@ -347,7 +343,7 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
             is_secret=True,
         ),
     ] = ()
-    tenants_config: Annotated[str | None, Option(ACCESS, "File of tenants, keys and limits (YAML).", "FILE")] = None
+    tenants_config: Annotated[str | None, Option(ACCESS, "Tenants, keys and limits (YAML).", "FILE")] = None
     admin_key: Annotated[
         str | None, Option(ACCESS, "Key of /admin; prefer TIERCEL_ADMIN_KEY.", "KEY", is_rare=True, is_secret=True)
     ] = None  # valid beside the admin key of the tenants file

@@ -149,7 +149,7 @@ def test_a_kept_arena_defines_the_size_and_is_not_counted_twice() -> None:
             {"kv_host_bytes": 2 * GIB, "cpu_device_pool": True},
             "--kv-host-size 2.0 GiB is more than the .* of host memory that are free beside the KV pool",
         ),
-        ({"kv_host_bytes": 4096, "cpu_device_pool": True}, "--kv-host-size 4.0 KiB holds no block"),
+        ({"kv_host_bytes": 4096, "cpu_device_pool": True}, "--kv-host-size 4.0 KiB is too small: one block"),
         ({"kv_disk_paths": ("a",), "kv_disk_bytes": MIB // 16}, "--kv-disk-size 64.0 KiB holds not one block"),
     ],
 )
