@@ -40,7 +40,7 @@ class BackgroundWork:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something to do, or a transfer flies."""
+        """Whether there is work to do or a transfer in flight."""
         return bool(len(self._tiers.transfers) or len(self._unverified) or self._scan) or self.has_unsaved
 
     @property

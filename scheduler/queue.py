@@ -40,7 +40,8 @@ class _Entry:
 class _Line:
     """The waiting sequences of one account, in a heap by key and a heap by age.
 
-    Stale items are removed when they reach the top of a heap, and all at once when they are more than half of it.
+    A stale item is removed when it reaches the top of its heap. When more than half of a heap is stale, the heap is
+    rebuilt without its stale items.
     """
 
     __slots__ = ("account", "by_age", "by_key", "head", "is_stalled", "num_deferred", "num_waiting", "oldest")
