@@ -111,7 +111,7 @@ $(BIN)/python:
 	"$$found" -m venv --clear $(VENV)
 
 # torch is installed first and separately, because its build depends on the machine: TORCH replaces the pin.
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard engine/native/src/*) engine/native/build.py | $(BIN)/python
 	@grep -v '^torch==' constraints.txt > $(PINS)
 	@echo "installing $(TORCH) and tiercel; the first time takes minutes"
 	@$(PIP) install $(PIP_ARGS) -c $(PINS) "$(TORCH)"

@@ -92,9 +92,10 @@ LOADTEST: dict[str, set[str]] = {
 ENGINE: dict[str, set[str]] = {
     "forward": set(),
     "kernels": {"forward"},
-    "attention": {"forward", "kernels"},
-    "models": {"forward", "kernels", "attention"},
-    "sampling": {"kernels"},
+    "native": {"forward"},
+    "attention": {"forward", "kernels", "native"},
+    "models": {"forward", "kernels", "native", "attention"},
+    "sampling": {"kernels", "native"},
     "step": {"forward", "models", "sampling"},
     "memory": set(),
     "measure": {"forward", "attention", "models", "sampling", "step", "memory"},
@@ -112,7 +113,7 @@ CATCH_ALL = {
     "server/api/middleware.py": 1,
     "server/text/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
 }
-READS_ENVIRONMENT = {"tiercel/config.py", "tiercel/openmp.py"}
+READS_ENVIRONMENT = {"tiercel/config.py", "tiercel/openmp.py", "engine/native/build.py", "engine/native/library.py"}
 # Files that may look at the wall clock, and what for. No timer does: it jumps.
 READS_WALL_CLOCK = {
     "server/composition.py": "the `created` fields of answers, and the date for chat templates",

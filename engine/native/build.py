@@ -1,0 +1,93 @@
+"""Compile the kernels. Uses the standard library only, because the package's build runs it: see setup.py.
+
+`python engine/native/build.py` compiles into this folder, where an editable installation finds the library.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent / "src"
+LIBRARY_NAME = "_kernels.so"
+
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-ffp-contract=off", "-fno-math-errno")
+_WARNINGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized")  # gcc's own AVX-512 headers
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (
+    *_AVX2,
+    *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")),
+    "-mprefer-vector-width=512",
+)
+_FLAGS_BY_UNIT: dict[str, tuple[str, ...]] = {
+    "library.cpp": (),
+    "class_portable.cpp": (),
+    "class_avx2.cpp": _AVX2,
+    "class_avx512.cpp": _AVX512,
+}
+_PORTABLE_UNITS = ("library.cpp", "class_portable.cpp")
+
+
+class CompilerError(Exception):
+    """No compiler was found, or it failed; the text says what to do."""
+
+
+def source_digest(folder: Path = SOURCES) -> str:
+    """Return the SHA-256 of all sources. The library carries it, so that an outdated library is noticed."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def find_compiler() -> str:
+    """Return the C++ compiler: $CXX, g++ or clang++. Errors: CompilerError if there is none."""
+    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        if name and shutil.which(name.split()[0]):
+            return name
+    raise CompilerError("no C++ compiler found; on Debian and Ubuntu: apt install g++")
+
+
+def compile_library(target: Path, extra_flags: tuple[str, ...] = ()) -> None:
+    """Compile all classes of this architecture into the shared library `target`, replacing it at once.
+
+    `extra_flags` go to the compiler and to the linker, for instance those of a sanitizer.
+    Errors: CompilerError with the compiler's output.
+    """
+    compiler = find_compiler().split()
+    units = tuple(_FLAGS_BY_UNIT) if platform.machine() in ("x86_64", "AMD64") else _PORTABLE_UNITS
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def compile_unit(unit: str) -> str:
+            result = str(Path(scratch, unit).with_suffix(".o"))
+            define = f'-DTIERCEL_SOURCES="{source_digest()}"'
+            flags = (*_FLAGS, *_WARNINGS, *_FLAGS_BY_UNIT[unit], *extra_flags, define)
+            _run([*compiler, *flags, "-c", str(SOURCES / unit), "-o", result])
+            return result
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            objects = list(pool.map(compile_unit, units))
+        linked = Path(scratch, LIBRARY_NAME)
+        _run([*compiler, "-shared", "-fopenmp", *extra_flags, *objects, "-o", str(linked)])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f"{target.name}.{os.getpid()}")
+        shutil.copy2(linked, beside)
+        beside.replace(target)  # a process that has mapped the old library keeps it
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    if done.returncode:
+        raise CompilerError(f"{' '.join(command)}\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    try:
+        compile_library(Path(__file__).resolve().parent / LIBRARY_NAME)
+    except CompilerError as exc:
+        sys.exit(str(exc))

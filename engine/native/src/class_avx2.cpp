@@ -1,0 +1,3 @@
+#define TIERCEL_CLASS avx2
+#include "simd_avx2.h"
+#include "table.h"

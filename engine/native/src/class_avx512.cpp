@@ -1,0 +1,3 @@
+#define TIERCEL_CLASS avx512
+#include "simd_avx512.h"
+#include "table.h"

@@ -1,0 +1,3 @@
+#define TIERCEL_CLASS portable
+#include "simd_portable.h"
+#include "table.h"

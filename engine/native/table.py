@@ -1,0 +1,32 @@
+"""The table of kernels as ctypes sees it: the fields of `Kernels` in src/kernels.h, in the same order."""
+
+import ctypes
+from ctypes import c_float, c_int, c_int64, c_void_p
+from enum import IntEnum
+
+import torch
+
+ABI = 1
+"""`kAbi` of src/kernels.h."""
+
+TYPE_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""`Type` of src/kernels.h."""
+
+
+class CpuClass(IntEnum):
+    """Classes of processors that have kernels of their own, in ascending order; `Class` of src/library.cpp."""
+
+    PORTABLE = 0
+    AVX2 = 1  # with FMA and F16C
+    AVX512 = 2  # with BF16 and VNNI
+
+
+class KernelTable(ctypes.Structure):
+    """The kernels of one class. A call releases the GIL. See src/kernels.h for the arguments."""
+
+    _fields_ = (
+        (
+            "add_norm",
+            ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
+        ),
+    )
