@@ -27,6 +27,7 @@ from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.measure.split_search import Point, SplitBench, search
 from tiercel.engine.models.base import kv_spec
 from tiercel.engine.models.registry import load_model
+from tiercel.engine.native.library import load_library
 from tiercel.scheduler.nanobatch import (
     Split,
     SplitRow,
@@ -127,7 +128,7 @@ def main() -> None:
             load_format="dummy" if args.random else "auto",
         )
         cpu = torch.device("cpu")
-        model = load_model(settings, cpu, open_attention(settings.attention_backend, cpu))
+        model = load_model(settings, cpu, open_attention(settings.attention_backend, cpu), library=load_library())
     lane = open_device("cpu", args.threads).open_lane()
     now_s = time.process_time if args.threads == 1 else time.perf_counter
     bench = SplitBench(model, kv_spec(model, BLOCK_SIZE), lane, now_s)

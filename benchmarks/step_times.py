@@ -27,6 +27,7 @@ from tiercel.engine.measure.step_times import TrialForward, limits_of, open_step
 from tiercel.engine.memory.capacity import size_pool
 from tiercel.engine.models.base import kv_spec
 from tiercel.engine.models.registry import load_model
+from tiercel.engine.native.library import load_library
 from tiercel.scheduler.cost import StepCosts, StepTimes
 from tiercel.settings import EngineSettings
 
@@ -69,11 +70,12 @@ def main() -> int:
         device = open_device(settings.device, settings.threads)
         torch_device = torch.device(device.name)
         attention = open_attention(settings.attention_backend, torch_device, device.processors, device.capability)
-        model = load_model(settings, torch_device, attention)
+        library = load_library() if device.name == "cpu" else None
+        model = load_model(settings, torch_device, attention, library=library)
         spec = kv_spec(model, settings.block_size)
         capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes)
         shape = (capacity.blocks + 1, spec.layers, spec.block_size, spec.kv_heads, 2 * spec.head_dim)
-        kv = torch.empty(shape, dtype=model.dtype, device=torch_device)
+        kv = torch.empty(shape, dtype=model.precision.kv, device=torch_device)
         lane, clock = device.open_lane(), MonotonicClock()
         tables: list[StepTimes] = []
         for start in range(max(1, args.starts)):

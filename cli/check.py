@@ -29,10 +29,12 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
     from tiercel.cli.model_facts import LoadedDevice, read_model_facts
     from tiercel.device.registry import open_device
     from tiercel.engine.memory.capacity import size_pool, step_tokens
+    from tiercel.engine.models.precision import CpuProducts
+    from tiercel.engine.native.library import load_library
 
     engine = settings.engine
-    facts = read_model_facts(engine)
     device = open_device(engine.device, engine.threads)
+    facts = read_model_facts(engine, CpuProducts.of(load_library()) if device.name == "cpu" else None)
     loaded = LoadedDevice(device, facts.weights_bytes)
     capacity = size_pool(engine, facts.kv, loaded, facts.max_model_len, facts.weights_bytes)
     yield (
@@ -42,7 +44,7 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
             "served as": ", ".join(settings.server.served_model_names),
             "architecture": facts.architecture,
             "implementation": facts.impl,
-            "type": facts.dtype,
+            "type": str(facts.precision),
             "weights": show_bytes(facts.weights_bytes),
             "context": f"{facts.max_model_len:,} tokens, {capacity.max_model_len:,} served",
         },

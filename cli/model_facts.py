@@ -8,8 +8,9 @@ from torch import Tensor
 
 from tiercel.device.base import Device
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.models.config import ConfigFields, choose_dtype, read_architecture, read_config, refuse_foreign
+from tiercel.engine.models.config import ConfigFields, read_architecture, read_config, refuse_foreign
 from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.precision import CpuProducts, Precision, choose_precision, dtype_name, without_kernels
 from tiercel.engine.models.registry import choose_native, open_ops
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError
@@ -25,7 +26,7 @@ class ModelFacts:
 
     architecture: str
     impl: str  # native | transformers
-    dtype: str
+    precision: Precision
     max_model_len: int  # tokens
     vocab_size: int
     weights_bytes: int
@@ -61,26 +62,28 @@ class _NoDigest(ContentDigest):
         pass
 
 
-def read_model_facts(settings: EngineSettings) -> ModelFacts:
+def read_model_facts(settings: EngineSettings, products: CpuProducts | None = None) -> ModelFacts:
     """Read config.json and the headers of the weights, and check them against each other.
 
+    `products`: those of the CPU that computes; None for a GPU or an unknown machine, which keep the checkpoint's type.
     Errors: ConfigError with one line that names the field, the file or the tensor.
     """
     folder = Path(settings.model)
     fields = read_config(folder)
     refuse_foreign(fields)
-    dtype = choose_dtype(settings.dtype, fields)
     config = choose_native(fields, settings.model_impl)
     if config is None:
-        return _transformers_facts(settings, folder, fields, dtype)
-    model = Decoder(config, open_ops(_NOWHERE, open_attention(settings.attention_backend, _NOWHERE)), dtype, _NOWHERE)
+        precision = choose_precision(settings.dtype, fields, without_kernels(products))
+        return _transformers_facts(settings, folder, fields, precision)
+    precision = choose_precision(settings.dtype, fields, products)
+    ops = open_ops(_NOWHERE, open_attention(settings.attention_backend, _NOWHERE))
+    model = Decoder(config, ops, precision, _NOWHERE)
     if settings.load_format != "dummy":
         load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None)
-    dtype_name = str(dtype).removeprefix("torch.")
     return ModelFacts(
         architecture=config.architecture,
         impl=model.impl,
-        dtype=dtype_name,
+        precision=precision,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         weights_bytes=model.weights_bytes,
@@ -89,12 +92,14 @@ def read_model_facts(settings: EngineSettings) -> ModelFacts:
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
             block_size=settings.block_size,
-            dtype=dtype_name,
+            dtype=dtype_name(precision.kv),
         ),
     )
 
 
-def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFields, dtype: torch.dtype) -> ModelFacts:
+def _transformers_facts(
+    settings: EngineSettings, folder: Path, fields: ConfigFields, precision: Precision
+) -> ModelFacts:
     """Return the facts of a model that runs in transformers' code. Only loading it shows whether it works."""
     # lazy: transformers' modelling code takes seconds to import
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -102,7 +107,7 @@ def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFi
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with _NOWHERE:
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=precision.weights)
     except (ValueError, OSError, KeyError, TypeError, ImportError) as exc:
         reason = str(exc).strip().partition("\n")[0]
         raise ConfigError("model.unsupported", f"{fields.source}: not a decoder-only language model: {reason}") from exc
@@ -112,11 +117,10 @@ def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFi
     text = config.get_text_config()
     kv_heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    dtype_name = str(dtype).removeprefix("torch.")
     return ModelFacts(
         architecture=read_architecture(fields),
         impl="transformers",
-        dtype=dtype_name,
+        precision=precision,
         max_model_len=text.max_position_embeddings,
         vocab_size=text.vocab_size,
         weights_bytes=sum(tensor.nbytes for tensor in model.parameters()),
@@ -125,6 +129,6 @@ def _transformers_facts(settings: EngineSettings, folder: Path, fields: ConfigFi
             kv_heads=kv_heads,
             head_dim=head_dim,
             block_size=settings.block_size,
-            dtype=dtype_name,
+            dtype=dtype_name(precision.kv),
         ),
     )

@@ -20,9 +20,10 @@ from tiercel.engine.measure.split_search import open_splits_file
 from tiercel.engine.measure.step_times import open_step_times
 from tiercel.engine.memory.capacity import show_arithmetic, size_pool, step_tokens
 from tiercel.engine.memory.tiers import Tiers, open_tiers
-from tiercel.engine.models.base import Model, dtype_name, kv_spec
+from tiercel.engine.models.base import Model, kv_spec
 from tiercel.engine.models.generation import read_end_tokens
 from tiercel.engine.models.registry import load_model
+from tiercel.engine.native.library import load_library
 from tiercel.engine.progress import LoadProgress, Outbox
 from tiercel.engine.sampling import open_sampler
 from tiercel.engine.steering import Steering, daily_blocks, policy_of, step_limits
@@ -77,11 +78,6 @@ class Engine:
         self._lane = lane
         self._clock = clock
 
-    @property
-    def dtype(self) -> str:
-        """The dtype of weights, activations and KV."""
-        return dtype_name(self.model)
-
     def patience_s(self) -> float:
         """Return how long the loop may sleep when a step had nothing to do.
 
@@ -114,9 +110,10 @@ def open_engine(
     """
     device = open_device(settings.device, settings.threads)
     torch_device = torch.device(device.name)
+    library = load_library() if device.name == "cpu" else None
     attention = open_attention(settings.attention_backend, torch_device, device.processors, device.capability)
     with LoadProgress(mailbox) as progress:
-        model = load_model(settings, torch_device, attention, progress)
+        model = load_model(settings, torch_device, attention, progress, library)
     return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, wrap)
 
 
@@ -134,7 +131,7 @@ def assemble(
     spec = kv_spec(model, settings.block_size)
     place, lane = torch.device(device.name), device.open_lane()
     max_rows = settings.max_num_seqs + 1  # one suspect is admitted beyond the limit
-    sampler = open_sampler(max_rows, model.vocab_size, place, model.dtype)
+    sampler = open_sampler(max_rows, model.vocab_size, place, model.precision.activations)
     reserved_bytes = measure_footprint(settings, model, sampler, spec, device, lane, place).reserved_bytes
     kept = kept_memory(arena_fd, spec, model.fingerprint)
     capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes, kept, reserved_bytes)

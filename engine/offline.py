@@ -15,6 +15,7 @@ from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.measure.stopwatch import Laps, Stopwatch
 from tiercel.engine.memory.capacity import step_tokens
+from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.wake import Wake
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId
@@ -136,7 +137,7 @@ class OfflineEngine:
             self._settings.attention_backend, torch.device(device.name), device.processors, device.capability
         )
         return EngineFacts(
-            dtype=engine.dtype,
+            dtype=dtype_name(model.precision.weights),
             device=engine.device.name,
             attention=type(attention).__name__,
             model_impl=model.impl,

@@ -15,6 +15,7 @@ from tiercel.clock import Clock, MonotonicClock
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.heap import keep_heap
 from tiercel.engine.mailbox import EngineMailbox, receive_start
+from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.wake import Wake
 from tiercel.errors import ConfigError
 from tiercel.log import configure_log
@@ -92,7 +93,7 @@ def serve(mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None
             vocab_size=engine.model.vocab_size,
             block_size=engine.capacity.block_size,
             blocks_total=engine.capacity.blocks,
-            dtype=engine.dtype,
+            dtype=dtype_name(engine.model.precision.kv),
             device=engine.device.name,
             model_impl=engine.model.impl,
             weights_bytes=engine.capacity.weights_bytes,

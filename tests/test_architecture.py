@@ -98,7 +98,7 @@ ENGINE: dict[str, set[str]] = {
     "sampling": {"kernels", "native"},
     "step": {"forward", "models", "sampling"},
     "memory": set(),
-    "measure": {"forward", "attention", "models", "sampling", "step", "memory"},
+    "measure": {"forward", "native", "attention", "models", "sampling", "step", "memory"},
 }
 INNER_ROOMS = {"server": SERVER, "loadtest": LOADTEST, "engine": ENGINE}
 # Files of a room without torch that verbs import when they need it.

@@ -7,12 +7,12 @@ from tiercel.engine.forward.state import ForwardState
 
 
 def write_rows(key: Tensor, value: Tensor, kv: Tensor, state: ForwardState) -> None:
-    """Write the keys and values of this forward into their slots.
+    """Write the keys and values of this forward into their slots, in the type of the cache.
 
     Shapes:  key, value [T, kv_heads, head_dim]; kv [slots, block_size, kv_heads, 2 * head_dim], any stride of slots.
     Effects: kv is written; torch computes offsets in 64 bits.
     """
-    kv[state.slot_ids, state.slot_offsets] = torch.cat((key, value), dim=-1)
+    kv[state.slot_ids, state.slot_offsets] = torch.cat((key, value), dim=-1).to(kv.dtype)
 
 
 def gather_rows(kv: Tensor, table: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -56,9 +56,10 @@ class GroupedAttention:
                 if end - start == 1:
                     continue
                 if end - start == context:
-                    keys, values = key[start:end], value[start:end]
+                    keys, values = key[start:end].to(kv.dtype), value[start:end].to(kv.dtype)
                 else:
                     keys, values = gather_rows(kv, state.block_tables[index], context)
+                keys, values = keys.to(query.dtype), values.to(query.dtype)
                 out[start:end] = attend_sequence(query[start:end], keys, values, params)
         return out
 
@@ -68,7 +69,7 @@ class GroupedAttention:
         gathered = self._borrow(kv, group.slots.numel())
         torch.index_select(kv.view(kv.shape[0], -1), 0, group.slots, out=gathered)
         gathered.view(-1, kv_heads * width).index_fill_(0, group.unseen, 0)  # stale rows may hold NaN
-        rows = gathered.view(sequences, -1, kv_heads, width).transpose(1, 2)
+        rows = gathered.view(sequences, -1, kv_heads, width).transpose(1, 2).to(query.dtype)
         keys, values = rows[..., :head_dim], rows[..., head_dim:]
         queries = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
         if params.softcap is None and params.sinks is None:

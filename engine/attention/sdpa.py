@@ -88,5 +88,6 @@ class SdpaAttention:
         for index, context in enumerate(state.context_lengths):
             start, end = state.query_starts[index], state.query_starts[index + 1]
             keys, values = gather_rows(kv, state.block_tables[index], context)
+            keys, values = keys.to(query.dtype), values.to(query.dtype)
             out[start:end] = attend_sequence(query[start:end], keys, values, params)
         return out

@@ -20,6 +20,7 @@ from tiercel.engine.measure.machine_facts import machine_facts
 from tiercel.engine.memory.capacity import step_tokens
 from tiercel.engine.models.base import Model, kv_spec
 from tiercel.engine.models.registry import load_model
+from tiercel.engine.native.library import load_library
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.runner import Runner
@@ -53,7 +54,7 @@ class SplitBench:
         """`now_s`: the clock; `time.process_time` excludes other programs if only one thread computes."""
         slots = max(64, min(4096, _ARENA_BYTES // spec.block_bytes))
         layout = (slots, spec.layers, spec.block_size, spec.kv_heads, 2 * spec.head_dim)
-        self.kv = torch.zeros(layout, dtype=model.dtype)
+        self.kv = torch.zeros(layout, dtype=model.precision.kv)
         self._longest = min(_LONGEST, model.max_model_len)
         self._block_size = spec.block_size
         self._rows = RowBook(_ROWS, -(-self._longest // spec.block_size))
@@ -188,7 +189,7 @@ def calibrate_splits(
     if device.name != "cpu":
         raise ConfigError("calibrate.device", f"--device {device.name}: nano-batches are searched on the CPU only")
     cpu = torch.device(device.name)
-    model = load_model(settings, cpu, open_attention(settings.attention_backend, cpu))
+    model = load_model(settings, cpu, open_attention(settings.attention_backend, cpu), library=load_library())
     spec = kv_spec(model, settings.block_size)
     lane = device.open_lane()
     bench = SplitBench(model, spec, lane)

@@ -2,13 +2,11 @@
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from tiercel.engine.forward.state import ForwardState
+from tiercel.engine.models.precision import Precision, dtype_name
 from tiercel.tier import KVSpec
-
-_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 class Model(Protocol):
@@ -19,11 +17,11 @@ class Model(Protocol):
     head_dim: int
     vocab_size: int  # width of the logits
     max_model_len: int  # tokens, from its config.json
-    dtype: torch.dtype
+    precision: Precision
     impl: str  # native | transformers
     weights_bytes: int
     is_capturable: bool  # the launches of a decode depend on no length, so that a CUDA graph can hold them
-    fingerprint: bytes  # 32 bytes that change with the weights, the config or the dtype
+    fingerprint: bytes  # 32 bytes that change with the weights, the config or the types of its numbers
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
         """Return hidden states before the head, and write the KV of the tokens.
@@ -35,14 +33,9 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states.
 
-        Shapes: hidden [N, hidden]; returns [N, vocab_size] float32, on a GPU possibly in the model's dtype.
+        Shapes: hidden [N, hidden]; returns [N, vocab_size] float32, on a GPU possibly in the type of the activations.
         """
         ...
-
-
-def dtype_name(model: Model) -> str:
-    """Return the name of the dtype of a model's weights, activations and KV."""
-    return _DTYPE_NAMES[model.dtype]
 
 
 def kv_spec(model: Model, block_size: int) -> KVSpec:
@@ -52,5 +45,5 @@ def kv_spec(model: Model, block_size: int) -> KVSpec:
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         block_size=block_size,
-        dtype=dtype_name(model),
+        dtype=dtype_name(model.precision.kv),
     )

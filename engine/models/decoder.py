@@ -10,6 +10,7 @@ from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.config import DecoderConfig
 from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
 from tiercel.engine.models.ops import Angles, Ops
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.rope import Rotary
 
 _TIED_SHARE = 0.1  # of the weights: up to this size a tied head is copied into the packed layout
@@ -18,15 +19,15 @@ _TIED_SHARE = 0.1  # of the weights: up to this size a tied head is copied into 
 class SelfAttention:
     """Projections, norms and rotation around the paged attention of one layer."""
 
-    def __init__(self, config: DecoderConfig, layer: int, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
-        heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+    def __init__(self, config: DecoderConfig, layer: int, ops: Ops, precision: Precision, device: torch.device) -> None:
+        heads, kv_heads, head_dim, kind = config.heads, config.kv_heads, config.head_dim, precision.activations
         self._ops = ops
         self._params = AttentionParams(scale=head_dim**-0.5, window=config.windows[layer])
         outputs = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-        self._qkv = Linear(config.hidden_size, outputs, config.has_qkv_bias, dtype, device)
-        self._output = Linear(heads * head_dim, (config.hidden_size,), config.has_output_bias, dtype, device)
+        self._qkv = Linear(config.hidden_size, outputs, config.has_qkv_bias, precision, device)
+        self._output = Linear(heads * head_dim, (config.hidden_size,), config.has_output_bias, precision, device)
         self._norms = (
-            (RMSNorm(head_dim, config.rms_eps, dtype, device), RMSNorm(head_dim, config.rms_eps, dtype, device))
+            (RMSNorm(head_dim, config.rms_eps, kind, device), RMSNorm(head_dim, config.rms_eps, kind, device))
             if config.has_qk_norm
             else None
         )
@@ -53,11 +54,11 @@ class SelfAttention:
 class GatedMLP:
     """The MLP of a layer: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: DecoderConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, ops: Ops, precision: Precision, device: torch.device) -> None:
         hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.has_mlp_bias
         self._ops = ops
-        self._gate_up = Linear(hidden, (inner, inner), has_bias, dtype, device)
-        self._down = Linear(inner, (hidden,), has_bias, dtype, device)
+        self._gate_up = Linear(hidden, (inner, inner), has_bias, precision, device)
+        self._down = Linear(inner, (hidden,), has_bias, precision, device)
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield the checkpoint's tensors of this layer and their memory."""
@@ -77,12 +78,12 @@ class GatedMLP:
 class Layer:
     """Attention and MLP, each after a norm. Their outputs are added to the residual by the following norm."""
 
-    def __init__(self, config: DecoderConfig, layer: int, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, ops: Ops, precision: Precision, device: torch.device) -> None:
         self._ops = ops
-        self._attention_norm = RMSNorm(config.hidden_size, config.rms_eps, dtype, device)
-        self._attention = SelfAttention(config, layer, ops, dtype, device)
-        self._mlp_norm = RMSNorm(config.hidden_size, config.rms_eps, dtype, device)
-        self._mlp = GatedMLP(config, ops, dtype, device)
+        self._attention_norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
+        self._attention = SelfAttention(config, layer, ops, precision, device)
+        self._mlp_norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
+        self._mlp = GatedMLP(config, ops, precision, device)
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield the checkpoint's tensors of this layer and their memory."""
@@ -117,22 +118,22 @@ class Decoder:
 
     impl = "native"
 
-    def __init__(self, config: DecoderConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, ops: Ops, precision: Precision, device: torch.device) -> None:
         self.layers, self.kv_heads, self.head_dim = config.layers, config.kv_heads, config.head_dim
         self.vocab_size, self.max_model_len = config.vocab_size, config.max_model_len
-        self.dtype = dtype
+        self.precision = precision
         self.is_capturable = ops.is_capturable
         self.fingerprint = bytes(32)
         self._ops = ops
-        self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self._rotary = Rotary(config.rope, config.head_dim, dtype, device)
-        self._layers = tuple(Layer(config, index, ops, dtype, device) for index in range(config.layers))
-        self._norm = RMSNorm(config.hidden_size, config.rms_eps, dtype, device)
+        self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=precision.weights, device=device)
+        self._rotary = Rotary(config.rope, config.head_dim, precision.activations, device)
+        self._layers = tuple(Layer(config, index, ops, precision, device) for index in range(config.layers))
+        self._norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
         self._is_tied = config.is_tied
         self._head = (
-            Linear.sharing(self._embedding)
+            Linear.sharing(self._embedding, precision)
             if config.is_tied
-            else Linear(config.hidden_size, (config.vocab_size,), False, dtype, device)
+            else Linear(config.hidden_size, (config.vocab_size,), False, precision, device)
         )
         self.weights_bytes = sum(tensor.nbytes for _, tensor in self.targets())
 
@@ -152,7 +153,7 @@ class Decoder:
                  a small part of the model.
         Effects: `targets` no longer yields the weights.
         """
-        if not can_pack(self.dtype, self._embedding.device):
+        if not can_pack(self.precision, self._embedding.device):
             return
         for layer in self._layers:
             layer.pack()
@@ -165,7 +166,7 @@ class Decoder:
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
         """See `Model.forward`."""
         angles = self._ops.angles(self._rotary, state.positions)
-        x, residual = F.embedding(tokens, self._embedding), None
+        x, residual = F.embedding(tokens, self._embedding).to(self.precision.activations), None
         for index, layer in enumerate(self._layers):
             x, residual = layer.forward(x, residual, angles, kv[:, index], state)
         return self._ops.add_norm(x, residual, self._norm.weight, self._norm.eps)[0]

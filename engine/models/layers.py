@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiercel.engine.models.precision import Precision
+
 Target = tuple[str, Tensor]
 """The name of a tensor in a checkpoint and the memory it is loaded into."""
 
@@ -13,12 +15,15 @@ _PACK_ROWS = 16  # one layout serves every batch; packed for 16 rows it is fast 
 _MAX_PACKED_FLOAT32 = 1 << 20  # elements; smaller float32 weights are faster unpacked
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+def can_pack(precision: Precision, device: torch.device) -> bool:
     """Return whether this torch has faster linear layers on this processor for packed weights.
 
     The two operators of torch are private, so they are tried and their result is compared.
     """
-    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+    dtype = precision.weights
+    if device.type != "cpu" or precision.activations is not dtype or dtype is torch.float16:
+        return False
+    if not torch.backends.mkldnn.is_available():
         return False
     x, weight = torch.ones(3, 32, dtype=dtype), torch.eye(48, 32, dtype=dtype)
     try:
@@ -39,7 +44,7 @@ def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the root-mean-square norm: mean square and root in float32, the weight in the model's dtype.
+    """Return the root-mean-square norm: mean square and root in float32, the weight in x's dtype.
 
     Shapes: x [..., size], weight [size]; returns x's shape.
     """
@@ -64,17 +69,17 @@ class Linear:
     """One matrix product for one or more linear layers of a checkpoint that have the same input."""
 
     def __init__(
-        self, inputs: int, outputs: tuple[int, ...], has_bias: bool, dtype: torch.dtype, device: torch.device
+        self, inputs: int, outputs: tuple[int, ...], has_bias: bool, precision: Precision, device: torch.device
     ) -> None:
         self.outputs = outputs
-        self.weight = torch.empty(sum(outputs), inputs, dtype=dtype, device=device)
-        self.bias = torch.empty(sum(outputs), dtype=dtype, device=device) if has_bias else None
+        self.weight = torch.empty(sum(outputs), inputs, dtype=precision.weights, device=device)
+        self.bias = torch.empty(sum(outputs), dtype=precision.activations, device=device) if has_bias else None
         self._packed: Tensor | None = None
 
     @classmethod
-    def sharing(cls, weight: Tensor) -> "Linear":
+    def sharing(cls, weight: Tensor, precision: Precision) -> "Linear":
         """Return a layer that shares its weight: a head tied to the embedding."""
-        layer = cls(weight.shape[1], (0,), False, weight.dtype, weight.device)
+        layer = cls(weight.shape[1], (0,), False, precision, weight.device)
         layer.outputs, layer.weight = (weight.shape[0],), weight
         return layer
 
@@ -93,7 +98,10 @@ class Linear:
             self.weight = self.weight.new_empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shapes: x [T, inputs] -> [T, sum(outputs)]."""
+        """Shapes: x [T, inputs], in the type of the activations -> [T, sum(outputs)].
+
+        Cost: without a native kernel, weights of another type are widened in memory first.
+        """
         if self._packed is not None:
             return _packed_linear(x, self._packed, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight.to(x.dtype), self.bias)

@@ -12,7 +12,6 @@ from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import (
     ConfigFields,
     DecoderConfig,
-    choose_dtype,
     is_native_refusal,
     parse_decoder,
     read_architecture,
@@ -21,8 +20,10 @@ from tiercel.engine.models.config import (
 )
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.ops import Ops
+from tiercel.engine.models.precision import CpuProducts, choose_precision, without_kernels
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.weights import ContentDigest, Progress, fill_dummy, load_weights, open_checkpoint
+from tiercel.engine.native.library import NativeLibrary
 from tiercel.errors import ConfigError
 from tiercel.settings import EngineSettings, ModelImpl
 
@@ -30,25 +31,31 @@ log = logging.getLogger(__name__)
 
 
 def load_model(
-    settings: EngineSettings, device: torch.device, attention: Attention, progress: Progress | None = None
+    settings: EngineSettings,
+    device: torch.device,
+    attention: Attention,
+    progress: Progress | None = None,
+    library: NativeLibrary | None = None,
 ) -> Model:
-    """Build the model of a folder and load its weights.
+    """Build the model of a folder and load its weights. `library`: the native kernels; without them torch computes.
 
     Errors: ConfigError with one line that names the wrong field, file or tensor.
     """
     folder = Path(settings.model)
     fields = read_config(folder)
     refuse_foreign(fields)
-    dtype = choose_dtype(settings.dtype, fields)
     config = choose_native(fields, settings.model_impl)
+    products = CpuProducts.of(library) if device.type == "cpu" else None
     is_dummy = settings.load_format == "dummy"
     if config is None:
         # lazy: transformers' modelling code takes seconds to import
         from tiercel.engine.models.transformers_backend import load_transformers
 
         seed = settings.seed if is_dummy else None
+        dtype = choose_precision(settings.dtype, fields, without_kernels(products)).weights
         return load_transformers(folder, fields, dtype, device, attention, progress, seed)
-    model = Decoder(config, open_ops(device, attention), dtype, device)
+    precision = choose_precision(settings.dtype, fields, products)
+    model = Decoder(config, open_ops(device, attention), precision, device)
     model.fingerprint = _fill(model, config, settings, folder, progress)
     model.pack()
     return model
@@ -59,7 +66,7 @@ def _fill(
 ) -> bytes:
     """Load or draw the weights, and return their fingerprint."""
     targets = dict(model.targets())
-    facts = (model.impl, repr(config), str(model.dtype))
+    facts = (model.impl, repr(config), str(model.precision))
     if settings.load_format == "dummy":
         fill_dummy(targets, settings.seed)
         return ContentDigest(*facts, f"dummy {settings.seed}").finish()

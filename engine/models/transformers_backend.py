@@ -19,6 +19,7 @@ from tiercel.engine.attention.base import Attention
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.bridge import INTERFACE_NAME, Bridge, LayerCall
 from tiercel.engine.models.config import ConfigFields, read_architecture
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.probe import check_paged_logits, own_logits, probe_prompts, record_calls
 from tiercel.engine.models.weights import ContentDigest, Progress, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError, TiercelError
@@ -77,7 +78,7 @@ class TransformersModel:
     ) -> None:
         self.layers, self.kv_heads, self.head_dim = len(calls), calls[0].kv_heads, calls[0].head_dim
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
-        self.dtype = model.dtype
+        self.precision = Precision.of(model.dtype)
         self.fingerprint = fingerprint
         self.weights_bytes = sum(tensor.nbytes for tensor in _distinct_tensors(model).values())
         self._bridge = bridge

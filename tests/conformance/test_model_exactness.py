@@ -165,12 +165,12 @@ def test_auto_uses_transformers_for_other_families(family: Family, tmp_path: Pat
 @pytest.mark.parametrize("family", ["llama3", "qwen3", "gpt2"])
 def test_half_precision_follows_transformers_in_the_same_dtype(family: Family, dtype: str, tmp_path: Path) -> None:
     twin = make_checkpoint(family, tmp_path, seed=5, dtype=getattr(torch, dtype))
-    model = open_model(tmp_path, dtype="auto")
+    model = open_model(tmp_path, dtype=dtype)
     tokens = draw_tokens(PROMPT)
 
     logits, expected = PagedRun(model, 1, PROMPT).prefill(tokens, 16), expected_logits(twin, tokens)
 
-    assert model.dtype == getattr(torch, dtype)
+    assert model.precision.weights == getattr(torch, dtype)
     assert (logits - expected).norm() / expected.norm() < (0.03 if dtype == "bfloat16" else 0.004)
 
 

@@ -16,6 +16,7 @@ from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import ConfigFields, parse_decoder
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.ops import Ops
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.weights import fill_dummy
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.graphs import DecodeGraphs, graph_sizes, record_graphs
@@ -75,7 +76,8 @@ class WeighedSum:
     """
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 1, VOCAB, 96
-    dtype, impl, weights_bytes, fingerprint, is_capturable = torch.float32, "native", 0, bytes(32), True
+    precision = Precision.of(torch.float32)
+    impl, weights_bytes, fingerprint, is_capturable = "native", 0, bytes(32), True
 
     def __init__(self) -> None:
         self.forwards = 0  # graphs are counted as well
@@ -218,6 +220,7 @@ def small_decoder(ops: Ops, device: str) -> Decoder:
         "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 16, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
     }  # fmt: skip
-    model = Decoder(parse_decoder(ConfigFields(fields, "config.json")), ops, torch.float32, torch.device(device))
+    config = parse_decoder(ConfigFields(fields, "config.json"))
+    model = Decoder(config, ops, Precision.of(torch.float32), torch.device(device))
     fill_dummy(dict(model.targets()), 3)
     return model

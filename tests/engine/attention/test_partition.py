@@ -18,6 +18,7 @@ from tiercel.engine.attention.triton import TritonAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.kernels.paged_partition import partition_contexts
 from tiercel.engine.kernels.tiles import Tile
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.step.graphs import record_graphs
 from tiercel.engine.step.inputs import BatchInputs
 from tiercel.engine.step.staging import HostRing, Staging
@@ -124,7 +125,8 @@ class AttentionAlone:
     """A model whose tokens are rows of a scene, and whose logits are the result of attention."""
 
     layers, kv_heads, head_dim, max_model_len = 1, 2, 32, 1000
-    dtype, impl, weights_bytes, fingerprint, is_capturable = torch.float32, "native", 0, bytes(32), True
+    precision = Precision.of(torch.float32)
+    impl, weights_bytes, fingerprint, is_capturable = "native", 0, bytes(32), True
 
     def __init__(self, scene: Scene) -> None:
         self.vocab_size = scene.query[0].numel()

@@ -11,6 +11,7 @@ from tiercel.device.cpu import CpuDevice, Done, InlineLane
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.measure.footprint import Footprint, measure_footprint
 from tiercel.engine.memory.capacity import show_arithmetic, size_pool
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.sampling import Sampled, Sampler
 from tiercel.engine.step.graphs import StaticInputs
 from tiercel.errors import ConfigError
@@ -27,7 +28,8 @@ class Watched:
     """A model that notes the slices of every forward, and the rows that its head computes."""
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 4, VOCAB, 1000
-    dtype, impl, weights_bytes, fingerprint = torch.float32, "native", 3 * GIB, bytes(32)
+    precision = Precision.of(torch.float32)
+    impl, weights_bytes, fingerprint = "native", 3 * GIB, bytes(32)
 
     def __init__(self, *, is_capturable: bool = True, error: Exception | None = None) -> None:
         self.is_capturable = is_capturable

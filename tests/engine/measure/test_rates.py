@@ -13,6 +13,7 @@ from tiercel.engine.measure.rate_book import RateBook
 from tiercel.engine.measure.rates import measure_rates
 from tiercel.engine.memory.capacity import size_pool
 from tiercel.engine.memory.tiers import Tiers, open_tiers
+from tiercel.engine.models.precision import Precision
 from tiercel.kvcache.store.disk import DiskCounts
 from tiercel.outcome import RouteGauges
 from tiercel.rates import Rates
@@ -28,7 +29,8 @@ class SlowModel:
     """A model that takes 1 ms per token, plus 1 us per token of its context."""
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 2, 2, 32, 50, 4096
-    dtype, impl, weights_bytes, fingerprint = torch.float32, "native", 0, bytes(32)
+    precision = Precision.of(torch.float32)
+    impl, weights_bytes, fingerprint = "native", 0, bytes(32)
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock

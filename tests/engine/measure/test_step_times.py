@@ -21,6 +21,7 @@ from tiercel.engine.measure.machine_facts import machine_facts
 from tiercel.engine.measure.step_grid import GridLimits, StepGrid, StepShape
 from tiercel.engine.measure.step_times import TrialForward, measure_step_times, open_step_times
 from tiercel.engine.measure.stored_times import StoredTimes, open_times_file, read_times, write_times
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.step.graphs import graph_sizes, record_graphs
 from tiercel.errors import DeviceError
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
@@ -41,7 +42,8 @@ class TimedModel:
     """A model that advances the clock by the formula in every forward."""
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 4, 50, 4096
-    dtype, impl, weights_bytes, fingerprint, is_capturable = torch.float32, "native", 0, bytes(32), False
+    precision = Precision.of(torch.float32)
+    impl, weights_bytes, fingerprint, is_capturable = "native", 0, bytes(32), False
 
     def __init__(
         self, clock: ManualClock, formula: Callable[[int, int, int, int], float] = linear_ms, noise: float = 0.0

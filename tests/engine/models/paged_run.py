@@ -17,7 +17,8 @@ class PagedRun:
         order = torch.randperm(sequences * blocks, generator=torch.Generator().manual_seed(seed)) + 1
         shape = (sequences * blocks + 1, model.layers, block_size, model.kv_heads, 2 * model.head_dim)
         self.tables = order.view(sequences, blocks)
-        self.kv = torch.full(shape, float("nan"), dtype=model.dtype)  # rows that were not written must not be read
+        # NaN, because rows that were not written must not be read
+        self.kv = torch.full(shape, float("nan"), dtype=model.precision.kv)
         self._model = model
         self._block_size = block_size
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from tiercel.engine.models.layers import Linear, can_pack
+from tiercel.engine.models.precision import Precision
 
 CPU = torch.device("cpu")
+FLOAT32 = Precision.of(torch.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -17,10 +19,10 @@ def one_thread() -> None:
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 8e-3)])
 def test_a_packed_layer_computes_the_same(dtype: torch.dtype, tolerance: float, has_bias: bool, rows: int) -> None:
-    if not can_pack(dtype, CPU):
+    if not can_pack(Precision.of(dtype), CPU):
         pytest.skip(f"this processor has no packed linear layers in {dtype}")
     draw = torch.Generator().manual_seed(rows)
-    layer = Linear(1024, (1000, 24, 24), has_bias, dtype, CPU)
+    layer = Linear(1024, (1000, 24, 24), has_bias, Precision.of(dtype), CPU)
     for _, tensor in layer.targets("q", "k", "v"):
         tensor.normal_(generator=draw)
     x = torch.randn(rows, 1024, generator=draw).to(dtype)
@@ -33,7 +35,7 @@ def test_a_packed_layer_computes_the_same(dtype: torch.dtype, tolerance: float, 
 
 
 def test_small_float32_layers_stay_as_they_are() -> None:
-    layer = Linear(64, (32,), False, torch.float32, CPU)
+    layer = Linear(64, (32,), False, FLOAT32, CPU)
 
     layer.pack()
 
@@ -41,10 +43,10 @@ def test_small_float32_layers_stay_as_they_are() -> None:
 
 
 def test_a_layer_that_shares_its_weight_leaves_it_to_the_owner() -> None:
-    if not can_pack(torch.bfloat16, CPU):
+    if not can_pack(Precision.of(torch.bfloat16), CPU):
         pytest.skip("this processor has no packed linear layers in bfloat16")
     embedding = torch.randn(300, 64, dtype=torch.bfloat16)
-    layer, x = Linear.sharing(embedding), torch.randn(5, 64, dtype=torch.bfloat16)
+    layer, x = Linear.sharing(embedding, Precision.of(torch.bfloat16)), torch.randn(5, 64, dtype=torch.bfloat16)
     expected = layer.forward(x)
 
     layer.pack()
@@ -54,13 +56,13 @@ def test_a_layer_that_shares_its_weight_leaves_it_to_the_owner() -> None:
 
 
 def test_other_dtypes_and_devices_are_not_packed() -> None:
-    assert not can_pack(torch.float16, CPU)
-    assert not can_pack(torch.float32, torch.device("cuda"))
-    assert not can_pack(torch.float32, torch.device("meta"))
+    assert not can_pack(Precision.of(torch.float16), CPU)
+    assert not can_pack(FLOAT32, torch.device("cuda"))
+    assert not can_pack(FLOAT32, torch.device("meta"))
 
 
 def test_rows_of_a_fused_layer_go_to_their_checkpoint_names() -> None:
-    layer = Linear(8, (4, 2), True, torch.float32, CPU)
+    layer = Linear(8, (4, 2), True, FLOAT32, CPU)
 
     shape_by_name = {name: tuple(tensor.shape) for name, tensor in layer.targets("a.q", "a.k")}
 

@@ -18,6 +18,7 @@ from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.config import parse_decoder, read_config
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.ops import Ops
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.registry import open_ops
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.triton_ops import TritonOps
@@ -51,7 +52,7 @@ class SdpaReader:
 
 
 def decoder(folder: Path, ops: Ops, dtype: torch.dtype) -> Decoder:
-    model = Decoder(parse_decoder(read_config(folder)), ops, dtype, CPU)
+    model = Decoder(parse_decoder(read_config(folder)), ops, Precision.of(dtype), CPU)
     fill_dummy(dict(model.targets()), seed=3)
     return model
 

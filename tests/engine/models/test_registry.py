@@ -77,7 +77,7 @@ def test_auto_does_not_hide_a_wrong_field_behind_the_other_implementation(tmp_pa
 def test_a_model_computes_in_the_requested_dtype(family: str, dtype: Dtype, tmp_path: Path) -> None:
     make_checkpoint(family, tmp_path)  # type: ignore[arg-type]
 
-    assert load(tmp_path, dtype=dtype).dtype == getattr(torch, dtype)
+    assert load(tmp_path, dtype=dtype).precision.weights == getattr(torch, dtype)
 
 
 @pytest.mark.parametrize("family", ["llama3", "gpt2"])

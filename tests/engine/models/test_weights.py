@@ -19,6 +19,7 @@ from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.config import parse_decoder, read_config
 from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.weights import fill_dummy
@@ -253,6 +254,7 @@ torch.set_num_threads(1)
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.config import parse_decoder, read_config
 from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.models.weights import fill_dummy
 from tiercel.settings import EngineSettings
@@ -315,7 +317,7 @@ def _make_hundred_megabytes(folder: Path) -> Path:
     sizes = {"hidden_size": 512, "head_dim": 64, "num_attention_heads": 8, "intermediate_size": 2048}
     config |= sizes | {"num_hidden_layers": 6, "vocab_size": 4096}
     (folder / "config.json").write_text(json.dumps(config))
-    model = Decoder(parse_decoder(read_config(folder)), TorchOps(SdpaAttention()), torch.float32, CPU)
+    model = Decoder(parse_decoder(read_config(folder)), TorchOps(SdpaAttention()), Precision.of(torch.float32), CPU)
     fill_dummy(dict(model.targets()), seed=0)
     save_file({name: tensor.contiguous() for name, tensor in model.targets()}, folder / "model.safetensors")
     return folder

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tiercel.device.cpu import CpuDevice, InlineLane
 from tiercel.engine.forward.state import ForwardState
+from tiercel.engine.models.precision import Precision
 from tiercel.engine.sampling import Sampler
 from tiercel.engine.step.inputs import build_inputs
 from tiercel.engine.step.rows import RowBook
@@ -33,7 +34,8 @@ class NextNumber:
     """A model whose next token is the last one plus 1. It raises on token 13, and returns NaN after token 14."""
 
     layers, kv_heads, head_dim, vocab_size, max_model_len = 1, 1, 1, VOCAB, 100
-    dtype, impl, weights_bytes, fingerprint = torch.float32, "native", 0, bytes(32)
+    precision = Precision.of(torch.float32)
+    impl, weights_bytes, fingerprint = "native", 0, bytes(32)
 
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
         if (tokens == 13).any():
