@@ -1,17 +1,24 @@
 """The CPU as a device. The compute lane is one worker thread, so that planning overlaps computing."""
 
 import ctypes
-import os
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 import torch
 
-from tiercel.clock import Clock
+from tiercel.clock import Clock, MonotonicClock
 from tiercel.device import memory
+from tiercel.device.contention import KernelContention, name_thread
 from tiercel.device.extents import Extents
+from tiercel.device.processors import cpu_quota, default_threads, show_cores, usable_cores
+from tiercel.device.team import Team
 from tiercel.device.timer import WallTimer
+
+log = logging.getLogger(__name__)
+
+_TEAM_NAME = "compute"  # of the lane's thread and of the OpenMP threads that it creates
 
 R = TypeVar("R")
 
@@ -77,13 +84,29 @@ class InlineLane:
 
 
 class CpuLane:
-    """A lane of one worker thread. torch's threads do the work, with the GIL released."""
+    """A lane of one worker thread. The team of OpenMP threads does the work, with the GIL released.
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
+    torch and the native library use the same OpenMP runtime, and thus the same team.
+    """
+
+    def __init__(self, executor: ThreadPoolExecutor, team: Team | None = None) -> None:
+        """`team`: None if the number of threads is fixed."""
         self._executor = executor
+        self._team = team
 
     def run(self, job: Callable[[], R]) -> "Future[R]":
-        return self._executor.submit(job)
+        if self._team is None:
+            return self._executor.submit(job)
+        return self._executor.submit(self._run_in_team, job, self._team)
+
+    def _run_in_team(self, job: Callable[[], R], team: Team) -> R:
+        team.begin()
+        try:
+            return job()
+        finally:
+            if team.end():
+                torch.set_num_threads(team.width)
+                log.debug("team width=%d", team.width)
 
     def mark(self) -> FutureMark:
         return FutureMark(self._executor.submit(lambda: None))
@@ -120,7 +143,10 @@ class CpuDevice:
     name = "cpu"
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or len(os.sched_getaffinity(0))
+        """`threads`: compute threads; by default one for each core that this process may use."""
+        self._cores = usable_cores()
+        self._quota = cpu_quota()
+        self.threads = threads or default_threads(self._cores, self._quota)
 
     @property
     def processors(self) -> int:
@@ -131,13 +157,28 @@ class CpuDevice:
         return None
 
     def open_lane(self) -> CpuLane:
-        threads = self.threads
-        # torch keeps the number of threads for each thread, so it is set in the lane's thread.
-        executor = ThreadPoolExecutor(1, "compute", initializer=lambda: torch.set_num_threads(threads))
+        threads, room = self.threads, default_threads(self._cores, self._quota)
+        log.info(
+            "threads count=%d cores=%s quota=%s",
+            threads,
+            show_cores(self._cores),
+            "none" if self._quota is None else f"{self._quota:g}",
+        )
+        if threads > room:
+            log.warning("more threads than cores threads=%d room=%d: set --threads to %d or less", threads, room, room)
+
+        def start() -> None:
+            # torch keeps the number of threads for each thread, so it is set in the lane's thread.
+            torch.set_num_threads(threads)
+            name_thread(_TEAM_NAME)
+
+        executor = ThreadPoolExecutor(1, _TEAM_NAME, initializer=start)
         # An executor starts its thread with the first job. A Ctrl-C at that moment leaves a thread that is not joined;
         # if it still computed when the process ends, the process would abort. Therefore the first job is empty.
         executor.submit(lambda: None).result()
-        return CpuLane(executor)
+        if threads == 1:
+            return CpuLane(executor)
+        return CpuLane(executor, Team(threads, KernelContention(_TEAM_NAME, self._cores), MonotonicClock()))
 
     def open_copy_lane(self) -> InlineLane:
         return InlineLane()

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+from tiercel.device.control_group import group_folders
+
 _UNLIMITED = 1 << 60
+_UNIFIED = ("memory.max", "memory.current")
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -27,35 +31,12 @@ def _meminfo(proc: Path, field: str) -> int:
 def _limits(proc: Path, cgroups: Path) -> list[tuple[int, int]]:
     """Return (limit, use without reclaimable pages) of each control group of this process, version 2 or 1."""
     limits: list[tuple[int, int]] = []
-    for folder, limit_name, used_name in _folders(proc, cgroups):
-        limit, used = _number(folder / limit_name), _number(folder / used_name)
+    for folder, is_unified in group_folders("memory", proc, cgroups):
+        limit, used = (_number(folder / name) for name in (_UNIFIED if is_unified else _VERSION_1))
         if limit is not None and used is not None and limit < _UNLIMITED:
             # Page cache that can be dropped counts as used by the group, but does not prevent an allocation.
             limits.append((limit, max(0, used - _inactive_file(folder))))
     return limits
-
-
-def _folders(proc: Path, cgroups: Path) -> list[tuple[Path, str, str]]:
-    folders: list[tuple[Path, str, str]] = []
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return folders
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = cgroups, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        folder = root / path.strip("/")
-        # Inside a container the path may not exist: the container's own group is mounted at the root.
-        for candidate in (folder, *folder.parents):
-            folders.append((candidate, *names))
-            if candidate == root:
-                break
-    return folders
 
 
 def _number(path: Path) -> int | None:

@@ -1,6 +1,5 @@
 """The facts that measurements depend on: the model, its KV layout, the machine and the libraries."""
 
-import os
 import platform
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def machine_facts(settings: EngineSettings, model: Model, spec: KVSpec, device: 
         str(spec),
         device.name,
         torch.cuda.get_device_name() if is_cuda else _cpu_name(),
-        str(settings.threads or len(os.sched_getaffinity(0))),
+        str(device.processors),
         *thread_facts(),
         torch.backends.cpu.get_cpu_capability(),
         type(attention).__name__,  # `auto` depends on which packages are installed
