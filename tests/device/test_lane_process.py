@@ -26,7 +26,7 @@ lane.close()
 
 
 def test_an_idle_team_uses_no_core() -> None:
-    answer = subprocess.run(  # noqa: S603 - our own code
+    answer = subprocess.run(
         [sys.executable, "-c", _IDLE], env=engine_environment(), capture_output=True, text=True, check=True
     )
     assert float(answer.stdout) < 0.1  # CPU seconds, of two

@@ -83,7 +83,7 @@ def test_two_engines_share_the_cores() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, *fresh_seeds(2)])
 def test_the_width_stays_between_one_and_the_number_of_threads(seed: int) -> None:
-    draw = random.Random(seed)  # noqa: S311 - no secret
+    draw = random.Random(seed)
     rule = TeamWidth(threads := draw.randint(1, 64))
     for _ in range(500):
         window_s = draw.uniform(WINDOW_S, 5)
