@@ -46,7 +46,8 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1 /p' Makefile | awk '{ name = $$1; $$1 = ""; printf "  make %-12s%s\n", name, $$0 }'
 
-setup: $(READY)  ## create .venv and install tiercel; no effect if it is up to date
+setup: $(READY)  ## create .venv, install tiercel and compile its CPU kernels; no effect if all is up to date
+	@$(BIN)/python engine/native/build.py --if-needed
 
 serve: $(READY)  ## serve the embedded model on port 8000
 	@exec $(BIN)/tiercel serve --port 8000 $(ARGS)
@@ -94,7 +95,7 @@ constraints: $(BROWSER_READY)  ## write constraints.txt from the packages in .ve
 	mv constraints.new constraints.txt
 
 clean:  ## remove .venv and all build products
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info engine/native/*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,11 +1,14 @@
 """Compile the kernels. Uses the standard library only, because the package's build runs it: see setup.py.
 
-`python engine/native/build.py` compiles into this folder, where an editable installation finds the library.
+`python engine/native/build.py` compiles into this folder, where `library.py` looks for the library. With `--if-needed`
+it compiles only if the library is missing or older than its sources, prints the outcome, and never fails.
 """
 
+import argparse
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +16,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent / "src"
+FOLDER = Path(__file__).resolve().parent
+SOURCES = FOLDER / "src"
 LIBRARY_NAME = "_kernels.so"
 
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-ffp-contract=off", "-fno-math-errno")
@@ -40,14 +44,19 @@ class CompilerError(Exception):
 def source_digest(folder: Path = SOURCES) -> str:
     """Return the SHA-256 of all sources. The library carries it, so that an outdated library is noticed."""
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*.[ch]*")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
+def is_current(path: Path) -> bool:
+    """Return whether a compiled library exists and was compiled from these sources."""
+    return path.is_file() and source_digest().encode() in path.read_bytes()
+
+
 def find_compiler() -> str:
-    """Return the C++ compiler: $CXX, g++ or clang++. Errors: CompilerError if there is none."""
-    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+    """Return the C++ compiler: $CXX, g++ or c++. Errors: CompilerError if there is none."""
+    for name in (os.environ.get("CXX"), "g++", "c++"):
         if name and shutil.which(name.split()[0]):
             return name
     raise CompilerError("no C++ compiler found; on Debian and Ubuntu: apt install g++")
@@ -74,6 +83,11 @@ def compile_library(target: Path, extra_flags: tuple[str, ...] = ()) -> None:
             objects = list(pool.map(compile_unit, units))
         linked = Path(scratch, LIBRARY_NAME)
         _run([*compiler, "-shared", "-fopenmp", *extra_flags, *objects, "-o", str(linked)])
+        if b"libgomp.so" not in linked.read_bytes():
+            raise CompilerError(
+                f"{compiler[0]} links another OpenMP library than torch's libgomp, which would start threads of its "
+                "own; on Debian and Ubuntu: apt install g++"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f"{target.name}.{os.getpid()}")
         shutil.copy2(linked, beside)
@@ -86,8 +100,31 @@ def _run(command: list[str]) -> None:
         raise CompilerError(f"{' '.join(command)}\n{done.stderr}")
 
 
-if __name__ == "__main__":
+def compile_if_needed(target: Path) -> str:
+    """Compile the library unless it is current, and return one line for the user about the outcome."""
     try:
-        compile_library(Path(__file__).resolve().parent / LIBRARY_NAME)
+        if not is_current(target):
+            compile_library(target)
+    except CompilerError as exc:
+        reason = str(exc).strip()
+        return f"CPU kernels: MISSING, torch computes instead, several times slower: {reason}; then run `make setup`"
+    version = re.search(rb"GCC: \([^)]*\) [\d.]+", target.read_bytes())
+    return f"CPU kernels: compiled by {'the compiler' if version is None else version.group().decode()}"
+
+
+def main() -> None:
+    """Compile, and exit with the compiler's message if it fails."""
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels into this folder.")
+    parser.add_argument("--if-needed", action="store_true", help="only if they are missing or outdated; never fails")
+    target = FOLDER / LIBRARY_NAME
+    if parser.parse_args().if_needed:
+        print(compile_if_needed(target))
+        return
+    try:
+        compile_library(target)
     except CompilerError as exc:
         sys.exit(str(exc))
+
+
+if __name__ == "__main__":
+    main()

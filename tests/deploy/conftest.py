@@ -84,7 +84,7 @@ def tree(engine: Engine, cache: Path, figures: list[str]) -> Path:
     tree = supplies.stage_tree(cache, wheels)
     began_s = time.monotonic()
     compose = ["compose", "--file", str(tree / "docker" / "compose.yaml")]
-    variables = {"BASE": BASE, "TORCH": torch, "PIP_ARGS": "--no-index", "TIERCEL_API_KEY": "none"}
+    variables = {"BASE": BASE, "COMPILER": BASE, "TORCH": torch, "PIP_ARGS": "--no-index", "TIERCEL_API_KEY": "none"}
     engine.docker(*compose, "build", "--quiet", variables=variables, patience_s=1200)
     figures.append(f"image built in {time.monotonic() - began_s:.1f} s")
     engine.docker("image", "prune", "--force")

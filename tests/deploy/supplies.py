@@ -21,6 +21,7 @@ SUITE, PYTHON = "bookworm", (3, 11)  # the Debian of the base image, and its Pyt
 BASE_PACKAGES = "python3,python3-pip,ca-certificates"
 JUNK = ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
 EXTRAS = ("fast", "bench", "otel")
+KERNELS = ROOT / "engine" / "native" / "_kernels.so"
 PROMETHEUS = """ARG BASE
 FROM ${BASE}
 COPY prometheus /bin/prometheus
@@ -88,9 +89,9 @@ def fetch_prometheus(cache: Path) -> Path | None:
 
 
 def stage_tree(cache: Path, wheelhouse: Path) -> Path:
-    """Copy the tree, with the wheels in docker/wheels, and return the folder.
+    """Copy the tree, with the wheels in docker/wheels and the compiled kernels, and return the folder.
 
-    The folder is always the same, so that only changes are sent to the engine.
+    The base image has no compiler. The folder is always the same, so that only changes are sent to the engine.
     """
     folder = cache / "tree"
     shutil.rmtree(folder, ignore_errors=True)
@@ -98,6 +99,8 @@ def stage_tree(cache: Path, wheelhouse: Path) -> Path:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    if KERNELS.is_file():
+        shutil.copy2(KERNELS, folder / KERNELS.relative_to(ROOT))
     for wheel in wheelhouse.glob("*.whl"):
         os.link(wheel, folder / "docker" / "wheels" / wheel.name)
     return folder

@@ -16,7 +16,7 @@ import pytest
 from tests.deploy.engine import TINY, Engine
 from tests.deploy.machine import CommandError
 from tests.deploy.stack import KEY, Stack, bearer
-from tests.deploy.supplies import BASE
+from tests.deploy.supplies import BASE, KERNELS
 from tests.e2e.prompts import MIN_TOKENS, PROMPTS
 
 IMAGE = "tiercel:cpu"
@@ -98,6 +98,12 @@ def test_the_daemon_has_no_rights_and_only_its_volume_can_be_written(running: St
     for folder in ("/", "/etc/tiercel", "/opt/tiercel", "/models"):
         with pytest.raises(CommandError, match="Read-only file system"):
             running.python("import sys; open(sys.argv[1] + '/x', 'w')", folder.rstrip("/"))
+
+
+@pytest.mark.skipif(not KERNELS.is_file(), reason="no compiler here: `make setup` compiled no kernels")
+def test_the_image_has_the_kernels_that_were_compiled_here(running: Stack) -> None:
+    loaded = "from tiercel.engine.native.library import load_library; print(load_library() is not None)"
+    assert running.python(loaded).splitlines()[-1] == "True"
 
 
 def test_a_load_test_leaves_its_report_on_a_volume(running: Stack) -> None:
@@ -256,7 +262,7 @@ def test_the_image_for_a_device_builds_and_refuses_a_machine_without_one(engine:
     """The image is built with torch for the CPU: this checks the steps of the build, not the work on a device."""
     files = [f"--file={tree / 'docker' / name}" for name in ("compose.yaml", "compose.gpu.yaml")]
     torch = os.environ.get("TORCH") or "torch"
-    variables = {"BASE": BASE, "TORCH": torch, "PIP_ARGS": "--no-index", "TIERCEL_API_KEY": KEY}
+    variables = {"BASE": BASE, "COMPILER": BASE, "TORCH": torch, "PIP_ARGS": "--no-index", "TIERCEL_API_KEY": KEY}
     engine.docker("compose", *files, "build", "--quiet", "tiercel", variables=variables)
     with pytest.raises(CommandError, match=r"ended with 2: .*tiercel: .*cuda"):
         engine.docker("run", "--rm", "--env=TIERCEL_API_KEY=none", "tiercel:cuda")

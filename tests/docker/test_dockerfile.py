@@ -55,7 +55,7 @@ def test_every_stage_that_is_named_comes_before(name: str) -> None:
     stages: set[str] = set()
     for word, rest in instructions(name):
         if word == "FROM":
-            assert rest.split()[0] in stages | {"${BASE}"}
+            assert rest.split()[0] in stages | {"${BASE}", "${COMPILER}"}
             stages |= set(rest.split()[2:])
         assert set(re.findall(r"(?:--from=|[,=]from=)([\w-]+)", rest)) <= stages
 
@@ -137,7 +137,7 @@ def test_the_image_has_the_arguments_that_make_and_compose_have(name: str) -> No
     makefile = dict(re.findall(r"^(\w+) \?= ?(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert arguments["TORCH"] == makefile["TORCH"]
     for service in compose("compose.yaml")["services"].values():
-        assert arguments.keys() == {"BASE", "TORCH", "PIP_ARGS"} == set(service["build"]["args"])
+        assert arguments.keys() == {"BASE", "COMPILER", "TORCH", "PIP_ARGS"} == set(service["build"]["args"])
 
 
 @each

@@ -26,7 +26,7 @@ def _words(page: str) -> list[list[str]]:
 def test_all_variables_of_compose_are_documented() -> None:
     read = set(re.findall(r"\$\{([A-Z]\w+)", COMPOSE)) | {"TIERCEL_METRICS_KEY"}
     reported = {name for page in PAGES for name in re.findall(r"^\| `([A-Z]\w+)`", _page(page), re.MULTILINE)}
-    assert reported == read | {"BASE", "TORCH", "PIP_ARGS"}
+    assert reported == read | {"BASE", "COMPILER", "TORCH", "PIP_ARGS"}
 
 
 @each
