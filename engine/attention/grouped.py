@@ -37,6 +37,8 @@ class LengthGroup:
 class GroupedAttention:
     """Batches the decodes of a step. Caches the layout of the last step, and keeps one scratch buffer."""
 
+    is_capturable = False
+
     def __init__(self) -> None:
         self._state: ForwardState | None = None
         self._groups_by_window: dict[int | None, tuple[LengthGroup, ...]] = {}
@@ -47,6 +49,10 @@ class GroupedAttention:
     ) -> Tensor:
         """See `Attention.attend`."""
         write_rows(key, value, kv, state)
+        return self.read(query, kv, state, params)
+
+    def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
+        """See `PagedReader.read`."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in self._groups(kv, state, params.window):
             out[group.queries] = self._attend_group(query[group.queries], kv, group, params)
@@ -55,10 +61,7 @@ class GroupedAttention:
                 start, end = state.query_starts[index], state.query_starts[index + 1]
                 if end - start == 1:
                     continue
-                if end - start == context:
-                    keys, values = key[start:end].to(kv.dtype), value[start:end].to(kv.dtype)
-                else:
-                    keys, values = gather_rows(kv, state.block_tables[index], context)
+                keys, values = gather_rows(kv, state.block_tables[index], context)
                 keys, values = keys.to(query.dtype), values.to(query.dtype)
                 out[start:end] = attend_sequence(query[start:end], keys, values, params)
         return out

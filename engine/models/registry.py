@@ -19,6 +19,7 @@ from tiercel.engine.models.config import (
     refuse_foreign,
 )
 from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.precision import CpuProducts, choose_precision, without_kernels
 from tiercel.engine.models.torch_ops import TorchOps
@@ -55,7 +56,7 @@ def load_model(
         dtype = choose_precision(settings.dtype, fields, without_kernels(products)).weights
         return load_transformers(folder, fields, dtype, device, attention, progress, seed)
     precision = choose_precision(settings.dtype, fields, products)
-    model = Decoder(config, open_ops(device, attention), precision, device)
+    model = Decoder(config, open_ops(device, attention, library), precision, device)
     model.fingerprint = _fill(model, config, settings, folder, progress)
     model.pack()
     return model
@@ -94,8 +95,13 @@ def choose_native(fields: ConfigFields, impl: ModelImpl) -> DecoderConfig | None
             assert_never(impl)
 
 
-def open_ops(device: torch.device, attention: Attention) -> Ops:
-    """Return kernels on a GPU if the attention backend is a `PagedReader`; otherwise plain torch."""
+def open_ops(device: torch.device, attention: Attention, library: NativeLibrary | None = None) -> Ops:
+    """Return kernels if the attention backend is a `PagedReader`; otherwise plain torch.
+
+    `library`: the kernels of a CPU.
+    """
+    if device.type == "cpu" and library is not None and isinstance(attention, PagedReader):
+        return NativeOps(library, attention)
     if device.type != "cuda":
         return TorchOps(attention)
     if find_spec("triton") is None or not isinstance(attention, PagedReader):

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.engine.native.build import LIBRARY_NAME, SOURCES, source_digest
-from tiercel.engine.native.self_test import CHECKS
+from tiercel.engine.native.self_tests import ops
 from tiercel.engine.native.table import ABI, CpuClass, KernelTable
 
 log = logging.getLogger(__name__)
+
+CHECKS = (*ops.CHECKS,)
+"""A self-test for every kernel of the table."""
 
 CLASS_VARIABLE = "TIERCEL_CPU_CLASS"
 """Environment variable that selects a lower class than the processor's: portable, avx2, avx512."""
@@ -25,6 +28,8 @@ class NativeLibrary:
         self.cpu_class = cpu_class
         self.switched_off = switched_off
         self.add_norm = kernels["add_norm"]
+        self.silu_mul = kernels["silu_mul"]
+        self.store_heads = kernels["store_heads"]
 
 
 @cache

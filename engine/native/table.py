@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-ABI = 1
+ABI = 2
 """`kAbi` of src/kernels.h."""
 
 TYPE_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -21,6 +21,17 @@ class CpuClass(IntEnum):
     AVX512 = 2  # with BF16 and VNNI
 
 
+class HeadsPlan(ctypes.Structure):
+    """The arguments of `store_heads` that are the same in every layer of a forward: `HeadsPlan` of src/kernels.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("tokens", "heads", "kv_heads", "head_dim")),
+        *((name, c_int64) for name in ("slot_stride", "row_stride", "head_stride")),
+        *((name, c_void_p) for name in ("cos", "sin", "slot_ids", "slot_offsets")),
+        *((name, c_int) for name in ("type", "kv_type")),
+    )
+
+
 class KernelTable(ctypes.Structure):
     """The kernels of one class. A call releases the GIL. See src/kernels.h for the arguments."""
 
@@ -28,5 +39,12 @@ class KernelTable(ctypes.Structure):
         (
             "add_norm",
             ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
+        ),
+        ("silu_mul", ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p, c_int64, c_int64)),
+        (
+            "store_heads",
+            ctypes.CFUNCTYPE(
+                *(None, ctypes.POINTER(HeadsPlan), c_void_p, c_void_p, c_void_p, c_float, c_float, c_void_p, c_void_p)
+            ),
         ),
     )

@@ -16,11 +16,11 @@ from tests.conformance.models import (
     make_checkpoint,
 )
 from tests.engine.models.paged_run import PagedRun
-from tiercel.engine.attention.base import Attention
 from tiercel.engine.attention.grouped import GroupedAttention
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
+from tiercel.engine.native.library import load_library
 from tiercel.settings import EngineSettings, ModelImpl
 
 TOLERANCE = 1e-4  # of a logit, float32
@@ -28,7 +28,12 @@ MARGIN = 1e-4  # between the two likeliest tokens, below which another token is 
 PROMPT = 100  # tokens: longer than every window
 
 CPU = torch.device("cpu")
-BACKENDS: dict[str, type[SdpaAttention] | type[GroupedAttention]] = {"sdpa": SdpaAttention, "grouped": GroupedAttention}
+# The last one with the native kernels of this processor.
+BACKENDS: dict[str, type[SdpaAttention] | type[GroupedAttention]] = {
+    "sdpa": SdpaAttention,
+    "grouped": GroupedAttention,
+    "native": GroupedAttention,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +49,12 @@ def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return make_checkpoint(family, folder, seed=7), folder
 
 
-def open_model(
-    folder: Path, impl: ModelImpl = "auto", attention: Attention | None = None, dtype: str = "float32"
-) -> Model:
+def open_model(folder: Path, impl: ModelImpl = "auto", backend: str = "sdpa", dtype: str = "float32") -> Model:
     settings = EngineSettings(model=str(folder), dtype=dtype, model_impl=impl)
-    return load_model(settings, CPU, attention or SdpaAttention())
+    library = load_library() if backend == "native" else None
+    if backend == "native" and library is None:
+        pytest.skip("the native library is not compiled")
+    return load_model(settings, CPU, BACKENDS[backend](), library=library)
 
 
 def draw_tokens(length: int, seed: int = 1) -> Tensor:
@@ -66,7 +72,7 @@ def test_logits_do_not_depend_on_how_a_prompt_is_sliced(
     twins: tuple[PreTrainedModel, Path], chunk: int, backend: str
 ) -> None:
     twin, folder = twins
-    model = open_model(folder, attention=BACKENDS[backend]())
+    model = open_model(folder, backend=backend)
     tokens = draw_tokens(PROMPT)
 
     logits = PagedRun(model, 1, PROMPT).prefill(tokens, chunk)
@@ -77,7 +83,7 @@ def test_logits_do_not_depend_on_how_a_prompt_is_sliced(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ragged_sequences_do_not_see_each_other(twins: tuple[PreTrainedModel, Path], backend: str) -> None:
     twin, folder = twins
-    model = open_model(folder, attention=BACKENDS[backend]())
+    model = open_model(folder, backend=backend)
     prompts = [draw_tokens(length, seed=length) for length in (1, 15, 16, 17, 33, 64, 90)]
     run = PagedRun(model, len(prompts), 96)
     computed = [0] * len(prompts)
@@ -103,7 +109,7 @@ def test_ragged_sequences_do_not_see_each_other(twins: tuple[PreTrainedModel, Pa
 def test_greedy_tokens_are_those_of_generate(twins: tuple[PreTrainedModel, Path], backend: str) -> None:
     twin, folder = twins
     twin.generation_config.eos_token_id = None
-    model = open_model(folder, attention=BACKENDS[backend]())
+    model = open_model(folder, backend=backend)
     prompts = [draw_tokens(40, seed=seed) for seed in range(4)]
     run = PagedRun(model, len(prompts), 80)
 

@@ -7,16 +7,35 @@
 
 namespace tiercel {
 
-constexpr int kAbi = 1;
+constexpr int kAbi = 2;
 
 // How numbers are stored; computing is in float32 unless a kernel says otherwise.
 enum Type : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+// The parts of `store_heads` that are the same in every layer of a forward. Strides count elements.
+struct HeadsPlan {
+  int64_t tokens, heads, kv_heads, head_dim;
+  int64_t slot_stride, row_stride, head_stride;  // of the cache
+  const float *cos, *sin;                        // [tokens, head_dim / 2]
+  const int64_t *slot_ids, *slot_offsets;        // [tokens]
+  int type, kv_type;                             // of activations and of the cache
+};
 
 struct Kernels {
   // Root-mean-square norm of x + residual. residual may be null; if not, it receives the sum, rounded to the type.
   // x, residual, out [rows, size] of `type`; weight [size] of `type`.
   void (*add_norm)(int type, const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t size,
                    float eps);
+
+  // silu(gate) * up. gate_up [rows, 2 * size], gate first; out [rows, size], both of `type`.
+  void (*silu_mul)(int type, const void* gate_up, void* out, int64_t rows, int64_t size);
+
+  // Rotate queries and keys, after a root-mean-square norm of each head if the weights are not null, and write keys and
+  // values to the cache, rounded to its type.
+  // qkv [tokens, (heads + 2 * kv_heads) * head_dim], queries first; weights [head_dim]; query [tokens, heads, head_dim];
+  // kv: one layer of the cache, [slots, block_size, kv_heads, 2 * head_dim].
+  void (*store_heads)(const HeadsPlan* plan, const void* qkv, const void* query_weight, const void* key_weight,
+                      float query_eps, float key_eps, void* query, void* kv);
 };
 
 }  // namespace tiercel

@@ -6,7 +6,7 @@
 
 namespace tiercel::TIERCEL_CLASS {
 
-constexpr int64_t kNormGrain = 8;  // rows
+constexpr int64_t kNormGrain = 16384;  // elements; fewer are computed sooner than another thread wakes up
 
 template <class T>
 static void add_norm_row(const T* x, T* residual, const T* weight, T* out, int64_t size, float eps) {
@@ -39,7 +39,7 @@ static void add_norm(int type, const void* x, void* residual, const void* weight
                      float eps) {
   with_type(type, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    parallel_for(rows, kNormGrain, [&](int64_t row) {
+    parallel_for(rows, grain_of(size, kNormGrain), [&](int64_t row) {
       T* kept = residual ? (T*)residual + row * size : nullptr;
       add_norm_row((const T*)x + row * size, kept, (const T*)weight, (T*)out + row * size, size, eps);
     });

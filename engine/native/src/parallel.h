@@ -20,4 +20,7 @@ TIERCEL_INLINE void parallel_for(int64_t count, int64_t grain, F f) {
   for (int64_t i = 0; i < count; i++) f(i);
 }
 
+// The grain of a loop over rows of `size` elements whose pieces have at least `elements`.
+TIERCEL_INLINE int64_t grain_of(int64_t size, int64_t elements) { return size >= elements ? 1 : elements / size; }
+
 }  // namespace tiercel

@@ -93,4 +93,36 @@ TIERCEL_INLINE F32 rounded(F32 x, const T* p) {
   return widened(narrowed(x, p), p);
 }
 
+// As many 32-bit integers as floats; products and sums wrap around. A mask has one lane per float.
+struct I32 {
+  __m256i v;
+};
+struct Mask {
+  __m256 v;
+};
+TIERCEL_INLINE I32 splat_int(int32_t x) { return {_mm256_set1_epi32(x)}; }
+TIERCEL_INLINE I32 load_ints(const int32_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+TIERCEL_INLINE void store_ints(int32_t* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x.v); }
+TIERCEL_INLINE I32 operator^(I32 a, I32 b) { return {_mm256_xor_si256(a.v, b.v)}; }
+TIERCEL_INLINE I32 operator&(I32 a, I32 b) { return {_mm256_and_si256(a.v, b.v)}; }
+TIERCEL_INLINE I32 operator+(I32 a, I32 b) { return {_mm256_add_epi32(a.v, b.v)}; }
+TIERCEL_INLINE I32 operator*(I32 a, I32 b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
+template <int S>
+TIERCEL_INLINE I32 shifted(I32 a) {  // right, zeros enter
+  return {_mm256_srli_epi32(a.v, S)};
+}
+template <int S>
+TIERCEL_INLINE I32 shifted_signed(I32 a) {  // right, the sign enters
+  return {_mm256_srai_epi32(a.v, S)};
+}
+TIERCEL_INLINE F32 to_floats(I32 a) { return {_mm256_cvtepi32_ps(a.v)}; }
+TIERCEL_INLINE F32 as_floats(I32 a) { return {_mm256_castsi256_ps(a.v)}; }
+TIERCEL_INLINE I32 as_ints(F32 a) { return {_mm256_castps_si256(a.v)}; }
+TIERCEL_INLINE Mask is_above(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)}; }
+TIERCEL_INLINE Mask is_number(F32 a) { return {_mm256_cmp_ps(a.v, a.v, _CMP_ORD_Q)}; }
+TIERCEL_INLINE F32 select(Mask mask, F32 yes, F32 no) { return {_mm256_blendv_ps(no.v, yes.v, mask.v)}; }
+TIERCEL_INLINE I32 select(Mask mask, I32 yes, I32 no) {
+  return {_mm256_blendv_epi8(no.v, yes.v, _mm256_castps_si256(mask.v))};
+}
+
 }  // namespace tiercel::TIERCEL_CLASS

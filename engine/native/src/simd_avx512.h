@@ -73,4 +73,34 @@ TIERCEL_INLINE F32 rounded(F32 x, const T* p) {
   return widened(narrowed(x, p), p);
 }
 
+// As many 32-bit integers as floats; products and sums wrap around. A mask has one lane per float.
+struct I32 {
+  __m512i v;
+};
+struct Mask {
+  __mmask16 v;
+};
+TIERCEL_INLINE I32 splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+TIERCEL_INLINE I32 load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+TIERCEL_INLINE void store_ints(int32_t* p, I32 x) { _mm512_storeu_si512(p, x.v); }
+TIERCEL_INLINE I32 operator^(I32 a, I32 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+TIERCEL_INLINE I32 operator&(I32 a, I32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+TIERCEL_INLINE I32 operator+(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+TIERCEL_INLINE I32 operator*(I32 a, I32 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+template <int S>
+TIERCEL_INLINE I32 shifted(I32 a) {  // right, zeros enter
+  return {_mm512_srli_epi32(a.v, S)};
+}
+template <int S>
+TIERCEL_INLINE I32 shifted_signed(I32 a) {  // right, the sign enters
+  return {_mm512_srai_epi32(a.v, S)};
+}
+TIERCEL_INLINE F32 to_floats(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+TIERCEL_INLINE F32 as_floats(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
+TIERCEL_INLINE I32 as_ints(F32 a) { return {_mm512_castps_si512(a.v)}; }
+TIERCEL_INLINE Mask is_above(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
+TIERCEL_INLINE Mask is_number(F32 a) { return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_ORD_Q)}; }
+TIERCEL_INLINE F32 select(Mask mask, F32 yes, F32 no) { return {_mm512_mask_mov_ps(no.v, mask.v, yes.v)}; }
+TIERCEL_INLINE I32 select(Mask mask, I32 yes, I32 no) { return {_mm512_mask_mov_epi32(no.v, mask.v, yes.v)}; }
+
 }  // namespace tiercel::TIERCEL_CLASS

@@ -89,4 +89,84 @@ TIERCEL_INLINE F32 rounded(F32 x, const T*) {
   return load(kept);
 }
 
+// As many 32-bit integers as floats; products and sums wrap around. A mask has one lane per float.
+struct I32 {
+  int32_t v[F32::N];
+};
+struct Mask {
+  bool v[F32::N];
+};
+#define TIERCEL_EACH for (int i = 0; i < F32::N; i++)
+TIERCEL_INLINE I32 splat_int(int32_t x) {
+  I32 r;
+  TIERCEL_EACH r.v[i] = x;
+  return r;
+}
+TIERCEL_INLINE I32 load_ints(const int32_t* p) {
+  I32 r;
+  TIERCEL_EACH r.v[i] = p[i];
+  return r;
+}
+TIERCEL_INLINE void store_ints(int32_t* p, I32 x) { TIERCEL_EACH p[i] = x.v[i]; }
+TIERCEL_INLINE I32 operator^(I32 a, I32 b) {
+  TIERCEL_EACH a.v[i] ^= b.v[i];
+  return a;
+}
+TIERCEL_INLINE I32 operator&(I32 a, I32 b) {
+  TIERCEL_EACH a.v[i] &= b.v[i];
+  return a;
+}
+TIERCEL_INLINE I32 operator+(I32 a, I32 b) {
+  TIERCEL_EACH a.v[i] = int32_t(uint32_t(a.v[i]) + uint32_t(b.v[i]));
+  return a;
+}
+TIERCEL_INLINE I32 operator*(I32 a, I32 b) {
+  TIERCEL_EACH a.v[i] = int32_t(uint32_t(a.v[i]) * uint32_t(b.v[i]));
+  return a;
+}
+template <int S>
+TIERCEL_INLINE I32 shifted(I32 a) {  // right, zeros enter
+  TIERCEL_EACH a.v[i] = int32_t(uint32_t(a.v[i]) >> S);
+  return a;
+}
+template <int S>
+TIERCEL_INLINE I32 shifted_signed(I32 a) {  // right, the sign enters
+  TIERCEL_EACH a.v[i] >>= S;
+  return a;
+}
+TIERCEL_INLINE F32 to_floats(I32 a) {
+  F32 r;
+  TIERCEL_EACH r.v[i] = float(a.v[i]);
+  return r;
+}
+TIERCEL_INLINE F32 as_floats(I32 a) {
+  F32 r;
+  memcpy(r.v, a.v, sizeof r);
+  return r;
+}
+TIERCEL_INLINE I32 as_ints(F32 a) {
+  I32 r;
+  memcpy(r.v, a.v, sizeof r);
+  return r;
+}
+TIERCEL_INLINE Mask is_above(F32 a, F32 b) {
+  Mask r;
+  TIERCEL_EACH r.v[i] = a.v[i] > b.v[i];
+  return r;
+}
+TIERCEL_INLINE Mask is_number(F32 a) {
+  Mask r;
+  TIERCEL_EACH r.v[i] = a.v[i] == a.v[i];
+  return r;
+}
+TIERCEL_INLINE F32 select(Mask mask, F32 yes, F32 no) {
+  TIERCEL_EACH no.v[i] = mask.v[i] ? yes.v[i] : no.v[i];
+  return no;
+}
+TIERCEL_INLINE I32 select(Mask mask, I32 yes, I32 no) {
+  TIERCEL_EACH no.v[i] = mask.v[i] ? yes.v[i] : no.v[i];
+  return no;
+}
+#undef TIERCEL_EACH
+
 }  // namespace tiercel::TIERCEL_CLASS

@@ -1,12 +1,16 @@
 // The table of one class: include this last in its translation unit, after TIERCEL_CLASS and its simd header.
 #include <type_traits>
 
+#include "activation.h"
 #include "norm.h"
+#include "rope.h"
 
 namespace tiercel::TIERCEL_CLASS {
 
 extern const Kernels table = {
     add_norm,
+    silu_mul,
+    store_heads,
 };
 
 }  // namespace tiercel::TIERCEL_CLASS

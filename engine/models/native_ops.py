@@ -1,0 +1,86 @@
+"""The operators of a decoder as native kernels for the CPU."""
+
+import torch
+from torch import Tensor
+
+from tiercel.engine.attention.base import PagedReader
+from tiercel.engine.forward.state import AttentionParams, ForwardState
+from tiercel.engine.models.layers import RMSNorm
+from tiercel.engine.models.ops import Angles
+from tiercel.engine.models.rope import Rotary
+from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.native.table import TYPE_BY_DTYPE, HeadsPlan
+
+
+class NativeOps:
+    """One native kernel for each operator. Activations and cache may have different dtypes."""
+
+    is_capturable = False
+
+    def __init__(self, library: NativeLibrary, reader: PagedReader) -> None:
+        self._add_norm = library.add_norm
+        self._silu_mul = library.silu_mul
+        self._store_heads = library.store_heads
+        self._reader = reader
+        self._planned: tuple[Angles, ForwardState] | None = None  # a forward, and its plan
+        self._plan = HeadsPlan()
+
+    def angles(self, rotary: Rotary, positions: Tensor) -> Angles:
+        """See `Ops.angles`. Shapes: returns two [T, head_dim / 2] float32, rounded to the rotary's dtype."""
+        angles = positions[:, None].float() * rotary.frequencies
+        cos, sin = angles.cos() * rotary.scale, angles.sin() * rotary.scale
+        return cos.to(rotary.dtype).float(), sin.to(rotary.dtype).float()
+
+    def add_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `Ops.add_norm`. With a residual, x is overwritten with the norm and the residual with the sum."""
+        rows, size = x.shape
+        at = x.data_ptr()
+        if residual is None:
+            out = torch.empty_like(x)
+            self._add_norm(TYPE_BY_DTYPE[x.dtype], at, None, weight.data_ptr(), out.data_ptr(), rows, size, eps)
+            return out, x
+        self._add_norm(TYPE_BY_DTYPE[x.dtype], at, residual.data_ptr(), weight.data_ptr(), at, rows, size, eps)
+        return x, residual
+
+    def attend(
+        self,
+        qkv: Tensor,
+        norms: tuple[RMSNorm, RMSNorm] | None,
+        angles: Angles,
+        kv: Tensor,
+        state: ForwardState,
+        params: AttentionParams,
+    ) -> Tensor:
+        """See `Ops.attend`."""
+        if self._planned is None or self._planned[0] is not angles or self._planned[1] is not state:
+            self._plan, self._planned = _plan(qkv, angles, kv, state), (angles, state)
+        plan = self._plan
+        query = torch.empty((plan.tokens, plan.heads, plan.head_dim), dtype=qkv.dtype)
+        if norms is None:
+            query_weight, key_weight, query_eps, key_eps = None, None, 0.0, 0.0
+        else:
+            query_weight, key_weight = norms[0].weight.data_ptr(), norms[1].weight.data_ptr()
+            query_eps, key_eps = norms[0].eps, norms[1].eps
+        self._store_heads(
+            *(plan, qkv.data_ptr(), query_weight, key_weight, query_eps, key_eps, query.data_ptr(), kv.data_ptr())
+        )
+        return self._reader.read(query, kv, state, params)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Ops.silu_mul`."""
+        rows, width = gate_up.shape
+        out = torch.empty((rows, width // 2), dtype=gate_up.dtype)
+        self._silu_mul(TYPE_BY_DTYPE[gate_up.dtype], gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
+        return out
+
+
+def _plan(qkv: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> HeadsPlan:
+    """Return the arguments of `store_heads` that all layers of a forward share; they hold addresses of its tensors."""
+    tokens, width = qkv.shape
+    kv_heads, head_dim = kv.shape[2], kv.shape[3] // 2
+    cos, sin = angles
+    return HeadsPlan(
+        *(tokens, width // head_dim - 2 * kv_heads, kv_heads, head_dim, *kv.stride()[:3]),
+        *(cos.data_ptr(), sin.data_ptr(), state.slot_ids.data_ptr(), state.slot_offsets.data_ptr()),
+        *(TYPE_BY_DTYPE[qkv.dtype], TYPE_BY_DTYPE[kv.dtype]),
+    )
