@@ -2,7 +2,7 @@
 
     python convert_gguf.py LLAMACPP_SOURCE MODEL_FOLDER --outfile FILE --outtype bf16
 
-The converter identifies a pre-tokenizer by a hash and refuses unknown ones; `make_model.py` trains a vocabulary with
+The converter identifies a pre-tokenizer by a hash and refuses unknown ones; `make_models.py` trains a vocabulary with
 GPT-2's splitting.
 """
 

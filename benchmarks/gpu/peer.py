@@ -10,7 +10,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.dummy import LLAMA_3_8B, write_model
 from benchmarks.gpu.throughput import MIXES
 
-_SCRIPT = Path(__file__).resolve().parents[1] / "peers" / "offline_vllm.py"
+_SCRIPT = Path(__file__).resolve().parents[1] / "cpu" / "offline_vllm.py"
 _START_S = 100.0  # vLLM compiles kernels and records graphs
 
 

@@ -55,7 +55,7 @@ def read_requests(path: Path) -> list[ListedRequest]:
 
 
 def write_requests(path: Path, requests: Iterable[ListedRequest]) -> None:
-    """Write a file for `read_requests` and the scripts in benchmarks/peers. Errors: TiercelError."""
+    """Write a file for `read_requests` and the scripts in benchmarks/cpu. Errors: TiercelError."""
     try:
         path.write_bytes(b"".join(map(_line, requests)))
     except OSError as exc:

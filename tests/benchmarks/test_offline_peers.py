@@ -14,7 +14,7 @@ import pytest
 from tiercel.loadtest.load.mix import DatasetSettings
 from tiercel.loadtest.load.request_list import ListedRequest, digest, draw_requests, write_requests
 
-PEERS = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
+PEERS = Path(__file__).resolve().parents[2] / "benchmarks" / "cpu"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -31,7 +31,7 @@ Import = Callable[[str], ModuleType]
 
 @pytest.fixture
 def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Import]:
-    """Yield a function that imports a script of benchmarks/peers; the import is undone after the test."""
+    """Yield a function that imports a script of benchmarks/cpu; the import is undone after the test."""
     monkeypatch.syspath_prepend(str(PEERS))
     yield importlib.import_module
     for name in ("offline_requests", "offline_transformers", "offline_vllm"):
