@@ -33,7 +33,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "native", "transformers"]
 DeviceName = Literal["auto", "cpu", "cuda"]
-AttentionName = Literal["auto", "sdpa", "grouped", "triton", "fa3"]
+AttentionName = Literal["auto", "sdpa", "grouped", "native", "triton", "fa3"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 PolicyName = Literal["fair", "priority", "fcfs"]
 LogFormat = Literal["json", "console"]
@@ -111,7 +111,11 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
     ] = "auto"
     attention_backend: Annotated[
         AttentionName,
-        Option(MODEL, "Attention kernels; triton needs a GPU, fa3 (FlashAttention-3) a Hopper GPU.", is_rare=True),
+        Option(
+            MODEL,
+            "Attention kernels; native needs a CPU, triton a GPU, fa3 (FlashAttention-3) a Hopper GPU.",
+            is_rare=True,
+        ),
     ] = "auto"
     enforce_eager: Annotated[
         bool, Option(MODEL, "Launch every kernel separately, without CUDA graphs.", is_rare=True)

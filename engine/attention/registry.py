@@ -9,7 +9,9 @@ import torch
 from tiercel.engine.attention.base import Attention
 from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3, load_fa3
 from tiercel.engine.attention.grouped import GroupedAttention
+from tiercel.engine.attention.native import NativeAttention
 from tiercel.engine.attention.sdpa import SdpaAttention
+from tiercel.engine.native.library import load_library
 from tiercel.errors import ConfigError
 from tiercel.settings import AttentionName
 
@@ -37,6 +39,8 @@ def open_attention(
             return SdpaAttention()
         case "grouped":
             return GroupedAttention()
+        case "native":
+            return _open_native(device)
         case "triton":
             return _open_triton(device, processors)
         case "fa3":
@@ -49,7 +53,8 @@ def open_attention(
 
 def _open_fastest(device: torch.device, processors: int, capability: tuple[int, int] | None) -> Attention:
     if device.type == "cpu":
-        return GroupedAttention()
+        library = load_library()
+        return GroupedAttention() if library is None else NativeAttention(library)
     if device.type != "cuda" or not _has_triton():
         return SdpaAttention()
     triton = _open_triton(device, processors)
@@ -59,6 +64,18 @@ def _open_fastest(device: torch.device, processors: int, capability: tuple[int, 
         except ConfigError as exc:
             log.warning("attention falls back to triton error=%s", exc)
     return triton
+
+
+def _open_native(device: torch.device) -> NativeAttention:
+    if device.type != "cpu":
+        raise ConfigError("attention.native_needs_cpu", "--attention-backend native needs a CPU: use triton")
+    library = load_library()
+    if library is None:
+        raise ConfigError(
+            "attention.no_native",
+            "--attention-backend native: the native library does not load; see the log",
+        )
+    return NativeAttention(library)
 
 
 def _open_triton(device: torch.device, processors: int) -> "TritonAttention":

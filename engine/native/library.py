@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.engine.native.build import LIBRARY_NAME, SOURCES, source_digest
-from tiercel.engine.native.self_tests import ops
+from tiercel.engine.native.self_tests import attention, ops
 from tiercel.engine.native.table import ABI, CpuClass, KernelTable
 
 log = logging.getLogger(__name__)
 
-CHECKS = (*ops.CHECKS,)
+CHECKS = (*ops.CHECKS, *attention.CHECKS)
 """A self-test for every kernel of the table."""
 
 CLASS_VARIABLE = "TIERCEL_CPU_CLASS"
@@ -30,6 +30,7 @@ class NativeLibrary:
         self.add_norm = kernels["add_norm"]
         self.silu_mul = kernels["silu_mul"]
         self.store_heads = kernels["store_heads"]
+        self.attend = kernels["attend"]
 
 
 @cache

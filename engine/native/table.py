@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-ABI = 2
+ABI = 3
 """`kAbi` of src/kernels.h."""
 
 TYPE_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -32,6 +32,36 @@ class HeadsPlan(ctypes.Structure):
     )
 
 
+class AttentionStep(ctypes.Structure):
+    """The sequences of a step."""
+
+    _fields_ = (
+        ("sequences", c_int64),
+        ("query_starts", c_void_p),
+        ("context_lengths", c_void_p),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+    )
+
+
+class AttentionLayer(ctypes.Structure):
+    """The shape and the parameters of a layer's attention. Strides count numbers, not bytes."""
+
+    _fields_ = (
+        ("query_type", c_int64),
+        ("kv_type", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("slot_stride", c_int64),
+        ("window", c_int64),
+        ("sinks", c_void_p),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
+
+
 class KernelTable(ctypes.Structure):
     """The kernels of one class. A call releases the GIL. See src/kernels.h for the arguments."""
 
@@ -45,6 +75,18 @@ class KernelTable(ctypes.Structure):
             "store_heads",
             ctypes.CFUNCTYPE(
                 *(None, ctypes.POINTER(HeadsPlan), c_void_p, c_void_p, c_void_p, c_float, c_float, c_void_p, c_void_p)
+            ),
+        ),
+        (
+            "attend",
+            ctypes.CFUNCTYPE(
+                None,
+                ctypes.POINTER(AttentionStep),
+                ctypes.POINTER(AttentionLayer),
+                c_void_p,
+                c_int64,
+                c_void_p,
+                c_void_p,
             ),
         ),
     )

@@ -113,7 +113,7 @@ def test_alone(reference: Reference, exact: Compare) -> None:
     one.close()
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "grouped"])
+@pytest.mark.parametrize("attention", ["sdpa", "grouped", "auto"])
 @pytest.mark.parametrize("depth", [0, 1])
 def test_sixteen_at_once(reference: Reference, exact: Compare, depth: int, attention: str) -> None:
     many = bench(reference, async_scheduling=bool(depth), attention_backend=attention, enable_prefix_caching=False)

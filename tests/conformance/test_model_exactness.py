@@ -1,5 +1,6 @@
 """Models against transformers: logits and greedy tokens, in float32, for any slicing of the tokens."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from tests.conformance.models import (
     make_checkpoint,
 )
 from tests.engine.models.paged_run import PagedRun
+from tiercel.engine.attention.base import Attention
 from tiercel.engine.attention.grouped import GroupedAttention
+from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.models.base import Model
 from tiercel.engine.models.registry import load_model
@@ -28,11 +31,11 @@ MARGIN = 1e-4  # between the two likeliest tokens, below which another token is 
 PROMPT = 100  # tokens: longer than every window
 
 CPU = torch.device("cpu")
-# The last one with the native kernels of this processor.
-BACKENDS: dict[str, type[SdpaAttention] | type[GroupedAttention]] = {
+# The last one with the native kernels of this processor for the other operators, too.
+BACKENDS: dict[str, Callable[[], Attention]] = {
     "sdpa": SdpaAttention,
     "grouped": GroupedAttention,
-    "native": GroupedAttention,
+    "native": lambda: open_attention("native", CPU),
 }
 
 

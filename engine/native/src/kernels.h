@@ -7,7 +7,7 @@
 
 namespace tiercel {
 
-constexpr int kAbi = 2;
+constexpr int kAbi = 3;
 
 // How numbers are stored; computing is in float32 unless a kernel says otherwise.
 enum Type : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
@@ -19,6 +19,25 @@ struct HeadsPlan {
   const float *cos, *sin;                        // [tokens, head_dim / 2]
   const int64_t *slot_ids, *slot_offsets;        // [tokens]
   int type, kv_type;                             // of activations and of the cache
+};
+
+// The sequences of a step; `ForwardState` in engine/forward/state.py describes the arrays.
+struct AttentionStep {
+  int64_t sequences;
+  const int32_t* query_starts;     // [sequences + 1]
+  const int32_t* context_lengths;  // [sequences]
+  const int64_t* tables;           // [sequences, table_stride]
+  int64_t table_stride;
+};
+
+// The shape and the parameters of a layer's attention. Strides count numbers, not bytes.
+struct AttentionLayer {
+  int64_t query_type, kv_type;  // Type
+  int64_t heads, kv_heads, head_dim, block_size;
+  int64_t slot_stride;  // of kv [slots, block_size, kv_heads, 2 * head_dim]; the other dimensions adjoin
+  int64_t window;       // a query sees itself and the window - 1 keys before it; 0: all keys before it
+  const float* sinks;   // [heads], an additional logit per head in the denominator; may be null
+  float scale, softcap;  // softcap 0: none
 };
 
 struct Kernels {
@@ -36,6 +55,11 @@ struct Kernels {
   // kv: one layer of the cache, [slots, block_size, kv_heads, 2 * head_dim].
   void (*store_heads)(const HeadsPlan* plan, const void* qkv, const void* query_weight, const void* key_weight,
                       float query_eps, float key_eps, void* query, void* kv);
+
+  // Causal attention over the cache, which holds the keys and values of this step already. query [tokens, heads, head_dim]
+  // of `query_type`, its tokens `query_stride` numbers apart; out [tokens, heads, head_dim] of `query_type`, adjoining.
+  void (*attend)(const AttentionStep* step, const AttentionLayer* layer, const void* query, int64_t query_stride,
+                 const void* kv, void* out);
 };
 
 }  // namespace tiercel

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "activation.h"
+#include "attention.h"
 #include "norm.h"
 #include "rope.h"
 
@@ -11,6 +12,7 @@ extern const Kernels table = {
     add_norm,
     silu_mul,
     store_heads,
+    attend,
 };
 
 }  // namespace tiercel::TIERCEL_CLASS

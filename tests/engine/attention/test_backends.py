@@ -5,11 +5,13 @@ import mmap
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.attention.native_classes import CLASSES, open_native
 from tests.engine.attention.scene import CPU, KERNEL_DEVICE, Scene, open_triton
 from tests.engine.kernels.checking import relative_error
 from tiercel.engine.attention.base import Attention
@@ -21,8 +23,9 @@ BACKENDS: dict[str, Callable[[], Attention]] = {
     "sdpa": SdpaAttention,
     "grouped": GroupedAttention,
     "triton": open_triton,
+    **{name: partial(open_native, name) for name in CLASSES},
 }
-DEVICES = {"sdpa": CPU, "grouped": CPU, "triton": KERNEL_DEVICE}
+DEVICES = {name: KERNEL_DEVICE if name == "triton" else CPU for name in BACKENDS}
 TOLERANCE_BY_DTYPE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of one number
 RELATIVE_BY_DTYPE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 2e-2}  # of all of them
 

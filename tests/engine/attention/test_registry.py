@@ -8,18 +8,29 @@ import triton
 
 from tiercel.engine.attention.fa3 import Fa3Attention, has_fa3
 from tiercel.engine.attention.grouped import GroupedAttention
+from tiercel.engine.attention.native import NativeAttention
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.attention.sdpa import SdpaAttention
 from tiercel.engine.attention.triton import TritonAttention
+from tiercel.engine.native.library import load_library
 from tiercel.errors import ConfigError
 
 CPU, CUDA, META = torch.device("cpu"), torch.device("cuda"), torch.device("meta")
 
 
 def test_the_cpu_has_backends_in_plain_torch() -> None:
-    assert isinstance(open_attention("auto", CPU), GroupedAttention)
     assert isinstance(open_attention("sdpa", CPU), SdpaAttention)
     assert isinstance(open_attention("grouped", CPU), GroupedAttention)
+
+
+def test_auto_is_native_on_a_cpu_with_the_library() -> None:
+    expected = GroupedAttention if load_library() is None else NativeAttention
+    assert isinstance(open_attention("auto", CPU), expected)
+
+
+def test_native_needs_a_cpu() -> None:
+    with pytest.raises(ConfigError, match="--attention-backend native needs a CPU"):
+        open_attention("native", CUDA)
 
 
 @pytest.mark.skipif(has_fa3(), reason="FlashAttention-3 is installed")
@@ -57,6 +68,6 @@ def test_fa3_needs_its_package() -> None:
         open_attention("fa3", CUDA, 132, (9, 0))
 
 
-@pytest.mark.parametrize("name", ["auto", "sdpa", "grouped", "triton", "fa3"])
+@pytest.mark.parametrize("name", ["auto", "sdpa", "grouped", "native", "triton", "fa3"])
 def test_on_the_meta_device_every_name_opens(name: str) -> None:
     assert not isinstance(open_attention(name, META), Fa3Attention)  # pyright: ignore[reportArgumentType]

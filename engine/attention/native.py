@@ -1,0 +1,112 @@
+"""The fast backend for the CPU: one kernel call a layer, straight from the block tables."""
+
+from ctypes import byref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tiercel.engine.attention.cache_rows import write_rows
+from tiercel.engine.forward.state import AttentionParams, ForwardState
+from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.native.table import TYPE_BY_DTYPE, AttentionLayer, AttentionStep
+
+_MAX_LAYERS = 256  # kinds of layers that are remembered; a model has one or two
+
+
+@dataclass(frozen=True, slots=True)
+class _StepFacts:
+    """A step as the kernel sees it, and the tensors whose memory it points to."""
+
+    state: ForwardState
+    table: Tensor
+    step: AttentionStep
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerFacts:
+    """A kind of layers as the kernel sees it. Holds the parameters, so that their identity is not given away."""
+
+    params: AttentionParams
+    sinks: Tensor | None
+    layer: AttentionLayer
+
+
+class NativeAttention:
+    """Paged attention in C++ for decodes, slices and steps that mix them. See engine/native/src/attention.h.
+
+    The result of a token depends on its own query, keys and values alone: it is the same, bit for bit, alone and in a
+    batch, in a slice of any length, and with any number of threads. Products and softmax are computed in float32,
+    except that on a processor with products of bfloat16, bfloat16 queries over a bfloat16 cache are multiplied by
+    them, with probabilities rounded to bfloat16.
+    """
+
+    is_capturable = False
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._attend = library.attend
+        self._step: _StepFacts | None = None
+        self._layers: dict[tuple[object, ...], _LayerFacts] = {}
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams
+    ) -> Tensor:
+        """See `Attention.attend`."""
+        write_rows(key, value, kv, state)
+        return self.read(query, kv, state, params)
+
+    def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
+        """See `PagedReader.read`. The tokens of `query` may be any distance apart; the rest of it must adjoin."""
+        step = self._step
+        if step is None or step.state is not state:
+            step = self._step = _describe_step(state)
+        heads, head_dim = query.shape[1:]
+        if query.stride()[1:] != (head_dim, 1):
+            query = query.contiguous()
+        key = (id(params), heads, query.dtype, kv.dtype, kv.shape[1:], kv.stride())
+        layer = self._layers.get(key)
+        if layer is None:
+            if len(self._layers) >= _MAX_LAYERS:
+                self._layers.clear()
+            layer = self._layers[key] = _describe_layer(query, kv, params)
+        out = torch.empty(query.shape, dtype=query.dtype)
+        self._attend(
+            byref(step.step), byref(layer.layer), query.data_ptr(), query.stride(0), kv.data_ptr(), out.data_ptr()
+        )
+        return out
+
+
+def _describe_step(state: ForwardState) -> _StepFacts:
+    table = state.block_tables.contiguous()
+    step = AttentionStep(
+        sequences=state.num_sequences,
+        query_starts=state.device_query_starts.data_ptr(),
+        context_lengths=state.device_context_lengths.data_ptr(),
+        tables=table.data_ptr(),
+        table_stride=table.shape[1],
+    )
+    return _StepFacts(state, table, step)
+
+
+def _describe_layer(query: Tensor, kv: Tensor, params: AttentionParams) -> _LayerFacts:
+    _, block_size, kv_heads, width = kv.shape
+    if kv.stride()[1:] != (kv_heads * width, width, 1):
+        raise ValueError(f"kv has strides {kv.stride()}: the rows of a block must adjoin")
+    heads, head_dim = query.shape[1:]
+    if width != 2 * head_dim or heads % kv_heads or head_dim % 2:
+        raise ValueError(f"query {tuple(query.shape)} does not fit kv {tuple(kv.shape)}")
+    sinks = None if params.sinks is None else params.sinks.float().contiguous()
+    layer = AttentionLayer(
+        query_type=TYPE_BY_DTYPE[query.dtype],
+        kv_type=TYPE_BY_DTYPE[kv.dtype],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        slot_stride=kv.stride(0),
+        window=params.window or 0,
+        sinks=None if sinks is None else sinks.data_ptr(),
+        scale=params.scale,
+        softcap=params.softcap or 0.0,
+    )
+    return _LayerFacts(params, sinks, layer)

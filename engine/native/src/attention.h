@@ -1,0 +1,308 @@
+// Paged attention: decodes, slices and mixed steps in one call. A part of every class: include it after a simd header.
+//
+// A row is one query of one head. Contexts are computed in parts of kPartKeys, and parts in tiles of kTileKeys, always cut at
+// the same positions, with an online softmax (FlashAttention-2, arXiv 2307.08691, section 3.1) inside a part and a merge of
+// parts in order. So a row's result depends on its own query and context alone: not on the slice it is computed in, not on
+// other sequences and not on the number of threads.
+#pragma once
+#include "attention_plan.h"
+#include "attention_tiles.h"
+
+namespace tiercel::TIERCEL_CLASS {
+
+// Running results of rows: the maximum of the scores, the sums of exp(score - maximum), and the weighted values.
+struct RowState {
+  float* maxima;   // [rows]
+  float* sums;     // [rows, N] within a part, [rows] of merged parts
+  float* outputs;  // [rows, width]
+};
+
+struct TaskScratch {
+  const char* rows[2][kTileKeys];  // of this tile's keys and of the next tile's
+  void* queries;                   // [rows, Math::Row of a query]
+  uint32_t *keys, *values;         // packed tiles
+  float* widened;                  // [kTileKeys, head_dim], for fp16
+  float* scores;                   // [8, kTileKeys]
+  void* probabilities;             // [8, kTileKeys]
+  char* zeros;                     // a row of the cache
+  RowState part, merged;
+};
+
+TIERCEL_INLINE void merge_row(RowState to, int64_t row, float maximum, float sum, const float* outputs, int64_t width) {
+  const float before = to.maxima[row], after = before > maximum ? before : maximum;
+  const float kept = expf(before - after), added = expf(maximum - after);
+  to.maxima[row] = after;
+  to.sums[row] = to.sums[row] * kept + sum * added;
+  float* at = to.outputs + row * width;
+  for (int64_t i = 0; i < width; i += F32::N)
+    store(at + i, fma(load(at + i), splat(kept), load(outputs + i) * splat(added)));
+}
+
+template <class Math, class T>
+struct PagedAttention {
+  using Row = typename Math::Row;
+  static constexpr int N = F32::N;
+
+  const AttentionStep& step;
+  const AttentionLayer& layer;
+  const void* query;
+  int64_t query_stride;
+  const T* kv;
+  void* out;
+  int64_t group, width, key_words, query_size, row_floats;
+
+  PagedAttention(const AttentionStep& step, const AttentionLayer& layer, const void* query, int64_t query_stride,
+                 const void* kv, void* out)
+      : step(step), layer(layer), query(query), query_stride(query_stride), kv((const T*)kv), out(out) {
+    group = layer.heads / layer.kv_heads;
+    width = (layer.head_dim + N - 1) / N * N;
+    key_words = Math::kHasPairs ? layer.head_dim / 2 : layer.head_dim;
+    query_size = sizeof(Row) == sizeof(float) && !is_dot() ? layer.head_dim : layer.head_dim / 2;
+    row_floats = width + 2;
+  }
+
+  static constexpr bool is_dot() { return Math::kHasPairs && Math::kHalves == 1; }
+
+  void run() const {
+    const AttentionPlan plan = plan_attention(step, layer, row_floats);
+    parallel_for(plan.count, 1, [&](int64_t i) { run_task(plan.tasks[i], plan.partials); });
+  }
+
+  int64_t position(const AttentionTask& task, int64_t token) const {
+    const int64_t length = step.query_starts[task.sequence + 1] - step.query_starts[task.sequence];
+    return step.context_lengths[task.sequence] - length + task.token + token;
+  }
+
+  TaskScratch borrow_scratch(int64_t rows) const {
+    static thread_local Scratch memory;
+    size_t size = 0;
+    size_t offsets[11];
+    const auto place = [&](int index, int64_t bytes) {
+      offsets[index] = size;
+      size += (bytes + 127) / 64 * 64;  // a line more than needed, so that arrays do not share their sets
+    };
+    place(0, rows * query_size * 4);
+    place(1, key_words * kTileKeys * 4);
+    place(2, kTileKeys * width * 4);
+    place(3, kTileKeys * layer.head_dim * 4);
+    place(4, 8 * kTileKeys * 4);
+    place(5, 8 * kTileKeys * 4);
+    place(6, 2 * layer.head_dim * layer.kv_heads * 4);
+    place(7, rows * 4 * 2);
+    place(8, rows * N * 4);
+    place(9, rows * width * 4);
+    place(10, rows * (width + 1) * 4);
+    char* at = (char*)borrow(memory, size);
+    TaskScratch s;
+    s.queries = at + offsets[0];
+    s.keys = (uint32_t*)(at + offsets[1]);
+    s.values = (uint32_t*)(at + offsets[2]);
+    s.widened = (float*)(at + offsets[3]);
+    s.scores = (float*)(at + offsets[4]);
+    s.probabilities = at + offsets[5];
+    s.zeros = at + offsets[6];
+    s.part = {(float*)(at + offsets[7]), (float*)(at + offsets[8]), (float*)(at + offsets[9])};
+    float* merged = (float*)(at + offsets[10]);
+    s.merged = {(float*)(at + offsets[7]) + rows, merged + rows * width, merged};
+    memset(s.zeros, 0, 2 * layer.head_dim * layer.kv_heads * 4);
+    if (width > layer.head_dim) memset(s.values, 0, kTileKeys * width * 4);
+    return s;
+  }
+
+  void run_task(const AttentionTask& task, float* partials) const {
+    const int64_t head_rows = task.tokens * group, rows = task.heads * head_rows;
+    TaskScratch s = borrow_scratch(rows);
+    copy_queries(task, (Row*)s.queries);
+    const bool is_split = task.partials >= 0;
+    clear(s.merged, rows, 1);
+    for (int64_t part = task.part; part < task.part + task.parts; part++) {
+      clear(s.part, rows, N);
+      run_part(task, part, s);
+      for (int64_t row = 0; row < rows; row++) {
+        const float sum = tiercel::TIERCEL_CLASS::sum(load(s.part.sums + row * N));
+        const float* outputs = s.part.outputs + row * width;
+        if (is_split) {
+          float* to = partials + task.partials + ((part - task.first_part) * rows + row) * row_floats;
+          to[width] = s.part.maxima[row];
+          to[width + 1] = sum;
+          memcpy(to, outputs, width * 4);
+        } else {
+          merge_row(s.merged, row, s.part.maxima[row], sum, outputs, width);
+        }
+      }
+    }
+    if (is_split) {
+      if (__atomic_sub_fetch(task.unfinished, 1, __ATOMIC_ACQ_REL) > 0) return;
+      const float* from = partials + task.partials;  // this task is the last one of its rows
+      for (int64_t part = 0; part < task.all_parts; part++)
+        for (int64_t row = 0; row < rows; row++, from += row_floats)
+          merge_row(s.merged, row, from[width], from[width + 1], from, width);
+    }
+    write_rows(task, s.merged);
+  }
+
+  void clear(RowState state, int64_t rows, int64_t sums) const {
+    for (int64_t row = 0; row < rows; row++) state.maxima[row] = kLowest;
+    memset(state.sums, 0, rows * sums * 4);
+    memset(state.outputs, 0, rows * width * 4);
+  }
+
+  int64_t token_index(const AttentionTask& task, int64_t token) const {
+    return step.query_starts[task.sequence] + task.token + token;
+  }
+
+  void copy_queries(const AttentionTask& task, Row* to) const {
+    for (int64_t head = 0; head < task.heads; head++)
+      for (int64_t token = 0; token < task.tokens; token++)
+        for (int64_t g = 0; g < group; g++, to += query_size) {
+          const int64_t from = token_index(task, token) * query_stride + ((task.head + head) * group + g) * layer.head_dim;
+          if constexpr (is_dot()) {
+            memcpy(to, (const bf16*)query + from, layer.head_dim * 2);
+          } else {
+            with_type(int(layer.query_type), [&](auto* tag) {
+              for (int64_t i = 0; i < layer.head_dim; i++) to[i] = to_float(((decltype(tag))query)[from + i]);
+            });
+          }
+        }
+  }
+
+  // Fills in where the keys [first, first + kTileKeys) lie; a row of zeros for those outside [from, to).
+  void locate(const AttentionTask& task, int64_t first, int64_t from, int64_t to, const char* zeros, const char** rows) const {
+    const int64_t size = layer.block_size, token_size = layer.kv_heads * 2 * layer.head_dim;
+    const int64_t* table = step.tables + task.sequence * step.table_stride;
+    for (int64_t k = 0; k < kTileKeys;) {
+      const int64_t key = first + k;
+      if (key < from || key >= to) {
+        rows[k++] = zeros;
+        continue;
+      }
+      const int64_t block = key / size, end = (block + 1) * size < to ? (block + 1) * size : to;
+      const T* row = kv + table[block] * layer.slot_stride + (key - block * size) * token_size;
+      for (int64_t i = key; i < end && k < kTileKeys; i++, k++, row += token_size) rows[k] = (const char*)row;
+    }
+  }
+
+  void run_part(const AttentionTask& task, int64_t part, TaskScratch& s) const {
+    const int64_t from = first_key(layer, position(task, 0)), to = position(task, task.tokens - 1) + 1;
+    const int64_t start = part * kPartKeys, end = start + kPartKeys < to ? start + kPartKeys : to;
+    const int64_t first = start > from ? start : from / kTileKeys * kTileKeys;
+    const int64_t head_bytes = 2 * layer.head_dim * sizeof(T), head_rows = task.tokens * group;
+    int now = 0;
+    if (first < end) locate(task, first, from, end, s.zeros, s.rows[now]);
+    for (int64_t tile = first; tile < end; tile += kTileKeys, now ^= 1) {
+      const int64_t count = end - tile < kTileKeys ? end - tile : kTileKeys;
+      const bool is_last = tile + kTileKeys >= end;
+      if (!is_last) locate(task, tile + kTileKeys, from, end, s.zeros, s.rows[now ^ 1]);
+      for (int64_t head = 0; head < task.heads; head++) {
+        if (head + 1 < task.heads) {
+          prefetch(s.rows[now], (task.head + head + 1) * head_bytes, head_bytes, count);
+        } else if (!is_last) {
+          prefetch(s.rows[now ^ 1], task.head * head_bytes, head_bytes, kTileKeys);
+        }
+        pack(s, s.rows[now], (task.head + head) * head_bytes, count);
+        for (int64_t row = 0; row < head_rows;) {
+          const int rows = next_block(head_rows - row);
+          run_block(task, s, tile, row, head * head_rows + row, rows);
+          row += rows;
+        }
+      }
+    }
+  }
+
+  static void prefetch(const char* const* rows, int64_t offset, int64_t bytes, int64_t count) {
+    for (int64_t k = 0; k < count; k++)
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(rows[k] + offset + i, 0, 2);
+  }
+
+  void pack(TaskScratch& s, const char* const* rows, int64_t offset, int64_t count) const {
+    const int64_t value_offset = offset + layer.head_dim * int64_t(sizeof(T));
+    if constexpr (sizeof(T) == 2 && !Math::kHasPairs) {
+      const char* widened[kTileKeys];
+      for (int64_t k = 0; k < (count + N - 1) / N * N; k++) {
+        float* to = s.widened + k * layer.head_dim;
+        const T* from = (const T*)(rows[k] + offset);
+        for (int64_t i = 0; i < layer.head_dim; i += N) {
+          if (i + N <= layer.head_dim) {
+            store(to + i, load(from + i));
+          } else {
+            store_first(to + i, load_first(from + i, int(layer.head_dim - i)), int(layer.head_dim - i));
+          }
+        }
+        widened[k] = (const char*)to;
+      }
+      pack_keys(widened, 0, key_words, count, s.keys);
+    } else {
+      pack_keys(rows, offset, key_words, count, s.keys);
+    }
+    pack_values(rows, value_offset, layer.head_dim, count, width, s.values, kv);
+  }
+
+  // Adds a tile of keys to `rows` rows: those from `row` on among the rows of their head, `index` among all rows of the task.
+  __attribute__((always_inline)) void run_block(const AttentionTask& task, TaskScratch& s, int64_t tile, int64_t row, int64_t index,
+                                       int rows) const {
+    const int64_t first_position = position(task, row / group), last_position = position(task, (row + rows - 1) / group);
+    if (tile > last_position || tile + kTileKeys <= first_key(layer, first_position)) return;
+    const int64_t count = last_position + 1 - tile < kTileKeys ? last_position + 1 - tile : kTileKeys;
+    const int64_t columns = (count + N - 1) / N * N;
+    const Row* queries = (const Row*)s.queries + index * query_size;
+    constexpr int64_t kProbabilities = is_dot() ? kTileKeys / 2 : kTileKeys;  // of a row, in numbers of Row
+    Row* probabilities = (Row*)s.probabilities;
+    multiply<Math>(rows, queries, query_size, s.keys, kTileKeys, columns, query_size / Math::kHalves, s.scores, kTileKeys,
+                   false);
+    const Softness how = {layer.scale, layer.softcap};
+    for (int r = 0; r < rows; r++) {
+      const int64_t at = position(task, (row + r) / group);
+      float scaling;
+      float* maximum = s.part.maxima + index + r;
+      *maximum = soften(s.scores + r * kTileKeys, columns, first_key(layer, at) - tile, at + 1 - tile, how, *maximum,
+                        s.part.sums + (index + r) * N, probabilities + r * kProbabilities, scaling);
+      if (scaling != 1.f) {
+        float* outputs = s.part.outputs + (index + r) * width;
+        for (int64_t i = 0; i < width; i += N) store(outputs + i, load(outputs + i) * splat(scaling));
+      }
+    }
+    const int64_t steps = Math::kHasPairs ? (count + 1) / 2 : count;
+    multiply<Math>(rows, probabilities, kProbabilities, s.values, width, width, steps, s.part.outputs + index * width, width,
+                   true);
+  }
+
+  void write_rows(const AttentionTask& task, RowState merged) const {
+    int64_t row = 0;
+    for (int64_t head = 0; head < task.heads; head++)
+      for (int64_t token = 0; token < task.tokens; token++)
+        for (int64_t g = 0; g < group; g++, row++) {
+          const int64_t index = (task.head + head) * group + g;
+          float sum = merged.sums[row], factor = 1.f;
+          if (layer.sinks) {
+            const float sink = layer.sinks[index], before = merged.maxima[row], after = before > sink ? before : sink;
+            factor = expf(before - after);
+            sum = sum * factor + expf(sink - after);
+          }
+          const F32 scaling = splat(factor / sum);
+          const float* from = merged.outputs + row * width;
+          with_type(int(layer.query_type), [&](auto* tag) {
+            auto* to = (decltype(tag))out + (token_index(task, token) * layer.heads + index) * layer.head_dim;
+            int64_t i = 0;
+            for (; i + N <= layer.head_dim; i += N) store(to + i, load(from + i) * scaling);
+            if (i < layer.head_dim) store_first(to + i, load(from + i) * scaling, int(layer.head_dim - i));
+          });
+        }
+  }
+};
+
+static void attend(const AttentionStep* step, const AttentionLayer* layer, const void* query, int64_t query_stride,
+                   const void* kv, void* out) {
+  if (layer->kv_type == kFloat32) {
+    PagedAttention<FloatMath, float>(*step, *layer, query, query_stride, kv, out).run();
+  } else if (layer->kv_type == kFloat16) {
+    PagedAttention<FloatMath, fp16>(*step, *layer, query, query_stride, kv, out).run();
+#if defined(__AVX512BF16__)
+  } else if (layer->query_type == kBfloat16) {
+    PagedAttention<DotMath, bf16>(*step, *layer, query, query_stride, kv, out).run();
+#endif
+  } else {
+    PagedAttention<WideningMath, bf16>(*step, *layer, query, query_stride, kv, out).run();
+  }
+}
+
+}  // namespace tiercel::TIERCEL_CLASS
