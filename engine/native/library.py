@@ -5,11 +5,12 @@ import logging
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tiercel.engine.native.build import LIBRARY_NAME, SOURCES, source_digest
+from tiercel.engine.native.build import FOLDER, LIBRARY_NAME, SOURCES, source_digest
 from tiercel.engine.native.self_tests import attention, ops
 from tiercel.engine.native.table import ABI, CpuClass, KernelTable
+from tiercel.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ CHECKS = (*ops.CHECKS, *attention.CHECKS)
 """A self-test for every kernel of the table."""
 
 CLASS_VARIABLE = "TIERCEL_CPU_CLASS"
-"""Environment variable that selects a lower class than the processor's: portable, avx2, avx512."""
+"""Environment variable that selects a lower class than the processor's, or `none` for no kernels."""
 
 
 class NativeLibrary:
@@ -32,22 +33,58 @@ class NativeLibrary:
         self.store_heads = kernels["store_heads"]
         self.attend = kernels["attend"]
 
+    @property
+    def class_name(self) -> str:
+        """The class as $TIERCEL_CPU_CLASS names it."""
+        return self.cpu_class.name.lower()
+
 
 @cache
 def load_library() -> NativeLibrary | None:
-    """Return the kernels for this processor; None if the library is missing, outdated or broken. Logs the reason."""
-    path = Path(__file__).resolve().parent / LIBRARY_NAME
-    found = open_library(path)
+    """Return the kernels for this processor, and log which; None if there are none, with the reason in the log.
+
+    Errors: see `find_library`.
+    """
+    found = find_library()
     if isinstance(found, str):
         log.warning("native kernels missing, torch computes instead, several times slower reason=%s", found)
         return None
-    wanted = os.environ.get(CLASS_VARIABLE)
+    log.info("native kernels class=%s switched_off=%s", found.class_name, ",".join(found.switched_off) or "-")
+    return found
+
+
+@cache
+def find_library() -> NativeLibrary | str:
+    """Return the kernels for this processor, or the reason why there are none.
+
+    Errors: ConfigError if TIERCEL_CPU_CLASS has an unknown value.
+    """
+    asked = read_class(os.environ.get(CLASS_VARIABLE, ""))
+    if asked == "none":
+        return f"{CLASS_VARIABLE}=none"
+    found = open_library(FOLDER / LIBRARY_NAME)
+    if isinstance(found, str):
+        return found
     cpu_class = CpuClass(found.tiercel_class())
-    if wanted:
-        cpu_class = min(cpu_class, CpuClass[wanted.upper()])
-    library = choose_kernels(found, cpu_class)
-    log.info("native kernels class=%s switched_off=%s", cpu_class.name.lower(), ",".join(library.switched_off) or "-")
-    return library
+    if asked is not None and asked > cpu_class:
+        log.warning("%s=%s: this processor is only %s", CLASS_VARIABLE, asked.name.lower(), cpu_class.name.lower())
+    elif asked is not None:
+        cpu_class = asked
+    tables = [found.tiercel_kernels(which).contents for which in (cpu_class, CpuClass.PORTABLE)]
+    return choose_kernels(tables[0], tables[1], cpu_class)
+
+
+def read_class(value: str) -> CpuClass | Literal["none"] | None:
+    """Return the class that a value of TIERCEL_CPU_CLASS names; None for an empty one. Errors: ConfigError."""
+    name = value.strip().lower()
+    if not name:
+        return None
+    if name == "none":
+        return "none"
+    if name.upper() not in CpuClass.__members__:
+        allowed = ", ".join(("none", *(one.name.lower() for one in CpuClass)))
+        raise ConfigError("native.cpu_class", f"{CLASS_VARIABLE}={value}: expected one of {allowed}")
+    return CpuClass[name.upper()]
 
 
 def open_library(path: Path) -> ctypes.CDLL | str:
@@ -66,10 +103,8 @@ def open_library(path: Path) -> ctypes.CDLL | str:
     return found
 
 
-def choose_kernels(found: ctypes.CDLL, cpu_class: CpuClass) -> NativeLibrary:
+def choose_kernels(table: KernelTable, portable: KernelTable, cpu_class: CpuClass) -> NativeLibrary:
     """Return the kernels of a class, with the portable one for each that fails its self-test."""
-    portable = found.tiercel_kernels(CpuClass.PORTABLE).contents
-    table = found.tiercel_kernels(cpu_class).contents
     kernels: dict[str, Any] = {}
     switched_off: list[str] = []
     for check in CHECKS:
