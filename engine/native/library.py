@@ -70,8 +70,7 @@ def find_library() -> NativeLibrary | str:
         log.warning("%s=%s: this processor is only %s", CLASS_VARIABLE, asked.name.lower(), cpu_class.name.lower())
     elif asked is not None:
         cpu_class = asked
-    tables = [found.tiercel_kernels(which).contents for which in (cpu_class, CpuClass.PORTABLE)]
-    return choose_kernels(tables[0], tables[1], cpu_class)
+    return choose_kernels(found, cpu_class)
 
 
 def read_class(value: str) -> CpuClass | Literal["none"] | None:
@@ -103,8 +102,14 @@ def open_library(path: Path) -> ctypes.CDLL | str:
     return found
 
 
-def choose_kernels(table: KernelTable, portable: KernelTable, cpu_class: CpuClass) -> NativeLibrary:
-    """Return the kernels of a class, with the portable one for each that fails its self-test."""
+def choose_kernels(found: ctypes.CDLL, cpu_class: CpuClass) -> NativeLibrary:
+    """Return the kernels of a class that the processor has, with the portable one for each that fails its self-test."""
+    table, portable = (found.tiercel_kernels(which).contents for which in (cpu_class, CpuClass.PORTABLE))
+    return check_kernels(table, portable, cpu_class)
+
+
+def check_kernels(table: KernelTable, portable: KernelTable, cpu_class: CpuClass) -> NativeLibrary:
+    """Return the kernels of `table`, with those of `portable` for each that fails its self-test."""
     kernels: dict[str, Any] = {}
     switched_off: list[str] = []
     for check in CHECKS:

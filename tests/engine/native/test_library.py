@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.engine.native.build import FOLDER, LIBRARY_NAME, source_digest
-from tiercel.engine.native.library import choose_kernels, find_library, open_library, read_class
+from tiercel.engine.native.library import check_kernels, find_library, open_library, read_class
 from tiercel.engine.native.table import CpuClass, KernelTable
 from tiercel.errors import ConfigError
 
@@ -28,7 +28,7 @@ def tables() -> tuple[KernelTable, KernelTable, CpuClass]:
 def test_every_kernel_passes_its_self_test() -> None:
     table, portable, cpu_class = tables()
 
-    library = choose_kernels(table, portable, cpu_class)
+    library = check_kernels(table, portable, cpu_class)
 
     assert library.switched_off == ()
     assert library.cpu_class is cpu_class
@@ -37,7 +37,7 @@ def test_every_kernel_passes_its_self_test() -> None:
 @needs_library
 def test_every_kernel_of_the_table_has_a_self_test() -> None:
     table, portable, cpu_class = tables()
-    library = choose_kernels(table, portable, cpu_class)
+    library = check_kernels(table, portable, cpu_class)
 
     assert {name for name, *_ in KernelTable._fields_} <= vars(library).keys()
 
@@ -57,7 +57,7 @@ def test_a_kernel_that_differs_is_replaced_by_the_portable_one(caplog: pytest.Lo
 
     wrong.add_norm = kind(computes_too_much)
 
-    library = choose_kernels(wrong, portable, cpu_class)
+    library = check_kernels(wrong, portable, cpu_class)
 
     assert "add_norm" in library.switched_off
     address = ctypes.cast(library.add_norm, ctypes.c_void_p).value
