@@ -2,7 +2,7 @@
 
 A parallel region ends when its last thread has ended. If another process occupies the core of one thread, all others
 wait for that thread at every region, a hundred times a step; a team with one thread fewer does not wait. Measurements:
-docs/decisions/0030.
+docs/decisions/0027.
 """
 
 from tiercel.clock import Clock

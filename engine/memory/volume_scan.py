@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from tiercel.device.processors import lower_priority
 from tiercel.ids import BlockKey, SlotId
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class VolumeScan:
             self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
+        lower_priority()
         entries = iter(self._entries)
         try:
             while piece := [(SlotId(slot + 1), BlockKey(key)) for slot, key in itertools.islice(entries, _BATCH)]:

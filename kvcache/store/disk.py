@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tiercel.clock import Clock
+from tiercel.device.processors import lower_priority
 from tiercel.errors import InvariantError
 
 _STUCK_DEADLINES = 4  # after this many deadlines a call is stuck
@@ -388,6 +389,8 @@ class DiskLanes:
     # ---- the threads
 
     def _work(self, *queues: deque[_Call]) -> None:
+        if queues[0] is self._stores:
+            lower_priority()  # no request waits for a write: it must not take a core from threads that compute
         with self._lock:
             call = self._take(queues)
         while call is not None:

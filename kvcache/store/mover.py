@@ -141,7 +141,7 @@ class StoreMover:
                     lanes.up, PriorityWorker("copy-up"), host, device, source_slab=lanes.slab_slots
                 ),
             }
-        self._signer = PriorityWorker("sign")
+        self._signer = PriorityWorker("sign", is_background=True)
         self._signing = threading.Lock()
         self._unsigned: dict[
             SlotId, object

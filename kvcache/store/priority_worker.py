@@ -5,6 +5,8 @@ import itertools
 import threading
 from collections.abc import Callable
 
+from tiercel.device.processors import lower_priority
+
 Work = Callable[[], bool]
 """Does one piece of work and returns True as long as there is more. Must not raise."""
 
@@ -14,8 +16,10 @@ _CLOSE_S = 5.0
 class PriorityWorker:
     """A thread that does one piece at a time: more urgent work overtakes after one piece. `push` never blocks."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_background: bool = False) -> None:
+        """`is_background`: the thread gets a low priority, because no request waits for its work."""
         self._name = name
+        self._is_background = is_background
         self._queue: list[tuple[int, int, Work]] = []  # a heap of (priority, arrival, work)
         self._arrivals = itertools.count()
         self._changed = threading.Condition()
@@ -43,6 +47,8 @@ class PriorityWorker:
             self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
+        if self._is_background:
+            lower_priority()
         entry = None
         while True:
             with self._changed:

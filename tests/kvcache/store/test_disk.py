@@ -118,6 +118,31 @@ def entered(volume: MemoryVolume, calls: int) -> None:
         assert volume.entered.acquire(timeout=10)
 
 
+class NicenessVolume(MemoryVolume):
+    """Notes the nice values of the threads that read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nice: dict[str, int] = {}
+
+    def _pass(self, name: str, gate: threading.Event) -> None:
+        self.nice[threading.current_thread().name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        super()._pass(name, gate)
+
+
+def test_threads_that_write_have_a_low_priority(clock: ManualClock, open_lanes: Open) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    for threads, name, nice in (
+        ({"store_threads": 0}, "kv-load", own),
+        ({"load_threads": 0}, "kv-store", max(own, 10)),
+    ):
+        volume = NicenessVolume()
+        lanes = open_lanes(volume, **threads)
+        lanes.write(1, 1, key_of(1), block_of(1))
+        collect(lanes, 1)
+        assert volume.nice == {name: nice}
+
+
 def test_blocks_go_to_a_real_volume_and_come_back(tmp_path: Path, clock: ManualClock, open_lanes: Open) -> None:
     with open_volume((tmp_path / "kv",), 1 << 20, BLOCK, b"kind") as real:
         lanes = open_lanes(real)
