@@ -142,8 +142,12 @@ class CpuDevice:
 
     name = "cpu"
 
-    def __init__(self, threads: int | None = None) -> None:
-        """`threads`: compute threads; by default one for each core that this process may use."""
+    def __init__(self, threads: int | None = None, *, adapts: bool = True) -> None:
+        """`threads`: compute threads; by default one for each core that this process may use.
+
+        `adapts`: whether the team computes with fewer threads while other processes use the cores.
+        """
+        self._adapts = adapts
         self._cores = usable_cores()
         self._quota = cpu_quota()
         self.threads = threads or default_threads(self._cores, self._quota)
@@ -176,7 +180,7 @@ class CpuDevice:
         # An executor starts its thread with the first job. A Ctrl-C at that moment leaves a thread that is not joined;
         # if it still computed when the process ends, the process would abort. Therefore the first job is empty.
         executor.submit(lambda: None).result()
-        if threads == 1:
+        if threads == 1 or not self._adapts:
             return CpuLane(executor)
         return CpuLane(executor, Team(threads, KernelContention(_TEAM_NAME, self._cores), MonotonicClock()))
 

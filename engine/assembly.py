@@ -102,13 +102,14 @@ def open_engine(
     clock: Clock,
     arena_fd: int | None = None,
     wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
+    device: Device | None = None,
 ) -> Engine:
     """Load the model and open an engine on it. Errors: ConfigError.
 
     `arena_fd`: a memfd for the host tier that outlives the process. `wrap` may put something between the loop and its
-    runner, such as a stopwatch.
+    runner, such as a stopwatch. `device`: by default the one of the settings.
     """
-    device = open_device(settings.device, settings.threads)
+    device = device or open_device(settings.device, settings.threads)
     torch_device = torch.device(device.name)
     library = load_library() if device.name == "cpu" else None
     attention = open_attention(settings.attention_backend, torch_device, device.processors, device.capability)

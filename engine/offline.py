@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 from tiercel.clock import Clock
+from tiercel.device.base import Device
 from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.measure.stopwatch import Laps, Stopwatch
@@ -105,10 +106,13 @@ class OfflineEngine:
         self._next = 1  # id of the next sequence
 
     @staticmethod
-    def open(settings: EngineSettings, clock: Clock) -> "OfflineEngine":
-        """Load the model and open the engine, as the engine process does. Errors: ConfigError."""
+    def open(settings: EngineSettings, clock: Clock, device: Device | None = None) -> "OfflineEngine":
+        """Load the model and open the engine, as the engine process does. Errors: ConfigError.
+
+        `device`: by default the one of the settings.
+        """
         wake, inbox, stopwatch = Wake.open(), Inbox(clock), Stopwatch(clock)
-        engine = open_engine(settings, inbox, wake, clock, wrap=stopwatch.watch)
+        engine = open_engine(settings, inbox, wake, clock, wrap=stopwatch.watch, device=device)
         # Objects loaded until now stay for good: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
