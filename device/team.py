@@ -10,7 +10,9 @@ from tiercel.device.contention import Contention
 
 WINDOW_S = 0.2  # a decision is made after each window
 _GAP_S = 0.05  # after a longer pause the window begins anew
-_PROBE_S = 10.0  # after so much time at a reduced width the full width is tried for one window
+# After so much time at a reduced width the full width is tried; each time that it is reduced at once, twice as long.
+_FIRST_PROBE_S = 1.0
+_LAST_PROBE_S = 16.0
 _LEAST_IDLE = 0.75  # idle cores that make the team one thread wider
 _SHRINKING = 0.7
 _LEAST_WAITING = 0.1
@@ -24,6 +26,8 @@ class TeamWidth:
         self.threads = threads
         self.width = threads
         self._reduced_s = 0.0
+        self._probe_s = _FIRST_PROBE_S
+        self._is_probing = False
 
     def adjust(self, window_s: float, waited_s: float, idle_s: float | None) -> int:
         """Return the new width.
@@ -34,18 +38,25 @@ class TeamWidth:
         """
         waiting = waited_s / window_s
         if waiting > max(_LEAST_WAITING, _SHRINKING / self.width):
-            self.width = max(1, self.width - max(1, round(waiting)))
-            self._reduced_s = 0.0
+            self._probe_s = min(2 * self._probe_s, _LAST_PROBE_S) if self._is_probing else _FIRST_PROBE_S
+            self._is_probing = False
+            self._resize(max(1, self.width - max(1, round(waiting))))
         elif self.width < self.threads:
-            # Without the probe, an engine that began beside a wide team would never claim its share of the cores.
             self._reduced_s += window_s
             idle = 0 if idle_s is None else int(idle_s / window_s + 1 - _LEAST_IDLE)
-            if self._reduced_s >= _PROBE_S:
-                idle = self.threads
             if idle:
-                self.width = min(self.threads, self.width + idle)
-                self._reduced_s = 0.0
+                self._resize(min(self.threads, self.width + idle))
+            elif self._reduced_s >= self._probe_s:
+                # The cores may be used by processes of a lower priority or of a lower share, or idle time is unknown.
+                self._is_probing = True
+                self._resize(self.threads)
+        else:
+            self._is_probing = False
         return self.width
+
+    def _resize(self, width: int) -> None:
+        self.width = width
+        self._reduced_s = 0.0
 
 
 class Team:

@@ -1,5 +1,6 @@
 """The rule for the number of threads, in virtual time."""
 
+import itertools
 import random
 
 import pytest
@@ -61,11 +62,24 @@ def test_short_work_of_other_processes_does_not_change_the_width() -> None:
         assert settle(rule, Machine(2, others)) == 2
 
 
-def test_the_full_width_is_tried_now_and_then_if_idle_time_is_unknown() -> None:
+def test_the_full_width_is_tried_less_and_less_often_if_it_does_not_help() -> None:
     rule = TeamWidth(2)
-    assert rule.adjust(WINDOW_S, WINDOW_S, None) == 1
-    widths = [rule.adjust(WINDOW_S, 0.0, None) for _ in range(60)]
-    assert widths.index(2) >= 40 and widths[-1] == 2
+    tried: list[int] = []
+    for window in range(400):
+        waited_s = WINDOW_S / 2 if rule.width == 2 else 0.0
+        if rule.adjust(WINDOW_S, waited_s, 0.0) == 2:
+            tried.append(window)
+    pauses = [after - before for before, after in itertools.pairwise(tried)]
+    assert 4 <= tried[0] <= 8
+    assert pauses == sorted(pauses) and 60 <= pauses[-1] <= 90
+
+
+def test_a_team_is_wide_again_soon_if_others_give_way_to_it() -> None:
+    """Processes of a lower priority use the cores as far as the team does not, so that no core is idle."""
+    rule = TeamWidth(4)
+    assert rule.adjust(WINDOW_S, 2 * WINDOW_S, None) == 2
+    widths = [rule.adjust(WINDOW_S, 0.0, idle_s) for idle_s in (0.0, None) * 10]
+    assert widths.index(4) <= 8 and widths[-1] == 4
 
 
 def test_two_engines_share_the_cores() -> None:
