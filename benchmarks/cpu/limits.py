@@ -2,9 +2,9 @@
 
     python benchmarks/cpu/limits.py [--threads N] [--json FILE]
 
-Compiles limits.cpp for the class of the processor (`TIERCEL_CPU_CLASS` selects a lower one) with $CXX or g++, and runs it
-for about 20 seconds. Bandwidths are in GB/s, peaks in G operations per second, all threads together unless the name
-says otherwise; each is the best of seven runs. Exit code 2 without a compiler.
+Compiles limits.cpp for the class of the processor (`TIERCEL_CPU_CLASS` selects a lower one) with $CXX or g++, and runs
+it for some seconds. Bandwidths are in GB/s, peaks in G operations per second, of all threads together unless the
+name says otherwise; each is the best of 25 runs. Exit code 2 without a compiler.
 """
 
 import argparse
