@@ -12,6 +12,8 @@ from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
 from tiercel.engine.models.ops import Angles, Ops
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.rope import Rotary
+from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.native.linear import PACKED_DTYPES, return_freed_memory
 
 _TIED_SHARE = 0.1  # of the weights: up to this size a tied head is copied into the packed layout
 
@@ -40,10 +42,10 @@ class SelfAttention:
             yield f"{prefix}q_norm.weight", self._norms[0].weight
             yield f"{prefix}k_norm.weight", self._norms[1].weight
 
-    def pack(self) -> None:
+    def pack(self, library: NativeLibrary | None) -> None:
         """See `Linear.pack`."""
-        self._qkv.pack()
-        self._output.pack()
+        self._qkv.pack(library)
+        self._output.pack(library)
 
     def forward(self, hidden: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> Tensor:
         """Shapes: hidden [T, hidden]; kv: one layer of the arena; returns [T, hidden]."""
@@ -65,10 +67,10 @@ class GatedMLP:
         yield from self._gate_up.targets(f"{prefix}gate_proj", f"{prefix}up_proj")
         yield from self._down.targets(f"{prefix}down_proj")
 
-    def pack(self) -> None:
+    def pack(self, library: NativeLibrary | None) -> None:
         """See `Linear.pack`."""
-        self._gate_up.pack()
-        self._down.pack()
+        self._gate_up.pack(library)
+        self._down.pack(library)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, hidden] -> same."""
@@ -92,10 +94,10 @@ class Layer:
         yield f"{prefix}post_attention_layernorm.weight", self._mlp_norm.weight
         yield from self._mlp.targets(f"{prefix}mlp.")
 
-    def pack(self) -> None:
+    def pack(self, library: NativeLibrary | None) -> None:
         """See `Linear.pack`."""
-        self._attention.pack()
-        self._mlp.pack()
+        self._attention.pack(library)
+        self._mlp.pack(library)
 
     def forward(
         self, x: Tensor, residual: Tensor | None, angles: Angles, kv: Tensor, state: ForwardState
@@ -146,17 +148,26 @@ class Decoder:
         if not self._is_tied:
             yield from self._head.targets("lm_head")
 
-    def pack(self) -> None:
+    def pack(self, library: NativeLibrary | None = None) -> None:
         """Replace the loaded weights by packed ones where they are faster on this device.
 
-        Cost:    one weight at a time is in memory twice. A tied head is packed only if this copy of the embedding is
-                 a small part of the model.
+        Cost:    one weight at a time is in memory twice. The native kernels read rows of a tied head as the embedding;
+                 for oneDNN a tied head is copied, if the copy is a small part of the model.
         Effects: `targets` no longer yields the weights.
         """
-        if not can_pack(self.precision, self._embedding.device):
+        precision, device = self.precision, self._embedding.device
+        if library is not None and device.type == "cpu" and precision.weights in PACKED_DTYPES:
+            for layer in self._layers:
+                layer.pack(library)
+            self._head.pack(library)
+            if self._is_tied:
+                self._embedding = self._embedding.new_empty(0)
+            return_freed_memory()
+            return
+        if not can_pack(precision, device):
             return
         for layer in self._layers:
-            layer.pack()
+            layer.pack(None)
         if not self._is_tied:
             self._head.pack()
         elif self._embedding.nbytes <= _TIED_SHARE * self.weights_bytes:
@@ -166,10 +177,15 @@ class Decoder:
     def forward(self, tokens: Tensor, kv: Tensor, state: ForwardState) -> Tensor:
         """See `Model.forward`."""
         angles = self._ops.angles(self._rotary, state.positions)
-        x, residual = F.embedding(tokens, self._embedding).to(self.precision.activations), None
+        x, residual = self._embed(tokens), None
         for index, layer in enumerate(self._layers):
             x, residual = layer.forward(x, residual, angles, kv[:, index], state)
         return self._ops.add_norm(x, residual, self._norm.weight, self._norm.eps)[0]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if self._is_tied and not self._embedding.numel():
+            return self._head.embed(tokens, self.precision.activations)
+        return F.embedding(tokens, self._embedding).to(self.precision.activations)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""

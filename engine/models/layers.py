@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiercel.engine.models.precision import Precision
+from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.native.linear import PackedLinear
 
 Target = tuple[str, Tensor]
 """The name of a tensor in a checkpoint and the memory it is loaded into."""
@@ -74,6 +76,7 @@ class Linear:
         self.outputs = outputs
         self.weight = torch.empty(sum(outputs), inputs, dtype=precision.weights, device=device)
         self.bias = torch.empty(sum(outputs), dtype=precision.activations, device=device) if has_bias else None
+        self._native: PackedLinear | None = None
         self._packed: Tensor | None = None
 
     @classmethod
@@ -91,9 +94,15 @@ class Linear:
             for name, rows in zip(names, self.bias.split(self.outputs), strict=True):
                 yield f"{name}.bias", rows
 
-    def pack(self) -> None:
-        """Replace the loaded weight by a packed one if that is faster (see `can_pack`)."""
-        if self.weight.dtype is not torch.float32 or self.weight.numel() >= _MAX_PACKED_FLOAT32:
+    def pack(self, library: NativeLibrary | None = None) -> None:
+        """Replace the loaded weight by a packed one: for the native kernels if given, else for oneDNN.
+
+        `library` takes weights of 16 bits; oneDNN those that `can_pack` names.
+        """
+        if library is not None:
+            self._native = PackedLinear(library, self.weight, self.bias)
+            self.weight = self.weight.new_empty(0)
+        elif self.weight.dtype is not torch.float32 or self.weight.numel() >= _MAX_PACKED_FLOAT32:
             self._packed = _pack_weight(self.weight)
             self.weight = self.weight.new_empty(0)
 
@@ -102,6 +111,14 @@ class Linear:
 
         Cost: without a native kernel, weights of another type are widened in memory first.
         """
+        if self._native is not None:
+            return self._native.forward(x)
         if self._packed is not None:
             return _packed_linear(x, self._packed, self.bias)
         return F.linear(x, self.weight.to(x.dtype), self.bias)
+
+    def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return rows of the weight in `dtype`. Shapes: tokens [T] int64 -> [T, inputs]. Errors: IndexError."""
+        if self._native is not None:
+            return self._native.embed(tokens, dtype)
+        return F.embedding(tokens, self.weight).to(dtype)

@@ -58,7 +58,7 @@ def load_model(
     precision = choose_precision(settings.dtype, fields, products)
     model = Decoder(config, open_ops(device, attention, library), precision, device)
     model.fingerprint = _fill(model, config, settings, folder, progress)
-    model.pack()
+    model.pack(library)
     return model
 
 

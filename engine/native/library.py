@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tiercel.engine.native.build import FOLDER, LIBRARY_NAME, SOURCES, source_digest
-from tiercel.engine.native.self_tests import attention, ops
+from tiercel.engine.native.self_tests import attention, linear, ops
 from tiercel.engine.native.table import ABI, CpuClass, KernelTable
 from tiercel.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-CHECKS = (*ops.CHECKS, *attention.CHECKS)
+CHECKS = (*attention.CHECKS, *linear.CHECKS, *ops.CHECKS)
 """A self-test for every kernel of the table."""
 
 CLASS_VARIABLE = "TIERCEL_CPU_CLASS"
@@ -28,6 +28,10 @@ class NativeLibrary:
         """`switched_off`: kernels of the class that failed their self-test; `kernels` has the portable ones instead."""
         self.cpu_class = cpu_class
         self.switched_off = switched_off
+        self.linear_bytes = kernels["linear_bytes"]
+        self.linear_pack = kernels["linear_pack"]
+        self.linear = kernels["linear"]
+        self.embed = kernels["embed"]
         self.add_norm = kernels["add_norm"]
         self.silu_mul = kernels["silu_mul"]
         self.store_heads = kernels["store_heads"]

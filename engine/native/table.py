@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-ABI = 3
+ABI = 4
 """`kAbi` of src/kernels.h."""
 
 TYPE_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -66,6 +66,13 @@ class KernelTable(ctypes.Structure):
     """The kernels of one class. A call releases the GIL. See src/kernels.h for the arguments."""
 
     _fields_ = (
+        ("linear_bytes", ctypes.CFUNCTYPE(c_int64, c_int64, c_int64)),
+        ("linear_pack", ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p, c_int64, c_int64)),
+        (
+            "linear",
+            ctypes.CFUNCTYPE(None, c_int, c_int, *(c_void_p,) * 4, c_int64, c_int64, c_int64),
+        ),
+        ("embed", ctypes.CFUNCTYPE(c_int, c_int, c_int, *(c_void_p,) * 3, c_int64, c_int64, c_int64)),
         (
             "add_norm",
             ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),

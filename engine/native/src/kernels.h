@@ -7,7 +7,7 @@
 
 namespace tiercel {
 
-constexpr int kAbi = 3;
+constexpr int kAbi = 4;
 
 // How numbers are stored; computing is in float32 unless a kernel says otherwise.
 enum Type : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
@@ -41,6 +41,19 @@ struct AttentionLayer {
 };
 
 struct Kernels {
+  // Bytes of a packed weight [outputs, inputs] of 16 bits.
+  int64_t (*linear_bytes)(int64_t outputs, int64_t inputs);
+  // Packs weight [outputs, inputs] of `type` (kBfloat16 or kFloat16) for `linear` and `embed` of the same class.
+  void (*linear_pack)(int type, const void* weight, void* packed, int64_t outputs, int64_t inputs);
+  // y = x . weight^T + bias with sums in float32. x [rows, inputs], y [rows, outputs] of `type`; bias [outputs] or null.
+  // A row of y depends on its row of x alone, not on the number of rows or of threads.
+  void (*linear)(int weight_type, int type, const void* x, const void* packed, const float* bias, void* y, int64_t rows,
+                 int64_t outputs, int64_t inputs);
+  // Rows of a packed weight by their numbers. out [count, inputs] of `type`. Returns 0 without a result if a number is
+  // not in [0, outputs), else 1.
+  int (*embed)(int weight_type, int type, const int64_t* tokens, const void* packed, void* out, int64_t count,
+               int64_t outputs, int64_t inputs);
+
   // Root-mean-square norm of x + residual. residual may be null; if not, it receives the sum, rounded to the type.
   // x, residual, out [rows, size] of `type`; weight [size] of `type`.
   void (*add_norm)(int type, const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t size,

@@ -11,6 +11,9 @@ struct F32 {
   __m256 v;
 };
 
+constexpr int kPanel = 16;     // outputs of a panel of packed weights, see linear_tile.h
+constexpr int kWideRows = 6;  // rows of a tile whose sums fit in the registers
+
 TIERCEL_INLINE F32 splat(float x) { return {_mm256_set1_ps(x)}; }
 TIERCEL_INLINE F32 widened(__m128i bits, const bf16*) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
@@ -31,6 +34,13 @@ TIERCEL_INLINE F32 load(const float* p) { return {_mm256_loadu_ps(p)}; }
 template <class T>
 TIERCEL_INLINE F32 load(const T* p) {
   return widened(_mm_loadu_si128((const __m128i*)p), p);
+}
+// The first (even) or second (odd) numbers of N pairs.
+TIERCEL_INLINE F32 load_even(const bf16* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16))};
+}
+TIERCEL_INLINE F32 load_odd(const bf16* p) {
+  return {_mm256_and_ps(_mm256_loadu_ps((const float*)p), _mm256_castsi256_ps(_mm256_set1_epi32(0xffff0000)))};
 }
 TIERCEL_INLINE void store(float* p, F32 x) { _mm256_storeu_ps(p, x.v); }
 template <class T>
@@ -54,6 +64,10 @@ TIERCEL_INLINE F32 operator-(F32 a, F32 b) { return {_mm256_sub_ps(a.v, b.v)}; }
 TIERCEL_INLINE F32 operator*(F32 a, F32 b) { return {_mm256_mul_ps(a.v, b.v)}; }
 TIERCEL_INLINE F32 operator/(F32 a, F32 b) { return {_mm256_div_ps(a.v, b.v)}; }
 TIERCEL_INLINE F32 fma(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+// c += a * b. As an instruction, because gcc 12 reorders the products of a tile and spills its sums.
+TIERCEL_INLINE void add_product(F32& c, F32 a, F32 b) {
+  asm volatile("vfmadd231ps %2, %1, %0" : "+x"(c.v) : "x"(a.v), "x"(b.v));
+}
 TIERCEL_INLINE F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.v, b.v)}; }
 TIERCEL_INLINE F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
 TIERCEL_INLINE float sum(F32 a) {

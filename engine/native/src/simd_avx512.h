@@ -12,6 +12,9 @@ struct F32 {
 };
 
 TIERCEL_INLINE __mmask16 first(int count) { return __mmask16((1u << count) - 1); }
+constexpr int kPanel = 32;     // outputs of a panel of packed weights, see linear_tile.h
+constexpr int kWideRows = 12;  // rows of a tile whose sums fit in the registers
+
 TIERCEL_INLINE F32 splat(float x) { return {_mm512_set1_ps(x)}; }
 TIERCEL_INLINE F32 widened(__m256i bits, const bf16*) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
@@ -24,6 +27,11 @@ TIERCEL_INLINE F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 template <class T>
 TIERCEL_INLINE F32 load(const T* p) {
   return widened(_mm256_loadu_si256((const __m256i*)p), p);
+}
+// The first (even) or second (odd) numbers of N pairs.
+TIERCEL_INLINE F32 load_even(const bf16* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+TIERCEL_INLINE F32 load_odd(const bf16* p) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0xffff0000)))};
 }
 TIERCEL_INLINE void store(float* p, F32 x) { _mm512_storeu_ps(p, x.v); }
 template <class T>
@@ -45,6 +53,10 @@ TIERCEL_INLINE F32 operator-(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 TIERCEL_INLINE F32 operator*(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 TIERCEL_INLINE F32 operator/(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
 TIERCEL_INLINE F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// c += a * b. As an instruction, because gcc 12 reorders the products of a tile and spills its sums.
+TIERCEL_INLINE void add_product(F32& c, F32 a, F32 b) {
+  asm volatile("vfmadd231ps %2, %1, %0" : "+v"(c.v) : "v"(a.v), "v"(b.v));
+}
 TIERCEL_INLINE F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
 TIERCEL_INLINE F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 TIERCEL_INLINE float sum(F32 a) { return _mm512_reduce_add_ps(a.v); }

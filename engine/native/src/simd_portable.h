@@ -12,6 +12,9 @@ struct F32 {
 };
 
 #define TIERCEL_EACH for (int i = 0; i < F32::N; i++)
+constexpr int kPanel = 16;     // outputs of a panel of packed weights, see linear_tile.h
+constexpr int kWideRows = 4;  // rows of a tile whose sums fit in the registers
+
 TIERCEL_INLINE F32 splat(float x) {
   F32 r;
   TIERCEL_EACH r.v[i] = x;
@@ -27,6 +30,17 @@ template <class T>
 TIERCEL_INLINE F32 load_first(const T* p, int count) {  // the others are 0 and not read
   F32 r = splat(0);
   for (int i = 0; i < count; i++) r.v[i] = to_float(p[i]);
+  return r;
+}
+// The first (even) or second (odd) numbers of N pairs.
+TIERCEL_INLINE F32 load_even(const bf16* p) {
+  F32 r;
+  TIERCEL_EACH r.v[i] = to_float(p[2 * i]);
+  return r;
+}
+TIERCEL_INLINE F32 load_odd(const bf16* p) {
+  F32 r;
+  TIERCEL_EACH r.v[i] = to_float(p[2 * i + 1]);
   return r;
 }
 template <class T>
@@ -57,6 +71,7 @@ TIERCEL_INLINE F32 fma(F32 a, F32 b, F32 c) {  // a * b + c
   TIERCEL_EACH c.v[i] += a.v[i] * b.v[i];
   return c;
 }
+TIERCEL_INLINE void add_product(F32& c, F32 a, F32 b) { c = fma(a, b, c); }
 TIERCEL_INLINE F32 max(F32 a, F32 b) {
   TIERCEL_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
   return a;

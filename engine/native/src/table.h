@@ -3,12 +3,17 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "linear.h"
 #include "norm.h"
 #include "rope.h"
 
 namespace tiercel::TIERCEL_CLASS {
 
 extern const Kernels table = {
+    linear_bytes,
+    linear_pack,
+    linear,
+    embed,
     add_norm,
     silu_mul,
     store_heads,

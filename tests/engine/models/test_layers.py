@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from tests.engine.native.classes import CLASSES, library_of
 from tiercel.engine.models.layers import Linear, can_pack
 from tiercel.engine.models.precision import Precision
+from tiercel.engine.native.table import CpuClass
 
 CPU = torch.device("cpu")
 FLOAT32 = Precision.of(torch.float32)
@@ -67,3 +69,19 @@ def test_rows_of_a_fused_layer_go_to_their_checkpoint_names() -> None:
     shape_by_name = {name: tuple(tensor.shape) for name, tensor in layer.targets("a.q", "a.k")}
 
     assert shape_by_name == {"a.q.weight": (4, 8), "a.k.weight": (2, 8), "a.q.bias": (4,), "a.k.bias": (2,)}
+
+
+@pytest.mark.parametrize("cpu_class", CLASSES)
+def test_a_layer_packed_for_the_native_kernels_computes_the_same(cpu_class: CpuClass) -> None:
+    precision = Precision(torch.bfloat16, torch.float32, torch.bfloat16)
+    layer, x = Linear(300, (64, 8, 8), True, precision, CPU), torch.randn(9, 300)
+    for _, tensor in layer.targets("q", "k", "v"):
+        tensor.normal_()
+    expected, tokens = layer.forward(x), torch.tensor([0, 79])
+    rows = layer.embed(tokens, torch.float32)
+
+    layer.pack(library_of(cpu_class))
+
+    assert layer.weight.numel() == 0
+    torch.testing.assert_close(layer.forward(x), expected, rtol=1e-4, atol=1e-3)
+    assert torch.equal(layer.embed(tokens, torch.float32), rows)

@@ -1,0 +1,202 @@
+// Matrix products with packed weights of 16 bits: y = x . weight^T + bias. A part of every class: include it after a simd header.
+#pragma once
+#include "linear_tile.h"
+#ifdef __AVX512BF16__
+#include "linear_dot.h"
+#endif
+
+namespace tiercel::TIERCEL_CLASS {
+
+constexpr int64_t kRowBlock = 96;        // rows whose slices of x stay in the second-level cache
+constexpr int64_t kGroup = 8;             // panels that one thread claims at most
+constexpr int64_t kGroupBytes = 128 << 10;  // of weights: at least this much is claimed at once if there is enough
+constexpr int64_t kPieces = 4;            // for every thread at least
+
+TIERCEL_INLINE int64_t panel_size(int64_t inputs) { return (inputs + 1) / 2 * 2 * kPanel; }
+TIERCEL_INLINE int64_t count_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+
+// Where a panel has the weight of one of its outputs and an input.
+TIERCEL_INLINE int64_t position(const bf16*, int64_t output, int64_t input) {
+  return (input / 2 * kPanel + output) * 2 + input % 2;
+}
+TIERCEL_INLINE int64_t position(const fp16*, int64_t output, int64_t input) { return input * kPanel + output; }
+
+static int64_t linear_bytes(int64_t outputs, int64_t inputs) { return count_panels(outputs) * panel_size(inputs) * 2; }
+
+template <class W>
+static void pack_weight(const W* weight, W* packed, int64_t outputs, int64_t inputs) {
+  const int64_t size = panel_size(inputs);
+  parallel_for(count_panels(outputs), 1, [&](int64_t panel) {
+    W* target = packed + panel * size;
+    memset(target, 0, size * sizeof(W));
+    const int64_t first = panel * kPanel, count = outputs - first < kPanel ? outputs - first : kPanel;
+    for (int64_t begin = 0; begin < inputs; begin += 64) {  // so that a cache holds what is written in turn
+      const int64_t end = begin + 64 < inputs ? begin + 64 : inputs;
+      for (int64_t i = 0; i < count; i++) {
+        const W* row = weight + (first + i) * inputs;
+        for (int64_t k = begin; k < end; k++) target[position(target, i, k)] = row[k];
+      }
+    }
+  });
+}
+
+static void linear_pack(int type, const void* weight, void* packed, int64_t outputs, int64_t inputs) {
+  if (type == kBfloat16) {
+    pack_weight((const bf16*)weight, (bf16*)packed, outputs, inputs);
+  } else {
+    pack_weight((const fp16*)weight, (fp16*)packed, outputs, inputs);
+  }
+}
+
+// Tiles of 1 to `kRows` rows by number of rows.
+template <class P, int M>
+TIERCEL_INLINE void run_tile(int rows, const Tile<typename P::W, typename P::X>& tile) {
+  if constexpr (M > 0) {
+    if (rows == M) {
+      P::template run<M>(tile);
+    } else {
+      run_tile<P, M - 1>(rows, tile);
+    }
+  }
+}
+
+template <class X, class T>
+TIERCEL_INLINE void copy_row(const T* from, X* to, int64_t count) {
+  if constexpr (std::is_same_v<X, T>) {
+    memcpy(to, from, count * sizeof(X));
+  } else {
+    int64_t i = 0;
+    for (; i + F32::N <= count; i += F32::N) store(to + i, load(from + i));
+    if (i < count) store_first(to + i, load_first(from + i, int(count - i)), int(count - i));
+  }
+}
+
+// Adds the bias to the sums of a panel, [rows][kPanel], and stores them.
+template <class T>
+static void store_panel(const float* sums, const float* bias, T* y, int64_t stride, int64_t rows, int64_t count) {
+  for (int64_t m = 0; m < rows; m++, sums += kPanel, y += stride) {
+    for (int64_t i = 0; i < count; i += F32::N) {
+      const int rest = count - i < F32::N ? int(count - i) : F32::N;
+      if (rest == F32::N) {
+        store(y + i, bias ? load(sums + i) + load(bias + i) : load(sums + i));
+      } else {
+        const F32 one = load(sums + i);
+        store_first(y + i, bias ? one + load_first(bias + i, rest) : one, rest);
+      }
+    }
+  }
+}
+
+// P: the innermost loops. T: how x and y are stored.
+template <class P, class T>
+struct Product {
+  using W = typename P::W;
+  using X = typename P::X;
+
+  const T* x;
+  const W* packed;
+  const float* bias;
+  T* y;
+  int64_t rows, outputs, inputs;
+
+  void run() const {
+    const int64_t panels = count_panels(outputs), size = panel_size(inputs);
+    const int64_t tiles = (rows + P::kRows - 1) / P::kRows;
+    const int64_t blocks = (tiles * P::kRows + kRowBlock - 1) / kRowBlock;
+    const int64_t most = panels * blocks / (kPieces * omp_get_max_threads());
+    int64_t group = rows > 3 ? kGroup : kGroupBytes / (size * int64_t(sizeof(W)));
+    group = group > kGroup ? kGroup : group;
+    group = group > most ? most : group;
+    group = group < 1 ? 1 : group;
+    const int64_t groups = (panels + group - 1) / group;
+    parallel_for(groups * blocks, 1, [&](int64_t piece) {
+      const int64_t first = piece / blocks * group, block = piece % blocks;
+      const int64_t last = first + group < panels ? first + group : panels;
+      run_piece(first, last, block * tiles / blocks, (block + 1) * tiles / blocks, tiles);
+    });
+  }
+
+ private:
+  // Multiplies panels [first, last) by the rows of some tiles; tile i of n has the rows from i * rows / n.
+  void run_piece(int64_t first, int64_t last, int64_t first_tile, int64_t last_tile, int64_t tiles) const {
+    alignas(64) float sums[kGroup * kRowBlock * kPanel];
+    alignas(64) X kept[kRowBlock * kStride<X>];
+    const int64_t size = panel_size(inputs), begin = first_tile * rows / tiles, count = last_tile * rows / tiles - begin;
+    for (int64_t k = 0; k < inputs; k += kSlice) {
+      const int64_t width = inputs - k < kSlice ? inputs - k : kSlice;
+      for (int64_t m = 0; m < count; m++) copy_row(x + (begin + m) * inputs + k, kept + m * kStride<X>, width);
+      for (int64_t panel = first; panel < last; panel++) {
+        const W* weights = packed + panel * size + k * kPanel;
+        const W* next = panel + 1 < last ? weights + size : packed + first * size + (k + kSlice) * kPanel;
+        float* c = sums + (panel - first) * count * kPanel;
+        for (int64_t tile = first_tile; tile < last_tile; tile++) {
+          const int64_t row = tile * rows / tiles - begin, end = (tile + 1) * rows / tiles - begin;
+          Tile<W, X> t{weights, kept + row * kStride<X>, width, c + row * kPanel, k == 0, nullptr, 0};
+          // Each tile prefetches its share of the following slice, so that memory is read all the time.
+          const int64_t bytes = kPanel * 2 * sizeof(W);
+          t.step = bytes / (last_tile - first_tile);
+          t.ahead = (const char*)next + (tile - first_tile) * t.step * (width / 2);
+          run_tile<P, P::kRows>(int(end - row), t);
+        }
+      }
+    }
+    for (int64_t panel = first; panel < last; panel++) {
+      const int64_t start = panel * kPanel, width = outputs - start < kPanel ? outputs - start : kPanel;
+      store_panel(sums + (panel - first) * count * kPanel, bias ? bias + start : nullptr, y + begin * outputs + start,
+                  outputs, count, width);
+    }
+  }
+};
+
+template <class P, class T>
+static void multiply(const void* x, const void* packed, const float* bias, void* y, int64_t rows, int64_t outputs,
+                     int64_t inputs) {
+  Product<P, T>{(const T*)x, (const typename P::W*)packed, bias, (T*)y, rows, outputs, inputs}.run();
+}
+
+static void linear(int weight_type, int type, const void* x, const void* packed, const float* bias, void* y, int64_t rows,
+                   int64_t outputs, int64_t inputs) {
+  if (rows <= 0) return;
+#ifdef __AVX512BF16__
+  if (weight_type == kBfloat16 && type == kBfloat16) {
+    multiply<DotProduct, bf16>(x, packed, bias, y, rows, outputs, inputs);
+    return;
+  }
+#endif
+  with_type(type, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    if (weight_type == kBfloat16) {
+      multiply<WideProduct<bf16>, T>(x, packed, bias, y, rows, outputs, inputs);
+    } else {
+      multiply<WideProduct<fp16>, T>(x, packed, bias, y, rows, outputs, inputs);
+    }
+  });
+}
+
+template <class W, class T>
+static void gather_rows(const int64_t* tokens, const W* packed, T* out, int64_t count, int64_t inputs) {
+  const int64_t size = panel_size(inputs);
+  parallel_for(count, 4, [&](int64_t i) {
+    const W* panel = packed + tokens[i] / kPanel * size;
+    T* row = out + i * inputs;
+    for (int64_t k = 0; k < inputs; k++) from_float(to_float(panel[position(panel, tokens[i] % kPanel, k)]), row[k]);
+  });
+}
+
+static int embed(int weight_type, int type, const int64_t* tokens, const void* packed, void* out, int64_t count,
+                 int64_t outputs, int64_t inputs) {
+  for (int64_t i = 0; i < count; i++) {
+    if (tokens[i] < 0 || tokens[i] >= outputs) return 0;
+  }
+  with_type(type, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    if (weight_type == kBfloat16) {
+      gather_rows(tokens, (const bf16*)packed, (T*)out, count, inputs);
+    } else {
+      gather_rows(tokens, (const fp16*)packed, (T*)out, count, inputs);
+    }
+  });
+  return 1;
+}
+
+}  // namespace tiercel::TIERCEL_CLASS
