@@ -14,7 +14,7 @@ _GAP_S = 0.05  # after a longer pause the window begins anew
 _FIRST_PROBE_S = 1.0
 _LAST_PROBE_S = 16.0
 _LEAST_IDLE = 0.75  # idle cores that make the team one thread wider
-_SHRINKING = 0.7
+_SHRINKING = 0.9
 _LEAST_WAITING = 0.1
 
 
