@@ -17,14 +17,20 @@ struct RowState {
   float* outputs;  // [rows, width]
 };
 
+// Where the keys of a thread's current tile and of its next tile lie.
+struct TileRows {
+  const char* rows[2][kTileKeys];
+  int now;
+  bool is_located;
+  const char* zeros;  // a row of the cache for keys that must not be read
+};
+
 struct TaskScratch {
-  const char* rows[2][kTileKeys];  // of this tile's keys and of the next tile's
   void* queries;                   // [rows, Math::Row of a query]
   uint32_t *keys, *values;         // packed tiles
   float* widened;                  // [kTileKeys, head_dim], for fp16
   float* scores;                   // [8, kTileKeys]
   void* probabilities;             // [8, kTileKeys]
-  char* zeros;                     // a row of the cache
   RowState part, merged;
 };
 
@@ -49,7 +55,7 @@ struct PagedAttention {
   int64_t query_stride;
   const T* kv;
   void* out;
-  int64_t group, width, key_words, query_size, row_floats;
+  int64_t group, width, key_words, query_size, row_floats, head_bytes;
 
   PagedAttention(const AttentionStep& step, const AttentionLayer& layer, const void* query, int64_t query_stride,
                  const void* kv, void* out)
@@ -59,13 +65,41 @@ struct PagedAttention {
     key_words = Math::kHasPairs ? layer.head_dim / 2 : layer.head_dim;
     query_size = sizeof(Row) == sizeof(float) && !is_dot() ? layer.head_dim : layer.head_dim / 2;
     row_floats = width + 2;
+    head_bytes = 2 * layer.head_dim * int64_t(sizeof(T));
   }
 
   static constexpr bool is_dot() { return Math::kHasPairs && Math::kHalves == 1; }
 
   void run() const {
-    const AttentionPlan plan = plan_attention(step, layer, row_floats);
-    parallel_for(plan.count, 1, [&](int64_t i) { run_task(plan.tasks[i], plan.partials); });
+    const AttentionPlan plan = plan_attention(step, layer, row_floats, head_bytes);
+    if (plan.count == 1 || omp_get_max_threads() == 1) {
+      TileRows tile = prepare();
+      for (int64_t i = 0; i < plan.count; i++)
+        run_task(plan.tasks[i], i + 1 < plan.count ? plan.tasks + i + 1 : nullptr, plan.partials, tile);
+      return;
+    }
+    int64_t claimed = 0;
+#pragma omp parallel
+    {
+      // A thread claims its next task before it computes the current one, whose last tile fetches the next one's first.
+      TileRows tile = prepare();
+      int64_t i = __atomic_fetch_add(&claimed, 1, __ATOMIC_RELAXED);
+      while (i < plan.count) {
+        const int64_t next = __atomic_fetch_add(&claimed, 1, __ATOMIC_RELAXED);
+        run_task(plan.tasks[i], next < plan.count ? plan.tasks + next : nullptr, plan.partials, tile);
+        i = next;
+      }
+    }
+  }
+
+  TileRows prepare() const {
+    static thread_local Scratch memory;
+    const size_t size = layer.kv_heads * 2 * layer.head_dim * sizeof(T);
+    TileRows tile;
+    tile.now = 0;
+    tile.is_located = false;
+    tile.zeros = (const char*)memset(borrow(memory, size), 0, size);
+    return tile;
   }
 
   int64_t position(const AttentionTask& task, int64_t token) const {
@@ -76,7 +110,7 @@ struct PagedAttention {
   TaskScratch borrow_scratch(int64_t rows) const {
     static thread_local Scratch memory;
     size_t size = 0;
-    size_t offsets[11];
+    size_t offsets[10];
     const auto place = [&](int index, int64_t bytes) {
       offsets[index] = size;
       size += (bytes + 127) / 64 * 64;  // a line more than needed, so that arrays do not share their sets
@@ -87,11 +121,10 @@ struct PagedAttention {
     place(3, kTileKeys * layer.head_dim * 4);
     place(4, 8 * kTileKeys * 4);
     place(5, 8 * kTileKeys * 4);
-    place(6, 2 * layer.head_dim * layer.kv_heads * 4);
-    place(7, rows * 4 * 2);
-    place(8, rows * N * 4);
-    place(9, rows * width * 4);
-    place(10, rows * (width + 1) * 4);
+    place(6, rows * 4 * 2);
+    place(7, rows * N * 4);
+    place(8, rows * width * 4);
+    place(9, rows * (width + 1) * 4);
     char* at = (char*)borrow(memory, size);
     TaskScratch s;
     s.queries = at + offsets[0];
@@ -100,38 +133,44 @@ struct PagedAttention {
     s.widened = (float*)(at + offsets[3]);
     s.scores = (float*)(at + offsets[4]);
     s.probabilities = at + offsets[5];
-    s.zeros = at + offsets[6];
-    s.part = {(float*)(at + offsets[7]), (float*)(at + offsets[8]), (float*)(at + offsets[9])};
-    float* merged = (float*)(at + offsets[10]);
-    s.merged = {(float*)(at + offsets[7]) + rows, merged + rows * width, merged};
-    memset(s.zeros, 0, 2 * layer.head_dim * layer.kv_heads * 4);
+    s.part = {(float*)(at + offsets[6]), (float*)(at + offsets[7]), (float*)(at + offsets[8])};
+    float* merged = (float*)(at + offsets[9]);
+    s.merged = {(float*)(at + offsets[6]) + rows, merged + rows * width, merged};
     if (width > layer.head_dim) memset(s.values, 0, kTileKeys * width * 4);
     return s;
   }
 
-  void run_task(const AttentionTask& task, float* partials) const {
-    const int64_t head_rows = task.tokens * group, rows = task.heads * head_rows;
+  void run_task(const AttentionTask& task, const AttentionTask* next, float* partials, TileRows& tile) const {
+    const int64_t rows = task.heads * task.tokens * group;
     TaskScratch s = borrow_scratch(rows);
     copy_queries(task, (Row*)s.queries);
-    const bool is_split = task.partials >= 0;
     clear(s.merged, rows, 1);
-    for (int64_t part = task.part; part < task.part + task.parts; part++) {
-      clear(s.part, rows, N);
-      run_part(task, part, s);
-      for (int64_t row = 0; row < rows; row++) {
-        const float sum = tiercel::TIERCEL_CLASS::sum(load(s.part.sums + row * N));
-        const float* outputs = s.part.outputs + row * width;
-        if (is_split) {
-          float* to = partials + task.partials + ((part - task.first_part) * rows + row) * row_floats;
-          to[width] = s.part.maxima[row];
-          to[width + 1] = sum;
-          memcpy(to, outputs, width * 4);
-        } else {
-          merge_row(s.merged, row, s.part.maxima[row], sum, outputs, width);
-        }
+    const int64_t last = (int64_t(task.part) + task.parts) * kPartKeys, to = position(task, task.tokens - 1) + 1;
+    const int64_t end = last < to ? last : to;
+    if (!tile.is_located) locate(task, first_tile(task), tile.zeros, tile.rows[tile.now]);
+    tile.is_located = next != nullptr;
+    bool is_begun = false;
+    for (int64_t first = first_tile(task); first < end; first += kTileKeys) {
+      if (!is_begun) clear(s.part, rows, N);
+      is_begun = true;
+      const char** following = tile.rows[tile.now ^ 1];
+      Ahead ahead = Ahead::of(following, 0, 0, 0);
+      if (first + kTileKeys < end) {
+        const int64_t left = end - first - kTileKeys;
+        locate(task, first + kTileKeys, tile.zeros, following);
+        ahead = Ahead::of(following, left < kTileKeys ? left : kTileKeys, task.head * head_bytes, task.heads * head_bytes);
+      } else if (next != nullptr) {
+        locate(*next, first_tile(*next), tile.zeros, following);
+        ahead = Ahead::of(following, kTileKeys, next->head * head_bytes, next->heads * head_bytes);
+      }
+      run_tile(task, first, end, tile.rows[tile.now], s, ahead);
+      tile.now ^= 1;
+      if ((first + kTileKeys) % kPartKeys == 0 || first + kTileKeys >= end) {
+        finish_part(task, first / kPartKeys, partials, s);
+        is_begun = false;
       }
     }
-    if (is_split) {
+    if (task.partials >= 0) {
       if (__atomic_sub_fetch(task.unfinished, 1, __ATOMIC_ACQ_REL) > 0) return;
       const float* from = partials + task.partials;  // this task is the last one of its rows
       for (int64_t part = 0; part < task.all_parts; part++)
@@ -139,6 +178,27 @@ struct PagedAttention {
           merge_row(s.merged, row, from[width], from[width + 1], from, width);
     }
     write_rows(task, s.merged);
+  }
+
+  int64_t first_tile(const AttentionTask& task) const {
+    const int64_t from = first_key(layer, position(task, 0)), start = task.part * kPartKeys;
+    return start > from ? start : from / kTileKeys * kTileKeys;
+  }
+
+  void finish_part(const AttentionTask& task, int64_t part, float* partials, TaskScratch& s) const {
+    const int64_t rows = task.heads * task.tokens * group;
+    for (int64_t row = 0; row < rows; row++) {
+      const float sum = tiercel::TIERCEL_CLASS::sum(load(s.part.sums + row * N));
+      const float* outputs = s.part.outputs + row * width;
+      if (task.partials < 0) {
+        merge_row(s.merged, row, s.part.maxima[row], sum, outputs, width);
+        continue;
+      }
+      float* to = partials + task.partials + ((part - task.first_part) * rows + row) * row_floats;
+      memcpy(to, outputs, width * 4);
+      to[width] = s.part.maxima[row];
+      to[width + 1] = sum;
+    }
   }
 
   void clear(RowState state, int64_t rows, int64_t sums) const {
@@ -166,8 +226,9 @@ struct PagedAttention {
         }
   }
 
-  // Fills in where the keys [first, first + kTileKeys) lie; a row of zeros for those outside [from, to).
-  void locate(const AttentionTask& task, int64_t first, int64_t from, int64_t to, const char* zeros, const char** rows) const {
+  // Fills in where the keys [first, first + kTileKeys) lie; a row of zeros for those that no query of the task sees.
+  void locate(const AttentionTask& task, int64_t first, const char* zeros, const char** rows) const {
+    const int64_t from = first_key(layer, position(task, 0)), to = position(task, task.tokens - 1) + 1;
     const int64_t size = layer.block_size, token_size = layer.kv_heads * 2 * layer.head_dim;
     const int64_t* table = step.tables + task.sequence * step.table_stride;
     for (int64_t k = 0; k < kTileKeys;) {
@@ -182,39 +243,37 @@ struct PagedAttention {
     }
   }
 
-  void run_part(const AttentionTask& task, int64_t part, TaskScratch& s) const {
-    const int64_t from = first_key(layer, position(task, 0)), to = position(task, task.tokens - 1) + 1;
-    const int64_t start = part * kPartKeys, end = start + kPartKeys < to ? start + kPartKeys : to;
-    const int64_t first = start > from ? start : from / kTileKeys * kTileKeys;
-    const int64_t head_bytes = 2 * layer.head_dim * sizeof(T), head_rows = task.tokens * group;
-    int now = 0;
-    if (first < end) locate(task, first, from, end, s.zeros, s.rows[now]);
-    for (int64_t tile = first; tile < end; tile += kTileKeys, now ^= 1) {
-      const int64_t count = end - tile < kTileKeys ? end - tile : kTileKeys;
-      const bool is_last = tile + kTileKeys >= end;
-      if (!is_last) locate(task, tile + kTileKeys, from, end, s.zeros, s.rows[now ^ 1]);
-      for (int64_t head = 0; head < task.heads; head++) {
-        if (head + 1 < task.heads) {
-          prefetch(s.rows[now], (task.head + head + 1) * head_bytes, head_bytes, count);
-        } else if (!is_last) {
-          prefetch(s.rows[now ^ 1], task.head * head_bytes, head_bytes, kTileKeys);
-        }
-        pack(s, s.rows[now], (task.head + head) * head_bytes, count);
-        for (int64_t row = 0; row < head_rows;) {
-          const int rows = next_block(head_rows - row);
-          run_block(task, s, tile, row, head * head_rows + row, rows);
-          row += rows;
-        }
+  void run_tile(const AttentionTask& task, int64_t tile, int64_t end, const char* const* keys, TaskScratch& s,
+                Ahead& ahead) const {
+    const int64_t count = end - tile < kTileKeys ? end - tile : kTileKeys, head_rows = task.tokens * group;
+    // Three fifths of the lines are fetched in the products, the others while packing.
+    const int64_t lines = (ahead.left * ahead.bytes / task.heads + 63) / 64;
+    const int64_t steps = product_steps(head_rows);
+    ahead.per_step = (lines * 3 / 5 + steps - 1) / steps;
+    const int64_t rest = lines - ahead.per_step * steps;
+    const int64_t while_packing = rest > 0 ? (rest + 2 * kTileKeys / N - 1) / (2 * kTileKeys / N) : 0;
+    for (int64_t head = 0; head < task.heads; head++) {
+      pack(s, keys, (task.head + head) * head_bytes, count, ahead, while_packing);
+      for (int64_t row = 0; row < head_rows;) {
+        const int rows = next_block(head_rows - row);
+        run_block(task, s, tile, row, head * head_rows + row, rows, ahead);
+        row += rows;
       }
     }
   }
 
-  static void prefetch(const char* const* rows, int64_t offset, int64_t bytes, int64_t count) {
-    for (int64_t k = 0; k < count; k++)
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(rows[k] + offset + i, 0, 2);
+  int64_t product_steps(int64_t rows) const {
+    int64_t steps = 0;
+    while (rows > 0) {
+      const int block = next_block(rows), columns = block_vectors(block) * N;
+      steps += (kTileKeys + columns - 1) / columns * (query_size / Math::kHalves);
+      steps += (width + columns - 1) / columns * (Math::kHasPairs ? kTileKeys / 2 : kTileKeys);
+      rows -= block;
+    }
+    return steps;
   }
 
-  void pack(TaskScratch& s, const char* const* rows, int64_t offset, int64_t count) const {
+  void pack(TaskScratch& s, const char* const* rows, int64_t offset, int64_t count, Ahead& ahead, int64_t lines) const {
     const int64_t value_offset = offset + layer.head_dim * int64_t(sizeof(T));
     if constexpr (sizeof(T) == 2 && !Math::kHasPairs) {
       const char* widened[kTileKeys];
@@ -230,16 +289,16 @@ struct PagedAttention {
         }
         widened[k] = (const char*)to;
       }
-      pack_keys(widened, 0, key_words, count, s.keys);
+      pack_keys(widened, 0, key_words, count, s.keys, ahead, lines);
     } else {
-      pack_keys(rows, offset, key_words, count, s.keys);
+      pack_keys(rows, offset, key_words, count, s.keys, ahead, lines);
     }
-    pack_values(rows, value_offset, layer.head_dim, count, width, s.values, kv);
+    pack_values(rows, value_offset, layer.head_dim, count, width, s.values, kv, ahead, lines);
   }
 
   // Adds a tile of keys to `rows` rows: those from `row` on among the rows of their head, `index` among all rows of the task.
   __attribute__((always_inline)) void run_block(const AttentionTask& task, TaskScratch& s, int64_t tile, int64_t row, int64_t index,
-                                       int rows) const {
+                                       int rows, Ahead& ahead) const {
     const int64_t first_position = position(task, row / group), last_position = position(task, (row + rows - 1) / group);
     if (tile > last_position || tile + kTileKeys <= first_key(layer, first_position)) return;
     const int64_t count = last_position + 1 - tile < kTileKeys ? last_position + 1 - tile : kTileKeys;
@@ -248,7 +307,7 @@ struct PagedAttention {
     constexpr int64_t kProbabilities = is_dot() ? kTileKeys / 2 : kTileKeys;  // of a row, in numbers of Row
     Row* probabilities = (Row*)s.probabilities;
     multiply<Math>(rows, queries, query_size, s.keys, kTileKeys, columns, query_size / Math::kHalves, s.scores, kTileKeys,
-                   false);
+                   false, ahead);
     const Softness how = {layer.scale, layer.softcap};
     for (int r = 0; r < rows; r++) {
       const int64_t at = position(task, (row + r) / group);
@@ -263,7 +322,7 @@ struct PagedAttention {
     }
     const int64_t steps = Math::kHasPairs ? (count + 1) / 2 : count;
     multiply<Math>(rows, probabilities, kProbabilities, s.values, width, width, steps, s.part.outputs + index * width, width,
-                   true);
+                   true, ahead);
   }
 
   void write_rows(const AttentionTask& task, RowState merged) const {

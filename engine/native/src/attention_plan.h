@@ -9,6 +9,7 @@ namespace tiercel {
 
 constexpr int64_t kPartKeys = 512;  // contexts are computed in parts of this size, whose results are merged in order
 constexpr int64_t kTileRows = 96;   // queries times heads of a group that share one packing of keys and values
+constexpr int64_t kTileBytes = 128 << 10;
 constexpr int64_t kPiecesPerThread = 6;
 constexpr int64_t kPartialBytes = 64 << 20;  // limit of results of parts that wait to be merged
 
@@ -60,10 +61,10 @@ TIERCEL_INLINE int64_t first_key(const AttentionLayer& layer, int64_t position) 
 // The time of `rows` rows for `keys` keys, in arbitrary units: packing takes as long as eight rows.
 TIERCEL_INLINE int64_t cost_of(int64_t rows, int64_t heads, int64_t keys) { return (rows + 8 * heads) * (keys + 64); }
 
-// Returns the tasks of a step, costly sequences first. `row_floats`: floats of a row's partial result. The plan uses memory
-// of the calling thread until its next call. How tasks are cut never changes a result.
+// Returns the tasks of a step, costly sequences first. `row_floats`: floats of a row's partial result; `head_bytes`: of a
+// key and a value. The plan uses memory of the calling thread until its next call. How tasks are cut never changes a result.
 static inline __attribute__((always_inline)) AttentionPlan plan_attention(const AttentionStep& step, const AttentionLayer& layer,
-                                                                         int64_t row_floats) {
+                                                                         int64_t row_floats, int64_t head_bytes) {
   static thread_local Scratch cost_memory, task_memory, counter_memory, partial_memory;
   const int64_t group = layer.heads / layer.kv_heads;
   const int64_t tile_tokens = kTileRows / group > 0 ? kTileRows / group : 1;
@@ -92,7 +93,11 @@ static inline __attribute__((always_inline)) AttentionPlan plan_attention(const 
       const int64_t token = tile * tile_tokens, tokens = length - token < tile_tokens ? length - token : tile_tokens;
       const int64_t from = first_key(layer, before + token), to = before + token + tokens;
       const int64_t first_part = from / kPartKeys, parts = (to - 1) / kPartKeys + 1 - first_part;
-      int64_t heads = tokens * group <= 16 ? layer.kv_heads : 1;  // few rows: read the keys of all heads as they lie
+      int64_t heads = 1;
+      if (tokens * group <= 16) {  // few rows: read the keys of all heads as they lie, as far as a tile fits the L2 cache
+        const int64_t fitting = kTileBytes / (64 * head_bytes);
+        heads = fitting < 1 ? 1 : fitting < layer.kv_heads ? fitting : layer.kv_heads;
+      }
       const int64_t wanted = cost_of(tokens * group * heads, heads, to - from) / goal + 1;
       const int64_t pieces = wanted < parts ? wanted : parts;
       if (pieces < wanted && heads > 1) {

@@ -1,8 +1,29 @@
 // What attention needs of vectors beside simd_*.h: words of two 16-bit numbers, transposing, masking. A part of every class.
 #pragma once
+#include <cmath>
+
 #include "numbers.h"
 
 namespace tiercel::TIERCEL_CLASS {
+
+// 2 ** x for x in [-0.5, 0.5]: to 2e-7 with the coefficients of Cephes' exp2f, or to 5e-5 for numbers that are rounded to
+// bfloat16 afterwards.
+template <bool exact>
+TIERCEL_INLINE F32 exp2_fraction(F32 x) {
+  if constexpr (exact) {
+    F32 y = fma(splat(1.535336188e-4f), x, splat(1.339887440e-3f));
+    y = fma(y, x, splat(9.618437357e-3f));
+    y = fma(y, x, splat(5.550332471e-2f));
+    y = fma(y, x, splat(2.402264791e-1f));
+    return fma(fma(y, x, splat(6.931472028e-1f)), x, splat(1.f));
+  } else {
+    F32 y = fma(splat(9.6181291e-3f), x, splat(5.5504109e-2f));
+    y = fma(y, x, splat(2.4022651e-1f));
+    return fma(fma(y, x, splat(6.9314718e-1f)), x, splat(1.f));
+  }
+}
+
+// `exp2_below<exact>(x)`: 2 ** x for x <= 0, exactly 0 for minus infinity; NaN stays NaN.
 
 #if defined(__AVX512BF16__)
 
@@ -16,6 +37,13 @@ TIERCEL_INLINE F32 high_half(Words w) {
 // Adds the products of both halves of two words, which are bfloat16.
 TIERCEL_INLINE F32 dot(F32 sum, Words a, Words b) { return {_mm512_dpbf16_ps(sum.v, (__m512bh)a, (__m512bh)b)}; }
 TIERCEL_INLINE Words spread_word(uint32_t word) { return _mm512_set1_epi32(int(word)); }
+
+template <bool exact>
+TIERCEL_INLINE F32 exp2_below(F32 x) {
+  x.v = _mm512_max_ps(_mm512_set1_ps(-160.f), x.v);  // the second operand is returned if one is NaN
+  const __m512 n = _mm512_roundscale_ps(x.v, 8);
+  return {_mm512_scalef_ps(exp2_fraction<exact>({_mm512_sub_ps(x.v, n)}).v, n)};
+}
 
 // Keeps the lanes [from, to); the others become minus infinity.
 TIERCEL_INLINE F32 keep_lanes(F32 x, int64_t from, int64_t to) {
@@ -81,6 +109,18 @@ TIERCEL_INLINE F32 as_floats(Words w) { return {_mm256_castsi256_ps(w)}; }
 TIERCEL_INLINE F32 low_half(Words w) { return {_mm256_castsi256_ps(_mm256_slli_epi32(w, 16))}; }
 TIERCEL_INLINE F32 high_half(Words w) {
   return {_mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(int(0xffff0000))))};
+}
+
+template <bool exact>
+TIERCEL_INLINE F32 exp2_below(F32 x) {
+  const __m256 lowest = _mm256_set1_ps(-125.f), magic = _mm256_set1_ps(12582912.f);  // adding 1.5 * 2^23 rounds
+  const __m256 is_zero = _mm256_cmp_ps(x.v, lowest, _CMP_LT_OQ);
+  x.v = _mm256_max_ps(lowest, x.v);  // the second operand is returned if one is NaN
+  const __m256 shifted = _mm256_add_ps(x.v, magic);
+  const __m256 y = exp2_fraction<exact>({_mm256_sub_ps(x.v, _mm256_sub_ps(shifted, magic))}).v;
+  const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+  const __m256 scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), power));
+  return {_mm256_andnot_ps(is_zero, scaled)};
 }
 
 TIERCEL_INLINE F32 keep_lanes(F32 x, int64_t from, int64_t to) {
@@ -164,6 +204,11 @@ TIERCEL_INLINE F32 high_half(Words w) {
   F32 r;
   TIERCEL_EACH r.v[i] = float_of(w.v[i] & 0xffff0000);
   return r;
+}
+template <bool exact>
+TIERCEL_INLINE F32 exp2_below(F32 x) {
+  TIERCEL_EACH x.v[i] = exp2f(x.v[i]);
+  return x;
 }
 TIERCEL_INLINE F32 keep_lanes(F32 x, int64_t from, int64_t to) {
   TIERCEL_EACH x.v[i] = from <= i && i < to ? x.v[i] : -INFINITY;
