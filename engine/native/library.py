@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tiercel.engine.native.build import FOLDER, LIBRARY_NAME, SOURCES, source_digest
-from tiercel.engine.native.self_tests import attention, linear, ops
+from tiercel.engine.native.self_tests import attention, linear, ops, sampling
 from tiercel.engine.native.table import ABI, CpuClass, KernelTable
 from tiercel.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-CHECKS = (*attention.CHECKS, *linear.CHECKS, *ops.CHECKS)
+CHECKS = (*attention.CHECKS, *linear.CHECKS, *ops.CHECKS, *sampling.CHECKS)
 """A self-test for every kernel of the table."""
 
 CLASS_VARIABLE = "TIERCEL_CPU_CLASS"
@@ -36,6 +36,7 @@ class NativeLibrary:
         self.silu_mul = kernels["silu_mul"]
         self.store_heads = kernels["store_heads"]
         self.attend = kernels["attend"]
+        self.draw_rows = kernels["draw_rows"]
 
     @property
     def class_name(self) -> str:

@@ -96,4 +96,10 @@ class KernelTable(ctypes.Structure):
                 c_void_p,
             ),
         ),
+        (
+            "draw_rows",
+            ctypes.CFUNCTYPE(
+                *(None, c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)
+            ),
+        ),
     )

@@ -40,6 +40,14 @@ struct AttentionLayer {
   float scale, softcap;  // softcap 0: none
 };
 
+// How a row is drawn; see engine/sampling/native.py. Temperature 0: the largest logit. Off are a log_min_p of -inf, a top_p
+// of 1 or more, and a top_k that is 0 or not below the vocabulary.
+struct Draw {
+  int32_t key_1, key_2;  // of the noise
+  float temperature, log_min_p, top_p;
+  int32_t top_k;
+};
+
 struct Kernels {
   // Bytes of a packed weight [outputs, inputs] of 16 bits.
   int64_t (*linear_bytes)(int64_t outputs, int64_t inputs);
@@ -73,6 +81,13 @@ struct Kernels {
   // of `query_type`, its tokens `query_stride` numbers apart; out [tokens, heads, head_dim] of `query_type`, adjoining.
   void (*attend)(const AttentionStep* step, const AttentionLayer* layer, const void* query, int64_t query_stride,
                  const void* kv, void* out);
+
+  // Draw one token per row: the largest of logits / temperature + noise among the tokens that the filters keep; of equal
+  // ones, the lowest id. A row is bad if its largest logit is not finite, or a logit is a NaN.
+  // logits [rows, vocab_size] of `type`, `stride` elements from row to row; room: for every thread four floats per token,
+  // with the tokens rounded up to a multiple of 128.
+  void (*draw_rows)(int type, const void* logits, int64_t stride, int64_t rows, int64_t vocab_size, const Draw* draws,
+                    float* room, int64_t* tokens, uint8_t* bad_rows);
 };
 
 }  // namespace tiercel

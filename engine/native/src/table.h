@@ -6,6 +6,7 @@
 #include "linear.h"
 #include "norm.h"
 #include "rope.h"
+#include "sampling.h"
 
 namespace tiercel::TIERCEL_CLASS {
 
@@ -18,6 +19,7 @@ extern const Kernels table = {
     silu_mul,
     store_heads,
     attend,
+    draw_rows,
 };
 
 }  // namespace tiercel::TIERCEL_CLASS
