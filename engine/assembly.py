@@ -132,7 +132,8 @@ def assemble(
     spec = kv_spec(model, settings.block_size)
     place, lane = torch.device(device.name), device.open_lane()
     max_rows = settings.max_num_seqs + 1  # one suspect is admitted beyond the limit
-    sampler = open_sampler(max_rows, model.vocab_size, place, model.precision.activations)
+    library = load_library() if device.name == "cpu" else None
+    sampler = open_sampler(max_rows, model.vocab_size, place, model.precision.activations, library)
     reserved_bytes = measure_footprint(settings, model, sampler, spec, device, lane, place).reserved_bytes
     kept = kept_memory(arena_fd, spec, model.fingerprint)
     capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes, kept, reserved_bytes)

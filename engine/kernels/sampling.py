@@ -37,16 +37,16 @@ def _gumbel(tokens, key_1, key_2):
 
 @triton.jit
 def draw_kernel(
-    logits, draws, best, tokens, largest, vocab_size, row_stride, BLOCK: tl.constexpr
+    logits, draws, best, tokens, largest, vocab_size, row_stride, draw_stride, BLOCK: tl.constexpr
 ):  # one program per row and block of token ids
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     raw = tl.load(logits + row * row_stride + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
     is_number = raw == raw
     scores = tl.where(is_number, raw, float("-inf"))
-    temperature = tl.load(draws + row * 3 + 2).to(tl.float32, bitcast=True)
+    temperature = tl.load(draws + row * draw_stride + 2).to(tl.float32, bitcast=True)
     if temperature > 0:
-        noise = _gumbel(ids, tl.load(draws + row * 3), tl.load(draws + row * 3 + 1))
+        noise = _gumbel(ids, tl.load(draws + row * draw_stride), tl.load(draws + row * draw_stride + 1))
         scores = tl.div_rn(scores, temperature) + noise
     score, at = tl.max(scores, axis=0, return_indices=True, return_indices_tie_break_left=True)
     place = row * tl.num_programs(1) + block
@@ -72,8 +72,8 @@ def draw_no_sync(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
 
     A row of temperature 0 takes its largest logit; of equal logits, the lowest id is taken.
 
-    Shapes:  logits [N, vocab] of any float, rows contiguous; draws [N, 3] int32: the two keys of `noise_keys`, and
-             the bits of the temperature as a float32; returns [N] int64 and [N] bool.
+    Shapes:  logits [N, vocab] of any float, rows contiguous; draws [N, 3 or more] int32: the two keys of
+             `noise_keys`, and the bits of the temperature as a float32; returns [N] int64 and [N] bool.
     Cost:    two kernels: the first reads the logits once, the second reads 12 bytes per 4,096 logits.
     """
     rows, vocab_size = logits.shape
@@ -85,7 +85,8 @@ def draw_no_sync(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     bad_rows = torch.empty(rows, dtype=torch.bool, device=logits.device)
     if rows:
         draw_kernel[(rows, blocks)](
-            logits, draws, best, tokens, largest, vocab_size, logits.stride(0), _BLOCK, num_warps=8
+            *(logits, draws, best, tokens, largest, vocab_size, logits.stride(0), draws.stride(0), _BLOCK),
+            num_warps=8,
         )
         choose_kernel[(rows,)](
             best, tokens, largest, chosen, bad_rows, blocks, triton.next_power_of_2(blocks), num_warps=1

@@ -33,7 +33,7 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states.
 
-        Shapes: hidden [N, hidden]; returns [N, vocab_size] float32, on a GPU possibly in the type of the activations.
+        Shapes: hidden [N, hidden]; returns [N, vocab_size], in float32 or in the type of the activations.
         """
         ...
 

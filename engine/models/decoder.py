@@ -189,5 +189,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
-        logits = self._head.forward(hidden)
-        return logits if logits.is_cuda else logits.float()
+        return self._head.forward(hidden)

@@ -28,6 +28,9 @@ class Feature(enum.IntFlag):
     DRAW = 128
 
 
+NO_FILTER = Feature(0)
+
+
 class Column(enum.IntEnum):
     """Columns of `RowTable.floats`."""
 
@@ -37,6 +40,17 @@ class Column(enum.IntEnum):
     REPETITION = 3
     PRESENCE = 4
     FREQUENCY = 5
+
+
+class DrawColumn(enum.IntEnum):
+    """Columns of the parameters of a draw, 32 bits each: integers, or the bits of a float32 (see `Column`)."""
+
+    KEY_1 = 0  # of the noise
+    KEY_2 = 1
+    TEMPERATURE = 2  # float; 0 takes the largest logit
+    LOG_MIN_P = 3  # float, -inf = off
+    TOP_P = 4  # float, inf = off
+    TOP_K = 5  # the size of the vocabulary = off
 
 
 class RowTable:

@@ -9,10 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.sampling.filter import MassSearch, least_no_sync, limits_no_sync
+from tiercel.engine.sampling.native import NativeDraw
 from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 from tiercel.engine.sampling.penalty import PenaltyCounts
-from tiercel.engine.sampling.row import NO_IDS, Column, Feature, RowTable
+from tiercel.engine.sampling.row import NO_FILTER, NO_IDS, Column, DrawColumn, Feature, RowTable
 from tiercel.engine.sampling.sampled import Logprobs, Sampled
 from tiercel.engine.sampling.subset import Subset
 from tiercel.engine.sampling.upload import upload_no_sync
@@ -22,7 +24,8 @@ log = logging.getLogger(__name__)
 
 Ints = Sequence[int] | NDArray[np.integer]  # on the host
 DrawKernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Temperature, noise, maximum and check of a row in one pass; see `engine.kernels.sampling.draw_no_sync`."""
+"""Temperature, noise, maximum and check of a row in one pass; see `engine.kernels.sampling.draw_no_sync`. A kernel may
+also apply filters; see `engine.sampling.native`."""
 
 _CHANGES = np.uint8(0xFF & ~Feature.LOGPROBS)
 _FILTERS = Feature.MIN_P | Feature.TOP_P | Feature.TOP_K
@@ -48,12 +51,17 @@ class Sampler:
         device: torch.device,
         kernel: DrawKernel | None = None,
         search: MassSearch = least_no_sync,
+        kernel_filters: Feature = NO_FILTER,
     ) -> None:
-        """`kernel`: one kernel for twenty operators of plain torch; `search`: finds the limits of top_p."""
+        """`kernel`: one kernel for twenty operators of plain torch; `search`: finds the limits of top_p.
+
+        `kernel_filters`: the filters that the kernel applies itself, all or none.
+        """
         self._vocab_size = vocab_size
         self._device = device
         self._kernel = kernel
         self._search = search
+        self._kernel_filters = kernel_filters
         self._table = RowTable(max_rows, vocab_size)
         self._counts = PenaltyCounts(max_rows, vocab_size, device)
 
@@ -92,9 +100,9 @@ class Sampler:
             largest, tokens = logits.max(dim=-1)
             bad_rows = (largest - largest) != 0  # 0 for finite numbers only; isfinite takes five kernels
         else:
-            temperatures = np.where(changes == Feature.DRAW, self._table.floats[row_ids, Column.TEMPERATURE], 0)
-            tokens, bad_rows = self._kernel(logits, self._upload_draws_no_sync(row_ids, token_positions, temperatures))
-            changes[changes == Feature.DRAW] = 0
+            alone = (changes & ~np.uint8(self._kernel_filters)) == Feature.DRAW
+            tokens, bad_rows = self._kernel(logits, self._upload_draws_no_sync(row_ids, token_positions, alone))
+            changes[alone] = 0
         changed = np.flatnonzero(changes)
         if len(changed):
             changed = changed[np.argsort(features[changed], kind="stable")]  # sorted by features: fewer partial copies
@@ -144,29 +152,45 @@ class Sampler:
             some = Subset((features & Feature.PENALTY) != 0, self._device)
             ids = upload_no_sync(row_ids[some.host], self._device)
             scores = some.put(scores, self._counts.apply_no_sync(some.take(scores), ids, some.take(floats)))
+        is_drawn = np.full(len(row_ids), bool(wanted & Feature.DRAW))
+        if self._kernel is not None and self._kernel_filters:
+            return self._kernel(scores, self._upload_draws_no_sync(row_ids, positions, is_drawn))[0]
         if wanted & Feature.DRAW:
             scores.div_(floats[:, Column.TEMPERATURE, None])
             if wanted & _FILTERS:
                 limits = limits_no_sync(scores, features, floats, self._table.top_ks[row_ids], self._search)
                 scores.masked_fill_(scores < limits, -torch.inf)
         if self._kernel is not None:
-            temperatures = np.full(len(row_ids), 1 if wanted & Feature.DRAW else 0)
-            return self._kernel(scores, self._upload_draws_no_sync(row_ids, positions, temperatures))[0]
+            return self._kernel(scores, self._upload_draws_no_sync(row_ids, positions, is_drawn, is_divided=True))[0]
         if wanted & Feature.DRAW:
             keys = upload_no_sync(noise_keys(self._table.seeds[row_ids], positions), self._device)
             scores.add_(gumbel_no_sync(keys, self._vocab_size))
         return scores.max(dim=-1).indices  # takes the lowest of equal ids; faster than argmax on the CPU
 
     def _upload_draws_no_sync(
-        self, row_ids: NDArray[np.int64], positions: NDArray[np.int64], temperatures: NDArray[np.number]
+        self,
+        row_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        is_drawn: NDArray[np.bool_],
+        *,
+        is_divided: bool = False,
     ) -> Tensor:
-        """Upload keys and temperatures for the kernel; see `DrawKernel`.
+        """Upload the parameters of draws for the kernel. Rows that are not drawn take their largest logit.
 
-        Shapes: all [M], temperature 0 means greedy; returns [M, 3] int32.
+        `is_divided`: the scores were divided by the temperature already.
+
+        Shapes: all [M]; returns [M, len(DrawColumn)] int32.
         """
-        keys = noise_keys(self._table.seeds[row_ids], positions)
-        bits = temperatures.astype(np.float32).view(np.int32)
-        return upload_no_sync(np.concatenate((keys, bits[:, None]), axis=1), self._device)
+        draws = np.zeros((len(row_ids), len(DrawColumn)), np.int32)
+        if is_drawn.any():
+            draws[:, : DrawColumn.TEMPERATURE] = noise_keys(self._table.seeds[row_ids], positions)
+            floats = self._table.floats[row_ids, : Column.TOP_P + 1]
+            if is_divided:
+                floats[:, Column.TEMPERATURE] = 1
+            floats[~is_drawn, Column.TEMPERATURE] = 0
+            draws[:, DrawColumn.TEMPERATURE : DrawColumn.TOP_K] = floats.view(np.int32)
+            draws[:, DrawColumn.TOP_K] = self._table.top_ks[row_ids]
+        return upload_no_sync(draws, self._device)
 
     def _add_bias_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64]) -> None:
         """Add logit_bias. Shapes: scores [M, vocab], changed; row_ids [M]."""
@@ -209,8 +233,19 @@ class Sampler:
         )
 
 
-def open_sampler(max_rows: int, vocab_size: int, device: torch.device, dtype: torch.dtype) -> Sampler:
-    """Open a sampler. On a GPU its kernels are compiled here, for logits of this dtype."""
+def open_sampler(
+    max_rows: int,
+    vocab_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    library: NativeLibrary | None = None,
+) -> Sampler:
+    """Open a sampler. On a GPU its kernels are compiled here, for logits of this dtype.
+
+    `library`: the kernels of a CPU.
+    """
+    if device.type == "cpu" and library is not None:
+        return Sampler(max_rows, vocab_size, device, NativeDraw(library), kernel_filters=_FILTERS)
     if device.type != "cuda":
         return Sampler(max_rows, vocab_size, device)
     if find_spec("triton") is None:
@@ -220,7 +255,7 @@ def open_sampler(max_rows: int, vocab_size: int, device: torch.device, dtype: to
     from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
 
     scores = torch.zeros(1, vocab_size, device=device)
-    greedy = torch.zeros(1, 3, dtype=torch.int32, device=device)
+    greedy = torch.zeros(1, len(DrawColumn), dtype=torch.int32, device=device)
     draw_no_sync(scores.to(dtype), greedy)  # raw logits
     draw_no_sync(scores, greedy)  # changed scores
     search_no_sync(scores, scores[:, 0])

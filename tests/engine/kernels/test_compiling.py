@@ -27,7 +27,7 @@ def heads_job(has_norms: bool, group: int) -> Job:
 
 def draw_job(logits: str) -> Job:
     types = {"logits": logits, "draws": "*i32", "best": "*fp32", "tokens": "*i32", "largest": "*fp32"}
-    sizes = dict.fromkeys(("vocab_size", "row_stride"), "i32")
+    sizes = dict.fromkeys(("vocab_size", "row_stride", "draw_stride"), "i32")
     return Job("tiercel.engine.kernels.sampling", "draw_kernel", types | sizes, {"BLOCK": 4096}, num_warps=8)
 
 

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.engine.native.classes import CLASSES, library_of
 from tests.engine.sampling.rows import END_TOKENS, random_logits, random_params
 from tiercel.engine.kernels.sampling import draw_no_sync, search_no_sync
+from tiercel.engine.native.table import CpuClass
 from tiercel.engine.sampling import Sampler, open_sampler
 from tiercel.engine.sampling.filter import least_no_sync
+from tiercel.engine.sampling.row import DrawColumn
 from tiercel.engine.sampling.sampler import DrawKernel
 from tiercel.engine.sampling.subset import Subset
 from tiercel.request import SamplingParams, pack_tokens
@@ -25,21 +28,29 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def filled(params: list[SamplingParams], vocab_size: int, kernel: DrawKernel | None) -> Sampler:
-    """Return a sampler whose row r has params[r]; all rows have the same prompt."""
-    search = least_no_sync if kernel is None else search_no_sync
-    sampler = Sampler(len(params), vocab_size, CPU, kernel, search)
+Kernel = DrawKernel | CpuClass | None
+KERNELS = [pytest.param(draw_no_sync, id="triton"), *CLASSES]
+
+
+def filled(params: list[SamplingParams], vocab_size: int, kernel: Kernel) -> Sampler:
+    """Return a sampler whose row r has params[r]; all rows have the same prompt. Of a class: the native kernel."""
+    if isinstance(kernel, CpuClass):
+        sampler = open_sampler(len(params), vocab_size, CPU, torch.float32, library_of(kernel))
+    else:
+        search = least_no_sync if kernel is None else search_no_sync
+        sampler = Sampler(len(params), vocab_size, CPU, kernel, search)
     for row, each in enumerate(params):
         sampler.set_row(row, each, pack_tokens([5, 9, 30]), pack_tokens([2, 5]), END_TOKENS)
     return sampler
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(61, torch.float32), (61, torch.bfloat16), (4100, torch.float32)])
-def test_rows_draw_the_same_with_and_without_the_kernel(vocab_size: int, dtype: torch.dtype) -> None:
+def test_rows_draw_the_same_with_and_without_the_kernel(vocab_size: int, dtype: torch.dtype, kernel: Kernel) -> None:
     rng = np.random.default_rng(vocab_size)
     params = [*PLAIN * 4, *(random_params(rng, vocab_size, greedy=row % 5 == 0) for row in range(16))]
     rows = rng.permutation(len(params))
-    plain, fused = filled(params, vocab_size, None), filled(params, vocab_size, draw_no_sync)
+    plain, fused = filled(params, vocab_size, None), filled(params, vocab_size, kernel)
 
     for step in range(2):
         logits = random_logits(step, len(params), vocab_size).to(dtype)
@@ -67,7 +78,7 @@ def test_unused_features_upload_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(f"tiercel.engine.sampling.{module}.upload_no_sync", upload)
     sampler = filled([SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=4)], 61, draw_no_sync)
     sampler.sample_no_sync(random_logits(1, 2, 61), [0, 1], [4, 4], [1, 1])
-    assert uploads == [(2, 3)]  # keys and temperatures for the kernel
+    assert uploads == [(2, len(DrawColumn))]  # keys and temperatures for the kernel
     uploads.clear()
     sampler = filled([SamplingParams(seed=3, top_p=0.9), SamplingParams(seed=4, top_p=0.8)], 61, draw_no_sync)
     sampler.sample_no_sync(random_logits(1, 2, 61), [0, 1], [4, 4], [1, 1])
@@ -82,29 +93,31 @@ def test_an_empty_subset_selects_no_rows() -> None:
     assert all_three and all_three.take(values) is values
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 2.5])
-def test_many_seeds_draw_the_same(temperature: float) -> None:
+def test_many_seeds_draw_the_same(temperature: float, kernel: Kernel) -> None:
     params = [SamplingParams(temperature=temperature, seed=seed * 104_729) for seed in range(64)]
     logits = random_logits(3, 1, 700).repeat(64, 1)
     asked = (range(64), range(50, 114), [0] * 64)
 
     wanted = filled(params, 700, None).sample_no_sync(logits, *asked).tokens
-    got = filled(params, 700, draw_no_sync).sample_no_sync(logits, *asked).tokens
+    got = filled(params, 700, kernel).sample_no_sync(logits, *asked).tokens
 
     assert torch.equal(got, wanted)
     assert len(got.unique()) > 2
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_bad_rows_are_flagged_with_any_parameters(poison: float) -> None:
+def test_bad_rows_are_flagged_with_any_parameters(poison: float, kernel: Kernel) -> None:
     rng = np.random.default_rng(2)
     params = [*PLAIN, *(random_params(rng, 80) for _ in range(6))]
     logits = random_logits(1, 9, 80)
     asked = (range(9), [9] * 9, [2] * 9)
-    clean = filled(params, 80, draw_no_sync).sample_no_sync(logits, *asked)
+    clean = filled(params, 80, kernel).sample_no_sync(logits, *asked)
     logits[1::2] = poison
 
-    result = filled(params, 80, draw_no_sync).sample_no_sync(logits, *asked)
+    result = filled(params, 80, kernel).sample_no_sync(logits, *asked)
 
     assert result.bad_rows.nonzero()[:, 0].tolist() == [1, 3, 5, 7]
     assert torch.equal(result.tokens[::2], clean.tokens[::2])
@@ -150,7 +163,7 @@ def test_plain_rows_take_one_pass_and_one_upload() -> None:
         sampler.sample_no_sync(logits, range(16), [3] * 16, [2] * 16)
 
     assert [rows for rows, _ in kernel.calls] == [16]
-    assert kernel.calls[0][1].shape == (16, 3)
+    assert kernel.calls[0][1].shape == (16, len(DrawColumn))
     made = {"aten::zeros"}  # by the kernel above
     assert [name for name in log.names if name not in made | {"aten::detach", "aten::lift_fresh"}] == []
 
@@ -164,11 +177,29 @@ def test_only_rows_with_further_parameters_are_read_again() -> None:
 
     (first, _), (again, draws) = kernel.calls
     assert (first, again) == (6, 3)
-    assert draws[:, 2].view(torch.float32).tolist() == [1.0, 1.0, 1.0]  # the scores were already divided
+    assert draws[:, DrawColumn.TEMPERATURE].view(torch.float32).tolist() == [
+        1.0,
+        1.0,
+        1.0,
+    ]  # the scores were already divided
 
 
-def test_the_cpu_keeps_plain_torch() -> None:
+def test_a_cpu_without_native_kernels_keeps_plain_torch() -> None:
     sampler = open_sampler(2, 30, CPU, torch.float32)
     sampler.set_row(0, SamplingParams(temperature=0.0), b"", b"", END_TOKENS)
 
     assert sampler.sample_no_sync(torch.arange(30.0)[None], [0], [1], [0]).tokens.tolist() == [29]
+
+
+@pytest.mark.parametrize("cpu_class", CLASSES)
+def test_a_kernel_that_filters_reads_other_rows_once(cpu_class: CpuClass) -> None:
+    sampler = open_sampler(3, 50, CPU, torch.float32, library_of(cpu_class))
+    for row, params in enumerate((SamplingParams(temperature=0.0), SamplingParams(top_k=3, seed=1), PLAIN[1])):
+        sampler.set_row(row, params, b"", b"", END_TOKENS)
+    logits = random_logits(1, 3, 50)
+
+    with OperatorLog() as log:
+        sampler.sample_no_sync(logits, range(3), [3] * 3, [2] * 3)
+
+    made = {"aten::empty.memory_format", "aten::detach", "aten::lift_fresh"}
+    assert [name for name in log.names if name not in made] == []
