@@ -1,20 +1,32 @@
 """`tiercel check`: check a model folder and flags without loading the weights."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tiercel.cli.console import print_tables, warn
+from tiercel.cli.decode_prediction import DecodeWork, predict_decode
 from tiercel.config import resolve
 from tiercel.settings import Settings
+from tiercel.tier import Capacity
 from tiercel.units import show_bytes
+
+if TYPE_CHECKING:
+    from tiercel.cli.model_facts import ModelFacts
+    from tiercel.engine.measure.machine_rates import MachineRates
+
+_CONTEXT_TOKENS = 512  # of each stream whose speed is predicted
 
 
 def check(given: dict[str, object]) -> int:
     """Check a model folder and flags without serving.
 
     Reads the configuration, the tokenizer and the headers of the weights, and
-    computes the size of the KV memory from the memory that is free now. Exit
-    code 2 and one line if `tiercel serve` with the same flags would not start.
+    computes the size of the KV memory from the memory that is free now. On a
+    CPU it also measures the machine for half a second and predicts the speed
+    of decoding. Exit code 2 and one line if `tiercel serve` with the same
+    flags would not start.
     --help=all lists all flags.
     """
     resolved = resolve(given)
@@ -28,13 +40,16 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
     # lazy: they import torch, which takes seconds
     from tiercel.cli.model_facts import LoadedDevice, read_model_facts
     from tiercel.device.registry import open_device
+    from tiercel.engine.measure.machine_rates import measure_machine
     from tiercel.engine.memory.capacity import size_pool, step_tokens
     from tiercel.engine.models.precision import CpuProducts
-    from tiercel.engine.native.library import load_library
+    from tiercel.engine.native.library import find_library
 
     engine = settings.engine
     device = open_device(engine.device, engine.threads)
-    facts = read_model_facts(engine, CpuProducts.of(load_library()) if device.name == "cpu" else None)
+    library = find_library() if device.name == "cpu" else "not for a GPU"
+    products = CpuProducts.of(None if isinstance(library, str) else library) if device.name == "cpu" else None
+    facts = read_model_facts(engine, products)
     loaded = LoadedDevice(device, facts.weights_bytes)
     capacity = size_pool(engine, facts.kv, loaded, facts.max_model_len, facts.weights_bytes)
     yield (
@@ -44,7 +59,8 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
             "served as": ", ".join(settings.server.served_model_names),
             "architecture": facts.architecture,
             "implementation": facts.impl,
-            "type": str(facts.precision),
+            "type": str(facts.precision) if facts.warning is None else facts.warning,
+            "CPU kernels": f"none: {library}" if isinstance(library, str) else library.class_name,
             "weights": show_bytes(facts.weights_bytes),
             "context": f"{facts.max_model_len:,} tokens, {capacity.max_model_len:,} served",
         },
@@ -61,6 +77,29 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
             "room for": f"{tokens:,} tokens, {tokens / capacity.max_model_len:.1f} sequences of the full context",
             "step": f"{step_tokens(engine, device):,} tokens, {engine.max_num_seqs:,} sequences",
         },
+    )
+    if device.name == "cpu":
+        threads = engine.threads or len(os.sched_getaffinity(0))
+        rates = measure_machine(facts.precision.activations, threads)
+        yield "Predicted speed of decoding", dict(_speeds(facts, capacity, rates, engine.max_num_seqs))
+
+
+def _speeds(
+    facts: "ModelFacts", capacity: Capacity, rates: "MachineRates", max_streams: int
+) -> Iterator[tuple[str, str]]:
+    work = DecodeWork(facts.step_weights_bytes, 2 * facts.step_weights, facts.kv.token_bytes)
+    context = min(_CONTEXT_TOKENS, capacity.max_model_len)
+    most = min(max_streams, capacity.blocks * capacity.block_size // context)
+    for streams in sorted({1, min(16, most), most} - {0}):
+        speed = predict_decode(work, streams, context, rates.read_bytes_per_s, rates.flops_per_s)
+        name = f"{streams:,} stream{'s' if streams > 1 else ''}"
+        rate = f"{speed.tokens_per_s:,.{1 if speed.tokens_per_s < 100 else 0}f} tokens/s"
+        yield name, f"about {rate}, bound by {speed.bound_by}"
+    yield "computed for", f"{context:,} tokens of context, {show_bytes(work.weights_bytes)} of weights in every step"
+    yield (
+        "measured now",
+        f"{show_bytes(int(rates.read_bytes_per_s))}/s read, {rates.flops_per_s / 1e9:,.0f} GFLOP/s; a prediction from "
+        "these rates alone",
     )
 
 

@@ -10,7 +10,14 @@ from tiercel.device.base import Device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.config import ConfigFields, read_architecture, read_config, refuse_foreign
 from tiercel.engine.models.decoder import Decoder
-from tiercel.engine.models.precision import CpuProducts, Precision, choose_precision, dtype_name, without_kernels
+from tiercel.engine.models.precision import (
+    CpuProducts,
+    Precision,
+    choose_precision,
+    dtype_name,
+    precision_warning,
+    without_kernels,
+)
 from tiercel.engine.models.registry import choose_native, open_ops
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint, stream_tensors
 from tiercel.errors import ConfigError
@@ -27,9 +34,12 @@ class ModelFacts:
     architecture: str
     impl: str  # native | transformers
     precision: Precision
+    warning: str | None  # what the types cost on this machine; see `precision_warning`
     max_model_len: int  # tokens
     vocab_size: int
     weights_bytes: int
+    step_weights_bytes: int  # read by every step: all but an embedding that the head does not share
+    step_weights: int  # the number of weights that a token is multiplied by
     kv: KVSpec
 
 
@@ -73,20 +83,26 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
     refuse_foreign(fields)
     config = choose_native(fields, settings.model_impl)
     if config is None:
-        precision = choose_precision(settings.dtype, fields, without_kernels(products))
-        return _transformers_facts(settings, folder, fields, precision)
+        products = without_kernels(products)
     precision = choose_precision(settings.dtype, fields, products)
+    warning = precision_warning(settings.dtype, fields, products, precision)
+    if config is None:
+        return _transformers_facts(settings, folder, fields, precision, warning)
     ops = open_ops(_NOWHERE, open_attention(settings.attention_backend, _NOWHERE))
     model = Decoder(config, ops, precision, _NOWHERE)
     if settings.load_format != "dummy":
         load_weights(dict(model.targets()), open_checkpoint(folder), _NoDigest(), None)
+    unread = 0 if config.is_tied else config.vocab_size * config.hidden_size
     return ModelFacts(
         architecture=config.architecture,
         impl=model.impl,
         precision=precision,
+        warning=warning,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         weights_bytes=model.weights_bytes,
+        step_weights_bytes=model.weights_bytes - unread * precision.weights.itemsize,
+        step_weights=sum(tensor.numel() for _, tensor in model.targets()) - unread,
         kv=KVSpec(
             layers=model.layers,
             kv_heads=model.kv_heads,
@@ -98,7 +114,7 @@ def read_model_facts(settings: EngineSettings, products: CpuProducts | None = No
 
 
 def _transformers_facts(
-    settings: EngineSettings, folder: Path, fields: ConfigFields, precision: Precision
+    settings: EngineSettings, folder: Path, fields: ConfigFields, precision: Precision, warning: str | None
 ) -> ModelFacts:
     """Return the facts of a model that runs in transformers' code. Only loading it shows whether it works."""
     # lazy: transformers' modelling code takes seconds to import
@@ -117,13 +133,18 @@ def _transformers_facts(
     text = config.get_text_config()
     kv_heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    weights = sum(tensor.numel() for tensor in model.parameters())
+    unread = 0 if config.tie_word_embeddings else text.vocab_size * text.hidden_size
     return ModelFacts(
         architecture=read_architecture(fields),
         impl="transformers",
         precision=precision,
+        warning=warning,
         max_model_len=text.max_position_embeddings,
         vocab_size=text.vocab_size,
-        weights_bytes=sum(tensor.nbytes for tensor in model.parameters()),
+        weights_bytes=weights * precision.weights.itemsize,
+        step_weights_bytes=(weights - unread) * precision.weights.itemsize,
+        step_weights=weights - unread,
         kv=KVSpec(
             layers=text.num_hidden_layers,
             kv_heads=kv_heads,

@@ -22,6 +22,7 @@ from tiercel.engine.memory.capacity import show_arithmetic, size_pool, step_toke
 from tiercel.engine.memory.tiers import Tiers, open_tiers
 from tiercel.engine.models.base import Model, kv_spec
 from tiercel.engine.models.generation import read_end_tokens
+from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import load_library
 from tiercel.engine.progress import LoadProgress, Outbox
@@ -115,6 +116,13 @@ def open_engine(
     attention = open_attention(settings.attention_backend, torch_device, device.processors, device.capability)
     with LoadProgress(mailbox) as progress:
         model = load_model(settings, torch_device, attention, progress, library)
+    precision, kernels = model.precision, "none" if library is None else library.class_name
+    log.info(
+        "model impl=%s weights=%s activations=%s kv=%s kernels=%s",
+        model.impl,
+        *map(dtype_name, (precision.weights, precision.activations, precision.kv)),
+        kernels,
+    )
     return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, wrap)
 
 

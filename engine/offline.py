@@ -16,7 +16,6 @@ from tiercel.engine.assembly import Engine, open_engine
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.measure.stopwatch import Laps, Stopwatch
 from tiercel.engine.memory.capacity import step_tokens
-from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.wake import Wake
 from tiercel.errors import TiercelError
 from tiercel.ids import SeqId
@@ -58,7 +57,7 @@ class OfflineRun:
 class EngineFacts:
     """The facts of an opened engine."""
 
-    dtype: str
+    dtype: str  # of weights, activations and KV, as `Precision` prints it
     device: str
     attention: str  # class of the attention backend
     model_impl: str
@@ -141,7 +140,7 @@ class OfflineEngine:
             self._settings.attention_backend, torch.device(device.name), device.processors, device.capability
         )
         return EngineFacts(
-            dtype=dtype_name(model.precision.weights),
+            dtype=str(model.precision),
             device=engine.device.name,
             attention=type(attention).__name__,
             model_impl=model.impl,

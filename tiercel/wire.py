@@ -78,7 +78,8 @@ class Ready(Struct, frozen=True, tag="ready", kw_only=True):
     vocab_size: int  # logits width
     block_size: int  # tokens
     blocks_total: int  # device tier
-    dtype: str
+    dtype: str  # of weights; also of activations and KV where they differ
+    kv_dtype: str
     device: str
     model_impl: str  # native | transformers
     weights_bytes: int

@@ -1,6 +1,5 @@
 """Choose the types of a model's weights, activations and KV."""
 
-import logging
 import platform
 from dataclasses import dataclass, replace
 
@@ -10,8 +9,6 @@ from tiercel.engine.models.config import ConfigFields, choose_dtype
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import CpuClass
 from tiercel.settings import Dtype
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +23,13 @@ class Precision:
     def of(cls, dtype: torch.dtype) -> "Precision":
         """Return one type for everything."""
         return cls(dtype, dtype, dtype)
+
+    @property
+    def identity(self) -> str:
+        """A text that differs for every choice of types, as part of a model's fingerprint."""
+        if self == Precision.of(self.weights):
+            return str(self.weights)  # as in earlier versions, whose volumes stay valid
+        return f"{self.weights} {self.activations} {self.kv}"
 
     def __str__(self) -> str:
         """Return the name of the type, or all three names if they differ."""
@@ -69,14 +73,23 @@ def choose_precision(asked: Dtype, fields: ConfigFields, products: CpuProducts |
         return Precision.of(dtype)
     if products.widens:
         return Precision(weights=dtype, activations=torch.float32, kv=dtype)
-    if asked != "auto":
-        log.warning("--dtype %s is slow here: this processor has no products of that type", asked)
-        return Precision.of(dtype)
-    log.warning(
-        "dtype float32 instead of %s: there are no native kernels, so weights and KV take twice the memory",
-        dtype_name(dtype),
-    )
-    return Precision.of(torch.float32)
+    return Precision.of(torch.float32 if asked == "auto" else dtype)
+
+
+def precision_warning(
+    asked: Dtype, fields: ConfigFields, products: CpuProducts | None, precision: Precision
+) -> str | None:
+    """Return what the chosen types cost more than those of the checkpoint on a better machine; None if nothing."""
+    dtype = choose_dtype(asked, fields)
+    if precision.weights is not dtype:
+        return (
+            f"float32 instead of {dtype_name(dtype)}, so weights and KV take twice the memory: this processor has no "
+            "products of that type, and torch computes this model without native kernels"
+        )
+    is_emulated = dtype is torch.float16 or (products is not None and not products.has_bf16)
+    if products is not None and dtype is not torch.float32 and precision.activations is dtype and is_emulated:
+        return f"--dtype {asked} is many times slower than float32: this processor has no products of that type"
+    return None
 
 
 def without_kernels(products: CpuProducts | None) -> CpuProducts | None:

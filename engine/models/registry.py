@@ -21,7 +21,7 @@ from tiercel.engine.models.config import (
 from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.ops import Ops
-from tiercel.engine.models.precision import CpuProducts, choose_precision, without_kernels
+from tiercel.engine.models.precision import CpuProducts, choose_precision, precision_warning, without_kernels
 from tiercel.engine.models.torch_ops import TorchOps
 from tiercel.engine.models.weights import ContentDigest, Progress, fill_dummy, load_weights, open_checkpoint
 from tiercel.engine.native.library import NativeLibrary
@@ -49,13 +49,16 @@ def load_model(
     products = CpuProducts.of(library) if device.type == "cpu" else None
     is_dummy = settings.load_format == "dummy"
     if config is None:
+        products = without_kernels(products)
+    precision = choose_precision(settings.dtype, fields, products)
+    if warning := precision_warning(settings.dtype, fields, products, precision):
+        log.warning("dtype %s", warning)
+    if config is None:
         # lazy: transformers' modelling code takes seconds to import
         from tiercel.engine.models.transformers_backend import load_transformers
 
         seed = settings.seed if is_dummy else None
-        dtype = choose_precision(settings.dtype, fields, without_kernels(products)).weights
-        return load_transformers(folder, fields, dtype, device, attention, progress, seed)
-    precision = choose_precision(settings.dtype, fields, products)
+        return load_transformers(folder, fields, precision.weights, device, attention, progress, seed)
     model = Decoder(config, open_ops(device, attention, library), precision, device)
     model.fingerprint = _fill(model, config, settings, folder, progress)
     model.pack(library)
@@ -67,7 +70,7 @@ def _fill(
 ) -> bytes:
     """Load or draw the weights, and return their fingerprint."""
     targets = dict(model.targets())
-    facts = (model.impl, repr(config), str(model.precision))
+    facts = (model.impl, repr(config), model.precision.identity)
     if settings.load_format == "dummy":
         fill_dummy(targets, settings.seed)
         return ContentDigest(*facts, f"dummy {settings.seed}").finish()

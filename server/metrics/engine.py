@@ -249,7 +249,7 @@ class EngineMetrics:
             num_gpu_blocks=str(ready.blocks_total),
             kv_cache_size_tokens=str(pool_tokens),
             kv_cache_max_concurrency=f"{pool_tokens / max(ready.max_model_len, 1):.2f}",
-            cache_dtype=ready.dtype,
+            cache_dtype=ready.kv_dtype,
         )
 
     def _labels_with(self, **more: str) -> str:

@@ -84,6 +84,14 @@ def test_a_good_folder_is_described_with_its_arithmetic(folders: Path, capsys: C
         assert words in out
 
 
+def test_the_speed_of_decoding_is_predicted_with_what_it_is_bound_by(folders: Path, capsys: Captured) -> None:
+    out = checked(folders / "llama", "--max-num-seqs", "32", capsys=capsys)
+    for words in ("1 stream about", "16 streams about", "32 streams about", "a prediction from these rates alone"):
+        assert words in out
+    assert "tokens/s, bound by reading memory" in out or "tokens/s, bound by multiplying" in out
+    assert "computed for 256 tokens of context" in out
+
+
 def test_a_16_bit_dtype_halves_weights_and_kv(folders: Path, capsys: Captured) -> None:
     assert "per token 192 B" in checked(folders / "llama", "--dtype", "bfloat16", capsys=capsys)
 

@@ -152,6 +152,7 @@ class FakeEngine(asyncio.Protocol):
                 block_size=script.block_size,
                 blocks_total=script.blocks_total,
                 dtype="float32",
+                kv_dtype="float32",
                 device="cpu",
                 model_impl="native",
                 weights_bytes=1,

@@ -102,8 +102,8 @@ class Overloaded:
         self._client = EngineClient(simulation.clock, silent, usages)
         self._client.connection.connection_made(self._wire)  # type: ignore[arg-type]
         ready = Ready(
-            max_model_len=32_768, vocab_size=65_536, block_size=16, blocks_total=1, dtype="float32", device="cpu",
-            model_impl="native", weights_bytes=1, kv_bytes=1, load_s=0.0,
+            max_model_len=32_768, vocab_size=65_536, block_size=16, blocks_total=1, dtype="float32", kv_dtype="float32",
+            device="cpu", model_impl="native", weights_bytes=1, kv_bytes=1, load_s=0.0,
         )  # fmt: skip
         self._client.connection.data_received(encode_frame(ready))
         self._admission = Admission(

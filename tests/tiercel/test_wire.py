@@ -57,6 +57,7 @@ FROM_ENGINE: list[FromEngine] = [
         block_size=16,
         blocks_total=100,
         dtype="float32",
+        kv_dtype="float32",
         device="cpu",
         model_impl="native",
         weights_bytes=7,

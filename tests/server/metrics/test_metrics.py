@@ -163,7 +163,7 @@ def test_metrics_exist_while_the_model_loads(model_folder: Path) -> None:
 
 
 READY = Ready(
-    max_model_len=64, vocab_size=100, block_size=16, blocks_total=8, dtype="float32", device="cpu",
+    max_model_len=64, vocab_size=100, block_size=16, blocks_total=8, dtype="float32", kv_dtype="float32", device="cpu",
     model_impl="native", weights_bytes=1, kv_bytes=1, load_s=0.1,
 )  # fmt: skip
 
