@@ -17,7 +17,7 @@ class DecodeWork:
 
 @dataclass(frozen=True, slots=True)
 class DecodePrediction:
-    """A speed that the rates allow. Other work of a step makes it slower, weights that fit in a cache make it faster."""
+    """A speed that the rates allow. A step does other work, too, but weights that fit in a cache are read faster."""
 
     tokens_per_s: float  # of all streams together
     bound_by: BoundBy
