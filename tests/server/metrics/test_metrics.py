@@ -218,7 +218,7 @@ def test_a_second_engine_continues_the_counters_of_the_first() -> None:
 def test_another_engine_shows_its_own_cache() -> None:
     metrics = ServerMetrics("tiny")
     metrics.on_ready(READY)
-    metrics.on_ready(msgspec.structs.replace(READY, blocks_total=5, dtype="bfloat16"))
+    metrics.on_ready(msgspec.structs.replace(READY, blocks_total=5, kv_dtype="bfloat16"))
     page = metrics.exposition().decode()
     assert 'num_gpu_blocks="5"' in page
     assert 'cache_dtype="bfloat16"' in page
