@@ -1,12 +1,15 @@
 """Lanes, and opening a device."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from tiercel.device.cpu import CpuDevice, InlineLane
+from tiercel.clock import ManualClock
+from tiercel.device.cpu import CpuDevice, CpuLane, InlineLane
 from tiercel.device.registry import open_device
+from tiercel.device.team import Team
 from tiercel.errors import ConfigError
 
 
@@ -39,6 +42,44 @@ def test_the_lane_computes_with_the_threads_it_was_given() -> None:
     lane = CpuDevice(threads=1).open_lane()
     assert lane.run(torch.get_num_threads).result() == 1
     lane.close()
+
+
+class Crowd:
+    """Other processes take half of the time of a team of two, and nothing from one thread."""
+
+    width = 2
+
+    def waited_s(self) -> float:
+        return float(self.width > 1)
+
+    def idle_s(self) -> float:
+        return 0.0
+
+
+def test_the_lane_computes_with_fewer_threads_while_others_have_the_cores() -> None:
+    crowd, clock = Crowd(), ManualClock()
+    executor = ThreadPoolExecutor(1, initializer=lambda: torch.set_num_threads(2))
+    lane = CpuLane(executor, Team(2, crowd, clock))
+
+    def job() -> int:
+        clock.advance(1.0)
+        return torch.get_num_threads()
+
+    assert [lane.run(job).result() for _ in range(2)] == [2, 1]
+    with pytest.raises(ZeroDivisionError):
+        lane.run(lambda: 1 // 0).result()
+    crowd.width = 1
+    assert lane.run(job).result() == 1
+    assert lane.run(job).result() == 2  # tried again after a second
+    lane.close()
+
+
+def test_more_threads_than_cores_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    CpuDevice(threads=1).open_lane().close()
+    assert not caplog.records
+    CpuDevice(threads=1000).open_lane().close()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "set --threads to" in record.getMessage()
 
 
 def test_the_lane_has_its_thread_before_its_first_job() -> None:
