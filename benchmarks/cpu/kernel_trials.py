@@ -20,6 +20,7 @@ from tiercel.engine.models.layers import Linear, can_pack
 from tiercel.engine.models.precision import CpuProducts, Precision, choose_precision
 from tiercel.engine.models.registry import load_model
 from tiercel.engine.native.library import NativeLibrary, load_library
+from tiercel.engine.native.linear import PACKED_DTYPES
 from tiercel.settings import EngineSettings
 
 ROWS = (1, 4, 8, 16, 32, 64, 256, 1024, 2048)
@@ -142,8 +143,7 @@ class KernelTrials:
         layers = [Linear(inputs, (outputs,), False, self.precision, _CPU) for _ in weights]
         for layer, weight in zip(layers, weights, strict=True):
             layer.weight[:] = weight
-            if can_pack(self.precision, _CPU):
-                layer.pack()
+            self._pack(layer)
         found = {"ours": _best_s([lambda layer=layer: layer.forward(x) for layer in layers])}
         del layers
         wide = [weight.to(x.dtype) for weight in weights]
@@ -153,6 +153,13 @@ class KernelTrials:
             [lambda w=w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "") for w in packed]
         )
         return found
+
+    def _pack(self, layer: Linear) -> None:
+        """Pack a weight as `Decoder.pack` does."""
+        if self._library is not None and self.precision.weights in PACKED_DTYPES:
+            layer.pack(self._library)
+        elif can_pack(self.precision, _CPU):
+            layer.pack()
 
     # ---- attention
 

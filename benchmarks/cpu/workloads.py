@@ -45,7 +45,7 @@ from benchmarks.cpu.scenarios import (
 from benchmarks.cpu.servers import Place, Server, find_servers, installed
 from benchmarks.cpu.versions import own_versions, peer_version
 
-_QUIET_CORES = 0.12  # busy with other programs; more than that, and the trial is repeated once
+_QUIET_CORES = 0.12  # busy with other programs; more than that, and the trial is repeated
 _SETTLE_S = 1.0  # for a server to notice that connections were closed
 _SPARE_BYTES = 1 << 30  # of free memory that must be left while all servers run
 
@@ -53,11 +53,13 @@ _SPARE_BYTES = 1 << 30  # of free memory that must be left while all servers run
 class Workshop:
     """Runs trials on running servers and measures their memory and the CPU time of other programs."""
 
-    def __init__(self, prompts: Prompts, seed: str, note: Callable[[str], None], *, is_quick: bool) -> None:
+    def __init__(
+        self, prompts: Prompts, seed: str, note: Callable[[str], None], *, retries: int, is_quick: bool
+    ) -> None:
         self._prompts = prompts
         self._seed = seed
         self._sizes = QUICK_SIZE_BY_WORKLOAD if is_quick else SIZE_BY_WORKLOAD
-        self._is_quick = is_quick
+        self._retries = retries
         self._note = note
         self.faults: list[str] = []  # of all trials
 
@@ -67,11 +69,14 @@ class Workshop:
         self._note(text)
 
     def measure(self, running: RunningServer, workload: str, round_number: int) -> TrialResult:
-        """Run one workload once, and once more if other programs disturbed it. Errors: WorkloadFault."""
-        result = self._try(running, workload, f"{self._seed}/{workload}/{round_number}", round_number)
-        if result.other_cores > _QUIET_CORES and not self._is_quick:
+        """Run one workload once, and again if other programs disturbed it. Errors: WorkloadFault."""
+        key = f"{self._seed}/{workload}/{round_number}"
+        result = self._try(running, workload, key, round_number)
+        for retry in range(self._retries):
+            if result.other_cores <= _QUIET_CORES:
+                break
             self._note(f"{result.other_cores:.2f} cores are busy elsewhere: {workload} is repeated")
-            again = self._try(running, workload, f"{self._seed}/{workload}/{round_number}/again", round_number)
+            again = self._try(running, workload, f"{key}/{retry}", round_number)
             result = min(result, again, key=lambda one: one.other_cores)
         return msgspec.structs.replace(result, is_disturbed=result.other_cores > _QUIET_CORES)
 
@@ -180,7 +185,8 @@ def main() -> int:
     servers = find_servers(place, names)
     arguments.out.mkdir(parents=True, exist_ok=True)
     prompts = Prompts.of_model(place.model)
-    workshop = Workshop(prompts, arguments.seed, _note, is_quick=arguments.quick)
+    retries = 0 if arguments.quick else arguments.retries
+    workshop = Workshop(prompts, arguments.seed, _note, retries=retries, is_quick=arguments.quick)
     running = [RunningServer(server, arguments.out / f"{server.name}.log", arguments.nice) for server in servers]
     results = WorkloadResults(
         model=place.model.name,
@@ -230,6 +236,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--servers", type=_words, help="servers, with commas; default: all that are installed")
     parser.add_argument("--workloads", type=_words, default=list(JUDGED_BY_WORKLOAD), help="with commas; default: all")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--retries", type=int, default=1, help="of a trial that other programs disturb")
     parser.add_argument("--tiercel", type=Path, help="checkout of tiercel with its .venv, instead of the installed one")
     parser.add_argument("--flags", type=_flags, action="append", default=[], metavar="SERVER=FLAGS",
                         help="more flags of a server, as in --flags 'tiercel=--dtype float32'")  # fmt: skip
