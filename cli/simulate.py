@@ -88,6 +88,7 @@ def _settings(flags: SimulateFlags) -> "SimSettings":
         max_num_batched_tokens=flags.max_num_batched_tokens,
         max_model_len=flags.max_model_len,
         tbt_goal_ms=flags.tbt_goal_ms,
+        min_prefill_share=flags.min_prefill_share,
         patience_s=flags.patience,
         preemption_mode=flags.preemption_mode,
         rates=SimRates(block_bytes=flags.block_bytes),

@@ -82,6 +82,10 @@ class SimulateFlags(Struct, frozen=True, kw_only=True):
     tbt_goal_ms: Annotated[
         float, Option(_MACHINE, "Goal for the time between tokens; 0: none.", "MS", within=(0, 1e9))
     ] = 0.0
+    min_prefill_share: Annotated[
+        float,
+        Option(_MACHINE, "Minimum share of device time for prompts beside decodes.", "SHARE", within=(0, 0.9)),
+    ] = 0.3
     patience: Annotated[
         float, Option(_MACHINE, "Waiting time after which other accounts are preempted.", "SECONDS", within=_POSITIVE)
     ] = 2.0

@@ -43,6 +43,7 @@ from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.nanobatch import Splitter
 from tiercel.scheduler.planner import Planner
+from tiercel.scheduler.step_goal import log_goal
 from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import EngineSettings
 from tiercel.tier import Capacity, KVSpec
@@ -165,6 +166,7 @@ def assemble(
     book = SequenceBook(policy, capacity.max_model_len, end_tokens)
     cache = _open_cache(settings, model, spec, capacity, tiers, rates)
     limits = step_limits(settings, most_tokens, spec.block_bytes, yields=yields)
+    log_goal(limits, policy.costs)
     splits = open_splits_file(settings.cache_folder, machine_facts(settings, model, spec, device)).read()
     chooser = SwapChooser(settings.preemption_mode, lambda: rates.rates)
     planner = Planner(book, limits, chooser, Splitter(splits))

@@ -10,7 +10,8 @@ from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import Policy, open_policy
-from tiercel.scheduler.step_limits import YIELD_LOSS, StepLimits
+from tiercel.scheduler.step_goal import log_goal, step_beside
+from tiercel.scheduler.step_limits import DEFAULT_GOAL_S, YIELD_LOSS, StepLimits
 from tiercel.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -26,16 +27,18 @@ class Pace(NamedTuple):
 
 
 def pace_of(settings: EngineSettings, costs: StepCosts, most_tokens: int, *, yields: bool = False) -> Pace:
-    """Return the time of the longest step that prompts may fill, and the patience that follows from it.
+    """Return the time of the longest step that prompts may fill beside one decode, and the patience that follows.
 
     `yields`: steps without decodes keep the goal, too, or hold the fewest tokens that do not waste time.
     """
     step_ms = costs.predict_ms(most_tokens, settings.max_num_seqs, 0)
-    if settings.tbt_goal_s:
+    limits = step_limits(settings, most_tokens, 0)
+    if limits.tbt_goal_ms:
         least = costs.predict_ms(settings.block_size, 1, 0)
         if yields:
             least = max(least, costs.predict_ms(costs.min_prefill(most_tokens, 0, YIELD_LOSS), 0, 0))
-        step_ms = min(step_ms, max(1e3 * settings.tbt_goal_s, least))
+        beside_one = step_beside(1, 0, limits, costs)
+        step_ms = min(step_ms, max(beside_one.goal_ms, beside_one.longest_ms, least))
     return Pace(step_ms, min(2.0, max(0.1, _PATIENCE_STEPS * step_ms / 1e3)))
 
 
@@ -47,13 +50,17 @@ def policy_of(settings: EngineSettings, costs: StepCosts, most_tokens: int, *, y
 
 def step_limits(settings: EngineSettings, most_tokens: int, block_bytes: int, *, yields: bool = False) -> StepLimits:
     """Return the limits of one step. `yields`: a step without decodes keeps the goal, too."""
+    is_default = settings.tbt_goal_s is None
+    goal_ms = 1e3 * (DEFAULT_GOAL_S if settings.tbt_goal_s is None else settings.tbt_goal_s)
     return StepLimits(
         settings.max_num_seqs,
         most_tokens,
         settings.long_prefill_token_threshold,
         settings.max_long_partial_prefills,
-        tbt_goal_ms=1e3 * settings.tbt_goal_s,
-        yield_ms=1e3 * settings.tbt_goal_s if yields else 0.0,
+        tbt_goal_ms=goal_ms,
+        is_goal_elastic=is_default,
+        min_prefill_share=settings.min_prefill_share,
+        yield_ms=goal_ms if yields else 0.0,
         block_bytes=block_bytes,
     )
 
@@ -61,6 +68,14 @@ def step_limits(settings: EngineSettings, most_tokens: int, block_bytes: int, *,
 def daily_blocks(settings: EngineSettings, block_bytes: int) -> int:
     """Return how many blocks may be written to the SSD per day; 0 means no limit."""
     return max(1, settings.kv_disk_daily_bytes // block_bytes) if settings.kv_disk_daily_bytes else 0
+
+
+def _goal_keys(settings: EngineSettings) -> tuple[float | None, float]:
+    return settings.tbt_goal_s, settings.min_prefill_share
+
+
+def _pace_keys(settings: EngineSettings) -> tuple[float | None, float, int]:
+    return *_goal_keys(settings), settings.max_num_seqs
 
 
 class Steering:
@@ -95,8 +110,10 @@ class Steering:
         step_ms, patience_s = pace_of(settings, self._book.policy.costs, self._most_tokens, yields=self._yields)
         if settings.scheduling_policy != before.scheduling_policy:
             self._book.switch_policy(settings.scheduling_policy, now_s, step_ms=step_ms, patience_s=patience_s)
-        elif (settings.tbt_goal_s, settings.max_num_seqs) != (before.tbt_goal_s, before.max_num_seqs):
+        elif _pace_keys(settings) != _pace_keys(before):
             self._book.policy.set_pace(step_ms, patience_s, now_s)
+        if _goal_keys(settings) != _goal_keys(before):
+            log_goal(self._planner.limits, self._book.policy.costs)
         if settings.kv_disk_daily_bytes != before.kv_disk_daily_bytes:
             self._cache.set_daily_writes(daily_blocks(settings, max(1, limits.block_bytes)))
         if settings.log_level != before.log_level:

@@ -130,12 +130,16 @@ class StepCosts:
         scale = self.prompt_scale * (1 + alpha * (ratio - 1))
         self.prompt_scale = min(self._max_scale, max(1 / self._max_scale, scale))
 
-    def max_prefill(self, goal_ms: float, prompt_context: int, decodes: int, decode_context: int) -> int:
-        """Return the maximum prompt tokens with which a step ends within the goal, beside decodes.
+    def safe_ms(self, goal_ms: float) -> float:
+        """Return the longest predicted time of a step that has to end within a goal: predictions err."""
+        return goal_ms / self._margin
+
+    def max_prefill(self, step_ms: float, prompt_context: int, decodes: int, decode_context: int) -> int:
+        """Return the maximum prompt tokens of a step, beside decodes, whose predicted time is at most `step_ms`.
 
         `prompt_context`: the tokens before these prompt tokens. Cost: O(prefill points of the table).
         """
-        goal = goal_ms / (self.scale * self._margin) - self._decode_context_ms(decodes, decode_context)
+        goal = step_ms / self.scale - self._decode_context_ms(decodes, decode_context)
         points = self._axes[0]
         heights = [self._table_ms(point, decodes, prompt_context) for point in points]
         if heights[-1] <= goal:

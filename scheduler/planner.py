@@ -14,6 +14,7 @@ from tiercel.scheduler.preemption_limiter import PreemptionLimiter, StarvationCo
 from tiercel.scheduler.preemptor import Preemptor
 from tiercel.scheduler.prompt_planner import MAX_CANDIDATES, PromptPlanner
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.scheduler.step_goal import beside_decodes
 from tiercel.scheduler.step_limits import YIELD_LOSS, StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
 
@@ -170,24 +171,19 @@ class Planner:
         self._keep_goals(draft, [one for one in decodes if one.id in draft.slice_by_seq])
 
     def _keep_goals(self, draft: Draft, decoding: list[SequenceProgress]) -> None:
-        """Limit the prompt tokens of the step so that it ends within the tightest goal of the sequences that decode.
+        """Limit the prompt tokens of the step by its length.
 
-        A step without decodes ends after `yield_ms`. The number of tokens falls as the context of the prompt grows.
-        Source: QoServe (ASPLOS '26), dynamic chunking.
+        It ends within the tightest goal of the sequences that decode, or later if prompts would get less than their
+        share of it. A step without decodes ends after `yield_ms`. The number of tokens falls as the context of the
+        prompt grows. Source: QoServe (ASPLOS '26), dynamic chunking.
         """
-        default_s = self._limits.tbt_goal_ms / 1e3
-        tightest_ms = 1e3 * min((goal_s for one in decoding if (goal_s := one.tbt_goal_s or default_s)), default=0.0)
-        if not decoding and self._limits.yield_ms:
-            draft.limit_prompts(functools.cache(functools.partial(self._until_yield, draft.cache.block_size)))
-        elif tightest_ms:
-            context = sum(one.scheduled for one in decoding)
-            max_prefill = self._policy.costs.max_prefill
-
-            @functools.cache
-            def max_prompt(start: int) -> int:
-                return max_prefill(tightest_ms, start, len(decoding), context)
-
-            draft.limit_prompts(max_prompt)
+        block_size = draft.cache.block_size
+        if decoding:
+            beside = beside_decodes(decoding, self._limits, self._policy.costs)
+            if beside.goal_ms:
+                draft.limit_prompts(functools.cache(functools.partial(beside.max_prompt, block_size)))
+        elif self._limits.yield_ms:
+            draft.limit_prompts(functools.cache(functools.partial(self._until_yield, block_size)))
 
     def _until_yield(self, block_size: int, start: int) -> int:
         """Return the prompt tokens, behind `start` others, of a step without decodes that ends within `yield_ms`.
@@ -197,7 +193,8 @@ class Planner:
         """
         limits, costs = self._limits, self._policy.costs
         least = costs.min_prefill(limits.max_num_batched_tokens, start, YIELD_LOSS)
-        return max(costs.max_prefill(limits.yield_ms, start, 0, 0), -(-least // block_size) * block_size)
+        most = costs.max_prefill(costs.safe_ms(limits.yield_ms), start, 0, 0)
+        return max(most, -(-least // block_size) * block_size)
 
     # ---- after a failed step
 

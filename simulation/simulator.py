@@ -46,6 +46,8 @@ class SimSettings(Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     max_long_partial_prefills: int = 0
     tbt_goal_ms: float = 0.0
+    is_goal_elastic: bool = False  # as if the operator had not set the goal
+    min_prefill_share: float = 0.3
     # As on a CPU: a step without decodes ends within the goal, too, and no step is launched before it has ended.
     yields: bool = False
     async_depth: int = 1
@@ -107,6 +109,8 @@ class Simulation:
             settings.long_prefill_token_threshold,
             settings.max_long_partial_prefills,
             tbt_goal_ms=settings.tbt_goal_ms,
+            is_goal_elastic=settings.is_goal_elastic,
+            min_prefill_share=settings.min_prefill_share,
             yield_ms=settings.tbt_goal_ms if settings.yields else 0.0,
             block_bytes=settings.rates.block_bytes,
         )

@@ -227,16 +227,27 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         ),
     ] = 4
     tbt_goal_s: Annotated[
-        float,
+        float | None,
         _seconds(
             SCHEDULER,
-            "Goal for the time between tokens; on a CPU it also bounds steps without decodes; 0: no goal.",
+            "Goal for the time between tokens; default: 0.2, or twice a step of decodes if that is longer; 0: no goal.",
             name="tbt_goal",
             is_rare=True,
             within=(0, 600),
             is_live=True,
         ),
-    ] = 0.2  # a tenant's own goal comes first
+    ] = None  # a tenant's own goal comes first; on a CPU the goal also bounds steps without decodes
+    min_prefill_share: Annotated[
+        float,
+        Option(
+            SCHEDULER,
+            "Minimum share of device time that prompts get beside decodes, even if steps then exceed the goal.",
+            "SHARE",
+            is_rare=True,
+            within=(0.05, 0.9),
+            is_live=True,
+        ),
+    ] = 0.3
     calibration_s: Annotated[
         float,
         _seconds(

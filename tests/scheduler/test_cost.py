@@ -119,7 +119,7 @@ def test_the_maximum_prefill_keeps_the_goal_and_one_more_token_does_not(
 
 def test_the_margin_lowers_the_maximum_prefill() -> None:
     costs = StepCosts(linear_times(5.0, 0.1, 0.0, 0.0), margin=1.25)
-    assert costs.max_prefill(25.0, 0, 1, 0) == 150
+    assert costs.max_prefill(costs.safe_ms(25.0), 0, 1, 0) == 150
 
 
 @example(seed=0, most=121, context=0, loss=0.0)
