@@ -18,6 +18,7 @@ from tiercel.outcome import (
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
 from tiercel.request import Request
 from tiercel.scheduler.account import Account
+from tiercel.scheduler.cost import mean_context
 from tiercel.scheduler.policy import Policy
 from tiercel.scheduler.preemption_book import PreemptionBook
 from tiercel.scheduler.preemption_counts import PreemptionCounts
@@ -44,11 +45,11 @@ class Commit:
         self.prompt_tokens = 0  # computed by the step
 
 
-def _prompt_shape(pieces: Sequence[tuple[SequenceProgress, Slice]]) -> tuple[int, int]:
+def _prompt_shape(pieces: Sequence[tuple[SequenceProgress, Slice]]) -> tuple[int, float]:
     """Return the tokens and the context of a step that computes prompts only; (0, 0) for any other step."""
     if any(piece.length == 1 for _, piece in pieces):
         return 0, 0
-    return sum(piece.length for _, piece in pieces), sum(piece.start for _, piece in pieces)
+    return sum(piece.length for _, piece in pieces), mean_context((piece.length, piece.start) for _, piece in pieces)
 
 
 def _rank(sequence: SequenceProgress) -> tuple[float, ...]:
@@ -66,7 +67,7 @@ class SequenceBook:
         self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
         self.num_preempted = 0  # PREEMPTED or DRAINING now
         self.num_suspects = 0
-        self._prompts: deque[tuple[int, int]] = deque()  # tokens and context of the launched steps of prompts
+        self._prompts: deque[tuple[int, float]] = deque()  # tokens and mean context of the launched steps of prompts
         self._by_id: dict[SeqId, SequenceProgress] = {}
         self._seqs_by_tenant: dict[TenantId, dict[SeqId, None]] = {}  # in order of arrival
         self._policy = policy

@@ -54,11 +54,21 @@ def linear_times(
     )
 
 
+def mean_context(pieces: Iterable[tuple[int, int]]) -> float:
+    """Return the mean context of prompt tokens, given the tokens of each prompt and the KV tokens before them."""
+    tokens = reads = 0
+    for length, context in pieces:
+        tokens += length
+        reads += length * context
+    return reads / tokens if tokens else 0.0
+
+
 class StepCosts:
     """Predicts step times: the table, made monotonic along every axis, times a factor that follows measured times.
 
-    The table is interpolated linearly, so the prediction never falls when a step grows. Beyond the grid it rises with
-    the steepest last interval of the axis. The factor is the same for all shapes.
+    The table is interpolated linearly, so the prediction never falls when a step grows. Beyond the end of an axis it
+    rises as on the last interval of the axis, or as on the whole axis if that is steeper, at the same place on the
+    other axes: context beyond the table costs decodes much less than a prompt. The factor is the same for all shapes.
     """
 
     def __init__(self, times: StepTimes, *, alpha: float = 0.1, max_scale: float = 64.0, margin: float = 1.1) -> None:
@@ -71,9 +81,8 @@ class StepCosts:
         self._margin = margin  # factor on predictions that are compared with a latency goal
         self._axes = (times.prefill_tokens, times.decodes, times.context_tokens)
         self._ms = _rising(times)
-        self._slopes = _last_slopes(self._axes, self._ms)
         strides = (stride for stride, _ in _strides(self._axes))
-        self._grid = tuple(zip(self._axes, strides, self._slopes, strict=True))
+        self._grid = tuple(zip(self._axes, strides, _end_slopes(self._axes, self._ms), strict=True))
 
     def predict_ms(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float:
         """Return the time of one step of this shape; 0 for an empty step."""
@@ -81,11 +90,13 @@ class StepCosts:
             return 0.0
         return self.scale * self._table_ms(prefill_tokens, decodes, context_tokens)
 
-    def step_ms(self, prefill_tokens: int, prefill_context: int, decodes: int, decode_context: int) -> float:
+    def step_ms(self, prefill_tokens: int, prefill_context: float, decodes: int, decode_context: int) -> float:
         """Return the time of one step, with the context of prompts and of decodes known separately.
 
-        In a step with prompts, the table's context is that of the prompts, where context costs the most. The context
-        of decodes costs the same as in a step without prompts.
+        In a step with prompts, the table's context is that of the prompts, where context costs the most. Attention
+        costs tokens times context, and the table was measured with one prompt: `prefill_context` of several prompts is
+        the mean over their tokens (`mean_context`). The context of decodes is the sum, and costs the same as in a step
+        without prompts.
         """
         if not prefill_tokens and not decodes:
             return 0.0
@@ -106,8 +117,8 @@ class StepCosts:
         scale = self.scale * (1 + self._alpha * (ratio - 1))
         self.scale = min(self._max_scale, max(1 / self._max_scale, scale))
 
-    def prompt_ms(self, tokens: int, context: int) -> float:
-        """Return the time of a step that computes `tokens` tokens of one prompt and nothing else.
+    def prompt_ms(self, tokens: int, context: float) -> float:
+        """Return the time of a step that computes `tokens` prompt tokens behind a mean context, and nothing else.
 
         These steps have a factor of their own: decodes are slowed by the programs beside them, so their time says
         little about prompts.
@@ -119,7 +130,7 @@ class StepCosts:
         """The largest (prompt tokens, context) of the table."""
         return self._axes[0][-1], self._axes[2][-1]
 
-    def correct_prompts(self, tokens: int, context: int, measured_ms: float) -> None:
+    def correct_prompts(self, tokens: int, context: float, measured_ms: float) -> None:
         """Move the factor of prompts towards the measured time of a step of prompts only, as `correct` does."""
         predicted_ms = self.prompt_ms(tokens, context)
         if predicted_ms <= 0 or measured_ms <= 0:
@@ -134,7 +145,7 @@ class StepCosts:
         """Return the longest predicted time of a step that has to end within a goal: predictions err."""
         return goal_ms / self._margin
 
-    def max_prefill(self, step_ms: float, prompt_context: int, decodes: int, decode_context: int) -> int:
+    def max_prefill(self, step_ms: float, prompt_context: float, decodes: int, decode_context: int) -> int:
         """Return the maximum prompt tokens of a step, beside decodes, whose predicted time is at most `step_ms`.
 
         `prompt_context`: the tokens before these prompt tokens. Cost: O(prefill points of the table).
@@ -143,13 +154,37 @@ class StepCosts:
         points = self._axes[0]
         heights = [self._table_ms(point, decodes, prompt_context) for point in points]
         if heights[-1] <= goal:
-            slope = self._slopes[0]
+            slope = self._table_ms(points[-1] + 1, decodes, prompt_context) - heights[-1]
             return points[-1] + int((goal - heights[-1]) / slope) if slope > 0 else 1 << 30
         index = bisect_right(heights, goal) - 1
         if index < 0:
             return 0
         rise = (goal - heights[index]) / (heights[index + 1] - heights[index])
         return points[index] + int(rise * (points[index + 1] - points[index]))
+
+    def max_added(
+        self, step_ms: float, tokens: int, reads: int, prompt_context: int, decodes: int, decode_context: int
+    ) -> int:
+        """Return the maximum tokens of one more prompt in a step whose predicted time is at most `step_ms`.
+
+        `tokens` and `reads` are the prompt tokens of the step so far and the sum of their tokens times context. The
+        result is 0 or less if the step is full. Cost: as `max_prefill`, twice if the contexts differ, and a binary
+        search over predictions.
+        """
+        mean = reads / tokens if tokens else prompt_context
+        low = self.max_prefill(step_ms, max(mean, prompt_context), decodes, decode_context) - tokens
+        if mean == prompt_context:
+            return low
+        high = self.max_prefill(step_ms, min(mean, prompt_context), decodes, decode_context) - tokens
+        low = max(0, low)
+        while low < high:
+            middle = (low + high + 1) // 2
+            context = (reads + middle * prompt_context) / (tokens + middle)
+            if self.step_ms(tokens + middle, context, decodes, decode_context) <= step_ms:
+                low = middle
+            else:
+                high = middle - 1
+        return high
 
     def min_prefill(self, max_tokens: int, prompt_context: int, loss: float) -> int:
         """Return the fewest prompt tokens of a step whose time per token is close to that of a full step.
@@ -196,8 +231,8 @@ class StepCosts:
         decodes = sum(piece.is_decode for piece in pieces)
         tokens = sum(piece.tokens for piece in pieces if not piece.is_decode)
         decode_context = sum(piece.context for piece in pieces if piece.is_decode)
-        prefill_context = sum(piece.context for piece in pieces if not piece.is_decode)
         reads = sum(piece.tokens * piece.context for piece in pieces if not piece.is_decode)
+        prefill_context = reads / tokens if tokens else 0.0
         empty_ms, decoding_ms = self._table_ms(0, 0, 0), self._table_ms(0, decodes, 0)
         prompts_ms = self._table_ms(tokens, decodes, 0)
         added = [
@@ -220,29 +255,37 @@ class StepCosts:
             by_payer[piece.payer] = by_payer.get(piece.payer, 0.0) + cost_ms
         return by_payer
 
-    def _table_ms(self, *point: int) -> float:
+    def _table_ms(self, *point: float) -> float:
         """Return the interpolated table at a point (prefill tokens, decodes, context tokens)."""
-        ms, beyond_ms, corner = self._ms, 0.0, 0
+        corner = 0
         between: list[tuple[int, float]] = []  # distance to the next point of an axis, part of the way to it
-        for (axis, stride, slope), value in zip(self._grid, point, strict=True):
+        beyond: list[tuple[list[float], float]] = []  # slopes at the end of an axis, distance from the end
+        for (axis, stride, slopes), value in zip(self._grid, point, strict=True):
             if value >= axis[-1]:
-                beyond_ms += slope * (value - axis[-1])
                 corner += stride * (len(axis) - 1)
+                if value > axis[-1]:
+                    beyond.append((slopes, value - axis[-1]))
             elif value:
                 low = bisect_right(axis, value) - 1
                 corner += stride * low
                 if value > axis[low]:
                     between.append((stride, (value - axis[low]) / (axis[low + 1] - axis[low])))
-        values = [ms[corner]]
-        if between:
-            corners = [corner]
-            for stride, _ in between:
-                corners += [index + stride for index in corners]
-            values = [ms[index] for index in corners]
-            for _, part in reversed(between):
-                half = len(values) // 2
-                values = [values[at] + (values[at + half] - values[at]) * part for at in range(half)]
-        return beyond_ms + values[0]
+        corners = [corner]
+        for stride, _ in between:
+            corners += [index + stride for index in corners]
+        ms = _interpolated(self._ms, corners, between)
+        for slopes, distance in beyond:
+            ms += distance * _interpolated(slopes, corners, between)
+        return ms
+
+
+def _interpolated(values: list[float], corners: list[int], between: list[tuple[int, float]]) -> float:
+    """Return the value between the corners. `between`: the part of the way along each axis on which they differ."""
+    at_corners = [values[index] for index in corners]
+    for _, part in reversed(between):
+        half = len(at_corners) // 2
+        at_corners = [at_corners[at] + (at_corners[at + half] - at_corners[at]) * part for at in range(half)]
+    return at_corners[0]
 
 
 def _part(amount_ms: float, own: int, total: int) -> float:
@@ -256,21 +299,34 @@ def _rising(times: StepTimes) -> list[float]:
     is_grid = all(axis and axis[0] == 0 and all(low < high for low, high in pairwise(axis)) for axis in axes)
     if not is_grid or size != len(times.ms) or not all(0 < ms < float("inf") for ms in times.ms):
         raise InvariantError("cost.grid", points=len(times.ms), wanted=size)
-    ms = list(times.ms)
+    return _largest_below(axes, list(times.ms))
+
+
+def _largest_below(axes: tuple[tuple[int, ...], ...], values: list[float]) -> list[float]:
+    """Return for each point the largest value of the points smaller or equal on every axis. Changes `values`."""
     for stride, length in _strides(axes):
-        for index in range(size):
+        for index in range(len(values)):
             if index // stride % length:
-                ms[index] = max(ms[index], ms[index - stride])
-    return ms
+                values[index] = max(values[index], values[index - stride])
+    return values
 
 
-def _last_slopes(axes: tuple[tuple[int, ...], ...], ms: list[float]) -> tuple[float, ...]:
-    """Return the milliseconds per unit beyond the end of each axis: the steepest of its last intervals."""
-    slopes: list[float] = []
+def _end_slopes(axes: tuple[tuple[int, ...], ...], ms: list[float]) -> list[list[float]]:
+    """Return for each axis the milliseconds per unit beyond its end, by point; only points at the end are used.
+
+    A slope is that of the last interval or of the whole axis, and never below that of a smaller step.
+    """
+    found: list[list[float]] = []
     for axis, (stride, length) in zip(axes, _strides(axes), strict=True):
-        rises = [ms[i] - ms[i - stride] for i in range(len(ms)) if length > 1 and i // stride % length == length - 1]
-        slopes.append(max(rises) / (axis[-1] - axis[-2]) if rises else 0.0)
-    return tuple(slopes)
+        slopes = [0.0] * len(ms)
+        if length > 1:
+            for end in range(len(ms)):
+                if end // stride % length == length - 1:
+                    last = (ms[end] - ms[end - stride]) / (axis[-1] - axis[-2])
+                    whole = (ms[end] - ms[end - stride * (length - 1)]) / axis[-1]
+                    slopes[end] = max(last, whole)
+        found.append(_largest_below(axes, slopes))
+    return found
 
 
 def _strides(axes: tuple[tuple[int, ...], ...]) -> list[tuple[int, int]]:

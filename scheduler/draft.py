@@ -11,6 +11,12 @@ from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
 
+MaxPrompt = Callable[[int, int, int], int]
+"""Returns the tokens that a prompt may add to a step.
+
+Arguments: the prompt tokens of the step so far, the sum of their tokens times context, and the context of the prompt.
+"""
+
 
 class CachedPrefix(Protocol):
     """The prefix of a sequence that the cache holds, so that it need not be computed."""
@@ -86,8 +92,8 @@ class Draft:
         self.blocks_owed = 0  # blocks that the known tokens of the running sequences still need
         self.is_short = False  # a running sequence waits for blocks, so that no sequence may be admitted
         self._prompt_tokens = 0  # computed by this step
-        self._prompt_context = 0  # the longest context of a prompt in this step
-        self._max_prompt: Callable[[int], int] | None = None
+        self._prompt_reads = 0  # sum of tokens times context over the prompts of this step
+        self._max_prompt: MaxPrompt | None = None
         self._max_forward_tokens = max_forward_tokens
         self._order = order
         self._chooser = chooser
@@ -98,8 +104,8 @@ class Draft:
         """Whether the step computes nothing, restores nothing and preempts nothing."""
         return not (self.slice_by_seq or self.restores or self.preemption_by_seq)
 
-    def limit_prompts(self, max_prompt: Callable[[int], int] | None) -> None:
-        """Limit the prompt tokens of the step by the context of the prompt, so that the goals of decodes are kept."""
+    def limit_prompts(self, max_prompt: MaxPrompt | None) -> None:
+        """Limit the time of the step's prompts, so that the goals of decodes are kept."""
         self._max_prompt = max_prompt
 
     def add(self, sequence: SequenceProgress, start: int, length: int) -> None:
@@ -108,10 +114,11 @@ class Draft:
         self.slice_by_seq[sequence.id] = Slice(sequence.id, start, length, samples)
         self.tokens_left -= length
         self._prompt_tokens += length
-        self._prompt_context = max(self._prompt_context, start)
-        if self._max_prompt is not None:
-            most = self._max_prompt(self._prompt_context) - self._prompt_tokens
-            self.tokens_left = min(self.tokens_left, max(0, most))
+        self._prompt_reads += length * start
+        if self._max_prompt is not None:  # of a prompt without context: no other prompt may have more
+            self.tokens_left = min(
+                self.tokens_left, max(0, self._max_prompt(self._prompt_tokens, self._prompt_reads, 0))
+            )
         if length > 1:
             self.cache.claim(sequence.id, start, start + length)
 
@@ -122,7 +129,7 @@ class Draft:
         """
         if self._max_prompt is None:
             return self.tokens_left
-        most = self._max_prompt(max(self._prompt_context, start)) - self._prompt_tokens
+        most = self._max_prompt(self._prompt_tokens, self._prompt_reads, start)
         return min(self.tokens_left, max(most, 0 if self._prompt_tokens else self.cache.block_size))
 
     def decode(self, sequence: SequenceProgress) -> None:
@@ -135,6 +142,7 @@ class Draft:
         piece = self.slice_by_seq[sequence.id]
         self.tokens_left += piece.length
         self._prompt_tokens -= piece.length
+        self._prompt_reads -= piece.length * piece.start
         self.add(sequence, piece.start, length)
 
     def preempt(
@@ -144,7 +152,9 @@ class Draft:
         piece = self.slice_by_seq.pop(victim.id, None)
         if piece is not None:
             self.tokens_left += piece.length
-            self._prompt_tokens -= piece.length if piece.length > 1 else 0
+            if piece.length > 1:
+                self._prompt_tokens -= piece.length
+                self._prompt_reads -= piece.length * piece.start
         dirty, near, far = self.cache.blocks_below(victim.id)
         decision = self._chooser.decide(dirty, near, far, victim.scheduled)
         self.cache.release(victim.id, spills=decision.swaps)

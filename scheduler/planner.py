@@ -185,16 +185,16 @@ class Planner:
         elif self._limits.yield_ms:
             draft.limit_prompts(functools.cache(functools.partial(self._until_yield, block_size)))
 
-    def _until_yield(self, block_size: int, start: int) -> int:
-        """Return the prompt tokens, behind `start` others, of a step without decodes that ends within `yield_ms`.
+    def _until_yield(self, block_size: int, tokens: int, reads: int, start: int) -> int:
+        """Return the tokens that a prompt may add to a step without decodes that ends within `yield_ms`.
 
         The step is longer if a step of this length is inefficient: its time per token is at most `YIELD_LOSS` above
         that of a full step.
         """
         limits, costs = self._limits, self._policy.costs
         least = costs.min_prefill(limits.max_num_batched_tokens, start, YIELD_LOSS)
-        most = costs.max_prefill(costs.safe_ms(limits.yield_ms), start, 0, 0)
-        return max(most, -(-least // block_size) * block_size)
+        most = costs.max_added(costs.safe_ms(limits.yield_ms), tokens, reads, start, 0, 0)
+        return max(most, -(-least // block_size) * block_size - tokens)
 
     # ---- after a failed step
 

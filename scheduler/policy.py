@@ -9,7 +9,7 @@ from tiercel.plan import PreemptionReason, Slice
 from tiercel.request import Request
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.aging import AgingShare
-from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times
+from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times, mean_context
 from tiercel.scheduler.fairness import NO_CHARGE, Charge, NoFairness, TenantBook
 from tiercel.scheduler.fairness_limits import fair_limits
 from tiercel.scheduler.preemption_budget import PreemptionBudget
@@ -254,7 +254,7 @@ class Policy:
         decodes = [piece for _, piece in pieces if piece.length == 1]
         predicted_ms = self.costs.step_ms(
             sum(piece.length for piece in prompts),
-            sum(piece.start for piece in prompts),
+            mean_context((piece.length, piece.start) for piece in prompts),
             len(decodes),
             sum(piece.start for piece in decodes),
         )

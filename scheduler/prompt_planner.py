@@ -148,7 +148,7 @@ class PromptPlanner:
             piece = draft.slice_by_seq.get(sequence.id)
             if draft.tokens_left <= 0 or piece is None:
                 continue
-            want, budget = sequence.num_tokens - piece.start, piece.length + draft.tokens_left
+            want, budget = sequence.num_tokens - piece.start, piece.length + draft.prompt_budget(piece.start)
             length = draft.limits.chunk_tokens(piece.start, want, budget, draft.cache.block_size)
             end = piece.start + length
             if length <= piece.length or self._preemptor.lacks_quota(draft, sequence, end):

@@ -35,18 +35,19 @@ class StepBesideDecodes:
         """The longest predicted time of the step, without the tokens that complete a block."""
         return max(self.costs.safe_ms(self.goal_ms), self.decode_ms / (1 - self.share))
 
-    def max_prompt(self, block_size: int, start: int) -> int:
-        """Return the maximum prompt tokens of the step, behind `start` tokens of context.
+    def max_prompt(self, block_size: int, tokens: int, reads: int, start: int) -> int:
+        """Return the tokens that a prompt behind `start` tokens of context may add to the step: see `MaxPrompt`.
 
         An unfinished chunk is cut back to the end of a block. A block is therefore added to the tokens of the share, so
         that prompts keep the share.
         """
-        max_prefill, decodes, context = self.costs.max_prefill, self.decodes, self.context
-        in_goal = max_prefill(self.costs.safe_ms(self.goal_ms), start, decodes, context)
+        in_goal = self._max_added(self.costs.safe_ms(self.goal_ms), tokens, reads, start)
         if not self.share:
             return in_goal
-        in_share = max_prefill(self.decode_ms / (1 - self.share), start, decodes, context)
-        return max(in_goal, in_share + block_size)
+        return max(in_goal, self._max_added(self.decode_ms / (1 - self.share), tokens, reads, start) + block_size)
+
+    def _max_added(self, step_ms: float, tokens: int, reads: int, start: int) -> int:
+        return self.costs.max_added(step_ms, tokens, reads, start, self.decodes, self.context)
 
 
 def beside_decodes(decoding: Collection[SequenceProgress], limits: StepLimits, costs: StepCosts) -> StepBesideDecodes:

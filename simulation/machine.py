@@ -58,18 +58,18 @@ class CostMachine:
 
     def launch(self, plan: StepPlan) -> CostFlight:
         """Queue a step."""
-        prefill = decodes = prefill_context = decode_context = samples = 0
+        prefill = decodes = reads = decode_context = samples = 0
         for batch in plan.nano_batches:
             for piece in batch.slices:
                 samples += piece.samples
                 self.tokens += piece.length
                 if piece.length > 1:
                     prefill += piece.length
-                    prefill_context += piece.start
+                    reads += piece.length * piece.start
                 else:
                     decodes += 1
                     decode_context += piece.start
-        seconds = 1e-3 * self._costs.step_ms(prefill, prefill_context, decodes, decode_context)
+        seconds = 1e-3 * self._costs.step_ms(prefill, reads / max(1, prefill), decodes, decode_context)
         if self._noise:
             seconds *= 1 + self._noise * self._rng.uniform(-1.0, 1.0)
         self._busy_until_s = max(self._clock.now_s(), self._busy_until_s) + seconds

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tiercel.errors import InvariantError
-from tiercel.scheduler.cost import BilledSlice, StepCosts, StepTimes, linear_times
+from tiercel.scheduler.cost import BilledSlice, StepCosts, StepTimes, linear_times, mean_context
 
 AXES = ((0, 64, 512), (0, 4, 32), (0, 1000, 20_000))
 
@@ -147,12 +147,41 @@ def test_shares_add_up_to_the_prediction() -> None:
         pieces += [BilledSlice(rng.choice("abc"), rng.randint(1, 300), rng.randrange(2000), False) for _ in range(3)]
         decodes = sum(piece.is_decode for piece in pieces)
         tokens = sum(piece.tokens for piece in pieces if not piece.is_decode)
-        prompt_context = sum(piece.context for piece in pieces if not piece.is_decode)
+        prompt_context = mean_context((piece.tokens, piece.context) for piece in pieces if not piece.is_decode)
         decode_context = sum(piece.context for piece in pieces if piece.is_decode)
         shares = costs.share_ms(pieces)
         assert sum(shares.values()) == pytest.approx(costs.step_ms(tokens, prompt_context, decodes, decode_context))
         assert all(share >= 0 for share in shares.values())
     assert costs.share_ms([]) == {}
+
+
+def test_many_prompts_behind_a_short_prefix_cost_no_more_than_one_behind_it() -> None:
+    """Attention reads tokens times context: 31 tails of 64 tokens behind 512 read as much as one of 1,984 tokens."""
+    costs = StepCosts(measured(2))
+    tails = [BilledSlice(number, 64, 512, False) for number in range(31)]
+    assert sum(costs.share_ms(tails).values()) == pytest.approx(costs.step_ms(31 * 64, 512, 0, 0))
+    assert mean_context([(64, 512)] * 31) == 512
+    assert mean_context([(100, 0), (300, 4000)]) == 3000
+    assert mean_context([]) == 0
+
+
+def test_the_context_of_many_decodes_costs_the_same_per_token_beyond_the_table() -> None:
+    """On the table's last interval a prompt's attention rises 512 times as steeply as the context of a decode."""
+    axes = ((0, 64, 512), (0, 4, 32), (0, 1000, 20_000))
+    times = StepTimes(
+        prefill_tokens=axes[0],
+        decodes=axes[1],
+        context_tokens=axes[2],
+        ms=tuple(
+            3 + 0.05 * prefill + 0.5 * decodes + 1e-4 * context * max(1, prefill)
+            for prefill in axes[0]
+            for decodes in axes[1]
+            for context in axes[2]
+        ),
+    )
+    costs = StepCosts(times)
+    assert costs.predict_ms(0, 32, 200_000) == pytest.approx(3 + 0.5 * 32 + 1e-4 * 200_000)
+    assert costs.step_ms(64, 0, 32, 200_000) == pytest.approx(3 + 0.05 * 64 + 0.5 * 32 + 1e-4 * 200_000)
 
 
 def test_longer_contexts_and_more_tokens_cost_more() -> None:
@@ -168,3 +197,29 @@ def test_recomputing_is_cheaper_behind_a_cached_prefix() -> None:
     assert costs.recompute_ms(0) == 0.0
     assert costs.recompute_ms(100, 400) < costs.recompute_ms(500)
     assert costs.recompute_ms(1024) > 2 * costs.recompute_ms(512) * 0.99
+
+
+@given(
+    seed=st.integers(0, 5),
+    step_ms=st.floats(0, 500),
+    tokens=st.integers(0, 600),
+    mean=st.integers(0, 5000),
+    start=st.integers(0, 50_000),
+    decodes=st.integers(0, 50),
+)
+def test_a_prompt_added_to_others_fills_the_step_and_no_more(
+    seed: int, step_ms: float, tokens: int, mean: int, start: int, decodes: int
+) -> None:
+    costs, reads = StepCosts(measured(seed)), tokens * mean
+    more = costs.max_added(step_ms, tokens, reads, start, decodes, 9000)
+
+    def ms(added: int) -> float:
+        context = (reads + added * start) / (tokens + added)
+        return costs.step_ms(tokens + added, context, decodes, 9000)
+
+    if more > 0:
+        assert ms(more) <= step_ms + 1e-6
+    if more >= 0:
+        assert ms(more + 1) > step_ms - 1e-6
+    elif tokens:
+        assert ms(0) > step_ms - 1e-6

@@ -4,7 +4,7 @@ import pytest
 
 from tests.scheduler.planner_bench import BLOCK, PlannerBench, slices
 from tiercel.ids import SeqId
-from tiercel.scheduler.cost import StepCosts, StepTimes
+from tiercel.scheduler.cost import StepCosts, StepTimes, mean_context
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
 
@@ -43,14 +43,18 @@ def test_a_step_keeps_the_goal_at_every_position_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("first", [500, 300])
-def test_the_longest_context_limits_all_prompts_of_a_step(first: int) -> None:
-    """Two prompts under way together get the tokens that the longer context allows."""
+def test_each_prompt_of_a_step_costs_its_own_context(first: int) -> None:
+    """Two prompts under way together keep the goal, and a step that is not full for the first one serves both."""
     bench, costs = stream_beside(first, 200), StepCosts(TIMES)
+    shared = 0
     while bench.book[SeqId(3)].first_token_s is None:
         prompts = [(start, length) for seq, start, length in slices(bench.step()) if seq != 1 and length > 1]
         if prompts:
-            total, context = sum(length for _, length in prompts), max(start for start, _ in prompts)
+            total = sum(length for _, length in prompts)
+            context = mean_context((length, start) for start, length in prompts)
             assert total <= BLOCK or costs.step_ms(total, context, 1, 0) <= GOAL_MS
+            shared += len(prompts) > 1
+    assert shared
 
 
 def test_if_the_goal_cannot_be_kept_only_the_first_prompt_gets_a_block() -> None:
