@@ -72,6 +72,7 @@ class Ledger:
         self._budget = budget
         self._in_flight = in_flight
         self._claims_by_seq: dict[SeqId, set[BlockKey]] = {}
+        self._running_by_key: dict[BlockKey, SeqId] = {}  # by the block that a running sequence computes next
         self._is_loading: npt.NDArray[np.bool_] | None = None  # by slot of DDR: a restore of this plan reads it
         self._planned_by_holding: dict[TenantHolding, PlannedHolding] = {}  # of tenants with a quota
         self._spill_room = swaps.spill_room()
@@ -184,6 +185,25 @@ class Ledger:
                 # Sequences that would load the block from DDR must look again: it is being computed now.
                 if host is not None and (slot := host.slot_by_key.get(key)) is not None:
                     host.versions.change(slot)
+
+    def follow(self, seq: SeqId, start: int) -> None:
+        """Note that a running sequence has an unfinished prompt, and that `start` tokens of it are computed or planned.
+
+        Cost: one hash at most.
+        """
+        table, block = self._table_by_seq[seq], start // self.block_size
+        if self._has_prefix_caching and (block + 1) * self.block_size <= len(table.tokens):
+            self._running_by_key.setdefault(table.key(block, self.block_size), seq)
+
+    def computing(self, seq: SeqId, tokens: int) -> SeqId | None:
+        """Return the followed sequence that computes next what `seq` lacks behind its first `tokens` cached tokens.
+
+        None if there is none, or if `seq` lacks no whole block.
+        """
+        table, block = self._table_by_seq[seq], tokens // self.block_size
+        if not self._running_by_key or block >= (len(table.tokens) - 1) // self.block_size:
+            return None
+        return self._running_by_key.get(table.key(block, self.block_size))
 
     def release(self, seq: SeqId, *, spills: bool = False) -> None:
         """Give up everything that the sequence holds and would hold: a preemption, or an admission that failed.

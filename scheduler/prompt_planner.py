@@ -53,6 +53,9 @@ class PromptPlanner:
         them.
         """
         search = _Search(sum(self._is_long(draft, sequence) for sequence in prefills), paused_accounts)
+        for sequence in prefills:
+            if sequence.state is SequenceState.RUNNING:
+                draft.cache.follow(sequence.id, sequence.scheduled)
         self._preemptor.begin_admissions()
         # Room that was freed for a starving sequence is used before another starving sequence is chosen.
         draft.aged = self._preemptor.earmarked_starving or self._policy.starving(draft.now_s)
@@ -193,6 +196,9 @@ class PromptPlanner:
             self._block(draft, search, sequence, -(-sequence.num_tokens // block_size))
             return False
         found = cache.match(sequence.id)
+        if found is not None and self._waits_for_running(draft, search, sequence.id, found.tokens):
+            cache.release(sequence.id)
+            found = None
         if found is None:
             draft.deferred.append(sequence.id)  # another sequence computes its prefix
             return False
@@ -229,6 +235,19 @@ class PromptPlanner:
         draft.blocks_owed += max(0, missing + found.hit_blocks - cache.num_blocks(sequence.id))
         draft.admitted.append(sequence.id)
         return True
+
+    def _waits_for_running(self, draft: Draft, search: _Search, seq: SeqId, tokens: int) -> bool:
+        """Return whether a running prompt computes what the sequence lacks behind its first `tokens` cached tokens.
+
+        The running prompt takes the place of the sequence in the order. If it cannot be served, the sequence does not
+        wait for it.
+        """
+        running = draft.cache.computing(seq, tokens)
+        if running is None:
+            return False
+        if running not in draft.slice_by_seq:
+            self._consider(draft, search, self._book[running])
+        return running in draft.slice_by_seq
 
     def _block(self, draft: Draft, search: _Search, sequence: SequenceProgress, needed: int) -> None:
         """Mark the account of a sequence that does not fit as blocked.

@@ -70,6 +70,12 @@ class CountingCache:
     def claim(self, seq: SeqId, start: int, end: int) -> None:
         pass
 
+    def follow(self, seq: SeqId, start: int) -> None:
+        pass
+
+    def computing(self, seq: SeqId, tokens: int) -> SeqId | None:
+        return None
+
     def release(self, seq: SeqId, *, spills: bool = False) -> None:
         self.available_blocks += self.blocks_by_seq.pop(seq, 0)
         self.released.append(seq)
