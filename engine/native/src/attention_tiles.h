@@ -68,6 +68,12 @@ struct Ahead {
 
   TIERCEL_INLINE Ahead of(const char* const* rows, int64_t count, int64_t offset, int64_t bytes) {
     const char* at = count > 0 ? rows[0] + offset : nullptr;
+    uintptr_t page = 0;
+    for (int64_t k = 0; k < count; k++) {  // start to translate the addresses of all pages at once
+      const uintptr_t here = uintptr_t(rows[k] + offset + bytes - 1) / 4096;
+      if (here != page) __builtin_prefetch((const char*)(here * 4096), 0, 2);
+      page = here;
+    }
     return {rows, count, bytes, offset, at, count > 0 ? at + bytes : at};
   }
   __attribute__((always_inline)) void fetch() {
