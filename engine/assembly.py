@@ -14,6 +14,7 @@ from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.loop import EngineLoop
 from tiercel.engine.measure.footprint import measure_footprint
 from tiercel.engine.measure.machine_facts import machine_facts
+from tiercel.engine.measure.product_choice import open_product_choice
 from tiercel.engine.measure.rate_book import RateBook
 from tiercel.engine.measure.rates import measure_rates
 from tiercel.engine.measure.split_search import open_splits_file
@@ -21,10 +22,11 @@ from tiercel.engine.measure.step_times import open_step_times
 from tiercel.engine.memory.capacity import show_arithmetic, size_pool, step_tokens
 from tiercel.engine.memory.tiers import Tiers, open_tiers
 from tiercel.engine.models.base import Model, kv_spec
+from tiercel.engine.models.decoder import PrefersNative
 from tiercel.engine.models.generation import read_end_tokens
 from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.models.registry import load_model
-from tiercel.engine.native.library import load_library
+from tiercel.engine.native.library import NativeLibrary, load_library
 from tiercel.engine.progress import LoadProgress, Outbox
 from tiercel.engine.sampling import open_sampler
 from tiercel.engine.steering import Steering, daily_blocks, policy_of, step_limits
@@ -116,7 +118,7 @@ def open_engine(
     library = load_library() if device.name == "cpu" else None
     attention = open_attention(settings.attention_backend, torch_device, device.processors, device.capability)
     with LoadProgress(mailbox) as progress:
-        model = load_model(settings, torch_device, attention, progress, library)
+        model = load_model(settings, torch_device, attention, progress, library, _open_choice(settings, library))
     precision, kernels = model.precision, "none" if library is None else library.class_name
     log.info(
         "model impl=%s weights=%s activations=%s kv=%s kernels=%s",
@@ -125,6 +127,16 @@ def open_engine(
         kernels,
     )
     return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, wrap)
+
+
+def _open_choice(settings: EngineSettings, library: NativeLibrary | None) -> PrefersNative | None:
+    """Return the choice between the native products and oneDNN's; None where the native ones are known to be faster.
+
+    The native kernels have no tile instructions (AMX) yet, which oneDNN uses for many rows.
+    """
+    if library is None or not torch.cpu._is_amx_tile_supported():
+        return None
+    return open_product_choice(settings.cache_folder, settings.threads, library).prefers_native
 
 
 def assemble(

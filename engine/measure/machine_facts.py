@@ -26,7 +26,7 @@ def machine_facts(settings: EngineSettings, model: Model, spec: KVSpec, device: 
         model.impl,
         str(spec),
         device.name,
-        torch.cuda.get_device_name() if is_cuda else _cpu_name(),
+        torch.cuda.get_device_name() if is_cuda else cpu_name(),
         str(device.processors),
         *thread_facts(),
         torch.backends.cpu.get_cpu_capability(),
@@ -37,7 +37,7 @@ def machine_facts(settings: EngineSettings, model: Model, spec: KVSpec, device: 
     )
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     """Return the name of the processor in /proc/cpuinfo, else the machine type."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

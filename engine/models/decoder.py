@@ -1,6 +1,6 @@
 """The native decoder: Llama 2 and 3, Mistral, Qwen2, Qwen2.5 and Qwen3 from one parametric description."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,12 @@ from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.rope import Rotary
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PACKED_DTYPES, return_freed_memory
+
+LibraryOf = Callable[[Linear], NativeLibrary | None]
+"""Returns the native kernels for a layer; None if oneDNN computes it."""
+
+PrefersNative = Callable[[int, int], bool]
+"""Returns whether the native kernels are faster than oneDNN for a weight of these outputs and inputs."""
 
 _TIED_SHARE = 0.1  # of the weights: up to this size a tied head is copied into the packed layout
 
@@ -42,10 +48,10 @@ class SelfAttention:
             yield f"{prefix}q_norm.weight", self._norms[0].weight
             yield f"{prefix}k_norm.weight", self._norms[1].weight
 
-    def pack(self, library: NativeLibrary | None) -> None:
+    def pack(self, library_of: LibraryOf) -> None:
         """See `Linear.pack`."""
-        self._qkv.pack(library)
-        self._output.pack(library)
+        self._qkv.pack(library_of(self._qkv))
+        self._output.pack(library_of(self._output))
 
     def forward(self, hidden: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> Tensor:
         """Shapes: hidden [T, hidden]; kv: one layer of the arena; returns [T, hidden]."""
@@ -67,10 +73,10 @@ class GatedMLP:
         yield from self._gate_up.targets(f"{prefix}gate_proj", f"{prefix}up_proj")
         yield from self._down.targets(f"{prefix}down_proj")
 
-    def pack(self, library: NativeLibrary | None) -> None:
+    def pack(self, library_of: LibraryOf) -> None:
         """See `Linear.pack`."""
-        self._gate_up.pack(library)
-        self._down.pack(library)
+        self._gate_up.pack(library_of(self._gate_up))
+        self._down.pack(library_of(self._down))
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, hidden] -> same."""
@@ -94,10 +100,10 @@ class Layer:
         yield f"{prefix}post_attention_layernorm.weight", self._mlp_norm.weight
         yield from self._mlp.targets(f"{prefix}mlp.")
 
-    def pack(self, library: NativeLibrary | None) -> None:
+    def pack(self, library_of: LibraryOf) -> None:
         """See `Linear.pack`."""
-        self._attention.pack(library)
-        self._mlp.pack(library)
+        self._attention.pack(library_of)
+        self._mlp.pack(library_of)
 
     def forward(
         self, x: Tensor, residual: Tensor | None, angles: Angles, kv: Tensor, state: ForwardState
@@ -148,18 +154,26 @@ class Decoder:
         if not self._is_tied:
             yield from self._head.targets("lm_head")
 
-    def pack(self, library: NativeLibrary | None = None) -> None:
+    def pack(self, library: NativeLibrary | None = None, prefers_native: PrefersNative | None = None) -> None:
         """Replace the loaded weights by packed ones where they are faster on this device.
 
         Cost:    one weight at a time is in memory twice. The native kernels read rows of a tied head as the embedding;
                  for oneDNN a tied head is copied, if the copy is a small part of the model.
         Effects: `targets` no longer yields the weights.
+
+        `prefers_native`: chooses between the library and oneDNN where both are fast; by default the library.
         """
         precision, device = self.precision, self._embedding.device
         if library is not None and device.type == "cpu" and precision.weights in PACKED_DTYPES:
+            prefers = prefers_native if prefers_native is not None and can_pack(precision, device) else None
+
+            def library_of(linear: Linear) -> NativeLibrary | None:
+                outputs, inputs = linear.weight.shape
+                return library if prefers is None or prefers(outputs, inputs) else None
+
             for layer in self._layers:
-                layer.pack(library)
-            self._head.pack(library)
+                layer.pack(library_of)
+            self._head.pack(library)  # never many rows
             if self._is_tied:
                 self._embedding = self._embedding.new_empty(0)
             return_freed_memory()
@@ -167,7 +181,7 @@ class Decoder:
         if not can_pack(precision, device):
             return
         for layer in self._layers:
-            layer.pack(None)
+            layer.pack(lambda _: None)
         if not self._is_tied:
             self._head.pack()
         elif self._embedding.nbytes <= _TIED_SHARE * self.weights_bytes:

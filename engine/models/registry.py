@@ -18,7 +18,7 @@ from tiercel.engine.models.config import (
     read_config,
     refuse_foreign,
 )
-from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.decoder import Decoder, PrefersNative
 from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.precision import CpuProducts, choose_precision, precision_warning, without_kernels
@@ -37,8 +37,11 @@ def load_model(
     attention: Attention,
     progress: Progress | None = None,
     library: NativeLibrary | None = None,
+    prefers_native: PrefersNative | None = None,
 ) -> Model:
     """Build the model of a folder and load its weights. `library`: the native kernels; without them torch computes.
+
+    `prefers_native`: see `Decoder.pack`.
 
     Errors: ConfigError with one line that names the wrong field, file or tensor.
     """
@@ -61,7 +64,7 @@ def load_model(
         return load_transformers(folder, fields, precision.weights, device, attention, progress, seed)
     model = Decoder(config, open_ops(device, attention, library), precision, device)
     model.fingerprint = _fill(model, config, settings, folder, progress)
-    model.pack(library)
+    model.pack(library, prefers_native)
     return model
 
 
