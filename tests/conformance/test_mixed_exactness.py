@@ -1,8 +1,8 @@
 """Weights in 16 bits with float32 activations against transformers in float32 with the same weights.
 
 On the AVX2 and the portable kernels, which every x86 machine runs. With KV in float32 only the order of sums differs.
-With KV in 16 bits, as `auto` chooses, keys and values are rounded too; a token may then differ where the margin of the two
-likeliest is smaller than that rounding moves a logit.
+With KV in 16 bits, as `auto` chooses, keys and values are rounded too; a token may then differ where the margin of the
+two likeliest is smaller than that rounding moves a logit.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ CLASSES = [pytest.param(CpuClass.PORTABLE, marks=pytest.mark.slow), CpuClass.AVX
 FEW: tuple[Family, ...] = ("llama3", "qwen2")  # without `make test-slow`
 PROMPTS, PROMPT, OUTPUTS = 4, 40, 24  # tokens
 TOLERANCE = 1e-4  # of a logit, with KV in float32
-MARGIN = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 2e-3}
+MARGIN = {torch.float32: 1e-4, torch.bfloat16: 0.04}  # the logits have a deviation of about 0.8
 """Differences of the two likeliest logits below which another token is accepted, by the type of KV."""
 
 

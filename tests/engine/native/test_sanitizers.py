@@ -57,7 +57,8 @@ def run_tests(tree: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         "OMP_NUM_THREADS": "2",
         "PYTHONMALLOC": "malloc",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *words]
+    # -s: pytest would lose what the sanitizers print before the process aborts
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-s", "-p", "no:cacheprovider", *words]
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
 
 
