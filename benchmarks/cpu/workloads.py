@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from benchmarks.cpu import process_tree
@@ -85,9 +86,9 @@ class Workshop:
         busy_s, server_s, own_s, start_s = self._clocks(pids)
         try:
             figures = asyncio.run(self._run(running.server, workload, key))
-        except WorkloadFault as exc:
+        except (WorkloadFault, httpx.HTTPError) as exc:
             self.note_fault(f"{name}, {workload}: {exc}")
-            raise
+            raise WorkloadFault(str(exc)) from exc
         pids = process_tree.tree(running.pid)
         after = self._clocks(pids)
         wall_s = after[3] - start_s
@@ -126,7 +127,8 @@ def run_rounds(
     for number in range(rounds):
         for workload in workloads:
             names = list(by_name) if number == 0 else chosen_peers(results, workload)
-            for name in names[number % len(names) :] + names[: number % len(names)]:
+            turn = number % max(1, len(names))
+            for name in names[turn:] + names[:turn]:
                 running = by_name[name]
                 running.resume()
                 with contextlib.suppress(WorkloadFault):

@@ -161,6 +161,7 @@ def test_after_the_first_round_the_two_best_peers_stay() -> None:
     names = ("tiercel", "a", "b", "c")
     trials = [trial(name, "W2", value) for name, value in zip(names, (1.0, 5.0, 9.0, 7.0), strict=True)]
     assert chosen_peers(trials, "W2") == ["tiercel", "b", "c"]
+    assert chosen_peers([], "W2") == []  # no server could be measured
     times = [
         trial(name, "W4", value, gap_s=10 - value) for name, value in zip(names, (1.0, 2.0, 3.0, 4.0), strict=True)
     ]
