@@ -9,6 +9,7 @@ from tiercel import __version__
 from tiercel.device.base import Device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.models.base import Model
+from tiercel.engine.native.library import load_library
 from tiercel.engine.step.graphs import wants_graphs
 from tiercel.openmp import thread_facts
 from tiercel.settings import EngineSettings
@@ -18,6 +19,7 @@ from tiercel.tier import KVSpec
 def machine_facts(settings: EngineSettings, model: Model, spec: KVSpec, device: Device) -> tuple[str, ...]:
     """Return the facts that identify a file of measurements; limits of the engine are not among them."""
     is_cuda = device.name == "cuda"
+    library = load_library() if device.name == "cpu" else None
     attention = open_attention(
         settings.attention_backend, torch.device(device.name), device.processors, device.capability
     )
@@ -30,6 +32,7 @@ def machine_facts(settings: EngineSettings, model: Model, spec: KVSpec, device: 
         str(device.processors),
         *thread_facts(),
         torch.backends.cpu.get_cpu_capability(),
+        "none" if library is None else " ".join((library.class_name, *library.switched_off)),
         type(attention).__name__,  # `auto` depends on which packages are installed
         "graphs" if wants_graphs(settings, model) else "kernels",
         torch.__version__,
