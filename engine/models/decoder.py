@@ -132,6 +132,7 @@ class Decoder:
         self.precision = precision
         self.is_capturable = ops.is_capturable
         self.fingerprint = bytes(32)
+        self.products = "torch"  # what computes the matrix products: torch, and after `pack` perhaps native or oneDNN
         self._ops = ops
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=precision.weights, device=device)
         self._rotary = Rotary(config.rope, config.head_dim, precision.activations, device)
@@ -177,9 +178,11 @@ class Decoder:
             if self._is_tied:
                 self._embedding = self._embedding.new_empty(0)
             return_freed_memory()
+            self.products = "native" if prefers is None else "native or oneDNN, by weight"
             return
         if not can_pack(precision, device):
             return
+        self.products = "oneDNN"
         for layer in self._layers:
             layer.pack(lambda _: None)
         if not self._is_tied:

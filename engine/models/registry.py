@@ -65,6 +65,7 @@ def load_model(
     model = Decoder(config, open_ops(device, attention, library), precision, device)
     model.fingerprint = _fill(model, config, settings, folder, progress)
     model.pack(library, prefers_native)
+    log.info("matrix products by=%s", model.products)
     return model
 
 
