@@ -51,7 +51,10 @@ EXPORT_TRACES = 64
 OFF, ON, EXPORT = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN
 WORDS = ("river", "stone", "lamp", "bread", "garden", "winter", "letter", "copper", "window", "market", "silver")
 _AFTERMATH_S = 0.1  # a request is counted, logged and traced after its client has the answer
-_COUNTS = ("on_http", "on_rejected", "on_throttled", "on_stream_error", "on_token", "on_finished", "on_step")
+_COUNTS = (
+    *("on_http", "on_rejected", "on_throttled", "on_stream_error"),
+    *("on_first_token", "on_tokens", "on_finished", "on_step"),
+)
 _COUNTED = re.compile(r"^vllm:generation_tokens_total\S* (\S+)$", re.MULTILINE)
 
 

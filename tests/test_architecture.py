@@ -111,6 +111,7 @@ CATCH_ALL = {
     "kvcache/store/disk.py": 1,  # the body of the I/O threads
     "kvcache/store/mover.py": 1,  # the body of the copying threads
     "server/api/middleware.py": 1,
+    "server/engine/generation.py": 1,  # the handling of one report for one request
     "server/text/tokenizer.py": 1,  # tokenizers raises a bare Exception; anything else passes through
 }
 READS_ENVIRONMENT = {"tiercel/config.py", "tiercel/openmp.py", "engine/native/build.py", "engine/native/library.py"}

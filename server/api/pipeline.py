@@ -15,12 +15,13 @@ from starlette.responses import Response
 
 from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.api.context import ServerContext
+from tiercel.server.api.delta_encoder import ReplyShape
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
-from tiercel.server.api.stream import EventStream, FailureNote, ReplyShape, StreamRules, whole_reply
+from tiercel.server.api.stream import EventStream, FailureNote, StreamRules, whole_reply
 from tiercel.server.engine.choice_text import ChoiceText, GenerationError, SequenceFailedError
 from tiercel.server.engine.generation import Generation, StreamEndedError
 from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes

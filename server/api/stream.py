@@ -2,19 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tiercel.errors import AdmissionError
-from tiercel.server.api.replies.chat import ChatChunk, ChatReply
-from tiercel.server.api.replies.completion import TextChunk, TextReply
+from tiercel.server.api.delta_encoder import DeltaEncoder, ReplyShape
 from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError, SequenceFailedError
 from tiercel.server.engine.generation import Generation, StreamEndedError
+from tiercel.server.http.body_writer import BodyWriter, body_writer
 from tiercel.server.http.failure import encode_fault, engine_failed
 from tiercel.server.http.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, event
 from tiercel.server.http.watch import SlowReaderError, run_watched
@@ -25,16 +24,6 @@ _HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 _SEND_S = 60.0  # a client that receives nothing for this time is a slow reader
-
-
-class ReplyShape(Protocol):
-    """Turns deltas into the chunks and bodies of one API."""
-
-    def chunks(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> Sequence[ChatChunk] | Sequence[TextChunk]: ...
-
-    def usage_chunk(self, usage: UsageBody) -> ChatChunk | TextChunk: ...
-
-    def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> ChatReply | TextReply: ...
 
 
 class StreamRules(Struct, frozen=True, kw_only=True):
@@ -53,18 +42,24 @@ FailureNote = Callable[[GenerationError], str]
 class EventStream(Response):
     """A response that sends events as the generation proceeds, and aborts it if the client leaves or stops reading.
 
-    Nothing is sent before the first tokens, so that an early failure still gets its own status.
+    Nothing is sent before the first tokens, so that an early failure still gets its own status. From then on, the
+    events of a step are written while its report is handled. If the client does not keep up, or the server has no
+    `BodyWriter`, a task reads the mailbox and waits for each `send`.
     """
 
     def __init__(self, generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote) -> None:
         super().__init__(media_type=MEDIA_TYPE)
         self._generation = generation
+        self._encoder = DeltaEncoder(shape, has_frames=not rules.continuous_usage)
         self._shape = shape
         self._rules = rules
         self._note = note
         self._has_started = False
+        self._writer: BodyWriter | None = None
+        self._written_s = 0.0  # time of the last event, on the clock of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._writer = body_writer(scope)
         with self._generation as generation:
             await run_watched(self._run(generation, send), receive, generation.mailbox.overflow)
 
@@ -72,7 +67,9 @@ class EventStream(Response):
         try:
             while not generation.is_done:
                 deltas = await self._next(generation, send)
-                await self._write(send, b"".join(self._events(generation, deltas)))
+                await self._write(send, self._events(generation, deltas))
+                if self._writer is not None and self._has_started:
+                    await self._flow(generation, self._writer, send)
         except GenerationError as exc:
             error = to_refusal(exc, self._note)
             if not self._has_started:
@@ -96,9 +93,30 @@ class EventStream(Response):
             except TimeoutError:
                 await self._write(send, KEEP_ALIVE)
 
-    def _events(self, generation: Generation, deltas: Sequence[ChoiceDelta]) -> list[bytes]:
+    async def _flow(self, generation: Generation, writer: BodyWriter, send: Send) -> None:
+        """Write events as the reports arrive, until the generation ends or the client does not keep up."""
+        now_s, keep_alive_s = asyncio.get_running_loop().time, self._rules.keep_alive_s
+        self._written_s = now_s()
+
+        def take(deltas: list[ChoiceDelta]) -> bool:
+            body = self._events(generation, deltas)
+            if body:
+                writer.write(body)
+                self._written_s = now_s()
+            return writer.is_ready
+
+        while writer.is_ready and not generation.is_done:
+            try:
+                async with asyncio.timeout_at(self._written_s + keep_alive_s if keep_alive_s > 0 else None):
+                    await generation.flow(take)
+            except TimeoutError:
+                if now_s() >= self._written_s + keep_alive_s:
+                    await self._write(send, KEEP_ALIVE)
+                    self._written_s = now_s()
+
+    def _events(self, generation: Generation, deltas: Sequence[ChoiceDelta]) -> bytes:
         usage = self._usage(generation) if self._rules.continuous_usage else UNSET
-        return [event(chunk) for delta in deltas for chunk in self._shape.chunks(delta, usage)]
+        return self._encoder.encode(deltas, usage)
 
     def _usage(self, generation: Generation) -> UsageBody:
         return usage_body(generation.usage(), with_details=self._rules.with_details)
@@ -106,6 +124,8 @@ class EventStream(Response):
     async def _write(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
         if not body and not is_last:
             return
+        if self._writer is not None:
+            self._writer.flush()
         try:
             with self._generation.mailbox.sending():
                 async with asyncio.timeout(_SEND_S):
@@ -130,10 +150,14 @@ async def whole_reply(
 
 async def _collect(generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote) -> Response:
     parts: list[list[ChoiceDelta]] = [[] for _ in range(generation.num_choices)]
+
+    def take(deltas: list[ChoiceDelta]) -> bool:
+        for delta in deltas:
+            parts[delta.choice].append(delta)
+        return True
+
     try:
-        while not generation.is_done:
-            for delta in await generation.next_deltas():
-                parts[delta.choice].append(delta)
+        await generation.flow(take)
     except GenerationError as exc:
         raise to_refusal(exc, note) from exc
     await generation.settle()

@@ -1,7 +1,7 @@
 """The generation of one client request: tokens of its sequences become text, and each choice ends exactly once."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -11,7 +11,7 @@ from tiercel.clock import Clock
 from tiercel.outcome import FinishReason
 from tiercel.server.engine.choice_text import ChoiceDelta, ChoiceText, GenerationError
 from tiercel.server.engine.client import EngineClient, Submission
-from tiercel.server.engine.mailbox import Mailbox, StreamEnd
+from tiercel.server.engine.mailbox import Delivery, Mailbox, StreamEnd
 from tiercel.server.engine.sequences import SequenceFacts
 
 _SETTLE_S = 0.25
@@ -106,7 +106,31 @@ class Generation:
 
         Errors: GenerationError.
         """
-        deliveries = await self.mailbox.take()
+        return self._deltas(await self.mailbox.take())
+
+    async def flow(self, take: Callable[[list[ChoiceDelta]], bool]) -> None:
+        """Call `take` with the new deltas at each report, as part of its handling: no task has to be woken for that.
+
+        Returns when every choice is done or `take` has returned False. Errors: GenerationError, and those of `take`.
+        """
+        ended = asyncio.get_running_loop().create_future()
+
+        def read() -> None:
+            if ended.done():
+                return
+            try:
+                goes_on = take(self._deltas(self.mailbox.read()))
+            except Exception as exc:  # an error here concerns this request alone, not the others of the report
+                ended.set_exception(exc)
+                return
+            if not goes_on or self.is_done:
+                ended.set_result(None)
+
+        with self.mailbox.read_by(read):
+            read()
+            await ended
+
+    def _deltas(self, deliveries: Sequence[Delivery] | StreamEnd) -> list[ChoiceDelta]:
         if isinstance(deliveries, StreamEnd):
             raise StreamEndedError(deliveries)
         start_s = self._clock.now_s()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from array import array
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from msgspec import Struct
 
@@ -22,19 +22,16 @@ class StreamEnd(Struct, frozen=True):
     code: str
 
 
-class Delivery(Struct, frozen=True):
-    """The tokens and the end of one sequence since the last read, in order; `finished` comes last."""
+class Delivery:
+    """The tokens and the end of one sequence since the last read, in order; `finished` comes last.
 
-    choice: int  # index among the sequences of the client request
-    tokens: "array[int]"
-    logprobs: tuple[TokenLogprobs, ...]
-    finished: Finished | None
+    It grows until it is read.
+    """
 
+    __slots__ = ("choice", "finished", "logprobs", "tokens")
 
-class _Unread:
-    """A delivery that is still growing."""
-
-    def __init__(self) -> None:
+    def __init__(self, choice: int) -> None:
+        self.choice = choice  # index among the sequences of the client request
         self.tokens = array("I")
         self.logprobs: list[TokenLogprobs] = []
         self.finished: Finished | None = None
@@ -48,18 +45,20 @@ def unread_limit_bytes(sequences: int, logprobs: int) -> int:
 class Mailbox:
     """The unread tokens and ends of one client request. One reader and one writer on one event loop.
 
-    A slow reader gets longer deliveries, not more of them. `overflow` is set when more than `limit_bytes` are unread
-    while a send to the client is blocked; the owner then aborts the request. Data that waits because the event loop
-    was busy is not the client's fault and does not count.
+    The writer puts what a report has for the request and then calls `wake` once. A slow reader gets longer deliveries,
+    not more of them. `overflow` is set when more than `limit_bytes` are unread while a send to the client is blocked;
+    the owner then aborts the request. Data that waits because the event loop was busy is not the client's fault and
+    does not count.
     """
 
     def __init__(self, *, limit_bytes: int = MAX_UNREAD_BYTES) -> None:
-        self._unread: dict[int, _Unread] = {}
+        self._unread: dict[int, Delivery] = {}
         self._unread_bytes = 0
         self._limit_bytes = limit_bytes
         self._is_sending = False
         self._end: StreamEnd | None = None
         self._wake = asyncio.Event()
+        self._reader: Callable[[], None] | None = None
         self.overflow = asyncio.Event()
 
     @contextlib.contextmanager
@@ -71,48 +70,61 @@ class Mailbox:
         finally:
             self._is_sending = False
 
+    @contextlib.contextmanager
+    def read_by(self, reader: Callable[[], None]) -> Generator[None]:
+        """Have `wake` call `reader`, which must not raise, until the block ends."""
+        self._reader = reader
+        try:
+            yield
+        finally:
+            self._reader = None
+
     def put_token(self, choice: int, token: int) -> None:
         """Add a token of one choice."""
-        self._entry(choice).tokens.append(token)
+        self._delivery(choice).tokens.append(token)
         self._grow(_TOKEN_COST_BYTES)
 
     def put_logprobs(self, choice: int, logprobs: TokenLogprobs) -> None:
         """Add the log-probabilities of the last token of one choice."""
-        self._entry(choice).logprobs.append(logprobs)
+        self._delivery(choice).logprobs.append(logprobs)
         self._grow(_LOGPROB_COST_BYTES * (1 + len(logprobs.top_tokens)))
 
     def put_finished(self, choice: int, finished: Finished) -> None:
         """Add the end of one choice."""
-        self._entry(choice).finished = finished
-        self._wake.set()
+        self._delivery(choice).finished = finished
 
     def put_end(self, end: StreamEnd) -> None:
         """End the stream: nothing is delivered after it."""
         self._end = end
-        self._wake.set()
 
-    async def take(self) -> tuple[Delivery, ...] | StreamEnd:
-        """Wait for deliveries and take all of them. Unread tokens come before the end of the stream."""
-        await self._wake.wait()
-        self._wake.clear()
-        if not self._unread and self._end is not None:
+    def wake(self) -> None:
+        """Tell the reader that there is something to read."""
+        if self._reader is None:
             self._wake.set()
+        else:
+            self._reader()
+
+    def read(self) -> tuple[Delivery, ...] | StreamEnd:
+        """Take all deliveries, if there are any. Unread tokens come before the end of the stream."""
+        if not self._unread and self._end is not None:
             return self._end
         unread, self._unread, self._unread_bytes = self._unread, {}, 0
-        if self._end is not None:
-            self._wake.set()
-        return tuple(
-            Delivery(choice, entry.tokens, tuple(entry.logprobs), entry.finished) for choice, entry in unread.items()
-        )
+        return tuple(unread.values())
 
-    def _entry(self, choice: int) -> _Unread:
-        entry = self._unread.get(choice)
-        if entry is None:
-            entry = self._unread[choice] = _Unread()
-        return entry
+    async def take(self) -> tuple[Delivery, ...] | StreamEnd:
+        """Wait until there is something to read, and take all of it."""
+        while not self._unread and self._end is None:
+            self._wake.clear()
+            await self._wake.wait()
+        return self.read()
+
+    def _delivery(self, choice: int) -> Delivery:
+        delivery = self._unread.get(choice)
+        if delivery is None:
+            delivery = self._unread[choice] = Delivery(choice)
+        return delivery
 
     def _grow(self, size_bytes: int) -> None:
         self._unread_bytes += size_bytes
-        self._wake.set()
         if self._is_sending and self._unread_bytes > self._limit_bytes:
             self.overflow.set()

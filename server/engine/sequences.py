@@ -81,7 +81,9 @@ class SequenceWatcher(Protocol):
 class SequenceObserver(Protocol):
     """The counter of tokens and ends for `/metrics`."""
 
-    def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None: ...
+    def on_first_token(self, facts: SequenceFacts, now_s: float) -> None: ...
+
+    def on_tokens(self, tenant: TenantId, count: int, gap_s: float) -> None: ...
 
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None: ...
 
@@ -134,13 +136,12 @@ class OpenSequences:
         return seq, facts
 
     def take_report(self, report: Report, now_s: float) -> bool:
-        """Deliver the tokens, log-probabilities and ends of one step. Return whether a sequence ended."""
-        for seq, token in zip(memoryview(report.seqs).cast("Q"), memoryview(report.tokens).cast("I"), strict=False):
-            facts = self._facts_by_seq.get(SeqId(seq))
-            if facts is None or facts.mailbox is None:
-                continue  # a token launched before the engine received the abort
-            self._note_token(SeqId(seq), facts, now_s)
-            facts.mailbox.put_token(facts.choice, token)
+        """Deliver the tokens, log-probabilities and ends of one step. Return whether a sequence ended.
+
+        Each mailbox is woken once, when everything is in it.
+        """
+        due: dict[Mailbox, None] = {}  # in order
+        self._take_tokens(report, now_s, due)
         for first in report.firsts:
             facts = self._facts_by_seq.get(first.seq)
             if facts is not None:
@@ -150,8 +151,34 @@ class OpenSequences:
             if facts is not None and facts.mailbox is not None:
                 facts.mailbox.put_logprobs(facts.choice, logprobs)
         for finished in report.finished:
-            self._note_finished(finished, now_s)
+            facts = self._note_finished(finished, now_s)
+            if facts is not None and facts.mailbox is not None:
+                facts.mailbox.put_finished(facts.choice, finished)
+                due[facts.mailbox] = None
+        for mailbox in due:
+            mailbox.wake()
         return bool(report.finished)
+
+    def _take_tokens(self, report: Report, now_s: float, due: dict[Mailbox, None]) -> None:
+        """Put the tokens of a step into mailboxes; count them by tenant and by the time of the token before."""
+        facts_by_seq = self._facts_by_seq
+        counts: dict[tuple[TenantId, float], int] = {}
+        for seq, token in zip(memoryview(report.seqs).cast("Q"), memoryview(report.tokens).cast("I"), strict=False):
+            facts = facts_by_seq.get(SeqId(seq))
+            if facts is None or facts.mailbox is None:
+                continue  # a token launched before the engine received the abort
+            if facts.first_token_s is None:
+                self._note_first_token(SeqId(seq), facts, now_s)
+            else:
+                facts.gaps_s.append(now_s - facts.last_token_s)
+                group = facts.start.tenant, facts.last_token_s
+                counts[group] = counts.get(group, 0) + 1
+            facts.last_token_s = now_s
+            facts.num_outputs += 1
+            facts.mailbox.put_token(facts.choice, token)
+            due[facts.mailbox] = None
+        for (tenant, before_s), count in counts.items():
+            self._observer.on_tokens(tenant, count, now_s - before_s)
 
     def note_prompts(self, tokens: int, busy_s: float) -> None:
         """Tell the watcher how many prompt tokens a step computed, if sequences wait for their first token."""
@@ -181,42 +208,40 @@ class OpenSequences:
             mailbox = self._facts_by_seq[seq].mailbox
             if mailbox is not None:
                 mailbox.put_end(end)
+                mailbox.wake()
 
     def fail_all(self, end: StreamEnd) -> None:
         """End every sequence as failed: the engine that would report its end has died."""
         now_s = self._clock.now_s()
+        due: dict[Mailbox, None] = {}
         for seq, facts in list(self._facts_by_seq.items()):
             if facts.mailbox is not None:
                 facts.mailbox.put_end(end)
+                due[facts.mailbox] = None
                 facts.mailbox = None
             self._note_finished(_died(seq, facts, now_s), now_s)
+        for mailbox in due:
+            mailbox.wake()
 
-    def _note_token(self, seq: SeqId, facts: SequenceFacts, now_s: float) -> None:
-        gap_s: float | None = None
-        if facts.first_token_s is None:
-            facts.first_token_s = now_s
-            self._tokenless.pop(seq, None)
-            self._num_started += 1
-            self._move(facts, SequenceStage.RUNNING)
-        else:
-            gap_s = now_s - facts.last_token_s
-            facts.gaps_s.append(gap_s)
-        facts.last_token_s = now_s
-        facts.num_outputs += 1
-        self._observer.on_token(facts, now_s, gap_s)
+    def _note_first_token(self, seq: SeqId, facts: SequenceFacts, now_s: float) -> None:
+        facts.first_token_s = now_s
+        self._tokenless.pop(seq, None)
+        self._num_started += 1
+        self._move(facts, SequenceStage.RUNNING)
+        self._observer.on_first_token(facts, now_s)
 
-    def _note_finished(self, finished: Finished, now_s: float) -> None:
+    def _note_finished(self, finished: Finished, now_s: float) -> SequenceFacts | None:
+        """Record the end of a sequence and return its record, or None if the sequence is not known."""
         facts = self._facts_by_seq.pop(finished.seq, None)
         if facts is None:
-            return
+            return None
         self._tokenless.pop(finished.seq, None)
         facts.finished = finished
         self._move(facts, SequenceStage.GONE)
         if self._watcher is not None:
             self._watcher.on_finished(facts)
         self._observer.on_finished(facts, finished, now_s)
-        if facts.mailbox is not None:
-            facts.mailbox.put_finished(facts.choice, finished)
+        return facts
 
     def _move(self, facts: SequenceFacts, stage: SequenceStage) -> None:
         before = facts.stage

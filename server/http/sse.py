@@ -5,6 +5,8 @@ import msgspec
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+PLACEHOLDER = "\x00"
+"""The text in the value that an `EventFrame` is made of."""
 
 _encoder = msgspec.json.Encoder()
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
@@ -12,8 +14,32 @@ _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\
 
 def event(value: object) -> bytes:
     """Return one event. Characters that some clients take for line ends are escaped."""
+    return b"data: " + _json(value) + b"\n\n"
+
+
+class EventFrame:
+    """An event of which one text changes: the bytes before and after the text are encoded once."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before = before
+        self._after = after
+
+    @staticmethod
+    def of(value: object) -> "EventFrame | None":
+        """Return the frame of an event whose text is `PLACEHOLDER`; None if this text is not there exactly once."""
+        parts = event(value).split(_json(PLACEHOLDER))
+        return EventFrame(*parts) if len(parts) == 2 else None
+
+    def event(self, text: str) -> bytes:
+        """Return the event with this text, as `event` would return it."""
+        return self._before + _json(text) + self._after
+
+
+def _json(value: object) -> bytes:
     body = _encoder.encode(value)
     if not body.isascii():
         for letter, escape in _LINE_ENDS:
             body = body.replace(letter, escape)
-    return b"data: " + body + b"\n\n"
+    return body

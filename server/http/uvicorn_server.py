@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 import uvicorn
 from starlette.types import ASGIApp
 
+from tiercel.server.http.body_writer import BodyWritingProtocol
 from tiercel.settings import ServerSettings
 
 FLUSH_S = 5.0  # how long the last bytes of cut streams may take
@@ -26,6 +27,7 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     """Return uvicorn's configuration for these settings; the listening socket is passed to `serve`."""
     return uvicorn.Config(
         app,
+        http=BodyWritingProtocol,
         log_config=None,
         log_level="warning",
         access_log=False,  # `request_done` is the one line of a request

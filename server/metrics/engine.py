@@ -136,13 +136,14 @@ class EngineMetrics:
         totals = self._totals
         self._totals = _EngineTotals(ready, Gauges(), totals.looked_up, totals.found, totals.preemptions)
 
-    def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
-        """Record a token of a sequence."""
-        if gap_s is None:
-            self._first_token.add(now_s - facts.arrival_s)
-            self._prompt_tokens += facts.start.num_prompt
-        else:
-            self._gap.add(gap_s)
+    def on_first_token(self, facts: SequenceFacts, now_s: float) -> None:
+        """Record the first token of a sequence."""
+        self._first_token.add(now_s - facts.arrival_s)
+        self._prompt_tokens += facts.start.num_prompt
+
+    def on_tokens(self, count: int, gap_s: float) -> None:
+        """Record later tokens of as many sequences, each `gap_s` after the token before."""
+        self._gap.add(gap_s, count)
 
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None:
         """Record the end of a sequence."""

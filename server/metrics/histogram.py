@@ -19,10 +19,10 @@ class HistogramCounter:
         self._counts = [0] * (len(bounds) + 1)  # by bucket, the last one without a bound
         self.sum = 0.0
 
-    def add(self, value: float) -> None:
-        """Count a value. Cost: 0.2 µs."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+    def add(self, value: float, count: int = 1) -> None:
+        """Count a value, `count` times. Cost: 0.2 µs."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self.sum += value * count
 
     @property
     def count(self) -> int:

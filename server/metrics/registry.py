@@ -108,11 +108,17 @@ class ServerMetrics:
         else:
             self._engine.on_restart(ready)
 
-    def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
-        """Record a token of a sequence; `gap_s` is None for the first."""
-        self.tenants.on_token(facts, now_s, gap_s)
+    def on_first_token(self, facts: SequenceFacts, now_s: float) -> None:
+        """Record the first token of a sequence."""
+        self.tenants.on_first_token(facts, now_s)
         if self._engine is not None:
-            self._engine.on_token(facts, now_s, gap_s)
+            self._engine.on_first_token(facts, now_s)
+
+    def on_tokens(self, tenant: TenantId, count: int, gap_s: float) -> None:
+        """Record later tokens of as many sequences of a tenant, each `gap_s` after the token before."""
+        self.tenants.on_tokens(tenant, count, gap_s)
+        if self._engine is not None:
+            self._engine.on_tokens(count, gap_s)
 
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None:
         """Record the end of a sequence."""

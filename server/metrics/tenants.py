@@ -77,10 +77,11 @@ class _Goal:
         self.seen = 0
         self.missed = 0
 
-    def note(self, seconds: float, goal_s: float) -> None:
-        """Count a latency, and whether it missed the goal."""
-        self.seen += 1
-        self.missed += seconds > goal_s
+    def note(self, seconds: float, goal_s: float, count: int = 1) -> None:
+        """Count a latency, `count` times, and whether it missed the goal."""
+        self.seen += count
+        if seconds > goal_s:
+            self.missed += count
 
 
 class TenantMetrics:
@@ -126,22 +127,26 @@ class TenantMetrics:
         if row is not None:
             row.throttled[reason] = row.throttled.get(reason, 0) + 1
 
-    def on_token(self, facts: SequenceFacts, now_s: float, gap_s: float | None) -> None:
-        """Record a token of a sequence; `gap_s` is None for the first."""
-        name = facts.start.tenant
-        row = self._row_by_name.get(name) or self._row(name)
+    def on_first_token(self, facts: SequenceFacts, now_s: float) -> None:
+        """Record the first token of a sequence."""
+        row = self._row(facts.start.tenant)
         if row is None:
             return
+        seconds = now_s - facts.arrival_s
         row.outputs += 1
-        slo = row.slo
-        if gap_s is None:
-            seconds = now_s - facts.arrival_s
-            row.prompts += facts.start.num_prompt
-            row.first_tokens.add(seconds)
-            if slo.ttft_s is not None:
-                self._goals["ttft"].note(seconds, slo.ttft_s)
-        elif slo.tbt_s is not None:
-            self._goals["tbt"].note(gap_s, slo.tbt_s)
+        row.prompts += facts.start.num_prompt
+        row.first_tokens.add(seconds)
+        if row.slo.ttft_s is not None:
+            self._goals["ttft"].note(seconds, row.slo.ttft_s)
+
+    def on_tokens(self, name: TenantId, count: int, gap_s: float) -> None:
+        """Record later tokens of as many sequences of a tenant, each `gap_s` after the token before."""
+        row = self._row(name)
+        if row is None:
+            return
+        row.outputs += count
+        if row.slo.tbt_s is not None:
+            self._goals["tbt"].note(gap_s, row.slo.tbt_s, count)
 
     def on_finished(self, facts: SequenceFacts, finished: Finished) -> None:
         """Record the end of a sequence."""
