@@ -37,6 +37,8 @@ class DeltaEncoder:
 
     def encode(self, deltas: Sequence[ChoiceDelta], usage: UsageBody | UnsetType) -> bytes:
         """Return the events of some deltas; without text to send there are none."""
+        if len(deltas) == 1:
+            return self._events(deltas[0], usage)
         return b"".join([self._events(delta, usage) for delta in deltas])
 
     def _events(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> bytes:

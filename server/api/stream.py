@@ -102,7 +102,8 @@ class EventStream(Response):
             body = self._events(generation, deltas)
             if body:
                 writer.write(body)
-                self._written_s = now_s()
+                if keep_alive_s > 0:
+                    self._written_s = now_s()
             return writer.is_ready
 
         while writer.is_ready and not generation.is_done:

@@ -66,6 +66,7 @@ class ChoiceText:
         self._vocabulary = vocabulary
         self._stop_token_ids = frozenset(stop_token_ids)
         self._interval_tokens = interval_tokens
+        self._holds_nothing = not rules.stops and interval_tokens <= 1  # complete text is shown at once
         self._text = ""
         self._logprobs: list[DrawnToken] = []
         self._shown_outputs = 0
@@ -83,9 +84,11 @@ class ChoiceText:
 
         Errors: SequenceFailedError.
         """
-        if self.is_done:
+        if self.finish_reason is not None:
             return None
         finished = delivery.finished
+        if finished is None and self._holds_nothing and not delivery.logprobs:
+            return self._advance_text(delivery)
         shown = delivery.tokens
         has_stop_token = finished is not None and finished.stop_token is not None and len(shown) > 0
         is_hidden = has_stop_token and not self._rules.include_stop
@@ -103,6 +106,15 @@ class ChoiceText:
         if is_due and (self._text or self._logprobs or self._shown_outputs == 0):
             return self._delta(delivery.choice, None, None)
         return None
+
+    def _advance_text(self, delivery: Delivery) -> ChoiceDelta | None:
+        """Do what `advance` does if there is no end, no stop string and no log-probability: for most tokens."""
+        text = self._detokenizer.feed(delivery.tokens)
+        self.num_outputs += len(delivery.tokens)
+        if not text and self._shown_outputs:
+            return None
+        self._shown_outputs = self.num_outputs
+        return ChoiceDelta(choice=delivery.choice, text=text, logprobs=(), num_outputs=self.num_outputs)
 
     def _take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> str | None:
         """Append the text of the tokens. Return the stop string found in it, or None."""

@@ -70,6 +70,7 @@ class Generation:
         self._submission = submission
         self._choices = tuple(choices)
         self._num_prompt = num_prompt  # tokens of all prompts
+        self._num_open = len(choices)  # choices without a finish reason
         self.mailbox = mailbox
         self.detokenizing = DetokenizeTimes()
 
@@ -99,7 +100,7 @@ class Generation:
     @property
     def is_done(self) -> bool:
         """True when every choice has its finish reason."""
-        return all(choice.is_done for choice in self._choices)
+        return not self._num_open
 
     async def next_deltas(self) -> list[ChoiceDelta]:
         """Wait for tokens and turn them into text. The list is empty if all text is held back.
@@ -123,7 +124,7 @@ class Generation:
             except Exception as exc:  # an error here concerns this request alone, not the others of the report
                 ended.set_exception(exc)
                 return
-            if not goes_on or self.is_done:
+            if not goes_on or not self._num_open:
                 ended.set_result(None)
 
         with self.mailbox.read_by(read):
@@ -138,10 +139,13 @@ class Generation:
         for delivery in deliveries:
             choice = self._choices[delivery.choice]
             delta = choice.advance(delivery)
-            if delta is not None:
-                deltas.append(delta)
-            if choice.stopped_by_text:
-                self._client.abort((self._submission.seqs[delivery.choice],), FinishReason.STOP)
+            if delta is None:
+                continue
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                self._num_open -= 1
+                if choice.stopped_by_text:
+                    self._client.abort((self._submission.seqs[delivery.choice],), FinishReason.STOP)
         self.detokenizing.note(start_s, self._clock.now_s())
         return deltas
 

@@ -81,8 +81,13 @@ class Mailbox:
 
     def put_token(self, choice: int, token: int) -> None:
         """Add a token of one choice."""
-        self._delivery(choice).tokens.append(token)
-        self._grow(_TOKEN_COST_BYTES)
+        delivery = self._unread.get(choice)  # this and the lines below: `_delivery` and `_grow`, once per token
+        if delivery is None:
+            delivery = self._unread[choice] = Delivery(choice)
+        delivery.tokens.append(token)
+        self._unread_bytes += _TOKEN_COST_BYTES
+        if self._is_sending and self._unread_bytes > self._limit_bytes:
+            self.overflow.set()
 
     def put_logprobs(self, choice: int, logprobs: TokenLogprobs) -> None:
         """Add the log-probabilities of the last token of one choice."""

@@ -34,7 +34,7 @@ class EventFrame:
 
     def event(self, text: str) -> bytes:
         """Return the event with this text, as `event` would return it."""
-        return self._before + _json(text) + self._after
+        return b"%b%b%b" % (self._before, _json(text), self._after)
 
 
 def _json(value: object) -> bytes:

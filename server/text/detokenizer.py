@@ -41,7 +41,7 @@ class ByteDetokenizer:
         self._pieces = pieces
         self._skipped = skipped
         self._strip_first_space = strip_first_space
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rest = b""  # the first bytes of an unfinished character
 
     def feed(self, tokens: Iterable[int]) -> str:
         pieces, skipped, known = self._pieces, self._skipped, len(self._pieces)
@@ -49,10 +49,15 @@ class ByteDetokenizer:
         if self._strip_first_space and chunk:
             self._strip_first_space = False
             chunk = chunk.removeprefix(b" ")
-        return self._decoder.decode(chunk)
+        if self._rest:
+            chunk = self._rest + chunk
+        text, used = codecs.utf_8_decode(chunk, "replace", False)
+        self._rest = chunk[used:]
+        return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        rest, self._rest = self._rest, b""
+        return rest.decode("utf-8", "replace")
 
 
 class WindowDetokenizer:
