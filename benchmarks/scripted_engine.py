@@ -4,12 +4,10 @@ Usage: `python benchmarks/scripted_engine.py --step-ms N --fd N`. The tokens of 
 """
 
 import argparse
-import os
 import socket
 import sys
 import time
 
-from tiercel.clock import MonotonicClock
 from tiercel.engine.mailbox import EngineMailbox, receive_start
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges

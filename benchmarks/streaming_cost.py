@@ -30,7 +30,7 @@ from pathlib import Path
 from benchmarks.daemon import Daemon, cpu_s, running_daemon
 
 MOST_US = 45.0
-SHORT, LONG = 32, 288  # tokens of an answer
+SHORT, LONG = 16, 144  # tokens of an answer
 HERE = Path(__file__).resolve()
 WORDS = ("river", "stone", "lamp", "bread", "garden", "winter", "letter", "copper", "window", "market", "silver")
 ROUTES = {"chat": "/v1/chat/completions", "text": "/v1/completions"}

@@ -30,6 +30,8 @@ class DeltaEncoder:
     `has_frames=False` turns that off.
     """
 
+    __slots__ = ("_frame_by_choice", "_has_frames", "_shape")
+
     def __init__(self, shape: ReplyShape, *, has_frames: bool) -> None:
         self._shape = shape
         self._has_frames = has_frames

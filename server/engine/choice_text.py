@@ -52,6 +52,11 @@ class SequenceFailedError(GenerationError):
 class ChoiceText:
     """The text of one sequence: detokenised, scanned for stop strings and cut into chunks."""
 
+    __slots__ = (
+        *("_detokenizer", "_holds_nothing", "_interval_tokens", "_logprobs", "_rules", "_scanner", "_shown_outputs"),
+        *("_stop_token_ids", "_text", "_vocabulary", "finish_reason", "num_outputs", "stopped_by_text"),
+    )
+
     def __init__(
         self,
         detokenizer: Detokenizer,

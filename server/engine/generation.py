@@ -56,6 +56,10 @@ class StreamEndedError(GenerationError):
 class Generation:
     """The sequences of one client request. Leaving the `with` aborts the sequences that still run."""
 
+    __slots__ = (
+        *("_choices", "_client", "_clock", "_num_open", "_num_prompt", "_submission", "detokenizing", "mailbox"),
+    )
+
     def __init__(
         self,
         client: EngineClient,

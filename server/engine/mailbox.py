@@ -51,6 +51,8 @@ class Mailbox:
     does not count.
     """
 
+    __slots__ = ("_end", "_is_sending", "_limit_bytes", "_reader", "_unread", "_unread_bytes", "_wake", "overflow")
+
     def __init__(self, *, limit_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._unread: dict[int, Delivery] = {}
         self._unread_bytes = 0

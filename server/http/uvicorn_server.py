@@ -27,7 +27,7 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     """Return uvicorn's configuration for these settings; the listening socket is passed to `serve`."""
     return uvicorn.Config(
         app,
-        http=BodyWritingProtocol,
+        http=BodyWritingProtocol.factory(),
         log_config=None,
         log_level="warning",
         access_log=False,  # `request_done` is the one line of a request

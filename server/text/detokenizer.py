@@ -1,7 +1,7 @@
 """Token ids to text as they arrive. A character is returned with its last byte."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from tiercel.server.text.vocabulary import Vocabulary
@@ -13,7 +13,7 @@ _MAX_HELD_TOKENS = 8  # a character has at most 4 bytes; more tokens than this a
 class Detokenizer(Protocol):
     """The text of one sequence's outputs, in pieces."""
 
-    def feed(self, tokens: Iterable[int]) -> str:
+    def feed(self, tokens: Sequence[int]) -> str:
         """Take the next tokens; return the text that is complete."""
         ...
 
@@ -37,15 +37,21 @@ class ByteDetokenizer:
     Cost: one table look-up per token and one UTF-8 decoding per call.
     """
 
+    __slots__ = ("_pieces", "_rest", "_skipped", "_strip_first_space")
+
     def __init__(self, pieces: Sequence[bytes], skipped: frozenset[int], *, strip_first_space: bool) -> None:
         self._pieces = pieces
         self._skipped = skipped
         self._strip_first_space = strip_first_space
         self._rest = b""  # the first bytes of an unfinished character
 
-    def feed(self, tokens: Iterable[int]) -> str:
+    def feed(self, tokens: Sequence[int]) -> str:
         pieces, skipped, known = self._pieces, self._skipped, len(self._pieces)
-        chunk = b"".join([pieces[token] for token in tokens if token < known and token not in skipped])
+        if len(tokens) == 1:  # without a list
+            (token,) = tokens
+            chunk = pieces[token] if token < known and token not in skipped else b""
+        else:
+            chunk = b"".join([pieces[token] for token in tokens if token < known and token not in skipped])
         if self._strip_first_space and chunk:
             self._strip_first_space = False
             chunk = chunk.removeprefix(b" ")
@@ -72,7 +78,7 @@ class WindowDetokenizer:
         self._window = list(prompt[-_CONTEXT_TOKENS:])
         self._returned = len(self._window)  # tokens at the front of the window whose text has been returned
 
-    def feed(self, tokens: Iterable[int]) -> str:
+    def feed(self, tokens: Sequence[int]) -> str:
         self._window.extend(tokens)
         held = len(self._window) - self._returned
         if held == 0:
