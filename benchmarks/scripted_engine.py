@@ -108,8 +108,8 @@ def main() -> int:
     _, *rest = receive_start(mailbox)
     mailbox.post(
         Ready(
-            max_model_len=_CONTEXT, vocab_size=1 << 20, block_size=16, blocks_total=_BLOCKS, dtype="none", device="none",
-            model_impl="none", weights_bytes=0, kv_bytes=0, load_s=0.0,
+            max_model_len=_CONTEXT, vocab_size=1 << 20, block_size=16, blocks_total=_BLOCKS, dtype="none",
+            device="none", model_impl="none", weights_bytes=0, kv_bytes=0, load_s=0.0,
         )
     )  # fmt: skip
     ScriptedEngine(mailbox, arguments.step_ms / 1000).serve(rest)

@@ -4,8 +4,8 @@
 
 A round is a batch of simultaneous streams with short answers and one with long answers, to `tiercel serve` with the
 embedded model, or with `--engine scripted` to an engine that computes nothing and ends a step every `--step-ms`. The
-difference of the two batches is the cost per token, the rest the cost per request. Rounds without streaming follow for
-comparison. Other flags go to the daemon; the default is `--threads 1`, so that the HTTP process has a core.
+difference of the two batches is the cost per token, the rest the cost per request. Other flags go to the daemon; the
+default is `--threads 1`, so that the HTTP process has a core.
 
 With `--baseline`, the server of another checkout of the project takes turns with this one's.
 
@@ -144,7 +144,7 @@ def measure(arguments: argparse.Namespace, flags: list[str]) -> int:
     with open_servers(arguments, flags) as servers:
         for round_number in range(arguments.rounds + 1):
             for server in servers if round_number % 2 else reversed(servers):
-                for stream in (True, False):
+                for stream in (True, False) if arguments.whole else (True,):
                     cost = server.measure(stream=stream)
                     if round_number:  # the first one warms up
                         costs.setdefault((server.name, stream), []).append(cost)
@@ -186,6 +186,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--route", choices=tuple(ROUTES), default="chat")
     parser.add_argument("--prompt", type=int, default=32, help="words of a prompt")
+    parser.add_argument("--whole", action="store_true", help="also measure answers that are not streamed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--most-us", type=float, default=MOST_US)
     arguments, flags = parser.parse_known_args()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -39,6 +39,38 @@ FailureNote = Callable[[GenerationError], str]
 """Logs a failed generation and returns the error id for the client."""
 
 
+class _Flow:
+    """Writes the events of one stream while reports are handled."""
+
+    __slots__ = ("_encoder", "_now_s", "_read_usage", "_writer", "written_s")
+
+    def __init__(
+        self,
+        writer: BodyWriter,
+        encoder: DeltaEncoder,
+        read_usage: Callable[[], UsageBody | UnsetType],
+        now_s: Callable[[], float] | None,
+    ) -> None:
+        self._writer = writer
+        self._encoder = encoder
+        self._read_usage = read_usage
+        self._now_s = now_s  # None: nobody asks when the last event was written
+        self.written_s = 0.0 if now_s is None else now_s()  # time of the last event
+
+    def take(self, deltas: list[ChoiceDelta]) -> bool:
+        """Write the events of some deltas. Return whether the client keeps up."""
+        body = self._encoder.encode(deltas, self._read_usage())
+        if body:
+            self._writer.write(body)
+            if self._now_s is not None:
+                self.written_s = self._now_s()
+        return not self._writer.is_paused
+
+
+def _no_usage() -> UnsetType:
+    return UNSET
+
+
 class EventStream(Response):
     """A response that sends events as the generation proceeds, and aborts it if the client leaves or stops reading.
 
@@ -56,7 +88,6 @@ class EventStream(Response):
         self._note = note
         self._has_started = False
         self._writer: BodyWriter | None = None
-        self._written_s = 0.0  # time of the last event, on the clock of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._writer = body_writer(scope)
@@ -67,7 +98,7 @@ class EventStream(Response):
         try:
             while not generation.is_done:
                 deltas = await self._next(generation, send)
-                await self._write(send, self._events(generation, deltas))
+                await self._write(send, self._encoder.encode(deltas, self._usage_reader(generation)()))
                 if self._writer is not None and self._has_started:
                     await self._flow(generation, self._writer, send)
         except GenerationError as exc:
@@ -96,28 +127,19 @@ class EventStream(Response):
     async def _flow(self, generation: Generation, writer: BodyWriter, send: Send) -> None:
         """Write events as the reports arrive, until the generation ends or the client does not keep up."""
         now_s, keep_alive_s = asyncio.get_running_loop().time, self._rules.keep_alive_s
-        self._written_s = now_s()
-
-        def take(deltas: list[ChoiceDelta]) -> bool:
-            body = self._events(generation, deltas)
-            if body:
-                writer.write(body)
-                if keep_alive_s > 0:
-                    self._written_s = now_s()
-            return writer.is_ready
-
-        while writer.is_ready and not generation.is_done:
+        flow = _Flow(writer, self._encoder, self._usage_reader(generation), now_s if keep_alive_s > 0 else None)
+        while not (writer.is_paused or generation.is_done):
             try:
-                async with asyncio.timeout_at(self._written_s + keep_alive_s if keep_alive_s > 0 else None):
-                    await generation.flow(take)
+                async with asyncio.timeout_at(flow.written_s + keep_alive_s if keep_alive_s > 0 else None):
+                    await generation.flow(flow.take)
             except TimeoutError:
-                if now_s() >= self._written_s + keep_alive_s:
+                if now_s() >= flow.written_s + keep_alive_s:
                     await self._write(send, KEEP_ALIVE)
-                    self._written_s = now_s()
+                    flow.written_s = now_s()
 
-    def _events(self, generation: Generation, deltas: Sequence[ChoiceDelta]) -> bytes:
-        usage = self._usage(generation) if self._rules.continuous_usage else UNSET
-        return self._encoder.encode(deltas, usage)
+    def _usage_reader(self, generation: Generation) -> Callable[[], UsageBody | UnsetType]:
+        """Return what reads the usage for the next event."""
+        return (lambda: self._usage(generation)) if self._rules.continuous_usage else _no_usage
 
     def _usage(self, generation: Generation) -> UsageBody:
         return usage_body(generation.usage(), with_details=self._rules.with_details)

@@ -111,31 +111,20 @@ class Generation:
 
         Errors: GenerationError.
         """
-        return self._deltas(await self.mailbox.take())
+        return self.deltas_of(await self.mailbox.take())
 
     async def flow(self, take: Callable[[list[ChoiceDelta]], bool]) -> None:
         """Call `take` with the new deltas at each report, as part of its handling: no task has to be woken for that.
 
         Returns when every choice is done or `take` has returned False. Errors: GenerationError, and those of `take`.
         """
-        ended = asyncio.get_running_loop().create_future()
+        flow = _Flow(self, take)
+        with self.mailbox.read_by(flow.read):
+            flow.read()
+            await flow.ended
 
-        def read() -> None:
-            if ended.done():
-                return
-            try:
-                goes_on = take(self._deltas(self.mailbox.read()))
-            except Exception as exc:  # an error here concerns this request alone, not the others of the report
-                ended.set_exception(exc)
-                return
-            if not goes_on or not self._num_open:
-                ended.set_result(None)
-
-        with self.mailbox.read_by(read):
-            read()
-            await ended
-
-    def _deltas(self, deliveries: Sequence[Delivery] | StreamEnd) -> list[ChoiceDelta]:
+    def deltas_of(self, deliveries: Sequence[Delivery] | StreamEnd) -> list[ChoiceDelta]:
+        """Turn what was read from the mailbox into text. Errors: GenerationError."""
         if isinstance(deliveries, StreamEnd):
             raise StreamEndedError(deliveries)
         start_s = self._clock.now_s()
@@ -169,3 +158,27 @@ class Generation:
             sum(choice.num_outputs for choice in self._choices),
             sum(finished.num_cached for finished in firsts if finished is not None),
         )
+
+
+class _Flow:
+    """Hands the deltas of each report on while the report is handled."""
+
+    __slots__ = ("_generation", "_take", "ended")
+
+    def __init__(self, generation: Generation, take: Callable[[list[ChoiceDelta]], bool]) -> None:
+        self._generation = generation
+        self._take = take
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def read(self) -> None:
+        """Read the mailbox."""
+        if self.ended.done():
+            return
+        generation = self._generation
+        try:
+            goes_on = self._take(generation.deltas_of(generation.mailbox.read()))
+        except Exception as exc:  # an error here concerns this request alone, not the others of the report
+            self.ended.set_exception(exc)
+            return
+        if not goes_on or generation.is_done:
+            self.ended.set_result(None)

@@ -52,10 +52,12 @@ class SequenceFacts:
         "stage",
         "start",
         "started_s",
+        "tenant",
     )
 
     def __init__(self, start: SequenceStart, choice: int, mailbox: Mailbox, arrival_s: float) -> None:
         self.start = start
+        self.tenant = start.tenant
         self.choice = choice
         self.mailbox: Mailbox | None = mailbox  # None once the client request has ended
         self.arrival_s = arrival_s
@@ -171,7 +173,7 @@ class OpenSequences:
                 self._note_first_token(SeqId(seq), facts, now_s)
             else:
                 facts.gaps_s.append(now_s - facts.last_token_s)
-                group = facts.start.tenant, facts.last_token_s
+                group = facts.tenant, facts.last_token_s
                 counts[group] = counts.get(group, 0) + 1
             facts.last_token_s = now_s
             facts.num_outputs += 1

@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 from typing import Any, cast
 
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 _EXTENSION = "tiercel.body"
@@ -40,21 +40,13 @@ class WriteBurst:
 class BodyWriter:
     """Writes chunks of one response whose start has been sent. Its last chunk is sent by ASGI's `send`."""
 
-    __slots__ = ("_burst", "_cycle", "_unsent")
+    __slots__ = ("_burst", "_transport", "_unsent", "is_paused")
 
-    def __init__(self, cycle: RequestResponseCycle, burst: WriteBurst) -> None:
-        self._cycle = cycle
+    def __init__(self, transport: asyncio.Transport, burst: WriteBurst) -> None:
+        self._transport = transport
         self._burst = burst
         self._unsent = b""
-
-    @property
-    def is_ready(self) -> bool:
-        """False while the client does not read what was written, and if chunks cannot be written this way.
-
-        ASGI's `send` waits for the client in that case.
-        """
-        cycle = self._cycle
-        return cycle.chunked_encoding is True and not (cycle.flow.write_paused or cycle.response_complete)
+        self.is_paused = False  # the client does not read what was written; ASGI's `send` waits for it
 
     def write(self, chunk: bytes) -> None:
         """Write a chunk. It is sent with the burst, or dropped if the client has gone."""
@@ -65,9 +57,8 @@ class BodyWriter:
     def flush(self) -> None:
         """Send what was written; to be called before ASGI's `send`."""
         chunk, self._unsent = self._unsent, b""
-        cycle = self._cycle
-        if chunk and not (cycle.disconnected or cycle.transport.is_closing()):
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        if chunk and not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
 
 class BodyWritingProtocol(HttpToolsProtocol):
@@ -83,6 +74,7 @@ class BodyWritingProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._burst = burst
+        self._writer: BodyWriter | None = None  # of the newest request
 
     @staticmethod
     def factory() -> type[asyncio.Protocol]:
@@ -93,9 +85,24 @@ class BodyWritingProtocol(HttpToolsProtocol):
         """Begin a request. Called by the parser."""
         before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not before:
-            extensions = cast(dict[str, object], self.scope).setdefault("extensions", {})
-            cast(dict[str, object], extensions)[_EXTENSION] = BodyWriter(self.cycle, self._burst)
+        if self.cycle is before or self.scope["http_version"] != "1.1" or self.pipeline:
+            return  # no request, one whose body is not chunked, or one that waits for another
+        self._writer = BodyWriter(self.transport, self._burst)
+        self._writer.is_paused = self.flow.write_paused
+        extensions = cast(dict[str, object], self.scope).setdefault("extensions", {})
+        cast(dict[str, object], extensions)[_EXTENSION] = self._writer
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read. Called by the transport."""
+        super().pause_writing()
+        if self._writer is not None:
+            self._writer.is_paused = True
+
+    def resume_writing(self) -> None:
+        """Note that the client reads again. Called by the transport."""
+        super().resume_writing()
+        if self._writer is not None:
+            self._writer.is_paused = False
 
 
 def body_writer(scope: MutableMapping[str, Any]) -> BodyWriter | None:  # Any: ASGI's scope
