@@ -43,6 +43,10 @@ class DeltaEncoder:
             return self._events(deltas[0], usage)
         return b"".join([self._events(delta, usage) for delta in deltas])
 
+    def frame(self, choice: int) -> EventFrame | None:
+        """Return the frame of the events of a choice, once it has had one with text."""
+        return self._frame_by_choice.get(choice)
+
     def _events(self, delta: ChoiceDelta, usage: UsageBody | UnsetType) -> bytes:
         is_text_only = delta.text and not delta.logprobs and delta.finish_reason is None
         if is_text_only:

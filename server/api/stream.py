@@ -12,10 +12,10 @@ from tiercel.errors import AdmissionError
 from tiercel.server.api.delta_encoder import DeltaEncoder, ReplyShape
 from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError, SequenceFailedError
-from tiercel.server.engine.generation import Generation, StreamEndedError
+from tiercel.server.engine.generation import Generation, StreamEndedError, TokenText
 from tiercel.server.http.body_writer import BodyWriter, body_writer
 from tiercel.server.http.failure import encode_fault, engine_failed
-from tiercel.server.http.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, event
+from tiercel.server.http.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, EventFrame, event
 from tiercel.server.http.watch import SlowReaderError, run_watched
 
 _HEADERS = (
@@ -42,15 +42,17 @@ FailureNote = Callable[[GenerationError], str]
 class _Flow:
     """Writes the events of one stream while reports are handled."""
 
-    __slots__ = ("_encoder", "_now_s", "_read_usage", "_writer", "written_s")
+    __slots__ = ("_encoder", "_generation", "_now_s", "_read_usage", "_writer", "written_s")
 
     def __init__(
         self,
+        generation: Generation,
         writer: BodyWriter,
         encoder: DeltaEncoder,
         read_usage: Callable[[], UsageBody | UnsetType],
         now_s: Callable[[], float] | None,
     ) -> None:
+        self._generation = generation
         self._writer = writer
         self._encoder = encoder
         self._read_usage = read_usage
@@ -64,7 +66,36 @@ class _Flow:
             self._writer.write(body)
             if self._now_s is not None:
                 self.written_s = self._now_s()
+        mailbox = self._generation.mailbox
+        if mailbox.sink is None and self._now_s is None:
+            mailbox.sink = self._sink()
         return not self._writer.is_paused
+
+    def _sink(self) -> Callable[[int], bool] | None:
+        frame = self._encoder.frame(0)
+        text = None if frame is None else self._generation.token_text()
+        return None if frame is None or text is None else _TokenSink(text, frame, self._writer).take
+
+
+class _TokenSink:
+    """Writes the events of single tokens, for a stream whose events differ in their text only."""
+
+    __slots__ = ("_frame", "_text", "_writer")
+
+    def __init__(self, text: TokenText, frame: EventFrame, writer: BodyWriter) -> None:
+        self._text = text
+        self._frame = frame
+        self._writer = writer
+
+    def take(self, token: int) -> bool:
+        """Write the event of a token, if its text is complete. Return False and do nothing if the client is slow."""
+        writer = self._writer
+        if writer.is_paused:
+            return False
+        text = self._text.advance(token)
+        if text:
+            writer.write(self._frame.event(text))
+        return True
 
 
 def _no_usage() -> UnsetType:
@@ -127,7 +158,9 @@ class EventStream(Response):
     async def _flow(self, generation: Generation, writer: BodyWriter, send: Send) -> None:
         """Write events as the reports arrive, until the generation ends or the client does not keep up."""
         now_s, keep_alive_s = asyncio.get_running_loop().time, self._rules.keep_alive_s
-        flow = _Flow(writer, self._encoder, self._usage_reader(generation), now_s if keep_alive_s > 0 else None)
+        flow = _Flow(
+            generation, writer, self._encoder, self._usage_reader(generation), now_s if keep_alive_s > 0 else None
+        )
         while not (writer.is_paused or generation.is_done):
             try:
                 async with asyncio.timeout_at(flow.written_s + keep_alive_s if keep_alive_s > 0 else None):

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from tiercel.outcome import Finished, FinishReason, TokenLogprobs
 from tiercel.server.engine.mailbox import Delivery
-from tiercel.server.text.detokenizer import Detokenizer
+from tiercel.server.text.detokenizer import ByteDetokenizer, Detokenizer
 from tiercel.server.text.stop import StopScanner, TextRules
 from tiercel.server.text.vocabulary import Vocabulary
 
@@ -111,6 +111,17 @@ class ChoiceText:
         if is_due and (self._text or self._logprobs or self._shown_outputs == 0):
             return self._delta(delivery.choice, None, None)
         return None
+
+    @property
+    def takes_single_tokens(self) -> bool:
+        """True if `advance_token` may be used: text is shown as soon as it is complete, and tokens are byte strings."""
+        return self._holds_nothing and isinstance(self._detokenizer, ByteDetokenizer)
+
+    def advance_token(self, token: int) -> str:
+        """Add a token that is neither the first nor the last, without log-probabilities. Return the new text."""
+        self.num_outputs += 1
+        self._shown_outputs = self.num_outputs
+        return self._detokenizer.feed((token,))
 
     def _advance_text(self, delivery: Delivery) -> ChoiceDelta | None:
         """Do what `advance` does if there is no end, no stop string and no log-probability: for most tokens."""

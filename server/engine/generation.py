@@ -15,6 +15,7 @@ from tiercel.server.engine.mailbox import Delivery, Mailbox, StreamEnd
 from tiercel.server.engine.sequences import SequenceFacts
 
 _SETTLE_S = 0.25
+_TIMED_TOKENS = 16
 
 
 class DetokenizeTimes:
@@ -28,13 +29,35 @@ class DetokenizeTimes:
         self.busy_s = 0.0
         self.count = 0  # of intervals; one interval may cover several tokens
 
-    def note(self, start_s: float, end_s: float) -> None:
-        """Add an interval of work."""
+    def note(self, start_s: float, end_s: float, weight: int = 1) -> None:
+        """Add an interval of work, which stands for `weight` equal ones."""
         if self.count == 0:
             self.first_s = start_s
         self.last_s = end_s
-        self.busy_s += end_s - start_s
-        self.count += 1
+        self.busy_s += weight * (end_s - start_s)
+        self.count += weight
+
+
+class TokenText:
+    """Turns single tokens of one choice into text, without a delta for each."""
+
+    __slots__ = ("_choice", "_clock", "_num_tokens", "_times")
+
+    def __init__(self, choice: ChoiceText, times: DetokenizeTimes, clock: Clock) -> None:
+        self._choice = choice
+        self._times = times
+        self._clock = clock
+        self._num_tokens = 0
+
+    def advance(self, token: int) -> str:
+        """Return the text that is complete with this token. The time of every 16th token counts for 16."""
+        self._num_tokens += 1
+        if self._num_tokens % _TIMED_TOKENS:
+            return self._choice.advance_token(token)
+        start_s = self._clock.now_s()
+        text = self._choice.advance_token(token)
+        self._times.note(start_s, self._clock.now_s(), _TIMED_TOKENS)
+        return text
 
 
 class TokenUsage(Struct, frozen=True):
@@ -113,6 +136,16 @@ class Generation:
         """
         return self.deltas_of(await self.mailbox.take())
 
+    def token_text(self) -> "TokenText | None":
+        """Return what turns single tokens into text, or None if the deltas of this generation may be more than text.
+
+        They are if it has several choices, stop strings or log-probabilities.
+        """
+        choice, params = self._choices[0], self.facts[0].start.params
+        if len(self._choices) > 1 or params.logprobs is not None or not choice.takes_single_tokens:
+            return None
+        return TokenText(choice, self.detokenizing, self._clock)
+
     async def flow(self, take: Callable[[list[ChoiceDelta]], bool]) -> None:
         """Call `take` with the new deltas at each report, as part of its handling: no task has to be woken for that.
 
@@ -127,6 +160,8 @@ class Generation:
         """Turn what was read from the mailbox into text. Errors: GenerationError."""
         if isinstance(deliveries, StreamEnd):
             raise StreamEndedError(deliveries)
+        if not deliveries:
+            return []
         start_s = self._clock.now_s()
         deltas: list[ChoiceDelta] = []
         for delivery in deliveries:

@@ -51,7 +51,17 @@ class Mailbox:
     does not count.
     """
 
-    __slots__ = ("_end", "_is_sending", "_limit_bytes", "_reader", "_unread", "_unread_bytes", "_wake", "overflow")
+    __slots__ = (
+        "_end",
+        "_is_sending",
+        "_limit_bytes",
+        "_reader",
+        "_unread",
+        "_unread_bytes",
+        "_wake",
+        "overflow",
+        "sink",
+    )
 
     def __init__(self, *, limit_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._unread: dict[int, Delivery] = {}
@@ -61,6 +71,7 @@ class Mailbox:
         self._end: StreamEnd | None = None
         self._wake = asyncio.Event()
         self._reader: Callable[[], None] | None = None
+        self.sink: Callable[[int], bool] | None = None  # see `put_token`
         self.overflow = asyncio.Event()
 
     @contextlib.contextmanager
@@ -74,22 +85,24 @@ class Mailbox:
 
     @contextlib.contextmanager
     def read_by(self, reader: Callable[[], None]) -> Generator[None]:
-        """Have `wake` call `reader`, which must not raise, until the block ends."""
+        """Have `wake` call `reader`, which must not raise, until the block ends; then there is no `sink` either."""
         self._reader = reader
         try:
             yield
         finally:
             self._reader = None
+            self.sink = None
 
-    def put_token(self, choice: int, token: int) -> None:
-        """Add a token of one choice."""
-        delivery = self._unread.get(choice)  # this and the lines below: `_delivery` and `_grow`, once per token
-        if delivery is None:
-            delivery = self._unread[choice] = Delivery(choice)
-        delivery.tokens.append(token)
-        self._unread_bytes += _TOKEN_COST_BYTES
-        if self._is_sending and self._unread_bytes > self._limit_bytes:
-            self.overflow.set()
+    def put_token(self, choice: int, token: int, *, is_last: bool = False) -> bool:
+        """Add a token of one choice. Return whether the reader is to be woken for it.
+
+        The `sink` of a request with one choice is offered each token but the last and may take it at once.
+        """
+        if self.sink is not None and not is_last and not self._unread and self.sink(token):
+            return False
+        self._delivery(choice).tokens.append(token)
+        self._grow(_TOKEN_COST_BYTES)
+        return True
 
     def put_logprobs(self, choice: int, logprobs: TokenLogprobs) -> None:
         """Add the log-probabilities of the last token of one choice."""

@@ -164,6 +164,7 @@ class OpenSequences:
     def _take_tokens(self, report: Report, now_s: float, due: dict[Mailbox, None]) -> None:
         """Put the tokens of a step into mailboxes; count them by tenant and by the time of the token before."""
         facts_by_seq = self._facts_by_seq
+        ending = {finished.seq for finished in report.finished}
         counts: dict[tuple[TenantId, float], int] = {}
         for seq, token in zip(memoryview(report.seqs).cast("Q"), memoryview(report.tokens).cast("I"), strict=False):
             facts = facts_by_seq.get(SeqId(seq))
@@ -177,8 +178,8 @@ class OpenSequences:
                 counts[group] = counts.get(group, 0) + 1
             facts.last_token_s = now_s
             facts.num_outputs += 1
-            facts.mailbox.put_token(facts.choice, token)
-            due[facts.mailbox] = None
+            if facts.mailbox.put_token(facts.choice, token, is_last=seq in ending):
+                due[facts.mailbox] = None
         for (tenant, before_s), count in counts.items():
             self._observer.on_tokens(tenant, count, now_s - before_s)
 

@@ -133,8 +133,12 @@ class FakeEngine(asyncio.Protocol):
             self._transport.abort()
 
     def send(self, message: FromEngine) -> None:
+        self.send_bytes(encode_frame(message))
+
+    def send_bytes(self, frames: bytes) -> None:
+        """Send frames in one piece."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(message))
+            self._transport.write(frames)
 
     async def _serve(self) -> None:
         script = self.script

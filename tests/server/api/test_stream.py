@@ -259,6 +259,20 @@ def test_comments_keep_a_slow_stream_alive(model_folder: Path) -> None:
     with_server(server_settings(model_folder), test, Script(step_s=0.3), sse_keep_alive_interval_s=0.1)
 
 
+def test_comments_come_between_the_events_of_a_slow_stream(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.post(TEXT, json=text_body(stream=True, max_tokens=3))
+        first, second = (answer.text.index(f'"text":"{text}"') for text in _texts(answer.text)[:2])
+        assert ": keep-alive\n\n" in answer.text[first:second]
+
+    with_server(server_settings(model_folder), test, Script(step_s=0.3), sse_keep_alive_interval_s=0.1)
+
+
+def _texts(body: str) -> list[str]:
+    events = _events(body.replace(": keep-alive\n\n", ""))
+    return [event["choices"][0]["text"] for event in events]
+
+
 def test_a_stream_interval_joins_tokens(model_folder: Path, codec: TextCodec) -> None:
     reply = _ids(codec, "abcdefgh" * 4)
 

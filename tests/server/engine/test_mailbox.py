@@ -64,5 +64,47 @@ def test_reading_empties_a_mailbox() -> None:
     asyncio.run(test())
 
 
+def test_a_wake_calls_the_reader_and_otherwise_the_waiting_task() -> None:
+    async def test() -> None:
+        mailbox, calls = Mailbox(), list[str]()
+        with mailbox.read_by(lambda: calls.append("read")):
+            mailbox.put_token(0, 5)
+            assert calls == []
+            mailbox.wake()
+        assert calls == ["read"]
+        mailbox.wake()
+        assert len(await mailbox.take()) == 1  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(mailbox.take())
+        await asyncio.sleep(0)
+        mailbox.wake()  # without anything to read
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        mailbox.put_token(0, 6)
+        mailbox.wake()
+        assert len(await waiting) == 1  # type: ignore[arg-type]
+
+    asyncio.run(test())
+
+
+def test_a_sink_is_offered_every_token_but_the_last_and_none_behind_an_unread_one() -> None:
+    mailbox, taken = Mailbox(), list[int]()
+
+    def sink(token: int) -> bool:
+        taken.append(token)
+        return token != 7
+
+    with mailbox.read_by(lambda: None):
+        mailbox.sink = sink
+        assert not mailbox.put_token(0, 6)
+        assert mailbox.put_token(0, 7)  # not taken
+        assert mailbox.put_token(0, 8)
+        unread = mailbox.read()
+        assert isinstance(unread, tuple)
+        assert list(unread[0].tokens) == [7, 8]
+        assert mailbox.put_token(0, 9, is_last=True)
+        assert taken == [6, 7]
+    assert mailbox.sink is None
+
+
 def _finished() -> Finished:
     return Finished(seq=SeqId(1), reason=FinishReason.LENGTH, num_prompt=1, num_outputs=1, num_cached=0)

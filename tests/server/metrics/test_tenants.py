@@ -60,7 +60,7 @@ def test_a_thousand_tenants_have_ten_lines_each_and_those_not_seen_have_none() -
     names = [f"t{index}" for index in range(1000)]
     metrics = _metrics(*names)
     for name in names[:600]:
-        metrics.on_token(_facts(name), 11.0, None)
+        metrics.on_first_token(_facts(name), 11.0)
         metrics.on_finished(_facts(name), _finished())
         for reason in ("requests", "tokens", "concurrency", "queue_share", "deadline"):
             metrics.on_throttled(TenantId(name), reason)
@@ -75,8 +75,8 @@ def test_the_output_and_cost_of_a_tenant_are_exported() -> None:
     metrics = _metrics(ANNA)
     metrics.open(lambda _name: (1, 2), dict)
     facts = _facts()
-    metrics.on_token(facts, 10.3, None)
-    metrics.on_token(facts, 10.4, 0.1)
+    metrics.on_first_token(facts, 10.3)
+    metrics.on_tokens(facts.start.tenant, 1, 0.1)
     metrics.on_finished(facts, _finished(swapped_tokens=7, recomputed_tokens=3))
     metrics.on_throttled(ANNA, "tokens")
     metrics.on_throttled(ANNA, "requests")
@@ -141,9 +141,9 @@ def test_the_wait_is_that_of_the_oldest_connected_request_without_a_token() -> N
 
 def test_a_removed_tenant_disappears_from_the_exposition() -> None:
     metrics = _metrics(ANNA, "berta")
-    metrics.on_token(_facts(), 11.0, None)
+    metrics.on_first_token(_facts(), 11.0)
     metrics.set_table(_table("berta"))
-    metrics.on_token(_facts(), 11.1, 0.1)
+    metrics.on_tokens(_facts().start.tenant, 1, 0.1)
     assert "anna" not in metrics.exposition(has_detail=True)
 
 
@@ -165,10 +165,10 @@ def test_goals_are_counted_for_tenants_that_have_one() -> None:
     without, found = _metrics(ANNA), _metrics(ANNA, slo=Slo(ttft_s=0.5, tbt_s=0.05))
     for metrics in (without, found):
         facts = _facts()
-        metrics.on_token(facts, 10.4, None)
-        metrics.on_token(facts, 10.5, 0.1)
-        metrics.on_token(facts, 10.52, 0.02)
-        metrics.on_token(_facts(), 11.0, None)
+        metrics.on_first_token(facts, 10.4)
+        metrics.on_tokens(facts.start.tenant, 1, 0.1)
+        metrics.on_tokens(facts.start.tenant, 1, 0.02)
+        metrics.on_first_token(_facts(), 11.0)
     assert not [name for name, _ in _samples(without) if "slo" in name]
     counted = {label: value for (name, label), value in _samples(found).items() if name == "tiercel_slo_total"}
     missed = {label: value for (name, label), value in _samples(found).items() if name == "tiercel_slo_missed_total"}
@@ -178,7 +178,7 @@ def test_goals_are_counted_for_tenants_that_have_one() -> None:
 def test_a_new_goal_counts_from_the_reload_on() -> None:
     metrics = _metrics(ANNA)
     facts = _facts()
-    metrics.on_token(facts, 20.0, None)
+    metrics.on_first_token(facts, 20.0)
     metrics.set_table(_table(ANNA, slo=Slo(tbt_s=0.05)))
-    metrics.on_token(facts, 20.1, 0.1)
+    metrics.on_tokens(facts.start.tenant, 1, 0.1)
     assert _samples(metrics)["tiercel_slo_missed_total", "tbt"] == 1
