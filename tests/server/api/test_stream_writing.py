@@ -83,10 +83,9 @@ def test_a_step_is_one_chunk_and_steps_that_arrive_together_share_one(model_fold
         await until(lambda: server.engine.live == 1)
         seq = server.engine.submitted[0].id
         frames = [encode_frame(_report(seq, token)) for token in tokens]
-        for place, step in enumerate((frames[0], frames[1], frames[2], b"".join(frames[3:6]))):
+        for step in (frames[0], frames[1], frames[2], b"".join(frames[3:6])):
             server.engine.send_bytes(step)
-            await until(lambda count=min(place + 1, 4): _outputs(server) >= count)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
         server.engine.die()
         chunks = [chunk for chunk in await asking if b"error" not in chunk and b"DONE" not in chunk]
         assert [chunk.count(b"data: ") for chunk in chunks] == [1, 1, 1, 3]
@@ -94,10 +93,6 @@ def test_a_step_is_one_chunk_and_steps_that_arrive_together_share_one(model_fold
         assert "".join(texts) == codec.decode(tokens[:6])
 
     with_server(server_settings(model_folder), test, Script(step_s=60.0))
-
-
-def _outputs(server: Running) -> int:
-    return sum(facts.num_outputs for facts in server.context.client.sequences.facts_by_seq.values())
 
 
 def _report(seq: SeqId, token: int) -> Report:
