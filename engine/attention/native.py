@@ -57,10 +57,10 @@ class NativeAttention:
 
     def read(self, query: Tensor, kv: Tensor, state: ForwardState, params: AttentionParams) -> Tensor:
         """See `PagedReader.read`. The tokens of `query` may be any distance apart; the rest of it must adjoin."""
-        step = self._step
-        if step is None or step.state is not state:
-            step = self._step = _describe_step(state)
+        step = self.step_of(state)
         heads, head_dim = query.shape[1:]
+        if kv.shape[3] != 2 * head_dim:
+            raise ValueError(f"query {tuple(query.shape)} does not fit kv {tuple(kv.shape)}")
         if query.stride()[1:] != (head_dim, 1):
             query = query.contiguous()
         key = (id(params), heads, query.dtype, kv.dtype, kv.shape[1:], kv.stride())
@@ -68,12 +68,18 @@ class NativeAttention:
         if layer is None:
             if len(self._layers) >= _MAX_LAYERS:
                 self._layers.clear()
-            layer = self._layers[key] = _describe_layer(query, kv, params)
+            sinks = None if params.sinks is None else params.sinks.float().contiguous()
+            layer = _LayerFacts(params, sinks, describe_layer(heads, query.dtype, kv, params, sinks))
+            self._layers[key] = layer
         out = torch.empty(query.shape, dtype=query.dtype)
-        self._attend(
-            byref(step.step), byref(layer.layer), query.data_ptr(), query.stride(0), kv.data_ptr(), out.data_ptr()
-        )
+        self._attend(byref(step), byref(layer.layer), query.data_ptr(), query.stride(0), kv.data_ptr(), out.data_ptr())
         return out
+
+    def step_of(self, state: ForwardState) -> AttentionStep:
+        """Return a step as the kernel sees it; valid until the next step."""
+        if self._step is None or self._step.state is not state:
+            self._step = _describe_step(state)
+        return self._step.step
 
 
 def _describe_step(state: ForwardState) -> _StepFacts:
@@ -88,20 +94,25 @@ def _describe_step(state: ForwardState) -> _StepFacts:
     return _StepFacts(state, table, step)
 
 
-def _describe_layer(query: Tensor, kv: Tensor, params: AttentionParams) -> _LayerFacts:
+def describe_layer(
+    heads: int, query_dtype: torch.dtype, kv: Tensor, params: AttentionParams, sinks: Tensor | None = None
+) -> AttentionLayer:
+    """Return a kind of layers as the kernel sees it.
+
+    Shapes: kv: see `Attention.attend`; sinks [heads] float32, which must outlive the result.
+    Errors: ValueError if the rows of a block do not adjoin, or the heads do not fit the cache.
+    """
     _, block_size, kv_heads, width = kv.shape
     if kv.stride()[1:] != (kv_heads * width, width, 1):
         raise ValueError(f"kv has strides {kv.stride()}: the rows of a block must adjoin")
-    heads, head_dim = query.shape[1:]
-    if width != 2 * head_dim or heads % kv_heads or head_dim % 2:
-        raise ValueError(f"query {tuple(query.shape)} does not fit kv {tuple(kv.shape)}")
-    sinks = None if params.sinks is None else params.sinks.float().contiguous()
-    layer = AttentionLayer(
-        query_type=TYPE_BY_DTYPE[query.dtype],
+    if heads % kv_heads or width % 4:
+        raise ValueError(f"{heads} query heads do not fit kv {tuple(kv.shape)}")
+    return AttentionLayer(
+        query_type=TYPE_BY_DTYPE[query_dtype],
         kv_type=TYPE_BY_DTYPE[kv.dtype],
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=width // 2,
         block_size=block_size,
         slot_stride=kv.stride(0),
         window=params.window or 0,
@@ -109,4 +120,3 @@ def _describe_layer(query: Tensor, kv: Tensor, params: AttentionParams) -> _Laye
         scale=params.scale,
         softcap=params.softcap or 0.0,
     )
-    return _LayerFacts(params, sinks, layer)

@@ -9,7 +9,7 @@ from torch import Tensor
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.config import DecoderConfig
 from tiercel.engine.models.layers import Linear, RMSNorm, Target, can_pack
-from tiercel.engine.models.ops import Angles, Ops
+from tiercel.engine.models.ops import Angles, AttentionParts, LayerParts, LayerRunner, Ops
 from tiercel.engine.models.precision import Precision
 from tiercel.engine.models.rope import Rotary
 from tiercel.engine.native.library import NativeLibrary
@@ -53,6 +53,11 @@ class SelfAttention:
         self._qkv.pack(library_of(self._qkv))
         self._output.pack(library_of(self._output))
 
+    @property
+    def parts(self) -> AttentionParts:
+        """Everything that a native forward needs."""
+        return AttentionParts(self._qkv, self._output, self._norms, self._params)
+
     def forward(self, hidden: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> Tensor:
         """Shapes: hidden [T, hidden]; kv: one layer of the arena; returns [T, hidden]."""
         out = self._ops.attend(self._qkv.forward(hidden), self._norms, angles, kv, state, self._params)
@@ -77,6 +82,11 @@ class GatedMLP:
         """See `Linear.pack`."""
         self._gate_up.pack(library_of(self._gate_up))
         self._down.pack(library_of(self._down))
+
+    @property
+    def parts(self) -> tuple[Linear, Linear]:
+        """The layers before and behind the activation."""
+        return self._gate_up, self._down
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: x [T, hidden] -> same."""
@@ -104,6 +114,11 @@ class Layer:
         """See `Linear.pack`."""
         self._attention.pack(library_of)
         self._mlp.pack(library_of)
+
+    @property
+    def parts(self) -> LayerParts:
+        """Everything that a native forward needs."""
+        return LayerParts(self._attention_norm, self._attention.parts, self._mlp_norm, *self._mlp.parts)
 
     def forward(
         self, x: Tensor, residual: Tensor | None, angles: Angles, kv: Tensor, state: ForwardState
@@ -139,6 +154,7 @@ class Decoder:
         self._layers = tuple(Layer(config, index, ops, precision, device) for index in range(config.layers))
         self._norm = RMSNorm(config.hidden_size, config.rms_eps, precision.activations, device)
         self._is_tied = config.is_tied
+        self._native: LayerRunner | None = None  # all layers in one call, where the ops offer it
         self._head = (
             Linear.sharing(self._embedding, precision)
             if config.is_tied
@@ -154,6 +170,11 @@ class Decoder:
         yield "model.norm.weight", self._norm.weight
         if not self._is_tied:
             yield from self._head.targets("lm_head")
+
+    @property
+    def parts(self) -> tuple[LayerParts, ...]:
+        """The weights and parameters of all layers."""
+        return tuple(layer.parts for layer in self._layers)
 
     def pack(self, library: NativeLibrary | None = None, prefers_native: PrefersNative | None = None) -> None:
         """Replace the loaded weights by packed ones where they are faster on this device.
@@ -175,6 +196,7 @@ class Decoder:
             for layer in self._layers:
                 layer.pack(library_of)
             self._head.pack(library)  # never many rows
+            self._native = self._ops.join_layers(self.parts)
             if self._is_tied:
                 self._embedding = self._embedding.new_empty(0)
             return_freed_memory()
@@ -195,8 +217,11 @@ class Decoder:
         """See `Model.forward`."""
         angles = self._ops.angles(self._rotary, state.positions)
         x, residual = self._embed(tokens), None
-        for index, layer in enumerate(self._layers):
-            x, residual = layer.forward(x, residual, angles, kv[:, index], state)
+        if self._native is not None:
+            x, residual = self._native.forward(x, angles, kv, state)
+        else:
+            for index, layer in enumerate(self._layers):
+                x, residual = layer.forward(x, residual, angles, kv[:, index], state)
         return self._ops.add_norm(x, residual, self._norm.weight, self._norm.eps)[0]
 
     def _embed(self, tokens: Tensor) -> Tensor:

@@ -86,6 +86,11 @@ class Linear:
         layer.outputs, layer.weight = (weight.shape[0],), weight
         return layer
 
+    @property
+    def native(self) -> PackedLinear | None:
+        """The weight as packed for the native kernels, if it is."""
+        return self._native
+
     def targets(self, *names: str) -> Iterator[Target]:
         """Yield the tensors of the checkpoint's layers of these names: rows of the matrix, in order."""
         for name, rows in zip(names, self.weight.split(self.outputs), strict=True):

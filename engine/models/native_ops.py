@@ -1,12 +1,16 @@
 """The operators of a decoder as native kernels for the CPU."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from tiercel.engine.attention.base import PagedReader
+from tiercel.engine.attention.native import NativeAttention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.layers import RMSNorm
-from tiercel.engine.models.ops import Angles
+from tiercel.engine.models.native_layers import NativeLayers, plan_heads
+from tiercel.engine.models.ops import Angles, LayerParts
 from tiercel.engine.models.rope import Rotary
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import TYPE_BY_DTYPE, HeadsPlan
@@ -18,6 +22,7 @@ class NativeOps:
     is_capturable = False
 
     def __init__(self, library: NativeLibrary, reader: PagedReader) -> None:
+        self._library = library
         self._add_norm = library.add_norm
         self._silu_mul = library.silu_mul
         self._store_heads = library.store_heads
@@ -53,7 +58,7 @@ class NativeOps:
     ) -> Tensor:
         """See `Ops.attend`."""
         if self._planned is None or self._planned[0] is not angles or self._planned[1] is not state:
-            self._plan, self._planned = _plan(qkv, angles, kv, state), (angles, state)
+            self._plan, self._planned = plan_heads(qkv, angles, kv, state), (angles, state)
         plan = self._plan
         query = torch.empty((plan.tokens, plan.heads, plan.head_dim), dtype=qkv.dtype)
         if norms is None:
@@ -73,14 +78,8 @@ class NativeOps:
         self._silu_mul(TYPE_BY_DTYPE[gate_up.dtype], gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
         return out
 
-
-def _plan(qkv: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> HeadsPlan:
-    """Return the arguments of `store_heads` that all layers of a forward share; they hold addresses of its tensors."""
-    tokens, width = qkv.shape
-    kv_heads, head_dim = kv.shape[2], kv.shape[3] // 2
-    cos, sin = angles
-    return HeadsPlan(
-        *(tokens, width // head_dim - 2 * kv_heads, kv_heads, head_dim, *kv.stride()[:3]),
-        *(cos.data_ptr(), sin.data_ptr(), state.slot_ids.data_ptr(), state.slot_offsets.data_ptr()),
-        *(TYPE_BY_DTYPE[qkv.dtype], TYPE_BY_DTYPE[kv.dtype]),
-    )
+    def join_layers(self, layers: Sequence[LayerParts]) -> NativeLayers | None:
+        """See `Ops.join_layers`. None unless attention is native and all weights are packed for the kernels."""
+        if not isinstance(self._reader, NativeAttention):
+            return None
+        return NativeLayers.join(self._library, self._reader, layers)

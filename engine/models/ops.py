@@ -1,15 +1,50 @@
 """The protocol of the operators between a decoder's matrix products: norms, rotation, attention and activation."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from tiercel.engine.forward.state import AttentionParams, ForwardState
-from tiercel.engine.models.layers import RMSNorm
+from tiercel.engine.models.layers import Linear, RMSNorm
 from tiercel.engine.models.rope import Rotary
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines of a forward's positions, in the layout of the ops that computed them."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParts:
+    """The weights and parameters of a layer's attention. `norms`: of queries and keys, if heads have them."""
+
+    qkv: Linear
+    output: Linear
+    norms: tuple[RMSNorm, RMSNorm] | None
+    params: AttentionParams
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """The weights and parameters of a decoder's layer, in the order of their use."""
+
+    attention_norm: RMSNorm
+    attention: AttentionParts
+    mlp_norm: RMSNorm
+    gate_up: Linear
+    down: Linear
+
+
+class LayerRunner(Protocol):
+    """Computes all layers of a decoder in one call."""
+
+    def forward(self, x: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> tuple[Tensor, Tensor]:
+        """Return the last layer's output, and the residual to which it is not yet added.
+
+        Shapes:  x [T, hidden], the embeddings; kv: see `Model.forward`; returns two [T, hidden].
+        Effects: x may be overwritten; kv is written at the state's slots.
+        """
+        ...
 
 
 class Ops(Protocol):
@@ -51,4 +86,8 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up. Shapes: [T, 2 * inner], gate first -> [T, inner]."""
+        ...
+
+    def join_layers(self, layers: Sequence[LayerParts]) -> LayerRunner | None:
+        """Return a runner for layers whose weights are loaded and packed; None if each operator has to be called."""
         ...

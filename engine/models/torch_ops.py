@@ -1,12 +1,14 @@
 """The operators of a decoder in plain torch."""
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from tiercel.engine.attention.base import Attention
 from tiercel.engine.forward.state import AttentionParams, ForwardState
 from tiercel.engine.models.layers import RMSNorm, rms_norm
-from tiercel.engine.models.ops import Angles
+from tiercel.engine.models.ops import Angles, LayerParts
 from tiercel.engine.models.rope import Rotary, rotate
 
 
@@ -49,3 +51,7 @@ class TorchOps:
         """See `Ops.silu_mul`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def join_layers(self, layers: Sequence[LayerParts]) -> None:
+        """See `Ops.join_layers`."""
+        return

@@ -1,5 +1,7 @@
 """The operators of a decoder as Triton kernels."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from tiercel.engine.attention.base import PagedReader
@@ -8,7 +10,7 @@ from tiercel.engine.kernels.activation import silu_mul
 from tiercel.engine.kernels.norm import add_norm
 from tiercel.engine.kernels.rotary import position_angles, store_heads
 from tiercel.engine.models.layers import RMSNorm
-from tiercel.engine.models.ops import Angles
+from tiercel.engine.models.ops import Angles, LayerParts
 from tiercel.engine.models.rope import Rotary
 
 
@@ -44,3 +46,7 @@ class TritonOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `Ops.silu_mul`."""
         return silu_mul(gate_up)
+
+    def join_layers(self, layers: Sequence[LayerParts]) -> None:
+        """See `Ops.join_layers`."""
+        return

@@ -30,11 +30,12 @@ _AVX512 = (
 )
 _FLAGS_BY_UNIT: dict[str, tuple[str, ...]] = {
     "library.cpp": (),
+    "layers.cpp": (),
     "class_portable.cpp": (),
     "class_avx2.cpp": _AVX2,
     "class_avx512.cpp": _AVX512,
 }
-_PORTABLE_UNITS = ("library.cpp", "class_portable.cpp")
+_PORTABLE_UNITS = ("library.cpp", "layers.cpp", "class_portable.cpp")
 
 
 class CompilerError(Exception):

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +25,17 @@ CLASS_VARIABLE = "TIERCEL_CPU_CLASS"
 class NativeLibrary:
     """The kernels in use. Each is an attribute with the name of its field in `KernelTable`."""
 
-    def __init__(self, kernels: dict[str, Any], cpu_class: CpuClass, switched_off: tuple[str, ...] = ()) -> None:
-        """`switched_off`: kernels of the class that failed their self-test; `kernels` has the portable ones instead."""
+    def __init__(
+        self,
+        kernels: dict[str, Any],
+        cpu_class: CpuClass,
+        switched_off: tuple[str, ...] = (),
+        run_layers: Callable[..., None] | None = None,
+    ) -> None:
+        """`switched_off`: kernels of the class that failed their self-test; `kernels` has the portable ones instead.
+
+        `run_layers`: computes all layers of a decoder with `table`, the kernels in use as one structure.
+        """
         self.cpu_class = cpu_class
         self.switched_off = switched_off
         self.linear_bytes = kernels["linear_bytes"]
@@ -37,6 +47,8 @@ class NativeLibrary:
         self.store_heads = kernels["store_heads"]
         self.attend = kernels["attend"]
         self.draw_rows = kernels["draw_rows"]
+        self.table = KernelTable(**kernels)
+        self.run_layers = run_layers
 
     @property
     def class_name(self) -> str:
@@ -99,6 +111,8 @@ def open_library(path: Path) -> ctypes.CDLL | str:
         found = ctypes.CDLL(str(path))
         found.tiercel_sources.restype = ctypes.c_char_p
         found.tiercel_kernels.restype = ctypes.POINTER(KernelTable)
+        found.tiercel_run_layers.restype = None
+        found.tiercel_run_layers.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
         abi, sources = found.tiercel_abi(), found.tiercel_sources().decode()
     except (OSError, AttributeError) as exc:
         return f"{path} does not load: {exc}"
@@ -110,10 +124,12 @@ def open_library(path: Path) -> ctypes.CDLL | str:
 def choose_kernels(found: ctypes.CDLL, cpu_class: CpuClass) -> NativeLibrary:
     """Return the kernels of a class that the processor has, with the portable one for each that fails its self-test."""
     table, portable = (found.tiercel_kernels(which).contents for which in (cpu_class, CpuClass.PORTABLE))
-    return check_kernels(table, portable, cpu_class)
+    return check_kernels(table, portable, cpu_class, found.tiercel_run_layers)
 
 
-def check_kernels(table: KernelTable, portable: KernelTable, cpu_class: CpuClass) -> NativeLibrary:
+def check_kernels(
+    table: KernelTable, portable: KernelTable, cpu_class: CpuClass, run_layers: Callable[..., None] | None = None
+) -> NativeLibrary:
     """Return the kernels of `table`, with those of `portable` for each that fails its self-test."""
     kernels: dict[str, Any] = {}
     switched_off: list[str] = []
@@ -124,4 +140,4 @@ def check_kernels(table: KernelTable, portable: KernelTable, cpu_class: CpuClass
             switched_off += check.kernels
         for name in check.kernels:
             kernels[name] = getattr(portable if problem else table, name)
-    return NativeLibrary(kernels, cpu_class, tuple(switched_off))
+    return NativeLibrary(kernels, cpu_class, tuple(switched_off), run_layers)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tiercel.engine.native.library import NativeLibrary
-from tiercel.engine.native.table import TYPE_BY_DTYPE
+from tiercel.engine.native.table import TYPE_BY_DTYPE, LinearWeights
 
 PACKED_DTYPES = (torch.bfloat16, torch.float16)
 """The types of weights that `PackedLinear` takes."""
@@ -28,6 +28,11 @@ class PackedLinear:
         self._pointers = (self._packed.data_ptr(), None if self._bias is None else self._bias.data_ptr())
         source = weight.contiguous()
         library.linear_pack(self._type, source.data_ptr(), self._pointers[0], self.outputs, self.inputs)
+
+    @property
+    def weights(self) -> LinearWeights:
+        """The weights as the kernels see them; valid as long as this object lives."""
+        return LinearWeights(*self._pointers, self.outputs, self.inputs, self._type)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product in x's dtype. Shapes: x [T, inputs] float32, bfloat16 or float16 -> [T, outputs]."""

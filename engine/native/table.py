@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-ABI = 5
+ABI = 6
 """`kAbi` of src/kernels.h."""
 
 TYPE_BY_DTYPE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -59,6 +59,40 @@ class AttentionLayer(ctypes.Structure):
         ("sinks", c_void_p),
         ("scale", c_float),
         ("softcap", c_float),
+    )
+
+
+class LinearWeights(ctypes.Structure):
+    """A packed weight and its bias: `LinearWeights` of src/layers.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("packed", "bias")),
+        *((name, c_int64) for name in ("outputs", "inputs")),
+        ("type", c_int),
+    )
+
+
+class LayerWeights(ctypes.Structure):
+    """The weights of a layer of a decoder: `LayerWeights` of src/layers.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, c_float) for name in ("attention_eps", "mlp_eps", "query_eps", "key_eps")),
+        *((name, LinearWeights) for name in ("qkv", "output", "gate_up", "down")),
+        ("attention", AttentionLayer),
+    )
+
+
+class LayersRun(ctypes.Structure):
+    """The memory of one forward: `LayersRun` of src/layers.h."""
+
+    _fields_ = (
+        ("heads", ctypes.POINTER(HeadsPlan)),
+        ("step", ctypes.POINTER(AttentionStep)),
+        *((name, c_void_p) for name in ("residual", "x", "qkv", "query", "attended", "gate_up", "activated")),
+        ("mlp_rows", c_int64),
+        ("kv", c_void_p),
+        *((name, c_int64) for name in ("layer_bytes", "hidden_size")),
     )
 
 

@@ -7,7 +7,7 @@
 
 namespace tiercel {
 
-constexpr int kAbi = 5;
+constexpr int kAbi = 6;
 
 // How numbers are stored; computing is in float32 unless a kernel says otherwise.
 enum Type : int { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };

@@ -1,0 +1,108 @@
+"""All layers in one native call give the same as one call for each operator, bit for bit."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conformance.models import NATIVE_FAMILIES, VOCAB_SIZE, Family, make_checkpoint
+from tests.engine.native.classes import CLASSES, library_of
+from tests.seeds import fresh_seeds
+from tiercel.engine.attention.grouped import GroupedAttention
+from tiercel.engine.attention.native import NativeAttention
+from tiercel.engine.forward.state import ForwardState
+from tiercel.engine.models.config import parse_decoder, read_config
+from tiercel.engine.models.decoder import Decoder
+from tiercel.engine.models.native_ops import NativeOps
+from tiercel.engine.models.ops import Ops
+from tiercel.engine.models.precision import Precision
+from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint
+from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.native.table import CpuClass
+
+CPU = torch.device("cpu")
+BLOCK = 8  # tokens
+LONG = 600  # tokens; more than the MLP computes at once
+PRECISIONS = {
+    "bf16": Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    "bf16-fp32": Precision(torch.bfloat16, torch.float32, torch.bfloat16),
+    "fp16-fp32": Precision(torch.float16, torch.float32, torch.float16),
+}
+
+
+class SeparateOps(NativeOps):
+    """The same operators, called one by one."""
+
+    def join_layers(self, layers: object) -> None:
+        """Join nothing."""
+        return
+
+
+@pytest.fixture(scope="module", params=NATIVE_FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint with all biases, with norms of heads, or with a sliding window, by family."""
+    family: Family = request.param
+    made = tmp_path_factory.mktemp(family)
+    make_checkpoint(family, made, seed=3, dtype=torch.bfloat16)
+    return made
+
+
+def open_decoder(folder: Path, precision: Precision, ops: Ops, library: NativeLibrary) -> Decoder:
+    decoder = Decoder(parse_decoder(read_config(folder)), ops, precision, CPU)
+    load_weights(dict(decoder.targets()), open_checkpoint(folder), ContentDigest(), None)
+    decoder.pack(library)
+    return decoder
+
+
+def compute(decoder: Decoder, cache: Tensor, starts: list[int], ends: list[int]) -> list[Tensor]:
+    """Return logits and the cache after one forward of slices [start, end)."""
+    blocks = max(-(-end // BLOCK) for end in ends)
+    tables = 1 + torch.arange(len(ends) * blocks).view(len(ends), blocks)
+    tokens = torch.arange(sum(ends) - sum(starts)) * 7 % VOCAB_SIZE
+    kv = cache.clone()
+    with torch.inference_mode():
+        state = ForwardState.of_slices(tables, starts, ends, BLOCK)
+        return [decoder.logits(decoder.forward(tokens, kv, state)), kv]
+
+
+@pytest.mark.parametrize("cpu_class", CLASSES)
+@pytest.mark.parametrize("kind", PRECISIONS)
+def test_joined_layers_equal_single_operators(folder: Path, cpu_class: CpuClass, kind: str) -> None:
+    library, precision = library_of(cpu_class), PRECISIONS[kind]
+    joined = open_decoder(folder, precision, NativeOps(library, NativeAttention(library)), library)
+    single = open_decoder(folder, precision, SeparateOps(library, NativeAttention(library)), library)
+    for seed in (1, *fresh_seeds(1)):
+        rng = random.Random(seed)
+        starts = [rng.randrange(40) for _ in range(4)]
+        ends = [start + length for start, length in zip(starts, (1, rng.randrange(1, 30), 1, 5), strict=True)]
+        slots = 1 + len(ends) * max(-(-end // BLOCK) for end in ends)
+        shape = (slots, joined.layers, BLOCK, joined.kv_heads, 2 * joined.head_dim)
+        cache = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(precision.kv)
+        got, expected = compute(joined, cache, starts, ends), compute(single, cache, starts, ends)
+        assert all(map(torch.equal, got, expected)), f"seed {seed}"
+
+
+def test_a_long_slice_goes_through_the_mlp_in_pieces(folder: Path) -> None:
+    library, precision = library_of(CpuClass.PORTABLE), PRECISIONS["bf16-fp32"]
+    joined = open_decoder(folder, precision, NativeOps(library, NativeAttention(library)), library)
+    single = open_decoder(folder, precision, SeparateOps(library, NativeAttention(library)), library)
+    shape = (1 + LONG // BLOCK, joined.layers, BLOCK, joined.kv_heads, 2 * joined.head_dim)
+    cache = torch.zeros(shape, dtype=precision.kv)
+    got, expected = compute(joined, cache, [0], [LONG]), compute(single, cache, [0], [LONG])
+    assert all(map(torch.equal, got, expected))
+
+
+def test_layers_are_joined_only_if_all_their_parts_are_native(folder: Path) -> None:
+    library, precision = library_of(CpuClass.PORTABLE), PRECISIONS["bf16"]
+
+    def joins(ops: Ops, packed: NativeLibrary | None) -> bool:
+        decoder = Decoder(parse_decoder(read_config(folder)), ops, precision, CPU)
+        if packed is not None:
+            decoder.pack(packed)
+        return ops.join_layers(decoder.parts) is not None
+
+    assert joins(NativeOps(library, NativeAttention(library)), library)
+    assert not joins(NativeOps(library, NativeAttention(library)), None)
+    assert not joins(NativeOps(library, GroupedAttention()), library)
