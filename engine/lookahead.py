@@ -1,7 +1,7 @@
 """The choice whether to plan a step while another one runs, or after it has ended. Imports no torch."""
 
 _MIN_LONG_MS = 10.0  # waiting for a shorter step is not noticeable
-_MIN_HOST_RATIO = 20.0  # of a step's time to the cost of planning: without overlap at most 1/20 of the time is lost
+_MIN_HOST_RATIO = 50.0  # of a step's time to the cost of planning: without overlap at most 1/50 of the time is lost
 _RISE, _FALL = 0.05, 0.5  # weights of the newest measurement: other work on the machine makes it longer, never shorter
 
 

@@ -46,10 +46,10 @@ def test_a_long_step_takes_at_least_ten_milliseconds_and_twenty_times_the_planni
     lookahead = Lookahead()
     assert [lookahead.is_long(ms) for ms in (9.9, 10.0)] == [False, True]
     lookahead.launched(0.002, is_alone=True)
-    assert [lookahead.is_long(ms) for ms in (39.0, 41.0)] == [False, True]
+    assert [lookahead.is_long(ms) for ms in (99.0, 101.0)] == [False, True]
     lookahead.launched(0.050, is_alone=False)  # a step ran at the same time
-    assert [lookahead.is_long(ms) for ms in (39.0, 41.0)] == [False, True]
+    assert [lookahead.is_long(ms) for ms in (99.0, 101.0)] == [False, True]
     lookahead.launched(0.012, is_alone=True)  # a single slow plan has little weight
-    assert [lookahead.is_long(ms) for ms in (49.0, 51.0)] == [False, True]
+    assert [lookahead.is_long(ms) for ms in (124.0, 126.0)] == [False, True]
     lookahead.launched(0.0005, is_alone=False)
-    assert [lookahead.is_long(ms) for ms in (29.0, 31.0)] == [False, True]
+    assert [lookahead.is_long(ms) for ms in (74.0, 76.0)] == [False, True]
