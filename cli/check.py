@@ -22,12 +22,9 @@ _CONTEXT_TOKENS = 512  # of each stream whose speed is predicted
 def check(given: dict[str, object]) -> int:
     """Check a model folder and flags without serving.
 
-    Reads the configuration, the tokenizer and the headers of the weights, and
-    computes the size of the KV memory from the memory that is free now. On a
-    CPU it also measures the machine for half a second and predicts the speed
-    of decoding. Exit code 2 and one line if `tiercel serve` with the same
-    flags would not start.
-    --help=all lists all flags.
+    Computes the size of the KV memory from the memory that is free now, and on
+    a CPU predicts the speed of decoding. Exit code 2 and one line if `tiercel
+    serve` with the same flags would not start. --help=all lists all flags.
     """
     resolved = resolve(given)
     for line in resolved.warnings:

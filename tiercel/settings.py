@@ -121,9 +121,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         bool, Option(MODEL, "Launch every kernel separately, without CUDA graphs.", is_rare=True)
     ] = False
     seed: Annotated[int, Option(MODEL, "Seed of dummy weights.", is_rare=True, within=(0, 2**63 - 1))] = 0
-    threads: Annotated[
-        int | None, Option(MODEL, "CPU threads; default: one per core within the CPU quota.", "N", within=(1, 1024))
-    ] = None
+    threads: Annotated[int | None, Option(MODEL, "CPU threads; default: every core.", "N", within=(1, 1024))] = None
 
     block_size: Annotated[
         int,
