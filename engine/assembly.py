@@ -130,9 +130,10 @@ def open_engine(
 
 
 def _open_choice(settings: EngineSettings, library: NativeLibrary | None) -> PrefersNative | None:
-    """Return the choice between the native products and oneDNN's; None where the native ones are known to be faster.
+    """Return the choice between the native products and oneDNN's; None where the native ones always serve.
 
-    The native kernels have no tile instructions (AMX) yet, which oneDNN uses for many rows.
+    Without tile instructions (AMX) they are faster up to 64 rows at least, and up to 14 % slower at 1,024. The native
+    kernels do not use tile instructions yet, oneDNN does.
     """
     if library is None or not torch.cpu._is_amx_tile_supported():
         return None
