@@ -75,7 +75,7 @@ def test_norm_of_a_sum(cpu_class: CpuClass, dtype: torch.dtype, seed: int) -> No
     assert torch.equal(kept, total)
     assert torch.equal(same, total)
     assert torch.equal(first, normed)
-    assert_within_rounding(normed, wanted, exact, ULP[dtype])
+    assert_within_rounding(normed, wanted, exact, 2 * ULP[dtype])  # the normed value and the product are rounded
 
 
 @pytest.mark.parametrize("seed", SEEDS)
