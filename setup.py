@@ -45,7 +45,7 @@ class BuildKernels(build_ext):
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(beside, target)
                 return
-            print(f"tiercel: built without CPU kernels, torch computes several times slower: {exc}", file=sys.stderr)
+            print(f"tiercel: built without CPU kernels, torch computes, which is slower: {exc}", file=sys.stderr)
             if target != beside:
                 target.unlink(missing_ok=True)  # left by an earlier build
             self.extensions = self.distribution.ext_modules = []

@@ -108,7 +108,7 @@ def compile_if_needed(target: Path) -> str:
             compile_library(target)
     except CompilerError as exc:
         reason = str(exc).strip()
-        return f"CPU kernels: MISSING, torch computes instead, several times slower: {reason}; then run `make setup`"
+        return f"CPU kernels: MISSING, torch computes instead, which is slower: {reason}; then run `make setup`"
     version = re.search(rb"GCC: \([^)]*\) [\d.]+", target.read_bytes())
     return f"CPU kernels: compiled by {'the compiler' if version is None else version.group().decode()}"
 

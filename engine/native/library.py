@@ -64,7 +64,7 @@ def load_library() -> NativeLibrary | None:
     """
     found = find_library()
     if isinstance(found, str):
-        log.warning("native kernels missing, torch computes instead, several times slower reason=%s", found)
+        log.warning("native kernels missing, torch computes instead, which is slower reason=%s", found)
         return None
     log.info("native kernels class=%s switched_off=%s", found.class_name, ",".join(found.switched_off) or "-")
     return found
