@@ -83,7 +83,7 @@ def test_a_team_is_wide_again_soon_if_others_give_way_to_it() -> None:
 
 
 def test_two_engines_share_the_cores() -> None:
-    """Whoever began first, both teams compute, and together they do not want more threads than there are cores."""
+    """Both teams compute whichever of them began first, and together they want no more threads than there are cores."""
     rules = [TeamWidth(8), TeamWidth(8)]
     for _ in range(200):
         widths = [rule.width for rule in rules]
