@@ -5,11 +5,14 @@ import ctypes
 import torch
 from torch import Tensor
 
+from tiercel.engine.native.huge_pages import WeightMemory
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import TYPE_BY_DTYPE, LinearWeights
 
 PACKED_DTYPES = (torch.bfloat16, torch.float16)
 """The types of weights that `PackedLinear` takes."""
+
+_MEMORY = WeightMemory()  # of the process: layers of one model share chunks
 
 
 class PackedLinear:
@@ -23,7 +26,7 @@ class PackedLinear:
         self.outputs, self.inputs = weight.shape
         self._library = library
         self._type = TYPE_BY_DTYPE[weight.dtype]
-        self._packed = torch.empty(library.linear_bytes(self.outputs, self.inputs), dtype=torch.uint8)
+        self._packed = _MEMORY.take(library.linear_bytes(self.outputs, self.inputs))
         self._bias = None if bias is None else bias.float()
         self._pointers = (self._packed.data_ptr(), None if self._bias is None else self._bias.data_ptr())
         source = weight.contiguous()

@@ -7,7 +7,7 @@
 
 namespace tiercel::TIERCEL_CLASS {
 
-constexpr int64_t kRowBlock = 96;        // rows whose slices of x stay in the second-level cache
+constexpr int64_t kRowBlock = 48;        // rows whose slices of x stay in the second-level cache
 constexpr int64_t kGroup = 8;             // panels that one thread claims at most
 constexpr int64_t kGroupBytes = 128 << 10;  // of weights: at least this much is claimed at once if there is enough
 constexpr int64_t kPieces = 4;            // for every thread at least
@@ -104,7 +104,8 @@ struct Product {
     const int64_t tiles = (rows + P::kRows - 1) / P::kRows;
     const int64_t blocks = (tiles * P::kRows + kRowBlock - 1) / kRowBlock;
     const int64_t most = panels * blocks / (kPieces * omp_get_max_threads());
-    int64_t group = rows > 3 ? kGroup : kGroupBytes / (size * int64_t(sizeof(W)));
+    const bool is_thin = std::is_same_v<X, T> && rows <= kThinRows;
+    int64_t group = !is_thin ? kGroup : kGroupBytes / (size * int64_t(sizeof(W)));
     group = group > kGroup ? kGroup : group;
     group = group > most ? most : group;
     group = group < 1 ? 1 : group;
@@ -112,26 +113,43 @@ struct Product {
     parallel_for(groups * blocks, 1, [&](int64_t piece) {
       const int64_t first = piece / blocks * group, block = piece % blocks;
       const int64_t last = first + group < panels ? first + group : panels;
+      if constexpr (std::is_same_v<X, T>) {
+        if (is_thin) return run_thin(first, last);
+      }
       run_piece(first, last, block * tiles / blocks, (block + 1) * tiles / blocks, tiles);
     });
   }
 
  private:
+  // Multiplies panels [first, last) by at most kThinRows. A panel is read from its first byte to the last, because memory
+  // is read fastest in the order of its addresses.
+  void run_thin(int64_t first, int64_t last) const {
+    alignas(64) float sums[kThinRows * kPanel];
+    for (int64_t panel = first; panel < last; panel++) {
+      const W* weights = packed + panel * panel_size(inputs);
+      const Tile<W, X> t{weights, x, inputs, inputs, sums, true, (const char*)weights + kThinAhead, kPanel * 2 * sizeof(W)};
+      run_tile<P, kThinRows>(int(rows), t);
+      const int64_t start = panel * kPanel, width = outputs - start < kPanel ? outputs - start : kPanel;
+      store_panel(sums, bias ? bias + start : nullptr, y + start, outputs, rows, width);
+    }
+  }
+
   // Multiplies panels [first, last) by the rows of some tiles; tile i of n has the rows from i * rows / n.
   void run_piece(int64_t first, int64_t last, int64_t first_tile, int64_t last_tile, int64_t tiles) const {
     alignas(64) float sums[kGroup * kRowBlock * kPanel];
     alignas(64) X kept[kRowBlock * kStride<X>];
     const int64_t size = panel_size(inputs), begin = first_tile * rows / tiles, count = last_tile * rows / tiles - begin;
-    for (int64_t k = 0; k < inputs; k += kSlice) {
-      const int64_t width = inputs - k < kSlice ? inputs - k : kSlice;
+    const int64_t slice = tiles > 1 ? kSlice : kShortSlice;
+    for (int64_t k = 0; k < inputs; k += slice) {
+      const int64_t width = inputs - k < slice ? inputs - k : slice;
       for (int64_t m = 0; m < count; m++) copy_row(x + (begin + m) * inputs + k, kept + m * kStride<X>, width);
       for (int64_t panel = first; panel < last; panel++) {
         const W* weights = packed + panel * size + k * kPanel;
-        const W* next = panel + 1 < last ? weights + size : packed + first * size + (k + kSlice) * kPanel;
+        const W* next = panel + 1 < last ? weights + size : packed + first * size + (k + slice) * kPanel;
         float* c = sums + (panel - first) * count * kPanel;
         for (int64_t tile = first_tile; tile < last_tile; tile++) {
           const int64_t row = tile * rows / tiles - begin, end = (tile + 1) * rows / tiles - begin;
-          Tile<W, X> t{weights, kept + row * kStride<X>, width, c + row * kPanel, k == 0, nullptr, 0};
+          Tile<W, X> t{weights, kept + row * kStride<X>, kStride<X>, width, c + row * kPanel, k == 0, nullptr, 0};
           // Each tile prefetches its share of the following slice, so that memory is read all the time.
           const int64_t bytes = kPanel * 2 * sizeof(W);
           t.step = bytes / (last_tile - first_tile);

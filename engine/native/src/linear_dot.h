@@ -24,6 +24,7 @@ struct DotProduct {
     const W* weights = t.weights;
     const X* x = t.x;
     const char* ahead = t.ahead;
+    const int64_t stride = stride_of<M>(t);
     for (int64_t k = 0; k + 1 < t.inputs; k += 2, weights += 2 * kPanel, ahead += t.step) {
       __builtin_prefetch(ahead, 0, 2);
       __builtin_prefetch(ahead + 64, 0, 2);
@@ -33,7 +34,7 @@ struct DotProduct {
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
         int both;
-        memcpy(&both, x + m * kStride<X> + k, 4);
+        memcpy(&both, x + m * stride + k, 4);
         const __m512bh pair = (__m512bh)_mm512_set1_epi32(both);
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) sums[m][v] = _mm512_dpbf16_ps(sums[m][v], pairs[v], pair);
@@ -42,7 +43,7 @@ struct DotProduct {
     if (t.inputs % 2) {
 #pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
-        const __m512bh pair = (__m512bh)_mm512_set1_epi32(x[m * kStride<X> + t.inputs - 1].bits);
+        const __m512bh pair = (__m512bh)_mm512_set1_epi32(x[m * stride + t.inputs - 1].bits);
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) {
           sums[m][v] = _mm512_dpbf16_ps(sums[m][v], load_pairs(weights + v * 2 * F32::N), pair);

@@ -14,6 +14,7 @@ struct F32 {
 TIERCEL_INLINE __mmask16 first(int count) { return __mmask16((1u << count) - 1); }
 constexpr int kPanel = 32;     // outputs of a panel of packed weights, see linear_tile.h
 constexpr int kWideRows = 12;  // rows of a tile whose sums fit in the registers
+constexpr int kThinAhead = 2048;  // bytes that a product of a row or two prefetches ahead; other distances were slower
 
 TIERCEL_INLINE F32 splat(float x) { return {_mm512_set1_ps(x)}; }
 TIERCEL_INLINE F32 widened(__m256i bits, const bf16*) {
