@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from tiercel.clock import Clock
 from tiercel.engine.fairness_survey import FairnessSurvey
 from tiercel.engine.gauges import GaugeReader
-from tiercel.engine.lookahead import Lookahead
 from tiercel.engine.reports import Post, Reporter
 from tiercel.engine.step.flight import Flight, RefusedFlight, StepRunner
 from tiercel.engine.step.memory_relief import NO_MEMORY, MemoryRelief
@@ -32,6 +31,7 @@ from tiercel.wire import Abort, Quit, SetSettings, SetTenants, Start, Submit, To
 
 log = logging.getLogger(__name__)
 
+_MIN_LONG_MS = 10.0  # waiting for a shorter step is not noticeable
 _LIKELY_VICTIMS = 8  # running sequences whose blocks are spilled in advance
 
 
@@ -96,7 +96,6 @@ class EngineLoop:
         self._mover = mover or NoMover()
         self._steering = steering
         self._relief = relief or MemoryRelief(planner)
-        self._lookahead = Lookahead()
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._started_s: deque[float] = deque()  # when each step in flight was launched
@@ -149,11 +148,8 @@ class EngineLoop:
 
         A long step is committed at once, so that the next one is planned with the messages that arrived meanwhile.
         """
-        began_s, is_alone = self._clock.now_s(), not self._flights
         self._land()
         is_launched = self._launch()
-        if is_launched:
-            self._lookahead.launched(self._clock.now_s() - began_s, is_alone=is_alone)
         depth = 0 if is_launched and self._is_long() else self._depth
         is_reloading, is_surveying = self._reload.go_on(), self._survey.go_on()
         has_more = is_reloading or is_surveying or self._cache.has_more
@@ -173,8 +169,13 @@ class EngineLoop:
         return is_launched or has_more
 
     def _is_long(self) -> bool:
-        """Return whether the step launched last has to end before another one is planned."""
-        return bool(self._planner.limits.yield_ms) and self._lookahead.is_long(self._book.policy.launched_ms)
+        """Return whether the step launched last has to end before another one is planned.
+
+        A request that arrives after a step was planned waits for that step as well, because a sealed step is never
+        changed. Two steps of at most half of `yield_ms` end within it.
+        """
+        yield_ms = self._planner.limits.yield_ms
+        return bool(yield_ms) and self._book.policy.launched_ms >= max(_MIN_LONG_MS, yield_ms / 2)
 
     def check_integrity(self) -> None:
         """Check that the books are consistent. Errors: InvariantError."""

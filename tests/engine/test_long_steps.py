@@ -6,7 +6,6 @@ import pytest
 
 from tests.engine.test_loop import END, MAX_MODEL_LEN, VOCAB, Bench, walk
 from tiercel.device.sim import SimMachine
-from tiercel.engine.lookahead import Lookahead
 from tiercel.engine.loop import EngineLoop
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts, linear_times
@@ -42,14 +41,11 @@ def test_random_work_of_long_and_short_steps_gives_the_right_tokens(seed: int, d
     walk(bench, seed, rng, refusals=0.1)
 
 
-def test_a_long_step_takes_at_least_ten_milliseconds_and_twenty_times_the_planning() -> None:
-    lookahead = Lookahead()
-    assert [lookahead.is_long(ms) for ms in (9.9, 10.0)] == [False, True]
-    lookahead.launched(0.002, is_alone=True)
-    assert [lookahead.is_long(ms) for ms in (99.0, 101.0)] == [False, True]
-    lookahead.launched(0.050, is_alone=False)  # a step ran at the same time
-    assert [lookahead.is_long(ms) for ms in (99.0, 101.0)] == [False, True]
-    lookahead.launched(0.012, is_alone=True)  # a single slow plan has little weight
-    assert [lookahead.is_long(ms) for ms in (124.0, 126.0)] == [False, True]
-    lookahead.launched(0.0005, is_alone=False)
-    assert [lookahead.is_long(ms) for ms in (74.0, 76.0)] == [False, True]
+@pytest.mark.parametrize(("goal_ms", "is_long"), [(0.0, False), (15.0, True), (24.0, True), (27.0, False)])
+def test_a_step_of_at_least_half_the_goal_ends_before_the_next_one_is_planned(goal_ms: float, is_long: bool) -> None:
+    bench = YieldingBench(blocks=24, depth=1, seqs=1, tokens=8, goal_ms=goal_ms)
+    seq = bench.submit([1] * 8)
+    assert bench.loop.step()  # predicted to take 7 + 8 * 0.7 = 12.6 ms
+    assert (seq in bench.client.tokens) is is_long
+    bench.run()
+    bench.assert_all_right()
