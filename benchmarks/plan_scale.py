@@ -22,7 +22,7 @@ from itertools import islice
 
 from tiercel.ids import SeqId, TenantId
 from tiercel.scheduler.account import Account
-from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times
+from tiercel.scheduler.cost import StepCosts, linear_times, work_by_payer
 from tiercel.scheduler.fairness import Charge, TenantBook
 from tiercel.scheduler.fairness_limits import fair_limits
 from tiercel.scheduler.queue import WaitingQueue
@@ -80,11 +80,11 @@ class Bench:
     def launch(self, admitted: list[SeqId]) -> None:
         for seq in list(islice(self.running, len(admitted))):
             self.run(self.running.pop(seq), -1)
-        pieces = [BilledSlice(account, 1, 800, True) for account in self.running.values()]
+        pieces = [(account, 1, 800) for account in self.running.values()]
         for seq in admitted:
             self.admit(seq)
-            pieces.append(BilledSlice(self.running[seq], 64, 0, False))
-        self.charges.append(self.book.charge(self.costs.share_ms(pieces), self.now_s))
+            pieces.append((self.running[seq], 64, 0))
+        self.charges.append(self.book.charge(self.costs.share_ms(work_by_payer(pieces)), self.now_s))
         if len(self.charges) > 1:
             charge = self.charges.pop(0)
             self.book.settle(charge, 1.05 * charge.predicted_ms, self.now_s)

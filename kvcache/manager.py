@@ -21,7 +21,7 @@ from tiercel.kvcache.owner import OwnerBook
 from tiercel.kvcache.pool import SlotPool
 from tiercel.kvcache.prefix import Prefix
 from tiercel.kvcache.restore import RestoreBook
-from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, NO_SLOTS, SlotIndex, Slots
+from tiercel.kvcache.slot_index import MIN_NUMPY_SLOTS, SlotIndex, Slots, as_slots
 from tiercel.kvcache.step_budget import StepBudget
 from tiercel.kvcache.swap import SwapBook
 from tiercel.kvcache.table import BlockTable, Fetch, Reuse
@@ -198,7 +198,7 @@ class CacheManager:
             first = len(table.slots)
             taken = self._take(table, ledger.taken_by_seq.get(seq, 0))
             if match is not None:
-                self._fill(table, match, taken)
+                self._fill(table, match, as_slots(taken))
             else:
                 table.extend(taken)
             if len(table.slots) > first:
@@ -372,10 +372,14 @@ class CacheManager:
 
     # ---- inside
 
-    def _take(self, table: BlockTable, count: int) -> Slots:
+    def _take(self, table: BlockTable, count: int) -> list[SlotId] | Slots:
+        """Take slots for a table: a list of few, because most tables grow by one, or an array of many."""
         if not count:
-            return NO_SLOTS
-        return self._pool.take_slots(count, SlotId(table.slots[-1]) if table.slots else None, _HEADROOM)
+            return []
+        near = SlotId(table.slots[-1]) if table.slots else None
+        if count < MIN_NUMPY_SLOTS:
+            return self._pool.take_many(count, near, _HEADROOM)
+        return self._pool.take_slots(count, near, _HEADROOM)
 
     def _fill(self, table: BlockTable, match: PrefixMatch, taken: Slots) -> None:
         """Put hits and fresh slots into an empty table in order, and start the restores."""

@@ -30,6 +30,7 @@ _TENANTS_AT_ONCE = 256  # compared in one piece of a change of tenants
 _MOVES_AT_ONCE = 64  # sequences moved in one piece of a change of tenants
 _MIN_PROMPT_TOKENS = 64  # of a step whose time corrects the predicted cost of prompts
 _AWAY = (SequenceState.PREEMPTED, SequenceState.DRAINING)
+_RUNNING = SequenceState.RUNNING  # every step asks every sequence; Python 3.11 looks members up slowly
 
 
 class Commit:
@@ -105,7 +106,7 @@ class SequenceBook:
         num_prompt = len(request.prompt) // 4
         longest = self._max_model_len if max_tokens is None else min(max_tokens, self._max_model_len)
         limit = min(num_prompt + request.params.max_tokens, longest)
-        sequence = SequenceProgress(request, self._policy.rank(request, request.band), limit)
+        sequence = SequenceProgress(request, self._policy.rank(request, request.band), limit, self._end_tokens)
         sequence.cached_tokens = cached_tokens
         sequence.tbt_goal_s = self._policy.slo(request.tenant).tbt_s
         self._by_id[request.id] = self.waiting[request.id] = sequence
@@ -184,6 +185,7 @@ class SequenceBook:
         """Record that a plan was sealed and launched."""
         self._preempt_and_admit(plan, now_s)
         pieces: list[tuple[SequenceProgress, Slice]] = []
+        queued = self._policy.queue.seqs
         for piece in whole_slices(plan.nano_batches):
             sequence = self._by_id[piece.seq]
             pieces.append((sequence, piece))
@@ -197,12 +199,13 @@ class SequenceBook:
                 self.recomputed_tokens += repeated
                 sequence.recomputed_tokens += repeated
                 sequence.lost_tokens = 0
-            sequence.end_absence(now_s)
+            if sequence.away_since_s is not None:
+                sequence.end_absence(now_s)
             sequence.scheduled = piece.start + piece.length
             sequence.cached_tokens = 0
             sequence.in_flight += 1
             sequence.pending += piece.samples
-            if piece.samples:
+            if piece.samples and piece.seq in queued:
                 self._policy.leave(sequence, now_s)
         if pieces:
             self._policy.launch(pieces, now_s)
@@ -358,7 +361,7 @@ class SequenceBook:
         sequence.in_flight -= 1
         if sequence.is_suspect:
             self._clear_suspect(sequence)
-        if sequence.state is SequenceState.RUNNING:
+        if sequence.state is _RUNNING:
             sequence.computed = end = piece.start + piece.length
             commit.progress.append((sequence.id, end))
         elif sequence.in_flight == 0:
@@ -373,19 +376,11 @@ class SequenceBook:
                 started_s = now_s if sequence.first_launch_s is None else sequence.first_launch_s
                 commit.firsts.append(FirstToken(sequence.id, started_s))
             commit.sampled.append((sequence.id, token))
-            if (reason := self._end(sequence, token)) is not None:
-                stop_token = token if reason is FinishReason.STOP else None
-                commit.finished.append(self.finish(sequence.id, reason, now_s, stop_token=stop_token))
-
-    def _end(self, sequence: SequenceProgress, token: int) -> FinishReason | None:
-        params = sequence.request.params
-        if token in self._end_tokens and not params.ignore_eos:
-            return FinishReason.STOP
-        if token in params.stop_token_ids:
-            return FinishReason.STOP
-        if len(sequence.tokens) >= sequence.limit:
-            return FinishReason.LENGTH
-        return None
+            if token in sequence.stop_tokens:
+                finished = self.finish(sequence.id, FinishReason.STOP, now_s, stop_token=token)
+                commit.finished.append(finished)
+            elif len(sequence.tokens) >= sequence.limit:
+                commit.finished.append(self.finish(sequence.id, FinishReason.LENGTH, now_s))
 
     def _preempt(self, sequence: SequenceProgress, now_s: float, reason: PreemptionReason) -> None:
         self.running.remove(sequence)

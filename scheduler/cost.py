@@ -2,9 +2,9 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import pairwise
-from typing import Generic, NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -27,13 +27,55 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     ms: tuple[float, ...]
 
 
-class BilledSlice(NamedTuple, Generic[Payer]):
-    """One slice, for dividing the cost of a step among payers."""
+BilledSlice = tuple[Payer, int, int]
+"""A slice, for dividing the cost of a step: its payer, its tokens, and the KV tokens before it."""
 
-    payer: Payer
-    tokens: int
-    context: int  # KV tokens before it
-    is_decode: bool
+
+class StepWork:
+    """The work of a step, or of one payer in it. A slice of one token is a decode."""
+
+    __slots__ = ("decode_context", "decodes", "prompts", "reads", "tokens")
+
+    def __init__(self) -> None:
+        self.decodes = 0
+        self.decode_context = 0  # KV tokens before the decodes
+        self.prompts = 0
+        self.tokens = 0  # of the prompts
+        self.reads = 0  # sum over the prompts of tokens times context
+
+    @classmethod
+    def of(cls, parts: Iterable["StepWork"]) -> "StepWork":
+        """Return the work of several payers together."""
+        whole = cls()
+        for part in parts:
+            whole.decodes += part.decodes
+            whole.decode_context += part.decode_context
+            whole.prompts += part.prompts
+            whole.tokens += part.tokens
+            whole.reads += part.reads
+        return whole
+
+    @property
+    def prompt_context(self) -> float:
+        """The mean context of the prompts' tokens, as `mean_context`."""
+        return self.reads / self.tokens if self.tokens else 0.0
+
+
+def work_by_payer(slices: Iterable[BilledSlice[Payer]]) -> dict[Payer, StepWork]:
+    """Return the work of each payer. Cost: one short loop, because every step of the engine calls this."""
+    found: dict[Payer, StepWork] = {}
+    for payer, tokens, context in slices:
+        work = found.get(payer)
+        if work is None:
+            work = found[payer] = StepWork()
+        if tokens == 1:
+            work.decodes += 1
+            work.decode_context += context
+        else:
+            work.prompts += 1
+            work.tokens += tokens
+            work.reads += tokens * context
+    return found
 
 
 def linear_times(
@@ -218,42 +260,30 @@ class StepCosts:
             tokens -= steps * chunk
         return total_ms
 
-    def share_ms(self, pieces: Iterable[BilledSlice[Payer]]) -> dict[Payer, float]:
-        """Divide the step's predicted milliseconds among the payers.
+    def share_ms(self, works: Mapping[Payer, StepWork]) -> dict[Payer, float]:
+        """Divide the step's predicted milliseconds among the payers: see `work_by_payer`.
 
         The time of an empty step is divided by slices. The time that decodes add is divided by decodes and by their
         context. The time that prompts add is divided by tokens, and the part that grows with context by tokens times
         context.
         """
-        pieces = list(pieces)
-        if not pieces:
-            return {}
-        decodes = sum(piece.is_decode for piece in pieces)
-        tokens = sum(piece.tokens for piece in pieces if not piece.is_decode)
-        decode_context = sum(piece.context for piece in pieces if piece.is_decode)
-        reads = sum(piece.tokens * piece.context for piece in pieces if not piece.is_decode)
-        prefill_context = reads / tokens if tokens else 0.0
+        whole = StepWork.of(works.values())
+        decodes, tokens = whole.decodes, whole.tokens
         empty_ms, decoding_ms = self._table_ms(0, 0, 0), self._table_ms(0, decodes, 0)
         prompts_ms = self._table_ms(tokens, decodes, 0)
-        added = [
-            self.scale * part_ms
-            for part_ms in (
-                decoding_ms - empty_ms,
-                self._decode_context_ms(decodes, decode_context),
-                prompts_ms - decoding_ms,
-                self._table_ms(tokens, decodes, prefill_context) - prompts_ms,
+        context_ms = self._decode_context_ms(decodes, whole.decode_context)
+        reads_ms = self._table_ms(tokens, decodes, whole.prompt_context) - prompts_ms
+        return {
+            payer: self.scale
+            * (
+                _part(empty_ms, work.decodes + work.prompts, decodes + whole.prompts)
+                + _part(decoding_ms - empty_ms, work.decodes, decodes)
+                + _part(context_ms, work.decode_context, whole.decode_context)
+                + _part(prompts_ms - decoding_ms, work.tokens, tokens)
+                + _part(reads_ms, work.reads, whole.reads)
             )
-        ]
-        each_ms = self.scale * empty_ms / len(pieces)
-        by_payer: dict[Payer, float] = {}
-        for piece in pieces:
-            if piece.is_decode:
-                cost_ms = each_ms + added[0] / decodes + _part(added[1], piece.context, decode_context)
-            else:
-                cost_ms = each_ms + _part(added[2], piece.tokens, tokens)
-                cost_ms += _part(added[3], piece.tokens * piece.context, reads)
-            by_payer[piece.payer] = by_payer.get(piece.payer, 0.0) + cost_ms
-        return by_payer
+            for payer, work in works.items()
+        }
 
     def _table_ms(self, *point: float) -> float:
         """Return the interpolated table at a point (prefill tokens, decodes, context tokens)."""

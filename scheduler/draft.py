@@ -1,6 +1,6 @@
 """The draft of one plan: slices, admissions and preemptions, over an overlay of the cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from tiercel.ids import SeqId, TenantId
@@ -134,10 +134,11 @@ class Draft:
         most = self._max_prompt(self._prompt_tokens, self._prompt_reads, start)
         return min(self.tokens_left, max(most, 0 if self._prompt_tokens else self.cache.block_size))
 
-    def decode(self, sequence: SequenceProgress) -> None:
-        """Add a slice of the one token that a decoding sequence wants."""
-        self.slice_by_seq[sequence.id] = Slice(sequence.id, sequence.scheduled, 1, True)
-        self.tokens_left -= 1
+    def decode(self, sequences: Collection[SequenceProgress]) -> None:
+        """Add a slice of the one token that each of these decoding sequences wants."""
+        for one in sequences:
+            self.slice_by_seq[one.id] = Slice(one.id, one.scheduled, 1, True)
+        self.tokens_left -= len(sequences)
 
     def extend(self, sequence: SequenceProgress, length: int) -> None:
         """Replace the slice of a sequence by a longer one from the same start."""

@@ -157,18 +157,19 @@ class Planner:
         inside = [one for one in decodes if one.scheduled % block_size]
         needy = [one for one in decodes if not one.scheduled % block_size]
         kept_tokens = 1 if needy or has_prefills else 0  # the highest rank may be among these
-        for sequence in inside:
-            if draft.tokens_left <= kept_tokens:
-                break
-            draft.decode(sequence)
+        decoding = inside[: max(0, draft.tokens_left - kept_tokens)]
+        draft.decode(decoding)
         for sequence in needy:
             if draft.tokens_left <= 0:
                 break
             if sequence.id not in draft.preemption_by_seq and self.preemptor.grow(
                 draft, sequence, sequence.scheduled + 1
             ):
-                draft.decode(sequence)
-        self._keep_goals(draft, [one for one in decodes if one.id in draft.slice_by_seq])
+                draft.decode((sequence,))
+                decoding.append(sequence)
+        if draft.preemption_by_seq:  # to make room for a block
+            decoding = [one for one in decoding if one.id in draft.slice_by_seq]
+        self._keep_goals(draft, decoding)
 
     def _keep_goals(self, draft: Draft, decoding: list[SequenceProgress]) -> None:
         """Limit the prompt tokens of the step by its length.
@@ -179,9 +180,9 @@ class Planner:
         """
         block_size = draft.cache.block_size
         if decoding:
-            beside = beside_decodes(decoding, self._limits, self._policy.costs)
-            if beside.goal_ms:
-                draft.limit_prompts(functools.cache(functools.partial(beside.max_prompt, block_size)))
+            # Most steps have no prompts and never ask.
+            beside = functools.cache(lambda: beside_decodes(decoding, self._limits, self._policy.costs))
+            draft.limit_prompts(functools.cache(lambda *prompt: beside().max_prompt(block_size, *prompt)))
         elif self._limits.yield_ms:
             draft.limit_prompts(functools.cache(functools.partial(self._until_yield, block_size)))
 

@@ -9,7 +9,7 @@ from tiercel.plan import PreemptionReason, Slice
 from tiercel.request import Request
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.aging import AgingShare
-from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times, mean_context
+from tiercel.scheduler.cost import StepCosts, StepWork, linear_times, work_by_payer
 from tiercel.scheduler.fairness import NO_CHARGE, Charge, NoFairness, TenantBook
 from tiercel.scheduler.fairness_limits import fair_limits
 from tiercel.scheduler.preemption_budget import PreemptionBudget
@@ -24,6 +24,9 @@ from tiercel.tenant import Slo, Tenants, TenantShare
 
 _DEFAULT_GOAL_S = 5.0  # TTFT goal of tenants that have none; longer than the goals of others
 _BATCH_GOAL_S = 60.0  # of batch tenants, behind all interactive requests of the last minute
+
+_Payer = tuple[Account, bool, bool]
+"""The account that pays for a slice, whether the slice is aged, and whether it repeats work."""
 
 Holdings = Mapping[Account, float]
 """What each account holds of all blocks or rows, as a part of the whole. For the beneficiary: what it would hold."""
@@ -250,17 +253,15 @@ class Policy:
 
     def launch(self, pieces: list[tuple[SequenceProgress, Slice]], now_s: float) -> None:
         """Charge a launched step."""
-        prompts = [piece for _, piece in pieces if piece.length > 1]
-        decodes = [piece for _, piece in pieces if piece.length == 1]
-        predicted_ms = self.costs.step_ms(
-            sum(piece.length for piece in prompts),
-            mean_context((piece.length, piece.start) for piece in prompts),
-            len(decodes),
-            sum(piece.start for piece in decodes),
-        )
-        charge = NO_CHARGE if self.aging is None else self._charge(self.aging, pieces, predicted_ms, now_s)
-        for sequence, _ in pieces:
-            if sequence.id in self.queue:  # waits for the rest of its prompt: with less work, and from now on
+        works = work_by_payer((self._payer(sequence, piece), piece.length, piece.start) for sequence, piece in pieces)
+        whole = StepWork.of(works.values())
+        predicted_ms = self.costs.step_ms(whole.tokens, whole.prompt_context, whole.decodes, whole.decode_context)
+        charge = NO_CHARGE
+        if self.aging is not None:
+            charge = self._charge(self.aging, pieces, self.costs.share_ms(works), predicted_ms, now_s)
+        for sequence, piece in pieces:
+            # It waits for the rest of its prompt: with less work, and from now on.
+            if not piece.samples and sequence.id in self.queue:
                 self.queue.update(self._waiting(sequence, now_s), now_s)
         self._charges.append((charge, predicted_ms))
 
@@ -283,14 +284,16 @@ class Policy:
     # ---- inside
 
     def _charge(
-        self, aging: AgingShare, pieces: list[tuple[SequenceProgress, Slice]], predicted_ms: float, now_s: float
+        self,
+        aging: AgingShare,
+        pieces: list[tuple[SequenceProgress, Slice]],
+        ms_by_payer: dict[_Payer, float],
+        predicted_ms: float,
+        now_s: float,
     ) -> Charge:
         shares: dict[Account, float] = {}
         aged_ms = repeated_ms = 0.0
-        for (account, is_aged, is_repeated), share_ms in self.costs.share_ms(
-            BilledSlice(self._payer(sequence, piece), piece.length, piece.start, piece.length == 1)
-            for sequence, piece in pieces
-        ).items():
+        for (account, is_aged, is_repeated), share_ms in ms_by_payer.items():
             shares[account] = shares.get(account, 0.0) + share_ms
             aged_ms += share_ms if is_aged else 0.0
             repeated_ms += share_ms if is_repeated else 0.0
@@ -302,8 +305,7 @@ class Policy:
                     self.preemption_budget.catch_up(sequence.id)
         return self.fair.charge(shares, now_s)
 
-    def _payer(self, sequence: SequenceProgress, piece: Slice) -> tuple[Account, bool, bool]:
-        """Return the account that pays for a slice, whether the slice is aged, and whether it repeats work."""
+    def _payer(self, sequence: SequenceProgress, piece: Slice) -> _Payer:
         account = sequence.account
         is_repeated = piece.start < sequence.repeated_until
         if is_repeated:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from tiercel.ids import SeqId
 from tiercel.outcome import SwitchGauges
 from tiercel.plan import Slice, SwapCost
-from tiercel.scheduler.cost import BilledSlice, StepCosts
+from tiercel.scheduler.cost import StepCosts, work_by_payer
 from tiercel.scheduler.sequence import SequenceProgress
 
 log = logging.getLogger(__name__)
@@ -80,9 +80,7 @@ class PreemptionBook:
         parts: list[_RepeatedPart] = []
         back = [(self._away[one.id], piece) for one, piece in pieces if one.id in self._away] if self._away else ()
         if back:
-            ms_by_seq = costs.share_ms(
-                BilledSlice(one.id, piece.length, piece.start, piece.length == 1) for one, piece in pieces
-            )
+            ms_by_seq = costs.share_ms(work_by_payer((one.id, piece.length, piece.start) for one, piece in pieces))
             total_ms = sum(ms_by_seq.values())
             for victim, piece in back:
                 end = piece.start + piece.length

@@ -8,6 +8,8 @@ from tiercel.plan import PreemptionReason
 from tiercel.request import Request, unpack_tokens
 from tiercel.scheduler.account import Account
 
+_RESTORING = SequenceState.RESTORING  # every step asks every sequence; Python 3.11 looks members up slowly
+
 
 class SequenceProgress:
     """The engine's progress on one request. Written by the SequenceBook only.
@@ -20,15 +22,20 @@ class SequenceProgress:
         "absences", "account", "admission", "away_for", "away_since_s", "cached_tokens", "computed",
         "first_launch_s", "first_token_s", "id", "in_flight", "is_aged", "is_suspect", "limit", "lost_tokens",
         "num_cached", "num_prompt", "pending", "preempted_for", "preemptions", "rank", "recomputed_tokens",
-        "repeated_until", "request", "resumed_at", "scheduled", "state", "tbt_goal_s", "tokens",
+        "repeated_until", "request", "resumed_at", "scheduled", "state", "stop_tokens", "tbt_goal_s", "tokens",
     )  # fmt: skip
 
-    def __init__(self, request: Request, rank: tuple[float, ...], limit: int) -> None:
+    def __init__(
+        self, request: Request, rank: tuple[float, ...], limit: int, end_tokens: frozenset[int] = frozenset()
+    ) -> None:
+        """`end_tokens`: of the model; they end the sequence unless the request ignores them."""
         self.id: SeqId = request.id
         self.request = request
         self.rank = rank  # a lower rank goes first
         self.account = Account(request.band, request.tenant)  # the account that is gated and charged for it
         self.limit = limit  # number of tokens at which the sequence ends at the latest
+        stop_tokens = frozenset(request.params.stop_token_ids)
+        self.stop_tokens = stop_tokens if request.params.ignore_eos else stop_tokens | end_tokens
         self.tokens: array[int] = unpack_tokens(request.prompt + request.outputs)
         self.num_prompt = len(request.prompt) // self.tokens.itemsize
         self.state = SequenceState.WAITING
@@ -72,9 +79,8 @@ class SequenceProgress:
     @property
     def want(self) -> int:
         """The tokens that could be computed next: 0 during a restore, or if the last token is being sampled."""
-        if self.state is SequenceState.RESTORING or self.num_tokens >= self.limit:
-            return 0
-        return self.num_tokens - self.scheduled
+        num_tokens = len(self.tokens) + self.pending
+        return 0 if num_tokens >= self.limit or self.state is _RESTORING else num_tokens - self.scheduled
 
     def end_absence(self, now_s: float) -> None:
         """Record the end of the absence, if there is one: the next slice is launched, or the sequence has ended."""

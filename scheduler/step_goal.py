@@ -12,6 +12,7 @@ from tiercel.scheduler.step_limits import DECODE_STEPS, StepLimits
 log = logging.getLogger(__name__)
 
 _SHOWN_DECODES = (1, 8, 32, 128)  # for which the trade is logged
+_UNLIMITED = 1 << 30  # tokens
 _SHOWN_CONTEXT = 1024  # tokens of each of these decodes
 
 
@@ -38,9 +39,11 @@ class StepBesideDecodes:
     def max_prompt(self, block_size: int, tokens: int, reads: int, start: int) -> int:
         """Return the tokens that a prompt behind `start` tokens of context may add to the step: see `MaxPrompt`.
 
-        An unfinished chunk is cut back to the end of a block. A block is therefore added to the tokens of the share, so
-        that prompts keep the share.
+        Without a goal it may add any number. An unfinished chunk is cut back to the end of a block. A block is
+        therefore added to the tokens of the share, so that prompts keep the share.
         """
+        if not self.goal_ms:
+            return _UNLIMITED
         in_goal = self._max_added(self.costs.safe_ms(self.goal_ms), tokens, reads, start)
         if not self.share:
             return in_goal

@@ -9,7 +9,7 @@ from tiercel.clock import ManualClock
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import StepOutcome
 from tiercel.plan import StepPlan
-from tiercel.scheduler.cost import BilledSlice, StepCosts, StepTimes
+from tiercel.scheduler.cost import StepCosts, StepTimes, work_by_payer
 
 
 class CostFlight:
@@ -94,11 +94,9 @@ class CostMachine:
 
     def _share(self, plan: StepPlan, owner: Callable[[SeqId], TenantId]) -> None:
         pieces = (
-            BilledSlice(owner(piece.seq), piece.length, piece.start, piece.length == 1)
-            for batch in plan.nano_batches
-            for piece in batch.slices
+            (owner(piece.seq), piece.length, piece.start) for batch in plan.nano_batches for piece in batch.slices
         )
-        for tenant, ms in self._costs.share_ms(pieces).items():
+        for tenant, ms in self._costs.share_ms(work_by_payer(pieces)).items():
             self.served_ms[tenant] = self.served_ms.get(tenant, 0.0) + ms
 
     def forget(self, seqs: Iterable[SeqId]) -> None:

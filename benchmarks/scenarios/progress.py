@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan, Slice, whole_slices
-from tiercel.scheduler.cost import BilledSlice, StepCosts, linear_times
+from tiercel.scheduler.cost import StepCosts, linear_times, work_by_payer
 from tiercel.settings import PolicyName
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest, Sources
@@ -133,11 +133,8 @@ class _Watch:
     def note(self, plan: Plan) -> None:
         """Note a plan that is about to be launched."""
         if plan.nano_batches:
-            pieces = [
-                BilledSlice(self._kind(piece), piece.length, piece.start, piece.length == 1)
-                for piece in whole_slices(plan.nano_batches)
-            ]
-            ms_by_kind = self._costs.share_ms(pieces)
+            pieces = [(self._kind(piece), piece.length, piece.start) for piece in whole_slices(plan.nano_batches)]
+            ms_by_kind = self._costs.share_ms(work_by_payer(pieces))
             self.useful_ms.append(ms_by_kind.get("useful", 0.0))
             self.repeated_ms.append(ms_by_kind.get("taken", 0.0))
             self._at_s.append(self._simulation.now_s)

@@ -157,7 +157,9 @@ def build_inputs(
 ) -> BatchInputs:
     """Return the arrays of one nano-batch. Cost: a short loop over its slices; the rest is numpy."""
     slices = batch.slices
-    rows = np.array([row_by_seq[piece.seq] for piece in slices], np.int64)
+    seqs = tuple([piece.seq for piece in slices])
+    known = [sequences[seq] for seq in seqs]
+    rows = np.array([row_by_seq[seq] for seq in seqs], np.int64)
     starts = np.array([piece.start for piece in slices], np.int64)
     lengths = np.array([piece.length for piece in slices], np.int64)
     ends = starts + lengths
@@ -167,28 +169,18 @@ def build_inputs(
     token_rows = np.repeat(rows, lengths)
     token_positions = np.arange(num_tokens) + np.repeat(starts - query_starts, lengths)
 
-    tokens = np.zeros(num_tokens, np.int64)
-    unknown: list[int] = []
-    prompts: list[int] = []
-    at = 0
-    for index, piece in enumerate(slices):
-        sequence = sequences[piece.seq]
-        prompts.append(sequence.num_prompt)
-        known = sequence.tokens
-        if piece.length > 1:
-            # A copy of the slice, because the array cannot grow while a view of it exists.
-            chunk = known[piece.start : piece.start + piece.length]
-            tokens[at : at + piece.length] = np.frombuffer(chunk, np.uint32)
-        elif piece.start < len(known):
-            tokens[at] = known[piece.start]
-        else:
-            unknown.append(index)
-        at += piece.length
+    tokens, is_unknown = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.bool_)
+    is_sampled_later = starts >= np.array([len(sequence.tokens) for sequence in known], np.int64)
+    is_unknown[query_starts[is_sampled_later]] = True
+    for index in np.flatnonzero(~is_sampled_later).tolist():
+        at, piece = query_starts[index], slices[index]
+        # A copy of the slice, because the array cannot grow while a view of it exists.
+        chunk = known[index].tokens[piece.start : piece.start + piece.length]
+        tokens[at : at + piece.length] = np.frombuffer(chunk, np.uint32)
 
+    prompts = np.array([sequence.num_prompt for sequence in known], np.int64)
     sampling = np.array([index for index, piece in enumerate(slices) if piece.samples], np.int64)
     widest = -(-int(ends.max()) // block_size)
-    is_unknown = np.zeros(num_tokens, np.bool_)
-    is_unknown[query_starts[np.array(unknown, np.int64)]] = True
     return BatchInputs(
         tokens=tokens,
         is_unknown=is_unknown,
@@ -202,9 +194,9 @@ def build_inputs(
         sample_at=query_ends[sampling] - 1,
         rows=rows[sampling],
         positions=ends[sampling],
-        output_index=ends[sampling] - np.array(prompts, np.int64)[sampling],
-        seqs=tuple(slices[index].seq for index in sampling.tolist()),
-        slice_seqs=tuple(piece.seq for piece in slices),
+        output_index=(ends - prompts)[sampling],
+        seqs=seqs if len(sampling) == len(seqs) else tuple([seqs[index] for index in sampling.tolist()]),
+        slice_seqs=seqs,
     )
 
 

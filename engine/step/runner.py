@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -72,15 +73,19 @@ class DeviceFlight:
         bad: list[int] = []
         logprobs: tuple[TokenLogprobs, ...] = ()
         for planned, one in zip(self._batches, ran, strict=True):
-            seqs: tuple[SeqId, ...] = () if one is None else one.batch.seqs
-            drawn: list[int] = [] if one is None else one.sampled.tokens.tolist()
-            place_by_seq = {seq: len(tokens) + index for index, seq in enumerate(planned.seqs)}
-            token_by_seq = dict(zip(seqs, drawn, strict=True))
-            tokens += [token_by_seq.get(seq, _NO_TOKEN) for seq in planned.seqs]
-            if one is not None:
-                bad_rows: list[int] = one.sampled.bad_rows.nonzero().flatten().tolist()
-                bad += [place_by_seq[seqs[index]] for index in bad_rows]
-                logprobs += token_logprobs(one.sampled, seqs)
+            if one is None:
+                tokens += [_NO_TOKEN] * len(planned.seqs)
+                continue
+            seqs = one.batch.seqs
+            drawn: list[int] = one.sampled.tokens.tolist()
+            is_bad: list[bool] = one.sampled.bad_rows.tolist()
+            if any(is_bad):
+                bad += [len(tokens) + planned.seqs.index(seq) for seq in compress(seqs, is_bad)]
+            if len(seqs) < len(planned.seqs):
+                token_by_seq = dict(zip(seqs, drawn, strict=True))
+                drawn = [token_by_seq.get(seq, _NO_TOKEN) for seq in planned.seqs]
+            tokens += drawn
+            logprobs += token_logprobs(one.sampled, seqs)
         times = tuple(0.0 if one is None else one.timer.ms() for one in ran)
         return StepOutcome(tuple(tokens), logprobs, tuple(bad), times)
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tiercel.errors import InvariantError
-from tiercel.scheduler.cost import BilledSlice, StepCosts, StepTimes, linear_times, mean_context
+from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times, mean_context, work_by_payer
 
 AXES = ((0, 64, 512), (0, 4, 32), (0, 1000, 20_000))
 
@@ -143,23 +143,23 @@ def test_shares_add_up_to_the_prediction() -> None:
     costs = StepCosts(measured(3))
     rng = random.Random(0)
     for _ in range(50):
-        pieces = [BilledSlice(rng.choice("abc"), 1, rng.randrange(2000), True) for _ in range(rng.randrange(9))]
-        pieces += [BilledSlice(rng.choice("abc"), rng.randint(1, 300), rng.randrange(2000), False) for _ in range(3)]
-        decodes = sum(piece.is_decode for piece in pieces)
-        tokens = sum(piece.tokens for piece in pieces if not piece.is_decode)
-        prompt_context = mean_context((piece.tokens, piece.context) for piece in pieces if not piece.is_decode)
-        decode_context = sum(piece.context for piece in pieces if piece.is_decode)
-        shares = costs.share_ms(pieces)
-        assert sum(shares.values()) == pytest.approx(costs.step_ms(tokens, prompt_context, decodes, decode_context))
+        decodes = [(rng.choice("abc"), 1, rng.randrange(2000)) for _ in range(rng.randrange(9))]
+        prompts = [(rng.choice("abc"), rng.randint(2, 300), rng.randrange(2000)) for _ in range(3)]
+        tokens = sum(length for _, length, _ in prompts)
+        prompt_context = mean_context((length, context) for _, length, context in prompts)
+        decode_context = sum(context for _, _, context in decodes)
+        shares = costs.share_ms(work_by_payer(rng.sample(decodes + prompts, len(decodes) + 3)))
+        wanted_ms = costs.step_ms(tokens, prompt_context, len(decodes), decode_context)
+        assert sum(shares.values()) == pytest.approx(wanted_ms)
         assert all(share >= 0 for share in shares.values())
-    assert costs.share_ms([]) == {}
+    assert costs.share_ms({}) == {}
 
 
 def test_many_prompts_behind_a_short_prefix_cost_no_more_than_one_behind_it() -> None:
     """Attention reads tokens times context: 31 tails of 64 tokens behind 512 read as much as one of 1,984 tokens."""
     costs = StepCosts(measured(2))
-    tails = [BilledSlice(number, 64, 512, False) for number in range(31)]
-    assert sum(costs.share_ms(tails).values()) == pytest.approx(costs.step_ms(31 * 64, 512, 0, 0))
+    tails = [(number, 64, 512) for number in range(31)]
+    assert sum(costs.share_ms(work_by_payer(tails)).values()) == pytest.approx(costs.step_ms(31 * 64, 512, 0, 0))
     assert mean_context([(64, 512)] * 31) == 512
     assert mean_context([(100, 0), (300, 4000)]) == 3000
     assert mean_context([]) == 0
@@ -186,9 +186,7 @@ def test_the_context_of_many_decodes_costs_the_same_per_token_beyond_the_table()
 
 def test_longer_contexts_and_more_tokens_cost_more() -> None:
     costs = StepCosts(linear_times())
-    shares = costs.share_ms(
-        [BilledSlice("short", 1, 100, True), BilledSlice("long", 1, 50_000, True), BilledSlice("new", 500, 0, False)]
-    )
+    shares = costs.share_ms(work_by_payer([("short", 1, 100), ("long", 1, 50_000), ("new", 500, 0)]))
     assert shares["short"] < shares["long"] < shares["new"]
 
 
