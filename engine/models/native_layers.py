@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from ctypes import Array, addressof, byref, pointer
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.linear import PackedLinear
 from tiercel.engine.native.table import TYPE_BY_DTYPE, HeadsPlan, LayersRun, LayerWeights
 
+_ALIGNMENT = 64  # numbers
 _MLP_ROWS = 512  # tokens whose wide activations are in memory at once: about 10 MB in a model of 0.5 B parameters
 
 
@@ -39,7 +41,11 @@ class NativeLayers:
         self._weights: Array[LayerWeights] = (LayerWeights * len(layers))(
             *(_describe_weights(layer, *four) for layer, four in zip(layers, packed, strict=True))
         )
-        self._cache: tuple[object, ...] = ()  # what the attention of the layers is described for
+        # What the attention of the layers is described for.
+        self._kv, self._dtype = torch.empty(0), torch.float32
+        self._first_layer = self._kv
+        self._layer_bytes = 0
+        self._kv_width = 0  # keys of a token
 
     @staticmethod
     def join(library: NativeLibrary, attention: NativeAttention, layers: Sequence[LayerParts]) -> "NativeLayers | None":
@@ -58,42 +64,46 @@ class NativeLayers:
     def forward(self, x: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> tuple[Tensor, Tensor]:
         """See `LayerRunner.forward`."""
         tokens, hidden = x.shape
-        kv_heads, head_dim = kv.shape[3], kv.shape[4] // 2
+        if kv is not self._kv or x.dtype is not self._dtype:
+            self._describe_attention(x.dtype, kv)
         qkv_layer, _, gate_up_layer, down_layer = self._packed[0]
-        width, mlp_rows = qkv_layer.outputs - 2 * kv_heads * head_dim, min(tokens, _MLP_ROWS)
-        self._describe_attention(width // head_dim, x.dtype, kv)
-        qkv, query, attended, out = (
-            torch.empty((tokens, size), dtype=x.dtype) for size in (qkv_layer.outputs, width, width, hidden)
+        width, mlp_rows = qkv_layer.outputs - 2 * self._kv_width, min(tokens, _MLP_ROWS)
+        out = torch.empty_like(x)
+        sizes = (
+            *(tokens * qkv_layer.outputs, tokens * width, tokens * width),
+            *(mlp_rows * gate_up_layer.outputs, mlp_rows * down_layer.inputs),
         )
-        gate_up, activated = (
-            torch.empty((mlp_rows, size), dtype=x.dtype) for size in (gate_up_layer.outputs, down_layer.inputs)
-        )
-        plan = plan_heads(qkv, angles, kv[:, 0], state)
+        ends = tuple(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
+        scratch = torch.empty(ends[-1], dtype=x.dtype)  # one tensor for all, because each takes some time
+        first, item_bytes = scratch.data_ptr(), x.element_size()
+        plan = plan_heads((tokens, qkv_layer.outputs), x.dtype, angles, self._first_layer, state)
         run = LayersRun(
             heads=pointer(plan),
             step=pointer(self._attention.step_of(state)),
             residual=x.data_ptr(),
             x=out.data_ptr(),
-            qkv=qkv.data_ptr(),
-            query=query.data_ptr(),
-            attended=attended.data_ptr(),
-            gate_up=gate_up.data_ptr(),
-            activated=activated.data_ptr(),
+            qkv=first,
+            query=first + ends[0] * item_bytes,
+            attended=first + ends[1] * item_bytes,
+            gate_up=first + ends[2] * item_bytes,
+            activated=first + ends[3] * item_bytes,
             mlp_rows=mlp_rows,
             kv=kv.data_ptr(),
-            layer_bytes=kv.stride(1) * kv.element_size(),
+            layer_bytes=self._layer_bytes,
             hidden_size=hidden,
         )
         self._run_layers(byref(self._table), addressof(self._weights), len(self._weights), byref(run))
         return out, x
 
-    def _describe_attention(self, heads: int, dtype: torch.dtype, kv: Tensor) -> None:
-        """Describe the attention of every layer for this cache, unless the last forward had one like it."""
-        cache = (heads, dtype, kv.dtype, kv.shape[2:], kv.stride())
-        if cache != self._cache:
-            for weights, layer in zip(self._weights, self._layers, strict=True):
-                weights.attention = describe_layer(heads, dtype, kv[:, 0], layer.attention.params)
-            self._cache = cache
+    def _describe_attention(self, dtype: torch.dtype, kv: Tensor) -> None:
+        """Describe the attention of every layer for this cache, which following forwards may have, too."""
+        self._kv, self._dtype, self._first_layer = kv, dtype, kv[:, 0]
+        self._layer_bytes = kv.stride(1) * kv.element_size()
+        kv_heads, head_dim = kv.shape[3], kv.shape[4] // 2
+        self._kv_width = kv_heads * head_dim
+        heads = self._packed[0][0].outputs // head_dim - 2 * kv_heads
+        for weights, layer in zip(self._weights, self._layers, strict=True):
+            weights.attention = describe_layer(heads, dtype, self._first_layer, layer.attention.params)
 
 
 def _describe_weights(
@@ -116,13 +126,18 @@ def _describe_weights(
     return weights
 
 
-def plan_heads(qkv: Tensor, angles: Angles, kv: Tensor, state: ForwardState) -> HeadsPlan:
-    """Return the arguments of `store_heads` that all layers of a forward share; they hold addresses of its tensors."""
-    tokens, width = qkv.shape
+def plan_heads(
+    shape: tuple[int, int], dtype: torch.dtype, angles: Angles, kv: Tensor, state: ForwardState
+) -> HeadsPlan:
+    """Return the arguments of `store_heads` that all layers of a forward share; they hold addresses of its tensors.
+
+    `shape` and `dtype`: of qkv. Shapes: kv: one layer of the arena.
+    """
+    tokens, width = shape
     kv_heads, head_dim = kv.shape[2], kv.shape[3] // 2
     cos, sin = angles
     return HeadsPlan(
         *(tokens, width // head_dim - 2 * kv_heads, kv_heads, head_dim, *kv.stride()[:3]),
         *(cos.data_ptr(), sin.data_ptr(), state.slot_ids.data_ptr(), state.slot_offsets.data_ptr()),
-        *(TYPE_BY_DTYPE[qkv.dtype], TYPE_BY_DTYPE[kv.dtype]),
+        *(TYPE_BY_DTYPE[dtype], TYPE_BY_DTYPE[kv.dtype]),
     )

@@ -32,9 +32,8 @@ class NativeOps:
 
     def angles(self, rotary: Rotary, positions: Tensor) -> Angles:
         """See `Ops.angles`. Shapes: returns two [T, head_dim / 2] float32, rounded to the rotary's dtype."""
-        angles = positions[:, None].float() * rotary.frequencies
-        cos, sin = angles.cos() * rotary.scale, angles.sin() * rotary.scale
-        return cos.to(rotary.dtype).float(), sin.to(rotary.dtype).float()
+        cos, sin = rotary.table.rows(positions.numpy())  # without torch: see `LastTokens`
+        return torch.from_numpy(cos), torch.from_numpy(sin)
 
     def add_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See `Ops.add_norm`. With a residual, x is overwritten with the norm and the residual with the sum."""
@@ -58,7 +57,9 @@ class NativeOps:
     ) -> Tensor:
         """See `Ops.attend`."""
         if self._planned is None or self._planned[0] is not angles or self._planned[1] is not state:
-            self._plan, self._planned = plan_heads(qkv, angles, kv, state), (angles, state)
+            tokens, width = qkv.shape
+            self._plan = plan_heads((tokens, width), qkv.dtype, angles, kv, state)
+            self._planned = angles, state
         plan = self._plan
         query = torch.empty((plan.tokens, plan.heads, plan.head_dim), dtype=qkv.dtype)
         if norms is None:

@@ -4,11 +4,16 @@ Source: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071); frequencies as tra
 """
 
 import math
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tiercel.engine.models.config import RopeConfig
+
+_MIN_POSITIONS = 1024  # of a table of angles
 
 
 class Rotary:
@@ -22,11 +27,41 @@ class Rotary:
         self.scale = config.attention_factor
         self.dtype = dtype
 
+    @cached_property
+    def table(self) -> "AngleTable":
+        """The angles in host memory, for kernels of the CPU."""
+        return AngleTable(self)
+
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines. Shapes: positions [T] int64; returns two [T, 1, head_dim], in the model's dtype."""
         angles = positions[:, None].float() * self.frequencies
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
         return (angles.cos() * self.scale).to(self.dtype), (angles.sin() * self.scale).to(self.dtype)
+
+
+class AngleTable:
+    """The angles of all positions so far in host memory, from which a forward copies its rows.
+
+    Shapes: cosines and sines [positions, head_dim / 2] float32, rounded to the rotary's dtype.
+    Cost:   computed when a position is first seen, for at least twice as many positions as before.
+    """
+
+    def __init__(self, rotary: Rotary) -> None:
+        self._rotary = rotary
+        self._cos = self._sin = np.empty((0, len(rotary.frequencies)), np.float32)
+
+    def rows(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return cosines and sines. Shapes: positions [T]; returns two [T, head_dim / 2]."""
+        count = int(positions.max(initial=0)) + 1
+        if count > len(self._cos):
+            self._grow(max(_MIN_POSITIONS, 1 << (count - 1).bit_length()))
+        return self._cos[positions], self._sin[positions]
+
+    def _grow(self, count: int) -> None:
+        rotary = self._rotary
+        angles = torch.arange(count)[:, None].float() * rotary.frequencies
+        cos, sin = angles.cos() * rotary.scale, angles.sin() * rotary.scale
+        self._cos, self._sin = (part.to(rotary.dtype).float().numpy() for part in (cos, sin))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class LayersRun(ctypes.Structure):
 
 
 class KernelTable(ctypes.Structure):
-    """The kernels of one class. A call releases the GIL. See src/kernels.h for the arguments."""
+    """The kernels of one class. A call releases the GIL, except for `embed`. See src/kernels.h for the arguments."""
 
     _fields_ = (
         ("linear_bytes", ctypes.CFUNCTYPE(c_int64, c_int64, c_int64)),
@@ -106,7 +106,8 @@ class KernelTable(ctypes.Structure):
             "linear",
             ctypes.CFUNCTYPE(None, c_int, c_int, *(c_void_p,) * 4, c_int64, c_int64, c_int64),
         ),
-        ("embed", ctypes.CFUNCTYPE(c_int, c_int, c_int, *(c_void_p,) * 3, c_int64, c_int64, c_int64)),
+        # Keeps the GIL: it is short, and a thread that took the GIL would delay the layers, which release it for long.
+        ("embed", ctypes.PYFUNCTYPE(c_int, c_int, c_int, *(c_void_p,) * 3, c_int64, c_int64, c_int64)),
         (
             "add_norm",
             ctypes.CFUNCTYPE(None, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),

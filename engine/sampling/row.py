@@ -31,6 +31,9 @@ class Feature(enum.IntFlag):
 NO_FILTER = Feature(0)
 
 
+_BAN = int(Feature.BAN)  # a plain integer: operators of flags are slow
+
+
 class Column(enum.IntEnum):
     """Columns of `RowTable.floats`."""
 
@@ -57,13 +60,15 @@ class RowTable:
     """The sampling parameters of every row.
 
     Shapes: features [max_rows] uint8 (`Feature`), floats [max_rows, len(Column)] float32, seeds, top_ks, min_tokens and
-            num_logprobs [max_rows] int64.
+            num_logprobs [max_rows] int64; draws [max_rows, len(DrawColumn)] int32, without keys: they depend on the
+            position. A row that does not draw has temperature 0 there.
     """
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self.features = np.zeros(max_rows, np.uint8)
         self.floats = np.zeros((max_rows, len(Column)), np.float32)
+        self.draws = np.zeros((max_rows, len(DrawColumn)), np.int32)
         self.seeds = np.zeros(max_rows, np.int64)
         self.top_ks = np.ones(max_rows, np.int64)
         self.min_tokens = np.zeros(max_rows, np.int64)
@@ -85,6 +90,10 @@ class RowTable:
         )
         self.seeds[row] = params.seed
         self.top_ks[row] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
+        self.draws[row, DrawColumn.TEMPERATURE : DrawColumn.TOP_K] = self.floats[row, : Column.TOP_P + 1].view(np.int32)
+        self.draws[row, DrawColumn.TOP_K] = self.top_ks[row]
+        if not self.features[row] & Feature.DRAW:
+            self.draws[row, DrawColumn.TEMPERATURE] = 0
         self.min_tokens[row] = params.min_tokens
         self.num_logprobs[row] = params.logprobs or 0
         banned = np.array(sorted({*end_tokens, *params.stop_token_ids}), np.int64)
@@ -95,9 +104,9 @@ class RowTable:
     def features_at(self, rows: NDArray[np.int64], output_index: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return the features of rows at this step, without BAN if min_tokens is reached. Shapes: all [N]."""
         features = self.features[rows]
-        if np.bitwise_or.reduce(features) & Feature.BAN:
+        if int(np.bitwise_or.reduce(features)) & _BAN:
             reached = output_index >= self.min_tokens[rows]
-            features[reached] &= ~np.uint8(Feature.BAN)
+            features[reached] &= ~np.uint8(_BAN)
         return features
 
 

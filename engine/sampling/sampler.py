@@ -27,7 +27,9 @@ DrawKernel = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Temperature, noise, maximum and check of a row in one pass; see `engine.kernels.sampling.draw_no_sync`. A kernel may
 also apply filters; see `engine.sampling.native`."""
 
-_CHANGES = np.uint8(0xFF & ~Feature.LOGPROBS)
+# Plain integers: operators of flags are slow.
+_LOGPROBS, _PENALTY, _DRAW = int(Feature.LOGPROBS), int(Feature.PENALTY), int(Feature.DRAW)
+_CHANGES = 0xFF & ~_LOGPROBS
 _FILTERS = Feature.MIN_P | Feature.TOP_P | Feature.TOP_K
 _CHUNK_ELEMENTS_CPU = 1 << 17  # 0.5 MiB of float32, so that the temporaries of a chunk stay in the L2 cache
 _CHUNK_ELEMENTS = 1 << 26  # 256 MiB: limits the memory and needs few launches
@@ -62,6 +64,8 @@ class Sampler:
         self._kernel = kernel
         self._search = search
         self._kernel_filters = kernel_filters
+        # The features that change a row's token and are not applied by the kernel to raw logits.
+        self._left_out = np.uint8(_CHANGES if kernel is None else _CHANGES & ~(_DRAW | int(kernel_filters)))
         self._table = RowTable(max_rows, vocab_size)
         self._counts = PenaltyCounts(max_rows, vocab_size, device)
 
@@ -95,24 +99,26 @@ class Sampler:
         row_ids = np.asarray(rows, np.int64)
         token_positions = np.asarray(positions, np.int64)
         features = self._table.features_at(row_ids, np.asarray(output_index, np.int64))
-        changes = features & _CHANGES
+        wanted = int(np.bitwise_or.reduce(features))  # by any row
+        changed = np.flatnonzero(features & self._left_out) if wanted & int(self._left_out) else NO_IDS
         if self._kernel is None or not len(row_ids):
             largest, tokens = logits.max(dim=-1)
             bad_rows = (largest - largest) != 0  # 0 for finite numbers only; isfinite takes five kernels
         else:
-            alone = (changes & ~np.uint8(self._kernel_filters)) == Feature.DRAW
-            tokens, bad_rows = self._kernel(logits, self._upload_draws_no_sync(row_ids, token_positions, alone))
-            changes[alone] = 0
-        changed = np.flatnonzero(changes)
+            draws = self._draws(row_ids, token_positions, wanted)
+            if len(changed):
+                draws[changed, DrawColumn.TEMPERATURE] = 0  # they are drawn below
+            tokens, bad_rows = self._kernel(logits, upload_no_sync(draws, self._device))
         if len(changed):
             changed = changed[np.argsort(features[changed], kind="stable")]  # sorted by features: fewer partial copies
             drawn = self._draw_no_sync(logits, changed, row_ids, features, token_positions)
             tokens.index_copy_(0, upload_no_sync(changed, self._device), drawn)
-        penalised = Subset((features & Feature.PENALTY) != 0, self._device)
-        if penalised:
+        if wanted & _PENALTY:
+            penalised = Subset((features & _PENALTY) != 0, self._device)
             penalised_rows = upload_no_sync(row_ids[penalised.host], self._device)
             self._counts.count_no_sync(penalised_rows, penalised.take(tokens))
-        return Sampled(tokens, bad_rows, self._logprobs_no_sync(logits, row_ids, features, tokens))
+        logprobs = self._logprobs_no_sync(logits, row_ids, features, tokens) if wanted & _LOGPROBS else None
+        return Sampled(tokens, bad_rows, logprobs)
 
     def _draw_no_sync(
         self,
@@ -152,45 +158,34 @@ class Sampler:
             some = Subset((features & Feature.PENALTY) != 0, self._device)
             ids = upload_no_sync(row_ids[some.host], self._device)
             scores = some.put(scores, self._counts.apply_no_sync(some.take(scores), ids, some.take(floats)))
-        is_drawn = np.full(len(row_ids), bool(wanted & Feature.DRAW))
+        draws = self._draws(row_ids, positions, wanted)
         if self._kernel is not None and self._kernel_filters:
-            return self._kernel(scores, self._upload_draws_no_sync(row_ids, positions, is_drawn))[0]
+            return self._kernel(scores, upload_no_sync(draws, self._device))[0]
         if wanted & Feature.DRAW:
             scores.div_(floats[:, Column.TEMPERATURE, None])
             if wanted & _FILTERS:
                 limits = limits_no_sync(scores, features, floats, self._table.top_ks[row_ids], self._search)
                 scores.masked_fill_(scores < limits, -torch.inf)
         if self._kernel is not None:
-            return self._kernel(scores, self._upload_draws_no_sync(row_ids, positions, is_drawn, is_divided=True))[0]
+            if wanted & Feature.DRAW:
+                draws[:, DrawColumn.TEMPERATURE] = np.float32(1).view(np.int32)  # divided by it already
+            return self._kernel(scores, upload_no_sync(draws, self._device))[0]
         if wanted & Feature.DRAW:
-            keys = upload_no_sync(noise_keys(self._table.seeds[row_ids], positions), self._device)
+            keys = upload_no_sync(draws[:, : DrawColumn.TEMPERATURE], self._device)
             scores.add_(gumbel_no_sync(keys, self._vocab_size))
         return scores.max(dim=-1).indices  # takes the lowest of equal ids; faster than argmax on the CPU
 
-    def _upload_draws_no_sync(
-        self,
-        row_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        is_drawn: NDArray[np.bool_],
-        *,
-        is_divided: bool = False,
-    ) -> Tensor:
-        """Upload the parameters of draws for the kernel. Rows that are not drawn take their largest logit.
+    def _draws(self, row_ids: NDArray[np.int64], positions: NDArray[np.int64], wanted: int) -> NDArray[np.int32]:
+        """Return the parameters of draws for the kernel. Rows that do not draw take their largest logit.
 
-        `is_divided`: the scores were divided by the temperature already.
+        `wanted`: the features of all these rows together.
 
-        Shapes: all [M]; returns [M, len(DrawColumn)] int32.
+        Shapes: row_ids and positions [M]; returns [M, len(DrawColumn)].
         """
-        draws = np.zeros((len(row_ids), len(DrawColumn)), np.int32)
-        if is_drawn.any():
+        draws = self._table.draws[row_ids]
+        if wanted & _DRAW:
             draws[:, : DrawColumn.TEMPERATURE] = noise_keys(self._table.seeds[row_ids], positions)
-            floats = self._table.floats[row_ids, : Column.TOP_P + 1]
-            if is_divided:
-                floats[:, Column.TEMPERATURE] = 1
-            floats[~is_drawn, Column.TEMPERATURE] = 0
-            draws[:, DrawColumn.TEMPERATURE : DrawColumn.TOP_K] = floats.view(np.int32)
-            draws[:, DrawColumn.TOP_K] = self._table.top_ks[row_ids]
-        return upload_no_sync(draws, self._device)
+        return draws
 
     def _add_bias_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64]) -> None:
         """Add logit_bias. Shapes: scores [M, vocab], changed; row_ids [M]."""
@@ -213,11 +208,12 @@ class Sampler:
 
     def _logprobs_no_sync(
         self, logits: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8], tokens: Tensor
-    ) -> Logprobs | None:
-        """Return the log-probabilities of the rows that requested them. Shapes: logits [N, vocab]; others [N]."""
-        some = Subset((features & Feature.LOGPROBS) != 0, self._device)
-        if not some:
-            return None
+    ) -> Logprobs:
+        """Return the log-probabilities of the rows that requested them, at least one.
+
+        Shapes: logits [N, vocab]; others [N].
+        """
+        some = Subset((features & _LOGPROBS) != 0, self._device)
         num_top = np.minimum(self._table.num_logprobs[row_ids[some.host]], self._vocab_size)
         raw = some.take(logits).float()
         whole = raw.logsumexp(dim=-1, keepdim=True)

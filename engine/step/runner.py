@@ -18,6 +18,7 @@ from tiercel.engine.models.base import Model
 from tiercel.engine.sampling import Sampled, Sampler, token_logprobs
 from tiercel.engine.step.graphs import DecodeGraphs
 from tiercel.engine.step.inputs import BatchInputs, SequenceReader, build_inputs
+from tiercel.engine.step.last_tokens import LastTokens
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.staging import Staging, open_staging
 from tiercel.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
@@ -101,9 +102,8 @@ def _failure(lane: Lane, error: Exception, step: int) -> DeviceError | DeviceLos
 class Runner:
     """Runs steps on a model, an arena, a sampler and a lane.
 
-    Sampled tokens stay on the device between steps: `_last_tokens[row]` is the last token of the row's sequence, so
-    step n + 1 is launched before the host has seen the tokens of step n. Only `DeviceFlight.result` waits for the
-    device.
+    Sampled tokens stay on the device between steps (`LastTokens`), so step n + 1 is launched before the host has seen
+    the tokens of step n. Only `DeviceFlight.result` waits for the device.
     """
 
     def __init__(
@@ -129,10 +129,9 @@ class Runner:
         self._sequences = sequences
         self._end_tokens = end_tokens
         self._block_size = kv.shape[2]
-        if graphs is None:
-            self._last_tokens = torch.zeros(rows.tables.shape[0], dtype=torch.int64, device=kv.device)
-        else:
-            self._last_tokens = graphs.last_tokens
+        self._last_tokens = LastTokens(
+            torch.zeros(len(rows.tables), dtype=torch.int64, device=kv.device) if graphs is None else graphs.last_tokens
+        )
         self._staging = staging or open_staging(kv.device, lane)
         self._graphs = graphs
         self._unfilled: deque[FreshRow] = deque()  # rows of failed steps that were not filled yet come first
@@ -189,7 +188,7 @@ class Runner:
         timer = self._lane.start_timer(self._clock)
         logits, rows = self._decode(left) or self._forward(left)
         sampled = self._sampler.sample_no_sync(logits, left.rows, left.positions, left.output_index)
-        self._last_tokens.index_copy_(0, rows, sampled.tokens)
+        self._last_tokens.note_no_sync(left, rows, sampled.tokens)
         on_host = sampled.to_host_no_sync()
         timer.stop()
         return BatchResult(left, on_host, timer)
@@ -204,10 +203,7 @@ class Runner:
     def _forward(self, batch: BatchInputs) -> tuple[Tensor, Tensor]:
         """Return logits and rows of the sampling slices, launched kernel by kernel."""
         on_device = batch.upload_no_sync(self._staging)
-        tokens = on_device.tokens
-        if batch.is_unknown.any():
-            said = self._last_tokens.index_select(0, on_device.token_rows)
-            tokens = torch.where(on_device.is_unknown, said, tokens)
+        tokens = self._last_tokens.fill_no_sync(batch, on_device)
         hidden = self._model.forward(tokens, self._kv, on_device.state)
         sampling = hidden if batch.is_decode else hidden.index_select(0, on_device.sample_at)
         return self._model.logits(sampling), on_device.rows
