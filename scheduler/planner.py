@@ -181,8 +181,12 @@ class Planner:
         block_size = draft.cache.block_size
         if decoding:
             # Most steps have no prompts and never ask.
-            beside = functools.cache(lambda: beside_decodes(decoding, self._limits, self._policy.costs))
-            draft.limit_prompts(functools.cache(lambda *prompt: beside().max_prompt(block_size, *prompt)))
+            beside = functools.cache(functools.partial(beside_decodes, decoding, self._limits, self._policy.costs))
+
+            def max_prompt(tokens: int, reads: int, start: int) -> int:
+                return beside().max_prompt(block_size, tokens, reads, start)
+
+            draft.limit_prompts(functools.cache(max_prompt))
         elif self._limits.yield_ms:
             draft.limit_prompts(functools.cache(functools.partial(self._until_yield, block_size)))
 
