@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,19 +24,15 @@ LIBRARY_NAME = "_kernels.so"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-ffp-contract=off", "-fno-math-errno")
 _WARNINGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized")  # gcc's own AVX-512 headers
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (
+AVX512 = (
     *_AVX2,
     *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")),
     "-mprefer-vector-width=512",
 )
-_FLAGS_BY_UNIT: dict[str, tuple[str, ...]] = {
-    "library.cpp": (),
-    "layers.cpp": (),
-    "class_portable.cpp": (),
-    "class_avx2.cpp": _AVX2,
-    "class_avx512.cpp": _AVX512,
-}
-_PORTABLE_UNITS = ("library.cpp", "layers.cpp", "class_portable.cpp")
+_AMX = ("-mamx-tile", "-mamx-bf16")
+_TILES_PROBE = 'int main() { asm volatile("tdpbf16ps %tmm2, %tmm1, %tmm0"); }\n'
+PORTABLE_UNITS: dict[str, tuple[str, ...]] = {"library.cpp": (), "layers.cpp": (), "class_portable.cpp": ()}
+"""Units of every library; the values are additional flags."""
 
 
 class CompilerError(Exception):
@@ -63,20 +60,23 @@ def find_compiler() -> str:
     raise CompilerError("no C++ compiler found; on Debian and Ubuntu: apt install g++")
 
 
-def compile_library(target: Path, extra_flags: tuple[str, ...] = ()) -> None:
-    """Compile all classes of this architecture into the shared library `target`, replacing it at once.
+def compile_library(
+    target: Path, extra_flags: tuple[str, ...] = (), flags_by_unit: Mapping[str, tuple[str, ...]] | None = None
+) -> None:
+    """Compile into the shared library `target`, replacing it at once.
 
-    `extra_flags` go to the compiler and to the linker, for instance those of a sanitizer.
+    `extra_flags` go to the compiler and to the linker, for instance those of a sanitizer. `flags_by_unit`: the units to
+    compile, with additional flags; None for all classes of this architecture that the compiler knows.
     Errors: CompilerError with the compiler's output.
     """
     compiler = find_compiler().split()
-    units = tuple(_FLAGS_BY_UNIT) if platform.machine() in ("x86_64", "AMD64") else _PORTABLE_UNITS
+    units = _units_of(compiler) if flags_by_unit is None else flags_by_unit
     with tempfile.TemporaryDirectory() as scratch:
 
         def compile_unit(unit: str) -> str:
             result = str(Path(scratch, unit).with_suffix(".o"))
             define = f'-DTIERCEL_SOURCES="{source_digest()}"'
-            flags = (*_FLAGS, *_WARNINGS, *_FLAGS_BY_UNIT[unit], *extra_flags, define)
+            flags = (*_FLAGS, *_WARNINGS, *units[unit], *extra_flags, define)
             _run([*compiler, *flags, "-c", str(SOURCES / unit), "-o", result])
             return result
 
@@ -93,6 +93,21 @@ def compile_library(target: Path, extra_flags: tuple[str, ...] = ()) -> None:
         beside = target.with_name(f"{target.name}.{os.getpid()}")
         shutil.copy2(linked, beside)
         beside.replace(target)  # a process that has mapped the old library keeps it
+
+
+def _units_of(compiler: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return the units of all classes of this architecture; without AMX if the compiler is too old (gcc before 11)."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return PORTABLE_UNITS
+    units = PORTABLE_UNITS | {"class_avx2.cpp": _AVX2, "class_avx512.cpp": AVX512}
+    with tempfile.TemporaryDirectory() as scratch:
+        probe = Path(scratch, "probe.cpp")
+        probe.write_text(_TILES_PROBE)
+        try:
+            _run([*compiler, *_AMX, "-c", str(probe), "-o", str(probe.with_suffix(".o"))])
+        except CompilerError:
+            return units
+    return units | {"class_amx.cpp": (*AVX512, *_AMX)}
 
 
 def _run(command: list[str]) -> None:

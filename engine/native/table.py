@@ -19,6 +19,7 @@ class CpuClass(IntEnum):
     PORTABLE = 0
     AVX2 = 1  # with FMA and F16C
     AVX512 = 2  # with BF16 and VNNI
+    AMX = 3  # AVX512, with tile registers for products of bfloat16
 
 
 class HeadsPlan(ctypes.Structure):

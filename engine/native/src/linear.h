@@ -1,52 +1,16 @@
 // Matrix products with packed weights of 16 bits: y = x . weight^T + bias. A part of every class: include it after a simd header.
 #pragma once
+#include "linear_panel.h"
 #include "linear_tile.h"
-#ifdef __AVX512BF16__
+#if defined(TIERCEL_TILES)
+#include "linear_amx.h"
+#elif defined(__AVX512BF16__)
 #include "linear_dot.h"
 #endif
 
 namespace tiercel::TIERCEL_CLASS {
 
 constexpr int64_t kRowBlock = 48;        // rows whose slices of x stay in the second-level cache
-constexpr int64_t kGroup = 8;             // panels that one thread claims at most
-constexpr int64_t kGroupBytes = 128 << 10;  // of weights: at least this much is claimed at once if there is enough
-constexpr int64_t kPieces = 4;            // for every thread at least
-
-TIERCEL_INLINE int64_t panel_size(int64_t inputs) { return (inputs + 1) / 2 * 2 * kPanel; }
-TIERCEL_INLINE int64_t count_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
-
-// Where a panel has the weight of one of its outputs and an input.
-TIERCEL_INLINE int64_t position(const bf16*, int64_t output, int64_t input) {
-  return (input / 2 * kPanel + output) * 2 + input % 2;
-}
-TIERCEL_INLINE int64_t position(const fp16*, int64_t output, int64_t input) { return input * kPanel + output; }
-
-static int64_t linear_bytes(int64_t outputs, int64_t inputs) { return count_panels(outputs) * panel_size(inputs) * 2; }
-
-template <class W>
-static void pack_weight(const W* weight, W* packed, int64_t outputs, int64_t inputs) {
-  const int64_t size = panel_size(inputs);
-  parallel_for(count_panels(outputs), 1, [&](int64_t panel) {
-    W* target = packed + panel * size;
-    memset(target, 0, size * sizeof(W));
-    const int64_t first = panel * kPanel, count = outputs - first < kPanel ? outputs - first : kPanel;
-    for (int64_t begin = 0; begin < inputs; begin += 64) {  // so that a cache holds what is written in turn
-      const int64_t end = begin + 64 < inputs ? begin + 64 : inputs;
-      for (int64_t i = 0; i < count; i++) {
-        const W* row = weight + (first + i) * inputs;
-        for (int64_t k = begin; k < end; k++) target[position(target, i, k)] = row[k];
-      }
-    }
-  });
-}
-
-static void linear_pack(int type, const void* weight, void* packed, int64_t outputs, int64_t inputs) {
-  if (type == kBfloat16) {
-    pack_weight((const bf16*)weight, (bf16*)packed, outputs, inputs);
-  } else {
-    pack_weight((const fp16*)weight, (fp16*)packed, outputs, inputs);
-  }
-}
 
 // Tiles of 1 to `kRows` rows by number of rows.
 template <class P, int M>
@@ -71,22 +35,6 @@ TIERCEL_INLINE void copy_row(const T* from, X* to, int64_t count) {
   }
 }
 
-// Adds the bias to the sums of a panel, [rows][kPanel], and stores them.
-template <class T>
-static void store_panel(const float* sums, const float* bias, T* y, int64_t stride, int64_t rows, int64_t count) {
-  for (int64_t m = 0; m < rows; m++, sums += kPanel, y += stride) {
-    for (int64_t i = 0; i < count; i += F32::N) {
-      const int rest = count - i < F32::N ? int(count - i) : F32::N;
-      if (rest == F32::N) {
-        store(y + i, bias ? load(sums + i) + load(bias + i) : load(sums + i));
-      } else {
-        const F32 one = load(sums + i);
-        store_first(y + i, bias ? one + load_first(bias + i, rest) : one, rest);
-      }
-    }
-  }
-}
-
 // P: the innermost loops. T: how x and y are stored.
 template <class P, class T>
 struct Product {
@@ -103,12 +51,8 @@ struct Product {
     const int64_t panels = count_panels(outputs), size = panel_size(inputs);
     const int64_t tiles = (rows + P::kRows - 1) / P::kRows;
     const int64_t blocks = (tiles * P::kRows + kRowBlock - 1) / kRowBlock;
-    const int64_t most = panels * blocks / (kPieces * omp_get_max_threads());
     const bool is_thin = std::is_same_v<X, T> && rows <= kThinRows;
-    int64_t group = !is_thin ? kGroup : kGroupBytes / (size * int64_t(sizeof(W)));
-    group = group > kGroup ? kGroup : group;
-    group = group > most ? most : group;
-    group = group < 1 ? 1 : group;
+    const int64_t group = claimed_panels(panels, blocks, is_thin ? kGroupBytes / (size * int64_t(sizeof(W))) : kGroup);
     const int64_t groups = (panels + group - 1) / group;
     parallel_for(groups * blocks, 1, [&](int64_t piece) {
       const int64_t first = piece / blocks * group, block = piece % blocks;
@@ -175,10 +119,13 @@ static void multiply(const void* x, const void* packed, const float* bias, void*
 static void linear(int weight_type, int type, const void* x, const void* packed, const float* bias, void* y, int64_t rows,
                    int64_t outputs, int64_t inputs) {
   if (rows <= 0) return;
-#ifdef __AVX512BF16__
+#if defined(TIERCEL_TILES)
   if (weight_type == kBfloat16 && type == kBfloat16) {
-    multiply<DotProduct, bf16>(x, packed, bias, y, rows, outputs, inputs);
-    return;
+    return TileProduct{(const bf16*)x, (const bf16*)packed, bias, (bf16*)y, rows, outputs, inputs}.run();
+  }
+#elif defined(__AVX512BF16__)
+  if (weight_type == kBfloat16 && type == kBfloat16) {
+    return multiply<DotProduct, bf16>(x, packed, bias, y, rows, outputs, inputs);
   }
 #endif
   with_type(type, [&](auto* tag) {
@@ -189,32 +136,6 @@ static void linear(int weight_type, int type, const void* x, const void* packed,
       multiply<WideProduct<fp16>, T>(x, packed, bias, y, rows, outputs, inputs);
     }
   });
-}
-
-template <class W, class T>
-static void gather_rows(const int64_t* tokens, const W* packed, T* out, int64_t count, int64_t inputs) {
-  const int64_t size = panel_size(inputs);
-  parallel_for(count, 4, [&](int64_t i) {
-    const W* panel = packed + tokens[i] / kPanel * size;
-    T* row = out + i * inputs;
-    for (int64_t k = 0; k < inputs; k++) from_float(to_float(panel[position(panel, tokens[i] % kPanel, k)]), row[k]);
-  });
-}
-
-static int embed(int weight_type, int type, const int64_t* tokens, const void* packed, void* out, int64_t count,
-                 int64_t outputs, int64_t inputs) {
-  for (int64_t i = 0; i < count; i++) {
-    if (tokens[i] < 0 || tokens[i] >= outputs) return 0;
-  }
-  with_type(type, [&](auto* tag) {
-    using T = std::remove_pointer_t<decltype(tag)>;
-    if (weight_type == kBfloat16) {
-      gather_rows(tokens, (const bf16*)packed, (T*)out, count, inputs);
-    } else {
-      gather_rows(tokens, (const fp16*)packed, (T*)out, count, inputs);
-    }
-  });
-  return 1;
 }
 
 }  // namespace tiercel::TIERCEL_CLASS

@@ -1,12 +1,8 @@
 // The innermost loops of a matrix product: a tile of a few rows of x by one panel of weights.
 //
-// Weights are packed in panels of `kPanel` outputs. bf16 panels hold pairs of inputs, [inputs / 2][kPanel][2], for the
-// instructions that multiply pairs and because widening a pair takes one instruction for each half; fp16 panels are
-// [inputs][kPanel]. The number of inputs is rounded up to an even one with zeros.
-//
 // An output is the sum over the inputs in ascending order, whatever the number of rows and of threads is.
 #pragma once
-#include "parallel.h"
+#include "linear_panel.h"
 
 namespace tiercel::TIERCEL_CLASS {
 

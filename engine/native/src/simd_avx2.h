@@ -11,7 +11,7 @@ struct F32 {
   __m256 v;
 };
 
-constexpr int kPanel = 16;     // outputs of a panel of packed weights, see linear_tile.h
+constexpr int kPanel = 16;     // outputs of a panel of packed weights, see linear_panel.h
 constexpr int kWideRows = 6;  // rows of a tile whose sums fit in the registers
 constexpr int kThinAhead = 16384;  // bytes that a product of a row or two prefetches ahead; other distances were slower
 

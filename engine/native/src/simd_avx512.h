@@ -12,7 +12,7 @@ struct F32 {
 };
 
 TIERCEL_INLINE __mmask16 first(int count) { return __mmask16((1u << count) - 1); }
-constexpr int kPanel = 32;     // outputs of a panel of packed weights, see linear_tile.h
+constexpr int kPanel = 32;     // outputs of a panel of packed weights, see linear_panel.h
 constexpr int kWideRows = 12;  // rows of a tile whose sums fit in the registers
 constexpr int kThinAhead = 2048;  // bytes that a product of a row or two prefetches ahead; other distances were slower
 

@@ -12,7 +12,11 @@ struct F32 {
 };
 
 #define TIERCEL_EACH for (int i = 0; i < F32::N; i++)
-constexpr int kPanel = 16;     // outputs of a panel of packed weights, see linear_tile.h
+#ifdef TIERCEL_EMULATE_TILES
+constexpr int kPanel = 32;  // as in the class that is emulated
+#else
+constexpr int kPanel = 16;     // outputs of a panel of packed weights, see linear_panel.h
+#endif
 constexpr int kWideRows = 4;  // rows of a tile whose sums fit in the registers
 constexpr int kThinAhead = 16384;  // bytes that a product of a row or two prefetches ahead; other distances were slower
 

@@ -1,5 +1,6 @@
 """Compiling the kernels: what happens without a compiler, and with one that cannot be used."""
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,20 @@ def test_a_current_library_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch
     library.write_bytes(b"of older sources")
     assert not is_current(library)
     assert "MISSING" in compile_if_needed(library)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors have portable kernels only")
+@pytest.mark.parametrize("knows_amx", [True, False])
+def test_a_compiler_that_does_not_know_amx_compiles_the_other_classes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows_amx: bool
+) -> None:
+    """It is to be gcc 10, say. The flags of this stand-in are in the files it writes."""
+    refusal = 'case "$*" in *-mamx*) exit 1 ;; esac; '
+    words = 'for word; do [ "$last" = -o ] && target=$word; last=$word; done; '
+    give_compiler(monkeypatch, tmp_path, f'{"" if knows_amx else refusal}{words}echo "libgomp.so $*" > "$target"')
+
+    compile_library(tmp_path / "library.so")
+
+    linked = (tmp_path / "library.so").read_text()
+    assert "class_avx512.o" in linked
+    assert ("class_amx.o" in linked) is knows_amx

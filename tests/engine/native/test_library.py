@@ -67,14 +67,14 @@ def test_a_kernel_that_differs_is_replaced_by_the_portable_one(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("", None), ("none", "none"), ("AVX2", CpuClass.AVX2), (" portable ", CpuClass.PORTABLE)]
+    ("value", "expected"), [("", None), ("none", "none"), ("AVX2", CpuClass.AVX2), ("amx", CpuClass.AMX), (" portable ", CpuClass.PORTABLE)]
 )
 def test_the_variable_names_a_class(value: str, expected: CpuClass | str | None) -> None:
     assert read_class(value) == expected
 
 
 def test_an_unknown_class_is_refused_by_name_with_the_allowed_values() -> None:
-    with pytest.raises(ConfigError, match=r"TIERCEL_CPU_CLASS=sse9: expected one of none, portable, avx2, avx512"):
+    with pytest.raises(ConfigError, match=r"TIERCEL_CPU_CLASS=sse9: expected one of none, portable, avx2, avx512, amx"):
         read_class("sse9")
 
 

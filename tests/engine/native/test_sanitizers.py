@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tiercel.engine.native.build import LIBRARY_NAME, CompilerError, compile_library, find_compiler
+from tests.engine.native.emulated import EMULATED_NAME, compile_emulated
+from tiercel.engine.native.build import FOLDER, LIBRARY_NAME, CompilerError, compile_library, find_compiler
+from tiercel.engine.native.library import open_library
+from tiercel.engine.native.table import CpuClass
 
 ROOT = Path(__file__).resolve().parents[3]
 SANITIZERS = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 TESTS = (
     "tests/engine/native/test_ops.py",
     "tests/engine/native/test_linear.py",
+    "tests/engine/native/test_amx.py",
     "tests/engine/native/test_sampling.py",
     "tests/engine/attention/test_native.py",
 )
@@ -68,6 +72,9 @@ def test_no_kernel_reads_or_writes_outside_its_memory(tmp_path: Path) -> None:
     native = make_tree(tmp_path)
     runtime("libasan.so")
     compile_library(native / LIBRARY_NAME, SANITIZERS)
+    found = open_library(FOLDER / LIBRARY_NAME)
+    processor = CpuClass.PORTABLE if isinstance(found, str) else CpuClass(found.tiercel_class())
+    compile_emulated(native / EMULATED_NAME, processor, SANITIZERS)
 
     ran = run_tests(tmp_path, *TESTS)
 
