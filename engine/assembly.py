@@ -132,8 +132,8 @@ def open_engine(
 def _open_choice(settings: EngineSettings, library: NativeLibrary | None) -> PrefersNative | None:
     """Return the choice between the native products and oneDNN's; None where the native ones always serve.
 
-    Without tile instructions (AMX) they are faster up to 64 rows at least, and up to 14 % slower at 1,024. The native
-    kernels do not use tile instructions yet, oneDNN does.
+    Without tile registers (AMX) they are faster up to 64 rows at least, and up to 14 % slower at 1,024. The native
+    products with tile registers have never run on a processor that has them, so both are measured there.
     """
     if library is None or not torch.cpu._is_amx_tile_supported():
         return None
