@@ -1,8 +1,8 @@
 // The tile registers of AMX: eight of up to 16 rows of 64 bytes, and a product of two of them.
 //
 // Source: Intel's Software Developer's Manual, volume 1 chapter 18 and volume 2, instructions LDTILECFG to TILEZERO.
-// gcc's intrinsics are not used: gcc 12 may move a store to memory behind the instruction that loads it into a tile, and
-// takes the number of a register as a literal only.
+// gcc's intrinsics are not used: those of gcc 12 do not say that they read memory, so that a store to it may be moved behind
+// them, and they take the number of a register as a literal only.
 #pragma once
 #include "numbers.h"
 

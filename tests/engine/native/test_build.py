@@ -75,7 +75,7 @@ def test_a_current_library_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch
 def test_a_compiler_that_does_not_know_amx_compiles_the_other_classes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows_amx: bool
 ) -> None:
-    """It is to be gcc 10, say. The flags of this stand-in are in the files it writes."""
+    """gcc 10 is such a compiler. The stand-in writes its arguments into the library."""
     refusal = 'case "$*" in *-mamx*) exit 1 ;; esac; '
     words = 'for word; do [ "$last" = -o ] && target=$word; last=$word; done; '
     give_compiler(monkeypatch, tmp_path, f'{"" if knows_amx else refusal}{words}echo "libgomp.so $*" > "$target"')

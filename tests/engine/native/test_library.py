@@ -67,7 +67,8 @@ def test_a_kernel_that_differs_is_replaced_by_the_portable_one(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("", None), ("none", "none"), ("AVX2", CpuClass.AVX2), ("amx", CpuClass.AMX), (" portable ", CpuClass.PORTABLE)]
+    ("value", "expected"),
+    [("", None), ("none", "none"), ("AVX2", CpuClass.AVX2), ("amx", CpuClass.AMX), (" portable ", CpuClass.PORTABLE)],
 )
 def test_the_variable_names_a_class(value: str, expected: CpuClass | str | None) -> None:
     assert read_class(value) == expected
