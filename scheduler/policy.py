@@ -253,7 +253,14 @@ class Policy:
 
     def launch(self, pieces: list[tuple[SequenceProgress, Slice]], now_s: float) -> None:
         """Charge a launched step."""
-        works = work_by_payer((self._payer(sequence, piece), piece.length, piece.start) for sequence, piece in pieces)
+        works = work_by_payer(
+            (
+                self._payer_again(one) if piece.start < one.repeated_until else (one.account, one.is_aged, False),
+                piece.length,
+                piece.start,
+            )
+            for one, piece in pieces
+        )
         whole = StepWork.of(works.values())
         predicted_ms = self.costs.step_ms(whole.tokens, whole.prompt_context, whole.decodes, whole.decode_context)
         charge = NO_CHARGE
@@ -305,12 +312,9 @@ class Policy:
                     self.preemption_budget.catch_up(sequence.id)
         return self.fair.charge(shares, now_s)
 
-    def _payer(self, sequence: SequenceProgress, piece: Slice) -> _Payer:
-        account = sequence.account
-        is_repeated = piece.start < sequence.repeated_until
-        if is_repeated:
-            account = self.rules.payer(account, sequence.preempted_for)
-        return account, sequence.is_aged, is_repeated
+    def _payer_again(self, sequence: SequenceProgress) -> _Payer:
+        """Return who pays for a slice that repeats work."""
+        return self.rules.payer(sequence.account, sequence.preempted_for), sequence.is_aged, True
 
     def _waiting(self, sequence: SequenceProgress, since_s: float) -> WaitingSequence:
         slo = self.slo(sequence.request.tenant)

@@ -1,6 +1,7 @@
 """The arrays of a forward, built from a sealed nano-batch."""
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol
 
 import numpy as np
@@ -179,7 +180,8 @@ def build_inputs(
         tokens[at : at + piece.length] = np.frombuffer(chunk, np.uint32)
 
     prompts = np.array([sequence.num_prompt for sequence in known], np.int64)
-    sampling = np.array([index for index, piece in enumerate(slices) if piece.samples], np.int64)
+    samples = [piece.samples for piece in slices]
+    sampling = slice(None) if all(samples) else np.flatnonzero(samples)
     widest = -(-int(ends.max()) // block_size)
     return BatchInputs(
         tokens=tokens,
@@ -195,7 +197,7 @@ def build_inputs(
         rows=rows[sampling],
         positions=ends[sampling],
         output_index=(ends - prompts)[sampling],
-        seqs=seqs if len(sampling) == len(seqs) else tuple([seqs[index] for index in sampling.tolist()]),
+        seqs=tuple(compress(seqs, samples)),
         slice_seqs=seqs,
     )
 
