@@ -4,9 +4,14 @@
 
 Both get as many requests at once, with prompts of random tokens. Prints the medians of output tokens per second. Exit
 code 1 if HTTP is more than `--most-percent` (10) slower.
+
+`tiercel bench throughput` has no prefix cache and no goal for the time between tokens; `tiercel serve` has both. The
+row `same` is a second daemon without them: its distance from `offline` is the cost of HTTP alone, and of the client,
+which shares the cores with the server.
 """
 
 import argparse
+import contextlib
 import json
 import random
 import statistics
@@ -18,6 +23,8 @@ from pathlib import Path
 
 from benchmarks.daemon import TIERCEL, running_daemon
 from benchmarks.streaming_cost import Client
+
+SAME = ["--tbt-goal", "0", "--no-enable-prefix-caching"]  # the settings of `tiercel bench throughput`
 
 
 def served(url: str, arguments: argparse.Namespace, seed: int) -> float:
@@ -59,19 +66,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--most-percent", type=float, default=10.0)
     arguments = parser.parse_args()
-    speeds: dict[str, list[float]] = {"offline": [], "http": []}
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [arguments.model] if arguments.model else []
-        with running_daemon(flags, Path(folder, "log")) as daemon:
-            served(daemon.url, arguments, 0)  # a warm-up
-            for seed in range(1, arguments.rounds + 1):
-                speeds["offline"].append(offline(arguments, Path(folder), seed))
-                speeds["http"].append(served(daemon.url, arguments, seed))
+    speeds: dict[str, list[float]] = {"offline": [], "same": [], "http": []}
+    with contextlib.ExitStack() as closing:
+        folder = closing.enter_context(tempfile.TemporaryDirectory())
+        model = [arguments.model] if arguments.model else []
+        urls = {
+            name: closing.enter_context(running_daemon([*model, *flags], Path(folder, name))).url
+            for name, flags in (("same", SAME), ("http", []))
+        }
+        for url in urls.values():
+            served(url, arguments, 0)  # a warm-up
+        for seed in range(1, arguments.rounds + 1):
+            speeds["offline"].append(offline(arguments, Path(folder), seed))
+            for name, url in urls.items():
+                speeds[name].append(served(url, arguments, seed))
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     for name, values in speeds.items():
         print(f"{name:>8}: {medians[name]:8.1f} tokens/s ({min(values):.1f} to {max(values):.1f})")
-    slower = 100 * (1 - medians["http"] / medians["offline"])
-    print(f"HTTP is {slower:.1f} % slower; at most {arguments.most_percent:.0f} %")
+    alone, slower = (100 * (1 - medians[name] / medians["offline"]) for name in ("same", "http"))
+    limit = f"at most {arguments.most_percent:.0f} %"
+    print(f"HTTP is {slower:.1f} % slower, with the same settings {alone:.1f} %; {limit}")
     return int(slower > arguments.most_percent)
 
 

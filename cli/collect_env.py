@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tiercel.cli.console import print_tables
+from tiercel.errors import ConfigError
 from tiercel.units import show_bytes
 
 _PACKAGES = (
@@ -40,6 +41,7 @@ def _report() -> Report:
         "Processor and memory": dict(_processor()),
         "Limits of the cgroup": dict(_cgroup()),
         "PyTorch": dict(_torch()),
+        "Native kernels": dict(_kernels()),
         "Packages": {name: found for name in _PACKAGES if (found := _version(name))},
     }
 
@@ -92,6 +94,23 @@ def _torch() -> Iterator[tuple[str, str]]:
     driver = _text(Path("/proc/driver/nvidia/version")).splitlines()
     if driver:
         yield "driver", driver[0].removeprefix("NVRM version: ")
+
+
+def _kernels() -> Iterator[tuple[str, str]]:
+    try:
+        # lazy: it imports torch
+        from tiercel.engine.native.build import FOLDER
+        from tiercel.engine.native.library import find_library
+
+        found = find_library()
+    except (ImportError, ConfigError) as exc:
+        yield "class", f"unknown: {exc}"
+        return
+    if isinstance(found, str):
+        yield "class", "none: " + found.replace(f"{FOLDER}{os.sep}", "")
+        return
+    yield "class", found.class_name
+    yield "switched off", " ".join(found.switched_off) or "none"
 
 
 def _version(package: str) -> str | None:

@@ -89,10 +89,16 @@ class CpuLane:
     torch and the native library use the same OpenMP runtime, and thus the same team.
     """
 
-    def __init__(self, executor: ThreadPoolExecutor, team: Team | None = None) -> None:
-        """`team`: None if the number of threads is fixed."""
+    def __init__(self, executor: ThreadPoolExecutor, threads: int, team: Team | None = None) -> None:
+        """`threads`: number of threads on a quiet machine; `team`: None if it is fixed."""
         self._executor = executor
+        self._threads = threads
         self._team = team
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that compute together at present."""
+        return self._threads if self._team is None else self._team.width
 
     def run(self, job: Callable[[], R]) -> "Future[R]":
         if self._team is None:
@@ -181,8 +187,8 @@ class CpuDevice:
         # if it still computed when the process ends, the process would abort. Therefore the first job is empty.
         executor.submit(lambda: None).result()
         if threads == 1 or not self._adapts:
-            return CpuLane(executor)
-        return CpuLane(executor, Team(threads, KernelContention(_TEAM_NAME, self._cores), MonotonicClock()))
+            return CpuLane(executor, threads)
+        return CpuLane(executor, threads, Team(threads, KernelContention(_TEAM_NAME, self._cores), MonotonicClock()))
 
     def open_copy_lane(self) -> InlineLane:
         return InlineLane()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tiercel.clock import Clock
 from tiercel.device.base import Device, Lane
+from tiercel.device.cpu import CpuLane
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.loop import EngineLoop
@@ -199,6 +200,7 @@ def assemble(
         steering,
         MemoryRelief(planner, device.give_back_cached),
         lambda: tiers.disk_state,
+        lambda: lane.threads if isinstance(lane, CpuLane) else 0,
     )
     upkeep = Upkeep(tiers, rates, cache.background, clock, policy.costs if settings.calibration_s else None)
     return Engine(loop, model, cache, tiers, upkeep, lane, device, capacity, clock)

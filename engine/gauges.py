@@ -24,7 +24,9 @@ class GaugeReader:
         routes: Callable[[], tuple[RouteGauges, ...]],
         disk_state: Callable[[], DiskState],
         clock: Clock,
+        threads: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`threads`: returns the number of threads that compute together; 0 if the device is no CPU."""
         self.num_steps = 0  # committed since the start; steps that failed do not count
         self._num_nano_batches = 0  # of those steps
         self._book = book
@@ -34,6 +36,7 @@ class GaugeReader:
         self._routes = routes
         self._disk_state = disk_state
         self._clock = clock
+        self._threads = threads
 
     def count_step(self, nano_batches: int) -> None:
         """Count a committed step."""
@@ -61,6 +64,7 @@ class GaugeReader:
             steps=self.num_steps,
             nano_batches=self._num_nano_batches,
             out_of_memory=self._relief.num_shortages,
+            threads=self._threads(),
             tiers=cache.tier_gauges() if is_full else (),
             routes=self._routes() if is_full else (),
             disk_state=self._disk_state(),

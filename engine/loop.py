@@ -86,7 +86,9 @@ class EngineLoop:
         steering: Steers | None = None,
         relief: MemoryRelief | None = None,
         disk_state: Callable[[], DiskState] = lambda: DiskState.NONE,
+        threads: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`threads`: see `GaugeReader`."""
         self._book = book
         self._cache = cache
         self._planner = planner
@@ -103,7 +105,9 @@ class EngineLoop:
         self._order: tuple[SeqId, ...] = ()  # of waiting sequences, computed once a step for prefetching and planning
         self._reload = TenantReload(book, cache)
         self._survey = FairnessSurvey(book)
-        self.gauges = GaugeReader(book, cache, self._relief, self._survey, self._mover.gauges, disk_state, clock)
+        self.gauges = GaugeReader(
+            book, cache, self._relief, self._survey, self._mover.gauges, disk_state, clock, threads
+        )
         self._reporter = Reporter(book, self.gauges, self._survey, post, clock)
         self.has_quit = False
         self.quit_patience_s = 0.0  # time for persisting blocks after a quit

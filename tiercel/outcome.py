@@ -218,6 +218,7 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     recomputed_tokens: int = 0  # computed again after a preemption, since start
     nano_batches: int = 0  # committed since start
     out_of_memory: int = 0  # steps that failed for lack of device memory, since start
+    threads: int = 0  # that compute together at present; 0: the device is no CPU
     tiers: tuple[TierGauges, ...] = ()
     routes: tuple[RouteGauges, ...] = ()
     disk_state: DiskState = DiskState.NONE

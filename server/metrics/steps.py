@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import get_args
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tiercel.outcome import Gauges
@@ -28,6 +28,11 @@ class StepMetrics(Collector):
         yield CounterMetricFamily("tiercel_nano_batches", "Nano-batches of the committed steps.", gauges.nano_batches)
         yield CounterMetricFamily(
             "tiercel_engine_out_of_memory", "Steps for which the device had too little memory.", gauges.out_of_memory
+        )
+        yield GaugeMetricFamily(
+            "tiercel_engine_threads",
+            "Threads that compute together; fewer while other processes use the cores, 0 on a GPU.",
+            gauges.threads,
         )
         yield from _preemptions(gauges)
         if gauges.switches:

@@ -93,6 +93,7 @@ def test_collect_env_knows_versions_and_limits_and_no_name_of_the_machine(capsys
     assert report["System"]["kernel"]
     assert "cores" in report["Processor and memory"]
     assert "memory" in report["Limits of the cgroup"]
+    assert report["Native kernels"]["class"]
     assert str(Path.home()) not in out
 
 

@@ -59,13 +59,14 @@ class Crowd:
 def test_the_lane_computes_with_fewer_threads_while_others_have_the_cores() -> None:
     crowd, clock = Crowd(), ManualClock()
     executor = ThreadPoolExecutor(1, initializer=lambda: torch.set_num_threads(2))
-    lane = CpuLane(executor, Team(2, crowd, clock))
+    lane = CpuLane(executor, 2, Team(2, crowd, clock))
 
     def job() -> int:
         clock.advance(1.0)
         return torch.get_num_threads()
 
     assert [lane.run(job).result() for _ in range(2)] == [2, 1]
+    assert lane.threads == 1
     with pytest.raises(ZeroDivisionError):
         lane.run(lambda: 1 // 0).result()
     crowd.width = 1
