@@ -1,6 +1,5 @@
 """`tiercel check`: check a model folder and flags without loading the weights."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,13 +75,13 @@ def _tables(settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
         },
     )
     if device.name == "cpu":
-        threads = engine.threads or len(os.sched_getaffinity(0))
-        rates = measure_machine(facts.precision.activations, threads)
-        yield "Predicted speed of decoding", dict(_speeds(facts, capacity, rates, engine.max_num_seqs))
+        rates = measure_machine(facts.precision.activations, device.processors)
+        speeds = dict(_speeds(facts, capacity, rates, device.processors, engine.max_num_seqs))
+        yield "Predicted speed of decoding", speeds
 
 
 def _speeds(
-    facts: "ModelFacts", capacity: Capacity, rates: "MachineRates", max_streams: int
+    facts: "ModelFacts", capacity: Capacity, rates: "MachineRates", threads: int, max_streams: int
 ) -> Iterator[tuple[str, str]]:
     work = DecodeWork(facts.step_weights_bytes, 2 * facts.step_weights, facts.kv.token_bytes)
     context = min(_CONTEXT_TOKENS, capacity.max_model_len)
@@ -95,8 +94,8 @@ def _speeds(
     yield "computed for", f"{context:,} tokens of context, {show_bytes(work.weights_bytes)} of weights in every step"
     yield (
         "measured now",
-        f"{show_bytes(int(rates.read_bytes_per_s))}/s read, {rates.flops_per_s / 1e9:,.0f} GFLOP/s; a prediction from "
-        "these rates alone",
+        f"{show_bytes(int(rates.read_bytes_per_s))}/s read, {rates.flops_per_s / 1e9:,.0f} GFLOP/s with {threads} "
+        f"thread{'s' if threads > 1 else ''}; a prediction from these rates alone",
     )
 
 

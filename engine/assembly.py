@@ -118,8 +118,9 @@ def open_engine(
     torch_device = torch.device(device.name)
     library = load_library() if device.name == "cpu" else None
     attention = open_attention(settings.attention_backend, torch_device, device.processors, device.capability)
+    choice = _open_choice(settings.cache_folder, device.processors, library)
     with LoadProgress(mailbox) as progress:
-        model = load_model(settings, torch_device, attention, progress, library, _open_choice(settings, library))
+        model = load_model(settings, torch_device, attention, progress, library, choice)
     precision, kernels = model.precision, "none" if library is None else library.class_name
     log.info(
         "model impl=%s weights=%s activations=%s kv=%s kernels=%s",
@@ -130,7 +131,7 @@ def open_engine(
     return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, wrap)
 
 
-def _open_choice(settings: EngineSettings, library: NativeLibrary | None) -> PrefersNative | None:
+def _open_choice(folder: str | None, threads: int, library: NativeLibrary | None) -> PrefersNative | None:
     """Return the choice between the native products and oneDNN's; None where the native ones always serve.
 
     Without tile registers (AMX) they are faster up to 64 rows at least, and up to 14 % slower at 1,024. The native
@@ -138,7 +139,7 @@ def _open_choice(settings: EngineSettings, library: NativeLibrary | None) -> Pre
     """
     if library is None or not torch.cpu._is_amx_tile_supported():
         return None
-    return open_product_choice(settings.cache_folder, settings.threads, library).prefers_native
+    return open_product_choice(folder, threads, library).prefers_native
 
 
 def assemble(

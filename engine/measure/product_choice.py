@@ -1,10 +1,10 @@
 """The choice between the native matrix products and oneDNN's, by measuring both at load and keeping the result."""
 
 import logging
-import os
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import torch
@@ -76,16 +76,24 @@ class ProductChoice:
             log.info("choice of products not kept path=%s error=%s", self._file.path, exc.strerror or exc)
 
 
-def open_product_choice(folder: str | None, threads: int | None, library: NativeLibrary) -> ProductChoice:
+def open_product_choice(folder: str | None, threads: int, library: NativeLibrary) -> ProductChoice:
     """Return the choices for this machine, number of threads and these kernels."""
-    width = str(threads or len(os.sched_getaffinity(0)))
-    facts = (str(_VERSION), cpu_name(), width, library.class_name, source_digest(), torch.__version__, __version__)
-    file = CacheFile(folder, "matrix-products", facts, StoredChoices)
-    return ProductChoice(file, lambda outputs, inputs: compare_products(library, outputs, inputs))
+    facts = (str(_VERSION), cpu_name(), str(threads), library.class_name, source_digest(), torch.__version__)
+    file = CacheFile(folder, "matrix-products", (*facts, __version__), StoredChoices)
+    return ProductChoice(file, lambda outputs, inputs: compare_products(library, threads, outputs, inputs))
 
 
-def compare_products(library: NativeLibrary, outputs: int, inputs: int) -> float:
-    """Return oneDNN's time over the native one: the geometric mean over numbers of rows, in bfloat16."""
+def compare_products(library: NativeLibrary, threads: int, outputs: int, inputs: int) -> float:
+    """Return oneDNN's time over the native one: the geometric mean over numbers of rows, in bfloat16.
+
+    The products run with the number of threads of the compute lane, in a thread of their own. Its team ends with it;
+    a team of the calling thread would stay and slow down that of the lane (see `openmp.py`).
+    """
+    with ThreadPoolExecutor(1, initializer=lambda: torch.set_num_threads(threads)) as pool:
+        return pool.submit(_compare, library, outputs, inputs).result()
+
+
+def _compare(library: NativeLibrary, outputs: int, inputs: int) -> float:
     native, other = (
         Linear(inputs, (outputs,), False, Precision.of(torch.bfloat16), torch.device("cpu")) for _ in range(2)
     )

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tiercel.cli.main import main
+from tiercel.device.cpu import CpuDevice
 
 Captured = pytest.CaptureFixture[str]
 
@@ -90,6 +91,8 @@ def test_the_speed_of_decoding_is_predicted_with_what_it_is_bound_by(folders: Pa
         assert words in out
     assert "tokens/s, bound by reading memory" in out or "tokens/s, bound by multiplying" in out
     assert "computed for 256 tokens of context" in out
+    assert f"GFLOP/s with {CpuDevice().threads} thread" in out
+    assert "GFLOP/s with 1 thread;" in checked(folders / "llama", "--threads", "1", capsys=capsys)
 
 
 def test_a_16_bit_dtype_halves_weights_and_kv(folders: Path, capsys: Captured) -> None:

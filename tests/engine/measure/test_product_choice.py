@@ -65,6 +65,6 @@ def test_both_products_are_measured(tmp_path: Path) -> None:
         pytest.skip("torch has no packed products in bfloat16 here")
     library = library_of(CpuClass.PORTABLE)
 
-    assert 0 < compare_products(library, 96, 64) < 1000
+    assert 0 < compare_products(library, 2, 96, 64) < 1000
     assert open_product_choice(str(tmp_path), 1, library).prefers_native(96, 64) in (True, False)
     assert len(list(tmp_path.iterdir())) == 1
