@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import struct
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -107,6 +108,8 @@ def open_library(path: Path) -> ctypes.CDLL | str:
     """Return the shared library, or the reason why it cannot be used."""
     if not path.is_file():
         return f"{path} does not exist; `make setup` compiles it where g++ is installed"
+    if not _is_whole(path):
+        return f"{path} is incomplete; compile it again with `make setup`"
     try:
         found = ctypes.CDLL(str(path))
         found.tiercel_sources.restype = ctypes.c_char_p
@@ -119,6 +122,21 @@ def open_library(path: Path) -> ctypes.CDLL | str:
     if abi != ABI or (SOURCES.is_dir() and sources != source_digest()):
         return f"{path} is older than its sources; compile it again with `make setup`"
     return found
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a 64-bit ELF file reaches to the end of its table of sections, which the linker writes last.
+
+    The dynamic linker does not check this, and a process that reads behind the end of a mapped file ends with SIGBUS.
+    https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html
+    """
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[4] != 2:  # too short, or of 32 bits
+        return True  # the dynamic linker knows why it cannot load it
+    order = "<" if header[5] == 1 else ">"
+    (start,), (size, count) = struct.unpack_from(f"{order}Q", header, 40), struct.unpack_from(f"{order}2H", header, 58)
+    return start + size * count <= path.stat().st_size
 
 
 def choose_kernels(found: ctypes.CDLL, cpu_class: CpuClass) -> NativeLibrary:

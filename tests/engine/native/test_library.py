@@ -88,6 +88,13 @@ print("none" if library is None else library.class_name)
 """
 
 
+_OPEN = """
+import pathlib, sys
+from tiercel.engine.native.library import open_library
+print(open_library(pathlib.Path(sys.argv[1])))
+"""
+
+
 def load(cpu_class: str) -> tuple[str, str]:
     """Return the class that a new process chooses, and its log."""
     environment = os.environ | {"TIERCEL_CPU_CLASS": cpu_class}
@@ -118,6 +125,19 @@ def test_a_library_that_cannot_be_loaded_is_a_reason(content: bytes | None, tmp_
 
     assert isinstance(reason, str)
     assert str(path) in reason
+
+
+@needs_library
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9999])
+def test_a_library_that_was_cut_off_is_a_reason(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    compiled = (FOLDER / LIBRARY_NAME).read_bytes()
+    path.write_bytes(compiled[: int(share * len(compiled))])
+
+    # In a process of its own, which the dynamic linker would end with SIGBUS.
+    ran = subprocess.run([sys.executable, "-c", _OPEN, path], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == f"{path} is incomplete; compile it again with `make setup`\n"
 
 
 @needs_library
