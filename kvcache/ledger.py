@@ -187,7 +187,7 @@ class Ledger:
                     host.versions.change(slot)
 
     def follow(self, seq: SeqId, start: int) -> None:
-        """Note that a running sequence has an unfinished prompt, and that `start` tokens of it are computed or planned.
+        """Note that a running or admitted sequence computes a prompt, of which `start` tokens are computed or planned.
 
         Cost: one hash at most.
         """

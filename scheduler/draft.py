@@ -111,7 +111,7 @@ class Draft:
         self._max_prompt = max_prompt
 
     def add(self, sequence: SequenceProgress, start: int, length: int) -> None:
-        """Add a slice of tokens [start, start + length)."""
+        """Add a slice of a prompt's tokens [start, start + length)."""
         samples = start + length == sequence.num_tokens
         self.slice_by_seq[sequence.id] = Slice(sequence.id, start, length, samples)
         self.tokens_left -= length
@@ -121,8 +121,7 @@ class Draft:
             self.tokens_left = min(
                 self.tokens_left, max(0, self._max_prompt(self._prompt_tokens, self._prompt_reads, 0))
             )
-        if length > 1:
-            self.cache.claim(sequence.id, start, start + length)
+        self.cache.claim(sequence.id, start, start + length)
 
     def prompt_budget(self, start: int) -> int:
         """Return the tokens that a prompt with `start` tokens of context may have within the goals of decodes.

@@ -232,6 +232,7 @@ class PromptPlanner:
                 cache.release(sequence.id)
                 return False
             draft.add(sequence, found.tokens, length)
+            cache.follow(sequence.id, found.tokens + length)
         draft.blocks_owed += max(0, missing + found.hit_blocks - cache.num_blocks(sequence.id))
         draft.admitted.append(sequence.id)
         return True

@@ -164,6 +164,8 @@ SMALL_STEPS = StepLimits(64, 64, tbt_goal_ms=100.0, min_prefill_share=0.3)
         # A block does not fit into one step, and the others come before the sequence that has begun.
         Load(tenants=EIGHT, gap_s=0.003, block_size=64, limits=SMALL_STEPS),
         Load(tenants=EIGHT, gap_s=0.03, limits=StepLimits(64, 256)),
+        # The last token of a block is computed alone.
+        Load(block_size=4, limits=StepLimits(8, 16, long_prefill_token_threshold=3)),
         Load(owns=(1, 5, 64, 300, 2000), tenants=EIGHT, gap_s=0.003, block_size=32),
     ],
 )
