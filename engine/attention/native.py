@@ -68,7 +68,7 @@ class NativeAttention:
         if layer is None:
             if len(self._layers) >= _MAX_LAYERS:
                 self._layers.clear()
-            sinks = None if params.sinks is None else params.sinks.float().contiguous()
+            sinks = sinks_of(params)
             layer = _LayerFacts(params, sinks, describe_layer(heads, query.dtype, kv, params, sinks))
             self._layers[key] = layer
         out = torch.empty(query.shape, dtype=query.dtype)
@@ -94,12 +94,17 @@ def _describe_step(state: ForwardState) -> _StepFacts:
     return _StepFacts(state, table, step)
 
 
-def describe_layer(
-    heads: int, query_dtype: torch.dtype, kv: Tensor, params: AttentionParams, sinks: Tensor | None = None
-) -> AttentionLayer:
-    """Return a kind of layers as the kernel sees it.
+def sinks_of(params: AttentionParams) -> Tensor | None:
+    """Return the sinks of a layer as the kernel reads them. Shapes: [heads] float32, adjoining."""
+    return None if params.sinks is None else params.sinks.float().contiguous()
 
-    Shapes: kv: see `Attention.attend`; sinks [heads] float32, which must outlive the result.
+
+def describe_layer(
+    heads: int, query_dtype: torch.dtype, kv: Tensor, params: AttentionParams, sinks: Tensor | None
+) -> AttentionLayer:
+    """Return a kind of layers as the kernel sees it. `sinks`: see `sinks_of`; they must outlive the result.
+
+    Shapes: kv: see `Attention.attend`.
     Errors: ValueError if the rows of a block do not adjoin, or the heads do not fit the cache.
     """
     _, block_size, kv_heads, width = kv.shape

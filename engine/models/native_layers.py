@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tiercel.engine.attention.native import NativeAttention, describe_layer
+from tiercel.engine.attention.native import NativeAttention, describe_layer, sinks_of
 from tiercel.engine.forward.state import ForwardState
 from tiercel.engine.models.ops import Angles, LayerParts
 from tiercel.engine.native.library import NativeLibrary
@@ -38,6 +38,7 @@ class NativeLayers:
         self._attention = attention
         self._layers = layers  # with the tensors that `_weights` points to
         self._packed = packed
+        self._sinks = [sinks_of(layer.attention.params) for layer in layers]
         self._weights: Array[LayerWeights] = (LayerWeights * len(layers))(
             *(_describe_weights(layer, *four) for layer, four in zip(layers, packed, strict=True))
         )
@@ -102,8 +103,8 @@ class NativeLayers:
         kv_heads, head_dim = kv.shape[3], kv.shape[4] // 2
         self._kv_width = kv_heads * head_dim
         heads = self._packed[0][0].outputs // head_dim - 2 * kv_heads
-        for weights, layer in zip(self._weights, self._layers, strict=True):
-            weights.attention = describe_layer(heads, dtype, self._first_layer, layer.attention.params)
+        for weights, layer, sinks in zip(self._weights, self._layers, self._sinks, strict=True):
+            weights.attention = describe_layer(heads, dtype, self._first_layer, layer.attention.params, sinks)
 
 
 def _describe_weights(

@@ -1,6 +1,7 @@
 """All layers in one native call give the same as one call for each operator, bit for bit."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tiercel.engine.models.decoder import Decoder
 from tiercel.engine.models.native_ops import NativeOps
 from tiercel.engine.models.ops import Ops
 from tiercel.engine.models.precision import Precision
+from tiercel.engine.models.rope import Rotary
 from tiercel.engine.models.weights import ContentDigest, load_weights, open_checkpoint
 from tiercel.engine.native.library import NativeLibrary
 from tiercel.engine.native.table import CpuClass
@@ -92,6 +94,32 @@ def test_a_long_slice_goes_through_the_mlp_in_pieces(folder: Path) -> None:
     cache = torch.zeros(shape, dtype=precision.kv)
     got, expected = compute(joined, cache, [0], [LONG]), compute(single, cache, [0], [LONG])
     assert all(map(torch.equal, got, expected))
+
+
+def test_sinks_count(folder: Path) -> None:
+    library, precision = library_of(CpuClass.PORTABLE), PRECISIONS["bf16-fp32"]
+    ops = NativeOps(library, NativeAttention(library))
+    decoder = open_decoder(folder, precision, ops, library)
+    config = parse_decoder(read_config(folder))
+    state = ForwardState.of_slices(torch.tensor([[1]]), [0], [BLOCK], BLOCK)
+    angles = ops.angles(Rotary(config.rope, config.head_dim, torch.float32, CPU), state.positions)
+    kv = torch.zeros(2, config.layers, BLOCK, config.kv_heads, 2 * config.head_dim, dtype=precision.kv)
+
+    def compute_with(sinks: Tensor | None) -> Tensor:
+        parts = [
+            replace(one, attention=replace(one.attention, params=replace(one.attention.params, sinks=sinks)))
+            for one in decoder.parts
+        ]
+        runner = ops.join_layers(parts)
+        assert runner is not None
+        x = torch.randn(BLOCK, config.hidden_size, generator=torch.Generator().manual_seed(1))
+        return torch.add(*runner.forward(x, angles, kv, state))
+
+    none, vanishing, large = (
+        compute_with(sinks) for sinks in (None, *torch.tensor([[-1e4], [3.0]]).expand(2, config.heads))
+    )
+    assert torch.equal(vanishing, none)
+    assert not torch.allclose(large, none, atol=1e-3)
 
 
 def test_layers_are_joined_only_if_all_their_parts_are_native(folder: Path) -> None:
