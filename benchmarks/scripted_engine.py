@@ -109,7 +109,7 @@ def main() -> int:
     mailbox.post(
         Ready(
             max_model_len=_CONTEXT, vocab_size=1 << 20, block_size=16, blocks_total=_BLOCKS, dtype="none",
-            device="none", model_impl="none", weights_bytes=0, kv_bytes=0, load_s=0.0,
+            kv_dtype="none", device="none", model_impl="none", weights_bytes=0, kv_bytes=0, load_s=0.0,
         )
     )  # fmt: skip
     ScriptedEngine(mailbox, arguments.step_ms / 1000).serve(rest)
