@@ -176,10 +176,15 @@ class EngineLoop:
         """Return whether the step launched last has to end before another one is planned.
 
         A request that arrives after a step was planned waits for that step as well, because a sealed step is never
-        changed. Two steps of at most half of `yield_ms` end within it.
+        changed. Steps of decodes alone are short: two of at most half of `yield_ms` end within it.
         """
         yield_ms = self._planner.limits.yield_ms
-        return bool(yield_ms) and self._book.policy.launched_ms >= max(_MIN_LONG_MS, yield_ms / 2)
+        if not yield_ms or not self._flights:
+            return False
+        slices = (piece for batch in self._flights[-1].plan.nano_batches for piece in batch.slices)
+        is_decode = all(piece.length == 1 for piece in slices)
+        least_ms = max(_MIN_LONG_MS, yield_ms / 2) if is_decode else _MIN_LONG_MS
+        return self._book.policy.launched_ms >= least_ms
 
     def check_integrity(self) -> None:
         """Check that the books are consistent. Errors: InvariantError."""

@@ -17,9 +17,11 @@ from tiercel.scheduler.step_limits import StepLimits
 class YieldingBench(Bench):
     """The simulated loop with some long steps."""
 
-    def __init__(self, *, blocks: int, depth: int, seqs: int, tokens: int, goal_ms: float) -> None:
+    def __init__(
+        self, *, blocks: int, depth: int, seqs: int, tokens: int, goal_ms: float, decode_ms: float = 0.4
+    ) -> None:
         super().__init__(blocks=blocks, depth=depth, seqs=seqs, tokens=tokens)
-        costs = StepCosts(linear_times(base_ms=7.0, prefill_ms=0.7, decode_ms=0.4))
+        costs = StepCosts(linear_times(base_ms=7.0, prefill_ms=0.7, decode_ms=decode_ms))
         self.book = SequenceBook(open_policy("fcfs", costs), MAX_MODEL_LEN, END)
         self.machine = SimMachine(self.book, 4, VOCAB, self.clock, max_rows=seqs + 1, step_s=lambda _: 9e-3)
         limits = StepLimits(seqs, tokens, tbt_goal_ms=goal_ms, yield_ms=goal_ms)
@@ -41,11 +43,22 @@ def test_random_work_of_long_and_short_steps_gives_the_right_tokens(seed: int, d
     walk(bench, seed, rng, refusals=0.1)
 
 
-@pytest.mark.parametrize(("goal_ms", "is_long"), [(0.0, False), (15.0, True), (24.0, True), (27.0, False)])
-def test_a_step_of_at_least_half_the_goal_ends_before_the_next_one_is_planned(goal_ms: float, is_long: bool) -> None:
+@pytest.mark.parametrize(("goal_ms", "is_long"), [(0.0, False), (15.0, True), (60.0, True)])
+def test_the_step_after_a_prompt_is_planned_when_it_has_ended(goal_ms: float, is_long: bool) -> None:
     bench = YieldingBench(blocks=24, depth=1, seqs=1, tokens=8, goal_ms=goal_ms)
     seq = bench.submit([1] * 8)
     assert bench.loop.step()  # predicted to take 7 + 8 * 0.7 = 12.6 ms
     assert (seq in bench.client.tokens) is is_long
+    bench.run()
+    bench.assert_all_right()
+
+
+@pytest.mark.parametrize(("goal_ms", "is_long"), [(40.0, True), (60.0, False)])
+def test_decodes_of_less_than_half_the_goal_are_planned_ahead(goal_ms: float, is_long: bool) -> None:
+    bench = YieldingBench(blocks=24, depth=1, seqs=1, tokens=8, goal_ms=goal_ms, decode_ms=18.0)
+    seq = bench.submit([1] * 8)
+    assert bench.loop.step()  # the prompt, which is long
+    assert bench.loop.step()  # a decode, predicted to take 7 + 18 = 25 ms
+    assert len(bench.client.tokens[seq]) == (2 if is_long else 1)
     bench.run()
     bench.assert_all_right()
