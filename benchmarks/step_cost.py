@@ -44,6 +44,7 @@ from tiercel.tier import Landing, Route, Transfer, Verdict
 from tiercel.wire import Abort, Report, Submit, encode_frame
 
 BLOCK_SIZE = 16
+SPREAD = 128  # tokens by which the lengths of prompts differ
 WARM_STEPS = 128  # more than it takes to compute all prompts
 
 
@@ -124,7 +125,7 @@ class Load:
     def come(self) -> None:
         """Submit a sequence."""
         # Uneven lengths: sequences cross block boundaries at different steps, as they do in service.
-        length = self._context - int(self._rng.integers(0, 8 * BLOCK_SIZE))
+        length = self._context - int(self._rng.integers(0, SPREAD))
         prompt = array("I", self._rng.integers(3, 1000, length).tolist()).tobytes()
         if self._heard and self._rng.random() < 0.5:
             prompt = self._heard[int(self._rng.integers(len(self._heard)))]
@@ -172,7 +173,9 @@ def main() -> int:
             f"{name:>4} ms per step: median {statistics.median(values):.3f}  "
             f"p99 {values[int(0.99 * len(values))]:.3f}  max {values[-1]:.3f}"
         )
-    print(f"{args.sequences} sequences, context {args.context}..{args.context + args.steps}, {args.steps} steps")
+    print(
+        f"{args.sequences} sequences, context {args.context - SPREAD}..{args.context + args.steps}, {args.steps} steps"
+    )
     for _, pool in load.cache.tiers.pools() if args.blocks else ():
         print(f"{pool.blocks} blocks, {len(pool.slot_by_key)} indexed, {pool.evictions} evicted")
     if args.blocks:
