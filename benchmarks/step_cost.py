@@ -58,7 +58,8 @@ class IdleRunner(Runner):
 
     def _run_batch(self, batch: BatchInputs) -> BatchResult:
         count = len(batch.seqs)
-        sampled = Sampled(*(whole[:count] for whole in self._sampled))
+        tokens, bad_rows = self._sampled
+        sampled = Sampled(tokens[:count], bad_rows[:count])
         return BatchResult(batch, sampled, WallTimer(MonotonicClock(), 0.0))
 
 
