@@ -176,7 +176,8 @@ class EngineLoop:
         """Return whether the step launched last has to end before another one is planned.
 
         A request that arrives after a step was planned waits for that step as well, because a sealed step is never
-        changed. Steps of decodes alone are short: two of at most half of `yield_ms` end within it.
+        changed. A step of decodes alone may take half of `yield_ms`, because two of them end within it; a step with
+        prompts is long from 10 ms on.
         """
         yield_ms = self._planner.limits.yield_ms
         if not yield_ms or not self._flights:
