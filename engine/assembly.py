@@ -12,7 +12,7 @@ from tiercel.device.base import Device, Lane
 from tiercel.device.cpu import CpuLane
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
-from tiercel.engine.loop import EngineLoop
+from tiercel.engine.loop import EngineLoop, Mover
 from tiercel.engine.measure.footprint import measure_footprint
 from tiercel.engine.measure.machine_facts import machine_facts
 from tiercel.engine.measure.product_choice import open_product_choice
@@ -108,11 +108,12 @@ def open_engine(
     arena_fd: int | None = None,
     wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
     device: Device | None = None,
+    wrap_mover: Callable[[Mover], Mover] = lambda mover: mover,
 ) -> Engine:
     """Load the model and open an engine on it. Errors: ConfigError.
 
-    `arena_fd`: a memfd for the host tier that outlives the process. `wrap` may put something between the loop and its
-    runner, such as a stopwatch. `device`: by default the one of the settings.
+    `arena_fd`: a memfd for the host tier that outlives the process. `wrap` and `wrap_mover` may put something between
+    the loop and its runner or its mover, such as a stopwatch. `device`: by default the one of the settings.
     """
     device = device or open_device(settings.device, settings.threads)
     torch_device = torch.device(device.name)
@@ -128,7 +129,7 @@ def open_engine(
         *map(dtype_name, (precision.weights, precision.activations, precision.kv)),
         kernels,
     )
-    return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, wrap)
+    return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, wrap, wrap_mover)
 
 
 def _open_choice(folder: str | None, threads: int, library: NativeLibrary | None) -> PrefersNative | None:
@@ -151,6 +152,7 @@ def assemble(
     wake: Callable[[], None] = lambda: None,
     arena_fd: int | None = None,
     wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
+    wrap_mover: Callable[[Mover], Mover] = lambda mover: mover,
 ) -> Engine:
     """Open an engine on a loaded model. See `open_engine`."""
     spec = kv_spec(model, settings.block_size)
@@ -197,7 +199,7 @@ def assemble(
         mailbox,
         clock,
         settings.async_depth,
-        tiers.mover,
+        wrap_mover(tiers.mover),
         steering,
         MemoryRelief(planner, device.give_back_cached),
         lambda: tiers.disk_state,

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 from tiercel.clock import Clock, MonotonicClock
 from tiercel.engine.assembly import Engine, open_engine
@@ -19,9 +20,12 @@ from tiercel.engine.models.precision import dtype_name
 from tiercel.engine.wake import Wake
 from tiercel.errors import ConfigError
 from tiercel.log import configure_log
+from tiercel.settings import EngineSettings
 from tiercel.wire import Failed, Ready, Start
 
 log = logging.getLogger("tiercel.engine.process")
+
+OpenEngine = Callable[[EngineSettings, EngineMailbox, Wake, Clock, int | None], Engine]
 
 EXIT_CONFIG = 2
 EXIT_CRASH = 3
@@ -68,8 +72,13 @@ def _turn(engine: Engine, mailbox: EngineMailbox, max_sleep_s: float) -> None:
         mailbox.wait(min(max_sleep_s, engine.patience_s()))
 
 
-def serve(mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None) -> int:
-    """Open the engine with the settings in the first frame, and serve. Return the exit code of the process."""
+def serve(
+    mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None, opens: OpenEngine = open_engine
+) -> int:
+    """Open the engine with the settings in the first frame, and serve. Return the exit code of the process.
+
+    `opens` opens the engine; a test may open one with faults.
+    """
     first, *rest = receive_start(mailbox)
     if not isinstance(first, Start):
         log.error("first frame is not start frame=%s", type(first).__name__)
@@ -77,7 +86,7 @@ def serve(mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None
     configure_log(first.settings.log_level, first.settings.log_format)
     started_s = clock.now_s()
     try:
-        engine = open_engine(first.settings, mailbox, wake, clock, arena_fd)
+        engine = opens(first.settings, mailbox, wake, clock, arena_fd)
     except ConfigError as error:
         mailbox.post(Failed(error.code, str(error)))
         _drain(mailbox, clock)
@@ -114,8 +123,8 @@ def _drain(mailbox: EngineMailbox, clock: Clock, patience_s: float = 2.0) -> Non
         mailbox.wait(0.1)
 
 
-def main() -> int:
-    """Set up signals and the mailbox, run the engine, and return the exit code."""
+def main(opens: OpenEngine = open_engine) -> int:
+    """Set up signals and the mailbox, run the engine, and return the exit code. See `serve`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited stream socket")
     parser.add_argument("--arena-fd", type=int, help="inherited memory file of the host tier")
@@ -125,7 +134,7 @@ def main() -> int:
     try:
         wake = Wake.open()
         mailbox = EngineMailbox(socket.socket(fileno=arguments.fd), wake)
-        return serve(mailbox, wake, MonotonicClock(), arguments.arena_fd)
+        return serve(mailbox, wake, MonotonicClock(), arguments.arena_fd, opens)
     except Exception:
         log.exception("engine died pid=%d", os.getpid())
         return EXIT_CRASH
