@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -61,6 +61,7 @@ class ServerMetrics:
         self._stream_errors = Counter(
             "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
         )
+        self._tasks = Gauge("tiercel_http_tasks", "Asyncio tasks of the HTTP process.", registry=registry)
         for handler in _POSTS:  # `increase` does not see the first event of a series without an earlier sample
             self._http_requests.labels("POST", handler, "5xx")
         for reason in _REJECTIONS:
@@ -82,6 +83,10 @@ class ServerMetrics:
         """Count an HTTP request at its end."""
         self._http_requests.labels(method, handler, f"{status // 100}xx").inc()
         self._http_seconds.labels(method, handler).observe(seconds)
+
+    def on_scrape(self, num_tasks: int) -> None:
+        """Record the number of tasks; called on the event loop, because other threads must not count them."""
+        self._tasks.set(num_tasks)
 
     def on_rejected(self, reason: str) -> None:
         """Count a request that admission refused."""

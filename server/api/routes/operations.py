@@ -1,5 +1,6 @@
 """Routes for operators and probes: health, readiness, load, version and metrics."""
 
+import asyncio
 import functools
 
 from starlette.requests import Request
@@ -90,6 +91,7 @@ class OperationsRoutes:
         detail = request.query_params.get("detail")
         if detail not in (None, _DETAIL):
             raise AdmissionError(400, f"detail must be {_DETAIL} or absent, not {detail[:64]}", param="detail")
+        self._context.metrics.on_scrape(len(asyncio.all_tasks()))
         page = functools.partial(self._context.metrics.exposition, has_detail=detail is not None)
         text = await in_thread(page)
         return Response(text, headers={"content-type": _METRICS_TYPE})

@@ -288,6 +288,19 @@ def test_the_page_shows_the_state_of_the_engine(model_folder: Path) -> None:
     asyncio.run(test())
 
 
+def test_the_page_counts_the_tasks_of_open_requests(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        before = (await _samples(server))["tiercel_http_tasks"]
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(server.http.post(TEXT, json=text_body())) for _ in range(3)]
+            await until(lambda: server.context.client.sequences.num_open == 3)
+            assert (await _samples(server))["tiercel_http_tasks"] >= before + 3
+            for task in asked:
+                task.cancel()
+
+    with_server(server_settings(model_folder), test, Script(hang_at_step=0))
+
+
 def test_the_silence_of_a_hung_engine_grows(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         async with asyncio.TaskGroup() as group:
