@@ -1,6 +1,6 @@
 """The engine process, started by the HTTP process, with which it communicates over the inherited socket N.
 
-Usage: `python -m tiercel.engine.process --fd N`.
+Usage: `python -m tiercel.engine --fd N`.
 """
 
 import argparse
@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 
 from tiercel.clock import Clock, MonotonicClock
@@ -138,10 +137,3 @@ def main(opens: OpenEngine = open_engine) -> int:
     except Exception:
         log.exception("engine died pid=%d", os.getpid())
         return EXIT_CRASH
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    # Worker threads may still be computing. Exiting this way does not wait for them.
-    os._exit(code)

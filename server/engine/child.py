@@ -19,7 +19,7 @@ _POLL_S = 0.02
 
 def engine_command() -> tuple[str, ...]:
     """Return the command that starts the engine; `--fd N` and `--arena-fd N` are appended to it."""
-    return (sys.executable, "-m", "tiercel.engine.process")
+    return (sys.executable, "-m", "tiercel.engine")
 
 
 class EngineChild:

@@ -66,16 +66,6 @@ def test_the_death_of_the_engine_ends_streams_with_an_error_and_gives_exit_code_
         assert "killed by SIGKILL" in running.log.read_text()
 
 
-def test_the_engine_exits_when_the_http_process_dies(tmp_path: Path) -> None:
-    with daemon(tmp_path) as running:
-        engine = running.engine_pid()
-        running.stop(signal.SIGKILL)
-        end_s = time.monotonic() + 10
-        while Path(f"/proc/{engine}").exists() and time.monotonic() < end_s:
-            time.sleep(0.05)
-        assert not Path(f"/proc/{engine}").exists()
-
-
 def test_the_server_answers_while_the_model_loads(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     transport = httpx.HTTPTransport(uds=str(path))

@@ -91,7 +91,7 @@ def test_a_small_pool_generates_the_same(engine: OfflineEngine) -> None:
 def said_by_the_engine_process() -> dict[int, list[int]]:
     """Return the tokens of the engine process for the same requests, over its socket."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "tiercel.engine.process", "--fd", str(theirs.fileno())]
+    command = [sys.executable, "-m", "tiercel.engine", "--fd", str(theirs.fileno())]
     root = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=engine_environment(), cwd=root)
     theirs.close()

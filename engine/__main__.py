@@ -1,0 +1,29 @@
+"""Start the engine process, tied to its parent before anything is imported that takes long.
+
+Usage: `python -m tiercel.engine --fd N`; see `tiercel.engine.process`.
+"""
+
+import argparse
+import os
+import sys
+
+from tiercel.engine.orphan import end_with_parent
+
+
+def main() -> int:
+    """Tie this process to its parent, then run the engine. Return the exit code."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--fd", type=int, required=True)
+    known, _ = parser.parse_known_args()
+    end_with_parent(known.fd)
+    # lazy: torch takes seconds to import, and the parent may die meanwhile
+    from tiercel.engine import process
+
+    return process.main()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    # Worker threads may still be computing. Exiting this way does not wait for them.
+    os._exit(code)
