@@ -25,6 +25,7 @@ from tiercel.server.api.routes.models import ModelRoutes
 from tiercel.server.api.routes.operations import OperationsRoutes
 from tiercel.server.api.routes.tokenize import TokenizeRoutes
 from tiercel.server.http.failure import on_admission_error, on_http_error
+from tiercel.server.http.host import HostCheck, accepted_hosts
 from tiercel.server.tenancy.auth import AdminGuard, Guard, MetricsGuard
 from tiercel.server.ui.routes import UiRoutes
 
@@ -86,6 +87,9 @@ def _layers(context: ServerContext) -> list[Middleware]:
         ),
         Middleware(ErrorBoundary),
     ]
+    names = accepted_hosts(settings)
+    if names is not None:
+        layers.append(Middleware(HostCheck, names=names))
     if settings.allowed_origins:
         layers.append(
             Middleware(

@@ -1,10 +1,14 @@
 """Read the values of single settings. Errors: ValueError."""
 
+import ipaddress
+import re
 from typing import cast
 from urllib.parse import urlsplit
 
-from tiercel.option import read_json, read_length
+from tiercel.option import read_json, read_length, read_names
 
+HOSTS = "host names without a port, such as llm.example.com or *.example.com, or * for any"
+_HOST_PATTERN = re.compile(r"\*|(?:\*\.)?[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*", re.ASCII)
 OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
@@ -16,6 +20,22 @@ def read_model_length(value: object) -> object:
 def read_dtype(value: object) -> object:
     """Read a number type; `half` and `float` are vLLM's names."""
     return {"half": "float16", "float": "float32"}.get(value, value) if isinstance(value, str) else value
+
+
+def read_hosts(value: object) -> object:
+    """Read the host names that a server answers to, in lower case; an address may stand in brackets."""
+    names = read_names(value)
+    return [_read_host(name) for name in cast(list[object], names)] if isinstance(names, list) else names
+
+
+def _read_host(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    name = value.lower()
+    if _HOST_PATTERN.fullmatch(name.removesuffix(".")) and name != "*.":
+        return name.removesuffix(".")
+    is_bracketed = name.startswith("[") and name.endswith("]")
+    return str(ipaddress.ip_address(name[1:-1] if is_bracketed else name))
 
 
 def read_collector(value: object) -> object:

@@ -26,7 +26,15 @@ from tiercel.option import (
     read_names,
     read_size,
 )
-from tiercel.setting_values import OVERRIDABLE, read_collector, read_dtype, read_model_length, read_sampling
+from tiercel.setting_values import (
+    HOSTS,
+    OVERRIDABLE,
+    read_collector,
+    read_dtype,
+    read_hosts,
+    read_model_length,
+    read_sampling,
+)
 from tiercel.units import GIB, KIB, MIB
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -365,6 +373,18 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
     allow_unauthenticated: Annotated[
         bool, Option(ACCESS, "Allow a non-loopback address without a key.", is_rare=True)
     ] = False
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _names(
+            ACCESS,
+            "Names in the Host header that are answered; default: on loopback localhost, elsewhere any.",
+            metavar="NAME",
+            read=read_hosts,
+            expects=HOSTS,
+            takes_many=True,
+            is_rare=True,
+        ),
+    ] = ()
     ssl_keyfile: Annotated[str | None, Option(ACCESS, "TLS key.", "FILE", is_rare=True)] = None
     ssl_certfile: Annotated[str | None, Option(ACCESS, "TLS certificate.", "FILE", is_rare=True)] = None
     allowed_origins: Annotated[tuple[str, ...], _names(ACCESS, "CORS origins.", metavar="JSON", is_rare=True)] = ()

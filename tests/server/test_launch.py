@@ -140,7 +140,8 @@ def test_a_slow_reader_is_logged_in_json_only(model_folder: Path) -> None:
         server.await_url()
         body = json.dumps(text_body(stream=True, max_tokens=90_000, logprobs=20)).encode()
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}"
         )
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -133,7 +133,8 @@ def test_a_client_that_does_not_read_is_cancelled_and_others_continue(model_fold
     async def test(server: Running) -> None:
         body = json.dumps(text_body(stream=True, max_tokens=90_000, logprobs=20)).encode()
         head = (
-            f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -23,7 +23,7 @@ async def _raw_stream(server: Running, route: str, body: dict[str, object]) -> l
     text = json.dumps(body)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(
-        f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(text)}\r\n\r\n{text}".encode()
     )
     head = await reader.readuntil(b"\r\n\r\n")

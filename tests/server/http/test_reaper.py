@@ -20,7 +20,7 @@ def test_a_connection_with_endless_headers_is_aborted(model_folder: Path) -> Non
     async def test(server: Running) -> None:
         clock = ManualClock()
         reaper, connections = Reaper(clock, 10), server.server.server_state.connections
-        fresh = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+        fresh = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
         slow = [await _connect(server, fresh), await _connect(server, fresh + b"\r\n" + fresh)]
         await slow[1][0].readuntil(b"}")
         busy = asyncio.create_task(server.http.post("/v1/completions", json=text_body(max_tokens=20)))
