@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from tiercel.option import OptionField
-from tiercel.settings import GROUPS, SETTINGS
+from tiercel.setting_groups import GROUPS
+from tiercel.settings import SETTINGS
 
 _HEAD = """\
 # Configuration

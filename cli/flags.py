@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from tiercel.errors import ConfigError
 from tiercel.option import OptionField
-from tiercel.settings import GROUPS, SETTINGS
+from tiercel.setting_groups import GROUPS
+from tiercel.settings import SETTINGS
 
 COMMON = "common"
 ALL = "all"

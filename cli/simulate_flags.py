@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 from msgspec import Struct
 
 from tiercel.option import Group, Option
-from tiercel.settings import PolicyName, PreemptionMode
+from tiercel.process_settings import PolicyName
+from tiercel.settings import PreemptionMode
 
 _TRAFFIC, _MACHINE, _OUTPUT = Group("Traffic"), Group("Machine"), Group("Output")
 _COUNT = (1, 10**9)

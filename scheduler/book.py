@@ -16,6 +16,7 @@ from tiercel.outcome import (
     SequenceState,
 )
 from tiercel.plan import NanoBatch, Plan, PreemptionReason, Slice, whole_slices
+from tiercel.process_settings import PolicyName
 from tiercel.request import Request
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import mean_context
@@ -23,7 +24,6 @@ from tiercel.scheduler.policy import Policy
 from tiercel.scheduler.preemption_book import PreemptionBook
 from tiercel.scheduler.preemption_counts import PreemptionCounts
 from tiercel.scheduler.sequence import SequenceProgress
-from tiercel.settings import PolicyName
 from tiercel.tenant import Tenants, TenantShare
 
 _TENANTS_AT_ONCE = 256  # compared in one piece of a change of tenants

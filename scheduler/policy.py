@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, KeysView, M
 from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import FairGauges
 from tiercel.plan import PreemptionReason, Slice
+from tiercel.process_settings import PolicyName
 from tiercel.request import Request
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.aging import AgingShare
@@ -19,7 +20,6 @@ from tiercel.scheduler.queue import WaitingQueue
 from tiercel.scheduler.queue_order import WaitingSequence, open_order
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.service_survey import ServiceSurvey
-from tiercel.settings import PolicyName
 from tiercel.tenant import Slo, Tenants, TenantShare
 
 _DEFAULT_GOAL_S = 5.0  # TTFT goal of tenants that have none; longer than the goals of others

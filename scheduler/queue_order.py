@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
+from tiercel.process_settings import PolicyName
 from tiercel.scheduler.account import Account
-from tiercel.settings import PolicyName
 
 
 class WaitingSequence(Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.tiers import TierLimits
+from tiercel.process_settings import PolicyName
 from tiercel.rates import Rates
 from tiercel.request import Request, SamplingParams
 from tiercel.scheduler.book import SequenceBook
@@ -18,7 +19,7 @@ from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
 from tiercel.scheduler.policy import Policy, open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
-from tiercel.settings import PolicyName, PreemptionMode
+from tiercel.settings import PreemptionMode
 from tiercel.simulation.http import HttpTimes
 from tiercel.simulation.machine import CostMachine
 from tiercel.simulation.tally import SimTally, WatchedPlanner

@@ -20,7 +20,8 @@ from tiercel.embedded import MODEL_DIR
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
 from tiercel.option import options_of, wrong_value
-from tiercel.settings import SETTINGS, EngineSettings, ProcessSettings, ServerSettings, Settings
+from tiercel.process_settings import ProcessSettings
+from tiercel.settings import SETTINGS, EngineSettings, ServerSettings, Settings
 from tiercel.sourced_value import BODY_NAME, Source, SourcedValue
 from tiercel.units import GIB
 from tiercel.vllm_flags import HARMLESS, REFUSED

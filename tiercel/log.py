@@ -5,7 +5,7 @@ import sys
 
 import structlog
 
-from tiercel.settings import LogFormat
+from tiercel.process_settings import LogFormat
 
 
 def configure_log(level: str, form: LogFormat) -> None:

@@ -1,7 +1,9 @@
-"""The settings of the daemon. Each is declared once, here, with its type, default, bounds, group and help.
+"""The settings of the daemon. Each is declared once, with its type, default, bounds, group and help.
 
 `tiercel.config` reads flags, variables and the settings file into these values. Facts learnt after the start (how many
 blocks fit, the model's context) are not settings: see `tier.Capacity` and `wire.Ready`.
+
+Access to the server is declared in `access_settings`, what both processes act on in `process_settings`.
 
 The struct of a setting says which process acts on it. A setting is called by its field's name unless its option
 names another, for instance because the flag is vLLM's and the field carries a unit.
@@ -13,25 +15,24 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Struct
 
+from tiercel.access_settings import AccessSettings
 from tiercel.option import (
     LENGTH,
     NAMES,
     SIZE,
-    Group,
     Option,
     OptionField,
     options_of,
     read_length,
-    read_lower,
     read_names,
     read_size,
 )
+from tiercel.process_settings import ProcessSettings
+from tiercel.setting_groups import ANSWERS, GROUPS, LOG, MEMORY, MODEL, SCHEDULER, SERVER
 from tiercel.setting_values import (
-    HOSTS,
     OVERRIDABLE,
     read_collector,
     read_dtype,
-    read_hosts,
     read_model_length,
     read_sampling,
 )
@@ -43,48 +44,15 @@ ModelImpl = Literal["auto", "native", "transformers"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionName = Literal["auto", "sdpa", "grouped", "native", "triton", "fa3"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
-PolicyName = Literal["fair", "priority", "fcfs"]
-LogFormat = Literal["json", "console"]
-LogLevel = Literal["debug", "info", "warning", "error"]
-
-MODEL: Final = Group("Model", "the model is loaded at the start")
-MEMORY: Final = Group("Memory", "memory and disks are laid out at the start")
-SCHEDULER: Final = Group("Scheduler", "steps are measured and laid out at the start")
-SERVER: Final = Group("Server", "the listener is set up at the start")
-ACCESS: Final = Group(
-    "Access", "access is set up at the start; tenants and their keys are changed through the tenants file"
-)
-ANSWERS: Final = Group("Answers", "it belongs to the model, which is loaded at the start")
-LOG: Final = Group("Log", "logs and traces are set up at the start")
-GROUPS: Final = (MODEL, MEMORY, SCHEDULER, SERVER, ACCESS, ANSWERS, LOG)
 
 MAX_CONTEXT_TOKENS: Final = 16 * 1024 * 1024
 _MAX_KV_BYTES = 1024 * 1024 * GIB
 _DAY_S = 86_400
 
-
 _length = partial(Option, metavar="TOKENS", read=read_length, expects=LENGTH)
 _size = partial(Option, metavar="SIZE", read=read_size, expects=SIZE)
 _seconds = partial(Option, metavar="SECONDS")
 _names = partial(Option, read=read_names, expects=NAMES)
-
-
-class ProcessSettings(Struct, frozen=True, kw_only=True):
-    """The settings that both processes act on."""
-
-    model: Annotated[
-        str, Option(MODEL, "Model folder, or org/name in the Hugging Face cache.", default=None)
-    ]  # once resolved: a folder
-    scheduling_policy: Annotated[
-        PolicyName, Option(SCHEDULER, "Scheduling policy: fair, priority or fcfs.", "NAME", is_rare=True, is_live=True)
-    ] = "fair"
-    log_level: Annotated[
-        LogLevel,
-        Option(
-            LOG, "Lowest severity logged.", "LEVEL", read=read_lower, vllm_variable="VLLM_LOGGING_LEVEL", is_live=True
-        ),
-    ] = "info"
-    log_format: Annotated[LogFormat, Option(LOG, "Log format: json or console.", "FORMAT")] = "json"
 
 
 class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
@@ -275,7 +243,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         return int(self.async_scheduling)
 
 
-class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
+class ServerSettings(AccessSettings, frozen=True, kw_only=True):
     """Settings of the HTTP process."""
 
     config: Annotated[str | None, Option(MODEL, "Settings file, if not tiercel.toml.", "FILE")] = None
@@ -354,44 +322,6 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
         bool, Option(SERVER, "Send X-Request-Id with every response.", is_rare=True)
     ] = False
 
-    api_keys: Annotated[
-        tuple[str, ...],
-        _names(
-            ACCESS,
-            "API keys; default: none required.",
-            metavar="KEY",
-            name="api_key",
-            vllm_variable="VLLM_API_KEY",
-            takes_many=True,
-            is_secret=True,
-        ),
-    ] = ()
-    tenants_config: Annotated[str | None, Option(ACCESS, "Tenants, keys and limits (YAML).", "FILE")] = None
-    admin_key: Annotated[
-        str | None, Option(ACCESS, "Key of /admin; prefer TIERCEL_ADMIN_KEY.", "KEY", is_rare=True, is_secret=True)
-    ] = None  # valid beside the admin key of the tenants file
-    allow_unauthenticated: Annotated[
-        bool, Option(ACCESS, "Allow a non-loopback address without a key.", is_rare=True)
-    ] = False
-    allowed_hosts: Annotated[
-        tuple[str, ...],
-        _names(
-            ACCESS,
-            "Names in the Host header that are answered; default: on loopback localhost, elsewhere any.",
-            metavar="NAME",
-            read=read_hosts,
-            expects=HOSTS,
-            takes_many=True,
-            is_rare=True,
-        ),
-    ] = ()
-    ssl_keyfile: Annotated[str | None, Option(ACCESS, "TLS key.", "FILE", is_rare=True)] = None
-    ssl_certfile: Annotated[str | None, Option(ACCESS, "TLS certificate.", "FILE", is_rare=True)] = None
-    allowed_origins: Annotated[tuple[str, ...], _names(ACCESS, "CORS origins.", metavar="JSON", is_rare=True)] = ()
-    allowed_methods: Annotated[tuple[str, ...], _names(ACCESS, "CORS methods.", metavar="JSON", is_rare=True)] = ("*",)
-    allowed_headers: Annotated[tuple[str, ...], _names(ACCESS, "CORS headers.", metavar="JSON", is_rare=True)] = ("*",)
-    allow_credentials: Annotated[bool, Option(ACCESS, "Allow CORS requests with cookies.", is_rare=True)] = False
-
     chat_template: Annotated[
         str | None, Option(ANSWERS, "Chat template, as a file or as text; default: the model's.", "FILE", is_rare=True)
     ] = None
@@ -414,7 +344,7 @@ class ServerSettings(ProcessSettings, frozen=True, kw_only=True):
             expects=f"a JSON object of numbers with keys from {', '.join(OVERRIDABLE)}",
             is_rare=True,
         ),
-    ] = {}
+    ] = {}  # noqa: RUF012 - msgspec copies it
     max_logprobs: Annotated[
         int, Option(ANSWERS, "Maximum log-probabilities per token.", "N", is_rare=True, within=(0, 1024), is_live=True)
     ] = 20

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from benchmarks.scenarios.longest_prefix import LongestPrefix
 from tiercel.ids import TenantId
+from tiercel.process_settings import PolicyName
 from tiercel.scheduler.cost import linear_times
-from tiercel.settings import PolicyName
 from tiercel.simulation.replay import Replay
 from tiercel.simulation.result import SimResult, figures
 from tiercel.simulation.simulator import SimSettings

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from tiercel.errors import InvariantError
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan, Slice, whole_slices
+from tiercel.process_settings import PolicyName
 from tiercel.scheduler.cost import StepCosts, linear_times, work_by_payer
-from tiercel.settings import PolicyName
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest, Sources
 from tiercel.tenant import TenantShare

@@ -16,13 +16,13 @@ from tiercel.ids import SeqId, TenantId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.outcome import FinishReason
 from tiercel.plan import Slice, StepPlan, whole_slices
+from tiercel.process_settings import PolicyName
 from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.settings import PolicyName
 from tiercel.tenant import Slo, Tenants, TenantShare
 from tiercel.wire import Abort, SetTenants, Submit
 

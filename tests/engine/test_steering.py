@@ -11,10 +11,11 @@ from tiercel.engine.steering import Steering, daily_blocks, pace_of
 from tiercel.ids import TenantId
 from tiercel.kvcache.chain import WriteBudget
 from tiercel.outcome import TierGauges
+from tiercel.process_settings import PolicyName
 from tiercel.scheduler.account import Account
 from tiercel.scheduler.cost import StepCosts, linear_times
 from tiercel.scheduler.fairness import NoFairness
-from tiercel.settings import EngineSettings, PolicyName
+from tiercel.settings import EngineSettings
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest
 from tiercel.tenant import TenantShare

@@ -7,10 +7,10 @@ from tiercel.errors import InvariantError
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason
 from tiercel.plan import Slice
+from tiercel.process_settings import PolicyName
 from tiercel.scheduler.chunk import chunk_length
 from tiercel.scheduler.policy import open_policy
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.settings import PolicyName
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import pytest
 from tests.scheduler.planner_bench import BLOCK, CountingCache, Hit, PlannerBench, slices, victims
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import Plan
+from tiercel.process_settings import PolicyName
 from tiercel.scheduler.fairness import TenantBook
 from tiercel.scheduler.policy import Policy, open_policy
 from tiercel.scheduler.preemption_budget import WORTH
 from tiercel.scheduler.step_limits import StepLimits
-from tiercel.settings import PolicyName
 from tiercel.tenant import KvQuota, Tenants, TenantShare
 
 STEP_S = 0.05

@@ -10,8 +10,8 @@ from tiercel.clock import ManualClock
 from tiercel.engine.loop import EngineLoop
 from tiercel.ids import SeqId, TenantId
 from tiercel.plan import StepPlan
+from tiercel.process_settings import PolicyName
 from tiercel.scheduler.cost import StepCosts, StepTimes, linear_times
-from tiercel.settings import PolicyName
 from tiercel.simulation.machine import CostFlight, CostMachine
 from tiercel.simulation.simulator import SimSettings, Simulation
 from tiercel.simulation.workload import PromptPart, SimRequest

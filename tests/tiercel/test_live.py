@@ -3,7 +3,8 @@
 import pytest
 
 from tiercel.live import changed_settings, why_restart
-from tiercel.settings import GROUPS, SETTINGS
+from tiercel.setting_groups import GROUPS
+from tiercel.settings import SETTINGS
 
 DEFAULTS = {name: option.default for name, option in SETTINGS.items()}
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from tests.server.overloaded import MACHINE, Overloaded, Sent, Verdict, draw, judge
 from tiercel.ids import TenantId
+from tiercel.process_settings import PolicyName
 from tiercel.server.tenancy.tenants import BestEffort, Tenant
-from tiercel.settings import PolicyName
 from tiercel.tenant import Slo, TenantShare
 
 GOAL_S = 1.0

@@ -1,0 +1,30 @@
+"""The settings that both processes act on. See `tiercel.settings`."""
+
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from tiercel.option import Option, read_lower
+from tiercel.setting_groups import LOG, MODEL, SCHEDULER
+
+PolicyName = Literal["fair", "priority", "fcfs"]
+LogFormat = Literal["json", "console"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class ProcessSettings(Struct, frozen=True, kw_only=True):
+    """The settings that both processes act on."""
+
+    model: Annotated[
+        str, Option(MODEL, "Model folder, or org/name in the Hugging Face cache.", default=None)
+    ]  # once resolved: a folder
+    scheduling_policy: Annotated[
+        PolicyName, Option(SCHEDULER, "Scheduling policy: fair, priority or fcfs.", "NAME", is_rare=True, is_live=True)
+    ] = "fair"
+    log_level: Annotated[
+        LogLevel,
+        Option(
+            LOG, "Lowest severity logged.", "LEVEL", read=read_lower, vllm_variable="VLLM_LOGGING_LEVEL", is_live=True
+        ),
+    ] = "info"
+    log_format: Annotated[LogFormat, Option(LOG, "Log format: json or console.", "FORMAT")] = "json"
