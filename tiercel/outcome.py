@@ -25,6 +25,7 @@ class FinishReason(enum.Enum):
 
     STOP = "stop"  # an end-of-sequence or stop token, or a stop string that the HTTP process found
     LENGTH = "length"  # max_tokens or the model's context
+    TIMEOUT = "timeout"  # a time limit of the request passed
     ABORT = "abort"  # the client disconnected
     ERROR = "error"  # the engine failed this request; `Finished.error` says how
 

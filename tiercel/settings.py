@@ -269,6 +269,17 @@ class ServerSettings(AccessSettings, frozen=True, kw_only=True):
     shutdown_timeout_s: Annotated[
         float, _seconds(SERVER, "Maximum drain time.", name="shutdown_timeout", within=(0, _DAY_S), is_live=True)
     ] = 30.0  # 0 = end streams at once
+    request_timeout_s: Annotated[
+        float,
+        _seconds(
+            SERVER,
+            "Maximum time to answer a request; 0: no limit.",
+            name="request_timeout",
+            is_rare=True,
+            within=(0, _DAY_S),
+            is_live=True,
+        ),
+    ] = 0.0
     stall_timeout_s: Annotated[
         float,
         _seconds(

@@ -15,7 +15,7 @@ BODY_REFUSALS = (400, 408, 413)
 """The refusals of a body: malformed or invalid, too slow, too large."""
 KEY_REFUSALS = (401,)
 """The refusals of a route that needs a key."""
-GENERATION_REFUSALS = (*BODY_REFUSALS, *KEY_REFUSALS, 404, 429, 500, 503)
+GENERATION_REFUSALS = (*BODY_REFUSALS, *KEY_REFUSALS, 404, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

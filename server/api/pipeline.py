@@ -3,9 +3,10 @@
 A route reads the body, checks its own fields and wraps them into a `GenerationCall`; the rest is the same for all.
 """
 
+import asyncio
 import secrets
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, TypeVar
 
 import structlog
 from msgspec import Struct
@@ -15,13 +16,15 @@ from starlette.responses import Response
 
 from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.api.context import ServerContext
+from tiercel.server.api.deadline import DEADLINE_EXCEEDED, Deadline, deadline_of
 from tiercel.server.api.delta_encoder import ReplyShape
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
-from tiercel.server.api.stream import EventStream, FailureNote, StreamRules, whole_reply
+from tiercel.server.api.stream import EventStream, FailureNote, StreamRules, ended_early, whole_reply
+from tiercel.server.engine.alarm import Alarm
 from tiercel.server.engine.choice_text import ChoiceText, GenerationError, SequenceFailedError
 from tiercel.server.engine.generation import Generation, StreamEndedError
 from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes
@@ -32,6 +35,8 @@ from tiercel.server.tenancy.auth import tenant_of
 from tiercel.server.tenancy.tenants import Tenant, narrowed
 from tiercel.server.text.detokenizer import make_detokenizer
 from tiercel.server.tracing.record import RequestRecord
+
+T = TypeVar("T")
 
 
 class GenerationCall(Protocol):
@@ -89,12 +94,21 @@ class GenerationPipeline:
         )
 
     async def answer(self, call: GenerationCall, shape: ReplyShape, model: str, request: Request) -> Response:
-        """Admit, tokenise and submit a call; return its answer. Errors: AdmissionError, ClientGoneError."""
+        """Admit, tokenise and submit a call; return its answer. Errors: AdmissionError, ClientGoneError.
+
+        The time limits of the request hold from its arrival to the end of its answer.
+        """
         tenant, record = tenant_of(request.scope), record_of(request.scope)
         record.note_parsed(model)
         with self._context.admission.enter(tenant, call.fields.n or 1, prompts=call.num_prompts) as entry:
-            prepared = await run_watched(self._prepare(call, tenant, record), request.receive)
+            deadline = deadline_of(
+                call.fields, request.headers, self._context.settings.request_timeout_s, record.arrival_s
+            )
+            preparing = self._in_time(self._prepare(call, tenant, record), deadline, record)
+            prepared = await run_watched(preparing, request.receive)
             generation = self._submit(prepared, call.fields, tenant, entry, record)
+            if deadline is not None:
+                self._set_deadline(generation, deadline)
         rules, note = self._stream_rules(call.fields), self._failure_note(record)
         if call.fields.stream:
             return EventStream(generation, shape, rules, note)
@@ -107,6 +121,28 @@ class GenerationPipeline:
             prompts = await call.tokenize(limits)
         cap = self._context.defaults.max_new_tokens
         return _PreparedCall(plan, prompts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
+
+    async def _in_time(self, work: Awaitable[T], deadline: Deadline | None, record: RequestRecord) -> T:
+        """Return the result of `work`. Errors: AdmissionError (504) at the deadline, and those of `work`."""
+        if deadline is None:
+            return await work
+        try:
+            async with asyncio.timeout(None) as scope:
+                with Alarm(self._context.clock, deadline.at_s, lambda: scope.reschedule(0.0)):
+                    return await work
+        except TimeoutError as exc:
+            if not scope.expired():
+                raise
+            record.outcome = "timeout"
+            self._context.metrics.on_timeout(deadline.limit, has_tokens=False)
+            raise ended_early(deadline.end) from exc
+
+    def _set_deadline(self, generation: Generation, deadline: Deadline) -> None:
+        def expire() -> None:
+            self._context.metrics.on_timeout(deadline.limit, has_tokens=generation.has_tokens)
+            generation.expire(deadline.end)
+
+        generation.call_at(deadline.at_s, expire)
 
     def _submit(
         self,
@@ -180,6 +216,9 @@ class GenerationPipeline:
 
     def _failure_note(self, record: RequestRecord) -> FailureNote:
         def note(error: GenerationError) -> str:
+            if isinstance(error, StreamEndedError) and error.end.code == DEADLINE_EXCEEDED:
+                record.outcome = "timeout"
+                return ""  # expected, and counted when it happened
             error_id = secrets.token_hex(8)
             reason = error.end.code if isinstance(error, StreamEndedError) else "engine_error"
             detail = error.reason if isinstance(error, SequenceFailedError) else None

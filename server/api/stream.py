@@ -13,6 +13,7 @@ from tiercel.server.api.delta_encoder import DeltaEncoder, ReplyShape
 from tiercel.server.api.replies.usage import UsageBody, usage_body
 from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError, SequenceFailedError
 from tiercel.server.engine.generation import Generation, StreamEndedError, TokenText
+from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.http.body_writer import BodyWriter, body_writer
 from tiercel.server.http.failure import encode_fault, engine_failed
 from tiercel.server.http.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, EventFrame, event
@@ -234,12 +235,17 @@ def _joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     )
 
 
+def ended_early(end: StreamEnd) -> AdmissionError:
+    """Return the refusal for a request that ended before its first token."""
+    return AdmissionError(end.status, end.message, code=end.code, kind="server_error", retry_after_s=end.retry_after_s)
+
+
 def to_refusal(error: GenerationError, note: FailureNote) -> AdmissionError:
     """Return the refusal for a generation that failed."""
     error_id = note(error)
     match error:
         case StreamEndedError(end=end):
-            return AdmissionError(503, end.message, code=end.code, kind="server_error", retry_after_s=5)
+            return ended_early(end)
         case SequenceFailedError():
             return engine_failed(error_id)
         case _:

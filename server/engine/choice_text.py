@@ -33,7 +33,7 @@ class ChoiceDelta(Struct, frozen=True, kw_only=True):
     text: str
     logprobs: tuple[DrawnToken, ...]
     num_outputs: int  # tokens since the start of the choice
-    finish_reason: str | None = None  # stop | length
+    finish_reason: str | None = None  # stop | length | timeout
     stop_reason: int | str | None = None
 
 

@@ -8,7 +8,9 @@ from typing import Self
 from msgspec import Struct
 
 from tiercel.clock import Clock
-from tiercel.outcome import FinishReason
+from tiercel.ids import SeqId
+from tiercel.outcome import Finished, FinishReason
+from tiercel.server.engine.alarm import Alarm
 from tiercel.server.engine.choice_text import ChoiceDelta, ChoiceText, GenerationError
 from tiercel.server.engine.client import EngineClient, Submission
 from tiercel.server.engine.mailbox import Delivery, Mailbox, StreamEnd
@@ -69,7 +71,7 @@ class TokenUsage(Struct, frozen=True):
 
 
 class StreamEndedError(GenerationError):
-    """The engine died, or the server is shutting down."""
+    """The engine died, the server is shutting down, or the time is up."""
 
     def __init__(self, end: StreamEnd) -> None:
         super().__init__(end.code)
@@ -80,7 +82,8 @@ class Generation:
     """The sequences of one client request. Leaving the `with` aborts the sequences that still run."""
 
     __slots__ = (
-        *("_choices", "_client", "_clock", "_num_open", "_num_prompt", "_submission", "detokenizing", "mailbox"),
+        *("_alarms", "_choices", "_client", "_clock", "_num_open", "_num_prompt", "_submission"),
+        *("detokenizing", "mailbox"),
     )
 
     def __init__(
@@ -98,6 +101,7 @@ class Generation:
         self._choices = tuple(choices)
         self._num_prompt = num_prompt  # tokens of all prompts
         self._num_open = len(choices)  # choices without a finish reason
+        self._alarms: list[Alarm] = []
         self.mailbox = mailbox
         self.detokenizing = DetokenizeTimes()
 
@@ -107,6 +111,8 @@ class Generation:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for alarm in self._alarms:
+            alarm.cancel()
         self._client.abort(self._submission.seqs, FinishReason.ABORT)
 
     @property
@@ -128,6 +134,33 @@ class Generation:
     def is_done(self) -> bool:
         """True when every choice has its finish reason."""
         return not self._num_open
+
+    @property
+    def has_tokens(self) -> bool:
+        """True when a choice has had its first token."""
+        return any(facts.num_outputs for facts in self._submission.facts)
+
+    def call_at(self, at_s: float, action: Callable[[], None]) -> None:
+        """Call `action` at a time of the clock, unless the generation has ended before."""
+        alarm = Alarm(self._clock, at_s, action)
+        self._alarms.append(alarm)
+        alarm.set()
+
+    def expire(self, end: StreamEnd) -> None:
+        """End the sequences now, because the time is up.
+
+        Open choices keep their text and get the finish reason "timeout". If no choice has a token, the generation ends
+        with `end` as an error.
+        """
+        facts, had_tokens = self._submission.facts, self.has_tokens
+        ended = [choice for choice in range(len(facts)) if facts[choice].finished is None]
+        self._client.abort([self._submission.seqs[choice] for choice in ended], FinishReason.TIMEOUT)
+        if not had_tokens:
+            self.mailbox.put_end(end)
+        else:
+            for choice in ended:
+                self.mailbox.put_finished(choice, _timed_out(self._submission.seqs[choice], facts[choice]))
+        self.mailbox.wake()
 
     async def next_deltas(self) -> list[ChoiceDelta]:
         """Wait for tokens and turn them into text. The list is empty if all text is held back.
@@ -193,6 +226,17 @@ class Generation:
             sum(choice.num_outputs for choice in self._choices),
             sum(finished.num_cached for finished in firsts if finished is not None),
         )
+
+
+def _timed_out(seq: SeqId, facts: SequenceFacts) -> Finished:
+    """Return the end of a sequence for its reader; the engine reports the times later."""
+    return Finished(
+        seq=seq,
+        reason=FinishReason.TIMEOUT,
+        num_prompt=facts.start.num_prompt,
+        num_outputs=facts.num_outputs,
+        num_cached=0,
+    )
 
 
 class _Flow:

@@ -16,10 +16,12 @@ _LOGPROB_COST_BYTES = 64  # one alternative of one token
 
 
 class StreamEnd(Struct, frozen=True):
-    """The reason for the early end of a stream: the engine died, or the server is shutting down."""
+    """The reason for the early end of a stream: the engine died, the server is shutting down, or the time is up."""
 
     message: str
     code: str
+    status: int = 503  # if nothing has been sent yet
+    retry_after_s: float | None = 5
 
 
 class Delivery:

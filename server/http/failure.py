@@ -43,6 +43,8 @@ def fault_response(error: AdmissionError) -> Response:
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    if error.status == 504:
+        headers["X-Should-Retry"] = "false"  # read by OpenAI's SDKs, which otherwise try twice more
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.code == SHUTTING_DOWN or error.status in (408, 413):

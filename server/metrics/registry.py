@@ -58,6 +58,9 @@ class ServerMetrics:
             "vllm:admission_rejections", "Requests refused before any work.", ("model_name", "engine", "reason"),
             registry=registry,
         )  # fmt: skip
+        self._timeouts = Counter(
+            "tiercel_timeouts", "Requests ended by a time limit.", ("limit", "stage"), registry=registry
+        )
         self._stream_errors = Counter(
             "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
         )
@@ -66,6 +69,9 @@ class ServerMetrics:
             self._http_requests.labels("POST", handler, "5xx")
         for reason in _REJECTIONS:
             self._rejections.labels(model_name, ENGINE, reason)
+        for limit in ("timeout", "read_timeout", "request_timeout"):
+            for stage in ("waiting", "running"):
+                self._timeouts.labels(limit, stage)
         for reason in _STREAM_ERRORS:
             self._stream_errors.labels(reason)
         ProcessCollector(registry=registry)
@@ -103,6 +109,10 @@ class ServerMetrics:
     def on_stream_error(self, reason: str) -> None:
         """Count a generation that ended in an error."""
         self._stream_errors.labels(reason).inc()
+
+    def on_timeout(self, limit: str, *, has_tokens: bool) -> None:
+        """Count a request that a time limit ended, before or after its first token."""
+        self._timeouts.labels(limit, "running" if has_tokens else "waiting").inc()
 
     def on_ready(self, ready: Ready) -> None:
         """Create the metrics of the engine. If the engine was restarted, record that."""

@@ -17,6 +17,7 @@ INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 MAX_STOP_LETTERS = 256
 MAX_CHOICES = 8
+MAX_TIMEOUT_S = 86_400
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LETTERS)]
 
@@ -53,4 +54,5 @@ class SamplingFields(Fields):
     stream_options: StreamOptions | None = None
     cache_salt: Word | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None  # a lower number goes first
+    timeout: Annotated[float, Field(strict=True, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)] | None = None  # seconds
     user: str | None = None  # ignored: the key decides whose request it is
