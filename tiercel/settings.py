@@ -52,6 +52,7 @@ _DAY_S = 86_400
 _length = partial(Option, metavar="TOKENS", read=read_length, expects=LENGTH)
 _size = partial(Option, metavar="SIZE", read=read_size, expects=SIZE)
 _seconds = partial(Option, metavar="SECONDS")
+_live_seconds = partial(_seconds, SERVER, is_rare=True, within=(0, _DAY_S), is_live=True)
 _names = partial(Option, read=read_names, expects=NAMES)
 
 
@@ -270,15 +271,7 @@ class ServerSettings(AccessSettings, frozen=True, kw_only=True):
         float, _seconds(SERVER, "Maximum drain time.", name="shutdown_timeout", within=(0, _DAY_S), is_live=True)
     ] = 30.0  # 0 = end streams at once
     request_timeout_s: Annotated[
-        float,
-        _seconds(
-            SERVER,
-            "Maximum time to answer a request; 0: no limit.",
-            name="request_timeout",
-            is_rare=True,
-            within=(0, _DAY_S),
-            is_live=True,
-        ),
+        float, _live_seconds("Maximum time to answer a request; 0: no limit.", name="request_timeout")
     ] = 0.0
     stall_timeout_s: Annotated[
         float,
@@ -303,15 +296,7 @@ class ServerSettings(AccessSettings, frozen=True, kw_only=True):
         ),
     ] = 5.0
     sse_keep_alive_interval_s: Annotated[
-        float,
-        _seconds(
-            SERVER,
-            "Time between comments in a quiet stream; 0: none.",
-            name="sse_keep_alive_interval",
-            is_rare=True,
-            within=(0, _DAY_S),
-            is_live=True,
-        ),
+        float, _live_seconds("Time between comments in a quiet stream; 0: none.", name="sse_keep_alive_interval")
     ] = 0.0
     max_body_bytes: Annotated[
         int,
