@@ -14,6 +14,7 @@ from tiercel.server.api.context import ServerContext
 from tiercel.server.api.generation_config import load_sampling_defaults
 from tiercel.server.control.configuration import Configuration, SettingsVersion
 from tiercel.server.engine.client import EngineClient
+from tiercel.server.http.body_budget import BodyBudget
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import oldest_waits
 from tiercel.server.tenancy.admission import Admission
@@ -76,6 +77,8 @@ def build_context(
             set_log_level(server.log_level)
 
     configuration.add_listener(apply_settings)
+    bodies = BodyBudget(lambda: configuration.server.max_pending_body_bytes, lambda: metrics.on_rejected("body_memory"))
+    metrics.open_bodies(lambda: bodies.held_bytes, lambda: configuration.server.max_pending_body_bytes)
     return ServerContext(
         configuration=configuration,
         codec=codec,
@@ -90,5 +93,6 @@ def build_context(
         draw_seed=functools.partial(secrets.randbits, 63),
         wall_s=time.time,
         started_at=int(time.time()),
+        bodies=bodies,
         traces=make_traces(settings.otlp_traces_endpoint),
     )

@@ -309,6 +309,16 @@ class ServerSettings(AccessSettings, frozen=True, kw_only=True):
             is_live=True,
         ),
     ] = 8 * MIB
+    max_pending_body_bytes: Annotated[
+        int,
+        _size(
+            SERVER,
+            "Maximum memory of request bodies that are not admitted yet.",
+            is_rare=True,
+            within=(MIB, _MAX_KV_BYTES),
+            is_live=True,
+        ),
+    ] = 64 * MIB  # beyond it, the largest bodies get 503
     root_path: Annotated[
         str, Option(SERVER, "Path prefix behind a proxy.", "PATH", is_rare=True, may_be_empty=True)
     ] = ""

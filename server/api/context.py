@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from tiercel.server.control.configuration import Configuration
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.status import EngineStartError, EngineState
 from tiercel.server.http.body import read_object
+from tiercel.server.http.body_budget import BodyBudget, BodyHolding
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.directory import TenantDirectory
@@ -49,6 +51,7 @@ class ServerContext:
     draw_seed: Callable[[], int]  # 63 bits
     wall_s: Callable[[], float]  # seconds since 1970, for `created`
     started_at: int
+    bodies: BodyBudget  # of requests that are not admitted yet
     traces: TraceSink | None = None  # None if no traces are made
 
     @property
@@ -102,9 +105,16 @@ class ServerContext:
             _MIN_VALUE_LIMIT, self.settings.max_body_bytes if ready is None else ready.max_model_len + _FIELD_VALUES
         )
 
-    async def read_object(self, request: Request) -> dict[str, object]:
+    def hold_body(self, request: Request) -> AbstractContextManager[BodyHolding]:
+        """Return the memory of a request's body, counted for its tenant, or for its address if it has no key."""
+        tenant: Tenant | None = request.scope.get("state", {}).get("tenant")
+        if tenant is None or tenant.name == DEFAULT_TENANT.name:
+            return self.bodies.hold(request.client.host if request.client else "local")
+        return self.bodies.hold(f"tenant {tenant.name}")
+
+    async def read_object(self, request: Request, holding: BodyHolding) -> dict[str, object]:
         """Return the body of a request as a JSON object. Errors: AdmissionError, ClientGoneError."""
-        return await read_object(request, self.in_worker, max_values=self.max_values)
+        return await read_object(request, self.in_worker, holding, max_values=self.max_values)
 
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run work on text in a thread, off the event loop."""

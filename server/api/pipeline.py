@@ -5,7 +5,7 @@ A route reads the body, checks its own fields and wraps them into a `GenerationC
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 import structlog
@@ -21,7 +21,7 @@ from tiercel.server.api.delta_encoder import ReplyShape
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.replies.head import ReplyHead
-from tiercel.server.api.schemas.sampling import SamplingFields
+from tiercel.server.api.schemas.sampling import SamplingFields, StreamOptions
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
 from tiercel.server.api.stream import EventStream, FailureNote, StreamRules, ended_early, whole_reply
 from tiercel.server.engine.alarm import Alarm
@@ -29,6 +29,7 @@ from tiercel.server.engine.choice_text import ChoiceText, GenerationError, Seque
 from tiercel.server.engine.generation import Generation, StreamEndedError
 from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes
 from tiercel.server.engine.sequences import SequenceStart
+from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.admission import AdmissionRequest, Entry, Terms
 from tiercel.server.tenancy.auth import tenant_of
@@ -57,6 +58,17 @@ class GenerationCall(Protocol):
         ...
 
 
+ReadCall = tuple[GenerationCall, ReplyShape, str]
+"""A checked call, the shape of its answer, and the name of the model."""
+
+
+class _ReplyFields(Struct, frozen=True):
+    """The fields of a body that its answer needs."""
+
+    stream: bool
+    stream_options: StreamOptions | None
+
+
 class _PreparedCall(Struct, frozen=True):
     """A client request, checked and tokenised."""
 
@@ -72,15 +84,6 @@ class GenerationPipeline:
         self._context = context
         self._log = structlog.stdlib.get_logger("server.generation")
 
-    async def read(self, request: Request) -> dict[str, object]:
-        """Return the body as a JSON object. Errors: AdmissionError, ClientGoneError."""
-        record, tenant = record_of(request.scope), tenant_of(request.scope)
-        record.tenant = tenant.name
-        record.rate_headers = lambda: self._context.admission.rate_headers(tenant)
-        body = await self._context.read_object(request)
-        refuse_unsupported(body)
-        return body
-
     def head(self, fields: SamplingFields, id_prefix: str, *, with_logprobs: bool) -> ReplyHead:
         """Return the head of the answer. Errors: AdmissionError (404) for an unknown model."""
         settings = self._context.settings
@@ -93,29 +96,45 @@ class GenerationPipeline:
             role="assistant",
         )
 
-    async def answer(self, call: GenerationCall, shape: ReplyShape, model: str, request: Request) -> Response:
-        """Admit, tokenise and submit a call; return its answer. Errors: AdmissionError, ClientGoneError.
+    async def answer(self, request: Request, read: Callable[[dict[str, object]], ReadCall]) -> Response:
+        """Read a body with `read`, admit, tokenise and submit its call; return the answer.
 
-        The time limits of the request hold from its arrival to the end of its answer.
+        The time limits of the request hold from its arrival to the end of its answer. Errors: AdmissionError,
+        ClientGoneError.
         """
-        tenant, record = tenant_of(request.scope), record_of(request.scope)
-        record.note_parsed(model)
-        with self._context.admission.enter(tenant, call.fields.n or 1, prompts=call.num_prompts) as entry:
-            deadline = deadline_of(
-                call.fields, request.headers, self._context.settings.request_timeout_s, record.arrival_s
-            )
-            preparing = self._in_time(self._prepare(call, tenant, record), deadline, record)
-            prepared = await run_watched(preparing, request.receive)
-            generation = self._submit(prepared, call.fields, tenant, entry, record)
-            if deadline is not None:
-                self._set_deadline(generation, deadline)
-        rules, note = self._stream_rules(call.fields), self._failure_note(record)
-        if call.fields.stream:
+        shape, fields, generation = await self._admit(request, read)  # nothing larger of the body lives longer
+        rules, note = self._stream_rules(fields), self._failure_note(record_of(request.scope))
+        if fields.stream:
             return EventStream(generation, shape, rules, note)
         return await whole_reply(generation, shape, rules, note, request.receive)
 
-    async def _prepare(self, call: GenerationCall, tenant: Tenant, record: RequestRecord) -> _PreparedCall:
-        limits = await self._context.limits(tenant)
+    async def _admit(
+        self, request: Request, read: Callable[[dict[str, object]], ReadCall]
+    ) -> tuple[ReplyShape, _ReplyFields, Generation]:
+        tenant, record = tenant_of(request.scope), record_of(request.scope)
+        record.tenant = tenant.name
+        record.rate_headers = lambda: self._context.admission.rate_headers(tenant)
+        with self._context.hold_body(request) as holding:
+            body = await self._context.read_object(request, holding)
+            refuse_unsupported(body)
+            call, shape, model = read(body)
+            record.note_parsed(model)
+            fields = call.fields
+            with self._context.admission.enter(tenant, fields.n or 1, prompts=call.num_prompts) as entry:
+                limit_s = self._context.settings.request_timeout_s
+                deadline = deadline_of(fields, request.headers, limit_s, record.arrival_s)
+                preparing = self._in_time(self._prepare(call, tenant, record, holding), deadline, record)
+                prepared = await run_watched(preparing, request.receive)
+                generation = self._submit(prepared, fields, tenant, entry, record)
+                if deadline is not None:
+                    self._set_deadline(generation, deadline)
+        return shape, _ReplyFields(bool(fields.stream), fields.stream_options), generation
+
+    async def _prepare(
+        self, call: GenerationCall, tenant: Tenant, record: RequestRecord, holding: BodyHolding
+    ) -> _PreparedCall:
+        with holding.displaceable():
+            limits = await self._context.limits(tenant)
         plan = call.plan(limits)
         with record.tokenising():
             prompts = await call.tokenize(limits)
@@ -204,7 +223,7 @@ class GenerationPipeline:
         interval = self._context.settings.stream_interval
         return ChoiceText(detokenizer, plan.rules, vocabulary, plan.params.stop_token_ids, interval)
 
-    def _stream_rules(self, fields: SamplingFields) -> StreamRules:
+    def _stream_rules(self, fields: _ReplyFields) -> StreamRules:
         settings, options = self._context.settings, fields.stream_options
         include_usage = settings.enable_force_include_usage or bool(options and options.include_usage)
         return StreamRules(

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from tiercel.errors import AdmissionError
+from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.watch import ClientGoneError
 
 MAX_DEPTH = 64
@@ -15,6 +16,8 @@ MAX_CONTAINERS = 16_384  # objects and arrays: more than 2,048 messages with 8,1
 MAX_STRINGS = 65_536  # names and values
 _READ_S = 30.0
 _LARGE_BYTES = 64 * 1024  # more than this is decoded by a worker
+_MAX_LETTER_BYTES = 4
+_VALUE_BYTES = 40  # an integer, and its place in a list
 
 T = TypeVar("T")
 
@@ -25,28 +28,58 @@ class InWorker(Protocol):
     async def __call__(self, work: Callable[[], T]) -> T: ...
 
 
-async def read_object(request: Request, in_worker: InWorker, *, max_values: int) -> dict[str, object]:
-    """Read the body of a request as a JSON object of at most `max_values` values.
+async def read_body(request: Request, holding: BodyHolding) -> bytearray:
+    """Read the body of a request, which `holding` counts as it arrives.
 
-    Errors: AdmissionError (400 if it is not such an object, 408 if it comes too slowly, 413 from the body limit);
+    Errors: AdmissionError (408 if it comes too slowly, 413 from the body limit, 503 if there is no memory for it);
     ClientGoneError.
     """
-    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise AdmissionError(400, "Unsupported Media Type: Only 'application/json' is allowed", code="invalid_json")
+    body = bytearray()
     try:
-        async with asyncio.timeout(_READ_S):
-            body = await request.body()
+        with holding.displaceable():
+            async with asyncio.timeout(_READ_S):
+                async for chunk in request.stream():  # `request.body()` would keep the bytes as long as the request
+                    holding.grow(len(chunk))
+                    body += chunk
     except TimeoutError as exc:
         raise AdmissionError(408, "The request body did not arrive in time.", code="request_timeout") from exc
     except ClientDisconnect as exc:
         raise ClientGoneError from exc
+    return body
+
+
+async def read_object(
+    request: Request, in_worker: InWorker, holding: BodyHolding, *, max_values: int
+) -> dict[str, object]:
+    """Read the body of a request as a JSON object of at most `max_values` values.
+
+    `holding` counts the body, and from then on the object. Errors: AdmissionError (400 if it is not such an object, and
+    those of `read_body`); ClientGoneError.
+    """
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise AdmissionError(400, "Unsupported Media Type: Only 'application/json' is allowed", code="invalid_json")
+    body = await read_body(request, holding)
+    object_bytes = decoded_bytes(body, max_values)
+    holding.grow(object_bytes)
     if len(body) > _LARGE_BYTES:
-        return await in_worker(lambda: parse_object(body, max_values=max_values))
-    return parse_object(body, max_values=max_values)
+        fields = await in_worker(lambda: parse_object(body, max_values=max_values))
+    else:
+        fields = parse_object(body, max_values=max_values)
+    holding.resize(object_bytes)
+    return fields
 
 
-def parse_object(body: bytes, *, max_values: int) -> dict[str, object]:
+def decoded_bytes(body: bytes | bytearray, max_values: int) -> int:
+    """Return an estimate of the memory of the values in a body, on the high side.
+
+    Python keeps a text with four bytes for each character if one of them is outside the Basic Multilingual Plane.
+    """
+    letter_bytes = 1 if body.isascii() and b"\\u" not in body else _MAX_LETTER_BYTES
+    return len(body) * letter_bytes + min(body.count(b","), max_values) * _VALUE_BYTES
+
+
+def parse_object(body: bytes | bytearray, *, max_values: int) -> dict[str, object]:
     """Parse strict JSON: no NaN, no lone surrogates, at most MAX_DEPTH levels, no more parts than a request can have.
 
     Errors: AdmissionError (400).
@@ -64,7 +97,7 @@ def parse_object(body: bytes, *, max_values: int) -> dict[str, object]:
     return fields
 
 
-def _refuse_crowded(body: bytes, max_values: int) -> None:
+def _refuse_crowded(body: bytes | bytearray, max_values: int) -> None:
     """Refuse a body that would become millions of objects, before decoding it: decoding holds the interpreter lock.
 
     The whole body is counted first; only if that exceeds a limit, the text outside its strings is counted. For a body
@@ -85,7 +118,7 @@ def _refuse_crowded(body: bytes, max_values: int) -> None:
     )
 
 
-def _is_within(body: bytes, structure: bytes, max_values: int) -> bool:
+def _is_within(body: bytes | bytearray, structure: bytes | bytearray, max_values: int) -> bool:
     return (
         _count_containers(structure) <= MAX_CONTAINERS
         and structure.count(b",") < max_values
@@ -93,7 +126,7 @@ def _is_within(body: bytes, structure: bytes, max_values: int) -> bool:
     )
 
 
-def _count_containers(body: bytes) -> int:
+def _count_containers(body: bytes | bytearray) -> int:
     return body.count(b"[") + body.count(b"{")
 
 

@@ -22,7 +22,7 @@ from tiercel.wire import Ready
 _HTTP_S = (0.1, 0.5, 1)
 _POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 _REJECTIONS = (
-    *("queue_full", "deadline", "shutting_down"),
+    *("queue_full", "deadline", "shutting_down", "body_memory"),
     *("tenant_requests", "tenant_tokens", "tenant_concurrency", "tenant_queue_share"),
 )
 _STREAM_ERRORS = ("engine_error", "engine_dead", "shutting_down")
@@ -80,6 +80,10 @@ class ServerMetrics:
         """Set the sources that are read at a scrape: engine health, running and waiting sequences, queue limit."""
         self._registry.register(_HealthMetrics(health, queue_limit))
         self.tenants.open(counts, waits)
+
+    def open_bodies(self, held_bytes: Callable[[], int], limit_bytes: Callable[[], int]) -> None:
+        """Set the sources of the memory of bodies that are not admitted yet."""
+        self._registry.register(_BodyMetrics(held_bytes, limit_bytes))
 
     def watch_engine(self, pid: Callable[[], int]) -> None:
         """Add memory, CPU time and start time of the engine process."""
@@ -181,6 +185,24 @@ class _HealthMetrics(Collector):
             self._health.silence_s(),
         )  # fmt: skip
         yield GaugeMetricFamily("tiercel_queue_limit", "Maximum number of waiting sequences.", self._queue_limit())
+
+
+class _BodyMetrics(Collector):
+    """The memory of request bodies that are not admitted yet."""
+
+    def __init__(self, held_bytes: Callable[[], int], limit_bytes: Callable[[], int]) -> None:
+        self._held_bytes = held_bytes
+        self._limit_bytes = limit_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families of the bytes and of their limit."""
+        yield GaugeMetricFamily(
+            "tiercel_pending_body_bytes", "Memory of request bodies that are not admitted yet.", self._held_bytes()
+        )
+        yield GaugeMetricFamily(
+            "tiercel_pending_body_limit_bytes", "Maximum memory of request bodies that are not admitted yet.",
+            self._limit_bytes(),
+        )  # fmt: skip
 
 
 class _WithoutCreated(Collector):

@@ -1,10 +1,9 @@
 """Routes of the operator: show and change the tenants and the settings in force."""
 
-import asyncio
 import datetime
 from typing import cast
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.errors import AdmissionError, ConfigError
@@ -22,13 +21,12 @@ from tiercel.server.api.replies.admin import (
 )
 from tiercel.server.control.configuration import RESTART, STALE, SettingsVersion
 from tiercel.server.http.answer import json_answer
-from tiercel.server.http.watch import ClientGoneError
+from tiercel.server.http.body import read_body
 from tiercel.server.tenancy.directory import BODY_NAME
 from tiercel.server.tenancy.operator_document import DocumentError, read_json
 from tiercel.server.tenancy.tenants import Tenant, TenantTable
 from tiercel.settings_report import report_settings
 
-_READ_S = 30.0
 _YAML = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain")
 _SHOWN_BYTES = 4  # of a digest: eight hexadecimal digits
 
@@ -67,7 +65,7 @@ class AdminRoutes:
             raise AdmissionError(
                 400, "Unsupported Media Type: write 'application/yaml' or 'application/json'", code="invalid_tenants"
             )
-        text = await _body(request)
+        text = await self._body(request)
         try:
             table = await self._context.tenants.put(text, is_json=media_type == JSON)
         except ConfigError as exc:
@@ -86,7 +84,7 @@ class AdminRoutes:
         """
         if _media_type(request) != JSON:
             raise AdmissionError(400, "Unsupported Media Type: write 'application/json'", code="invalid_config")
-        values = _object(await _body(request))
+        values = _object(await self._body(request))
         match = request.headers.get("if-match")
         if match is not None and not match.strip('"').isdecimal():
             raise AdmissionError(400, 'If-Match: expected a version such as "3"', code="invalid_config")
@@ -95,6 +93,10 @@ class AdminRoutes:
             return _config_response(await self._context.configuration.change(values, expected_version=version))
         except ConfigError as exc:
             raise _refusal(exc) from exc
+
+    async def _body(self, request: Request) -> bytes:
+        with self._context.hold_body(request) as holding:
+            return bytes(await read_body(request, holding))
 
     async def reload(self) -> Response:
         """Do what SIGHUP does: read the settings file and the tenants file again, and apply both or none."""
@@ -134,16 +136,6 @@ def _object(text: bytes) -> dict[str, object]:
 
 def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").split(";")[0].strip().lower()
-
-
-async def _body(request: Request) -> bytes:
-    try:
-        async with asyncio.timeout(_READ_S):
-            return await request.body()
-    except TimeoutError as exc:
-        raise AdmissionError(408, "The request body did not arrive in time.", code="request_timeout") from exc
-    except ClientDisconnect as exc:
-        raise ClientGoneError from exc
 
 
 def _tenants_reply(table: TenantTable) -> TenantsReply:

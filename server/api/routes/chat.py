@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.params import ModelLimits, SamplingPlan, chat_plan
-from tiercel.server.api.pipeline import GenerationPipeline
+from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
 from tiercel.server.api.prompt import chat_work, empty_prompt
 from tiercel.server.api.replies.chat import ChatChunk, ChatReply, ChatShape
 from tiercel.server.api.schemas.chat import ChatFields
@@ -33,12 +33,13 @@ class ChatRoutes:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        body = await self._pipeline.read(request)
+        return await self._pipeline.answer(request, self._read)
+
+    def _read(self, body: dict[str, object]) -> ReadCall:
         refuse_unsupported_in_messages(body)
         fields = read_fields(ChatFields, body)
         head = self._pipeline.head(fields, "chatcmpl-", with_logprobs=bool(fields.logprobs))
-        call = _ChatCall(fields, self._context.chat_template(), self._context)
-        return await self._pipeline.answer(call, ChatShape(head), head.model, request)
+        return _ChatCall(fields, self._context.chat_template(), self._context), ChatShape(head), head.model
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import GENERATION_REFUSALS, ApiRoute, Contract
 from tiercel.server.api.params import ModelLimits, SamplingPlan, completion_plan
-from tiercel.server.api.pipeline import GenerationPipeline
+from tiercel.server.api.pipeline import GenerationPipeline, ReadCall
 from tiercel.server.api.prompt import check_tokens, encode_texts, split_prompts
 from tiercel.server.api.replies.completion import TextChunk, TextReply, TextShape
 from tiercel.server.api.schemas.completion import CompletionFields
@@ -33,10 +33,12 @@ class CompletionRoutes:
 
     async def complete(self, request: Request) -> Response:
         """Continue texts."""
-        fields = read_fields(CompletionFields, await self._pipeline.read(request))
+        return await self._pipeline.answer(request, self._read)
+
+    def _read(self, body: dict[str, object]) -> ReadCall:
+        fields = read_fields(CompletionFields, body)
         head = self._pipeline.head(fields, "cmpl-", with_logprobs=fields.logprobs is not None)
-        call = _CompletionCall(fields, split_prompts(fields.prompt), self._context)
-        return await self._pipeline.answer(call, TextShape(head), head.model, request)
+        return _CompletionCall(fields, split_prompts(fields.prompt), self._context), TextShape(head), head.model
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from tiercel.server.api.replies.tokenize import DetokenizeReply, TokenizeReply
 from tiercel.server.api.schemas.fields import read_fields
 from tiercel.server.api.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 from tiercel.server.api.schemas.unsupported import refuse_unsupported, refuse_unsupported_in_messages
+from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.watch import run_watched
 from tiercel.server.tenancy.admission import Entry
 from tiercel.server.tenancy.auth import tenant_of
@@ -42,24 +43,27 @@ class TokenizeRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Return the tokens of a prompt or of a conversation."""
-        body = await self._context.read_object(request)
-        refuse_unsupported(body)
-        with self._enter(request):
-            return await run_watched(self._tokenized(body), request.receive)
+        with self._context.hold_body(request) as holding:
+            body = await self._context.read_object(request, holding)
+            refuse_unsupported(body)
+            with self._enter(request):
+                return await run_watched(self._tokenized(body, holding), request.receive)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of tokens, special ones included."""
-        body = await self._context.read_object(request)
-        with self._enter(request):
-            return await run_watched(self._detokenized(body), request.receive)
+        with self._context.hold_body(request) as holding:
+            body = await self._context.read_object(request, holding)
+            with self._enter(request):
+                return await run_watched(self._detokenized(body, holding), request.receive)
 
     def _enter(self, request: Request) -> AbstractContextManager[Entry]:
         tenant = tenant_of(request.scope)
         record_of(request.scope).rate_headers = lambda: self._context.admission.rate_headers(tenant)
         return self._context.admission.enter(tenant)
 
-    async def _tokenized(self, body: dict[str, object]) -> Response:
-        limits = await self._context.limits()
+    async def _tokenized(self, body: dict[str, object], holding: BodyHolding) -> Response:
+        with holding.displaceable():
+            limits = await self._context.limits()
         work, with_names = self._chat_work(body, limits) if "messages" in body else self._text_work(body, limits)
         codec = self._context.codec
 
@@ -70,8 +74,9 @@ class TokenizeRoutes:
 
         return Response(await self._context.in_worker(reply), media_type="application/json")
 
-    async def _detokenized(self, body: dict[str, object]) -> Response:
-        limits = await self._context.limits()
+    async def _detokenized(self, body: dict[str, object], holding: BodyHolding) -> Response:
+        with holding.displaceable():
+            limits = await self._context.limits()
         fields = read_fields(DetokenizeFields, body)
         self._context.model_name(fields.model)
         tokens = _read_tokens(fields.tokens, limits)
