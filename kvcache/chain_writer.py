@@ -52,17 +52,25 @@ class ChainWriter:
         return self._chains.num_keys + self._written.num_keys
 
     def offer(self, table: BlockTable) -> None:
-        """Queue the chain of a sequence that has ended, if the disk would load it faster than it is computed."""
-        blocks = table.num_published
-        if self._tiers.disk is None or not blocks:
+        """Queue the chain of a sequence that has ended, if the disk would load it faster than it is computed.
+
+        The blocks of a sequence that ended while it was preempted or being restored are written as far as memory still
+        has them, head first.
+        """
+        tiers, size = self._tiers, self._block_size
+        if tiers.disk is None:
             return
-        rates, size = self._rates(), self._block_size
-        saving_s = rates.recompute_s(0, blocks * size) - rates.load_s(Route.PREFETCH, blocks)
+        is_whole = bool(table.slots) and table.restore is None
+        # A chain longer than the disk would push out its own head.
+        keys = table.keys(0, min(table.num_published, tiers.disk.blocks) if is_whole else tiers.disk.blocks)
+        if not keys:
+            return
+        rates = self._rates()
+        saving_s = rates.recompute_s(0, len(keys) * size) - rates.load_s(Route.PREFETCH, len(keys))
         if saving_s <= 0:
             return
-        # A chain longer than the disk would push out its own head.
-        keys = table.keys(0, min(blocks, self._tiers.disk.blocks))
-        is_once = self._tiers.device.copies.retention(table.slots[0]) is not RetentionClass.REUSED
+        head = tiers.device.slot_by_key.get(keys[0])
+        is_once = head is None or tiers.device.copies.retention(head) is not RetentionClass.REUSED
         self._chains.push(Chain(keys, saving_s, is_once=is_once))
 
     def note_landed(self) -> None:

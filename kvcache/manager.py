@@ -135,8 +135,9 @@ class CacheManager:
         table = self._table_by_seq.pop(seq)
         table.is_closed = True
         self._swaps.settle_retention(table)
-        if table.slots:
+        if table.slots or table.was_preempted:
             self._background.note_ended(table)
+        if table.slots:
             self._clear(table)
             self._gone.append(seq)
             self._updates = [update for update in self._updates if update.seq != seq]

@@ -28,6 +28,7 @@ EXIT_CONFIG = 2
 EXIT_ENGINE = 3
 
 _ENGINE_PATIENCE_S = 2.0  # to wait for the exit of the engine after `Quit`
+_PERSIST_S = 5.0  # at least, for the engine to write to the SSD tier what the drain has left unfinished
 _IDLE_S = 20.0  # to wait for the head of a request
 _CAUSE_S = 0.5  # to wait for the exit status after the socket closed
 _POLL_S = 0.02
@@ -105,7 +106,7 @@ class Daemon:
     def _on_signal(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            limit_s = self._context.settings.shutdown_timeout_s + FLUSH_S + 3 * _ENGINE_PATIENCE_S
+            limit_s = self._context.settings.shutdown_timeout_s + FLUSH_S + _PERSIST_S + 3 * _ENGINE_PATIENCE_S
             self._notifier.stopping("letting answers finish", limit_s)
         (self._first_signal if self._signals == 1 else self._second_signal).set()
 
@@ -198,10 +199,12 @@ class Daemon:
     async def _stop_engine(self, child: EngineChild, code: int) -> int:
         """Let the engine persist its cache for the rest of the drain time, then stop it. Return the exit code.
 
-        A second signal ends the wait.
+        A second signal ends the wait. The engine gets `_PERSIST_S` at least: sequences that the drain has ended early
+        are found again by clients that repeat the request.
         """
         client = self._context.client
-        patience_s = max(0.0, self._drain_end_s - self._context.clock.now_s()) if code == EXIT_OK else 0.0
+        left_s = self._drain_end_s - self._context.clock.now_s()
+        patience_s = max(_PERSIST_S, left_s) if code == EXIT_OK and self._drain_end_s else 0.0
         client.quit(patience_s)
         if patience_s:
             engine_ended = asyncio.create_task(client.status.wait_gone())
