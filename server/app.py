@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from fastapi import Depends
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -26,6 +25,7 @@ from tiercel.server.api.routes.operations import OperationsRoutes
 from tiercel.server.api.routes.tokenize import TokenizeRoutes
 from tiercel.server.http.failure import on_admission_error, on_http_error
 from tiercel.server.http.host import HostCheck, accepted_hosts
+from tiercel.server.http.root_path import RootPath, check_root_path
 from tiercel.server.tenancy.auth import AdminGuard, Guard, MetricsGuard
 from tiercel.server.ui.routes import UiRoutes
 
@@ -37,7 +37,6 @@ def create_app(context: ServerContext) -> DocumentedApp:
     app = DocumentedApp(
         title="tiercel",
         version=__version__,
-        root_path=settings.root_path,
         docs_url="/docs" if has_docs else None,
         redoc_url=None,
         openapi_url="/openapi.json" if has_docs else None,
@@ -59,23 +58,26 @@ def create_app(context: ServerContext) -> DocumentedApp:
     for tag, guard, routes in families:
         app.include_router(make_router(tag, routes), dependencies=[] if guard is None else [Depends(guard)])
     app.include_router(UiRoutes(context).router())
-    app.document([route for _, _, routes in families for route in routes])
+    documented = [route for _, _, routes in families for route in routes]
+    check_root_path(settings.root_path, [*(route.path for route in documented), "/ui/data", "/docs", "/openapi.json"])
+    app.document(documented)
     return app
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Answer a refusal by the framework. Its `Allow` header knows only one of the routes of a path."""
     response = await on_http_error(request, error)
-    route, app = request.scope.get("route"), cast(DocumentedApp, request.app)
-    if "allow" in response.headers and isinstance(route, APIRoute):
-        response.headers["allow"] = ", ".join(app.methods(route.path)) or response.headers["allow"]
+    if "allow" in response.headers:
+        app = cast(DocumentedApp, request.app)
+        response.headers["allow"] = ", ".join(app.methods_of(request.scope)) or response.headers["allow"]
     return response
 
 
 def _layers(context: ServerContext) -> list[Middleware]:
     """Return the layers, the outermost first."""
     settings = context.settings
-    layers = [
+    layers = [Middleware(RootPath, prefix=settings.root_path)] if settings.root_path else []
+    layers += [
         Middleware(
             RequestAccounting,
             metrics=context.metrics,

@@ -22,6 +22,11 @@ def read_dtype(value: object) -> object:
     return {"half": "float16", "float": "float32"}.get(value, value) if isinstance(value, str) else value
 
 
+def read_root_path(value: object) -> object:
+    """Read a path prefix, without the slashes at its end."""
+    return value.rstrip("/") if isinstance(value, str) else value
+
+
 def read_hosts(value: object) -> object:
     """Read the host names that a server answers to, in lower case; an address may stand in brackets."""
     names = read_names(value)

@@ -34,6 +34,7 @@ from tiercel.setting_values import (
     read_collector,
     read_dtype,
     read_model_length,
+    read_root_path,
     read_sampling,
 )
 from tiercel.units import GIB, KIB, MIB
@@ -320,7 +321,15 @@ class ServerSettings(AccessSettings, frozen=True, kw_only=True):
         ),
     ] = 64 * MIB  # beyond it, the largest bodies get 503
     root_path: Annotated[
-        str, Option(SERVER, "Path prefix behind a proxy.", "PATH", is_rare=True, may_be_empty=True)
+        str,
+        Option(
+            SERVER,
+            "Path prefix behind a proxy, whether the proxy removes it or not.",
+            "PATH",
+            read=read_root_path,
+            is_rare=True,
+            may_be_empty=True,
+        ),
     ] = ""
     disable_fastapi_docs: Annotated[bool, Option(SERVER, "Do not serve /docs and /openapi.json.", is_rare=True)] = True
     enable_server_load_tracking: Annotated[bool, Option(SERVER, "Serve /load.", is_rare=True)] = False

@@ -56,8 +56,12 @@ class ApiRoute:
 
 
 def make_router(tag: str, routes: Iterable[ApiRoute]) -> APIRouter:
-    """Return a router of these routes, without a guard."""
+    """Return a router of these routes, without a guard. HEAD is answered wherever GET is, and not documented."""
     router = APIRouter(tags=[tag])
     for route in routes:
         router.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)
+        if route.method == "GET":
+            router.add_api_route(
+                route.path, route.handler, methods=["HEAD"], response_model=None, include_in_schema=False
+            )
     return router

@@ -8,11 +8,14 @@ import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.routing import Match
+from starlette.types import Scope
 
 from tiercel.server.api.contract import EVENTS, JSON, ApiRoute, Contract
 
 _REF = "#/components/schemas/{}"
 _SCHEME = "key"
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 Document = dict[str, Any]  # Any: a JSON document
 
@@ -26,10 +29,13 @@ class DocumentedApp(FastAPI):
         """Take over the contracts of routes that the application serves."""
         self.contracts = {(_documented_path(route.path), route.method.lower()): route.contract for route in routes}
 
-    def methods(self, path: str) -> list[str]:
-        """Return the methods of the documented routes with this path."""
-        documented = _documented_path(path)
-        return sorted(method.upper() for other, method in self.contracts if other == documented)
+    def methods_of(self, scope: Scope) -> list[str]:
+        """Return the methods that the path of a request has."""
+        return [
+            method
+            for method in _METHODS
+            if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in self.routes)
+        ]
 
     def openapi(self) -> Document:
         """Return the document, which is made at the first call."""

@@ -35,7 +35,6 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         ws="none",
         server_header=False,
         proxy_headers=False,  # `is_local` goes by the peer's real address
-        root_path=settings.root_path,
         ssl_keyfile=settings.ssl_keyfile,
         ssl_certfile=settings.ssl_certfile,
         timeout_keep_alive=max(int(settings.timeout_keep_alive_s), 1),

@@ -49,7 +49,7 @@ class UiRoutes:
         router.add_api_route("/ui", self.page, methods=["GET", "HEAD"], response_model=None)
         router.add_api_route("/ui/", self.redirect, methods=["GET", "HEAD"], response_model=None)
         router.add_api_route(
-            "/ui/data", self.data, methods=["GET"], response_model=None, dependencies=[Depends(self._guard)]
+            "/ui/data", self.data, methods=["GET", "HEAD"], response_model=None, dependencies=[Depends(self._guard)]
         )
         router.add_api_route("/ui/{name:path}", self.file, methods=["GET", "HEAD"], response_model=None)
         return router

@@ -219,8 +219,10 @@ def test_unknown_routes_and_methods_answer_in_the_same_shape(model_folder: Path)
 
 def test_the_allow_header_has_every_method_of_the_path(model_folder: Path) -> None:
     async def test(server: Running) -> None:
-        allowed = {path: (await server.http.delete(path)).headers["allow"] for path in ("/admin/config", "/ping", CHAT)}
-        assert allowed == {"/admin/config": "GET, PATCH", "/ping": "GET, POST", CHAT: "POST"}
+        paths = ("/admin/config", "/ping", CHAT, "/metrics", "/ui", "/ui/data", "/v1/models/any/name")
+        allowed = {path: (await server.http.delete(path)).headers["allow"] for path in paths}
+        reads = dict.fromkeys(("/metrics", "/ui", "/ui/data", "/v1/models/any/name"), "GET, HEAD")
+        assert allowed == {"/admin/config": "GET, HEAD, PATCH", "/ping": "GET, HEAD, POST", CHAT: "POST", **reads}
 
     with_server(server_settings(model_folder), test)
 
@@ -336,5 +338,17 @@ def test_default_values_of_unsupported_fields_are_accepted(model_folder: Path) -
             ),
         )
         assert answer.status_code == 200
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_head_is_answered_wherever_get_is(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for path in ("/metrics", "/health", "/ready", "/version", "/v1/models", "/v1/models/tiny", "/ui", "/ui/data"):
+            head, get = await server.http.head(path), await server.http.get(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert head.headers["content-type"] == get.headers["content-type"]
+        assert (await server.http.head("/v2/nothing")).status_code == 404
+        assert (await server.http.head(CHAT)).headers["allow"] == "POST"
 
     with_server(server_settings(model_folder), test)

@@ -76,7 +76,7 @@ def test_a_path_that_is_spelled_differently_does_not_open_a_route(model_folder: 
             answer = await server.http.get(path, headers={"host": "health"})
             assert answer.status_code in (401, 404), path
 
-    with_server(server_settings(model_folder), test, api_keys=("one",))
+    with_server(server_settings(model_folder), test, api_keys=("one",), allowed_hosts=("health",))
 
 
 def _request(host: str | None, key: str | None = None, **more: str) -> Request:
