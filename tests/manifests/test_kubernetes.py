@@ -108,7 +108,7 @@ def test_the_probes_ask_routes_that_need_no_key() -> None:
 def test_there_is_time_for_the_drain() -> None:
     pause, drain_s = container()["lifecycle"]["preStop"]["exec"]["command"], tomllib.loads(settings_text())
     assert pause[0] == "sleep"
-    assert pod()["terminationGracePeriodSeconds"] >= int(pause[1]) + drain_s["shutdown-timeout"] + 15
+    assert pod()["terminationGracePeriodSeconds"] >= int(pause[1]) + drain_s["shutdown-timeout"] + 20
 
 
 def test_the_pod_has_few_rights() -> None:
