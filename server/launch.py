@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from msgspec.structs import replace
+
 from tiercel.config import Resolved
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
@@ -14,7 +16,8 @@ from tiercel.log import configure_log
 from tiercel.server.composition import build_context
 from tiercel.server.engine.child import EngineChild, engine_command
 from tiercel.server.engine.inherited import InheritedResources
-from tiercel.server.http.listen import bind, check_tls
+from tiercel.server.http.activation import open_listener
+from tiercel.server.http.listen import check_tls
 from tiercel.server.http.uvicorn_server import hide_cut_streams, loop_factory
 from tiercel.server.lifecycle import EXIT_CONFIG, Daemon
 from tiercel.settings import Settings
@@ -42,7 +45,9 @@ def serve(
             check_exposure(settings.server)
             check_tls(settings.server)
             inherited = resources.enter_context(InheritedResources.open(settings.engine))
-            sock = resources.enter_context(bind(settings.server))
+            sock, server = open_listener(settings.server)
+            resources.enter_context(sock)
+            settings = replace(settings, server=server)
             child = resources.enter_context(EngineChild.start(command or engine_command(), inherited))
             context = build_context(settings.server, settings.engine, origin)  # while the engine's imports run
             daemon = Daemon(settings, context, sock, child, out or sys.stdout, err or sys.stderr)

@@ -32,6 +32,8 @@ EMBEDDED_NAME = "tiercel-embedded"
 
 VLLM_VARIABLES = {option.option.vllm_variable: name for name, option in SETTINGS.items() if option.option.vllm_variable}
 """vLLM's variables that are honoured, and the settings that they set."""
+_LISTEN_FDS_START = 3  # SD_LISTEN_FDS_START of <systemd/sd-daemon.h>
+_MAX_LISTEN_FDS = 64
 _LIKELY_TYPO = 0.85  # similarity of two names, as difflib measures it
 
 P = TypeVar("P", bound=ProcessSettings)
@@ -118,6 +120,18 @@ def watchdog_s() -> float | None:
     if not microseconds.isdecimal() or not int(microseconds) or pid not in ("", str(os.getpid())):
         return None
     return int(microseconds) / 1e6
+
+
+def take_listen_fds() -> tuple[tuple[int, str], ...]:
+    """Return number and name of the descriptors that systemd passed to this process, as sd_listen_fds(3) does.
+
+    Effects: the variables are removed, so that no child takes the descriptors for its own.
+    """
+    pid, count, names = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
+    if pid != str(os.getpid()) or not count.isdecimal() or int(count) > _MAX_LISTEN_FDS:
+        return ()
+    name_by_index = dict(enumerate(names.split(":") if names else ()))
+    return tuple((_LISTEN_FDS_START + index, name_by_index.get(index, "unknown")) for index in range(int(count)))
 
 
 def bench_api_key() -> str | None:

@@ -167,7 +167,7 @@ def test_compose_has_the_health_check_of_the_image() -> None:
 
 
 def test_the_drain_ends_before_the_grace_period() -> None:
-    least_s = SETTINGS["shutdown_timeout"].default + 20  # for last bytes, the SSD tier, the end of the engine and last traces
+    least_s = SETTINGS["shutdown_timeout"].default + 20  # for last bytes, the SSD tier, the engine, and traces
     assert seconds(_daemon()["stop_grace_period"]) >= least_s
     (other,) = re.findall(r"--stop-timeout (\d+)", text("README.md"))
     assert int(other) >= least_s

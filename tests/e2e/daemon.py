@@ -4,13 +4,16 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
+
+from tests.processes import activated
 
 TIERCEL = str(Path(sys.executable).with_name("tiercel"))
 _URL = re.compile(r"tiercel serves (\S+) at (http://\S+)")
@@ -85,16 +88,29 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def daemon(folder: Path, *flags: str, wait: bool = True, under: tuple[str, ...] = ()) -> Iterator[Daemon]:
-    """Serve until the block ends. `under` is the command of a tracer.
+def daemon(
+    folder: Path,
+    *flags: str,
+    wait: bool = True,
+    under: tuple[str, ...] = (),
+    sockets: Sequence[socket.socket] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Daemon]:
+    """Serve until the block ends. `under` is the command of a tracer. `sockets` are passed as systemd does it.
 
     Step times are not measured at the start, unless a flag asks for it: that would take 1.5 s of each test.
     """
     log = folder / f"serve-{time.monotonic_ns()}.log"
     command = [*under, TIERCEL, "serve", "--port", "0", "--calibration-seconds", "0", *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}
+    environment |= variables or {}
+    fds = [sock.fileno() for sock in sockets]
+    if sockets:
+        command = activated(command, sockets)
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=environment, cwd=folder)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, text=True, env=environment, cwd=folder, pass_fds=fds
+        )
     running = Daemon(process, log)
     try:
         if wait:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tiercel.server.http.activation import HTTP_NAME
 from tiercel.settings import SETTINGS, ServerSettings
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "deploy" / "systemd"
@@ -52,7 +53,7 @@ def test_the_service_notifies_and_has_a_watchdog() -> None:
 
 def test_timeouts_fit_those_of_the_daemon() -> None:
     settings = ServerSettings(model="m", served_model_names=("m",))
-    assert seconds("TimeoutStopSec") >= settings.shutdown_timeout_s + 20  # last bytes, the SSD tier, and the engine's end
+    assert seconds("TimeoutStopSec") >= settings.shutdown_timeout_s + 20  # last bytes, the SSD tier, the engine
     assert seconds("WatchdogSec") > settings.stall_timeout_s  # pings stop first
     assert seconds("TimeoutStartSec") >= 600
 
@@ -79,6 +80,14 @@ def test_the_service_has_few_rights() -> None:
     assert {name: service(name) for name in wanted} == wanted
     assert (service("User"), service("Group")) == ("tiercel", "tiercel")
     assert "MemoryDenyWriteExecute" not in read(UNIT)["Service"]  # oneDNN writes code
+
+
+def test_the_socket_is_the_one_that_the_daemon_looks_for() -> None:
+    (listen,) = read(FOLDER / "tiercel.socket")["Socket"]["ListenStream"]
+    settings = ServerSettings(model="m", served_model_names=("m",))
+    assert listen == f"{settings.host}:{settings.port}"
+    assert read(FOLDER / "tiercel.socket")["Socket"]["FileDescriptorName"] == [HTTP_NAME]
+    assert read(FOLDER / "tiercel.socket")["Install"]["WantedBy"] == ["sockets.target"]
 
 
 def test_the_variables_that_it_names_are_settings() -> None:
