@@ -13,7 +13,9 @@ _HEAD = """\
 
 The value of a setting is taken from the first of these sources: flag of `tiercel serve`, `TIERCEL_*` variable,
 `VLLM_*` variable if the table names one, settings file, default. The settings file is `tiercel.toml` in the
-working folder, or the file that `--config` or `TIERCEL_CONFIG` names:
+working folder, or the file that `--config` or `TIERCEL_CONFIG` names. A file found in the working folder must belong to
+the user of the server or to root, and only its owner may write it; a named file, and the tenants file, must not be
+writable by everybody:
 
 ```toml
 max-num-seqs = 128

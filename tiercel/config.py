@@ -19,6 +19,7 @@ from tiercel.consistency import check_together, conflict
 from tiercel.embedded import MODEL_DIR
 from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
+from tiercel.file_trust import check_found_file, check_named_file
 from tiercel.option import options_of, wrong_value
 from tiercel.process_settings import ProcessSettings
 from tiercel.settings import SETTINGS, EngineSettings, ServerSettings, Settings
@@ -189,6 +190,11 @@ def _file_values(chosen: SourcedValue | None) -> dict[str, SourcedValue]:
         raise ConfigError("config.file", f"--config {path}: expected a TOML file with lines such as `port = 8000`")
     try:
         with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if chosen:
+                check_named_file(status, str(path))
+            else:
+                check_found_file(status, str(path), os.geteuid())
             content = tomllib.load(file)
     except OSError as exc:
         raise ConfigError("config.file", f"--config {path}: cannot be read: {exc.strerror}") from exc

@@ -1,6 +1,7 @@
 """Reading of the tenants file. An error names the file, the tenant, the field, the value and the allowed values."""
 
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tiercel.errors import ConfigError
+from tiercel.file_trust import check_named_file
 from tiercel.ids import TenantId
 from tiercel.server.tenancy.operator_document import MAX_BYTES, DocumentError, read_yaml
 from tiercel.server.tenancy.tenant_schema import (
@@ -39,6 +41,7 @@ def load_tenant_file(path: Path, *, others: Sequence[bytes] = ()) -> TenantConfi
     """Read and check a tenants file; see `read_tenants`. Errors: ConfigError with one line."""
     try:
         with path.open("rb") as file:
+            check_named_file(os.fstat(file.fileno()), str(path))
             text = file.read(MAX_BYTES + 1)
     except OSError as exc:
         raise ConfigError("tenants.file", f"{path}: cannot be read: {exc.strerror}") from exc

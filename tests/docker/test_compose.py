@@ -79,7 +79,7 @@ def test_every_key_is_one_of_the_specification_and_has_its_type(name: str) -> No
 def test_every_variable_is_well_formed_and_has_a_default_or_a_reason(name: str) -> None:
     for value in _strings(compose(name)):
         rest = value
-        while found := re.search(r"\$\{[A-Z_]+(:-[^${}]*|:?\?[^${}]+)\}", rest):
+        while found := re.search(r"\$\{[A-Z_]+(:[-+][^${}]*|:?\?[^${}]+)\}", rest):
             rest = rest.replace(found[0], "")
         assert "$" not in rest, value
 

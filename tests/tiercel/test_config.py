@@ -54,6 +54,29 @@ def test_flags_win_over_the_environment_and_that_over_the_file(monkeypatch: pyte
     assert (resolved.server.port, resolved.server.log_level, resolved.engine.max_num_seqs) == (1004, "debug", 7)
 
 
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o602])
+def test_a_file_in_the_working_folder_that_others_may_write_is_refused(mode: int) -> None:
+    Path("tiercel.toml").write_text("port = 1001\n")
+    Path("tiercel.toml").chmod(mode)
+    with pytest.raises(ConfigError) as refused:
+        settings()
+    assert refused.value.message == (
+        f"tiercel.toml: mode {mode:o} lets other users change it: run `chmod go-w tiercel.toml`"
+    )
+    Path("tiercel.toml").chmod(0o644)
+    assert settings().server.port == 1001
+
+
+def test_a_named_file_is_refused_if_everybody_may_write_it() -> None:
+    Path("other.toml").write_text("port = 1001\n")
+    Path("other.toml").chmod(0o666)
+    with pytest.raises(ConfigError, match=r"other\.toml: mode 666 .* run `chmod o-w other\.toml`"):
+        settings(config="other.toml")
+    Path("other.toml").chmod(0o664)
+    assert settings(config="other.toml").server.port == 1001
+    assert settings(config="/dev/null").server.port == 8000
+
+
 def test_another_file_stands_for_tiercel_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("tiercel.toml").write_text("port = 1001\nseed = 5\n")
     other = tmp_path / "other.toml"

@@ -146,6 +146,16 @@ def test_no_key_is_part_of_a_message(key: str) -> None:
         assert "cret" not in str(refusal.value)
 
 
+def test_a_file_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text("tenants: [{name: a, key: k}]")
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match=r"tenants\.yaml: mode 666 lets other users change it: run `chmod o-w"):
+        load_tenant_file(path)
+    path.chmod(0o664)
+    assert load_tenant_file(path).tenants
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
         load_tenant_file(tmp_path / "none.yaml")
