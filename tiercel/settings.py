@@ -297,8 +297,9 @@ class ServerSettings(AccessSettings, frozen=True, kw_only=True):
         ),
     ] = 5.0
     sse_keep_alive_interval_s: Annotated[
-        float, _live_seconds("Time between comments in a quiet stream; 0: none.", name="sse_keep_alive_interval")
-    ] = 0.0
+        float,
+        _live_seconds("Longest silence of a stream without a comment; 0: any.", name="sse_keep_alive_interval"),
+    ] = 15.0
     max_body_bytes: Annotated[
         int,
         _size(

@@ -145,8 +145,9 @@ class GenerationPipeline:
         """Return the result of `work`. Errors: AdmissionError (504) at the deadline, and those of `work`."""
         if deadline is None:
             return await work
+        scope = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as scope:
+            async with scope:
                 with Alarm(self._context.clock, deadline.at_s, lambda: scope.reschedule(0.0)):
                     return await work
         except TimeoutError as exc:

@@ -33,7 +33,7 @@ class StreamRules(Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     continuous_usage: bool = False
     with_details: bool = True
-    keep_alive_s: float = 0.0  # 0 = off
+    keep_alive_s: float = 0.0  # longest silence; 0 = any
 
 
 FailureNote = Callable[[GenerationError], str]
@@ -43,7 +43,7 @@ FailureNote = Callable[[GenerationError], str]
 class _Flow:
     """Writes the events of one stream while reports are handled."""
 
-    __slots__ = ("_encoder", "_generation", "_now_s", "_read_usage", "_writer", "written_s")
+    __slots__ = ("_encoder", "_generation", "_read_usage", "_writer")
 
     def __init__(
         self,
@@ -51,24 +51,19 @@ class _Flow:
         writer: BodyWriter,
         encoder: DeltaEncoder,
         read_usage: Callable[[], UsageBody | UnsetType],
-        now_s: Callable[[], float] | None,
     ) -> None:
         self._generation = generation
         self._writer = writer
         self._encoder = encoder
         self._read_usage = read_usage
-        self._now_s = now_s  # None: nobody asks when the last event was written
-        self.written_s = 0.0 if now_s is None else now_s()  # time of the last event
 
     def take(self, deltas: list[ChoiceDelta]) -> bool:
         """Write the events of some deltas. Return whether the client keeps up."""
         body = self._encoder.encode(deltas, self._read_usage())
         if body:
             self._writer.write(body)
-            if self._now_s is not None:
-                self.written_s = self._now_s()
         mailbox = self._generation.mailbox
-        if mailbox.sink is None and self._now_s is None:
+        if mailbox.sink is None:
             mailbox.sink = self._sink()
         return not self._writer.is_paused
 
@@ -157,19 +152,21 @@ class EventStream(Response):
                 await self._write(send, KEEP_ALIVE)
 
     async def _flow(self, generation: Generation, writer: BodyWriter, send: Send) -> None:
-        """Write events as the reports arrive, until the generation ends or the client does not keep up."""
+        """Write events as the reports arrive, until the generation ends or the client does not keep up.
+
+        Nothing here happens per token: the writer knows when it last sent something.
+        """
         now_s, keep_alive_s = asyncio.get_running_loop().time, self._rules.keep_alive_s
-        flow = _Flow(
-            generation, writer, self._encoder, self._usage_reader(generation), now_s if keep_alive_s > 0 else None
-        )
+        flow = _Flow(generation, writer, self._encoder, self._usage_reader(generation))
+        writer.sent_s = now_s()
         while not (writer.is_paused or generation.is_done):
             try:
-                async with asyncio.timeout_at(flow.written_s + keep_alive_s if keep_alive_s > 0 else None):
+                async with asyncio.timeout_at(writer.sent_s + keep_alive_s if keep_alive_s > 0 else None):
                     await generation.flow(flow.take)
             except TimeoutError:
-                if now_s() >= flow.written_s + keep_alive_s:
+                if now_s() >= writer.sent_s + keep_alive_s:
                     await self._write(send, KEEP_ALIVE)
-                    flow.written_s = now_s()
+                    writer.sent_s = now_s()
 
     def _usage_reader(self, generation: Generation) -> Callable[[], UsageBody | UnsetType]:
         """Return what reads the usage for the next event."""

@@ -33,19 +33,22 @@ class WriteBurst:
     def flush(self) -> None:
         """Flush the writers."""
         writers, self._writers = self._writers, []
+        now_s = asyncio.get_running_loop().time()
         for writer in writers:
             writer.flush()
+            writer.sent_s = now_s
 
 
 class BodyWriter:
     """Writes chunks of one response whose start has been sent. Its last chunk is sent by ASGI's `send`."""
 
-    __slots__ = ("_burst", "_transport", "_unsent", "is_paused")
+    __slots__ = ("_burst", "_transport", "_unsent", "is_paused", "sent_s")
 
     def __init__(self, transport: asyncio.Transport, burst: WriteBurst) -> None:
         self._transport = transport
         self._burst = burst
         self._unsent = b""
+        self.sent_s = 0.0  # time of the last burst, on the clock of the event loop
         self.is_paused = False  # the client does not read what was written; ASGI's `send` waits for it
 
     def write(self, chunk: bytes) -> None:

@@ -95,5 +95,23 @@ def test_a_step_is_one_chunk_and_steps_that_arrive_together_share_one(model_fold
     with_server(server_settings(model_folder), test, Script(step_s=60.0))
 
 
+def test_comments_leave_the_short_way_of_tokens_open(model_folder: Path) -> None:
+    """Single tokens go from the report into the connection, before and after a comment."""
+
+    async def test(server: Running) -> None:
+        def is_open() -> bool:
+            (facts,) = server.context.client.sequences.facts_by_seq.values()
+            return facts.mailbox is not None and facts.mailbox.sink is not None
+
+        async with server.http.stream("POST", TEXT, json=text_body(stream=True, max_tokens=200)) as answer:
+            lines = answer.aiter_lines()
+            for awaited in ("data: ", ": keep-alive", "data: "):
+                while not (await anext(lines)).startswith(awaited):
+                    pass
+                await until(is_open)
+
+    with_server(server_settings(model_folder), test, Script(step_s=0.3), sse_keep_alive_interval_s=0.1)
+
+
 def _report(seq: SeqId, token: int) -> Report:
     return Report(seqs=array("Q", [seq]).tobytes(), tokens=array("I", [token]).tobytes())
