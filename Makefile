@@ -1,5 +1,5 @@
 # `make serve` serves the embedded model from a fresh clone, `make test` runs lint, types and tests. CI runs `make test`,
-# `make test-slow`, `make test-ui` and `make test-deploy`. `make help` lists the targets. Variables:
+# `make test-slow`, `make faults-quick`, `make test-ui` and `make test-deploy`. `make help` lists the targets. Variables:
 #
 #   TORCH      requirement of torch                             make setup TORCH='torch==2.13.0'
 #   PIP_ARGS   arguments of every `pip install`                 make setup PIP_ARGS='--extra-index-url URL'
@@ -39,7 +39,7 @@ CHROMIUM := for name in chromium chromium-browser google-chrome; do command -v $
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-long test-fast test-report test-ui test-deploy lint format pytest constraints clean
+.PHONY: help setup serve test test-slow test-long faults faults-quick test-fast test-report test-ui test-deploy lint format pytest constraints clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -63,16 +63,22 @@ format: $(TEST_READY)  ## format and fix with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-pytest: $(TEST_READY)  ## all tests that need no browser and no Docker; installs strace and promtool if it may
+pytest: $(TEST_READY)  ## all tests that need no browser, no Docker and no fault; installs strace and promtool if it may
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
-	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy $(TESTS)
+	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --ignore tests/browser --ignore tests/deploy --ignore tests/faults $(TESTS)
 
 test-slow: $(TEST_READY)  ## killed processes, disk faults, hundreds of random walks: about ten minutes
 	@TOOLS='$(TOOLS)' $(BIN)/python -m tests.programs
-	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/browser --ignore tests/deploy tests
+	TOOLS='$(TOOLS)' OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m slow --ignore tests/browser --ignore tests/deploy --ignore tests/faults tests
+
+faults: $(TEST_READY)  ## the score of the 40 rows of docs/faults.md, with hundreds of kills: about two hours
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.score
+
+faults-quick: $(TEST_READY)  ## the same with the tests that take seconds: at most four minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.score --quick
 
 test-long: $(TEST_READY)  ## thousands of simulations and preemptions: about an hour
-	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser --ignore tests/deploy
+	$(BIN)/python -m pytest -q -n 2 --timeout 3600 -m long tests --ignore tests/browser --ignore tests/deploy --ignore tests/faults
 
 test-fast: $(TEST_READY)  ## tests that load no model
 	$(BIN)/python -m pytest -q -x $(FAST_TESTS)

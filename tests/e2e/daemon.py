@@ -94,14 +94,17 @@ def daemon(
     wait: bool = True,
     under: tuple[str, ...] = (),
     sockets: Sequence[socket.socket] = (),
+    program: Sequence[str] = (TIERCEL, "serve"),
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Daemon]:
-    """Serve until the block ends. `under` is the command of a tracer. `sockets` are passed as systemd does it.
+    """Serve until the block ends. `sockets` are passed as systemd does it.
+
+    `under` is the command of a tracer, `program` another one than `tiercel serve`.
 
     Step times are not measured at the start, unless a flag asks for it: that would take 1.5 s of each test.
     """
     log = folder / f"serve-{time.monotonic_ns()}.log"
-    command = [*under, TIERCEL, "serve", "--port", "0", "--calibration-seconds", "0", *flags]
+    command = [*under, *program, "--port", "0", "--calibration-seconds", "0", *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIERCEL_", "VLLM_"))}
     environment |= variables or {}
     fds = [sock.fileno() for sock in sockets]

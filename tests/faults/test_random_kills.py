@@ -1,0 +1,129 @@
+"""Row 35: engines killed at named points and at random times, under load and with all tiers in use.
+
+Every stream must have received what it receives from an engine that nobody kills: no wrong token, none twice, none
+missing. The books of the engine that survives must be consistent and hold nothing.
+"""
+
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import Daemon
+from tests.e2e.prompts import ONE_THREAD, PROMPTS
+from tests.faults.crash_plan import POINTS, Crash, CrashPlan
+from tests.faults.streams import Ask, Heard, crashing_daemon, make_asks, stream_all, wait_until_idle
+from tests.seeds import fresh_seeds
+
+CLIENTS = 8
+QUICK_KILLS, KILLS = 12, 200
+
+
+def flags(folder: Path) -> tuple[str, ...]:
+    """Return flags for a device pool of two prompts, a DDR tier of a few, and a disk for most of them."""
+    disk = ("--kv-disk-path", str(folder / "kv"), "--kv-disk-size", "32M")
+    pools = ("--cpu-device-pool", "--num-gpu-blocks-override", "120", "--kv-host-size", "8M")
+    return (*disk, *pools, "--max-model-len", "1024", *ONE_THREAD)
+
+
+def random_crashes(rng: random.Random, count: int) -> list[Crash]:
+    """Return crashes at every point in turn, in random order."""
+    points = [POINTS[number % len(POINTS)] for number in range(count)]
+    rng.shuffle(points)
+    return [Crash(point, rng.randint(1, 12)) for point in points]
+
+
+def compare(asks: list[Ask], expected: list[Heard], heard: list[Heard], seed: int) -> None:
+    """Assert that every stream is the expected one."""
+    wrong = [
+        f"{ask}\nexpected {right}\nreceived {got}"
+        for ask, right, got in zip(asks, expected, heard, strict=True)
+        if right.outcome != got.outcome
+    ]
+    assert not wrong, f"seed {seed}: {len(wrong)} of {len(asks)} streams differ; the first one:\n{wrong[0]}"
+
+
+def serve_with_kills(folder: Path, kills: int, seed: int) -> tuple[Counter[str], float]:
+    """Stream until the planned kills have happened; return the kills by point and the number of restarts."""
+    rng = random.Random(seed)
+    calm = folder / "calm"
+    calm.mkdir()
+    asks = make_asks(rng, PROMPTS, 3 * CLIENTS, (40, 120))
+    with crashing_daemon(calm, CrashPlan(calm), *flags(calm)) as running:
+        expected = stream_all(running.url, asks, CLIENTS)
+        assert all(heard.is_complete and not heard.errors for heard in expected)
+    plan = CrashPlan(folder)
+    plan.write(random_crashes(rng, kills))
+    with crashing_daemon(folder, plan, *flags(folder)) as running:
+        while len(plan.done()) < kills:
+            before = len(plan.done())
+            for _ in range(10):  # a crash at a point that this load seldom reaches may take several rounds
+                compare(asks, expected, stream_all(running.url, asks, CLIENTS), seed)
+                if len(plan.done()) > before:
+                    break
+            assert len(plan.done()) > before, f"seed {seed}: the planned point was never reached"
+        compare(asks, expected, stream_all(running.url, asks, CLIENTS), seed)
+        wait_until_idle(running, plan)
+        assert running.metric("tiercel_engine_restarts_total") == kills
+        assert running.stop() == 0
+    return Counter(plan.done()), kills
+
+
+@pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])
+def test_row_35_kills_at_named_points_change_no_token(tmp_path: Path, seed: int) -> None:
+    killed, _ = serve_with_kills(tmp_path, QUICK_KILLS, seed)
+    assert set(killed) == set(POINTS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", fresh_seeds(1))
+def test_row_35_two_hundred_kills_at_named_points_change_no_token(tmp_path: Path, seed: int) -> None:
+    killed, _ = serve_with_kills(tmp_path, KILLS, seed)
+    print(f"seed {seed}: {dict(killed)}")
+    assert set(killed) == set(POINTS)
+
+
+class RandomKiller(threading.Thread):
+    """Kills the engine at random times while work is in progress."""
+
+    def __init__(self, running: Daemon, rng: random.Random, kills: int) -> None:
+        super().__init__(daemon=True)
+        self._running = running
+        self._rng = rng
+        self._left = kills
+        self.has_finished = threading.Event()
+
+    def run(self) -> None:
+        while self._left:
+            self.has_finished.wait(self._rng.uniform(0.5, 3.0))
+            if self._running.metric("vllm:num_requests_running") >= 2:
+                os.kill(self._running.engine_pid(), signal.SIGKILL)
+                self._left -= 1
+        self.has_finished.set()
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"),
+    [
+        *((5, seed) for seed in (2, *fresh_seeds(1))),
+        *(pytest.param(200, seed, marks=pytest.mark.long) for seed in fresh_seeds(1)),
+    ],
+)
+def test_row_35_kills_at_random_times_change_no_token(tmp_path: Path, kills: int, seed: int) -> None:
+    rng = random.Random(seed)
+    plan = CrashPlan(tmp_path)
+    asks = make_asks(rng, PROMPTS, 3 * CLIENTS, (40, 120))
+    with crashing_daemon(tmp_path, plan, *flags(tmp_path)) as running:
+        expected = stream_all(running.url, asks, CLIENTS)
+        killer = RandomKiller(running, rng, kills)
+        killer.start()
+        while not killer.has_finished.is_set():
+            compare(asks, expected, stream_all(running.url, asks, CLIENTS), seed)
+        compare(asks, expected, stream_all(running.url, asks, CLIENTS), seed)
+        wait_until_idle(running, plan)
+        assert running.metric("tiercel_engine_restarts_total") == kills
+        assert running.stop() == 0
