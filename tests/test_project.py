@@ -108,6 +108,7 @@ def test_ci_accepts_no_missing_program() -> None:
     assert makes == [
         "make test TOOLS=required",
         "make test-slow TOOLS=required",
+        "make faults-quick",
         "make test-ui BROWSER=required",
         "make test-deploy ENGINE=required",
     ]

@@ -1,8 +1,8 @@
 """The engine process with named crash points: the real engine, put together with parts that kill it.
 
 The variable FAULT_FOLDER names the folder of the `CrashPlan`. A request with the seed POISON_SEED kills every engine
-that launches a step with it, and one with BAD_SEED makes the device raise an error. Nothing of this is in the product:
-the wrapped parts are given to `open_engine`.
+that launches a step with it, one with HOG_SEED makes the engine take HOG_BYTES of memory, and one with BAD_SEED makes
+the device raise an error. Nothing of this is in the product: the wrapped parts are given to `open_engine`.
 """
 
 import os
@@ -33,6 +33,8 @@ from tiercel.wire import FromEngine, Report, encode_frame
 
 POISON_SEED = 666_666
 BAD_SEED = 777_777
+HOG_SEED = 888_888
+HOG_BYTES = 512 << 20
 _MAX_DELAY_S = 0.005  # between the start of a transfer and the kill
 _CHECK_S = 0.2
 _POINTS_BY_ROUTE = {
@@ -105,6 +107,7 @@ class CrashingRunner:
         self._inner = inner
         self._switch = switch
         self.loop: EngineLoop | None = None
+        self._hog = bytearray()
 
     def launch(self, plan: StepPlan) -> Flight:
         """Errors: DeviceError if the step has a request with BAD_SEED."""
@@ -114,6 +117,8 @@ class CrashingRunner:
         seeds = {self._seed(piece.seq) for piece in slices}
         if POISON_SEED in seeds:
             kill_self()
+        if HOG_SEED in seeds and not self._hog:
+            self._hog = bytearray(HOG_BYTES)
         if BAD_SEED in seeds:
             raise DeviceError("device.injected", step=plan.step)
         flight = self._inner.launch(plan)

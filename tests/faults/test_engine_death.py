@@ -1,4 +1,4 @@
-"""Rows 12 to 16: a request that the engine cannot compute, and the deaths of engine and HTTP process."""
+"""Rows 12 to 16 and 21: a request that the engine cannot compute, and the deaths of engine and HTTP process."""
 
 import os
 import random
@@ -11,7 +11,8 @@ import pytest
 from tests.e2e.daemon import Daemon, daemon
 from tests.e2e.prompts import ONE_THREAD, PROMPTS, text
 from tests.faults.crash_plan import CrashPlan
-from tests.faults.faulty_engine import BAD_SEED, POISON_SEED
+from tests.faults.faulty_engine import BAD_SEED, HOG_BYTES, HOG_SEED, POISON_SEED
+from tests.faults.memory_group import memory_group
 from tests.faults.streams import Ask, StreamReader, crashing_daemon, make_asks
 
 TOKENS = (250, 300)
@@ -130,3 +131,17 @@ def test_row_16_the_engine_ends_with_the_http_process_and_leaves_no_lock(tmp_pat
     with daemon(tmp_path, *flags) as again:
         assert text(again, "Hello") is not None
         assert again.stop() == 0
+
+
+def test_row_21_a_request_that_exceeds_the_memory_limit_ends_alone(tmp_path: Path, asks: list[Ask]) -> None:
+    """The kernel kills the engine; the next one goes on with the streams, and fails the request that it died of."""
+    with crashing_daemon(tmp_path, CrashPlan(tmp_path), *ONE_THREAD) as running:
+        expected = undisturbed(running, asks)
+        with memory_group(HOG_BYTES // 2, (running.process.pid, running.engine_pid())):
+            readers = begin(running, asks)
+            hog = running.complete("This one takes memory.", seed=HOG_SEED, temperature=0.7)
+            assert hog.status_code in (500, 503)
+            assert hog.json()["error"]["code"] == "engine_crashed"
+            assert [reader.finished().outcome for reader in readers] == expected
+            running.assert_nothing_held()
+        assert running.metric("tiercel_engine_restarts_total") >= 1

@@ -1,8 +1,10 @@
-"""Rows 1, 8, 19 and 36 on the real daemon: overload, clients that leave, a drain with a queue, a clock that jumps."""
+"""Rows 1, 8, 19, 36 and 39 on the real daemon: overload, clients that leave, drains, clocks and descriptors."""
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import struct
 import subprocess
 import threading
@@ -127,4 +129,30 @@ def test_row_36_a_wall_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
             assert [reader.finished().outcome for reader in readers] == expected
             assert running.http.get("/health").status_code == 200
         running.assert_nothing_held()
+        assert running.stop() == 0
+
+
+def test_row_39_more_connections_than_descriptors_get_503_and_no_crash(tmp_path: Path) -> None:
+    limit = ("prlimit", "--nofile=256:256")
+    with daemon(tmp_path, *ONE_THREAD, under=limit) as running, contextlib.ExitStack() as closing:
+        stream = StreamReader.reading(running.url, Ask("Once", 1500))
+        url = httpx.URL(running.url)
+        for _ in range(300):
+            with contextlib.suppress(OSError):  # the backlog of the kernel may be full
+                closing.enter_context(socket.create_connection((url.host, url.port or 0), timeout=1))
+        time.sleep(1.0)
+        statuses: set[int] = set()
+        for _ in range(5):
+            with contextlib.suppress(httpx.HTTPError):
+                statuses.add(httpx.get(f"{running.url}/health", timeout=5).status_code)
+        assert statuses <= {200, 503}
+        assert statuses, "no answer at the limit of descriptors"
+        heard = stream.finished()
+        assert (heard.is_complete, heard.errors) == (True, [])
+        closing.close()
+        end_s = time.monotonic() + 30
+        while httpx.get(f"{running.url}/health").status_code != 200:
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+        assert running.complete("Hello").status_code == 200
         assert running.stop() == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.faults.score import Score
 from tests.faults.scorecard import ROWS, read_rows
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_every_row_names_tests_that_exist() -> None:
