@@ -62,6 +62,7 @@ ALSO: dict[str, set[str]] = {
     "tiercel/config.py": {"embedded"},
     "tiercel/checkpoint.py": {"huggingface_hub"},
     "tiercel/log.py": {"structlog"},
+    "server/http/guarded_protocol.py": {"httptools"},
     "server/tracing/export.py": {"opentelemetry"},
     "simulation/simulator.py": {"engine.loop"},
     "cli/simulate_input.py": {"yaml"},

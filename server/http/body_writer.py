@@ -9,8 +9,10 @@ from collections.abc import MutableMapping
 from typing import Any, cast
 
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
+
+from tiercel.server.http.gate import ConnectionGate, ConnectionLimits
+from tiercel.server.http.guarded_protocol import GuardedProtocol
 
 _EXTENSION = "tiercel.body"
 
@@ -64,30 +66,32 @@ class BodyWriter:
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
 
-class BodyWritingProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, which adds a `BodyWriter` to the scope of each request."""
+class BodyWritingProtocol(GuardedProtocol):
+    """An HTTP protocol that adds a `BodyWriter` to the scope of each request."""
 
     def __init__(
         self,
         burst: WriteBurst,
+        gate: ConnectionGate,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],  # Any: as in uvicorn
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(gate, config, server_state, app_state, _loop)
         self._burst = burst
         self._writer: BodyWriter | None = None  # of the newest request
 
     @staticmethod
-    def factory() -> type[asyncio.Protocol]:
-        """Return what uvicorn calls for each connection; the responses of all connections share one burst."""
-        return cast(type[asyncio.Protocol], functools.partial(BodyWritingProtocol, WriteBurst()))
+    def factory(limits: ConnectionLimits | None = None) -> type[asyncio.Protocol]:
+        """Return what uvicorn calls for each connection; all connections share one burst and one gate."""
+        gate = ConnectionGate(limits or ConnectionLimits())
+        return cast(type[asyncio.Protocol], functools.partial(BodyWritingProtocol, WriteBurst(), gate))
 
-    def on_headers_complete(self) -> None:
-        """Begin a request. Called by the parser."""
+    def begin_request(self) -> None:
+        """Start the application on a request."""
         before = self.cycle
-        super().on_headers_complete()
+        super().begin_request()
         if self.cycle is before or self.scope["http_version"] != "1.1" or self.pipeline:
             return  # no request, one whose body is not chunked, or one that waits for another
         self._writer = BodyWriter(self.transport, self._burst)
