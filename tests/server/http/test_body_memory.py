@@ -34,7 +34,7 @@ def test_forty_bodies_of_eight_megabytes_leave_the_process_small_and_responsive(
         port = urlsplit(server.url).port
         assert port is not None
         head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {LENGTH}\r\n\r\n"
         ).encode()
         part = b'{"prompt":"' + b"a" * (LENGTH - 1000)
