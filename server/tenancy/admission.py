@@ -23,8 +23,6 @@ from tiercel.server.tenancy.tenants import DEFAULT_TENANT, Tenant
 from tiercel.server.tenancy.usage import TenantUsage, UsageBook
 from tiercel.tenant import LAST_BAND
 
-_SAMPLE_S = 1.0
-_SMOOTHING = 0.3
 _MAX_RETRY_S = 60
 _UNKNOWN_RETRY_S = 2
 _MIN_MARGIN = 0.1  # smallest share of a goal kept as a margin: the network time to the client is not measured
@@ -37,9 +35,6 @@ class AdmissionQueue(Protocol):
 
     @property
     def num_tokenless(self) -> int: ...
-
-    @property
-    def num_started(self) -> int: ...
 
 
 class RejectionCounter(Protocol):
@@ -95,9 +90,6 @@ class Admission:
         self._overload = OverloadControl(clock)
         self._reserved = 0
         self._is_closed = False
-        self._sampled_s = clock.now_s()
-        self._sampled_started = 0
-        self._started_per_s = 0.0
 
     @property
     def max_queued(self) -> int:
@@ -129,7 +121,6 @@ class Admission:
         Errors: AdmissionError: 429 or 503 with Retry-After, or 400 for more sequences than the queue can hold.
         """
         sequences = choices * prompts
-        self._sample_rate()
         level = self._overload.feed(self._pressure())
         usage = self._usages.of(tenant)
         self._check_open(usage, choices, prompts)
@@ -204,20 +195,9 @@ class Admission:
         queue_s = self._usages.throughput.queue_s(self._usages.backlog) or 0.0
         return max(fill, queue_s / (self._usages.goal_s or _PRESSURE_S))
 
-    def _sample_rate(self) -> None:
-        """Update the moving average of the sequences per second that leave the queue."""
-        now_s, started = self._clock.now_s(), self._queue.num_started
-        elapsed_s = now_s - self._sampled_s
-        if elapsed_s < _SAMPLE_S:
-            return
-        rate = (started - self._sampled_started) / elapsed_s
-        self._started_per_s += _SMOOTHING * (rate - self._started_per_s) if self._started_per_s else rate
-        self._sampled_s, self._sampled_started = now_s, started
-
     def _retry_after_s(self, excess: int) -> float:
-        if self._started_per_s <= 0:
-            return _UNKNOWN_RETRY_S
-        return _bounded(excess / self._started_per_s)
+        started_per_s = self._usages.started_per_s
+        return _UNKNOWN_RETRY_S if started_per_s is None else _bounded(excess / started_per_s)
 
 
 class Entry:

@@ -40,8 +40,8 @@ class PromptThroughput:
 class DrainRate:
     """The prompt tokens per second of one tenant that reach their first token while sequences of the tenant wait.
 
-    Measured per tenant, because with shared service a tenant's rate depends on the other tenants and on the length of
-    the answers.
+    Time without a waiting sequence does not count. Measured per tenant, because with shared service a tenant's rate
+    depends on the other tenants and on the length of the answers.
     """
 
     __slots__ = ("_busy_s", "_noted_s", "_since_s", "_tokens", "_tokens_per_s")

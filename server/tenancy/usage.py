@@ -76,6 +76,8 @@ class UsageBook:
         self._waiting: dict[TenantId, TenantUsage] = {}  # tenants with a backlog
         self._backlog_by_band: dict[int, float] = {}
         self._table: TenantTable | None = None
+        self._num_waiting = 0  # sequences of all tenants without a first token
+        self._start_rate = DrainRate()  # counts sequences in place of tokens
         self.throughput = PromptThroughput()
 
     def __len__(self) -> int:
@@ -90,6 +92,11 @@ class UsageBook:
     def goal_s(self) -> float | None:
         """The tightest goal for the time to the first token."""
         return None if self._table is None else self._table.tightest_ttft_s
+
+    @property
+    def started_per_s(self) -> float | None:
+        """The sequences per second that leave the queue with a first token while it is not empty; None = unknown."""
+        return self._start_rate.tokens_per_s
 
     @property
     def backlog(self) -> float:
@@ -171,6 +178,7 @@ class UsageBook:
         """Update the counts when a sequence is submitted, gets its first token or leaves."""
         start = facts.start
         usage = self._named(start.tenant)
+        self._count_starts(facts, before)
         if before is SequenceStage.WAITING:
             usage.waiting -= 1
             self._add_backlog(usage, start.band, -start.num_uncached)
@@ -186,6 +194,17 @@ class UsageBook:
                 usage.forecast_error.note(facts.first_token_s - facts.arrival_s, start.queue_s, self._clock.now_s())
         else:
             self._forget_idle(usage)
+
+    def _count_starts(self, facts: SequenceFacts, before: SequenceStage | None) -> None:
+        """Measure how fast the queue drains, in the time in which it is not empty."""
+        now_s = self._clock.now_s()
+        if facts.stage is SequenceStage.RUNNING:
+            self._start_rate.note(1.0, now_s)
+        self._num_waiting += (facts.stage is SequenceStage.WAITING) - (before is SequenceStage.WAITING)
+        if self._num_waiting:
+            self._start_rate.begin(now_s)
+        else:
+            self._start_rate.pause(now_s)
 
     def on_finished(self, facts: SequenceFacts) -> None:
         """Correct the charge for the outputs of an ended sequence to their number."""

@@ -161,8 +161,8 @@ def test_the_memory_of_a_decoded_body_is_not_underestimated(body: bytes, least: 
 
 async def _send_part(server: Running, declared: int, part: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {declared}\r\n\r\n"
-    writer.write(head.encode() + part)
+    head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {declared}\r\n\r\n".encode() + part)
     return reader, writer
 
 

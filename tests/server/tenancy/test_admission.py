@@ -1,10 +1,15 @@
 """The admission queue."""
 
+from itertools import pairwise
+
 import pytest
 
 from tiercel.clock import ManualClock
 from tiercel.errors import AdmissionError
 from tiercel.ids import TenantId
+from tiercel.request import SamplingParams
+from tiercel.server.engine.mailbox import Mailbox
+from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, SequenceStart
 from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.usage import UsageBook
 
@@ -14,7 +19,6 @@ class EngineQueue:
 
     def __init__(self) -> None:
         self.num_tokenless = 0
-        self.num_started = 0
 
 
 class Counter:
@@ -31,8 +35,13 @@ class Counter:
 
 
 def _admission(max_queued: int = 4) -> tuple[Admission, EngineQueue, Counter, ManualClock]:
+    return _admission_and_usages(max_queued)[:4]
+
+
+def _admission_and_usages(max_queued: int) -> tuple[Admission, EngineQueue, Counter, ManualClock, UsageBook]:
     queue, counter, clock = EngineQueue(), Counter(), ManualClock()
-    return Admission(queue, counter, clock, UsageBook(clock), max_queued=max_queued), queue, counter, clock
+    usages = UsageBook(clock)
+    return Admission(queue, counter, clock, usages, max_queued=max_queued), queue, counter, clock, usages
 
 
 def test_places_are_held_until_submission_and_given_back_after_a_failure() -> None:
@@ -56,11 +65,28 @@ def test_sequences_at_the_engine_count_as_queued() -> None:
         pass
 
 
-def test_retry_after_follows_the_rate_at_which_the_queue_drains() -> None:
-    admission, queue, _, clock = _admission(10_000)
-    queue.num_tokenless, queue.num_started = 10_000, 0
-    clock.advance(10)
-    queue.num_started = 5  # one in two seconds
+def _sequence(usages: UsageBook, clock: ManualClock, wait_s: float) -> None:
+    """Let one sequence wait, start and end."""
+    start = SequenceStart(prompt=b"", num_prompt=1, params=SamplingParams(), n=1)
+    facts = SequenceFacts(start, 0, Mailbox(), clock.now_s())
+    stages = (None, SequenceStage.WAITING, SequenceStage.RUNNING, SequenceStage.GONE)
+    for before, stage in pairwise(stages):
+        if stage is SequenceStage.RUNNING:
+            clock.advance(wait_s)
+        facts.stage = stage
+        usages.on_moved(facts, before)
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 3600.0])
+def test_retry_after_follows_the_rate_at_which_the_queue_drains_and_not_the_idle_time(idle_s: float) -> None:
+    admission, queue, _, clock, usages = _admission_and_usages(10_000)
+    queue.num_tokenless = 10_000
+    with pytest.raises(AdmissionError) as unknown, admission.enter(choices=4):
+        pass
+    assert unknown.value.retry_after_s == 2
+    for _ in range(5):
+        _sequence(usages, clock, 2.0)  # one in two seconds
+        clock.advance(idle_s)
     with pytest.raises(AdmissionError) as refusal, admission.enter(choices=4):
         pass
     assert refusal.value.retry_after_s == 8

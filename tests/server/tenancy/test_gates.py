@@ -38,7 +38,6 @@ class Desk:
     clock: ManualClock
     usages: UsageBook
     max_queued: int = 100
-    num_started: int = 0
     reasons: list[str] = field(default_factory=list)
     throttled: list[tuple[str, str]] = field(default_factory=list)
 
