@@ -12,6 +12,7 @@ from tiercel.device.base import Device, Lane
 from tiercel.device.cpu import CpuLane
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
+from tiercel.engine.disk_release import DiskRelease
 from tiercel.engine.loop import EngineLoop, Mover
 from tiercel.engine.measure.footprint import measure_footprint
 from tiercel.engine.measure.machine_facts import machine_facts
@@ -68,6 +69,7 @@ class Engine:
         cache: CacheManager,
         tiers: Tiers,
         upkeep: Upkeep,
+        release: DiskRelease,
         lane: Lane,
         device: Device,
         capacity: Capacity,
@@ -78,6 +80,7 @@ class Engine:
         self.cache = cache
         self.tiers = tiers
         self.upkeep = upkeep
+        self.release = release
         self.device = device
         self.capacity = capacity
         self._lane = lane
@@ -191,6 +194,7 @@ def assemble(
     runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens, graphs=graphs)
     device.give_back_cached()
     steering = Steering(book, planner, cache, settings, most_tokens, yields=yields)
+    release = DiskRelease(tiers, cache.background, mailbox, wake)
     loop = EngineLoop(
         book,
         cache,
@@ -204,9 +208,10 @@ def assemble(
         MemoryRelief(planner, device.give_back_cached),
         lambda: tiers.disk_state,
         lambda: lane.threads if isinstance(lane, CpuLane) else 0,
+        release_disk=release.begin,
     )
     upkeep = Upkeep(tiers, rates, cache.background, clock, policy.costs if settings.calibration_s else None)
-    return Engine(loop, model, cache, tiers, upkeep, lane, device, capacity, clock)
+    return Engine(loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock)
 
 
 def _record_graphs(

@@ -27,7 +27,7 @@ from tiercel.scheduler.planner import Planner
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
 from tiercel.tier import Landing, Transfer
-from tiercel.wire import Abort, Quit, SetSettings, SetTenants, Start, Submit, ToEngine
+from tiercel.wire import Abort, Quit, ReleaseDisk, SetSettings, SetTenants, Start, Submit, ToEngine
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,9 @@ class EngineLoop:
         relief: MemoryRelief | None = None,
         disk_state: Callable[[], DiskState] = lambda: DiskState.NONE,
         threads: Callable[[], int] = lambda: 0,
+        release_disk: Callable[[Sequence[int]], None] = lambda lock_fds: None,
     ) -> None:
-        """`threads`: see `GaugeReader`."""
+        """`threads`: see `GaugeReader`; `release_disk`: see `DiskRelease.begin`."""
         self._book = book
         self._cache = cache
         self._planner = planner
@@ -98,6 +99,7 @@ class EngineLoop:
         self._mover = mover or NoMover()
         self._steering = steering
         self._relief = relief or MemoryRelief(planner)
+        self._release_disk = release_disk
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._started_s: deque[float] = deque()  # when each step in flight was launched
@@ -144,6 +146,8 @@ class EngineLoop:
                     self._set_tenants(tenants)
                 case SetSettings(version, settings):
                     self._set_settings(version, settings)
+                case ReleaseDisk(lock_fds):
+                    self._release_disk(lock_fds)
                 case Start():
                     log.warning("second start frame ignored")
 

@@ -65,6 +65,7 @@ def _turn(engine: Engine, mailbox: EngineMailbox, max_sleep_s: float) -> None:
     loop = engine.loop
     loop.take(mailbox.take())
     engine.upkeep.tend()
+    engine.release.tend()
     if loop.step():
         mailbox.flush()
     else:

@@ -56,6 +56,15 @@ class SetSettings(Struct, frozen=True, tag="set_settings"):
     settings: EngineSettings
 
 
+class ReleaseDisk(Struct, frozen=True, tag="release_disk"):
+    """Give up the SSD tier for good and close these inherited descriptors, which lock its folders. Serve on without it.
+
+    The engine answers with `DiskReleased`.
+    """
+
+    lock_fds: tuple[int, ...] = ()
+
+
 class Quit(Struct, frozen=True, tag="quit"):
     """Exit with code 0 after persisting blocks for up to `patience_s`."""
 
@@ -99,6 +108,12 @@ class Failed(Struct, frozen=True, tag="failed"):
     message: str
 
 
+class DiskReleased(Struct, frozen=True, tag="disk_released"):
+    """The answer to `ReleaseDisk`. False: a call to the disk hangs, and the volume stays open until the engine ends."""
+
+    is_released: bool
+
+
 class Report(Struct, frozen=True, tag="report", kw_only=True):
     """The results of one committed step.
 
@@ -114,8 +129,8 @@ class Report(Struct, frozen=True, tag="report", kw_only=True):
     gauges: Gauges | None = None
 
 
-ToEngine = Start | Submit | Abort | SetTenants | SetSettings | Quit
-FromEngine = Loading | Ready | Failed | Report
+ToEngine = Start | Submit | Abort | SetTenants | SetSettings | ReleaseDisk | Quit
+FromEngine = Loading | Ready | Failed | DiskReleased | Report
 
 M = TypeVar("M", ToEngine, FromEngine)
 

@@ -40,6 +40,7 @@ class Tiers:
         machine: Device,
         pinned: Pinned | None,
         closing: ExitStack,
+        volume_closing: ExitStack,
     ) -> None:
         self.device = device
         self.host = host  # None: the device arena is also the host tier
@@ -51,6 +52,8 @@ class Tiers:
         self._machine = machine
         self._pinned = pinned
         self._closing = closing
+        self._volume_closing = volume_closing
+        self._is_released = False  # another daemon may have the volume
 
     @property
     def ram(self) -> Arena:
@@ -63,7 +66,7 @@ class Tiers:
         match self.disk:
             case None:
                 return DiskState.NONE
-            case lanes if lanes.is_off:
+            case lanes if lanes.is_off or self._is_released:
                 return DiskState.OFF
             case lanes if lanes.is_read_only:
                 return DiskState.READ_ONLY
@@ -97,6 +100,20 @@ class Tiers:
             yield above, below
         finally:
             pinned.close()
+
+    def release_disk(self) -> bool:
+        """Close the volume for good, after the calls under way. Return False if one of them hangs: the volume is open.
+
+        May run on another thread than the loop's; what is asked of the disk from now on fails.
+        Cost: up to 10 s, and the last sync.
+        """
+        self._is_released = True
+        if self.scan is not None:
+            self.scan.close()
+        if self.disk is not None and not self.disk.close(_CLOSE_S):
+            return False
+        self._volume_closing.close()
+        return True
 
     def close(self) -> None:
         """Wait for writes to the disk, then release everything. The arenas' memory is freed with its last tensor."""
@@ -143,15 +160,16 @@ def open_tiers(
             slab_slots = pinned.slab_bytes // spec.block_bytes
             lanes = CopyLanes(down=device.open_copy_lane(), up=device.open_copy_lane(), slab_slots=slab_slots)
         volume, disk = None, None
+        volume_closing = closing.enter_context(ExitStack())
         if capacity.disk_blocks:
             folders = tuple(map(Path, settings.kv_disk_paths))
             identity = identity_of(spec, fingerprint)
             volume = open_volume(folders, settings.kv_disk_bytes, spec.block_bytes, identity, lock=lock)
-            closing.callback(volume.close)
+            volume_closing.callback(volume.close)
             disk = DiskLanes(volume, clock, wake)
             disk.start()
         mover = StoreMover(arena, host, lanes, disk, clock, wake)
-        return Tiers(arena, host, volume, disk, lanes, mover, device, pinned, closing.pop_all())
+        return Tiers(arena, host, volume, disk, lanes, mover, device, pinned, closing.pop_all(), volume_closing)
 
 
 def _pin(machine: Device, host: Arena) -> Pinned:

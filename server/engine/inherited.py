@@ -17,9 +17,10 @@ class InheritedResources:
     engine that outlives this process for a moment still holds the locks of the folders that it writes to.
     """
 
-    def __init__(self, arena_fd: int, lock_fds: tuple[int, ...], closing: ExitStack) -> None:
+    def __init__(self, arena_fd: int, lock_fds: tuple[int, ...], locks: ExitStack, closing: ExitStack) -> None:
         self._arena_fd = arena_fd
         self._lock_fds = lock_fds
+        self._locks = locks
         self._closing = closing
 
     @staticmethod
@@ -32,10 +33,11 @@ class InheritedResources:
             arena_fd = os.memfd_create("tiercel-kv")
             closing.callback(os.close, arena_fd)
             lock_fds: list[int] = []
+            locks = closing.enter_context(ExitStack())
             for folder in settings.kv_disk_paths:
                 lock_fds.append(lock_folder(Path(folder)))
-                closing.callback(os.close, lock_fds[-1])
-            return InheritedResources(arena_fd, tuple(lock_fds), closing.pop_all())
+                locks.callback(os.close, lock_fds[-1])
+            return InheritedResources(arena_fd, tuple(lock_fds), locks, closing.pop_all())
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -46,6 +48,16 @@ class InheritedResources:
     def arguments(self) -> tuple[str, ...]:
         """The arguments that tell the engine the numbers."""
         return ("--arena-fd", str(self._arena_fd))
+
+    @property
+    def lock_fds(self) -> tuple[int, ...]:
+        """The descriptors that lock the SSD folders; none after `unlock`."""
+        return self._lock_fds
+
+    def unlock(self) -> None:
+        """Give up the SSD folders. No engine may have them open any more."""
+        self._lock_fds = ()
+        self._locks.close()
 
     def close(self) -> None:
         """Close the descriptors; no engine process may be left."""
