@@ -61,8 +61,8 @@ class Client:
                 sock = closing.enter_context(socket.create_connection(self._address))
                 text = json.dumps(body)
                 sock.sendall(
-                    f"POST {route} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-                    f"Content-Length: {len(text)}\r\n\r\n{text}".encode()
+                    f"POST {route} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                    f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
                 )
                 tails[sock] = b""
                 ready.register(sock, selectors.EVENT_READ, body["max_tokens"])

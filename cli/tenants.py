@@ -16,6 +16,7 @@ _COLUMNS = {
     "tokens_per_minute": "tok/min",
     "max_concurrency": "max seqs",
     "queue_share": "queue",
+    "queue_timeout_s": "queue s",
 }
 
 

@@ -19,7 +19,7 @@ from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.table import NO_REUSE
-from tiercel.outcome import BAD_LOGITS, DiskState, Finished, FinishReason, RouteGauges, StepOutcome
+from tiercel.outcome import BAD_LOGITS, DiskState, Finished, FinishReason, RouteGauges, SequenceState, StepOutcome
 from tiercel.plan import NanoBatch, StepPlan, whole_slices
 from tiercel.request import Request
 from tiercel.scheduler.book import Commit, SequenceBook
@@ -135,10 +135,11 @@ class EngineLoop:
             match message:
                 case Submit(request):
                     self._submit(request)
-                case Abort(seqs, reason):
-                    for seq in seqs:
-                        if seq in self._book:
-                            self._end(seq, reason)
+                case Abort(seqs, reason, if_queued):
+                    if not if_queued or all(map(self._is_queued, seqs)):
+                        for seq in seqs:
+                            if seq in self._book:
+                                self._end(seq, reason)
                 case Quit(patience_s):
                     self.has_quit = True
                     self.quit_patience_s = patience_s
@@ -222,6 +223,9 @@ class EngineLoop:
             self._end(request.id, FinishReason.ERROR, error)
         elif not sequence.num_prompt or sequence.num_tokens >= sequence.limit:
             self._end(request.id, FinishReason.ERROR, "there is nothing to compute")
+
+    def _is_queued(self, seq: SeqId) -> bool:
+        return seq in self._book and self._book[seq].state is SequenceState.WAITING
 
     def _end(self, seq: SeqId, reason: FinishReason, error: str | None = None) -> None:
         self._reporter.add_finished(self._close(self._book.finish(seq, reason, self._clock.now_s(), error=error)))

@@ -274,6 +274,9 @@ class ServerSettings(AccessSettings, frozen=True, kw_only=True):
     request_timeout_s: Annotated[
         float, _live_seconds("Maximum time to answer a request; 0: no limit.", name="request_timeout")
     ] = 0.0
+    queue_timeout_s: Annotated[
+        float, _live_seconds("Maximum time until the first slice of a request; 0: no limit.", name="queue_timeout")
+    ] = 0.0
     stall_timeout_s: Annotated[
         float,
         _seconds(

@@ -41,6 +41,7 @@ class Abort(Struct, frozen=True, tag="abort"):
 
     seqs: tuple[SeqId, ...]
     reason: FinishReason = FinishReason.ABORT  # STOP if the HTTP process found a stop string
+    if_queued: bool = False  # end them only if none of them has been admitted or has ended
 
 
 class SetTenants(Struct, frozen=True, tag="set_tenants"):

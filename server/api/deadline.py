@@ -14,6 +14,7 @@ Limit = Literal["timeout", "read_timeout", "request_timeout", "queue_timeout"]
 
 READ_TIMEOUT = "x-stainless-read-timeout"
 DEADLINE_EXCEEDED = "deadline_exceeded"
+QUEUE_TIMEOUT = "queue_timeout"
 
 _ORIGINS: dict[Limit, str] = {
     "timeout": "the field timeout of its body",
@@ -24,15 +25,20 @@ _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 class Deadline(Struct, frozen=True):
-    """The time at which a request ends, answered or not."""
+    """The time at which a request ends: answered or not, or only if it is still in the queue."""
 
     at_s: float  # on the clock of the server
     limit_s: float  # after its arrival
     limit: Limit
 
-    @property
-    def end(self) -> StreamEnd:
-        """The end of a request that has no token at its deadline. A retry would come too late for the client."""
+    def end(self, drain_s: float) -> StreamEnd:
+        """Return the end of a request without a token at this time; the queue is empty after `drain_s`.
+
+        A retry after the deadline would come too late for the client.
+        """
+        if self.limit == "queue_timeout":
+            message = f"The request waited for {self.limit_s:g} s, the longest time allowed. Please try again later."
+            return StreamEnd(message, QUEUE_TIMEOUT, 503, retry_after_s=drain_s)
         message = f"The request was not answered within {self.limit_s:g} s, as {_ORIGINS[self.limit]} demands."
         return StreamEnd(message, DEADLINE_EXCEEDED, 504, retry_after_s=None)
 
@@ -57,6 +63,12 @@ def deadline_of(
         return None
     limit_s, limit = min(limits)
     return Deadline(arrival_s + limit_s, limit_s, limit)
+
+
+def queue_limit_of(own_s: float | None, server_s: float, arrival_s: float) -> Deadline | None:
+    """Return the time at which a request leaves the queue, by the limit of its tenant or else of the server."""
+    limit_s = server_s if own_s is None else own_s
+    return Deadline(arrival_s + limit_s, limit_s, "queue_timeout") if limit_s > 0 else None
 
 
 def _seconds(text: str) -> float | None:

@@ -3,10 +3,9 @@
 A route reads the body, checks its own fields and wraps them into a `GenerationCall`; the rest is the same for all.
 """
 
-import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import structlog
 from msgspec import Struct
@@ -16,15 +15,15 @@ from starlette.responses import Response
 
 from tiercel.request import SamplingParams, pack_tokens
 from tiercel.server.api.context import ServerContext
-from tiercel.server.api.deadline import DEADLINE_EXCEEDED, Deadline, deadline_of
+from tiercel.server.api.deadline import DEADLINE_EXCEEDED, QUEUE_TIMEOUT, deadline_of, queue_limit_of
 from tiercel.server.api.delta_encoder import ReplyShape
 from tiercel.server.api.middleware import record_of
 from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields, StreamOptions
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
-from tiercel.server.api.stream import EventStream, FailureNote, StreamRules, ended_early, whole_reply
-from tiercel.server.engine.alarm import Alarm
+from tiercel.server.api.stream import EventStream, FailureNote, StreamRules, whole_reply
+from tiercel.server.api.time_limits import TimeLimits
 from tiercel.server.engine.choice_text import ChoiceText, GenerationError, SequenceFailedError
 from tiercel.server.engine.generation import Generation, StreamEndedError
 from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes
@@ -36,8 +35,6 @@ from tiercel.server.tenancy.auth import tenant_of
 from tiercel.server.tenancy.tenants import Tenant, narrowed
 from tiercel.server.text.detokenizer import make_detokenizer
 from tiercel.server.tracing.record import RequestRecord
-
-T = TypeVar("T")
 
 
 class GenerationCall(Protocol):
@@ -121,13 +118,11 @@ class GenerationPipeline:
             record.note_parsed(model)
             fields = call.fields
             with self._context.admission.enter(tenant, fields.n or 1, prompts=call.num_prompts) as entry:
-                limit_s = self._context.settings.request_timeout_s
-                deadline = deadline_of(fields, request.headers, limit_s, record.arrival_s)
-                preparing = self._in_time(self._prepare(call, tenant, record, holding), deadline, record)
+                limits = self._time_limits(fields, request, tenant, record)
+                preparing = limits.prepare(self._prepare(call, tenant, record, holding), record)
                 prepared = await run_watched(preparing, request.receive)
                 generation = self._submit(prepared, fields, tenant, entry, record)
-                if deadline is not None:
-                    self._set_deadline(generation, deadline)
+                limits.watch(generation)
         return shape, _ReplyFields(bool(fields.stream), fields.stream_options), generation
 
     async def _prepare(
@@ -141,28 +136,17 @@ class GenerationPipeline:
         cap = self._context.defaults.max_new_tokens
         return _PreparedCall(plan, prompts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
 
-    async def _in_time(self, work: Awaitable[T], deadline: Deadline | None, record: RequestRecord) -> T:
-        """Return the result of `work`. Errors: AdmissionError (504) at the deadline, and those of `work`."""
-        if deadline is None:
-            return await work
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                with Alarm(self._context.clock, deadline.at_s, lambda: scope.reschedule(0.0)):
-                    return await work
-        except TimeoutError as exc:
-            if not scope.expired():
-                raise
-            record.outcome = "timeout"
-            self._context.metrics.on_timeout(deadline.limit, has_tokens=False)
-            raise ended_early(deadline.end) from exc
-
-    def _set_deadline(self, generation: Generation, deadline: Deadline) -> None:
-        def expire() -> None:
-            self._context.metrics.on_timeout(deadline.limit, has_tokens=generation.has_tokens)
-            generation.expire(deadline.end)
-
-        generation.call_at(deadline.at_s, expire)
+    def _time_limits(
+        self, fields: SamplingFields, request: Request, tenant: Tenant, record: RequestRecord
+    ) -> TimeLimits:
+        context, settings = self._context, self._context.settings
+        return TimeLimits(
+            deadline_of(fields, request.headers, settings.request_timeout_s, record.arrival_s),
+            queue_limit_of(tenant.limits.queue_timeout_s, settings.queue_timeout_s, record.arrival_s),
+            context.clock,
+            context.metrics,
+            lambda: context.admission.drain_s,
+        )
 
     def _submit(
         self,
@@ -236,9 +220,11 @@ class GenerationPipeline:
 
     def _failure_note(self, record: RequestRecord) -> FailureNote:
         def note(error: GenerationError) -> str:
-            if isinstance(error, StreamEndedError) and error.end.code == DEADLINE_EXCEEDED:
+            if isinstance(error, StreamEndedError) and error.end.code in (DEADLINE_EXCEEDED, QUEUE_TIMEOUT):
                 record.outcome = "timeout"
-                return ""  # expected, and counted when it happened
+                if error.end.code == QUEUE_TIMEOUT:
+                    self._context.metrics.on_timeout("queue_timeout", has_tokens=False)
+                return ""  # expected, and counted
             error_id = secrets.token_hex(8)
             reason = error.end.code if isinstance(error, StreamEndedError) else "engine_error"
             detail = error.reason if isinstance(error, SequenceFailedError) else None

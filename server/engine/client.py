@@ -115,6 +115,17 @@ class EngineClient:
             self.connection.send(Abort(abandoned, reason))
             self.status.notify()
 
+    def abort_queued(self, seqs: Sequence[SeqId], reason: FinishReason) -> bool:
+        """End sequences unless one of them has been admitted. Return whether they have been ended.
+
+        If not, the engine decides, and reports their ends with `reason` if none has been admitted.
+        """
+        if self.status.state is not EngineState.READY:  # no living engine has admitted anything
+            self.abort(seqs, reason)
+            return True
+        self.connection.send(Abort(tuple(seqs), reason, if_queued=True))
+        return False
+
     async def wait_finished(self, sequences: Sequence[SequenceFacts]) -> None:
         """Return when the engine has reported the end of all these sequences."""
         await self.status.wait_until(lambda: all(facts.finished is not None for facts in sequences))

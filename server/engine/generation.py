@@ -82,7 +82,7 @@ class Generation:
     """The sequences of one client request. Leaving the `with` aborts the sequences that still run."""
 
     __slots__ = (
-        *("_alarms", "_choices", "_client", "_clock", "_num_open", "_num_prompt", "_submission"),
+        *("_alarms", "_choices", "_client", "_clock", "_num_open", "_num_prompt", "_queue_end", "_submission"),
         *("detokenizing", "mailbox"),
     )
 
@@ -102,6 +102,7 @@ class Generation:
         self._num_prompt = num_prompt  # tokens of all prompts
         self._num_open = len(choices)  # choices without a finish reason
         self._alarms: list[Alarm] = []
+        self._queue_end: StreamEnd | None = None  # once its time in the queue is up
         self.mailbox = mailbox
         self.detokenizing = DetokenizeTimes()
 
@@ -162,6 +163,15 @@ class Generation:
                 self.mailbox.put_finished(choice, _timed_out(self._submission.seqs[choice], facts[choice]))
         self.mailbox.wake()
 
+    def expire_queued(self, end: StreamEnd) -> None:
+        """End the sequences with `end` as an error if none has been admitted, because their time in the queue is up."""
+        if self.has_tokens:
+            return
+        self._queue_end = end
+        if self._client.abort_queued(self._submission.seqs, FinishReason.TIMEOUT):
+            self.mailbox.put_end(end)
+            self.mailbox.wake()
+
     async def next_deltas(self) -> list[ChoiceDelta]:
         """Wait for tokens and turn them into text. The list is empty if all text is held back.
 
@@ -199,6 +209,8 @@ class Generation:
         deltas: list[ChoiceDelta] = []
         for delivery in deliveries:
             choice = self._choices[delivery.choice]
+            if self._queue_end is not None and _is_timeout(delivery) and not self.has_tokens:
+                raise StreamEndedError(self._queue_end)
             delta = choice.advance(delivery)
             if delta is None:
                 continue
@@ -226,6 +238,10 @@ class Generation:
             sum(choice.num_outputs for choice in self._choices),
             sum(finished.num_cached for finished in firsts if finished is not None),
         )
+
+
+def _is_timeout(delivery: Delivery) -> bool:
+    return delivery.finished is not None and delivery.finished.reason is FinishReason.TIMEOUT
 
 
 def _timed_out(seq: SeqId, facts: SequenceFacts) -> Finished:

@@ -72,6 +72,7 @@ class ServerMetrics:
         for limit in ("timeout", "read_timeout", "request_timeout"):
             for stage in ("waiting", "running"):
                 self._timeouts.labels(limit, stage)
+        self._timeouts.labels("queue_timeout", "waiting")
         for reason in _STREAM_ERRORS:
             self._stream_errors.labels(reason)
         ProcessCollector(registry=registry)

@@ -102,6 +102,11 @@ class Admission:
         return self._is_closed
 
     @property
+    def drain_s(self) -> float:
+        """The seconds until the sequences that wait now have left the queue, for Retry-After."""
+        return self._retry_after_s(self._queue.num_tokenless)
+
+    @property
     def num_reserved(self) -> int:
         """The number of sequences that are admitted but not submitted yet."""
         return self._reserved

@@ -107,6 +107,7 @@ def _tenant(entry: object, place: str, index: int, secret: bytes) -> Tenant:
         tokens_per_minute=fields.tokens_per_minute,
         max_concurrency=fields.max_concurrency,
         queue_share=fields.queue_share,
+        queue_timeout_s=fields.queue_timeout_s,
     )
     scope = scope_of(fields.name, fields.group, secret)
     return Tenant(share, scope, fields.digests, limits, _best_effort(fields, where))

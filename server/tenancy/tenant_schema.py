@@ -162,6 +162,7 @@ class TenantFields(StrictFields):
     tokens_per_minute: PerMinute = None
     max_concurrency: Annotated[int | None, _whole(1, 1_000_000)] = None
     queue_share: Annotated[float | None, _number(0.0001, 1)] = None
+    queue_timeout_s: Annotated[float | None, _number(0.001, 86_400)] = None
     best_effort: BestEffortFields = BestEffortFields()  # full service only, unless the field is given
 
     @property

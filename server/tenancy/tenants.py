@@ -26,6 +26,7 @@ class Limits:
     tokens_per_minute: int | None = None  # prompts and outputs
     max_concurrency: int | None = None  # sequences, waiting and running
     queue_share: float | None = None  # share of the places in the queue
+    queue_timeout_s: float | None = None  # until the first slice of a request; in place of the server's limit
 
 
 @dataclass(frozen=True, slots=True)

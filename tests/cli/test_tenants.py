@@ -12,7 +12,7 @@ import pytest
 from tiercel.cli.main import main
 
 TENANT: dict[str, Any] = {
-    **dict.fromkeys(("group", "requests_per_minute", "tokens_per_minute", "queue_share")),
+    **dict.fromkeys(("group", "requests_per_minute", "tokens_per_minute", "queue_share", "queue_timeout_s")),
     "name": "acme",
     "keys_sha256": ["7692c3ad…"],
     "weight": 2.5,

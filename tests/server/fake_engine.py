@@ -263,6 +263,8 @@ class FakeEngine(asyncio.Protocol):
 
     def _abort(self, message: Abort) -> None:
         finished: list[Finished] = []
+        if message.if_queued and not {entry.request.id for entry in self.waiting}.issuperset(message.seqs):
+            return
         for seq in message.seqs:
             self.aborted.append((seq, message.reason))
             entry = self.running.pop(seq, None) or next((e for e in self.waiting if e.request.id == seq), None)

@@ -42,6 +42,7 @@ class TenantReply(Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None
     max_concurrency: int | None
     queue_share: float | None
+    queue_timeout_s: float | None
     kv_quota_bytes: QuotaReply
     slo: SloReply
     best_effort: BestEffortReply | None

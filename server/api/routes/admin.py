@@ -155,6 +155,7 @@ def _tenant_reply(tenant: Tenant) -> TenantReply:
         tokens_per_minute=limits.tokens_per_minute,
         max_concurrency=limits.max_concurrency,
         queue_share=limits.queue_share,
+        queue_timeout_s=limits.queue_timeout_s,
         kv_quota_bytes=QuotaReply(quota.hbm, quota.ddr, quota.ssd),
         slo=SloReply(slo.kind, slo.ttft_s, slo.tbt_s),
         best_effort=None if best_effort is None else BestEffortReply(best_effort.max_tokens, best_effort.band),

@@ -82,6 +82,7 @@ def test_tenants_are_shown_with_everything_but_their_keys(model_folder: Path, fi
                 "tokens_per_minute": None,
                 "max_concurrency": None,
                 "queue_share": 0.5,
+                "queue_timeout_s": None,
                 "kv_quota_bytes": {"hbm": None, "ddr": None, "ssd": None},
                 "slo": {"class": "interactive", "ttft_s": None, "tbt_s": None},
                 "best_effort": None,

@@ -35,6 +35,7 @@ def test_every_field_finds_its_place() -> None:
             tokens_per_minute: 9000
             max_concurrency: 8
             queue_share: 0.25
+            queue_timeout_s: 2.5
             kv_quota_bytes: {{hbm: 1GiB, ddr: 2048, ssd: 0}}
             slo: {{class: batch, ttft_s: 2, tbt_s: 0.1}}
             best_effort: {{max_tokens: 64, band: 9}}
@@ -44,7 +45,7 @@ def test_every_field_finds_its_place() -> None:
         """
     )
     acme, plain = table.tenants
-    assert acme.limits == Limits(60, 9000, 8, 0.25)
+    assert acme.limits == Limits(60, 9000, 8, 0.25, 2.5)
     assert acme.best_effort == BestEffort(64, 9)
     share = acme.share
     assert (share.weight, share.band, share.group) == (2.5, 2, "friends")
