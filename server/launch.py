@@ -14,9 +14,11 @@ from tiercel.errors import ConfigError
 from tiercel.exposure import check_exposure
 from tiercel.log import configure_log
 from tiercel.server.composition import build_context
+from tiercel.server.control.memory import return_large_buffers
 from tiercel.server.engine.child import EngineChild, engine_command
 from tiercel.server.engine.inherited import InheritedResources
 from tiercel.server.http.activation import open_listener
+from tiercel.server.http.descriptors import max_connections
 from tiercel.server.http.listen import check_tls
 from tiercel.server.http.uvicorn_server import hide_cut_streams, loop_factory
 from tiercel.server.lifecycle import EXIT_CONFIG, Daemon
@@ -44,6 +46,7 @@ def serve(
         with contextlib.ExitStack() as resources:
             check_exposure(settings.server)
             check_tls(settings.server)
+            max_connections(settings.server)  # raises if there are too few file descriptors
             inherited = resources.enter_context(InheritedResources.open(settings.engine))
             sock, server = open_listener(settings.server)
             resources.enter_context(sock)
@@ -52,6 +55,7 @@ def serve(
             context = build_context(settings.server, settings.engine, origin)  # while the engine's imports run
             daemon = Daemon(settings, context, sock, child, out or sys.stdout, err or sys.stderr)
             _settle_heap()
+            return_large_buffers()
             hide_cut_streams()
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(daemon.run())

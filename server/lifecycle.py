@@ -11,6 +11,7 @@ from tiercel.config import notify_socket, watchdog_s
 from tiercel.errors import ConfigError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
+from tiercel.server.control.memory import MemoryTrimmer
 from tiercel.server.control.systemd import SystemdNotifier
 from tiercel.server.engine.child import EngineChild
 from tiercel.server.engine.client import EngineClient
@@ -29,7 +30,6 @@ EXIT_ENGINE = 3
 
 _ENGINE_PATIENCE_S = 2.0  # to wait for the exit of the engine after `Quit`
 _PERSIST_S = 5.0  # at least, for the engine to write to the SSD tier what the drain has left unfinished
-_IDLE_S = 20.0  # to wait for the head of a request
 _CAUSE_S = 0.5  # to wait for the exit status after the socket closed
 _POLL_S = 0.02
 _TRACES_S = 2.0  # to send the traces of the last requests
@@ -79,11 +79,13 @@ class Daemon:
         try:
             await self._context.client.open(child.sock, self._settings.engine)
             serving = asyncio.create_task(server.serve(sockets=[self._sock]))
-            reaper = Reaper(self._context.clock, max(_IDLE_S, 2 * self._settings.server.timeout_keep_alive_s))
+            limits = self._settings.server
+            reaper = Reaper(self._context.clock, 2 * max(limits.timeout_headers_s, limits.timeout_keep_alive_s))
             reaping = asyncio.create_task(reaper.run(server.server_state.connections))
+            trimming = asyncio.create_task(MemoryTrimmer().run())
             watching = self._start_watching()
             code = await self._serve_until_end(url, child, serving)
-            for task in (reaping, *watching):
+            for task in (reaping, trimming, *watching):
                 task.cancel()
             server.should_exit = True
             server.force_exit = self._second_signal.is_set()

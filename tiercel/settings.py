@@ -299,6 +299,37 @@ class ServerSettings(AccessSettings, frozen=True, kw_only=True):
             vllm_variable="VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
         ),
     ] = 5.0
+    timeout_headers_s: Annotated[
+        float,
+        _seconds(
+            SERVER,
+            "Maximum time for the headers of a request.",
+            name="timeout_headers",
+            is_rare=True,
+            within=(0.1, _DAY_S),
+        ),
+    ] = 10.0  # from the connection, or from the first byte of a later request
+    timeout_body_s: Annotated[
+        float,
+        _seconds(
+            SERVER,
+            "Maximum time for the body of a request.",
+            name="timeout_body",
+            is_rare=True,
+            within=(0.1, _DAY_S),
+            is_live=True,
+        ),
+    ] = 30.0
+    max_connections: Annotated[
+        int | None,
+        Option(
+            SERVER,
+            "Maximum client connections; default: what the limit on file descriptors allows, at most 8192.",
+            "N",
+            is_rare=True,
+            within=(1, 1_000_000),
+        ),
+    ] = None  # see server/http/descriptors.py
     sse_keep_alive_interval_s: Annotated[
         float,
         _live_seconds("Longest silence of a stream without a comment; 0: any.", name="sse_keep_alive_interval"),

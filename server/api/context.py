@@ -114,7 +114,13 @@ class ServerContext:
 
     async def read_object(self, request: Request, holding: BodyHolding) -> dict[str, object]:
         """Return the body of a request as a JSON object. Errors: AdmissionError, ClientGoneError."""
-        return await read_object(request, self.in_worker, holding, max_values=self.max_values)
+        return await read_object(
+            request,
+            self.in_worker,
+            holding,
+            max_values=self.max_values,
+            limit_s=self.settings.timeout_body_s,
+        )
 
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run work on text in a thread, off the event loop."""

@@ -14,7 +14,6 @@ from tiercel.server.http.watch import ClientGoneError
 MAX_DEPTH = 64
 MAX_CONTAINERS = 16_384  # objects and arrays: more than 2,048 messages with 8,192 content parts need
 MAX_STRINGS = 65_536  # names and values
-_READ_S = 30.0
 _LARGE_BYTES = 64 * 1024  # more than this is decoded by a worker
 _MAX_LETTER_BYTES = 4
 _VALUE_BYTES = 40  # an integer, and its place in a list
@@ -28,8 +27,8 @@ class InWorker(Protocol):
     async def __call__(self, work: Callable[[], T]) -> T: ...
 
 
-async def read_body(request: Request, holding: BodyHolding) -> bytearray:
-    """Read the body of a request, which `holding` counts as it arrives.
+async def read_body(request: Request, holding: BodyHolding, limit_s: float) -> bytearray:
+    """Read the body of a request in at most `limit_s`; `holding` counts it as it arrives.
 
     Errors: AdmissionError (408 if it comes too slowly, 413 from the body limit, 503 if there is no memory for it);
     ClientGoneError.
@@ -37,7 +36,7 @@ async def read_body(request: Request, holding: BodyHolding) -> bytearray:
     body = bytearray()
     try:
         with holding.displaceable():
-            async with asyncio.timeout(_READ_S):
+            async with asyncio.timeout(limit_s):
                 async for chunk in request.stream():  # `request.body()` would keep the bytes as long as the request
                     holding.grow(len(chunk))
                     body += chunk
@@ -49,7 +48,7 @@ async def read_body(request: Request, holding: BodyHolding) -> bytearray:
 
 
 async def read_object(
-    request: Request, in_worker: InWorker, holding: BodyHolding, *, max_values: int
+    request: Request, in_worker: InWorker, holding: BodyHolding, *, max_values: int, limit_s: float
 ) -> dict[str, object]:
     """Read the body of a request as a JSON object of at most `max_values` values.
 
@@ -59,7 +58,7 @@ async def read_object(
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise AdmissionError(400, "Unsupported Media Type: Only 'application/json' is allowed", code="invalid_json")
-    body = await read_body(request, holding)
+    body = await read_body(request, holding, limit_s)
     object_bytes = decoded_bytes(body, max_values)
     holding.grow(object_bytes)
     if len(body) > _LARGE_BYTES:

@@ -9,6 +9,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tiercel.server.http.body_writer import BodyWritingProtocol
+from tiercel.server.http.descriptors import max_connections
+from tiercel.server.http.gate import ConnectionLimits
 from tiercel.settings import ServerSettings
 
 FLUSH_S = 5.0  # how long the last bytes of cut streams may take
@@ -24,10 +26,15 @@ class QuietServer(uvicorn.Server):
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
-    """Return uvicorn's configuration for these settings; the listening socket is passed to `serve`."""
+    """Return uvicorn's configuration for these settings; the listening socket is passed to `serve`.
+
+    Errors: ConfigError.
+    """
     return uvicorn.Config(
         app,
-        http=BodyWritingProtocol.factory(),
+        http=BodyWritingProtocol.factory(
+            ConnectionLimits(max_connections=max_connections(settings), header_timeout_s=settings.timeout_headers_s)
+        ),
         log_config=None,
         log_level="warning",
         access_log=False,  # `request_done` is the one line of a request

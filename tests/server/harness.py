@@ -19,6 +19,7 @@ from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
 from tiercel.server.composition import build_context
 from tiercel.server.http.body_writer import BodyWritingProtocol
+from tiercel.server.http.gate import ConnectionLimits
 from tiercel.server.http.listen import bind
 from tiercel.server.http.uvicorn_server import QuietServer
 from tiercel.settings import EngineSettings, ServerSettings
@@ -63,6 +64,7 @@ async def running(
     changed: Callable[[ServerContext], ServerContext] = lambda context: context,
     origin: Resolved | None = None,
     writes_bodies: bool = True,
+    limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[Running]:
     """Serve until the block ends; with `writes_bodies=False` as on a server that has no `BodyWriter`."""
     context = changed(build_context(settings, origin=origin))
@@ -74,7 +76,7 @@ async def running(
     port = listener.getsockname()[1]
     config = uvicorn.Config(
         create_app(context),
-        http=BodyWritingProtocol.factory() if writes_bodies else "auto",
+        http=BodyWritingProtocol.factory(limits) if writes_bodies else "auto",
         log_config=None,
         log_level="critical",
         lifespan="off",

@@ -96,7 +96,7 @@ class AdminRoutes:
 
     async def _body(self, request: Request) -> bytes:
         with self._context.hold_body(request) as holding:
-            return bytes(await read_body(request, holding))
+            return bytes(await read_body(request, holding, self._context.settings.timeout_body_s))
 
     async def reload(self) -> Response:
         """Do what SIGHUP does: read the settings file and the tenants file again, and apply both or none."""

@@ -14,19 +14,20 @@ from tests.server.http.raw_client import RawAnswer, exchange, split_answers
 from tiercel.server.http.framing import MAX_HEAD_BYTES, MAX_HEADER_LINES
 from tiercel.units import KIB, MIB
 
-HEAD = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
 VERSION = HEAD + b"\r\n"
 CLOSE = b"Connection: close\r\n"
 BODY = json.dumps(chat_body(max_tokens=2)).encode()
 
 
 def post(body: bytes = BODY, *lines: bytes, route: bytes = b"/v1/chat/completions") -> bytes:
-    head = [b"POST %b HTTP/1.1" % route, b"Host: x", b"Content-Type: application/json", *lines]
+    head = [b"POST %b HTTP/1.1" % route, b"Host: localhost", b"Content-Type: application/json", *lines]
     return b"\r\n".join([*head, b"Content-Length: %d" % len(body), b"", body])
 
 
 def post_chunked(body: bytes, size: int, extension: bytes = b"", trailers: bytes = b"", lines: bytes = b"") -> bytes:
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Transfer-Encoding: chunked\r\n"
     chunks = [body[at : at + size] for at in range(0, len(body), size)]
     framed = b"".join(b"%x%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk in chunks)
     return head + lines + b"\r\n" + framed + b"0\r\n" + trailers + b"\r\n"
@@ -52,7 +53,7 @@ UNREADABLE: dict[str, bytes] = {
     "control character in a header": HEAD + b"A: \x00\r\n\r\n",
     "space before the colon": HEAD + b"A : 1\r\n\r\n",
     "folded header": HEAD + b"A: 1\r\n 2\r\n\r\n",
-    "bare line ends": b"GET / HTTP/1.1\nHost: x\n\n",
+    "bare line ends": b"GET / HTTP/1.1\nHost: localhost\n\n",
     "length that is no number": HEAD + b"Content-Length: 1x\r\n\r\n",
     "negative length": HEAD + b"Content-Length: -1\r\n\r\n",
     "length beyond 64 bits": HEAD + b"Content-Length: 99999999999999999999\r\n\r\n",
@@ -239,7 +240,7 @@ def test_any_split_of_requests_gives_the_same_answers(model_folder: Path, seed: 
         (post(b"{}"), 400),
         (post(b"\r\n\r\n" * 3000), 400),
         (b"\r\n" + HEAD + b"A: " + b"a" * 60_000 + b"\r\n\r\n", 200),
-        (b"GET /absent HTTP/1.1\r\n\r\n", 404),
+        (b"GET /absent HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
     ]
     kinds += [(post_chunked(BODY, size, b";x=y", b"T: 1\r\n"), 200) for size in (1, 13, 1000)]
     kinds += [(post_chunked(b"\r\n\r\n" * 3000, size), 400) for size in (3, 4096)]
