@@ -21,6 +21,17 @@ MAX_TIMEOUT_S = 86_400
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LETTERS)]
 
+Timeout = Annotated[
+    float,
+    Field(
+        strict=True,
+        gt=0,
+        le=MAX_TIMEOUT_S,
+        allow_inf_nan=False,
+        description="Seconds from the arrival of the request to the end of its answer, which may then be incomplete.",
+    ),
+]
+
 
 class StreamOptions(Fields):
     """The options of a stream."""
@@ -54,5 +65,5 @@ class SamplingFields(Fields):
     stream_options: StreamOptions | None = None
     cache_salt: Word | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None  # a lower number goes first
-    timeout: Annotated[float, Field(strict=True, gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)] | None = None  # seconds
+    timeout: Timeout | None = None
     user: str | None = None  # ignored: the key decides whose request it is
