@@ -13,7 +13,7 @@ from tiercel.device.cpu import CpuLane
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.disk_release import DiskRelease
-from tiercel.engine.loop import EngineLoop, Mover
+from tiercel.engine.loop import UNMEASURED_STALL_S, EngineLoop, Mover
 from tiercel.engine.measure.footprint import measure_footprint
 from tiercel.engine.measure.machine_facts import machine_facts
 from tiercel.engine.measure.product_choice import open_product_choice
@@ -50,12 +50,14 @@ from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.step_goal import log_goal
 from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import EngineSettings
+from tiercel.step_record import StepRecord
 from tiercel.tier import Capacity, KVSpec
 from tiercel.wire import Loading
 
 log = logging.getLogger(__name__)
 
 _BUSY_S = 0.01  # between two checks of the mail while work is pending whose end does not wake the loop
+_MEASURED_STALL_S = 5.0
 _IDLE_S = 1.0  # the same while nothing is pending
 
 
@@ -109,6 +111,7 @@ def open_engine(
     wake: Wake,
     clock: Clock,
     arena_fd: int | None = None,
+    record: StepRecord | None = None,
     wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
     device: Device | None = None,
     wrap_mover: Callable[[Mover], Mover] = lambda mover: mover,
@@ -116,7 +119,8 @@ def open_engine(
     """Load the model and open an engine on it. Errors: ConfigError.
 
     `arena_fd`: a memfd for the host tier that outlives the process. `wrap` and `wrap_mover` may put something between
-    the loop and its runner or its mover, such as a stopwatch. `device`: by default the one of the settings.
+    the loop and its runner or its mover, such as a stopwatch. `device`: by default the one of the settings. `record`:
+    see `EngineLoop`.
     """
     device = device or open_device(settings.device, settings.threads)
     torch_device = torch.device(device.name)
@@ -132,7 +136,7 @@ def open_engine(
         *map(dtype_name, (precision.weights, precision.activations, precision.kv)),
         kernels,
     )
-    return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, wrap, wrap_mover)
+    return assemble(settings, model, device, mailbox, clock, wake.set, arena_fd, record, wrap, wrap_mover)
 
 
 def _open_choice(folder: str | None, threads: int, library: NativeLibrary | None) -> PrefersNative | None:
@@ -154,6 +158,7 @@ def assemble(
     clock: Clock,
     wake: Callable[[], None] = lambda: None,
     arena_fd: int | None = None,
+    record: StepRecord | None = None,
     wrap: Callable[[StepRunner], StepRunner] = lambda runner: runner,
     wrap_mover: Callable[[Mover], Mover] = lambda mover: mover,
 ) -> Engine:
@@ -209,6 +214,8 @@ def assemble(
         lambda: tiers.disk_state,
         lambda: lane.threads if isinstance(lane, CpuLane) else 0,
         release_disk=release.begin,
+        record=record,
+        stall_s=_MEASURED_STALL_S if settings.calibration_s else UNMEASURED_STALL_S,
     )
     upkeep = Upkeep(tiers, rates, cache.background, clock, policy.costs if settings.calibration_s else None)
     return Engine(loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock)

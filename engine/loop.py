@@ -25,6 +25,7 @@ from tiercel.request import Request
 from tiercel.scheduler.book import Commit, SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.settings import EngineSettings
+from tiercel.step_record import StepRecord
 from tiercel.tenant import Tenants
 from tiercel.tier import Landing, Transfer
 from tiercel.wire import Abort, Quit, ReleaseDisk, SetSettings, SetTenants, Start, Submit, ToEngine
@@ -32,6 +33,8 @@ from tiercel.wire import Abort, Quit, ReleaseDisk, SetSettings, SetTenants, Star
 log = logging.getLogger(__name__)
 
 _MIN_LONG_MS = 10.0  # waiting for a shorter step is not noticeable
+UNMEASURED_STALL_S = 30.0  # without measured step times, a step may take much longer than predicted
+_PREDICTED_TIMES = 3.0  # a step that takes longer than so many times the prediction hangs
 _LIKELY_VICTIMS = 8  # running sequences whose blocks are spilled in advance
 
 
@@ -88,8 +91,12 @@ class EngineLoop:
         disk_state: Callable[[], DiskState] = lambda: DiskState.NONE,
         threads: Callable[[], int] = lambda: 0,
         release_disk: Callable[[Sequence[int]], None] = lambda lock_fds: None,
+        record: StepRecord | None = None,
+        stall_s: float = UNMEASURED_STALL_S,
     ) -> None:
-        """`threads`: see `GaugeReader`; `release_disk`: see `DiskRelease.begin`."""
+        """`threads`: see `GaugeReader`. `release_disk`: see `DiskRelease.begin`. `record`: for whoever asks what a dead
+        engine was working on. `stall_s`: the least time without the end of a step after which the engine counts as
+        hung."""
         self._book = book
         self._cache = cache
         self._planner = planner
@@ -100,6 +107,8 @@ class EngineLoop:
         self._steering = steering
         self._relief = relief or MemoryRelief(planner)
         self._release_disk = release_disk
+        self._record = record or StepRecord.open(1)
+        self._stall_s = stall_s
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._started_s: deque[float] = deque()  # when each step in flight was launched
@@ -206,6 +215,11 @@ class EngineLoop:
             log.info("settings set version=%d policy=%s", version, settings.scheduling_policy)
 
     def _submit(self, request: Request) -> None:
+        self._record.enter(request.id)
+        self._take_in(request)
+        self._record.enter(SeqId(0))
+
+    def _take_in(self, request: Request) -> None:
         now_s = self._clock.now_s()
         near_tokens = self._cache.peek(request.prompt + request.outputs, request.scope)
         quota, block_size = self._cache.quota_blocks(request.tenant), self._cache.block_size
@@ -265,6 +279,7 @@ class EngineLoop:
             return False
         step = self._cache.seal(plan, ledger, self._launched + 1)
         if plan.nano_batches:
+            self._record.launch(step.step, whole_slices(step.nano_batches))
             self._flights.append(self._take_off(step))
             self._launched += 1
             self._started_s.append(self._clock.now_s())
@@ -272,6 +287,7 @@ class EngineLoop:
             self._cache.keep_mail(step)
         self._mover.start(step.transfers)
         self._book.launch(plan, self._clock.now_s())
+        self._allow()
         if plan.nano_batches and isinstance(self._flights[-1], RefusedFlight):
             # No step may follow: it would start from the tokens and rows that half a step has left.
             while self._flights:
@@ -327,6 +343,12 @@ class EngineLoop:
         commit.finished = [self._close(finished) for finished in commit.finished]
         self.gauges.count_step(len(flight.plan.nano_batches))
         self._reporter.report(commit, outcome)
+        self._record.end(flight.plan.step)
+        self._allow()
+
+    def _allow(self) -> None:
+        """Note how long the steps in flight may take."""
+        self._record.allow(max(self._stall_s, _PREDICTED_TIMES * self._book.policy.in_flight_ms / 1e3))
 
     def _void(self, failed: Flight, error: DeviceError) -> None:
         """Void a failed step and every step launched after it; the failed step's sequences become suspects."""
@@ -337,6 +359,7 @@ class EngineLoop:
         suspects = self._book.void(failed.plan.nano_batches, now_s, is_suspect=is_blamed)
         known = set(suspects)
         self._cache.end(failed.plan.step)
+        self._record.end(failed.plan.step)
         while self._flights:
             behind = self._flights.popleft()
             try:
@@ -346,6 +369,7 @@ class EngineLoop:
             self._book.settle(0.0, now_s)
             known.update(self._book.void(behind.plan.nano_batches, now_s, is_suspect=False))
             self._cache.end(behind.plan.step)
+            self._record.end(behind.plan.step)
         if is_blamed and len(suspects) == 1 and len(whole_slices(failed.plan.nano_batches)) == 1:
             known.discard(suspects[0])
             self._fail_alone(suspects[0], error)

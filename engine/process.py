@@ -20,11 +20,12 @@ from tiercel.engine.wake import Wake
 from tiercel.errors import ConfigError
 from tiercel.log import configure_log
 from tiercel.settings import EngineSettings
+from tiercel.step_record import StepRecord
 from tiercel.wire import Failed, Ready, Start
 
 log = logging.getLogger("tiercel.engine.process")
 
-OpenEngine = Callable[[EngineSettings, EngineMailbox, Wake, Clock, int | None], Engine]
+OpenEngine = Callable[[EngineSettings, EngineMailbox, Wake, Clock, int | None, StepRecord | None], Engine]
 
 EXIT_CONFIG = 2
 EXIT_CRASH = 3
@@ -73,7 +74,12 @@ def _turn(engine: Engine, mailbox: EngineMailbox, max_sleep_s: float) -> None:
 
 
 def serve(
-    mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None, opens: OpenEngine = open_engine
+    mailbox: EngineMailbox,
+    wake: Wake,
+    clock: Clock,
+    arena_fd: int | None = None,
+    record_fd: int | None = None,
+    opens: OpenEngine = open_engine,
 ) -> int:
     """Open the engine with the settings in the first frame, and serve. Return the exit code of the process.
 
@@ -86,7 +92,8 @@ def serve(
     configure_log(first.settings.log_level, first.settings.log_format)
     started_s = clock.now_s()
     try:
-        engine = opens(first.settings, mailbox, wake, clock, arena_fd)
+        record = StepRecord.open(first.settings.max_num_seqs + 1, record_fd)
+        engine = opens(first.settings, mailbox, wake, clock, arena_fd, record)
     except ConfigError as error:
         mailbox.post(Failed(error.code, str(error)))
         _drain(mailbox, clock)
@@ -128,13 +135,14 @@ def main(opens: OpenEngine = open_engine) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited stream socket")
     parser.add_argument("--arena-fd", type=int, help="inherited memory file of the host tier")
+    parser.add_argument("--record-fd", type=int, help="inherited memory file of the step record")
     arguments = parser.parse_args()
     # Ctrl-C reaches the whole process group; the HTTP process drains and then sends `Quit`.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         wake = Wake.open()
         mailbox = EngineMailbox(socket.socket(fileno=arguments.fd), wake)
-        return serve(mailbox, wake, MonotonicClock(), arguments.arena_fd, opens)
+        return serve(mailbox, wake, MonotonicClock(), arguments.arena_fd, arguments.record_fd, opens)
     except Exception:
         log.exception("engine died pid=%d", os.getpid())
         return EXIT_CRASH

@@ -112,6 +112,8 @@ class SequenceBook:
         self._by_id[request.id] = self.waiting[request.id] = sequence
         self._seqs_by_tenant.setdefault(request.tenant, {})[request.id] = None
         self._policy.wait(sequence, request.arrival_s, now_s)
+        if request.suspect_until:
+            self._mark_suspect(sequence)
         return sequence
 
     def changing_tenants(self, tenants: Tenants, now_s: float) -> Iterator[None]:
@@ -191,7 +193,7 @@ class SequenceBook:
             pieces.append((sequence, piece))
             if sequence.first_launch_s is None:
                 sequence.first_launch_s = now_s
-                sequence.num_cached = min(piece.start, sequence.num_prompt)
+                sequence.num_found = piece.start
             if sequence.in_flight == 0 and piece.start > sequence.computed:
                 sequence.computed = sequence.resumed_at = piece.start  # a prefix hit
             if sequence.lost_tokens:
@@ -359,7 +361,7 @@ class SequenceBook:
         self, sequence: SequenceProgress, piece: Slice, token: int | None, now_s: float, commit: Commit
     ) -> None:
         sequence.in_flight -= 1
-        if sequence.is_suspect:
+        if sequence.is_suspect and piece.start + piece.length >= sequence.request.suspect_until:
             self._clear_suspect(sequence)
         if sequence.state is _RUNNING:
             sequence.computed = end = piece.start + piece.length
@@ -374,7 +376,7 @@ class SequenceBook:
             if sequence.first_token_s is None:
                 sequence.first_token_s = now_s
                 started_s = now_s if sequence.first_launch_s is None else sequence.first_launch_s
-                commit.firsts.append(FirstToken(sequence.id, started_s))
+                commit.firsts.append(FirstToken(sequence.id, started_s, sequence.num_found))
             commit.sampled.append((sequence.id, token))
             if token in sequence.stop_tokens:
                 finished = self.finish(sequence.id, FinishReason.STOP, now_s, stop_token=token)

@@ -4,6 +4,7 @@ import functools
 from itertools import chain, islice
 
 from tiercel.ids import SeqId
+from tiercel.outcome import SequenceState
 from tiercel.plan import Plan
 from tiercel.rates import Rates
 from tiercel.scheduler.account import Account
@@ -64,7 +65,8 @@ class Planner:
         """
         self._policy.begin(now_s)
         waiting, starving = self._book.waiting, self._policy.starving(now_s)
-        first = chain(() if starving is None else (starving,), self._policy.candidates(now_s))
+        suspects = () if not self._book.num_suspects else (one.id for one in waiting.values() if one.is_suspect)
+        first = chain(suspects, () if starving is None else (starving,), self._policy.candidates(now_s))
         return tuple(dict.fromkeys(islice((seq for seq in first if seq in waiting), MAX_CANDIDATES)))
 
     def plan(self, cache: CacheView, now_s: float = 0.0, order: tuple[SeqId, ...] | None = None) -> Plan:
@@ -213,15 +215,20 @@ class Planner:
         if cache.touched_blocks or any(sequence.in_flight for sequence in running):
             return
         suspect = next((one for one in (*running, *self._book.waiting.values()) if one.is_suspect), None)
-        if suspect is None:
-            return  # the suspect is draining
+        if suspect is None or suspect.state is SequenceState.RESTORING:
+            return  # it is draining, or its blocks are on their way
         is_waiting = suspect not in running
-        start = suspect.scheduled
+        start, num_loads = suspect.scheduled, 0
         if is_waiting:
-            found = cache.match(suspect.id, may_load=False)
-            start = found.tokens if found else 0
+            found = cache.match(suspect.id)
+            if found is None:  # its blocks are being verified or read
+                draft.deferred.append(suspect.id)
+                return
+            start, num_loads = found.tokens, found.load_blocks
         want = suspect.num_tokens - start
         length = self._limits.chunk_tokens(start, want, draft.tokens_left, cache.block_size)
+        if num_loads:  # all blocks and one more, as for any restore
+            length = min(cache.block_size, suspect.limit - start)
         self.preemptor.clear_quota(draft, suspect, start + length)
         preempted = draft.preemption_by_seq
         for other in reversed([one for one in running if one is not suspect and one.id not in preempted]):
@@ -234,7 +241,10 @@ class Planner:
             return
         if is_waiting:
             draft.admitted.append(suspect.id)
-        draft.add(suspect, start, length)
+        if num_loads:
+            draft.restores.append(suspect.id)
+        else:
+            draft.add(suspect, start, length)
 
 
 def _without(sequences: list[SequenceProgress], paused_accounts: frozenset[Account]) -> list[SequenceProgress]:

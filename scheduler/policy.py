@@ -251,6 +251,11 @@ class Policy:
         """The predicted milliseconds of the step launched last; 0 if no step is in flight."""
         return self._charges[-1][1] if self._charges else 0.0
 
+    @property
+    def in_flight_ms(self) -> float:
+        """The predicted milliseconds of all steps in flight."""
+        return sum(predicted_ms for _, predicted_ms in self._charges)
+
     def launch(self, pieces: list[tuple[SequenceProgress, Slice]], now_s: float) -> None:
         """Charge a launched step."""
         works = work_by_payer(
@@ -319,14 +324,17 @@ class Policy:
     def _waiting(self, sequence: SequenceProgress, since_s: float) -> WaitingSequence:
         slo = self.slo(sequence.request.tenant)
         uncached = sequence.num_tokens - max(sequence.scheduled, sequence.cached_tokens)
+        # A stream that was cut by the death of an engine goes first once: its client has waited before.
+        goes_first = bool(sequence.request.outputs) and sequence.first_launch_s is None
+        goal_s = slo.ttft_s or (_BATCH_GOAL_S if slo.kind == "batch" else _DEFAULT_GOAL_S)
         return WaitingSequence(
             seq=sequence.id,
             tenant=sequence.request.tenant,
             arrival_s=sequence.request.arrival_s,
             since_s=since_s,
             band=sequence.band,
-            ttft_goal_s=slo.ttft_s or (_BATCH_GOAL_S if slo.kind == "batch" else _DEFAULT_GOAL_S),
-            work_s=self.costs.recompute_ms(uncached, sequence.num_tokens - uncached) / 1e3,
+            ttft_goal_s=0.0 if goes_first else goal_s,
+            work_s=0.0 if goes_first else self.costs.recompute_ms(uncached, sequence.num_tokens - uncached) / 1e3,
         )
 
     def _change_running(self, account: Account, change: int, now_s: float) -> None:

@@ -21,7 +21,7 @@ class SequenceProgress:
     __slots__ = (
         "absences", "account", "admission", "away_for", "away_since_s", "cached_tokens", "computed",
         "first_launch_s", "first_token_s", "id", "in_flight", "is_aged", "is_suspect", "limit", "lost_tokens",
-        "num_cached", "num_prompt", "pending", "preempted_for", "preemptions", "rank", "recomputed_tokens",
+        "num_found", "num_prompt", "pending", "preempted_for", "preemptions", "rank", "recomputed_tokens",
         "repeated_until", "request", "resumed_at", "scheduled", "state", "stop_tokens", "tbt_goal_s", "tokens",
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ class SequenceProgress:
         self.in_flight = 0  # launched, uncommitted slices
         self.pending = 0  # tokens that these slices sample
         self.is_suspect = False  # was in a step that failed; runs alone until a step of its own succeeds
-        self.num_cached = 0  # prompt tokens hit at the first admission
+        self.num_found = 0  # tokens hit at the first admission
         self.preemptions = 0
         self.lost_tokens = 0  # computed or in flight at the last preemption; 0 once it is launched again
         self.recomputed_tokens = 0  # computed again after a preemption
@@ -96,7 +96,7 @@ class SequenceProgress:
             reason=reason,
             num_prompt=self.num_prompt,
             num_outputs=self.num_outputs,
-            num_cached=self.num_cached,
+            num_cached=min(self.num_found, self.num_prompt),
             preemptions=self.preemptions,
             recomputed_tokens=self.recomputed_tokens,
             absences=self.absences,

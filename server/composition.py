@@ -4,6 +4,7 @@ import datetime
 import functools
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,15 +28,20 @@ from tiercel.server.tracing.sink import make_traces
 from tiercel.settings import EngineSettings, ServerSettings, Settings
 
 _TEXT_WORKERS = 2
+_STALL_S = 30.0  # without the end of a step, while the engine has not said how long a step may take
 
 
 def build_context(
-    settings: ServerSettings, engine: EngineSettings | None = None, origin: Resolved | None = None
+    settings: ServerSettings,
+    engine: EngineSettings | None = None,
+    origin: Resolved | None = None,
+    stall_limit_s: Callable[[], float] = lambda: 0.0,
 ) -> ServerContext:
     """Read the tokenizer, template and sampling defaults of the model and connect the parts; start nothing.
 
     `engine` are the settings of the engine process and `origin` is the source of all settings; without an origin they
-    cannot be changed at run time. Errors: ConfigError.
+    cannot be changed at run time. `stall_limit_s` is what the engine itself allows for a step; 0: not known. Errors:
+    ConfigError.
     """
     clock = MonotonicClock()
     folder = Path(settings.tokenizer or settings.model)
@@ -77,6 +83,7 @@ def build_context(
             set_log_level(server.log_level)
 
     configuration.add_listener(apply_settings)
+    client.status.stall_limit_s = lambda: configuration.server.stall_timeout_s or stall_limit_s() or _STALL_S
     bodies = BodyBudget(lambda: configuration.server.max_pending_body_bytes, lambda: metrics.on_rejected("body_memory"))
     metrics.open_bodies(lambda: bodies.held_bytes, lambda: configuration.server.max_pending_body_bytes)
     return ServerContext(

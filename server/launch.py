@@ -15,8 +15,9 @@ from tiercel.exposure import check_exposure
 from tiercel.log import configure_log
 from tiercel.server.composition import build_context
 from tiercel.server.control.memory import return_large_buffers
-from tiercel.server.engine.child import EngineChild, engine_command
+from tiercel.server.engine.child import engine_command
 from tiercel.server.engine.inherited import InheritedResources
+from tiercel.server.engine.supervisor import Supervisor
 from tiercel.server.http.activation import open_listener
 from tiercel.server.http.descriptors import max_connections
 from tiercel.server.http.listen import check_tls
@@ -37,9 +38,9 @@ def serve(
 ) -> int:
     """Serve until a signal or the engine's end; return the exit code.
 
-    0 after a clean drain, 1 if a second signal cut the drain short, 2 if the settings or the model are wrong, 3 if the
-    engine died. `origin` is the source of the settings, which a reload reads again. `command` starts another engine
-    (for tests); `--fd N` and `--arena-fd N` are appended to it.
+    0 after a clean drain, 1 if a second signal cut the drain short, 2 if the settings or the model are wrong, 3 if no
+    engine can be kept alive. `origin` is the source of the settings, which a reload reads again. `command` starts
+    another engine (for tests); the numbers of inherited descriptors are appended to it.
     """
     configure_log(settings.server.log_level, settings.server.log_format)
     try:
@@ -51,9 +52,10 @@ def serve(
             sock, server = open_listener(settings.server)
             resources.enter_context(sock)
             settings = replace(settings, server=server)
-            child = resources.enter_context(EngineChild.start(command or engine_command(), inherited))
-            context = build_context(settings.server, settings.engine, origin)  # while the engine's imports run
-            daemon = Daemon(settings, context, sock, child, out or sys.stdout, err or sys.stderr)
+            supervisor = resources.enter_context(Supervisor(command or engine_command(), inherited))
+            # While the engine's imports run:
+            context = build_context(settings.server, settings.engine, origin, lambda: supervisor.stall_limit_s)
+            daemon = Daemon(settings, context, sock, supervisor, out or sys.stdout, err or sys.stderr)
             _settle_heap()
             return_large_buffers()
             hide_cut_streams()

@@ -13,10 +13,10 @@ from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
 from tiercel.server.control.memory import MemoryTrimmer
 from tiercel.server.control.systemd import SystemdNotifier
-from tiercel.server.engine.child import EngineChild
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.engine.status import EngineState
+from tiercel.server.engine.supervisor import Supervisor
 from tiercel.server.http.listen import url_of
 from tiercel.server.http.reaper import Reaper
 from tiercel.server.http.uvicorn_server import FLUSH_S, QuietServer, uvicorn_config
@@ -30,7 +30,6 @@ EXIT_ENGINE = 3
 
 _ENGINE_PATIENCE_S = 2.0  # to wait for the exit of the engine after `Quit`
 _PERSIST_S = 5.0  # at least, for the engine to write to the SSD tier what the drain has left unfinished
-_CAUSE_S = 0.5  # to wait for the exit status after the socket closed
 _POLL_S = 0.02
 _TRACES_S = 2.0  # to send the traces of the last requests
 _MAX_RELOADS = 2  # a running and a queued one
@@ -44,14 +43,14 @@ class Daemon:
         settings: Settings,
         context: ServerContext,
         sock: socket.socket,
-        child: EngineChild,
+        supervisor: Supervisor,
         out: TextIO,
         err: TextIO,
     ) -> None:
         self._settings = settings
         self._context = context
         self._sock = sock
-        self._child = child
+        self._supervisor = supervisor
         self._out = out
         self._err = err
         self._signals = 0
@@ -67,43 +66,56 @@ class Daemon:
         """Run the daemon to its end; return the exit code."""
         url = url_of(self._settings.server, self._sock)
         server = QuietServer(uvicorn_config(create_app(self._context), self._settings.server))
-        child = self._child
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        self._log.info("engine_started", pid=child.pid)
         if self._context.traces is not None:
             self._context.traces.open()
-        self._context.metrics.watch_engine(lambda: child.pid)
+        self._context.metrics.watch_engine(lambda: self._supervisor.pid)
         try:
-            await self._context.client.open(child.sock, self._settings.engine)
+            supervising = self._start_engine()
             serving = asyncio.create_task(server.serve(sockets=[self._sock]))
             limits = self._settings.server
             reaper = Reaper(self._context.clock, 2 * max(limits.timeout_headers_s, limits.timeout_keep_alive_s))
             reaping = asyncio.create_task(reaper.run(server.server_state.connections))
             trimming = asyncio.create_task(MemoryTrimmer().run())
             watching = self._start_watching()
-            code = await self._serve_until_end(url, child, serving)
+            code = await self._serve_until_end(url, serving)
             for task in (reaping, trimming, *watching):
                 task.cancel()
             server.should_exit = True
             server.force_exit = self._second_signal.is_set()
             await serving
-            return await self._stop_engine(child, code)
+            code = await self._stop_engine(code)
+            await asyncio.gather(supervising, return_exceptions=True)
+            return code
         finally:
             if self._context.traces is not None:
                 await asyncio.to_thread(self._context.traces.close, _TRACES_S)
             self._context.workers.shutdown(wait=False, cancel_futures=True)
 
+    def _start_engine(self) -> "asyncio.Task[None]":
+        """Start to supervise the engine. The client gives up if the supervisor cannot go on."""
+        context = self._context
+        supervising = asyncio.create_task(
+            self._supervisor.run(context.client, self._settings.engine, context.clock, context.metrics)
+        )
+
+        def on_end(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._log.error("supervision_ended", error=str(error))
+            context.client.give_up()
+
+        supervising.add_done_callback(on_end)
+        return supervising
+
     def _start_watching(self) -> list["asyncio.Task[None]"]:
         """Ping the watchdog of the service manager, if one is configured, while the engine is not stalled."""
-        silence_s, context = watchdog_s(), self._context
-
-        def is_alive() -> bool:
-            return context.client.status.state is not EngineState.READY or not context.is_stalled
-
-        return [] if silence_s is None else [asyncio.create_task(self._notifier.watch(silence_s, is_alive))]
+        silence_s, status = watchdog_s(), self._context.client.status
+        if silence_s is None:
+            return []
+        return [asyncio.create_task(self._notifier.watch(silence_s, lambda: not status.is_stalled))]
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -132,7 +144,7 @@ class Daemon:
             if self._status:
                 self._notifier.ready(status)
 
-    async def _serve_until_end(self, url: str, child: EngineChild, serving: "asyncio.Task[None]") -> int:
+    async def _serve_until_end(self, url: str, serving: "asyncio.Task[None]") -> int:
         """Load, serve and drain. Return the exit code after all streams have ended.
 
         Errors: those of the HTTP server.
@@ -144,12 +156,12 @@ class Daemon:
         try:
             await asyncio.wait([stop_requested, engine_ended, loaded, serving], return_when=asyncio.FIRST_COMPLETED)
             if not stop_requested.done() and client.status.state is EngineState.READY:
-                self._announce(url, child)
+                self._announce(url)
                 await asyncio.wait([stop_requested, engine_ended, serving], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
             if not stop_requested.done():
-                return await self._engine_ended(client, child)
+                return self._engine_ended(client)
             if client.status.state is EngineState.LOADING:
                 return self._give_up_loading(client)
             return await self._drain(engine_ended)
@@ -158,14 +170,12 @@ class Daemon:
                 task.cancel()
             await asyncio.gather(stop_requested, engine_ended, loaded, return_exceptions=True)
 
-    async def _engine_ended(self, client: EngineClient, child: EngineChild) -> int:
+    def _engine_ended(self, client: EngineClient) -> int:
         self._context.admission.close()
-        if client.status.failure is not None:
+        if client.status.state is EngineState.FAILED and client.status.failure is not None:
             print(f"tiercel: {client.status.failure.message}", file=self._err, flush=True)
             return EXIT_CONFIG
-        was_ready = client.status.ready is not None
-        when = "the engine died" if was_ready else f"the engine died at its start ({client.status.stage})"
-        print(f"tiercel: {when}: {await child.cause(_CAUSE_S)}", file=self._err, flush=True)
+        print(f"tiercel: {self._supervisor.end or 'no engine can be started'}", file=self._err, flush=True)
         return EXIT_ENGINE
 
     def _give_up_loading(self, client: EngineClient) -> int:
@@ -198,7 +208,7 @@ class Daemon:
             return EXIT_ENGINE
         return EXIT_FORCED if self._second_signal.is_set() else EXIT_OK
 
-    async def _stop_engine(self, child: EngineChild, code: int) -> int:
+    async def _stop_engine(self, code: int) -> int:
         """Let the engine persist its cache for the rest of the drain time, then stop it. Return the exit code.
 
         A second signal ends the wait. The engine gets `_PERSIST_S` at least: sequences that the drain has ended early
@@ -207,6 +217,7 @@ class Daemon:
         client = self._context.client
         left_s = self._drain_end_s - self._context.clock.now_s()
         patience_s = max(_PERSIST_S, left_s) if code == EXIT_OK and self._drain_end_s else 0.0
+        self._supervisor.stop()
         client.quit(patience_s)
         if patience_s:
             engine_ended = asyncio.create_task(client.status.wait_gone())
@@ -217,7 +228,7 @@ class Daemon:
                 task.cancel()
             code = EXIT_FORCED if self._second_signal.is_set() else code
         client.close()
-        await child.leave(_ENGINE_PATIENCE_S if code == EXIT_OK else 0.0)
+        await self._supervisor.leave(_ENGINE_PATIENCE_S if code == EXIT_OK else 0.0)
         return code
 
     async def _wait_idle(self) -> None:
@@ -225,7 +236,7 @@ class Daemon:
         while self._context.client.sequences.num_open or self._context.admission.num_reserved:  # noqa: ASYNC110 - two counters
             await asyncio.sleep(_POLL_S)
 
-    def _announce(self, url: str, child: EngineChild) -> None:
+    def _announce(self, url: str) -> None:
         """Announce to the service manager, in the log and on stdout that the engine is ready."""
         ready, settings = self._context.client.status.ready, self._settings.server
         if ready is None:
@@ -233,7 +244,7 @@ class Daemon:
         name = settings.served_model_names[0]
         self._status = f"serving {name} at {url}"
         self._notifier.ready(self._status)
-        self._log.info("ready", url=url, model=name, load_s=round(ready.load_s, 2), engine_pid=child.pid)
+        self._log.info("ready", url=url, model=name, load_s=round(ready.load_s, 2), engine_pid=self._supervisor.pid)
         print(_greeting(url, name, settings, has_chat=self._context.template is not None), file=self._out, flush=True)
 
 

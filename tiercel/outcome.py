@@ -54,6 +54,7 @@ class FirstToken(Struct, frozen=True, gc=False):
 
     seq: SeqId
     started_s: float  # when its first slice was launched, on the machine's monotonic clock
+    num_found: int = 0  # of its tokens, prompt and resumed outputs, that the cache had then
 
 
 class Finished(Struct, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ class Request(Struct, frozen=True, kw_only=True):
     outputs: bytes = b""
     tenant: TenantId = TenantId("default")
     band: int = 0  # priority band; a lower number is served first
+    suspect_until: int = 0  # runs alone until it has so many tokens, because an engine died while it computed them
     scope: bytes = b""  # requests of equal scope share cached blocks: an HMAC of the tenant's secret and cache_salt
 
 

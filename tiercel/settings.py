@@ -278,16 +278,16 @@ class ServerSettings(AccessSettings, frozen=True, kw_only=True):
         float, _live_seconds("Maximum time until the first slice of a request; 0: no limit.", name="queue_timeout")
     ] = 0.0
     stall_timeout_s: Annotated[
-        float,
+        float | None,
         _seconds(
             SERVER,
-            "Time without a step, with work pending, after which /health answers 503.",
+            "Time without a step, with work pending, after which the engine is restarted; default: by its steps.",
             name="stall_timeout",
             is_rare=True,
             within=(1, _DAY_S),
             is_live=True,
         ),
-    ] = 30.0
+    ] = None  # three times the predicted step, but at least 5 s, or 30 s if steps are not measured at the start
     timeout_keep_alive_s: Annotated[
         float,
         _seconds(

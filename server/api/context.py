@@ -15,7 +15,7 @@ from tiercel.server.api.generation_config import SamplingDefaults
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.control.configuration import Configuration
 from tiercel.server.engine.client import EngineClient
-from tiercel.server.engine.status import EngineStartError, EngineState
+from tiercel.server.engine.status import EngineStartError
 from tiercel.server.http.body import read_object
 from tiercel.server.http.body_budget import BodyBudget, BodyHolding
 from tiercel.server.metrics.registry import ServerMetrics
@@ -68,7 +68,7 @@ class ServerContext:
             ready = await self.client.status.wait_ready()
         except EngineStartError as exc:
             raise self._unserved() from exc
-        if self.client.status.state is not EngineState.READY:
+        if self.client.status.is_over:
             raise self._unserved()
         return ModelLimits.of(ready, self.settings.max_logprobs, tenant.share.kv_quota.hbm)
 
@@ -125,8 +125,3 @@ class ServerContext:
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run work on text in a thread, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self.workers, work)
-
-    @property
-    def is_stalled(self) -> bool:
-        """True when work is pending and no step has ended for `stall_timeout_s`."""
-        return self.client.status.silence_s() > self.settings.stall_timeout_s

@@ -1,4 +1,4 @@
-"""The engine process and its parent: started with one end of a socket pair, it never outlives the parent."""
+"""The engine process and its parent: started with one end of a socket pair, its parent ends it."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from tiercel.openmp import engine_environment
+from tiercel.server.engine.crash_book import DeathKind
 from tiercel.server.engine.inherited import InheritedResources
 
 _POLL_S = 0.02
+_EXIT_S = 0.3
 
 
 def engine_command() -> tuple[str, ...]:
@@ -61,6 +63,30 @@ class EngineChild:
     def pid(self) -> int:
         """The process id, which is also the id of its group."""
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    @property
+    def death_kind(self) -> DeathKind:
+        """The way in which the process ended; it has been waited for."""
+        code = self._process.returncode
+        if code >= 0:
+            return DeathKind.EXIT
+        return DeathKind.KILLED if code == -signal.SIGKILL else DeathKind.SIGNAL
+
+    async def end(self) -> None:
+        """Kill the whole group, and wait until the kernel has ended the process.
+
+        A process in an uninterruptible call, such as a read from a dead disk, is waited for as long as that takes.
+        """
+        if not self.has_ended:
+            await self._wait(_EXIT_S)  # a process that has closed its socket is about to exit, and its code says why
+        self._signal(signal.SIGKILL)
+        while not self.has_ended:
+            await self._wait(_EXIT_S)
 
     async def cause(self, patience_s: float) -> str:
         """Wait for the end of the process; return its cause in words."""

@@ -1,7 +1,7 @@
 """The HTTP process's end of the engine: submits and aborts sequences, and applies what the engine reports."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -9,7 +9,6 @@ from msgspec import Struct
 from tiercel.clock import Clock
 from tiercel.ids import SeqId
 from tiercel.outcome import FinishReason, Gauges
-from tiercel.request import Request
 from tiercel.server.engine.connection import EngineConnection
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd
 from tiercel.server.engine.sequences import (
@@ -24,6 +23,7 @@ from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
 from tiercel.wire import (
     Abort,
+    DiskReleased,
     Failed,
     FromEngine,
     Loading,
@@ -38,6 +38,7 @@ from tiercel.wire import (
 
 _TOKEN_BYTES = 4  # of a token id in a report
 _ENGINE_DEAD = StreamEnd("The engine stopped. The server is going down; please retry.", "engine_dead")
+_ENGINE_CRASHED = StreamEnd("The engine crashed twice while it computed this request.", "engine_crashed", 500, None)
 
 
 class EngineObserver(SequenceObserver, Protocol):
@@ -64,12 +65,19 @@ class EngineClient:
         self._tenants: Tenants | None = None
         self._changed_settings: SetSettings | None = None
         self._gauges = Gauges()
-        self.connection = EngineConnection(self._receive, self._on_lost)
+        self.connection = EngineConnection(self._receive, lambda: None)
+        self.num_tokens = 0  # that the present engine has reported
+        self.on_lost: Callable[[], None] = self.give_up  # called when the connection to an engine has ended
         self.sequences = OpenSequences(clock, observer, watcher)
         self.status = EngineStatus(clock, has_work=lambda: self.sequences.num_unfinished > 0)
 
     async def open(self, sock: socket.socket, settings: EngineSettings) -> None:
-        """Take over the socket and tell the engine what to load."""
+        """Take over the socket of an engine that was just started, and tell it what to load.
+
+        When it is ready, it gets every sequence that an earlier engine has left unfinished.
+        """
+        self.connection = EngineConnection(self._receive, self._on_lost)
+        self.num_tokens = 0
         await self.connection.open(sock)
         self.connection.send(Start(settings))
 
@@ -93,7 +101,7 @@ class EngineClient:
     def submit(self, starts: Sequence[SequenceStart], mailbox: Mailbox, arrival_s: float) -> Submission:
         """Hand sequences to the engine. Their tokens go to `mailbox`, with the choices numbered in this order.
 
-        If the engine is gone, the mailbox says so at once.
+        While the engine is being restarted they wait for it. If it is gone for good, the mailbox says so at once.
         """
         if not self.sequences.num_unfinished:
             self.status.note_report(self._clock.now_s())  # the silence of an idle engine does not count
@@ -103,8 +111,9 @@ class EngineClient:
             seq, facts = self.sequences.add(start, choice, mailbox, arrival_s)
             seqs.append(seq)
             books.append(facts)
-            self.connection.send(Submit(_request(seq, start, arrival_s)))
-        if self.status.state is not EngineState.READY:
+            if self.status.state is EngineState.READY:
+                self.connection.send(Submit(facts.request(seq)))
+        if self.status.is_over:
             self._fail_all()
         return Submission(tuple(seqs), tuple(books))
 
@@ -143,6 +152,15 @@ class EngineClient:
         """Ask the engine to persist its cache for up to `patience_s` and to exit. Closing cuts that short."""
         self.connection.send(Quit(patience_s))
 
+    def fail(self, seq: SeqId) -> None:
+        """Fail a sequence that has crashed an engine while it ran alone."""
+        self.sequences.fail(seq, _ENGINE_CRASHED)
+        self.status.notify()
+
+    def give_up(self) -> None:
+        """Fail every sequence, because no other engine will be started."""
+        self._end(EngineState.FAILED if self.status.ready is None and self.status.failure else EngineState.DEAD)
+
     def close(self) -> None:
         """Close the socket; the engine exits when it reads the end of it."""
         self.connection.close()
@@ -158,7 +176,10 @@ class EngineClient:
                 self._begin_serving(message)
             case Failed():
                 self.status.failure = message
-                self._end(EngineState.FAILED)
+                if self.status.ready is None:
+                    self._end(EngineState.FAILED)
+            case DiskReleased():
+                pass  # only a takeover asks for it
 
     def _begin_serving(self, ready: Ready) -> None:
         self.status.ready = ready
@@ -168,11 +189,17 @@ class EngineClient:
             self.connection.send(SetTenants(self._tenants))
         if self._changed_settings is not None:
             self.connection.send(self._changed_settings)
+        for request in self.sequences.resume():
+            self.connection.send(Submit(request))
+        self._gauges = Gauges()
+        self.status.failure = None
+        self.status.note_report(self._clock.now_s())
         self.status.notify()
 
     def _take_report(self, report: Report) -> None:
         now_s = self._clock.now_s()
         busy_s = self.status.note_report(now_s)
+        self.num_tokens += len(report.tokens) // _TOKEN_BYTES
         if self.sequences.take_report(report, now_s):
             self.status.notify()
         if report.gauges is not None:
@@ -185,7 +212,10 @@ class EngineClient:
         self.abort(seqs, FinishReason.ABORT)
 
     def _on_lost(self) -> None:
-        self._end(EngineState.FAILED if self.status.failure is not None else EngineState.DEAD)
+        if self.status.state is EngineState.READY:
+            self.status.state = EngineState.RESTARTING
+            self.status.notify()
+        self.on_lost()
 
     def _end(self, state: EngineState) -> None:
         if not self.status.is_over:
@@ -195,15 +225,3 @@ class EngineClient:
     def _fail_all(self) -> None:
         self.sequences.fail_all(_ENGINE_DEAD)
         self.status.notify()
-
-
-def _request(seq: SeqId, start: SequenceStart, arrival_s: float) -> Request:
-    return Request(
-        id=seq,
-        prompt=start.prompt,
-        params=start.params,
-        arrival_s=arrival_s,
-        tenant=start.tenant,
-        band=start.band,
-        scope=start.scope,
-    )

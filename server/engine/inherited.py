@@ -1,4 +1,4 @@
-"""The resources that outlive an engine process: the memory of its host tier and the locks on its SSD folders."""
+"""The resources that outlive an engine process: memory of its host tier, its step record, locks on its SSD folders."""
 
 import os
 from contextlib import ExitStack
@@ -8,6 +8,7 @@ from typing import Self
 
 from tiercel.kv_folder import lock_folder
 from tiercel.settings import EngineSettings
+from tiercel.step_record import StepRecord
 
 
 class InheritedResources:
@@ -17,37 +18,50 @@ class InheritedResources:
     engine that outlives this process for a moment still holds the locks of the folders that it writes to.
     """
 
-    def __init__(self, arena_fd: int, lock_fds: tuple[int, ...], locks: ExitStack, closing: ExitStack) -> None:
+    def __init__(
+        self,
+        arena_fd: int,
+        record_fd: int,
+        record: StepRecord,
+        lock_fds: tuple[int, ...],
+        locks: ExitStack,
+        closing: ExitStack,
+    ) -> None:
         self._arena_fd = arena_fd
+        self._record_fd = record_fd
+        self.record = record
         self._lock_fds = lock_fds
         self._locks = locks
         self._closing = closing
 
     @staticmethod
     def open(settings: EngineSettings) -> "InheritedResources":
-        """Create the memfd and lock the SSD folders, which are created with mode 0700.
+        """Create the memfds and lock the SSD folders, which are created with mode 0700.
 
         Errors: ConfigError if another process holds a folder, or other users can access it.
         """
         with ExitStack() as closing:
             arena_fd = os.memfd_create("tiercel-kv")
             closing.callback(os.close, arena_fd)
+            record_fd = os.memfd_create("tiercel-steps")
+            closing.callback(os.close, record_fd)
+            record = StepRecord.open(settings.max_num_seqs + 1, record_fd)
             lock_fds: list[int] = []
             locks = closing.enter_context(ExitStack())
             for folder in settings.kv_disk_paths:
                 lock_fds.append(lock_folder(Path(folder)))
                 locks.callback(os.close, lock_fds[-1])
-            return InheritedResources(arena_fd, tuple(lock_fds), locks, closing.pop_all())
+            return InheritedResources(arena_fd, record_fd, record, tuple(lock_fds), locks, closing.pop_all())
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors; the engine has them under the same numbers."""
-        return (self._arena_fd, *self._lock_fds)
+        return (self._arena_fd, self._record_fd, *self._lock_fds)
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The arguments that tell the engine the numbers."""
-        return ("--arena-fd", str(self._arena_fd))
+        return ("--arena-fd", str(self._arena_fd), "--record-fd", str(self._record_fd))
 
     @property
     def lock_fds(self) -> tuple[int, ...]:

@@ -1,15 +1,17 @@
 """The sequences of the engine as the HTTP process knows them: their stages, times and counts."""
 
 import enum
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tiercel.clock import Clock
 from tiercel.ids import SeqId, TenantId
-from tiercel.outcome import Finished, FinishReason
-from tiercel.request import SamplingParams
+from tiercel.outcome import Finished, FinishReason, FirstToken
+from tiercel.request import Request, SamplingParams
 from tiercel.server.engine.mailbox import Mailbox, StreamEnd
 from tiercel.wire import Report
 
@@ -48,10 +50,13 @@ class SequenceFacts:
         "gaps_s",
         "last_token_s",
         "mailbox",
-        "num_outputs",
+        "num_found",
+        "num_resumes",
+        "outputs",
         "stage",
         "start",
         "started_s",
+        "suspect_until",
         "tenant",
     )
 
@@ -64,10 +69,48 @@ class SequenceFacts:
         self.started_s: float | None = None  # launch of its first slice; known with the first token
         self.first_token_s: float | None = None
         self.last_token_s = arrival_s
-        self.num_outputs = 0
+        self.outputs = array("I")  # tokens that the client has or will get
+        self.num_found: int | None = None  # tokens that the cache had at its first slice; known with the first token
+        self.num_resumes = 0  # engines that died before it ended
+        self.suspect_until = 0  # see `Request`
         self.gaps_s: list[float] = []  # between tokens
         self.finished: Finished | None = None
         self.stage: SequenceStage | None = None  # None until it is submitted
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of output tokens."""
+        return len(self.outputs)
+
+    def request(self, seq: SeqId) -> Request:
+        """Return the request for the engine: all of it, or what is left after an engine has died."""
+        start = self.start
+        return Request(
+            id=seq,
+            prompt=start.prompt,
+            params=start.params,
+            arrival_s=self.arrival_s,
+            outputs=self.outputs.tobytes(),
+            tenant=start.tenant,
+            band=start.band,
+            scope=start.scope,
+            suspect_until=self.suspect_until,
+        )
+
+    def whole(self, finished: Finished, now_s: float) -> Finished:
+        """Return the end of a sequence over all engines that computed it. The last one knows its own part only."""
+        if not self.num_resumes or self.first_token_s is None or self.started_s is None:
+            return finished
+        cached = min(self.num_found or 0, self.start.num_prompt)
+        return replace(
+            finished,
+            num_cached=cached,
+            num_cached_ssd=min(finished.num_cached_ssd, cached),
+            num_cached_ddr=min(finished.num_cached_ddr, max(0, cached - finished.num_cached_ssd)),
+            queued_s=self.started_s - self.arrival_s,
+            prefill_s=self.first_token_s - self.started_s,
+            decode_s=now_s - self.first_token_s,
+        )
 
 
 class SequenceWatcher(Protocol):
@@ -88,6 +131,8 @@ class SequenceObserver(Protocol):
     def on_tokens(self, tenant: TenantId, count: int, gap_s: float) -> None: ...
 
     def on_finished(self, facts: SequenceFacts, finished: Finished, now_s: float) -> None: ...
+
+    def on_resumed(self, tokens: int, num_found: int) -> None: ...
 
 
 class OpenSequences:
@@ -147,15 +192,15 @@ class OpenSequences:
         for first in report.firsts:
             facts = self._facts_by_seq.get(first.seq)
             if facts is not None:
-                facts.started_s = first.started_s
+                self._note_first_slice(facts, first)
         for logprobs in report.logprobs:
             facts = self._facts_by_seq.get(logprobs.seq)
             if facts is not None and facts.mailbox is not None:
                 facts.mailbox.put_logprobs(facts.choice, logprobs)
         for finished in report.finished:
             facts = self._note_finished(finished, now_s)
-            if facts is not None and facts.mailbox is not None:
-                facts.mailbox.put_finished(facts.choice, finished)
+            if facts is not None and facts.mailbox is not None and facts.finished is not None:
+                facts.mailbox.put_finished(facts.choice, facts.finished)
                 due[facts.mailbox] = None
         for mailbox in due:
             mailbox.wake()
@@ -177,7 +222,7 @@ class OpenSequences:
                 group = facts.tenant, facts.last_token_s
                 counts[group] = counts.get(group, 0) + 1
             facts.last_token_s = now_s
-            facts.num_outputs += 1
+            facts.outputs.append(token)
             if facts.mailbox.put_token(facts.choice, token, is_last=seq in ending):
                 due[facts.mailbox] = None
         for (tenant, before_s), count in counts.items():
@@ -213,6 +258,34 @@ class OpenSequences:
                 mailbox.put_end(end)
                 mailbox.wake()
 
+    def resume(self) -> list[Request]:
+        """Return what a new engine has to compute, in order of arrival. What no client waits for ends here."""
+        now_s = self._clock.now_s()
+        requests: list[Request] = []
+        for seq, facts in list(self._facts_by_seq.items()):
+            if facts.mailbox is None:
+                self._note_finished(_ended(seq, facts, now_s, FinishReason.ABORT), now_s)
+            else:
+                requests.append(facts.request(seq))
+        return requests
+
+    def note_death(self, suspects: Mapping[SeqId, int]) -> None:
+        """Note that an engine has died, perhaps because of a sequence among `suspects` (see `Request`)."""
+        for seq, facts in self._facts_by_seq.items():
+            facts.num_resumes += 1
+            facts.suspect_until = max(facts.suspect_until, suspects.get(seq, 0))
+
+    def fail(self, seq: SeqId, end: StreamEnd) -> None:
+        """End one sequence as failed, and with it the stream of its request."""
+        facts, now_s = self._facts_by_seq.get(seq), self._clock.now_s()
+        if facts is None:
+            return
+        mailbox, facts.mailbox = facts.mailbox, None
+        self._note_finished(_ended(seq, facts, now_s, FinishReason.ERROR), now_s)
+        if mailbox is not None:
+            mailbox.put_end(end)
+            mailbox.wake()
+
     def fail_all(self, end: StreamEnd) -> None:
         """End every sequence as failed: the engine that would report its end has died."""
         now_s = self._clock.now_s()
@@ -222,9 +295,17 @@ class OpenSequences:
                 facts.mailbox.put_end(end)
                 due[facts.mailbox] = None
                 facts.mailbox = None
-            self._note_finished(_died(seq, facts, now_s), now_s)
+            self._note_finished(_ended(seq, facts, now_s, FinishReason.ERROR), now_s)
         for mailbox in due:
             mailbox.wake()
+
+    def _note_first_slice(self, facts: SequenceFacts, first: FirstToken) -> None:
+        """Record what an engine reports with the first token that it has computed of a sequence."""
+        if facts.num_resumes:
+            facts.suspect_until = 0  # it has passed the step in which an engine died
+            self._observer.on_resumed(facts.start.num_prompt + facts.num_outputs - 1, first.num_found)
+        if facts.started_s is None:
+            facts.started_s, facts.num_found = first.started_s, first.num_found
 
     def _note_first_token(self, seq: SeqId, facts: SequenceFacts, now_s: float) -> None:
         facts.first_token_s = now_s
@@ -239,7 +320,7 @@ class OpenSequences:
         if facts is None:
             return None
         self._tokenless.pop(finished.seq, None)
-        facts.finished = finished
+        facts.finished = finished = facts.whole(finished, now_s)
         self._move(facts, SequenceStage.GONE)
         if self._watcher is not None:
             self._watcher.on_finished(facts)
@@ -254,17 +335,17 @@ class OpenSequences:
                 self._watcher.on_moved(facts, before)
 
 
-def _died(seq: SeqId, facts: SequenceFacts, now_s: float) -> Finished:
+def _ended(seq: SeqId, facts: SequenceFacts, now_s: float, reason: FinishReason) -> Finished:
     started_s = now_s if facts.started_s is None else facts.started_s
     first_s = now_s if facts.first_token_s is None else facts.first_token_s
     return Finished(
         seq=seq,
-        reason=FinishReason.ERROR,
+        reason=reason,
         num_prompt=facts.start.num_prompt,
         num_outputs=facts.num_outputs,
         num_cached=0,
         queued_s=started_s - facts.arrival_s,
         prefill_s=first_s - started_s,
         decode_s=now_s - first_s,
-        error="engine died",
+        error="engine died" if reason is FinishReason.ERROR else None,
     )

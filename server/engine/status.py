@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+import math
 from collections.abc import Callable
 
 from tiercel.clock import Clock
@@ -14,8 +15,9 @@ class EngineState(enum.Enum):
 
     LOADING = "loading"
     READY = "ready"
+    RESTARTING = "restarting"  # it died after it had served; its sequences will be resumed
     FAILED = "failed"  # it could not start, and reported the reason
-    DEAD = "dead"  # its connection ended
+    DEAD = "dead"  # it is not started again
 
 
 class EngineStartError(TiercelError):
@@ -30,6 +32,7 @@ class EngineStatus:
         self._has_work = has_work
         self._last_report_s = clock.now_s()
         self._changed = asyncio.Event()
+        self.stall_limit_s: Callable[[], float] = lambda: math.inf  # until the server sets it
         self.state = EngineState.LOADING
         self.stage = "starting"  # of loading
         self.ready: Ready | None = None  # once it serves
@@ -39,6 +42,11 @@ class EngineStatus:
     def is_over(self) -> bool:
         """True when the engine has failed to start or is dead."""
         return self.state in (EngineState.FAILED, EngineState.DEAD)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine serves and has work, but has ended no step for `stall_limit_s`."""
+        return self.state is EngineState.READY and self.silence_s() > self.stall_limit_s()
 
     def silence_s(self) -> float:
         """Return the seconds since the last report while work is pending; 0 when there is no work."""

@@ -129,10 +129,7 @@ class EngineMetrics:
         )
 
     def on_restart(self, ready: Ready) -> None:
-        """Record a restarted engine. Its counters start at zero; earlier totals and the buckets are kept.
-
-        Restarting the engine in a running server is not implemented yet; this method prepares for it.
-        """
+        """Record a restarted engine. Its counters start at zero; earlier totals and the buckets are kept."""
         totals = self._totals
         self._totals = _EngineTotals(ready, Gauges(), totals.looked_up, totals.found, totals.preemptions)
 

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from tiercel.ids import TenantId
 from tiercel.outcome import Finished, Gauges
+from tiercel.server.engine.crash_book import DeathKind
 from tiercel.server.engine.sequences import SequenceFacts
 from tiercel.server.engine.status import EngineState
 from tiercel.server.metrics.config import ConfigMetrics
@@ -25,7 +26,8 @@ _REJECTIONS = (
     *("queue_full", "deadline", "shutting_down", "body_memory"),
     *("tenant_requests", "tenant_tokens", "tenant_concurrency", "tenant_queue_share"),
 )
-_STREAM_ERRORS = ("engine_error", "engine_dead", "shutting_down")
+_STREAM_ERRORS = ("engine_error", "engine_crashed", "engine_dead", "shutting_down")
+_DEATHS = tuple(kind.value for kind in DeathKind)
 
 
 class EngineHealth(Protocol):
@@ -65,6 +67,22 @@ class ServerMetrics:
             "tiercel_stream_errors", "Generations that ended in an error.", ("reason",), registry=registry
         )
         self._tasks = Gauge("tiercel_http_tasks", "Asyncio tasks of the HTTP process.", registry=registry)
+        self._restarts = Counter(
+            "tiercel_engine_restarts", "Deaths of the engine, by how it ended.", ("reason",), registry=registry
+        )
+        self._resumed = Counter(
+            "tiercel_resumed_sequences", "Sequences that a new engine has continued.", registry=registry
+        )
+        self._resumed_tokens = Counter(
+            "tiercel_resumed_tokens", "Tokens, prompt and output, of the sequences that a new engine has continued.",
+            registry=registry,
+        )  # fmt: skip
+        self._resumed_found = Counter(
+            "tiercel_resumed_cached_tokens", "Tokens of these that a new engine has found in the cache.",
+            registry=registry,
+        )  # fmt: skip
+        for reason in _DEATHS:
+            self._restarts.labels(reason)
         for handler in _POSTS:  # `increase` does not see the first event of a series without an earlier sample
             self._http_requests.labels("POST", handler, "5xx")
         for reason in _REJECTIONS:
@@ -118,6 +136,16 @@ class ServerMetrics:
     def on_timeout(self, limit: str, *, has_tokens: bool) -> None:
         """Count a request that a time limit ended, before or after its first token."""
         self._timeouts.labels(limit, "running" if has_tokens else "waiting").inc()
+
+    def on_engine_death(self, kind: str) -> None:
+        """Count the death of an engine."""
+        self._restarts.labels(kind).inc()
+
+    def on_resumed(self, tokens: int, num_found: int) -> None:
+        """Count a sequence that a new engine has continued, and what the cache had of its tokens."""
+        self._resumed.inc()
+        self._resumed_tokens.inc(tokens)
+        self._resumed_found.inc(min(num_found, tokens))
 
     def on_ready(self, ready: Ready) -> None:
         """Create the metrics of the engine. If the engine was restarted, record that."""

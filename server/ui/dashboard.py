@@ -11,7 +11,6 @@ from tiercel.ids import SeqId, TenantId
 from tiercel.outcome import Gauges, SequenceGauges, SequenceState, TierGauges
 from tiercel.server.api.context import ServerContext
 from tiercel.server.engine.sequences import SequenceFacts
-from tiercel.server.engine.status import EngineState
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.server.metrics.tenants import TenantMetricsSample
 from tiercel.server.tenancy.auth import Viewer
@@ -93,7 +92,7 @@ class Dashboard:
         return EngineSnapshot(
             state=client.status.state.value,
             stage=client.status.stage,
-            is_stalled=client.status.state is EngineState.READY and context.is_stalled,
+            is_stalled=client.status.is_stalled,
             is_draining=context.admission.is_closed,
             model=context.settings.served_model_names[0],
             device=None if ready is None else ready.device,

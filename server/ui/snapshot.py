@@ -13,7 +13,7 @@ RequestState = Literal["waiting", "restoring", "prefill", "decode", "draining", 
 class EngineSnapshot(Struct, frozen=True, kw_only=True):
     """The engine and its state."""
 
-    state: str  # loading | ready | failed | dead
+    state: str  # loading | ready | restarting | failed | dead
     stage: str  # of loading
     is_stalled: bool
     is_draining: bool

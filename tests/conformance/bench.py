@@ -53,7 +53,7 @@ class EngineBench:
         self.wake = Wake.open()
         chosen = {"model": str(folder), "threads": 1, "max_num_seqs": 16, "dtype": "float32", **settings}
         asked = EngineSettings(**chosen)  # type: ignore[arg-type]
-        self.engine: Engine = open_engine(asked, self.inbox, self.wake, MonotonicClock(), arena_fd, wrap)
+        self.engine: Engine = open_engine(asked, self.inbox, self.wake, MonotonicClock(), arena_fd, wrap=wrap)
         self._next = 1
         self.is_checked = True  # whether the books are checked after every step
 

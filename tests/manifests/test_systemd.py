@@ -11,6 +11,8 @@ import pytest
 from tiercel.server.http.activation import HTTP_NAME
 from tiercel.settings import SETTINGS, ServerSettings
 
+UNMEASURED_STALL_S = 30.0  # of the engine, which is not imported here
+
 FOLDER = Path(__file__).resolve().parent.parent.parent / "deploy" / "systemd"
 UNIT = FOLDER / "tiercel.service"
 EXEC_START = "/opt/tiercel/bin/tiercel serve --config /etc/tiercel/tiercel.toml"
@@ -54,7 +56,7 @@ def test_the_service_notifies_and_has_a_watchdog() -> None:
 def test_timeouts_fit_those_of_the_daemon() -> None:
     settings = ServerSettings(model="m", served_model_names=("m",))
     assert seconds("TimeoutStopSec") >= settings.shutdown_timeout_s + 20  # last bytes, the SSD tier, the engine
-    assert seconds("WatchdogSec") > settings.stall_timeout_s  # pings stop first
+    assert seconds("WatchdogSec") > UNMEASURED_STALL_S  # a hung engine is restarted first
     assert seconds("TimeoutStartSec") >= 600
 
 

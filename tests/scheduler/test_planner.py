@@ -81,7 +81,7 @@ def test_a_prefix_hit_skips_cached_tokens_and_samples_at_the_end() -> None:
     bench.submit(1, 11)
     plan = bench.step()
     assert plan.nano_batches[0].slices == (Slice(SeqId(1), 8, 3, True),)
-    assert bench.book[SeqId(1)].num_cached == 8
+    assert bench.book[SeqId(1)].num_found == 8
 
 
 def test_a_sequence_that_waits_for_a_prefix_in_flight_does_not_block_others() -> None:

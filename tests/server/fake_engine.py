@@ -15,7 +15,10 @@ from msgspec.structs import replace
 
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, TokenLogprobs
+from tiercel.plan import Slice
 from tiercel.request import Request, unpack_tokens
+from tiercel.settings import EngineSettings
+from tiercel.step_record import StepRecord
 from tiercel.tenant import Tenants
 from tiercel.wire import (
     Abort,
@@ -48,6 +51,7 @@ class Script:
     failure: str | None = None  # message of a failed start
     fail_prompt_with: int | None = None  # a token whose presence in a prompt fails the sequence
     die_at_step: int | None = None
+    die_of_prompt_with: int | None = None  # a token whose presence in a running prompt ends the engine
     hang_at_step: int | None = None
     ignores_aborts: bool = False
     cached: int = 0  # prompt tokens reported as hits
@@ -64,16 +68,21 @@ class Running:
 
     request: Request
     prompt: list[int]
-    outputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)  # with those of an engine before
     started_s: float | None = None  # start of its first step
     first_s: float | None = None  # time of its first token
+
+    @staticmethod
+    def of(request: Request) -> "Running":
+        return Running(request, list(unpack_tokens(request.prompt)), list(unpack_tokens(request.outputs)))
 
 
 class FakeEngine(asyncio.Protocol):
     """Sends one report per step for all running sequences; a prompt is computed in its first step."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, record: StepRecord | None = None) -> None:
         self.script = script
+        self.record = record or StepRecord.open(64)
         self.submitted: list[Request] = []
         self.aborted: list[tuple[SeqId, FinishReason]] = []
         self.tenants: list[Tenants] = []
@@ -113,7 +122,7 @@ class FakeEngine(asyncio.Protocol):
                     self._loop_task = asyncio.ensure_future(self._serve())
                 case Submit():
                     self.submitted.append(message.request)
-                    self.waiting.append(Running(message.request, list(unpack_tokens(message.request.prompt))))
+                    self.waiting.append(Running.of(message.request))
                     self._wake.set()
                 case Abort() if self.script.ignores_aborts:
                     pass
@@ -174,17 +183,39 @@ class FakeEngine(asyncio.Protocol):
             if script.die_at_step == self.steps:
                 self.die()
                 return
+            self._admit()
+            if self._is_poisoned():
+                self.die()
+                return
             self._step()
+            self.record.end(self.steps)
+
+    def _admit(self) -> None:
+        """Admit waiting sequences and note them in the record. A suspect runs alone."""
+        suspect = next((one for one in self._unfinished() if one.request.suspect_until and not one.started_s), None)
+        if suspect is not None:
+            self.waiting = [one for one in self._unfinished() if one is not suspect]
+            self.running = {suspect.request.id: suspect}
+        while suspect is None and self.waiting and len(self.running) < self.script.max_running:
+            entry = self.waiting.pop(0)
+            self.running[entry.request.id] = entry
+        self.record.launch(
+            self.steps + 1,
+            [Slice(seq, 0, len(one.prompt) + len(one.outputs), samples=True) for seq, one in self.running.items()],
+        )
+
+    def _unfinished(self) -> list[Running]:
+        return [*self.running.values(), *self.waiting]
+
+    def _is_poisoned(self) -> bool:
+        return any(self.script.die_of_prompt_with in one.prompt for one in self.running.values())
 
     def _step(self) -> None:
         step_tokens = 0
-        while self.waiting and len(self.running) < self.script.max_running:
-            entry = self.waiting.pop(0)
-            self.running[entry.request.id] = entry
         seqs, tokens, logprobs, finished = array("Q"), array("I"), list[TokenLogprobs](), list[Finished]()
         firsts: list[FirstToken] = []
         for seq, entry in list(self.running.items()):
-            step_tokens += 1 + (0 if entry.outputs else len(entry.prompt))
+            step_tokens += 1 + (0 if entry.started_s else len(entry.prompt))
             if self.script.fail_prompt_with in entry.prompt:
                 del self.running[seq]
                 finished.append(self._end(entry, FinishReason.ERROR, error="secret detail of the failure"))
@@ -192,7 +223,7 @@ class FakeEngine(asyncio.Protocol):
             token = self._next_token(entry)
             if entry.first_s is None:
                 entry.started_s = entry.first_s = time.monotonic()
-                firsts.append(FirstToken(seq, entry.started_s))
+                firsts.append(FirstToken(seq, entry.started_s, len(entry.outputs)))
             entry.outputs.append(token)
             seqs.append(seq)
             tokens.append(token)
@@ -280,7 +311,11 @@ def _logprobs(seq: SeqId, token: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(seq, token, -0.5, 1, tops, tuple(-0.5 - index for index in range(count)))
 
 
-async def _main(fd: int) -> int:
+def _number(name: str) -> int | None:
+    return int(os.environ[name]) if name in os.environ else None
+
+
+async def _main(fd: int, record_fd: int) -> int:
     """Run as a child process. The script comes from variables, as the command line is that of the real engine."""
     engine = FakeEngine(
         Script(
@@ -291,9 +326,11 @@ async def _main(fd: int) -> int:
             blocks_total=int(os.environ.get("FAKE_CONTEXT", "1024")) // 16,
             max_running=int(os.environ.get("FAKE_RUNNING", "64")),
             failure=os.environ.get("FAKE_FAILURE"),
-            die_at_step=int(os.environ["FAKE_DIE_AT"]) if "FAKE_DIE_AT" in os.environ else None,
-            hang_at_step=int(os.environ["FAKE_HANG_AT"]) if "FAKE_HANG_AT" in os.environ else None,
-        )
+            die_at_step=_number("FAKE_DIE_AT"),
+            die_of_prompt_with=_number("FAKE_POISON"),
+            hang_at_step=_number("FAKE_HANG_AT"),
+        ),
+        StepRecord.open(EngineSettings(model="").max_num_seqs + 1, record_fd),
     )
     await engine.open(socket.socket(fileno=fd))
     await engine.closed.wait()
@@ -306,4 +343,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--arena-fd", type=int)
-    sys.exit(asyncio.run(_main(parser.parse_args().fd)))
+    parser.add_argument("--record-fd", type=int)
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(_main(arguments.fd, arguments.record_fd)))

@@ -106,7 +106,7 @@ class Reader(threading.Thread):
         return self.lines
 
 
-def _until_draining(url: str) -> None:
+def _until_unready(url: str) -> None:
     deadline = time.monotonic() + 5
     while httpx.get(f"{url}/ready").status_code != 503:
         assert time.monotonic() < deadline
@@ -175,7 +175,7 @@ def test_a_drain_finishes_streams_and_refuses_new_requests(model_folder: Path) -
         server.await_url()
         reader = Reader.reading(server.url, 60)
         server.process.send_signal(signal.SIGTERM)
-        _until_draining(server.url)
+        _until_unready(server.url)
         refused = httpx.post(f"{server.url}/v1/completions", json=text_body())
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "shutting_down"
@@ -203,7 +203,7 @@ def test_a_second_signal_ends_the_drain_at_once(model_folder: Path) -> None:
         server.await_url()
         Reader.reading(server.url, 200)
         server.process.send_signal(signal.SIGTERM)
-        _until_draining(server.url)
+        _until_unready(server.url)
         asked_s = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         code, err = server.wait()
@@ -230,27 +230,73 @@ def test_an_engine_that_cannot_start_gives_one_line_and_exit_code_2(model_folder
         assert "Traceback" not in err
 
 
-def test_an_engine_that_dies_ends_streams_with_an_error_and_gives_exit_code_3(model_folder: Path) -> None:
-    with started(model_folder, {"FAKE_STEP_S": "0.05", "FAKE_DIE_AT": "5"}) as server:
+def _text_of(lines: list[str]) -> str:
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(choice["text"] for event in events for choice in event["choices"])
+
+
+def test_a_stream_survives_the_death_of_its_engine(model_folder: Path) -> None:
+    fake = {"FAKE_STEP_S": "0.01", "FAKE_REPLY": " ".join(map(str, range(40, 60)))}
+    with started(model_folder, fake) as server:
+        server.await_url()
+        undisturbed = Reader.reading(server.url, 100).rest()
+    with started(model_folder, {**fake, "FAKE_DIE_AT": "40"}) as server:
         server.await_url()
         lines = Reader.reading(server.url, 100).rest()
-        assert '"code":"engine_dead"' in lines[-2]
         assert lines[-1] == "data: [DONE]"
+        assert _text_of(lines) == _text_of(undisturbed)
+        server.process.send_signal(signal.SIGTERM)
         code, err = server.wait()
-        assert code == 3
-        assert "tiercel: the engine died: exit code 9" in err
+        assert code == 0
+        deaths = [json.loads(line) for line in err.splitlines() if '"engine_died"' in line]
+        assert [death["cause"] for death in deaths] == ["exit code 9"] * 2
         assert "Traceback" not in err
 
 
-def test_a_killed_engine_is_noticed_while_idle(model_folder: Path) -> None:
+def test_the_request_that_kills_engines_is_failed_and_no_other(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_STEP_S": "0.02", "FAKE_POISON": "77"}) as server:
+        server.await_url()
+        others = [Reader.reading(server.url, 150) for _ in range(3)]
+        poison = httpx.post(f"{server.url}/v1/completions", json=text_body([5, 77]), timeout=30)
+        assert (poison.status_code, poison.json()["error"]["code"]) == (500, "engine_crashed")
+        for other in others:
+            lines = other.rest()
+            assert lines[-1] == "data: [DONE]"
+            assert '"finish_reason":"length"' in "".join(lines)
+        page = httpx.get(f"{server.url}/metrics").text
+        assert 'tiercel_engine_restarts_total{reason="exit"} 2.0' in page
+        assert 'tiercel_stream_errors_total{reason="engine_crashed"} 1.0' in page
+
+
+def test_a_request_that_arrives_while_the_engine_is_restarted_is_served(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_LOAD_S": "1"}) as server:
+        server.await_url()
+        assert server.process.stderr is not None
+        os.kill(json.loads(server.process.stderr.readline())["pid"], signal.SIGKILL)
+        _until_unready(server.url)
+        assert httpx.get(f"{server.url}/ready").json()["status"] == "restarting"
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        assert httpx.post(f"{server.url}/v1/completions", json=text_body(), timeout=30).status_code == 200
+
+
+def test_an_engine_that_is_killed_again_and_again_ends_the_daemon_with_3(model_folder: Path) -> None:
     with started(model_folder) as server:
         server.await_url()
         assert server.process.stderr is not None
-        pid = json.loads(server.process.stderr.readline())["pid"]
-        os.kill(pid, signal.SIGKILL)
+        for _ in range(3):
+            while '"engine_started"' not in (line := server.process.stderr.readline()):
+                assert line
+            os.kill(json.loads(line)["pid"], signal.SIGKILL)
         code, err = server.wait()
         assert code == 3
-        assert "killed by SIGKILL" in err
+        assert "tiercel: the engine died 3 times within 60 s, last: killed by SIGKILL" in err.splitlines()
+
+
+def test_an_engine_that_exits_while_it_loads_for_the_first_time_ends_the_daemon_at_once(model_folder: Path) -> None:
+    with started(model_folder, {"FAKE_STEP_S": "not a number"}) as server:
+        code, err = server.wait()
+        assert code == 3
+        assert "tiercel: the engine died at its start (starting): exit code 1" in err.splitlines()
 
 
 def test_a_killed_server_leaves_no_engine_behind(model_folder: Path) -> None:

@@ -6,7 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tiercel.server.http.failure import Fault
 
-UnreadyStatus = Literal["loading", "dead", "draining", "stalled"]
+UnreadyStatus = Literal["loading", "restarting", "dead", "draining", "stalled"]
 
 
 class HealthReply(Struct, frozen=True, kw_only=True):

@@ -57,7 +57,7 @@ class OperationsRoutes:
         engine = self._context.client.status
         if engine.state is not EngineState.READY:
             return json_answer(HealthReply(status=engine.state.value, stage=engine.stage), 503)
-        if self._context.is_stalled:
+        if engine.is_stalled:
             return json_answer(HealthReply(status="stalled", silence_s=round(engine.silence_s(), 1)), 503)
         return json_answer(HealthReply(status="ok"))
 
@@ -70,11 +70,13 @@ class OperationsRoutes:
         engine = self._context.client.status
         if engine.state is EngineState.LOADING:
             return _unready("loading", f"Loading model: {engine.stage}", engine.stage)
+        if engine.state is EngineState.RESTARTING:
+            return _unready("restarting", f"The engine is being restarted: {engine.stage}", engine.stage)
         if engine.state is not EngineState.READY:
             return _unready("dead", "The engine has stopped", engine.stage)
         if self._context.admission.is_closed:
             return _unready("draining", "The server is shutting down", "draining")
-        if self._context.is_stalled:
+        if engine.is_stalled:
             return _unready("stalled", "No step has ended for too long", "stalled")
         return json_answer(ReadyReply(status="ready"))
 

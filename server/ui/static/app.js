@@ -56,6 +56,7 @@ function showHead({ engine, viewer, version }) {
   if (engine.is_draining) setStatus('draining', 'shutting down');
   else if (engine.is_stalled) setStatus('trouble', 'no step ends');
   else if (engine.state === 'ready') setStatus('ready', 'serving');
+  else if (engine.state === 'restarting') setStatus('waiting', `restarting: ${engine.stage}`);
   else if (engine.state === 'loading') setStatus('waiting', `loading: ${engine.stage}`);
   else setStatus('trouble', 'the engine has stopped');
 }

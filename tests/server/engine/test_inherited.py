@@ -18,6 +18,7 @@ import argparse, os, socket
 parser = argparse.ArgumentParser()
 parser.add_argument("--fd", type=int)
 parser.add_argument("--arena-fd", type=int)
+parser.add_argument("--record-fd", type=int)
 given = parser.parse_args()
 before = os.pread(given.arena_fd, 100, 0)
 os.ftruncate(given.arena_fd, 4096)
@@ -43,7 +44,7 @@ def test_the_folders_are_locked_until_the_resources_are_closed(tmp_path: Path) -
     folders = (str(tmp_path / "a"), str(tmp_path / "b"))
     settings = EngineSettings(model="unused", kv_disk_paths=folders, kv_disk_bytes=1)
     with InheritedResources.open(settings) as inherited:
-        assert len(inherited.fds) == 3
+        assert len(inherited.fds) == 4  # two memfds, two locks
         assert lock_holder(tmp_path / "b") == os.getpid()
         with pytest.raises(ConfigError, match=f"in use by the daemon with pid {os.getpid()}"):
             InheritedResources.open(settings)

@@ -1,6 +1,7 @@
 """Both gates with tenants: which limit refuses with what, and that a refusal keeps nothing."""
 
 import contextlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -86,11 +87,11 @@ class Desk:
 
     def first_token(self, facts: SequenceFacts) -> None:
         facts.first_token_s = self.clock.now_s()
-        facts.num_outputs = 1
+        facts.outputs = array("I", [0])
         self._move(facts, SequenceStage.RUNNING)
 
     def finish(self, facts: SequenceFacts, num_outputs: int = 1, num_cached: int = 0) -> None:
-        facts.num_outputs = num_outputs
+        facts.outputs = array("I", bytes(4 * num_outputs))
         facts.finished = Finished(
             seq=SeqId(1), reason=FinishReason.STOP, num_prompt=facts.start.num_prompt, num_outputs=num_outputs,
             num_cached=num_cached,

@@ -1,0 +1,147 @@
+"""The supervisor: starts the engine process, notices its death or its hanging, and starts another one."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+import structlog
+
+from tiercel.clock import Clock
+from tiercel.server.engine.child import EngineChild
+from tiercel.server.engine.client import EngineClient
+from tiercel.server.engine.crash_book import CRASH_LOOP, CRASH_LOOP_S, CrashBook, Death, DeathKind
+from tiercel.server.engine.inherited import InheritedResources
+from tiercel.settings import EngineSettings
+
+_TICK_S = 0.1
+_LATE_S = 1.0  # of a tick: this process was stopped or starved, and has not seen what the engine reported meanwhile
+_HUNG = "it hung: no step ended in time"
+_EOF_S = 1.0  # to read what a dead engine has sent
+
+
+class DeathObserver(Protocol):
+    """Counts deaths of engines; see `metrics`."""
+
+    def on_engine_death(self, kind: str) -> None: ...
+
+
+class Supervisor:
+    """Keeps one engine process serving.
+
+    The streams of a dead engine stay open: the client gives every unfinished sequence to the next engine. The memory of
+    the host tier and the locks of the SSD folders belong to this process; no engine is started before the one before
+    has been waited for, because a dying process may still write to them.
+    """
+
+    def __init__(self, command: Sequence[str], inherited: InheritedResources) -> None:
+        """Start the first engine. Leaving the `with` kills the last one. Errors: OSError."""
+        self._command = command
+        self._inherited = inherited
+        self._child = EngineChild.start(command, inherited)
+        self._book = CrashBook()
+        self._lost = asyncio.Event()
+        self._is_stopping = False
+        self._log = structlog.stdlib.get_logger("server.supervisor")
+        self.end = ""  # why no other engine is started
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.__exit__(kind, exc, trace)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the present engine."""
+        return self._child.pid
+
+    @property
+    def stall_limit_s(self) -> float:
+        """The time without the end of a step after which the engine counts as hung; the engine sets it by its steps."""
+        return self._inherited.record.limit_s
+
+    async def run(self, client: EngineClient, settings: EngineSettings, clock: Clock, observer: DeathObserver) -> None:
+        """Connect the client to the engine, and to the next one when an engine dies. Return when `stop` was called, or
+        when no other engine is started: then `end` has the reason, and the client has given up.
+
+        Errors: OSError if no process can be started.
+        """
+        client.on_lost = self._lost.set
+        while True:
+            self._log.info("engine_started", pid=self.pid)
+            await client.open(self._child.sock, settings)
+            is_hung = await self._watch(client, clock)
+            if self._is_stopping or client.status.is_over:  # it could not start, and has said why
+                client.give_up()
+                return
+            death = await self._bury(client, is_hung=is_hung)
+            observer.on_engine_death(death.kind.value)
+            if not await self._follow(death, client, clock):
+                client.give_up()
+                return
+            self._child = EngineChild.start(self._command, self._inherited)
+            self._lost.clear()
+
+    def stop(self) -> None:
+        """Start no other engine: the daemon is about to end this one."""
+        self._is_stopping = True
+
+    async def leave(self, patience_s: float) -> None:
+        """Wait for the engine to exit, then end it; see `EngineChild.leave`."""
+        await self._child.leave(patience_s)
+
+    async def _watch(self, client: EngineClient, clock: Clock) -> bool:
+        """Return when the engine has ended or lost its connection, or, with True, when it hangs."""
+        while not self._lost.is_set() and not self._child.has_ended:
+            before_s = clock.now_s()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), _TICK_S)
+            if clock.now_s() - before_s > _LATE_S:
+                client.status.note_report(clock.now_s())  # its reports may have arrived; they come first
+            elif client.status.is_stalled and not self._lost.is_set():
+                return True
+        return False
+
+    async def _bury(self, client: EngineClient, *, is_hung: bool) -> Death:
+        """End the process, wait for it, and read the last tokens that it sent. Return what is known about its death."""
+        await self._child.end()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._lost.wait(), _EOF_S)
+        client.connection.close()
+        failure = client.status.failure
+        return Death(
+            kind=DeathKind.HANG if is_hung else self._child.death_kind,
+            cause=_HUNG if is_hung else await self._child.cause(0) if failure is None else failure.message,
+            trail=self._inherited.record.read(),
+            had_progress=bool(client.num_tokens and client.sequences.num_unfinished),
+        )
+
+    async def _follow(self, death: Death, client: EngineClient, clock: Clock) -> bool:
+        """Draw the consequences of a death. Return whether another engine is to be started."""
+        sequences = client.sequences
+        known = {seq: facts.suspect_until for seq, facts in sequences.facts_by_seq.items()}
+        verdict = self._book.judge(death, known, clock.now_s())
+        self._log.error(
+            "engine_died",
+            pid=self.pid,
+            cause=death.cause,
+            open=sequences.num_open,
+            suspects=len(verdict.suspects),
+            failed=verdict.failed,
+        )
+        self._inherited.record.clear()
+        if verdict.failed is not None:
+            client.fail(verdict.failed)
+        sequences.note_death(verdict.suspects)
+        if client.status.ready is None and death.kind is DeathKind.EXIT:  # the next one would fail in the same way
+            self.end = f"the engine died at its start ({client.status.stage}): {death.cause}"
+        elif verdict.is_crash_loop:
+            self.end = f"the engine died {CRASH_LOOP} times within {CRASH_LOOP_S:.0f} s, last: {death.cause}"
+        if self.end:
+            return False
+        await asyncio.sleep(verdict.delay_s)
+        return not self._is_stopping

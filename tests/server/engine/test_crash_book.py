@@ -1,0 +1,67 @@
+"""Deaths of engines, and what follows from them."""
+
+import pytest
+
+from tiercel.ids import SeqId
+from tiercel.server.engine.crash_book import CrashBook, CrashVerdict, Death, DeathKind
+from tiercel.step_record import EngineTrail
+
+ONE, TWO, THREE = SeqId(1), SeqId(2), SeqId(3)
+
+
+def death(
+    *seqs: SeqId, kind: DeathKind = DeathKind.SIGNAL, entering: SeqId | None = None, had_progress: bool = False
+) -> Death:
+    return Death(kind, "", EngineTrail(entering, dict.fromkeys(seqs, 10)), had_progress)
+
+
+def test_the_sequences_of_a_step_in_flight_are_suspected() -> None:
+    verdict = CrashBook().judge(death(ONE, TWO), {ONE: 0, TWO: 0, THREE: 0}, 0.0)
+    assert verdict == CrashVerdict(suspects={ONE: 10, TWO: 10})
+
+
+def test_a_suspect_that_dies_alone_is_failed() -> None:
+    assert CrashBook().judge(death(ONE), {ONE: 10, TWO: 10}, 0.0).failed == ONE
+
+
+def test_a_sequence_that_ran_alone_by_chance_is_only_suspected() -> None:
+    assert CrashBook().judge(death(ONE), {ONE: 0}, 0.0) == CrashVerdict(suspects={ONE: 10})
+
+
+def test_suspects_that_die_together_are_not_failed() -> None:
+    assert CrashBook().judge(death(ONE, TWO), {ONE: 10, TWO: 10}, 0.0).failed is None
+
+
+def test_a_kill_from_outside_fails_a_suspect_only_the_second_time() -> None:
+    book = CrashBook()
+    assert book.judge(death(ONE, kind=DeathKind.KILLED), {ONE: 10}, 0.0).suspects == {ONE: 10}
+    assert book.judge(death(ONE, kind=DeathKind.KILLED), {ONE: 10}, 1.0).failed == ONE
+
+
+def test_a_request_that_kills_twice_while_it_is_taken_in_is_failed() -> None:
+    book = CrashBook()
+    known = {ONE: 0, TWO: 0}
+    assert book.judge(death(TWO, entering=ONE), known, 0.0) == CrashVerdict()
+    assert book.judge(death(entering=ONE), known, 1.0).failed == ONE
+
+
+def test_a_sequence_that_has_ended_is_not_suspected() -> None:
+    assert CrashBook().judge(death(ONE, TWO), {TWO: 0}, 0.0).suspects == {TWO: 10}
+
+
+@pytest.mark.parametrize("between_s", [0.0, 29.0])
+def test_three_deaths_without_a_suspect_are_a_loop(between_s: float) -> None:
+    book = CrashBook()
+    verdicts = [book.judge(death(), {ONE: 0}, number * between_s) for number in range(3)]
+    assert [verdict.is_crash_loop for verdict in verdicts] == [False, False, True]
+    assert verdicts[0].delay_s < verdicts[1].delay_s
+
+
+def test_deaths_that_are_far_apart_are_no_loop() -> None:
+    book = CrashBook()
+    assert not any(book.judge(death(), {}, number * 31.0).is_crash_loop for number in range(9))
+
+
+def test_deaths_of_engines_that_served_are_no_loop() -> None:
+    book = CrashBook()
+    assert not any(book.judge(death(had_progress=True), {ONE: 0}, 0.0).is_crash_loop for _ in range(9))
