@@ -50,7 +50,7 @@ def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
     path = folder / _INDEX
     try:
         file_by_name = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise ConfigError("weights.bad_index", f"{path}: no readable weight_map") from exc
     if not isinstance(file_by_name, dict) or not file_by_name:
         raise ConfigError("weights.bad_index", f"{path}: weight_map must be an object with entries")

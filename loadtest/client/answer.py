@@ -59,7 +59,7 @@ class Answer:
             return
         try:
             event = decode_event(text)
-        except msgspec.MsgspecError:
+        except msgspec.DecodeError:
             self.fail("the stream has an event that is not of the OpenAI API")
             return
         if event.usage is not None:
@@ -82,7 +82,7 @@ class Answer:
         at_s = self.last_s or 0.0
         try:
             event = decode_event(bytes(self._whole))
-        except msgspec.MsgspecError:
+        except msgspec.DecodeError:
             self.fail("the answer is not of the OpenAI API")
             return
         self.usage = event.usage

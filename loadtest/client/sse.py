@@ -91,8 +91,11 @@ _events = msgspec.json.Decoder(Event)
 
 
 def decode_event(text: bytes) -> Event:
-    """Decode an event. Errors: msgspec.MsgspecError."""
-    return _events.decode(text)
+    """Decode an event. Errors: msgspec.DecodeError."""
+    try:
+        return _events.decode(text)
+    except (UnicodeDecodeError, RecursionError) as exc:
+        raise msgspec.DecodeError(str(exc)) from exc
 
 
 class _ErrorBody(Struct):
@@ -112,6 +115,6 @@ def error_message(error: bytes) -> str:
         answer = msgspec.json.decode(error, type=_ErrorAnswer)
         inner = answer.error.message if isinstance(answer.error, _ErrorBody) else answer.error
         text = inner or answer.message or answer.detail or text
-    except msgspec.MsgspecError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     return " ".join(text.split())[:200]

@@ -52,12 +52,21 @@ def read_json(text: bytes) -> object:
     except (ValueError, RecursionError) as exc:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise DocumentError(f"not JSON: {' '.join(str(exc).split())[:300]}") from exc
     _check_depth(value, 1)
+    _check_text(value)
     return value
 
 
 def _check_size(text: bytes) -> None:
     if len(text) > MAX_BYTES:
         raise DocumentError(f"{len(text):,} bytes: at most {MAX_BYTES:,} are read")
+
+
+def _check_text(value: object) -> None:
+    """Refuse half of a surrogate pair, which JSON may spell but UTF-8 cannot: no message could name such a key."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        raise DocumentError(f"not JSON: {exc.object[exc.start]!r} is half of a character") from exc
 
 
 def _events(text: str) -> _Events:

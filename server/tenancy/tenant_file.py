@@ -136,11 +136,11 @@ def _refusal(error: ValidationError, where: str, whole: str, fields: type[Strict
     """Return the error for the first wrong field. `whole` names the mapping that contains the fields."""
     found = error.errors(include_url=False)[0]
     loc = tuple(str(part) for part in found["loc"])
-    path = ".".join(loc)
+    path, name = ".".join(loc), loc[-1] if loc else ""
     match found["type"]:
         case "extra_forbidden":
             known = field_names(FIELDS_BY_PATH[loc[:-1]] if fields is TenantFields else fields)
-            near = difflib.get_close_matches(loc[-1], known, n=1)
+            near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else f": expected one of {', '.join(known)}"
             return _wrong(f"{where}{path[:64]}: there is no such field{hint}")
         case "model_type" | "model_attributes_type":
@@ -150,7 +150,7 @@ def _refusal(error: ValidationError, where: str, whole: str, fields: type[Strict
             expects = "a list of 1 to 10,000 tenants" if path == "tenants" else "text of 1 to 512 letters"
             return _wrong(f"{where}{path}: expected {expects}")
         case _:
-            return _wrong(f"{where}{path} {_shown_input(loc[-1], found)}: expected {found['msg']}")
+            return _wrong(f"{where}{path} {_shown_input(name, found)}: expected {found['msg']}")
 
 
 def _shown_input(name: str, found: ErrorDetails) -> str:

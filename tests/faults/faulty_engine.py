@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from tests.faults.crash_plan import CrashPlan
 from tiercel.clock import Clock
@@ -61,6 +62,7 @@ class CrashSwitch:
     """Kills the process at the point of its planned crash.
 
     Steps of a single sequence do not count: after a crash the suspects run alone, and one that dies alone is failed.
+    Before the first step counts only `verify`, because copies are verified before the resumed sequences run.
     """
 
     def __init__(self, plan: CrashPlan) -> None:
@@ -71,7 +73,9 @@ class CrashSwitch:
 
     def is_due(self, point: str) -> bool:
         """Count one more passage. Return whether the process is to die here, and note that."""
-        if self._crash is None or self._crash.point != point or self.num_sequences < 2:
+        if self._crash is None or self._crash.point != point:
+            return False
+        if self.num_sequences < 2 and not (point == "verify" and not self.num_sequences):
             return False
         self._left -= 1
         if self._left:
@@ -203,7 +207,11 @@ def opens_with_faults(plan: CrashPlan, fd: int) -> Callable[..., Engine]:
     """Return a function that opens the engine with its crash points. `fd` is the socket to the HTTP process."""
 
     def opens(
-        settings: EngineSettings, mailbox: EngineMailbox, wake: Wake, clock: Clock, arena_fd: int | None
+        settings: EngineSettings,
+        mailbox: EngineMailbox,
+        wake: Wake,
+        clock: Clock,
+        *memory: Any,  # Any: descriptors and records of memory that outlives the engine, passed on as they are
     ) -> Engine:
         switch = CrashSwitch(plan)
         runners: list[CrashingRunner] = []
@@ -213,8 +221,8 @@ def opens_with_faults(plan: CrashPlan, fd: int) -> Callable[..., Engine]:
             return runners[0]
 
         engine = open_engine(
-            settings, CrashingMailbox(mailbox, switch, fd), wake, clock, arena_fd, wrap,
-            wrap_mover=lambda mover: CrashingMover(mover, switch),
+            settings, CrashingMailbox(mailbox, switch, fd), wake, clock, *memory,
+            wrap=wrap, wrap_mover=lambda mover: CrashingMover(mover, switch),
         )  # fmt: skip
         runners[0].loop = engine.loop
         engine.upkeep = CheckedUpkeep(engine.upkeep, engine.loop, plan)  # type: ignore[assignment]

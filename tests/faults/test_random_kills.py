@@ -20,7 +20,7 @@ from tests.faults.streams import Ask, Heard, crashing_daemon, make_asks, stream_
 from tests.seeds import fresh_seeds
 
 CLIENTS = 8
-QUICK_KILLS, KILLS = 12, 200
+QUICK_KILLS, KILLS = 4, 200
 
 
 def flags(folder: Path) -> tuple[str, ...]:
@@ -31,10 +31,16 @@ def flags(folder: Path) -> tuple[str, ...]:
 
 
 def random_crashes(rng: random.Random, count: int) -> list[Crash]:
-    """Return crashes at every point in turn, in random order."""
-    points = [POINTS[number % len(POINTS)] for number in range(count)]
-    rng.shuffle(points)
-    return [Crash(point, rng.randint(1, 12)) for point in points]
+    """Return crashes in rounds: each round has every point once, in random order.
+
+    So no three kills before the first step, of which no request can be the cause, come within a minute.
+    """
+    crashes: list[Crash] = []
+    while len(crashes) < count:
+        crashes += [
+            Crash(point, rng.randint(1, 2 if point == "verify" else 10)) for point in rng.sample(POINTS, len(POINTS))
+        ]
+    return crashes[:count]
 
 
 def compare(asks: list[Ask], expected: list[Heard], heard: list[Heard], seed: int) -> None:
@@ -47,17 +53,17 @@ def compare(asks: list[Ask], expected: list[Heard], heard: list[Heard], seed: in
     assert not wrong, f"seed {seed}: {len(wrong)} of {len(asks)} streams differ; the first one:\n{wrong[0]}"
 
 
-def serve_with_kills(folder: Path, kills: int, seed: int) -> tuple[Counter[str], float]:
-    """Stream until the planned kills have happened; return the kills by point and the number of restarts."""
+def serve_with_kills(folder: Path, kills: int, seed: int) -> Counter[str]:
+    """Stream until the planned kills have happened; return the kills by point."""
     rng = random.Random(seed)
     calm = folder / "calm"
     calm.mkdir()
-    asks = make_asks(rng, PROMPTS, 3 * CLIENTS, (40, 120))
+    asks = make_asks(rng, PROMPTS, 3 * CLIENTS, (20, 80))
     with crashing_daemon(calm, CrashPlan(calm), *flags(calm)) as running:
         expected = stream_all(running.url, asks, CLIENTS)
         assert all(heard.is_complete and not heard.errors for heard in expected)
-    plan = CrashPlan(folder)
-    plan.write(random_crashes(rng, kills))
+    plan, crashes = CrashPlan(folder), random_crashes(rng, kills)
+    plan.write(crashes)
     with crashing_daemon(folder, plan, *flags(folder)) as running:
         while len(plan.done()) < kills:
             before = len(plan.done())
@@ -65,24 +71,23 @@ def serve_with_kills(folder: Path, kills: int, seed: int) -> tuple[Counter[str],
                 compare(asks, expected, stream_all(running.url, asks, CLIENTS), seed)
                 if len(plan.done()) > before:
                     break
-            assert len(plan.done()) > before, f"seed {seed}: the planned point was never reached"
+            assert len(plan.done()) > before, f"seed {seed}: {crashes[before]} was never reached"
         compare(asks, expected, stream_all(running.url, asks, CLIENTS), seed)
         wait_until_idle(running, plan)
         assert running.metric("tiercel_engine_restarts_total") == kills
         assert running.stop() == 0
-    return Counter(plan.done()), kills
+    return Counter(plan.done())
 
 
-@pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])
+@pytest.mark.parametrize("seed", fresh_seeds(1))
 def test_row_35_kills_at_named_points_change_no_token(tmp_path: Path, seed: int) -> None:
-    killed, _ = serve_with_kills(tmp_path, QUICK_KILLS, seed)
-    assert set(killed) == set(POINTS)
+    assert serve_with_kills(tmp_path, len(POINTS), seed) == dict.fromkeys(POINTS, 1)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", fresh_seeds(1))
 def test_row_35_two_hundred_kills_at_named_points_change_no_token(tmp_path: Path, seed: int) -> None:
-    killed, _ = serve_with_kills(tmp_path, KILLS, seed)
+    killed = serve_with_kills(tmp_path, KILLS, seed)
     print(f"seed {seed}: {dict(killed)}")
     assert set(killed) == set(POINTS)
 
@@ -106,17 +111,13 @@ class RandomKiller(threading.Thread):
         self.has_finished.set()
 
 
-@pytest.mark.parametrize(
-    ("kills", "seed"),
-    [
-        *((5, seed) for seed in (2, *fresh_seeds(1))),
-        *(pytest.param(200, seed, marks=pytest.mark.long) for seed in fresh_seeds(1)),
-    ],
-)
+@pytest.mark.parametrize("kills", [QUICK_KILLS, pytest.param(KILLS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", fresh_seeds(1))
 def test_row_35_kills_at_random_times_change_no_token(tmp_path: Path, kills: int, seed: int) -> None:
+    """A kill may hit an engine that runs a single suspect, which then counts as poisoned: such kills are not made."""
     rng = random.Random(seed)
     plan = CrashPlan(tmp_path)
-    asks = make_asks(rng, PROMPTS, 3 * CLIENTS, (40, 120))
+    asks = make_asks(rng, PROMPTS, 3 * CLIENTS, (20, 80))
     with crashing_daemon(tmp_path, plan, *flags(tmp_path)) as running:
         expected = stream_all(running.url, asks, CLIENTS)
         killer = RandomKiller(running, rng, kills)

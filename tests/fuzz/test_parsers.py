@@ -1,0 +1,30 @@
+"""Every parser of bytes from outside: random inputs give a value or a documented error, in bounded time and memory.
+
+`make test` parses some hundred inputs for each parser, from a fixed and from a new seed; `make test-long` a hundred
+thousand. A failure prints the seed and the input; the input then goes to `corpus/<target>/`. For a longer run:
+`python -m tests.fuzz.run TARGET --count N --seed S`. Bodies of HTTP requests: `tests/server/api/test_fuzz.py`.
+"""
+
+import pytest
+
+from tests.fuzz import machine_bytes, operator_files
+from tests.fuzz.target import Target
+from tests.seeds import fresh_seeds
+
+TARGETS = (*operator_files.TARGETS, *machine_bytes.TARGETS)
+QUICK, LONG = 2000, 100_000
+FEW = {"tokenizer": 30, "tokenizer_config": 60, "volume": 150}  # of the slow parsers
+
+
+@pytest.mark.parametrize("seed", [1, *fresh_seeds(1)])
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_random_bytes_give_a_value_or_a_documented_error(target: Target, seed: int) -> None:
+    target.run(seed, FEW.get(target.name, QUICK))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", fresh_seeds(1))
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_many_random_bytes_give_a_value_or_a_documented_error(target: Target, seed: int) -> None:
+    target.run(seed, LONG * FEW.get(target.name, QUICK) // QUICK)
