@@ -9,6 +9,8 @@
 #   ENGINE     `required`: fail without a Docker engine         make test-deploy ENGINE=required
 #   TOOLS      `required`: fail without strace or promtool      make test TOOLS=required
 #   TESTS      paths and flags of pytest                        make pytest TESTS='tests/cli -k port'
+#   MINUTES    length of the soak; default: 75 seconds          make soak MINUTES=30
+#   SOAK       further flags of the soak                        make soak SOAK='--break memory'
 
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
@@ -17,6 +19,8 @@ ARGS ?=
 ENGINE ?=
 TOOLS ?=
 TESTS ?= tests
+MINUTES ?=
+SOAK ?=
 WORKERS ?= 2
 
 VENV := .venv
@@ -39,7 +43,7 @@ CHROMIUM := for name in chromium chromium-browser google-chrome; do command -v $
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-long faults faults-quick test-fast test-report test-ui test-deploy lint format pytest constraints clean
+.PHONY: help setup serve test test-slow test-long faults faults-quick test-fast test-report test-ui test-deploy soak lint format pytest constraints clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -94,6 +98,9 @@ test-ui: $(BROWSER_READY)  ## the dashboard at /ui in headless Chromium; writes 
 test-deploy: $(TEST_READY)  ## image and compose file on a separate Docker engine; without Docker, static checks only
 	TORCH='$(TORCH)' PIP_ARGS='$(PIP_ARGS)' ENGINE='$(ENGINE)' \
 	  $(BIN)/python -m pytest -q -rs --timeout 1200 tests/deploy tests/docker
+
+soak: $(READY)  ## a daemon under load, kills and a full disk: 100 seconds, or MINUTES=30; fails if a limit is broken
+	$(BIN)/python -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(SOAK)
 
 constraints: $(BROWSER_READY)  ## write constraints.txt from the packages in .venv; run `make clean test` first
 	{ echo '# Versions that CI tested. Written by `make constraints`.'; \

@@ -86,6 +86,14 @@ async def fetch(url: str, path: str, patience_s: float = 10.0) -> tuple[int, byt
         return status, b"".join([piece async for piece in _pieces(reader, headers)])
 
 
+async def post(url: str, path: str, body: Mapping[str, object], key: str = "") -> tuple[int, Any]:  # Any: JSON
+    """Return the status and the JSON of a POST without streaming. Errors: OSError, ValueError."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    async with _sent(url, "POST", path, headers, json.dumps(body).encode()) as reader:
+        status, replied = await _read_head(reader)
+        return status, json.loads(b"".join([piece async for piece in _pieces(reader, replied)]))
+
+
 async def _converse(url: str, answer: WholeAnswer, leave_after: int | None) -> None:
     headers = {"Content-Type": "application/json", "X-Request-Id": answer.request_id}
     if answer.key:

@@ -8,7 +8,8 @@ client, one in a hundred is wrong, the engine is killed once a minute, and the f
 time. Every twentieth request is replayed on a second daemon without cache and faults, after the first one has ended.
 
 Prints a line for each minute and then the checks (`verdict.py` has the limits). Exit code 1 if a check is missed.
-`--break NAME` makes one of them fail, to try the check itself: see `breaks.py`. Further flags go to the daemon.
+`--break NAME` makes the soak fail, to try its checks: with a daemon that leaks memory, descriptors or threads, or that
+does not restart its engine (`broken_daemon.py`), or with a changed answer. Further flags go to the daemon.
 """
 
 import argparse
@@ -23,10 +24,11 @@ from pathlib import Path
 
 from benchmarks.checks import missed_checks, percentile
 from benchmarks.daemon import TIERCEL, Daemon, running_daemon
+from benchmarks.soak.broken_daemon import DEFECTS
 from benchmarks.soak.harm import MIB, Harm, fill_between, has_namespaces, kill_at, namespace_command
 from benchmarks.soak.reference import chosen, replay
 from benchmarks.soak.sessions import Traffic, run_sessions, tenants_file
-from benchmarks.soak.verdict import SoakRun, checks_of, count_lines, ttfts
+from benchmarks.soak.verdict import SoakRun, checks_of, count_lines, cpu_per_token_s, ttfts
 from benchmarks.soak.watch import Sample, settled_sample, watch
 
 BLOCKS, BLOCK_TOKENS = 200, 16
@@ -35,6 +37,7 @@ DISK_BYTES = 40 * MIB
 WARM_S = 4.0
 REST_S = 20.0
 KILL_EVERY_S = 60.0
+TEXT_DEFECT = "text"
 
 
 def main() -> int:
@@ -44,6 +47,7 @@ def main() -> int:
     parser.add_argument("--no-kills", action="store_true")
     parser.add_argument("--no-full-disk", action="store_true")
     parser.add_argument("--seed", type=int, default=15)
+    parser.add_argument("--break", dest="defect", choices=(*DEFECTS, TEXT_DEFECT))
     parser.add_argument("--keep", type=Path, help="folder for the logs and all samples; default: a temporary one")
     args, flags = parser.parse_known_args()
     if args.minutes is not None:
@@ -67,13 +71,18 @@ def _soak(folder: Path, args: argparse.Namespace, flags: list[str]) -> int:
         *("--cpu-device-pool", "--num-gpu-blocks-override", str(BLOCKS), "--kv-host-size", DDR),
         *("--kv-disk-path", str(mount / "kv"), "--kv-disk-size", SSD, "--kv-disk-daily-writes", "0"),
     ]
-    command = namespace_command(mount, DISK_BYTES, (TIERCEL, "serve"))
+    program = (TIERCEL, "serve")
+    if args.defect in DEFECTS:
+        program = (sys.executable, "-m", "benchmarks.soak.broken_daemon", args.defect)
+    command = namespace_command(mount, DISK_BYTES, program)
     with running_daemon([*shared, *tiers], folder / "serve.log", command=command) as daemon:
         run = asyncio.run(_drive(daemon, mount, args))
     # After the end of the daemon, so that the lines of all requests are in the log.
     run = replace(run, logged=count_lines((folder / "serve.log").read_text()))
     _print_minutes(run)
     replayed = chosen(run.traffic.finished())
+    if args.defect == TEXT_DEFECT:
+        replayed[0].text = replayed[0].text.swapcase()
     differences = replay(replayed, shared, folder / "reference.log")
     for one in differences:
         print(f"request {one.request_id}:\n  served   {one.served}\n  expected {one.expected}")
@@ -121,7 +130,7 @@ def kill_moments(began_s: float, seconds: float) -> list[float]:
 
 def _print_minutes(run: SoakRun) -> None:
     """Print what each minute had: requests, times to first token, memory."""
-    print(f"{'minute':>6} {'requests':>8} {'median':>8} {'P99 TTFT':>9} {'HTTP':>8} {'engine':>10}")
+    print(f"{'minute':>6} {'requests':>8} {'median':>8} {'P99 TTFT':>9} {'HTTP':>8} {'engine':>10} {'CPU/token':>10}")
     for minute in range(int((run.seconds + 59) // 60)):
         from_s = run.began_s + 60 * minute
         waits = ttfts(run.traffic.answers, from_s, from_s + 60)
@@ -131,7 +140,7 @@ def _print_minutes(run: SoakRun) -> None:
         sent = sum(from_s <= one.sent_s < from_s + 60 for one in run.traffic.answers)
         print(
             f"{minute:>6} {sent:>8} {percentile(waits, 0.5):>6.3f} s {percentile(waits, 0.99):>7.3f} s {http:>4.0f} MiB"
-            f" {engine:>6.0f} MiB"
+            f" {engine:>6.0f} MiB {1e3 * cpu_per_token_s(at):>7.3f} ms"
         )
 
 

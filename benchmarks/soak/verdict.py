@@ -91,9 +91,21 @@ def longest_silence_s(samples: Sequence[Sample]) -> float:
 
 
 def increase(samples: Iterable[Sample], name: str) -> float:
-    """Return the sum of the increases of a counter, which may have started from 0 again."""
-    values = [sample.metric(name) for sample in samples]
-    return sum(now - before if now >= before else now for before, now in itertools.pairwise([0.0, *values]))
+    """Return the sum of the increases of a counter between samples; it may have started from 0 again."""
+    values = [sample.metric(name) for sample in samples if name in sample.metrics]
+    return sum(now - before if now >= before else now for before, now in itertools.pairwise(values))
+
+
+def names_of(samples: Sequence[Sample], family: str) -> set[str]:
+    """Return the names of all series of a family."""
+    return {name for sample in samples for name in sample.metrics if name == family or name.startswith(f"{family}.")}
+
+
+def cpu_per_token_s(samples: Sequence[Sample]) -> float:
+    """Return the CPU seconds of both processes per output token. Unlike a wait it tells little of other programs."""
+    processes = ("process_cpu_seconds_total", "tiercel_engine_process_cpu_seconds_total")
+    tokens = increase(samples, "vllm:generation_tokens_total")
+    return sum(increase(samples, name) for name in processes) / max(tokens, 1.0)
 
 
 def ttfts(answers: Iterable[WholeAnswer], from_s: float, to_s: float) -> list[float]:
@@ -221,7 +233,9 @@ def _latency(run: SoakRun, limits: Limits) -> list[tuple[str, bool]]:
 
 def _harm(run: SoakRun) -> list[tuple[str, bool]]:
     kills = len(run.harm.kills_s)
-    checks = [(f"{kills} kills of the engine: {run.planned_kills}", kills == run.planned_kills)]
+    restarts = sum(increase(run.samples, name) for name in names_of(run.samples, "tiercel_engine_restarts_total"))
+    text = f"{kills} kills of the engine, {restarts:g} restarts: {run.planned_kills} each"
+    checks = [(text, kills == restarts == run.planned_kills)]
     if run.has_full_disk:
         states = [one.metric("tiercel_kv_disk_state.read_only") > 0 for one in run.samples]
         checks.append(("the full disk was noticed: the tier was read-only", any(states)))
