@@ -143,10 +143,10 @@ async def _work(url: str, left: Iterator[WholeAnswer], streams: int) -> None:
 
 async def _kill(daemon: Daemon, run: Kills, kills: int, draw: random.Random) -> None:
     """Kill the engine at random times, each a moment after tokens have come from it."""
-    for _ in range(kills):
+    for _ in range(kills):  # fewer kills than asked for are a missed check
         since_s = run.kills[-1].replaced_s if run.kills else 0.0
         if not await _wait(lambda since_s=since_s: run.has_token_since(since_s), daemon):
-            return  # fewer kills than asked for is a missed check
+            return
         await asyncio.sleep(draw.uniform(0.2, 2.0))
         run.open_streams.append(sum(answer.outcome is Outcome.OPEN for answer in run.answers))
         pid = await asyncio.to_thread(kill_engine, daemon.process.pid)

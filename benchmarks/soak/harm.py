@@ -67,10 +67,13 @@ def empty_disk(folder: Path) -> None:
 
 
 async def kill_at(daemon_pid: int, moments_s: Sequence[float], harm: Harm) -> None:
-    """Kill the engine at these moments."""
+    """Kill the engine at these moments, as long as there is one: fewer kills than planned are a missed check."""
     for moment_s in moments_s:
         await asyncio.sleep(max(moment_s - time.monotonic(), 0))
-        await asyncio.to_thread(kill_engine, daemon_pid)
+        try:
+            await asyncio.to_thread(kill_engine, daemon_pid)
+        except TimeoutError:
+            return
         harm.kills_s.append(time.monotonic())
 
 
