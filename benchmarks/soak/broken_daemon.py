@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from tiercel.server.engine.supervisor import Supervisor
-
 from tiercel.cli.main import main
+from tiercel.server.engine.supervisor import Supervisor
 
 _EVERY_S = 1.0
 _LEAK_BYTES = 1 << 20
