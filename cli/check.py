@@ -105,6 +105,7 @@ def _tokenizer(settings: Settings, vocab_size: int) -> Iterator[tuple[str, str]]
     from tiercel.server.composition import build_context
 
     context = build_context(settings.server)
+    context.close()
     codec, defaults = context.codec, context.defaults
     ends = read_end_tokens(Path(settings.server.model))
     size = codec.vocabulary.size

@@ -1,10 +1,9 @@
 """The composition of the HTTP process: its parts, and how they are connected."""
 
-import datetime
 import functools
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from tiercel.server.tenancy.admission import Admission
 from tiercel.server.tenancy.directory import open_directory
 from tiercel.server.tenancy.tenants import TenantTable
 from tiercel.server.tenancy.usage import UsageBook
-from tiercel.server.text.chat_template import ChatTemplate
+from tiercel.server.text.chat_template import ChatTemplate, TemplateRendering
+from tiercel.server.text.template_pool import TemplatePool
 from tiercel.server.text.tokenizer import load_text_codec
 from tiercel.server.tracing.sink import make_traces
 from tiercel.settings import EngineSettings, ServerSettings, Settings
@@ -36,19 +36,21 @@ def build_context(
     engine: EngineSettings | None = None,
     origin: Resolved | None = None,
     stall_limit_s: Callable[[], float] = lambda: 0.0,
+    *,
+    open_template: Callable[[str, Mapping[str, str]], TemplateRendering] = TemplatePool.open,
 ) -> ServerContext:
-    """Read the tokenizer, template and sampling defaults of the model and connect the parts; start nothing.
+    """Read the tokenizer, template and sampling defaults of the model and connect the parts.
 
-    `engine` are the settings of the engine process and `origin` is the source of all settings; without an origin they
-    cannot be changed at run time. `stall_limit_s` is what the engine itself allows for a step; 0: not known. Errors:
-    ConfigError.
+    Nothing is started but the process that renders the template: close the context. `engine` are the settings of the
+    engine process and `origin` is the source of all settings; without an origin they cannot be changed at run time.
+    `stall_limit_s` is what the engine itself allows for a step; 0: not known. Errors: ConfigError.
     """
     clock = MonotonicClock()
     folder = Path(settings.tokenizer or settings.model)
     codec = load_text_codec(folder, settings.chat_template)
     template = None
     if codec.chat_template is not None:
-        template = ChatTemplate(codec.chat_template, codec, today=datetime.datetime.now)
+        template = ChatTemplate(open_template(codec.chat_template, codec.named_specials), codec)
     defaults = load_sampling_defaults(
         Path(settings.model), settings.generation_config, settings.override_generation_config
     )

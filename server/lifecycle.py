@@ -93,7 +93,7 @@ class Daemon:
         finally:
             if self._context.traces is not None:
                 await asyncio.to_thread(self._context.traces.close, _TRACES_S)
-            self._context.workers.shutdown(wait=False, cancel_futures=True)
+            self._context.close()
 
     def _start_engine(self) -> "asyncio.Task[None]":
         """Start to supervise the engine. The client gives up if the supervisor cannot go on."""

@@ -118,7 +118,8 @@ CATCH_ALL = {
 READS_ENVIRONMENT = {"tiercel/config.py", "tiercel/openmp.py", "engine/native/build.py", "engine/native/library.py"}
 # Files that may look at the wall clock, and what for. No timer does: it jumps.
 READS_WALL_CLOCK = {
-    "server/composition.py": "the `created` fields of answers, and the date for chat templates",
+    "server/composition.py": "the `created` fields of answers",
+    "server/text/template_worker.py": "the date for chat templates",
     "cli/kv.py": "how old a volume is",
     "cli/bench_serve.py": "the name of a result file",
 }

@@ -35,6 +35,7 @@ VLLM_VARIABLES = {option.option.vllm_variable: name for name, option in SETTINGS
 """vLLM's variables that are honoured, and the settings that they set."""
 _LISTEN_FDS_START = 3  # SD_LISTEN_FDS_START of <systemd/sd-daemon.h>
 _MAX_LISTEN_FDS = 64
+_WORKER_VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TZDIR")
 _LIKELY_TYPO = 0.85  # similarity of two names, as difflib measures it
 
 P = TypeVar("P", bound=ProcessSettings)
@@ -108,6 +109,11 @@ def client_admin_key() -> str | None:
 def client_api_key() -> str | None:
     """Return the key that a client of this machine's server uses: the first of TIERCEL_API_KEY."""
     return os.environ.get("TIERCEL_API_KEY", "").split(",")[0].strip() or None
+
+
+def worker_environment() -> dict[str, str]:
+    """Return what a process that renders templates needs of the environment: no key and no setting."""
+    return {name: os.environ[name] for name in _WORKER_VARIABLES if name in os.environ}
 
 
 def notify_socket() -> str | None:

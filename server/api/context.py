@@ -59,6 +59,12 @@ class ServerContext:
         """The settings in force."""
         return self.configuration.server
 
+    def close(self) -> None:
+        """End the threads and processes that work on text."""
+        self.workers.shutdown(wait=False, cancel_futures=True)
+        if self.template is not None:
+            self.template.close()
+
     async def limits(self, tenant: Tenant = DEFAULT_TENANT) -> ModelLimits:
         """Return the limits of the model and of the tenant; wait for the engine to load.
 

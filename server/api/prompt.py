@@ -6,7 +6,8 @@ from typing import TypeGuard, cast
 from tiercel.errors import AdmissionError
 from tiercel.server.api.params import ModelLimits, too_long
 from tiercel.server.api.schemas.chat import ChatTemplateFields, message_text
-from tiercel.server.text.chat_template import ChatMessage, ChatOptions, ChatPrompt, ChatTemplate, read_switches
+from tiercel.server.text.chat_template import ChatOptions, ChatPrompt, ChatTemplate, read_switches
+from tiercel.server.text.template_frames import ChatMessage
 from tiercel.server.text.tokenizer import TextCodec
 
 MAX_PROMPTS = 64

@@ -1,31 +1,19 @@
 """Messages to prompt tokens by the model's own template. Content never becomes control tokens."""
 
-import datetime
-import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-import jinja2
-from jinja2 import meta, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Struct
 
-from tiercel.errors import AdmissionError, ConfigError
+from tiercel.errors import AdmissionError
+from tiercel.server.text.template_frames import ChatMessage, RenderJob
 from tiercel.server.text.tokenizer import TextCodec
 
 _NEUTRAL = "x"
-
-
-class ChatMessage(Struct, frozen=True):
-    """One message as a template gets it."""
-
-    role: str
-    content: str
-    name: str | None = None
+_GROWTH = 4  # letters that a template may write for one letter of the messages: it escapes or repeats some
+_FRAME_LETTERS = 1024 * 1024  # that it may write besides: 512 around each of 2,048 messages
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True):
@@ -43,24 +31,40 @@ class ChatPrompt(Struct, frozen=True):
     tokens: list[int]
 
 
-class ChatTemplate:
-    """The compiled template of a model. Rendering and encoding belong in a worker thread."""
+class TemplateRendering(Protocol):
+    """Renders one template; see `TemplatePool`."""
 
-    def __init__(self, source: str, codec: TextCodec, *, today: Callable[[], datetime.datetime]) -> None:
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads."""
+        ...
+
+    def render(self, job: RenderJob) -> str:
+        """Return the rendered conversation. Errors: AdmissionError."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that render."""
+        ...
+
+
+class ChatTemplate:
+    """The template of a model: the only way from messages to a prompt. Encoding belongs in a worker thread."""
+
+    def __init__(self, renderer: TemplateRendering, codec: TextCodec) -> None:
         self._codec = codec
-        environment = _environment(today)
-        try:
-            self._variables = meta.find_undeclared_variables(environment.parse(source))
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as exc:
-            raise ConfigError("chat_template.syntax", f"the chat template does not compile: {exc}") from exc
+        self._renderer = renderer
         self._special_text = _any_of(codec.vocabulary.special_texts)
         self._control_text = _any_of(codec.vocabulary.control_texts)
 
     @property
     def switches(self) -> frozenset[str]:
         """Names that the template reads and that a request may set to true or false."""
-        return frozenset(self._variables) - _RESERVED - frozenset(self._codec.named_specials)
+        return self._renderer.variables - _RESERVED - frozenset(self._codec.named_specials)
+
+    def close(self) -> None:
+        """End the processes that render."""
+        self._renderer.close()
 
     def encode(self, messages: Sequence[ChatMessage], options: ChatOptions) -> ChatPrompt:
         """Render and tokenise messages.
@@ -153,35 +157,20 @@ class ChatTemplate:
         return text[:end] if text.startswith(f"{mark} ", end) else text[:end].rstrip()
 
     def _render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
-        try:
-            return self._template.render(
-                {
-                    **self._codec.named_specials,
-                    **dict(options.switches),
-                    "messages": [_as_dict(message) for message in messages],
-                    "tools": None,
-                    "documents": None,
-                    "add_generation_prompt": options.add_generation_prompt,
-                }
-            )
-        except _RefusedByTemplate as exc:
-            raise AdmissionError(400, f"The chat template refuses the messages: {exc}", param="messages") from exc
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as exc:
-            raise AdmissionError(400, "The chat template cannot render these messages.", param="messages") from exc
+        letters = sum(len(message.content) + len(message.name or "") for message in messages)
+        job = RenderJob(
+            messages=list(messages),
+            switches=dict(options.switches),
+            add_generation_prompt=options.add_generation_prompt,
+            max_letters=_GROWTH * letters + _FRAME_LETTERS,
+        )
+        return self._renderer.render(job)
 
 
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "range", "dict"}
     | {"lipsum", "cycler", "joiner", "namespace"}
 )
-
-
-class _RefusedByTemplate(Exception):
-    """The template called `raise_exception`."""
-
-
-def _raise_exception(message: str) -> None:
-    raise _RefusedByTemplate(str(message)[:500])
 
 
 def _unguardable() -> AdmissionError:
@@ -215,50 +204,6 @@ def _marked(message: ChatMessage, begin: str, end: str) -> ChatMessage:
     before = content[: len(content) - len(content.lstrip())]
     after = content[len(content.rstrip()) :]
     return ChatMessage(message.role, f"{before}{begin}{core}{end}{after}", name)
-
-
-def _as_dict(message: ChatMessage) -> dict[str, str]:
-    plain = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks the assistant's words for training: renders its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment(today: Callable[[], datetime.datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    names = cast(dict[str, object], environment.globals)  # pyright: ignore[reportUnknownMemberType] - untyped there
-    names["raise_exception"] = _raise_exception
-
-    def strftime_now(layout: str) -> str:
-        return today().strftime(layout)
-
-    names["strftime_now"] = strftime_now
-    filters = cast(dict[str, object], environment.filters)  # pyright: ignore[reportUnknownMemberType] - untyped there
-    filters["tojson"] = _to_json
-    return environment
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def read_switches(values: Mapping[str, object], template: ChatTemplate) -> tuple[tuple[str, bool], ...]:

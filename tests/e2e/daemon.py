@@ -67,9 +67,13 @@ class Daemon:
 
     def engine_pid(self) -> int:
         """The process id of the engine."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
+        end_s = time.monotonic() + 10
+        while True:  # a child has the command line of its parent for a moment
+            engines = [pid for pid in children_of(self.process.pid) if "tiercel.engine.process" in command_of(pid)]
+            if engines or time.monotonic() > end_s:
+                (engine,) = engines
+                return engine
+            time.sleep(0.002)
 
     def complete(self, prompt: str, **fields: object) -> httpx.Response:
         """Send one greedy completion without streaming."""
@@ -85,6 +89,18 @@ class Daemon:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(patience_s)
+
+
+def children_of(pid: int) -> list[int]:
+    """The process ids of the children that the main thread of a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def test_everything_selects_the_pods_of_the_stateful_set() -> None:
 def test_the_probes_ask_routes_that_need_no_key() -> None:
     context = build_context(ServerSettings(model=str(MODEL_DIR), served_model_names=("m",)))
     routes = {route.path for route in OperationsRoutes(context).open_routes()}
-    context.workers.shutdown(wait=False)
+    context.close()
     probes = {name: container()[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
     assert {name: probe["httpGet"]["path"] for name, probe in probes.items()} == {
         "startup": "/ready",

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import datetime
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from tiercel.server.http.body_writer import BodyWritingProtocol
 from tiercel.server.http.gate import ConnectionLimits
 from tiercel.server.http.listen import bind
 from tiercel.server.http.uvicorn_server import QuietServer
+from tiercel.server.text.chat_template import TemplateRendering
+from tiercel.server.text.template_renderer import TemplateRenderer
 from tiercel.settings import EngineSettings, ServerSettings
 
 MODEL = "tiny"
@@ -55,6 +58,11 @@ def server_settings(model_folder: Path) -> ServerSettings:
     return ServerSettings(model=str(model_folder), served_model_names=(MODEL, "alias"), port=0)
 
 
+def _render_here(source: str, specials: Mapping[str, str]) -> TemplateRendering:
+    """Render in this process: starting another one takes a tenth of a second."""
+    return TemplateRenderer(source, specials, today=datetime.datetime.now)
+
+
 @contextlib.asynccontextmanager
 async def running(
     settings: ServerSettings,
@@ -65,9 +73,10 @@ async def running(
     origin: Resolved | None = None,
     writes_bodies: bool = True,
     limits: ConnectionLimits | None = None,
+    open_template: Callable[[str, Mapping[str, str]], TemplateRendering] = _render_here,
 ) -> AsyncIterator[Running]:
     """Serve until the block ends; with `writes_bodies=False` as on a server that has no `BodyWriter`."""
-    context = changed(build_context(settings, origin=origin))
+    context = changed(build_context(settings, origin=origin, open_template=open_template))
     engine = FakeEngine(script or Script())
     ours, theirs = socket.socketpair()
     await engine.open(theirs)
@@ -98,6 +107,7 @@ async def running(
         await engine.closed.wait()
         assert isinstance(context.workers, ThreadPoolExecutor)
         context.workers.shutdown()
+        context.close()
 
 
 def with_server(

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tiercel.server.text.chat_template import ChatMessage, ChatOptions, ChatTemplate
+from tiercel.server.text.chat_template import ChatOptions, ChatTemplate
+from tiercel.server.text.template_frames import ChatMessage
+from tiercel.server.text.template_renderer import TemplateRenderer
 from tiercel.server.text.tokenizer import TextCodec, load_text_codec
 
 CHATS = [
@@ -29,7 +31,8 @@ def folder(request: pytest.FixtureRequest, model_folder: Path) -> Path:
 
 def _ours(codec: TextCodec) -> ChatTemplate:
     assert codec.chat_template is not None
-    return ChatTemplate(codec.chat_template, codec, today=datetime.datetime.now)
+    renderer = TemplateRenderer(codec.chat_template, codec.named_specials, today=datetime.datetime.now)
+    return ChatTemplate(renderer, codec)
 
 
 @pytest.mark.parametrize("index", range(len(CHATS)))

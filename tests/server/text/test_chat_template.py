@@ -6,12 +6,15 @@ import pytest
 
 from tests.server.harness import TEMPLATE
 from tiercel.errors import AdmissionError, ConfigError
-from tiercel.server.text.chat_template import ChatMessage, ChatOptions, ChatTemplate, read_switches
+from tiercel.server.text.chat_template import ChatOptions, ChatTemplate, read_switches
+from tiercel.server.text.template_frames import ChatMessage
+from tiercel.server.text.template_renderer import TemplateRenderer
 from tiercel.server.text.tokenizer import TextCodec
 
 
 def _template(codec: TextCodec, source: str = TEMPLATE) -> ChatTemplate:
-    return ChatTemplate(source, codec, today=lambda: datetime.datetime(2030, 1, 2))
+    today = datetime.datetime(2030, 1, 2)
+    return ChatTemplate(TemplateRenderer(source, codec.named_specials, today=lambda: today), codec)
 
 
 def _user(*contents: str) -> list[ChatMessage]:

@@ -1,0 +1,121 @@
+"""Rendering of a chat template by jinja2, in a sandbox."""
+
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tiercel.errors import AdmissionError, ConfigError
+from tiercel.server.text.template_frames import ChatMessage, RenderJob
+
+_FAILURES = (
+    *(jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError),
+    RecursionError,
+)
+
+
+class TemplateRenderer:
+    """A compiled template. A rendering may take any time: `TemplatePool` renders in a process that can be killed."""
+
+    def __init__(self, source: str, specials: Mapping[str, str], *, today: Callable[[], datetime.datetime]) -> None:
+        """Compile a template. Errors: ConfigError."""
+        self._specials = specials
+        environment = _environment(today)
+        try:
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, MemoryError, RecursionError) as exc:
+            message = f"the chat template does not compile: {exc or type(exc).__name__}"
+            raise ConfigError("chat_template.syntax", message) from exc
+
+    def render(self, job: RenderJob) -> str:
+        """Return the rendered conversation. Errors: AdmissionError (400)."""
+        values = {
+            **self._specials,
+            **job.switches,
+            "messages": [_as_dict(message) for message in job.messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": job.add_generation_prompt,
+        }
+        parts: list[str] = []
+        letters = 0
+        try:
+            for part in self._template.generate(values):
+                letters += len(part)
+                if letters > job.max_letters:
+                    raise _refusal("The chat template writes too much text.", "chat_template_limit")
+                parts.append(part)
+            return "".join(parts)
+        except _RefusedByTemplate as exc:
+            raise _refusal(f"The chat template refuses the messages: {exc}") from exc
+        except MemoryError as exc:
+            parts.clear()
+            raise _refusal("The chat template needs too much memory.", "chat_template_limit") from exc
+        except _FAILURES as exc:
+            raise _refusal("The chat template cannot render these messages.") from exc
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+
+def _refusal(message: str, code: str = "invalid_value") -> AdmissionError:
+    return AdmissionError(400, message, code=code, param="messages")
+
+
+class _RefusedByTemplate(Exception):
+    """The template called `raise_exception`."""
+
+
+def _raise_exception(message: str) -> None:
+    raise _RefusedByTemplate(str(message)[:500])
+
+
+def _as_dict(message: ChatMessage) -> dict[str, str]:
+    plain = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's words for training: renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment(today: Callable[[], datetime.datetime]) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    names = cast(dict[str, object], environment.globals)  # pyright: ignore[reportUnknownMemberType] - untyped there
+    names["raise_exception"] = _raise_exception
+
+    def strftime_now(layout: str) -> str:
+        return today().strftime(layout)
+
+    names["strftime_now"] = strftime_now
+    filters = cast(dict[str, object], environment.filters)  # pyright: ignore[reportUnknownMemberType] - untyped there
+    filters["tojson"] = _to_json
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON without the HTML escapes of jinja2's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
