@@ -9,7 +9,7 @@ from tiercel.cli.console import fail
 if TYPE_CHECKING:
     import httpx
 
-Url = Annotated[str, typer.Option(help="URL of the server, with or without /v1.")]
+Url = Annotated[str, typer.Option(help="URL of the server, with or without /v1, or unix:PATH.")]
 AdminKey = Annotated[str | None, typer.Option(help="Admin key. \\[TIERCEL_ADMIN_KEY]", metavar="KEY")]
 HERE = "http://127.0.0.1:8000"
 _TIMEOUT_S = 30.0
@@ -29,10 +29,13 @@ def call(
     if key is None:
         fail("no admin key: give --admin-key or set TIERCEL_ADMIN_KEY")
         raise typer.Exit(2)
+    path = url.removeprefix("unix:") if url.startswith("unix:") else None  # a Unix socket: --admin-uds or --uds
+    url = url if path is None else "http://localhost"
     address = f"{url.rstrip('/').removesuffix('/v1')}/admin/{route}"
     headers = {"Authorization": f"Bearer {key}"} | ({} if text is None else {"Content-Type": content_type})
     try:
-        answer = httpx.request(method, address, content=text, headers=headers, timeout=_TIMEOUT_S)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path) if path else None, timeout=_TIMEOUT_S) as client:
+            answer = client.request(method, address, content=text, headers=headers)
         body = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
         fail(f"{address}: {exc or type(exc).__name__}")

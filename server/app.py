@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from tiercel import __version__
 from tiercel.errors import AdmissionError
+from tiercel.exposure import admin_host
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.contract import ApiRoute, make_router
 from tiercel.server.api.middleware import BodyLimit, ErrorBoundary, RequestAccounting
@@ -23,6 +24,7 @@ from tiercel.server.api.routes.completions import CompletionRoutes
 from tiercel.server.api.routes.models import ModelRoutes
 from tiercel.server.api.routes.operations import OperationsRoutes
 from tiercel.server.api.routes.tokenize import TokenizeRoutes
+from tiercel.server.http.admin_listener import AdminElsewhere, AdminListener
 from tiercel.server.http.failure import on_admission_error, on_http_error
 from tiercel.server.http.host import HostCheck, accepted_hosts
 from tiercel.server.http.root_path import RootPath, check_root_path
@@ -30,8 +32,11 @@ from tiercel.server.tenancy.auth import AdminGuard, Guard, MetricsGuard
 from tiercel.server.ui.routes import UiRoutes
 
 
-def create_app(context: ServerContext) -> DocumentedApp:
-    """Return the routes and pure ASGI layers of one server; the application holds no state of its own."""
+def create_app(context: ServerContext, admin: AdminListener | None = None) -> DocumentedApp:
+    """Return the routes and pure ASGI layers of one server; the application holds no state of its own.
+
+    `admin` is the second listener, if there is one. Errors: ConfigError.
+    """
     settings = context.settings
     has_docs = not settings.disable_fastapi_docs
     app = DocumentedApp(
@@ -40,7 +45,7 @@ def create_app(context: ServerContext) -> DocumentedApp:
         docs_url="/docs" if has_docs else None,
         redoc_url=None,
         openapi_url="/openapi.json" if has_docs else None,
-        middleware=_layers(context),
+        middleware=_layers(context, admin),
         exception_handlers={AdmissionError: on_admission_error, HTTPException: _on_http_error},
         redirect_slashes=False,
     )
@@ -73,7 +78,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def _layers(context: ServerContext) -> list[Middleware]:
+def _layers(context: ServerContext, admin: AdminListener | None) -> list[Middleware]:
     """Return the layers, the outermost first."""
     settings = context.settings
     layers = [Middleware(RootPath, prefix=settings.root_path)] if settings.root_path else []
@@ -89,9 +94,13 @@ def _layers(context: ServerContext) -> list[Middleware]:
         ),
         Middleware(ErrorBoundary),
     ]
-    names = accepted_hosts(settings)
-    if names is not None:
-        layers.append(Middleware(HostCheck, names=names))
+    names = settings.allowed_hosts
+    public = accepted_hosts(names, None if settings.uds is not None else settings.host)
+    private = None if admin is None else accepted_hosts(names, admin_host(settings))
+    if public is not None or private is not None:
+        layers.append(Middleware(HostCheck, public=public, admin=private, listener=admin))
+    if admin is not None:
+        layers.append(Middleware(AdminElsewhere, listener=admin))
     if settings.allowed_origins:
         layers.append(
             Middleware(

@@ -20,7 +20,7 @@ from tiercel.server.engine.inherited import InheritedResources
 from tiercel.server.engine.supervisor import Supervisor
 from tiercel.server.http.activation import open_listener
 from tiercel.server.http.descriptors import max_connections
-from tiercel.server.http.listen import check_tls
+from tiercel.server.http.listen import bind_admin, check_tls
 from tiercel.server.http.uvicorn_server import hide_cut_streams, loop_factory
 from tiercel.server.lifecycle import EXIT_CONFIG, Daemon
 from tiercel.settings import Settings
@@ -52,10 +52,13 @@ def serve(
             sock, server = open_listener(settings.server)
             resources.enter_context(sock)
             settings = replace(settings, server=server)
+            admin_sock = bind_admin(server)
+            if admin_sock is not None:
+                resources.enter_context(admin_sock)
             supervisor = resources.enter_context(Supervisor(command or engine_command(), inherited))
             # While the engine's imports run:
             context = build_context(settings.server, settings.engine, origin, lambda: supervisor.stall_limit_s)
-            daemon = Daemon(settings, context, sock, supervisor, out or sys.stdout, err or sys.stderr)
+            daemon = Daemon(settings, context, sock, supervisor, out or sys.stdout, err or sys.stderr, admin_sock)
             _settle_heap()
             return_large_buffers()
             hide_cut_streams()

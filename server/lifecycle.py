@@ -17,6 +17,7 @@ from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.engine.status import EngineState
 from tiercel.server.engine.supervisor import Supervisor
+from tiercel.server.http.admin_listener import AdminListener
 from tiercel.server.http.listen import url_of
 from tiercel.server.http.reaper import Reaper
 from tiercel.server.http.uvicorn_server import FLUSH_S, QuietServer, uvicorn_config
@@ -46,10 +47,12 @@ class Daemon:
         supervisor: Supervisor,
         out: TextIO,
         err: TextIO,
+        admin_sock: socket.socket | None = None,
     ) -> None:
         self._settings = settings
         self._context = context
         self._sock = sock
+        self._admin_sock = admin_sock
         self._supervisor = supervisor
         self._out = out
         self._err = err
@@ -65,7 +68,7 @@ class Daemon:
     async def run(self) -> int:
         """Run the daemon to its end; return the exit code."""
         url = url_of(self._settings.server, self._sock)
-        server = QuietServer(uvicorn_config(create_app(self._context), self._settings.server))
+        server = QuietServer(uvicorn_config(create_app(self._context, self._admin_listener()), self._settings.server))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -75,7 +78,9 @@ class Daemon:
         self._context.metrics.watch_engine(lambda: self._supervisor.pid)
         try:
             supervising = self._start_engine()
-            serving = asyncio.create_task(server.serve(sockets=[self._sock]))
+            serving = asyncio.create_task(
+                server.serve(sockets=[self._sock, *([self._admin_sock] if self._admin_sock else [])])
+            )
             limits = self._settings.server
             reaper = Reaper(self._context.clock, 2 * max(limits.timeout_headers_s, limits.timeout_keep_alive_s))
             reaping = asyncio.create_task(reaper.run(server.server_state.connections))
@@ -109,6 +114,9 @@ class Daemon:
 
         supervising.add_done_callback(on_end)
         return supervising
+
+    def _admin_listener(self) -> AdminListener | None:
+        return None if self._admin_sock is None else AdminListener(self._admin_sock)
 
     def _start_watching(self) -> list["asyncio.Task[None]"]:
         """Ping the watchdog of the service manager, if one is configured, while the engine is not stalled."""
@@ -244,8 +252,12 @@ class Daemon:
         name = settings.served_model_names[0]
         self._status = f"serving {name} at {url}"
         self._notifier.ready(self._status)
-        self._log.info("ready", url=url, model=name, load_s=round(ready.load_s, 2), engine_pid=self._supervisor.pid)
-        print(_greeting(url, name, settings, has_chat=self._context.template is not None), file=self._out, flush=True)
+        admin = {} if self._admin_sock is None else {"admin_url": url_of(settings, self._admin_sock)}
+        load_s, engine_pid = round(ready.load_s, 2), self._supervisor.pid
+        self._log.info("ready", url=url, **admin, model=name, load_s=load_s, engine_pid=engine_pid)
+        greeting = _greeting(url, name, settings, has_chat=self._context.template is not None)
+        more = "".join(f"\n  /admin, /metrics and /ui: {address}" for address in admin.values())
+        print(f"{greeting}{more}", file=self._out, flush=True)
 
 
 def _greeting(url: str, name: str, settings: ServerSettings, *, has_chat: bool) -> str:

@@ -33,6 +33,22 @@ class AccessSettings(ProcessSettings, frozen=True, kw_only=True):
     allow_unauthenticated: Annotated[
         bool, Option(ACCESS, "Allow a non-loopback address without a key.", is_rare=True)
     ] = False
+    admin_port: Annotated[
+        int | None,
+        Option(
+            ACCESS,
+            "Second port, the only one with /admin, /metrics and /ui; 0: any free port.",
+            "PORT",
+            is_rare=True,
+            within=(0, 65_535),
+        ),
+    ] = None  # they are served beside the API
+    admin_host: Annotated[
+        str | None, Option(ACCESS, "Address of the second port; default: that of --host.", is_rare=True)
+    ] = None
+    admin_uds: Annotated[str | None, Option(ACCESS, "Unix socket in place of a second port.", "PATH", is_rare=True)] = (
+        None
+    )
     allowed_hosts: Annotated[
         tuple[str, ...],
         _names(

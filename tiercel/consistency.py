@@ -51,6 +51,10 @@ def _check_disk(settings: EngineSettings, given: Collection[str]) -> None:
 def _check_access(settings: ServerSettings) -> None:
     if (settings.ssl_keyfile is None) != (settings.ssl_certfile is None):
         raise conflict("--ssl-keyfile and --ssl-certfile belong together: give both or none")
+    if settings.admin_uds is not None and settings.admin_port is not None:
+        raise conflict("--admin-uds beside --admin-port: give one of them")
+    if settings.admin_host is not None and settings.admin_port is None:
+        raise conflict("--admin-host needs --admin-port")
     if settings.allow_credentials and "*" in settings.allowed_origins:
         raise conflict("--allow-credentials needs --allowed-origins without *: any page could use a visitor's cookie")
     if settings.root_path and not settings.root_path.startswith("/"):

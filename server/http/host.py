@@ -14,38 +14,56 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiercel.errors import AdmissionError
 from tiercel.exposure import is_loopback
+from tiercel.server.http.admin_listener import AdminListener
 from tiercel.server.http.failure import fault_response
-from tiercel.settings import ServerSettings
 
 ANY_HOST = "*"
 
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]{2,45})\]|(?P<name>[a-z0-9._-]{1,254}))(?::[0-9]{0,5})?", re.ASCII)
 
 
-def accepted_hosts(settings: ServerSettings) -> tuple[str, ...] | None:
-    """Return the names that the server answers to besides its addresses; None if it answers to every name.
+def accepted_hosts(names: Sequence[str], host: str | None) -> "HostNames | None":
+    """Return the names that a listener answers to besides its addresses; None if it answers to every name.
 
-    Only a server on loopback checks the header without --allowed-hosts: other addresses need a key, and no browser
-    connects to a Unix socket.
+    `names` are those of --allowed-hosts and `host` is the address of the listener, None for a Unix socket. Only a
+    listener on loopback checks the header without --allowed-hosts: other addresses need a key, and no browser connects
+    to a Unix socket.
     """
-    names = settings.allowed_hosts
-    if ANY_HOST in names or not (names or (settings.uds is None and is_loopback(settings.host))):
+    if ANY_HOST in names or not (names or (host is not None and is_loopback(host))):
         return None
-    return names
+    return HostNames(names)
+
+
+class HostNames:
+    """Names of hosts. `*.example.com` stands for all names that end in `.example.com`."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = frozenset(name for name in names if not name.startswith("*"))
+        self._suffixes = tuple(name.removeprefix("*") for name in names if name.startswith("*"))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names or name.endswith(self._suffixes)
 
 
 class HostCheck:
     """Refuses requests whose `Host` is missing, given twice or malformed (400), or names another server (421).
 
-    Accepted are `localhost`, loopback addresses, the address at which the request arrived, and `names`, each with any
-    port. `*.example.com` in `names` stands for all names that end in `.example.com`. HTTP/1.0 needs no `Host`: browsers
-    do not use it.
+    Accepted are `localhost`, loopback addresses, the address at which the request arrived, and `public`, each with any
+    port; None: everything. Requests that arrive at the admin `listener` are checked against `admin` instead. HTTP/1.0
+    needs no `Host`: browsers do not use it.
     """
 
-    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        public: HostNames | None,
+        admin: HostNames | None = None,
+        listener: AdminListener | None = None,
+    ) -> None:
         self._app = app
-        self._names = frozenset(name for name in names if not name.startswith("*"))
-        self._suffixes = tuple(name.removeprefix("*") for name in names if name.startswith("*"))
+        self._public = public
+        self._admin = admin
+        self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -55,6 +73,9 @@ class HostCheck:
             await fault_response(refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> AdmissionError | None:
+        names = self._admin if self._listener is not None and self._listener.has(scope) else self._public
+        if names is None:
+            return None
         given = [value for name, value in cast(list[tuple[bytes, bytes]], scope["headers"]) if name == b"host"]
         if not given and scope["http_version"] == "1.0":
             return None
@@ -68,13 +89,11 @@ class HostCheck:
         if address is None and name is None:
             return _malformed("The Host header has brackets around what is no IPv6 address.")
         if address is not None:
-            is_ours = address.is_loopback or address == _address(_own_address(scope)) or str(address) in self._names
+            is_ours = address.is_loopback or address == _address(_own_address(scope)) or str(address) in names
         else:
-            is_ours = self._answers_to(name.removesuffix("."))
+            name = name.removesuffix(".")
+            is_ours = name == "localhost" or name in names
         return None if is_ours else _misdirected(text)
-
-    def _answers_to(self, name: str) -> bool:
-        return name == "localhost" or name in self._names or name.endswith(self._suffixes)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

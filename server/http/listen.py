@@ -28,16 +28,27 @@ def check_tls(settings: ServerSettings) -> None:
 
 def bind(settings: ServerSettings) -> socket.socket:
     """Listen now, so that early connections queue while the engine loads. Errors: ConfigError."""
-    where = settings.uds or f"{settings.host}:{settings.port}"
+    return _bind(settings.uds, settings.host, settings.port)
+
+
+def bind_admin(settings: ServerSettings) -> socket.socket | None:
+    """Listen for the operator, if a second listener is configured. Errors: ConfigError."""
+    if settings.admin_uds is None and settings.admin_port is None:
+        return None
+    return _bind(settings.admin_uds, settings.admin_host or settings.host, settings.admin_port or 0)
+
+
+def _bind(path: str | None, host: str, port: int) -> socket.socket:
+    where = path or f"{host}:{port}"
     try:
-        if settings.uds is not None:
-            return _bind_path(settings.uds)
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        if path is not None:
+            return _bind_path(path)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # with protocol 0 asyncio would not set TCP_NODELAY, and Nagle's algorithm would delay answers by 40 ms
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         with _closed_on_error(sock):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((settings.host, settings.port))
+            sock.bind((host, port))
             sock.listen(_BACKLOG)
             sock.setblocking(False)
         return sock
@@ -77,10 +88,11 @@ def _is_answered(path: str) -> bool:
 
 
 def url_of(settings: ServerSettings, sock: socket.socket) -> str:
-    """Return the URL for browsers and clients."""
-    if settings.uds is not None:
-        return f"unix:{settings.uds}"
+    """Return the URL of a listener for browsers and clients."""
+    name = sock.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
     scheme = "https" if settings.ssl_certfile else "http"
-    host, port = sock.getsockname()[:2]
+    host, port = name[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"{scheme}://{shown}:{port}{settings.root_path}"

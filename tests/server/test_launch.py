@@ -461,3 +461,44 @@ def test_a_tenants_file_allows_other_hosts(model_folder: Path, tmp_path: Path) -
 def test_the_http_process_never_loads_torch(model_folder: Path) -> None:
     script = "import sys, tiercel.server.launch\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=30)
+
+
+def _statuses(http: httpx.Client) -> dict[str, int]:
+    paths = ("/admin/config", "/metrics", "/ui", "/ui/data", "/health", "/v1/models")
+    return {path: http.get(path, headers={"authorization": "Bearer boss"}).status_code for path in paths}
+
+
+def test_the_operators_routes_move_to_the_second_port(model_folder: Path) -> None:
+    with started(model_folder, admin_port=0, admin_key="boss") as server:
+        server.await_url()
+        assert server.process.stdout is not None
+        server.process.stdout.readline()
+        line = server.process.stdout.readline().split()
+        assert line[:-1] == ["/admin,", "/metrics", "and", "/ui:"]
+        with httpx.Client(base_url=server.url) as http:
+            hidden = dict.fromkeys(("/admin/config", "/metrics", "/ui", "/ui/data"), 404)
+            assert _statuses(http) == {**hidden, "/health": 200, "/v1/models": 200}
+            assert http.get("/metrics").json() == http.get("/absent").json()
+        with httpx.Client(base_url=line[-1]) as http:
+            assert set(_statuses(http).values()) == {200}
+            assert http.get("/metrics", headers={"host": "evil.example"}).status_code == 421
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait()[0] == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(line[-1])
+
+
+def test_the_operators_routes_move_to_a_unix_socket(model_folder: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "admin.sock")
+    with started(model_folder, admin_uds=path, admin_key="boss") as server:
+        server.await_url()
+        assert httpx.get(f"{server.url}/metrics").status_code == 404
+        with httpx.Client(base_url="http://tiercel", transport=httpx.HTTPTransport(uds=path)) as http:
+            assert set(_statuses(http).values()) == {200}
+        shown = subprocess.run(
+            [sys.executable, "-m", "tiercel.cli.main", "config", "get", "--url", f"unix:{path}", "--admin-key", "boss"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (shown.returncode, "admin-uds" in shown.stdout) == (0, True), shown

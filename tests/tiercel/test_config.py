@@ -237,6 +237,8 @@ def test_without_a_model_the_embedded_one_is_served(monkeypatch: pytest.MonkeyPa
             "--kv-disk-path needs --enable-prefix-caching: blocks are found again by their content",
         ),
         ({"preemption_mode": "never"}, "--preemption-mode never: expected one of auto, swap, recompute"),
+        ({"admin_port": "9000", "admin_uds": "a.sock"}, "--admin-uds beside --admin-port: give one of them"),
+        ({"admin_host": "127.0.0.1"}, "--admin-host needs --admin-port"),
         ({"root_path": "api"}, "--root-path api: expected a path that starts with /"),
         ({"model": "nowhere"}, "nowhere: no such folder"),
         ({"config": "nowhere.toml"}, "--config nowhere.toml: cannot be read: No such file or directory"),

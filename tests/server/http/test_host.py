@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from tests.server.harness import Running, server_settings, with_server
 from tiercel.option import options_of
-from tiercel.server.http.host import HostCheck, accepted_hosts
+from tiercel.server.http.host import HostCheck, HostNames, accepted_hosts
 from tiercel.settings import ServerSettings
 
 OWN = ["localhost", "LOCALHOST", "localhost.", "localhost:8000", "localhost:", "127.0.0.1", "127.0.0.1:1", "127.8.8.8"]
@@ -39,7 +38,7 @@ async def status_of(
         "headers": [(b"host", host.encode("latin-1")) for host in hosts],
         "server": (arrived_at, 8000),
     }
-    await HostCheck(app, names)(scope, None, send)  # type: ignore[arg-type]
+    await HostCheck(app, HostNames(names))(scope, None, send)  # type: ignore[arg-type]
     return answers[0]["status"], json.loads(answers[-1]["body"])["error"]["code"]  # type: ignore[return-value]
 
 
@@ -88,17 +87,15 @@ def test_the_address_at_which_a_request_arrived_is_served() -> None:
 
 
 def test_only_loopback_is_checked_without_allowed_hosts() -> None:
-    def hosts(**fields: object) -> tuple[str, ...] | None:
-        return accepted_hosts(replace(ServerSettings(model="", served_model_names=()), **fields))
-
-    assert hosts() == ()
-    assert hosts(host="::1") == hosts(host="localhost") == ()
-    assert hosts(host="0.0.0.0") is None
-    assert hosts(host="") is None
-    assert hosts(uds="/run/tiercel.sock") is None
-    assert hosts(allowed_hosts=("*",)) is None
-    for more in ({}, {"host": "0.0.0.0"}, {"uds": "/run/tiercel.sock"}):
-        assert hosts(allowed_hosts=("a.example",), **more) == ("a.example",)
+    for host in ("127.0.0.1", "::1", "localhost"):
+        assert accepted_hosts((), host) is not None
+    for host in ("0.0.0.0", "", "10.0.0.1", None):
+        assert accepted_hosts((), host) is None
+    for host in ("127.0.0.1", "0.0.0.0", None):
+        assert accepted_hosts(("*",), host) is None
+        names = accepted_hosts(("a.example", "*.b.example"), host)
+        assert names is not None
+        assert [name in names for name in ("a.example", "x.b.example", "b.example")] == [True, True, False]
 
 
 def test_a_page_of_another_site_does_not_reach_a_server_on_loopback(model_folder: Path) -> None:

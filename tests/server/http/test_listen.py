@@ -27,6 +27,17 @@ def test_listening_on_other_hosts_needs_a_key_or_an_explicit_flag(model_folder: 
     check_exposure(replace(settings, allow_unauthenticated=True))
 
 
+def test_the_second_listener_needs_a_key_like_the_first(model_folder: Path) -> None:
+    settings = replace(server_settings(model_folder), admin_port=0, admin_host="0.0.0.0")
+    with pytest.raises(
+        ConfigError, match=r"--admin-host 0\.0\.0\.0 can be reached from other machines: give --api-key"
+    ):
+        check_exposure(settings)
+    check_exposure(replace(settings, api_keys=("k",)))
+    check_exposure(replace(settings, admin_host=None))
+    check_exposure(replace(settings, admin_port=None, admin_host=None, admin_uds="/run/x.sock"))
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])
 def test_listening_on_loopback_needs_no_key(model_folder: Path, host: str) -> None:
     check_exposure(replace(server_settings(model_folder), host=host))
@@ -45,8 +56,10 @@ def test_an_address_of_another_machine_is_named_in_the_error(model_folder: Path)
         bind(replace(server_settings(model_folder), host="192.0.2.1"))
 
 
-def test_the_announced_url_can_be_opened(model_folder: Path) -> None:
+def test_the_announced_url_can_be_opened(model_folder: Path, tmp_path: Path) -> None:
     settings = replace(server_settings(model_folder), host="0.0.0.0")
     with bind(settings) as listener:
         assert url_of(settings, listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
-    assert url_of(replace(settings, uds="/run/x.sock"), listener) == "unix:/run/x.sock"
+    path = str(tmp_path / "x.sock")
+    with bind(replace(settings, uds=path)) as listener:
+        assert url_of(settings, listener) == f"unix:{path}"
