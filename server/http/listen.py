@@ -90,8 +90,8 @@ def _is_answered(path: str) -> bool:
 def url_of(settings: ServerSettings, sock: socket.socket) -> str:
     """Return the URL of a listener for browsers and clients."""
     name = sock.getsockname()
-    if isinstance(name, str):
-        return f"unix:{name}"
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{name}" if isinstance(name, str) else f"unix:@{os.fsdecode(name[1:])}"
     scheme = "https" if settings.ssl_certfile else "http"
     host, port = name[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104

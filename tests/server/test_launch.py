@@ -29,6 +29,8 @@ server = ServerSettings(served_model_names=("tiny",), port=0, **fields)
 sys.exit(serve(Settings(engine=EngineSettings(model=fields["model"]), server=server), command=json.loads(sys.argv[2])))
 """
 
+CLI = "import sys; from tiercel.cli.main import main; sys.exit(main())"
+
 
 @dataclass
 class Started:
@@ -496,7 +498,7 @@ def test_the_operators_routes_move_to_a_unix_socket(model_folder: Path, tmp_path
         with httpx.Client(base_url="http://tiercel", transport=httpx.HTTPTransport(uds=path)) as http:
             assert set(_statuses(http).values()) == {200}
         shown = subprocess.run(
-            [sys.executable, "-m", "tiercel.cli.main", "config", "get", "--url", f"unix:{path}", "--admin-key", "boss"],
+            [sys.executable, "-c", CLI, "config", "get", "--url", f"unix:{path}", "--admin-key", "boss"],
             capture_output=True,
             text=True,
             check=False,

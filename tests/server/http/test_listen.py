@@ -29,9 +29,7 @@ def test_listening_on_other_hosts_needs_a_key_or_an_explicit_flag(model_folder: 
 
 def test_the_second_listener_needs_a_key_like_the_first(model_folder: Path) -> None:
     settings = replace(server_settings(model_folder), admin_port=0, admin_host="0.0.0.0")
-    with pytest.raises(
-        ConfigError, match=r"--admin-host 0\.0\.0\.0 can be reached from other machines: give --api-key"
-    ):
+    with pytest.raises(ConfigError, match=r"--admin-host 0\.0\.0\.0 can be reached from other machines"):
         check_exposure(settings)
     check_exposure(replace(settings, api_keys=("k",)))
     check_exposure(replace(settings, admin_host=None))
