@@ -503,4 +503,4 @@ def test_the_operators_routes_move_to_a_unix_socket(model_folder: Path, tmp_path
             text=True,
             check=False,
         )
-        assert (shown.returncode, "admin-uds" in shown.stdout) == (0, True), shown
+        assert (shown.returncode, shown.stdout[:9]) == (0, "version 1"), shown
