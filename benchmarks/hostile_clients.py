@@ -236,7 +236,7 @@ def serve(flags: list[str], *, has_guards: bool) -> int:
 
         class Unguarded(HttpToolsProtocol):
             @staticmethod
-            def factory(_limits: object) -> type[HttpToolsProtocol]:
+            def factory(_gate: object) -> type[HttpToolsProtocol]:
                 return HttpToolsProtocol
 
         uvicorn_server.BodyWritingProtocol = Unguarded  # type: ignore[assignment,misc]

@@ -68,7 +68,9 @@ class Daemon:
     async def run(self) -> int:
         """Run the daemon to its end; return the exit code."""
         url = url_of(self._settings.server, self._sock)
-        server = QuietServer(uvicorn_config(create_app(self._context, self._admin_listener()), self._settings.server))
+        app = create_app(self._context, self._admin_listener())
+        config = uvicorn_config(app, self._settings.server, self._context.metrics.on_refused)
+        server = QuietServer(config)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)

@@ -83,9 +83,9 @@ class BodyWritingProtocol(GuardedProtocol):
         self._writer: BodyWriter | None = None  # of the newest request
 
     @staticmethod
-    def factory(limits: ConnectionLimits | None = None) -> type[asyncio.Protocol]:
+    def factory(gate: ConnectionGate | None = None) -> type[asyncio.Protocol]:
         """Return what uvicorn calls for each connection; all connections share one burst and one gate."""
-        gate = ConnectionGate(limits or ConnectionLimits())
+        gate = gate or ConnectionGate(ConnectionLimits())
         return cast(type[asyncio.Protocol], functools.partial(BodyWritingProtocol, WriteBurst(), gate))
 
     def begin_request(self) -> None:

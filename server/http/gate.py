@@ -2,6 +2,7 @@
 
 import enum
 from collections import Counter
+from collections.abc import Callable
 
 import structlog
 from msgspec import Struct
@@ -24,6 +25,10 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
     header_timeout_s: float = 10.0  # from the first byte, or from the connection, to the end of the headers
 
 
+def _ignore(_status: int) -> None:
+    pass
+
+
 class Place(enum.Enum):
     """The service that a new connection gets."""
 
@@ -33,10 +38,13 @@ class Place(enum.Enum):
 
 
 class ConnectionGate:
-    """Decides which connections and heads of requests are accepted."""
+    """Decides which connections and heads of requests are accepted. `on_refusal` gets the status of each refusal."""
 
-    def __init__(self, limits: ConnectionLimits, clock: Clock | None = None) -> None:
+    def __init__(
+        self, limits: ConnectionLimits, clock: Clock | None = None, on_refusal: Callable[[int], None] = _ignore
+    ) -> None:
         self.limits = limits
+        self._on_refusal = on_refusal
         self._clock = clock or MonotonicClock()
         self._unfinished_bytes = 0
         self._unlogged: Counter[str] = Counter()  # by code
@@ -57,7 +65,8 @@ class ConnectionGate:
         return change_bytes <= 0 or self._unfinished_bytes <= _MAX_UNFINISHED_BYTES
 
     def note_refusal(self, error: AdmissionError, request_id: str) -> None:
-        """Log a refusal: at most one line for each code in 10 s, with the number of refusals since the last line."""
+        """Count and log a refusal: one line for each code in 10 s, with the number of refusals since the last one."""
+        self._on_refusal(error.status)
         self._unlogged[error.code] += 1
         now_s = self._clock.now_s()
         if now_s < self._next_line_s.get(error.code, now_s):

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from tiercel.server.http.body_writer import BodyWritingProtocol
 from tiercel.server.http.descriptors import max_connections
-from tiercel.server.http.gate import ConnectionLimits
+from tiercel.server.http.gate import ConnectionGate, ConnectionLimits
 from tiercel.settings import ServerSettings
 
 FLUSH_S = 5.0  # how long the last bytes of cut streams may take
@@ -25,16 +25,15 @@ class QuietServer(uvicorn.Server):
         yield
 
 
-def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> uvicorn.Config:
     """Return uvicorn's configuration for these settings; the listening socket is passed to `serve`.
 
-    Errors: ConfigError.
+    `on_refusal` gets the status of each request that is refused before the application sees it. Errors: ConfigError.
     """
+    limits = ConnectionLimits(max_connections=max_connections(settings), header_timeout_s=settings.timeout_headers_s)
     return uvicorn.Config(
         app,
-        http=BodyWritingProtocol.factory(
-            ConnectionLimits(max_connections=max_connections(settings), header_timeout_s=settings.timeout_headers_s)
-        ),
+        http=BodyWritingProtocol.factory(ConnectionGate(limits, on_refusal=on_refusal)),
         log_config=None,
         log_level="warning",
         access_log=False,  # `request_done` is the one line of a request

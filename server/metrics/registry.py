@@ -50,7 +50,10 @@ class ServerMetrics:
         self.tenants = TenantMetrics()
         self.config = ConfigMetrics(self._registry)
         self._http_requests = Counter(
-            "http_requests", "Requests by handler and status class.", ("method", "handler", "status"), registry=registry
+            "http_requests",
+            "Requests by handler and status class; `none`: no route, or refused by the transport.",
+            ("method", "handler", "status"),
+            registry=registry,
         )
         self._http_seconds = Histogram(
             "http_request_duration_seconds", "Time to the end of the response.", ("method", "handler"),
@@ -112,6 +115,10 @@ class ServerMetrics:
         """Count an HTTP request at its end."""
         self._http_requests.labels(method, handler, f"{status // 100}xx").inc()
         self._http_seconds.labels(method, handler).observe(seconds)
+
+    def on_refused(self, status: int) -> None:
+        """Count a request that was refused before its handler was known."""
+        self._http_requests.labels("other", "none", f"{status // 100}xx").inc()
 
     def on_scrape(self, num_tasks: int) -> None:
         """Record the number of tasks; called on the event loop, because other threads must not count them."""

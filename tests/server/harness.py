@@ -20,7 +20,7 @@ from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
 from tiercel.server.composition import build_context
 from tiercel.server.http.body_writer import BodyWritingProtocol
-from tiercel.server.http.gate import ConnectionLimits
+from tiercel.server.http.gate import ConnectionGate, ConnectionLimits
 from tiercel.server.http.listen import bind
 from tiercel.server.http.uvicorn_server import QuietServer
 from tiercel.server.text.chat_template import TemplateRendering
@@ -85,7 +85,11 @@ async def running(
     port = listener.getsockname()[1]
     config = uvicorn.Config(
         create_app(context),
-        http=BodyWritingProtocol.factory(limits) if writes_bodies else "auto",
+        http=BodyWritingProtocol.factory(
+            ConnectionGate(limits or ConnectionLimits(), on_refusal=context.metrics.on_refused)
+        )
+        if writes_bodies
+        else "auto",
         log_config=None,
         log_level="critical",
         lifespan="off",

@@ -74,6 +74,9 @@ def test_unreadable_requests_get_an_error_as_json(model_folder: Path) -> None:
             expect_refusal(answers[0], 400, "invalid_http")
         await until(lambda: not server.server.server_state.tasks)
         assert server.engine.steps == 0
+        page = (await server.http.get("/metrics")).text
+        name = 'http_requests_total{handler="none",method="other",status="4xx"}'
+        assert f"{name} {len(UNREADABLE)}.0" in page
 
     with_server(server_settings(model_folder), test)
 
