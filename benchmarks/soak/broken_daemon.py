@@ -33,6 +33,7 @@ def _leak_threads() -> None:
 
 
 def _stop_supervision() -> None:
+    gc.unfreeze()  # the daemon has excluded what it holds since its start
     for supervisor in [one for one in gc.get_objects() if isinstance(one, Supervisor)]:
         supervisor.stop()
 

@@ -40,7 +40,7 @@ def limits_of(seconds: float) -> Limits:
     """
     if seconds >= 600:
         return Limits(300.0, 300.0, 1.0 * MIB, 0.0, 1.2, 1.5)
-    return Limits(seconds / 3, seconds / 2, None, 8.0 * MIB, 1.5, 2.0)
+    return Limits(seconds / 3, seconds / 2, None, 8.0 * MIB, 2.0, 3.0)
 
 
 @dataclass(frozen=True, slots=True)
