@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -148,6 +149,7 @@ def pester(port: int, connections: int) -> None:
         kinds = [(b"", b""), (GET + b"A: ", b"a"), (b"", b""), (POST + b"Content-Length: 9000\r\n\r\n", b" ")]
         await asyncio.gather(*(_pester(port, *kinds[number % 4]) for number in range(connections)))
 
+    os.nice(19)  # they would be other machines: their own work must not slow the server down
     asyncio.run(all_of_them())
 
 

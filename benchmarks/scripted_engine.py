@@ -103,6 +103,7 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, required=True, help="pause before each step")
     parser.add_argument("--fd", type=int, required=True, help="inherited stream socket")
     parser.add_argument("--arena-fd", type=int, help="not used")
+    parser.add_argument("--record-fd", type=int, help="not used")
     arguments = parser.parse_args()
     mailbox = EngineMailbox(socket.socket(fileno=arguments.fd))
     _, *rest = receive_start(mailbox)
