@@ -26,6 +26,7 @@ from tiercel.scheduler.policy import PolicyName, open_policy
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.scheduler.swap_choice import SwapChooser
 from tiercel.settings import PreemptionMode
+from tiercel.step_record import StepRecord
 from tiercel.tenant import DEFAULT_TENANT
 from tiercel.tier import Route, Transfer, Verdict
 from tiercel.wire import Abort, Submit
@@ -70,6 +71,7 @@ class TierBench:
         )  # fmt: skip
         self.machine = SimMachine(self.book, block, VOCAB, self.clock, max_rows=seqs + 1)
         self.mover = SimMover(self.machine, self.clock, has_host=host > 0, rates=rates, fate=fate)
+        self.record = StepRecord.open(seqs + 1)
         chooser = SwapChooser(mode, lambda: known)
         planner = Planner(self.book, StepLimits(seqs, tokens, chunk), chooser)
         self.loop = EngineLoop(
@@ -81,6 +83,7 @@ class TierBench:
             self.clock,
             depth,
             mover=wrap(self.mover, self.clock),
+            record=self.record,
         )
         self.requests: dict[int, Request] = {}
 
