@@ -19,6 +19,7 @@ from tiercel.cli.check import check
 from tiercel.cli.collect_env import collect_env
 from tiercel.cli.config import config_app
 from tiercel.cli.console import fail, warn
+from tiercel.cli.drain import drain
 from tiercel.cli.flags import COMMON, help_listing, with_settings
 from tiercel.cli.kv import kv_app
 from tiercel.cli.plan import plan_command
@@ -84,6 +85,7 @@ def _app(listing: str, verb: str) -> typer.Typer:
     app.command()(with_settings(check, listing))
     app.command()(with_settings(calibrate, listing))
     app.command()(chat)
+    app.command()(drain)
     app.command()(collect_env)
     app.command()(plan_command())
     app.command()(simulate_command())

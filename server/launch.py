@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -15,6 +16,7 @@ from tiercel.exposure import check_exposure
 from tiercel.log import configure_log
 from tiercel.server.composition import build_context
 from tiercel.server.control.memory import return_large_buffers
+from tiercel.server.control.predecessor import Predecessor
 from tiercel.server.engine.child import engine_command
 from tiercel.server.engine.inherited import InheritedResources
 from tiercel.server.engine.supervisor import Supervisor
@@ -23,7 +25,7 @@ from tiercel.server.http.descriptors import max_connections
 from tiercel.server.http.listen import bind_admin, check_tls
 from tiercel.server.http.uvicorn_server import hide_cut_streams, loop_factory
 from tiercel.server.lifecycle import EXIT_CONFIG, Daemon
-from tiercel.settings import Settings
+from tiercel.settings import ServerSettings, Settings
 
 _GC_THRESHOLDS = (20_000, 20, 50)  # one request makes thousands of objects, few of them cyclic garbage
 
@@ -48,17 +50,20 @@ def serve(
             check_exposure(settings.server)
             check_tls(settings.server)
             max_connections(settings.server)  # raises if there are too few file descriptors
+            before = _find_predecessor(settings.server, resources)
             inherited = resources.enter_context(InheritedResources.open(settings.engine))
-            sock, server = open_listener(settings.server)
+            sock, server = open_listener(settings.server, None if before is None else before.sock)
             resources.enter_context(sock)
             settings = replace(settings, server=server)
-            admin_sock = bind_admin(server)
+            admin_sock = bind_admin(server, None if before is None else before.admin_sock)
             if admin_sock is not None:
                 resources.enter_context(admin_sock)
             supervisor = resources.enter_context(Supervisor(command or engine_command(), inherited))
             # While the engine's imports run:
             context = build_context(settings.server, settings.engine, origin, lambda: supervisor.stall_limit_s)
-            daemon = Daemon(settings, context, sock, supervisor, out or sys.stdout, err or sys.stderr, admin_sock)
+            daemon = Daemon(
+                settings, context, sock, supervisor, out or sys.stdout, err or sys.stderr, admin_sock, before
+            )
             _settle_heap()
             return_large_buffers()
             hide_cut_streams()
@@ -67,6 +72,17 @@ def serve(
     except ConfigError as exc:
         print(f"tiercel: {exc.message}", file=err or sys.stderr, flush=True)
         return EXIT_CONFIG
+
+
+def _find_predecessor(settings: ServerSettings, resources: contextlib.ExitStack) -> Predecessor | None:
+    """Ask the running daemon for its socket and SSD tier, with --takeover. Errors: ConfigError."""
+    if not settings.takeover:
+        return None
+    found = Predecessor.find(settings)
+    if found is None:
+        logging.getLogger(__name__).warning("takeover of nothing: no daemon answers, this is an ordinary start")
+        return None
+    return resources.enter_context(found)
 
 
 def _settle_heap() -> None:

@@ -11,7 +11,10 @@ from tiercel.config import notify_socket, watchdog_s
 from tiercel.errors import ConfigError
 from tiercel.server.api.context import ServerContext
 from tiercel.server.app import create_app
+from tiercel.server.control.handover import Handover
 from tiercel.server.control.memory import MemoryTrimmer
+from tiercel.server.control.messages import ADMIN, HTTP
+from tiercel.server.control.predecessor import Predecessor
 from tiercel.server.control.systemd import SystemdNotifier
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.mailbox import StreamEnd
@@ -48,12 +51,25 @@ class Daemon:
         out: TextIO,
         err: TextIO,
         admin_sock: socket.socket | None = None,
+        predecessor: Predecessor | None = None,
     ) -> None:
+        """`predecessor`: the daemon that serves on the sockets until this one is ready."""
         self._settings = settings
         self._context = context
         self._sock = sock
-        self._admin_sock = admin_sock
+        self._sock_by_name = {HTTP: sock} if admin_sock is None else {HTTP: sock, ADMIN: admin_sock}
         self._supervisor = supervisor
+        self._predecessor = predecessor
+        admin = None if admin_sock is None else AdminListener(admin_sock)
+        app = create_app(context, admin)
+        self._server = QuietServer(uvicorn_config(app, settings.server, context.metrics.on_refused))
+        self._handover = Handover(
+            context.client.status,
+            self._sock_by_name,
+            lambda: supervisor.give_up_disk(context.client),
+            self._begin_drain,
+            self._server.stop_accepting,
+        )
         self._out = out
         self._err = err
         self._signals = 0
@@ -68,9 +84,7 @@ class Daemon:
     async def run(self) -> int:
         """Run the daemon to its end; return the exit code."""
         url = url_of(self._settings.server, self._sock)
-        app = create_app(self._context, self._admin_listener())
-        config = uvicorn_config(app, self._settings.server, self._context.metrics.on_refused)
-        server = QuietServer(config)
+        server = self._server
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -80,9 +94,9 @@ class Daemon:
         self._context.metrics.watch_engine(lambda: self._supervisor.pid)
         try:
             supervising = self._start_engine()
-            serving = asyncio.create_task(
-                server.serve(sockets=[self._sock, *([self._admin_sock] if self._admin_sock else [])])
-            )
+            serving = asyncio.create_task(self._serve())
+            if self._predecessor is None:
+                self._handover.listen(self._settings.server)
             limits = self._settings.server
             reaper = Reaper(self._context.clock, 2 * max(limits.timeout_headers_s, limits.timeout_keep_alive_s))
             reaping = asyncio.create_task(reaper.run(server.server_state.connections))
@@ -95,12 +109,30 @@ class Daemon:
             server.force_exit = self._second_signal.is_set()
             await serving
             code = await self._stop_engine(code)
+            self._handover.close()
             await asyncio.gather(supervising, return_exceptions=True)
             return code
         finally:
             if self._context.traces is not None:
                 await asyncio.to_thread(self._context.traces.close, _TRACES_S)
             self._context.close()
+
+    async def _serve(self) -> None:
+        """Accept connections: at once, or when the engine is ready if another daemon accepts them until then."""
+        status = self._context.client.status
+        if self._predecessor is not None:
+            await status.wait_until(lambda: status.ready is not None or status.is_over or self._signals > 0)
+            if status.ready is None:
+                return
+        await self._server.serve(sockets=list(self._sock_by_name.values()))
+
+    async def _take_over(self, serving: "asyncio.Task[None]") -> None:
+        """Once this daemon accepts connections, have the one before leave."""
+        if self._predecessor is not None:
+            while not (self._server.started or serving.done()):  # noqa: ASYNC110 - a flag of uvicorn
+                await asyncio.sleep(_POLL_S)
+            await asyncio.to_thread(self._predecessor.confirm)
+            self._handover.listen(self._settings.server)
 
     def _start_engine(self) -> "asyncio.Task[None]":
         """Start to supervise the engine. The client gives up if the supervisor cannot go on."""
@@ -117,9 +149,6 @@ class Daemon:
         supervising.add_done_callback(on_end)
         return supervising
 
-    def _admin_listener(self) -> AdminListener | None:
-        return None if self._admin_sock is None else AdminListener(self._admin_sock)
-
     def _start_watching(self) -> list["asyncio.Task[None]"]:
         """Ping the watchdog of the service manager, if one is configured, while the engine is not stalled."""
         silence_s, status = watchdog_s(), self._context.client.status
@@ -127,8 +156,15 @@ class Daemon:
             return []
         return [asyncio.create_task(self._notifier.watch(silence_s, lambda: not status.is_stalled))]
 
+    def _begin_drain(self) -> float:
+        if not self._signals:
+            self._on_signal()
+        return self._context.settings.shutdown_timeout_s
+
     def _on_signal(self) -> None:
         self._signals += 1
+        self._handover.is_draining = True
+        self._context.client.status.notify()
         if self._signals == 1:
             limit_s = self._context.settings.shutdown_timeout_s + FLUSH_S + _PERSIST_S + 3 * _ENGINE_PATIENCE_S
             self._notifier.stopping("letting answers finish", limit_s)
@@ -163,22 +199,29 @@ class Daemon:
         stop_requested = asyncio.create_task(self._first_signal.wait())
         engine_ended = asyncio.create_task(client.status.wait_gone())
         loaded = asyncio.create_task(client.status.wait_ready())
+        taken_over = asyncio.create_task(self._handover.confirmed.wait())
         try:
             await asyncio.wait([stop_requested, engine_ended, loaded, serving], return_when=asyncio.FIRST_COMPLETED)
             if not stop_requested.done() and client.status.state is EngineState.READY:
+                await self._take_over(serving)
                 self._announce(url)
-                await asyncio.wait([stop_requested, engine_ended, serving], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    [stop_requested, engine_ended, serving, taken_over], return_when=asyncio.FIRST_COMPLETED
+                )
             if serving.done():
                 serving.result()
+            if taken_over.done() and not stop_requested.done() and not engine_ended.done():
+                return await self._leave(stop_requested, engine_ended)
             if not stop_requested.done():
                 return self._engine_ended(client)
             if client.status.state is EngineState.LOADING:
                 return self._give_up_loading(client)
-            return await self._drain(engine_ended)
+            return await self._drain(engine_ended, self._context.settings.shutdown_timeout_s)
         finally:
-            for task in (stop_requested, engine_ended, loaded):
+            tasks = (stop_requested, engine_ended, loaded, taken_over)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(stop_requested, engine_ended, loaded, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _engine_ended(self, client: EngineClient) -> int:
         self._context.admission.close()
@@ -194,9 +237,23 @@ class Daemon:
         client.close()  # requests that wait for the model get an error
         return EXIT_OK
 
-    async def _drain(self, engine_ended: "asyncio.Task[None]") -> int:
+    async def _leave(self, stop_requested: "asyncio.Task[bool]", engine_ended: "asyncio.Task[None]") -> int:
+        """Another daemon accepts the connections: serve those that are open to their end, then drain."""
+        end_s = self._context.clock.now_s() + self._context.settings.shutdown_timeout_s
+        closed = asyncio.create_task(self._wait_closed())
+        try:
+            await asyncio.wait(
+                [closed, stop_requested, engine_ended],
+                timeout=end_s - self._context.clock.now_s(),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            closed.cancel()
+        return await self._drain(engine_ended, max(0.0, end_s - self._context.clock.now_s()))
+
+    async def _drain(self, engine_ended: "asyncio.Task[None]", timeout_s: float) -> int:
         """Refuse new work, let streams finish until the timeout, then end them with an error event."""
-        client, timeout_s = self._context.client, self._context.settings.shutdown_timeout_s
+        client = self._context.client
         self._drain_end_s = self._context.clock.now_s() + timeout_s
         refusal = shutting_down()
         end = StreamEnd(refusal.message, refusal.code)
@@ -241,6 +298,11 @@ class Daemon:
         await self._supervisor.leave(_ENGINE_PATIENCE_S if code == EXIT_OK else 0.0)
         return code
 
+    async def _wait_closed(self) -> None:
+        """Return when no client is connected."""
+        while self._server.num_connections:  # noqa: ASYNC110 - a set of uvicorn
+            await asyncio.sleep(_POLL_S)
+
     async def _wait_idle(self) -> None:
         """Return when no client waits for a token and no admitted request is still being prepared."""
         while self._context.client.sequences.num_open or self._context.admission.num_reserved:  # noqa: ASYNC110 - two counters
@@ -254,7 +316,8 @@ class Daemon:
         name = settings.served_model_names[0]
         self._status = f"serving {name} at {url}"
         self._notifier.ready(self._status)
-        admin = {} if self._admin_sock is None else {"admin_url": url_of(settings, self._admin_sock)}
+        admin_sock = self._sock_by_name.get(ADMIN)
+        admin = {} if admin_sock is None else {"admin_url": url_of(settings, admin_sock)}
         load_s, engine_pid = round(ready.load_s, 2), self._supervisor.pid
         self._log.info("ready", url=url, **admin, model=name, load_s=load_s, engine_pid=engine_pid)
         greeting = _greeting(url, name, settings, has_chat=self._context.template is not None)

@@ -74,7 +74,7 @@ SERVER: dict[str, set[str]] = {
     "text": set(),
     "engine": {"text"},
     "tenancy": {"http", "engine"},
-    "control": {"tenancy"},
+    "control": {"http", "engine", "tenancy"},
     "metrics": {"engine", "tenancy"},
     "tracing": {"engine"},
     "api": {"http", "text", "engine", "tenancy", "control", "metrics", "tracing"},

@@ -6,6 +6,7 @@ value and what is allowed.
 
 import difflib
 import os
+import tempfile
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -127,6 +128,15 @@ def watchdog_s() -> float | None:
     if not microseconds.isdecimal() or not int(microseconds) or pid not in ("", str(os.getpid())):
         return None
     return int(microseconds) / 1e6
+
+
+def runtime_folder() -> Path:
+    """Return the folder for sockets: of systemd's service, of the user, or one in the folder for temporary files."""
+    service, user = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0], os.environ.get("XDG_RUNTIME_DIR", "")
+    if Path(service).is_absolute():
+        return Path(service)
+    own = Path(user) if Path(user).is_absolute() else Path(f"/run/user/{os.geteuid()}")
+    return own / "tiercel" if own.is_dir() else Path(tempfile.gettempdir()) / f"tiercel-{os.geteuid()}"
 
 
 def take_listen_fds() -> tuple[tuple[int, str], ...]:

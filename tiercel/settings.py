@@ -3,7 +3,8 @@
 `tiercel.config` reads flags, variables and the settings file into these values. Facts learnt after the start (how many
 blocks fit, the model's context) are not settings: see `tier.Capacity` and `wire.Ready`.
 
-Access to the server is declared in `access_settings`, what both processes act on in `process_settings`.
+Access to the server is declared in `access_settings`, its control socket in `control_settings`, what both processes act
+on in `process_settings`.
 
 The struct of a setting says which process acts on it. A setting is called by its field's name unless its option
 names another, for instance because the flag is vLLM's and the field carries a unit.
@@ -15,7 +16,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Struct
 
-from tiercel.access_settings import AccessSettings
+from tiercel.control_settings import ControlSettings
 from tiercel.option import (
     LENGTH,
     NAMES,
@@ -245,7 +246,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         return int(self.async_scheduling)
 
 
-class ServerSettings(AccessSettings, frozen=True, kw_only=True):
+class ServerSettings(ControlSettings, frozen=True, kw_only=True):
     """Settings of the HTTP process."""
 
     config: Annotated[str | None, Option(MODEL, "Settings file, if not tiercel.toml.", "FILE")] = None

@@ -1,5 +1,6 @@
 """The HTTP process's end of the engine: submits and aborts sequences, and applies what the engine reports."""
 
+import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -29,6 +30,7 @@ from tiercel.wire import (
     Loading,
     Quit,
     Ready,
+    ReleaseDisk,
     Report,
     SetSettings,
     SetTenants,
@@ -66,6 +68,7 @@ class EngineClient:
         self._changed_settings: SetSettings | None = None
         self._gauges = Gauges()
         self.connection = EngineConnection(self._receive, lambda: None)
+        self._released: asyncio.Future[bool] | None = None
         self.num_tokens = 0  # that the present engine has reported
         self.on_lost: Callable[[], None] = self.give_up  # called when the connection to an engine has ended
         self.sequences = OpenSequences(clock, observer, watcher)
@@ -157,6 +160,12 @@ class EngineClient:
         self.sequences.fail(seq, _ENGINE_CRASHED)
         self.status.notify()
 
+    async def release_disk(self, lock_fds: tuple[int, ...]) -> bool:
+        """Have the engine close its SSD tier and these descriptors. Return False if a disk call hangs, or it dies."""
+        self._released = asyncio.get_running_loop().create_future()
+        self.connection.send(ReleaseDisk(lock_fds))
+        return await self._released
+
     def give_up(self) -> None:
         """Fail every sequence, because no other engine will be started."""
         self._end(EngineState.FAILED if self.status.ready is None and self.status.failure else EngineState.DEAD)
@@ -174,6 +183,8 @@ class EngineClient:
                 self.status.notify()
             case Ready():
                 self._begin_serving(message)
+            case DiskReleased():
+                self._end_release(is_released=message.is_released)
             case Failed():
                 self.status.failure = message
                 if self.status.ready is None:
@@ -211,7 +222,12 @@ class EngineClient:
         self.sequences.end_streams(seqs, end)
         self.abort(seqs, FinishReason.ABORT)
 
+    def _end_release(self, *, is_released: bool) -> None:
+        if self._released is not None and not self._released.done():
+            self._released.set_result(is_released)
+
     def _on_lost(self) -> None:
+        self._end_release(is_released=False)
         if self.status.state is EngineState.READY:
             self.status.state = EngineState.RESTARTING
             self.status.notify()

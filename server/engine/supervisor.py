@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 import structlog
+from msgspec.structs import replace
 
 from tiercel.clock import Clock
 from tiercel.server.engine.child import EngineChild
@@ -73,7 +74,10 @@ class Supervisor:
         client.on_lost = self._lost.set
         while True:
             self._log.info("engine_started", pid=self.pid)
-            await client.open(self._child.sock, settings)
+            # A folder that was given up may belong to another daemon.
+            await client.open(
+                self._child.sock, settings if self._inherited.lock_fds else replace(settings, kv_disk_paths=())
+            )
             is_hung = await self._watch(client, clock)
             if self._is_stopping or client.status.is_over:  # it could not start, and has said why
                 client.give_up()
@@ -85,6 +89,16 @@ class Supervisor:
                 return
             self._child = EngineChild.start(self._command, self._inherited)
             self._lost.clear()
+
+    async def give_up_disk(self, client: EngineClient) -> bool:
+        """Have the engine close its SSD tier, and unlock the folders for another daemon. Return False if that fails.
+
+        Later engines are started without the tier.
+        """
+        if self._inherited.lock_fds and not await client.release_disk(self._inherited.lock_fds):
+            return False
+        self._inherited.unlock()
+        return True
 
     def stop(self) -> None:
         """Start no other engine: the daemon is about to end this one."""

@@ -16,12 +16,12 @@ HTTP_NAME = "http"
 """The name of the socket for requests where systemd passes several (FileDescriptorName=)."""
 
 
-def open_listener(settings: ServerSettings) -> tuple[socket.socket, ServerSettings]:
-    """Return the listening socket, and the settings with its address: that of systemd, or one of our own.
+def open_listener(settings: ServerSettings, sock: socket.socket | None = None) -> tuple[socket.socket, ServerSettings]:
+    """Return the listening socket, and the settings with its address: `sock`, that of systemd, or one of our own.
 
-    Errors: ConfigError, also if a socket of systemd can be reached from other machines and no key is set.
+    Errors: ConfigError, also if a foreign socket can be reached from other machines and no key is set.
     """
-    sock = activated_listener()
+    sock = sock or activated_listener()
     if sock is None:
         return bind(settings), settings
     try:

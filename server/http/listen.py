@@ -31,10 +31,17 @@ def bind(settings: ServerSettings) -> socket.socket:
     return _bind(settings.uds, settings.host, settings.port)
 
 
-def bind_admin(settings: ServerSettings) -> socket.socket | None:
-    """Listen for the operator, if a second listener is configured. Errors: ConfigError."""
+def bind_admin(settings: ServerSettings, taken: socket.socket | None = None) -> socket.socket | None:
+    """Listen for the operator, if a second listener is configured: on `taken` if it has that address.
+
+    Errors: ConfigError.
+    """
     if settings.admin_uds is None and settings.admin_port is None:
         return None
+    if taken is not None:
+        is_path, name = taken.family == socket.AF_UNIX, taken.getsockname()
+        if name == settings.admin_uds or (not is_path and not settings.admin_uds and name[1] == settings.admin_port):
+            return taken
     return _bind(settings.admin_uds, settings.admin_host or settings.host, settings.admin_port or 0)
 
 

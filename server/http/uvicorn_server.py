@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Generator
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -14,6 +15,7 @@ from tiercel.server.http.gate import ConnectionGate, ConnectionLimits
 from tiercel.settings import ServerSettings
 
 FLUSH_S = 5.0  # how long the last bytes of cut streams may take
+_CLOSE = (b"connection", b"close")
 _CUT_STREAM = "ASGI callable returned without completing response."
 
 
@@ -23,6 +25,26 @@ class QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+    def stop_accepting(self) -> None:
+        """Close the listening sockets, which another process has too. Open connections are closed after an answer.
+
+        A connection is never closed without an answer: its client may be sending a request. If it is idle, it is closed
+        when its time is over, as always.
+        """
+        self.config.encoded_headers.append(_CLOSE)
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
+        for connection in self.server_state.connections:
+            cycle = cast(BodyWritingProtocol, connection).cycle
+            if cycle is not None and not cycle.response_started:
+                cycle.keep_alive = False
+        for server in self.servers:
+            server.close()
+
+    @property
+    def num_connections(self) -> int:
+        """Number of open connections."""
+        return len(self.server_state.connections)
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> uvicorn.Config:

@@ -42,6 +42,14 @@ class Daemon:
             time.sleep(0.02)
         raise AssertionError(f"not ready: {self.log.read_text()}")
 
+    def wait_said(self, start: str, patience_s: float = 120.0) -> str:
+        """Wait until the daemon has announced an address that begins like this; return the address."""
+        end_s = time.monotonic() + patience_s
+        while (found := re.search(rf"tiercel serves \S+ at ({re.escape(start)}\S*)", self.log.read_text())) is None:
+            assert time.monotonic() < end_s and self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
+        return found[1]
+
     def metric(self, name: str) -> float:
         """Return the sum of one metric's samples."""
         lines = [line for line in self.http.get("/metrics").text.splitlines() if re.match(rf"{name}(\{{|\s)", line)]
