@@ -107,7 +107,7 @@ async def _drive(daemon: Daemon, mount: Path, args: argparse.Namespace) -> SoakR
         faults = [group.create_task(kill_at(pid, moments_s, harm))]
         if not args.no_full_disk:
             disk = Path(f"/proc/{pid}/root{mount}")
-            begin_s, end_s = began_s + 0.2 * args.seconds, began_s + min(0.3 * args.seconds, 0.2 * args.seconds + 60)
+            begin_s, end_s = began_s + 0.2 * args.seconds, began_s + min(0.4 * args.seconds, 0.2 * args.seconds + 60)
             faults.append(group.create_task(fill_between(disk, begin_s, end_s, harm)))
         await run_sessions(url, args.seed, args.seconds, traffic, lambda: daemon.process.poll() is not None)
         traffic.is_over = True

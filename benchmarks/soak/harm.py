@@ -41,14 +41,15 @@ def has_namespaces(folder: Path) -> bool:
 
 
 def fill_disk(folder: Path) -> None:
-    """Take all free space of the file system, also that of the unused second half of each file of blocks.
+    """Take all free space of the file system, and all of each file of blocks but its first eighth.
 
-    The files of blocks are allocated in full when they are opened. Their second half is given back first, so that
-    writes to it fail with ENOSPC. The blocks in it are lost, as if the disk had lost them.
+    The files of blocks are allocated in full when they are opened, so that a full disk alone would not be noticed.
+    Writes to the part that was taken fail with ENOSPC, and its blocks are lost, as if the disk had lost them.
     """
     for file in folder.glob("**/*.blocks"):
-        half = file.stat().st_size // 2 // MIB * MIB
-        command = ["fallocate", "--punch-hole", "--offset", str(half), "--length", str(half), str(file)]
+        size = file.stat().st_size
+        kept = size // 8 // MIB * MIB
+        command = ["fallocate", "--punch-hole", "--offset", str(kept), "--length", str(size - kept), str(file)]
         subprocess.run(command, check=True)
     with (folder / _FILLER).open("wb", buffering=0) as filler:
         size = MIB
