@@ -3,6 +3,8 @@
 #
 #   TORCH      requirement of torch                             make setup TORCH='torch==2.13.0'
 #   PIP_ARGS   arguments of every `pip install`                 make setup PIP_ARGS='--extra-index-url URL'
+#   LOCK       empty: versions of constraints.txt without      make setup LOCK=
+#              hashes, for an index that builds wheels itself
 #   PYTHON     Python of .venv, 3.11 or newer                   make setup PYTHON=python3.12
 #   ARGS       additional flags of `tiercel serve`              make serve ARGS='--log-format console'
 #   BROWSER    `required`: fail without Chromium                make test-ui BROWSER=required
@@ -15,6 +17,7 @@
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 PYTHON ?=
+LOCK ?= requirements.lock
 ARGS ?=
 ENGINE ?=
 TOOLS ?=
@@ -43,7 +46,7 @@ CHROMIUM := for name in chromium chromium-browser google-chrome; do command -v $
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-long faults faults-quick test-fast test-report test-ui test-deploy soak lint format pytest constraints clean
+.PHONY: help setup serve test test-slow test-long faults faults-quick test-fast test-report test-ui test-deploy soak lint format pytest constraints lock clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -106,6 +109,21 @@ constraints: $(BROWSER_READY)  ## write constraints.txt from the packages in .ve
 	{ echo '# Versions that CI tested. Written by `make constraints`.'; \
 	  $(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | grep -v '[@#]' | LC_ALL=C sort -f; } > constraints.new
 	mv constraints.new constraints.txt
+	$(MAKE) lock
+
+# The dependencies of torch are named because torch itself, whose build depends on the machine, is not locked.
+lock: $(READY)  ## write requirements.lock from constraints.txt and pyproject.toml; needs PyPI
+	@rm -rf build/lock
+	@$(BIN)/python -m venv build/lock
+	@build/lock/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_ARGS) pip-tools
+	@{ $(BIN)/python docker/requirements.py fast bench otel | grep -v '^torch'; \
+	  printf '%s\n' filelock fsspec networkx sympy; } > build/lock/wanted.in
+	@grep -v '^torch==' constraints.txt > build/lock/pins.txt
+	@PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= build/lock/bin/pip-compile --quiet --generate-hashes --strip-extras \
+	  --allow-unsafe --no-header --no-annotate --no-emit-options --index-url https://pypi.org/simple \
+	  --constraint build/lock/pins.txt --output-file build/lock/found.txt build/lock/wanted.in
+	@{ sed -n '/^#/p' requirements.lock; cat build/lock/found.txt; } > build/lock/requirements.lock
+	mv build/lock/requirements.lock requirements.lock
 
 clean:  ## remove .venv and all build products
 	rm -rf $(VENV) build dist *.egg-info engine/native/*.so .pytest_cache .ruff_cache .hypothesis
@@ -124,12 +142,14 @@ $(BIN)/python:
 	echo "creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv --clear $(VENV)
 
-# torch is installed first and separately, because its build depends on the machine: TORCH replaces the pin.
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard engine/native/src/*) engine/native/build.py | $(BIN)/python
+# torch is installed separately, because its build depends on the machine: TORCH replaces the pin.
+# The rest comes from the lock before it, with hashes; nothing is resolved.
+$(READY): pyproject.toml constraints.txt requirements.lock setup.py $(wildcard engine/native/src/*) engine/native/build.py | $(BIN)/python
 	@grep -v '^torch==' constraints.txt > $(PINS)
 	@echo "installing $(TORCH) and tiercel; the first time takes minutes"
+	@$(if $(LOCK),$(PIP) install $(PIP_ARGS) --require-hashes --no-deps -r $(LOCK))
 	@$(PIP) install $(PIP_ARGS) -c $(PINS) "$(TORCH)"
-	@$(PIP) install $(PIP_ARGS) -c $(PINS) -e ".[fast]"
+	@$(PIP) install $(PIP_ARGS) $(if $(LOCK),--no-deps -e .,-c $(PINS) -e ".[fast]")
 	@touch $@
 
 $(TEST_READY): $(READY)

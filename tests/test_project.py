@@ -139,6 +139,24 @@ def test_the_constraints_pin_every_dependency_and_satisfy_it() -> None:
     assert names <= {name.lower().replace("_", "-") for name in pins}
 
 
+def _name(line: str) -> str:
+    """The name of a requirement, as pip compares it."""
+    return re.split(r"[\[><=;~! ]", line)[0].lower().replace("_", "-").replace(".", "-")
+
+
+def test_the_lock_has_hashes_for_the_versions_of_the_constraints() -> None:
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    entries = [line for line in lock if line and not line.startswith("#")]
+    written = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {_name(line): line.split("==")[1] for line in written if not line.startswith("#")}
+    assert {_name(line): line.split()[0].split("==")[1] for line in entries}.items() <= pins.items()
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}(\s|$)", line) for line in entries)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [line for extra in ("fast", "bench", "otel") for line in project["optional-dependencies"][extra]]
+    wanted = {_name(line) for line in (*project["dependencies"], *extras, "filelock", "fsspec", "networkx", "sympy")}
+    assert wanted - {_name(line) for line in entries} == {"torch"}
+
+
 def test_the_version_is_a_semantic_one() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
 

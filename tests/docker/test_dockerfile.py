@@ -37,7 +37,14 @@ def test_only_known_instructions_are_used(name: str) -> None:
 @each
 def test_every_source_exists_and_is_sent(name: str) -> None:
     sources = context_sources(name)
-    assert {".", "constraints.txt", "pyproject.toml", "docker/healthcheck.py", "docker/wheels"} <= sources
+    assert {
+        ".",
+        "constraints.txt",
+        "requirements.lock",
+        "pyproject.toml",
+        "docker/healthcheck.py",
+        "docker/wheels",
+    } <= sources
     for source in sources - {"."}:
         assert (ROOT / source).exists(), source
         assert is_sent(source), source
@@ -79,6 +86,8 @@ def test_the_build_is_repeatable(name: str) -> None:
         assert not re.search(r"(?<!\\);|\|\|", rest), rest
         if word == "RUN" and re.search(r" pip .* install ", rest):
             assert "-c pins.txt" in rest or "--no-index --no-deps" in rest, rest
+        if word == "RUN" and "TORCH" in rest:
+            assert rest.index("--require-hashes --no-deps") < rest.index("-r requirements.lock") < rest.index("TORCH")
 
 
 @each
@@ -87,7 +96,7 @@ def test_dependencies_are_layers_of_their_own(name: str) -> None:
     stage = [rest for word, rest in instructions(name) if word in ("FROM", "COPY")]
     begin = next(index for index, rest in enumerate(stage) if rest.endswith("AS libraries"))
     end = next(index for index, rest in enumerate(stage) if rest.endswith("AS package"))
-    assert [rest.split()[-2] for rest in stage[begin + 1 : end]] == ["constraints.txt", "/build/needs.txt"]
+    assert [rest.split()[-2] for rest in stage[begin + 1 : end]] == ["requirements.lock", "/build/needs.txt"]
 
 
 @each

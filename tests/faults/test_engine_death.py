@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.daemon import Daemon, daemon
+from tests.e2e.daemon import Daemon, command_of, daemon
 from tests.e2e.prompts import ONE_THREAD, PROMPTS, text
 from tests.faults.crash_plan import CrashPlan
 from tests.faults.faulty_engine import BAD_SEED, HOG_BYTES, HOG_SEED, POISON_SEED
@@ -109,7 +109,7 @@ def test_row_15_a_crash_loop_ends_the_daemon(tmp_path: Path) -> None:
             assert time.monotonic() < end_s, "the daemon goes on"
             children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
             for pid in map(int, children.read_text().split() if children.exists() else ()):
-                if pid not in killed and len(killed) < 3:
+                if pid not in killed and len(killed) < 3 and " tiercel.engine" in command_of(pid):
                     killed.add(pid)
                     time.sleep(0.2)
                     os.kill(pid, signal.SIGKILL)
