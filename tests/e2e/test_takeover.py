@@ -243,3 +243,18 @@ def test_a_daemon_that_is_killed_leaves_a_socket_that_is_replaced(tmp_path: Path
     assert drain("--control-socket", str(tmp_path / "control")).returncode == 1
     with daemon(tmp_path, *control(tmp_path)):
         assert drain("--control-socket", str(tmp_path / "control"), "--wait").returncode == 0
+
+
+def test_the_second_listener_is_taken_over_too(tmp_path: Path) -> None:
+    path = tmp_path / "admin"
+    flags = (*control(tmp_path), "--admin-uds", str(path))
+
+    def status() -> int:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as http:
+            return http.get("/metrics").status_code
+
+    with daemon(tmp_path, *flags) as old:
+        assert status() == 200
+        with daemon(tmp_path, *flags, "--port", port_of(old), "--takeover"):
+            assert old.process.wait(120) == 0
+            assert status() == 200
