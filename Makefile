@@ -1,5 +1,6 @@
 # `make serve` serves the embedded model from a fresh clone, `make test` runs lint, types and tests. CI runs `make test`,
-# `make test-slow`, `make faults-quick`, `make test-ui` and `make test-deploy`. `make help` lists the targets. Variables:
+# `make test-slow`, `make faults-quick`, `make soak`, `make test-ui` and `make test-deploy`. `make help` lists the
+# targets. Variables:
 #
 #   TORCH      requirement of torch                             make setup TORCH='torch==2.13.0'
 #   PIP_ARGS   arguments of every `pip install`                 make setup PIP_ARGS='--extra-index-url URL'

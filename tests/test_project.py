@@ -109,6 +109,7 @@ def test_ci_accepts_no_missing_program() -> None:
         "make test TOOLS=required",
         "make test-slow TOOLS=required",
         "make faults-quick",
+        "make soak",
         "make test-ui BROWSER=required",
         "make test-deploy ENGINE=required",
     ]

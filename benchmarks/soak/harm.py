@@ -7,6 +7,7 @@ user who is not root needs user namespaces.
 import asyncio
 import errno
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -35,7 +36,9 @@ def namespace_command(mount: Path, size_bytes: int, command: Sequence[str]) -> l
 
 
 def has_namespaces(folder: Path) -> bool:
-    """True if this user can mount a tmpfs in a namespace."""
+    """True if this user can mount a tmpfs in a namespace, and the programs for it are there."""
+    if not all(map(shutil.which, ("unshare", "mount", "fallocate"))):
+        return False
     probe = subprocess.run(namespace_command(folder, MIB, ["true"]), capture_output=True, check=False)
     return probe.returncode == 0
 
