@@ -17,7 +17,7 @@ from tiercel.device.volume import Volume, open_volume
 from tiercel.device.volume_file import FileCalls
 from tiercel.errors import ConfigError
 
-BLOCK, CAPACITY, KIND = 12_288, 1 << 18, b"model and layout"
+BLOCK, CAPACITY, KIND = 12_288, 1 << 19, b"model and layout"
 BLOCKS = 6
 MOST_CALLS = 200  # more than a life makes
 
