@@ -231,8 +231,11 @@ class Planner:
             length = min(cache.block_size, suspect.limit - start)
         self.preemptor.clear_quota(draft, suspect, start + length)
         preempted = draft.preemption_by_seq
+        # A step record and the rows of the device have room for one sequence beyond the limit, not for more.
+        max_others = self._limits.max_num_seqs
         for other in reversed([one for one in running if one is not suspect and one.id not in preempted]):
-            if cache.reserve(suspect.id, start + length):
+            has_row = not is_waiting or len(running) - len(preempted) <= max_others
+            if has_row and cache.reserve(suspect.id, start + length):
                 break
             draft.preempt(other, "growth", suspect)
         if not cache.reserve(suspect.id, start + length):

@@ -139,3 +139,26 @@ def test_resumed_sequences_go_before_waiting_ones(policy: str) -> None:
     order = [seq for seq in watch.order if seq != first]
     # The other policies keep to the order of arrival.
     assert order == ([51, 50] if policy == "fair" else [50, 51])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_suspects_find_rows_when_all_are_taken(depth: int) -> None:
+    bench = TierBench(seqs=2, depth=depth, blocks=60)
+    running = [bench.submit([number, 2, 3], max_tokens=40) for number in (1, 4)]
+    for _ in range(4):
+        bench.step()
+    assert len(bench.book.running) == 2
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    for seq in range(50, 54):
+        request = Request(
+            id=SeqId(seq),
+            prompt=pack_tokens([7, 8, seq % VOCAB]),
+            params=params,
+            arrival_s=bench.clock.now_s(),
+            suspect_until=3,
+        )
+        bench.requests[seq] = request
+        bench.loop.take([Submit(request)])
+    bench.run()
+    for seq in (*running, *range(50, 54)):
+        assert bench.client.tokens[seq] == expected_outputs(bench.requests[seq], VOCAB, END, bench.max_len)
