@@ -10,6 +10,7 @@ from pathlib import Path
 from tiercel.clock import MonotonicClock
 from tiercel.config import Resolved
 from tiercel.log import set_log_level
+from tiercel.server.api.answer_budget import AnswerBudget
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.generation_config import load_sampling_defaults
 from tiercel.server.control.configuration import Configuration, SettingsVersion
@@ -103,5 +104,8 @@ def build_context(
         wall_s=time.time,
         started_at=int(time.time()),
         bodies=bodies,
+        answers=AnswerBudget(
+            lambda: configuration.server.max_answer_bytes, lambda: metrics.on_rejected("answer_memory")
+        ),
         traces=make_traces(settings.otlp_traces_endpoint),
     )

@@ -356,6 +356,16 @@ class ServerSettings(ControlSettings, frozen=True, kw_only=True):
             is_live=True,
         ),
     ] = 64 * MIB  # beyond it, the largest bodies get 503
+    max_answer_bytes: Annotated[
+        int,
+        _size(
+            SERVER,
+            "Maximum memory of an answer that is not streamed, estimated from max_tokens, n and logprobs.",
+            is_rare=True,
+            within=(MIB, _MAX_KV_BYTES),
+            is_live=True,
+        ),
+    ] = 32 * MIB  # four times as much for all such answers with log-probabilities together
     root_path: Annotated[
         str,
         Option(

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from tiercel.clock import Clock
 from tiercel.errors import AdmissionError
+from tiercel.server.api.answer_budget import AnswerBudget
 from tiercel.server.api.generation_config import SamplingDefaults
 from tiercel.server.api.params import ModelLimits
 from tiercel.server.control.configuration import Configuration
@@ -52,6 +53,7 @@ class ServerContext:
     wall_s: Callable[[], float]  # seconds since 1970, for `created`
     started_at: int
     bodies: BodyBudget  # of requests that are not admitted yet
+    answers: AnswerBudget  # that are not streamed
     traces: TraceSink | None = None  # None if no traces are made
 
     @property

@@ -1,6 +1,6 @@
 """Deltas into the bytes of stream events."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from msgspec import UNSET, UnsetType
@@ -10,6 +10,7 @@ from tiercel.server.api.replies.chat import ChatChunk, ChatReply
 from tiercel.server.api.replies.completion import TextChunk, TextReply
 from tiercel.server.api.replies.usage import UsageBody
 from tiercel.server.engine.choice_text import ChoiceDelta
+from tiercel.server.engine.logprobs import DrawnToken
 from tiercel.server.http.sse import PLACEHOLDER, EventFrame, event
 
 
@@ -20,7 +21,13 @@ class ReplyShape(Protocol):
 
     def usage_chunk(self, usage: UsageBody) -> ChatChunk | TextChunk: ...
 
-    def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> ChatReply | TextReply: ...
+    def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> ChatReply | TextReply:
+        """Return a whole answer, with holes in place of the log-probabilities."""
+        ...
+
+    def logprobs_pieces(self, drawn: Sequence[DrawnToken]) -> Iterator[bytes]:
+        """Yield the log-probabilities of a choice as JSON, piece by piece."""
+        ...
 
 
 class DeltaEncoder:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiercel.request import SamplingParams, pack_tokens
+from tiercel.server.api.answer_budget import AnswerRoom
 from tiercel.server.api.context import ServerContext
 from tiercel.server.api.deadline import DEADLINE_EXCEEDED, QUEUE_TIMEOUT, deadline_of, queue_limit_of
 from tiercel.server.api.delta_encoder import ReplyShape
@@ -22,11 +23,12 @@ from tiercel.server.api.params import ModelLimits, SamplingPlan
 from tiercel.server.api.replies.head import ReplyHead
 from tiercel.server.api.schemas.sampling import SamplingFields, StreamOptions
 from tiercel.server.api.schemas.unsupported import refuse_unsupported
-from tiercel.server.api.stream import EventStream, FailureNote, StreamRules, whole_reply
+from tiercel.server.api.stream import EventStream, FailureNote, StreamRules
 from tiercel.server.api.time_limits import TimeLimits
+from tiercel.server.api.whole import WholeReply
 from tiercel.server.engine.choice_text import ChoiceText, GenerationError, SequenceFailedError
 from tiercel.server.engine.generation import Generation, StreamEndedError
-from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes
+from tiercel.server.engine.mailbox import Mailbox, portion_tokens
 from tiercel.server.engine.sequences import SequenceStart
 from tiercel.server.http.body_budget import BodyHolding
 from tiercel.server.http.watch import run_watched
@@ -99,15 +101,15 @@ class GenerationPipeline:
         The time limits of the request hold from its arrival to the end of its answer. Errors: AdmissionError,
         ClientGoneError.
         """
-        shape, fields, generation = await self._admit(request, read)  # nothing larger of the body lives longer
+        shape, fields, generation, room = await self._admit(request, read)  # nothing larger of the body lives longer
         rules, note = self._stream_rules(fields), self._failure_note(record_of(request.scope))
         if fields.stream:
             return EventStream(generation, shape, rules, note)
-        return await whole_reply(generation, shape, rules, note, request.receive)
+        return WholeReply(generation, shape, rules, note, self._context.codec.vocabulary, room)
 
     async def _admit(
         self, request: Request, read: Callable[[dict[str, object]], ReadCall]
-    ) -> tuple[ReplyShape, _ReplyFields, Generation]:
+    ) -> tuple[ReplyShape, _ReplyFields, Generation, AnswerRoom]:
         tenant, record = tenant_of(request.scope), record_of(request.scope)
         record.tenant = tenant.name
         record.rate_headers = lambda: self._context.admission.rate_headers(tenant)
@@ -121,9 +123,14 @@ class GenerationPipeline:
                 limits = self._time_limits(fields, request, tenant, record)
                 preparing = limits.prepare(self._prepare(call, tenant, record, holding), record)
                 prepared = await run_watched(preparing, request.receive)
-                generation = self._submit(prepared, fields, tenant, entry, record)
+                room = self._reserve(prepared, fields)
+                try:
+                    generation = self._submit(prepared, fields, tenant, entry, record)
+                except BaseException:
+                    room.release()
+                    raise
                 limits.watch(generation)
-        return shape, _ReplyFields(bool(fields.stream), fields.stream_options), generation
+        return shape, _ReplyFields(bool(fields.stream), fields.stream_options), generation, room
 
     async def _prepare(
         self, call: GenerationCall, tenant: Tenant, record: RequestRecord, holding: BodyHolding
@@ -135,6 +142,14 @@ class GenerationPipeline:
             prompts = await call.tokenize(limits)
         cap = self._context.defaults.max_new_tokens
         return _PreparedCall(plan, prompts, [plan.for_prompt(len(prompt), limits, cap) for prompt in prompts])
+
+    def _reserve(self, prepared: _PreparedCall, fields: SamplingFields) -> AnswerRoom:
+        """Reserve the memory of a whole answer. A stream needs none. Errors: AdmissionError (400 or 503)."""
+        if fields.stream:
+            return AnswerRoom(lambda: None)
+        plan, answers = prepared.plan, self._context.answers
+        answers.check(prepared.params, plan.n, plan.max_tokens_field)
+        return answers.reserve(prepared.params, plan.n)
 
     def _time_limits(
         self, fields: SamplingFields, request: Request, tenant: Tenant, record: RequestRecord
@@ -174,7 +189,7 @@ class GenerationPipeline:
         for prompt, params in zip(prepared.prompts, prepared.params, strict=True):
             starts += self._starts(prompt, _capped(params, terms.max_tokens), plan, terms, scope, tenant)
             choices += [self._choice_text(prompt, plan) for _ in range(plan.n)]
-        mailbox = Mailbox(limit_bytes=unread_limit_bytes(len(starts), plan.params.logprobs or 0))
+        mailbox = Mailbox(portion=portion_tokens(plan.params.logprobs))
         submission = self._context.client.submit(starts, mailbox, record.arrival_s)
         num_prompt = sum(len(prompt) for prompt in prepared.prompts)
         generation = Generation(self._context.client, submission, mailbox, choices, num_prompt, self._context.clock)

@@ -1,9 +1,8 @@
 """The answer of a generation: a stream of events, or a whole body."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,15 +15,15 @@ from tiercel.server.engine.generation import Generation, StreamEndedError, Token
 from tiercel.server.engine.mailbox import StreamEnd
 from tiercel.server.http.body_writer import BodyWriter, body_writer
 from tiercel.server.http.failure import encode_fault, engine_failed
+from tiercel.server.http.patience import PatientSender
 from tiercel.server.http.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, EventFrame, event
-from tiercel.server.http.watch import SlowReaderError, run_watched
+from tiercel.server.http.watch import run_watched
 
 _HEADERS = (
     (b"content-type", MEDIA_TYPE.encode()),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-_SEND_S = 60.0  # a client that receives nothing for this time is a slow reader
 
 
 class StreamRules(Struct, frozen=True, kw_only=True):
@@ -34,6 +33,7 @@ class StreamRules(Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     with_details: bool = True
     keep_alive_s: float = 0.0  # longest silence; 0 = any
+    patience_s: float = 60.0  # a client that takes nothing for this time is a slow reader
 
 
 FailureNote = Callable[[GenerationError], str]
@@ -65,7 +65,7 @@ class _Flow:
         mailbox = self._generation.mailbox
         if mailbox.sink is None:
             mailbox.sink = self._sink()
-        return not self._writer.is_paused
+        return not self._writer.is_full
 
     def _sink(self) -> Callable[[int], bool] | None:
         frame = self._encoder.frame(0)
@@ -86,7 +86,7 @@ class _TokenSink:
     def take(self, token: int) -> bool:
         """Write the event of a token, if its text is complete. Return False and do nothing if the client is slow."""
         writer = self._writer
-        if writer.is_paused:
+        if writer.is_full:
             return False
         text = self._text.advance(token)
         if text:
@@ -103,7 +103,11 @@ class EventStream(Response):
 
     Nothing is sent before the first tokens, so that an early failure still gets its own status. From then on, the
     events of a step are written while its report is handled. If the client does not keep up, or the server has no
-    `BodyWriter`, a task reads the mailbox and waits for each `send`.
+    `BodyWriter`, a task reads the mailbox in portions and waits for each `send`.
+
+    At most 256 KiB wait for a slow client, and the events of one step: encoded in the connection (HIGH_WATER_BYTES) and
+    in one portion, and as tokens in the mailbox (MAX_UNREAD_BYTES). Buffers of the kernel are not counted. The
+    request ends if the mailbox is full, or if the client takes nothing for `patience_s`.
     """
 
     def __init__(self, generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote) -> None:
@@ -159,7 +163,7 @@ class EventStream(Response):
         now_s, keep_alive_s = asyncio.get_running_loop().time, self._rules.keep_alive_s
         flow = _Flow(generation, writer, self._encoder, self._usage_reader(generation))
         writer.sent_s = now_s()
-        while not (writer.is_paused or generation.is_done):
+        while not (writer.is_full or generation.is_done):
             try:
                 async with asyncio.timeout_at(writer.sent_s + keep_alive_s if keep_alive_s > 0 else None):
                     await generation.flow(flow.take)
@@ -180,56 +184,16 @@ class EventStream(Response):
             return
         if self._writer is not None:
             self._writer.flush()
-        try:
-            with self._generation.mailbox.sending():
-                async with asyncio.timeout(_SEND_S):
-                    await self._send(send, body, is_last=is_last)
-        except TimeoutError as exc:
-            raise SlowReaderError from exc
+        writer = self._writer
+        unsent_bytes = None if writer is None else lambda: writer.unsent_bytes
+        with self._generation.mailbox.sending():
+            await self._send(PatientSender(send, unsent_bytes, self._rules.patience_s), body, is_last=is_last)
 
-    async def _send(self, send: Send, body: bytes, *, is_last: bool) -> None:
+    async def _send(self, send: PatientSender, body: bytes, *, is_last: bool) -> None:
         if not self._has_started:
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
             self._has_started = True
         await send({"type": "http.response.body", "body": body, "more_body": not is_last})
-
-
-async def whole_reply(
-    generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote, receive: Receive
-) -> Response:
-    """Wait for the end of the generation; return the whole answer. Errors: AdmissionError, ClientGoneError."""
-    with generation:
-        return await run_watched(_collect(generation, shape, rules, note), receive)
-
-
-async def _collect(generation: Generation, shape: ReplyShape, rules: StreamRules, note: FailureNote) -> Response:
-    parts: list[list[ChoiceDelta]] = [[] for _ in range(generation.num_choices)]
-
-    def take(deltas: list[ChoiceDelta]) -> bool:
-        for delta in deltas:
-            parts[delta.choice].append(delta)
-        return True
-
-    try:
-        await generation.flow(take)
-    except GenerationError as exc:
-        raise to_refusal(exc, note) from exc
-    await generation.settle()
-    usage = usage_body(generation.usage(), with_details=rules.with_details)
-    body = shape.reply([_joined(deltas) for deltas in parts], usage)
-    return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-def _joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
-    last = deltas[-1]
-    return ChoiceDelta(
-        choice=last.choice,
-        text="".join(delta.text for delta in deltas),
-        logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
-        num_outputs=last.num_outputs,
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-    )
 
 
 def ended_early(end: StreamEnd) -> AdmissionError:

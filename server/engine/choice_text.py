@@ -4,26 +4,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from tiercel.outcome import Finished, FinishReason, TokenLogprobs
+from tiercel.outcome import Finished, FinishReason
+from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
 from tiercel.server.engine.mailbox import Delivery
 from tiercel.server.text.detokenizer import ByteDetokenizer, Detokenizer
 from tiercel.server.text.stop import StopScanner, TextRules
 from tiercel.server.text.vocabulary import Vocabulary
-
-
-class TokenChoice(Struct, frozen=True):
-    """A token that was or could have been sampled."""
-
-    text: str
-    bytes: bytes
-    logprob: float
-
-
-class DrawnToken(Struct, frozen=True):
-    """The sampled token and the most likely ones."""
-
-    drawn: TokenChoice
-    likeliest: tuple[TokenChoice, ...]
 
 
 class ChoiceDelta(Struct, frozen=True, kw_only=True):
@@ -31,7 +17,7 @@ class ChoiceDelta(Struct, frozen=True, kw_only=True):
 
     choice: int
     text: str
-    logprobs: tuple[DrawnToken, ...]
+    logprobs: DrawnTokens
     num_outputs: int  # tokens since the start of the choice
     finish_reason: str | None = None  # stop | length | timeout
     stop_reason: int | str | None = None
@@ -53,7 +39,16 @@ class ChoiceText:
     """The text of one sequence: detokenised, scanned for stop strings and cut into chunks."""
 
     __slots__ = (
-        *("_detokenizer", "_holds_nothing", "_interval_tokens", "_logprobs", "_rules", "_scanner", "_shown_outputs"),
+        *(
+            "_detokenizer",
+            "_holds_nothing",
+            "_interval_tokens",
+            "_logprobs",
+            "_no_logprobs",
+            "_rules",
+            "_scanner",
+            "_shown_outputs",
+        ),
         *("_stop_token_ids", "_text", "_vocabulary", "finish_reason", "num_outputs", "stopped_by_text"),
     )
 
@@ -73,7 +68,8 @@ class ChoiceText:
         self._interval_tokens = interval_tokens
         self._holds_nothing = not rules.stops and interval_tokens <= 1  # complete text is shown at once
         self._text = ""
-        self._logprobs: list[DrawnToken] = []
+        self._logprobs = PackedLogprobs()
+        self._no_logprobs = DrawnTokens(PackedLogprobs(), vocabulary)
         self._shown_outputs = 0
         self.num_outputs = 0
         self.finish_reason: str | None = None
@@ -130,19 +126,18 @@ class ChoiceText:
         if not text and self._shown_outputs:
             return None
         self._shown_outputs = self.num_outputs
-        return ChoiceDelta(choice=delivery.choice, text=text, logprobs=(), num_outputs=self.num_outputs)
+        return ChoiceDelta(choice=delivery.choice, text=text, logprobs=self._no_logprobs, num_outputs=self.num_outputs)
 
-    def _take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> str | None:
+    def _take(self, tokens: Sequence[int], logprobs: PackedLogprobs) -> str | None:
         """Append the text of the tokens. Return the stop string found in it, or None."""
         if not self._rules.stops:
             self._text += self._detokenizer.feed(tokens)
-            self._logprobs += [self._drawn(entry) for entry in logprobs[: len(tokens)]]
+            self._logprobs.extend(logprobs, 0, len(tokens))
             self.num_outputs += len(tokens)
             return None
         for index, token in enumerate(tokens):
             self.num_outputs += 1
-            if index < len(logprobs):
-                self._logprobs.append(self._drawn(logprobs[index]))
+            self._logprobs.extend(logprobs, index, index + 1)
             text = self._detokenizer.feed((token,))
             step = self._scanner.feed(text, may_stop=self.num_outputs > self._rules.min_tokens)
             self._text += step.text
@@ -165,23 +160,12 @@ class ChoiceText:
         delta = ChoiceDelta(
             choice=choice,
             text=self._text,
-            logprobs=tuple(self._logprobs),
+            logprobs=DrawnTokens(self._logprobs, self._vocabulary),
             num_outputs=self.num_outputs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )
         self.finish_reason = finish_reason
         self._text, self._shown_outputs = "", self.num_outputs
-        self._logprobs.clear()
+        self._logprobs = PackedLogprobs()
         return delta
-
-    def _drawn(self, entry: TokenLogprobs) -> DrawnToken:
-        likeliest = zip(entry.top_tokens, entry.top_logprobs, strict=True)
-        return DrawnToken(
-            self._choice(entry.token, entry.logprob),
-            tuple(self._choice(token, logprob) for token, logprob in likeliest),
-        )
-
-    def _choice(self, token: int, logprob: float) -> TokenChoice:
-        piece = self._vocabulary.token_bytes(token)
-        return TokenChoice(piece.decode("utf-8", "replace"), piece, max(logprob, -9999.0))

@@ -266,12 +266,14 @@ class _Flow:
         self.ended = asyncio.get_running_loop().create_future()
 
     def read(self) -> None:
-        """Read the mailbox."""
+        """Read the mailbox, portion by portion, until it is empty or the deltas are not taken."""
         if self.ended.done():
             return
-        generation = self._generation
+        generation, mailbox = self._generation, self._generation.mailbox
         try:
-            goes_on = self._take(generation.deltas_of(generation.mailbox.read()))
+            goes_on = self._take(generation.deltas_of(mailbox.read()))
+            while goes_on and mailbox.has_news and not generation.is_done:
+                goes_on = self._take(generation.deltas_of(mailbox.read()))
         except Exception as exc:  # an error here concerns this request alone, not the others of the report
             self.ended.set_exception(exc)
             return

@@ -8,11 +8,15 @@ from collections.abc import Callable, Generator
 from msgspec import Struct
 
 from tiercel.outcome import Finished, TokenLogprobs
+from tiercel.server.engine.logprobs import PackedLogprobs, logprobs_bytes
 
-MAX_UNREAD_BYTES = 256 * 1024  # of one sequence without log-probabilities
-_MAX_REQUEST_BYTES = 16 * 1024 * 1024  # of one client request with any number of sequences
-_TOKEN_COST_BYTES = 16  # a token id with its share of the list and of the text
-_LOGPROB_COST_BYTES = 64  # one alternative of one token
+MAX_UNREAD_BYTES = 176 * 1024
+"""The limit of unread bytes of a stream: 256 KiB, less the unsent events in the connection (64 KiB) and one portion."""
+
+_PORTION_BYTES = 16 * 1024
+_TOKEN_BYTES = 4
+_TOKEN_EVENT_BYTES = 32  # of a token in an event, in most cases less
+_LOGPROB_EVENT_BYTES = 72  # of one alternative in an event
 
 
 class StreamEnd(Struct, frozen=True):
@@ -35,28 +39,44 @@ class Delivery:
     def __init__(self, choice: int) -> None:
         self.choice = choice  # index among the sequences of the client request
         self.tokens = array("I")
-        self.logprobs: list[TokenLogprobs] = []
+        self.logprobs = PackedLogprobs()
         self.finished: Finished | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the tokens and their log-probabilities."""
+        return len(self.tokens) * _TOKEN_BYTES + self.logprobs.num_bytes
 
-def unread_limit_bytes(sequences: int, logprobs: int) -> int:
-    """Return the limit of unread bytes: every request may fall behind by the same number of steps."""
-    return min(MAX_UNREAD_BYTES * sequences * (1 + logprobs), _MAX_REQUEST_BYTES)
+    def split(self, tokens: int) -> "Delivery":
+        """Remove the first `tokens` tokens, which are not all, and return them as a delivery."""
+        first, rest = Delivery(self.choice), PackedLogprobs()
+        first.tokens, self.tokens = self.tokens[:tokens], self.tokens[tokens:]
+        first.logprobs.extend(self.logprobs, 0, tokens)
+        rest.extend(self.logprobs, tokens)
+        self.logprobs = rest
+        return first
+
+
+def portion_tokens(logprobs: int | None) -> int:
+    """Return the number of tokens whose events have about 16 KiB."""
+    alternatives = 0 if logprobs is None else 1 + logprobs
+    return max(_PORTION_BYTES // (_TOKEN_EVENT_BYTES + _LOGPROB_EVENT_BYTES * alternatives), 1)
 
 
 class Mailbox:
     """The unread tokens and ends of one client request. One reader and one writer on one event loop.
 
     The writer puts what a report has for the request and then calls `wake` once. A slow reader gets longer deliveries,
-    not more of them. `overflow` is set when more than `limit_bytes` are unread while a send to the client is blocked;
-    the owner then aborts the request. Data that waits because the event loop was busy is not the client's fault and
-    does not count.
+    not more of them, of at most `portion` tokens together. `overflow` is set when more than `limit_bytes` are unread
+    while a send to the client is blocked; the owner then aborts the request. Data that waits because the event loop was
+    busy is not the client's fault and does not count.
     """
 
     __slots__ = (
         "_end",
         "_is_sending",
         "_limit_bytes",
+        "_portion",
         "_reader",
         "_unread",
         "_unread_bytes",
@@ -65,10 +85,11 @@ class Mailbox:
         "sink",
     )
 
-    def __init__(self, *, limit_bytes: int = MAX_UNREAD_BYTES) -> None:
+    def __init__(self, *, limit_bytes: int = MAX_UNREAD_BYTES, portion: int = 2**31) -> None:
         self._unread: dict[int, Delivery] = {}
         self._unread_bytes = 0
         self._limit_bytes = limit_bytes
+        self._portion = portion
         self._is_sending = False
         self._end: StreamEnd | None = None
         self._wake = asyncio.Event()
@@ -103,13 +124,13 @@ class Mailbox:
         if self.sink is not None and not is_last and not self._unread and self.sink(token):
             return False
         self._delivery(choice).tokens.append(token)
-        self._grow(_TOKEN_COST_BYTES)
+        self._grow(_TOKEN_BYTES)
         return True
 
     def put_logprobs(self, choice: int, logprobs: TokenLogprobs) -> None:
         """Add the log-probabilities of the last token of one choice."""
         self._delivery(choice).logprobs.append(logprobs)
-        self._grow(_LOGPROB_COST_BYTES * (1 + len(logprobs.top_tokens)))
+        self._grow(logprobs_bytes(len(logprobs.top_tokens)))
 
     def put_finished(self, choice: int, finished: Finished) -> None:
         """Add the end of one choice."""
@@ -126,16 +147,36 @@ class Mailbox:
         else:
             self._reader()
 
+    @property
+    def unread_bytes(self) -> int:
+        """The memory of what is unread."""
+        return self._unread_bytes
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to read."""
+        return bool(self._unread) or self._end is not None
+
     def read(self) -> tuple[Delivery, ...] | StreamEnd:
-        """Take all deliveries, if there are any. Unread tokens come before the end of the stream."""
+        """Take the next portion, if there is one. Unread tokens come before the end of the stream."""
         if not self._unread and self._end is not None:
             return self._end
-        unread, self._unread, self._unread_bytes = self._unread, {}, 0
-        return tuple(unread.values())
+        portion: list[Delivery] = []
+        room = self._portion
+        for choice, delivery in list(self._unread.items()):
+            if len(delivery.tokens) > room:
+                portion.append(delivery.split(room))
+                break
+            portion.append(self._unread.pop(choice))
+            room -= len(delivery.tokens)
+            if room <= 0:
+                break
+        self._unread_bytes -= sum(delivery.num_bytes for delivery in portion)
+        return tuple(portion)
 
     async def take(self) -> tuple[Delivery, ...] | StreamEnd:
-        """Wait until there is something to read, and take all of it."""
-        while not self._unread and self._end is None:
+        """Wait until there is something to read, and take the next portion of it."""
+        while not self.has_news:
             self._wake.clear()
             await self._wake.wait()
         return self.read()

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from tiercel.server.http.gate import ConnectionGate, ConnectionLimits
 from tiercel.server.http.guarded_protocol import GuardedProtocol
 
+HIGH_WATER_BYTES = 64 * 1024  # unsent bytes of a connection above which asyncio pauses its writer
 _EXTENSION = "tiercel.body"
 
 
@@ -44,14 +45,25 @@ class WriteBurst:
 class BodyWriter:
     """Writes chunks of one response whose start has been sent. Its last chunk is sent by ASGI's `send`."""
 
-    __slots__ = ("_burst", "_transport", "_unsent", "is_paused", "sent_s")
+    __slots__ = ("_buffered_bytes", "_burst", "_transport", "_unsent", "is_paused", "sent_s")
 
     def __init__(self, transport: asyncio.Transport, burst: WriteBurst) -> None:
         self._transport = transport
         self._burst = burst
         self._unsent = b""
+        self._buffered_bytes = 0  # in the transport, after the last flush
         self.sent_s = 0.0  # time of the last burst, on the clock of the event loop
         self.is_paused = False  # the client does not read what was written; ASGI's `send` waits for it
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client should be waited for: more than HIGH_WATER_BYTES are unsent, or it is paused."""
+        return self.is_paused or len(self._unsent) + self._buffered_bytes > HIGH_WATER_BYTES
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes that the kernel has not taken over yet."""
+        return len(self._unsent) + self._transport.get_write_buffer_size()
 
     def write(self, chunk: bytes) -> None:
         """Write a chunk. It is sent with the burst, or dropped if the client has gone."""
@@ -64,6 +76,7 @@ class BodyWriter:
         chunk, self._unsent = self._unsent, b""
         if chunk and not self._transport.is_closing():
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._buffered_bytes = self._transport.get_write_buffer_size()
 
 
 class BodyWritingProtocol(GuardedProtocol):

@@ -23,7 +23,7 @@ from tiercel.wire import Ready
 _HTTP_S = (0.1, 0.5, 1)
 _POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 _REJECTIONS = (
-    *("queue_full", "deadline", "shutting_down", "body_memory"),
+    *("queue_full", "deadline", "shutting_down", "body_memory", "answer_memory"),
     *("tenant_requests", "tenant_tokens", "tenant_concurrency", "tenant_queue_share"),
 )
 _STREAM_ERRORS = ("engine_error", "engine_crashed", "engine_dead", "shutting_down")

@@ -15,7 +15,7 @@ def test_only_settings_that_act_on_a_running_server_are_live() -> None:
         *("scheduling_policy", "tbt_goal", "min_prefill_share", "kv_disk_daily_writes"),
         *("shutdown_timeout", "stall_timeout", "sse_keep_alive_interval", "max_body_bytes"),
         *("request_timeout", "queue_timeout", "timeout_body"),
-        "max_pending_body_bytes",
+        *("max_pending_body_bytes", "max_answer_bytes"),
         *("max_logprobs", "stream_interval", "enable_force_include_usage", "enable_prompt_tokens_details"),
         "log_level",
     }

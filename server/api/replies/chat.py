@@ -3,14 +3,17 @@
 Whole answers carry every field, null where there is nothing. Chunks leave out what does not apply (UNSET).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from tiercel.server.api.replies.head import ReplyHead
+from tiercel.server.api.replies.hole import HOLE, hole, list_pieces
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta, DrawnToken
+from tiercel.server.engine.choice_text import ChoiceDelta
+from tiercel.server.engine.logprobs import DrawnToken
 
 
 class ChatTokenChoice(Struct, frozen=True):
@@ -39,16 +42,15 @@ class ChatLogprobs(Struct, frozen=True):
 
 def chat_logprobs(drawn: Sequence[DrawnToken]) -> ChatLogprobs:
     """Return log-probabilities in the shape of the chat API."""
-    return ChatLogprobs(
-        [
-            ChatToken(
-                entry.drawn.text,
-                entry.drawn.logprob,
-                list(entry.drawn.bytes),
-                [ChatTokenChoice(one.text, one.logprob, list(one.bytes)) for one in entry.likeliest],
-            )
-            for entry in drawn
-        ]
+    return ChatLogprobs([_token(entry) for entry in drawn])
+
+
+def _token(entry: DrawnToken) -> ChatToken:
+    return ChatToken(
+        entry.drawn.text,
+        entry.drawn.logprob,
+        list(entry.drawn.bytes),
+        [ChatTokenChoice(one.text, one.logprob, list(one.bytes)) for one in entry.likeliest],
     )
 
 
@@ -139,7 +141,7 @@ class ChatShape:
         return self._chunk([], usage)
 
     def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> ChatReply:
-        """Return the whole answer."""
+        """Return the whole answer, with holes in place of the log-probabilities."""
         head = self._head
         return ChatReply(
             id=head.id,
@@ -149,7 +151,7 @@ class ChatShape:
                 ChatReplyChoice(
                     whole.choice,
                     ChatReplyMessage(head.role, whole.text),
-                    chat_logprobs(whole.logprobs) if head.with_logprobs else None,
+                    hole(ChatLogprobs) if head.with_logprobs else None,
                     whole.finish_reason or "stop",
                     whole.stop_reason,
                 )
@@ -157,6 +159,13 @@ class ChatShape:
             ],
             usage=usage,
         )
+
+    def logprobs_pieces(self, drawn: Sequence[DrawnToken]) -> Iterator[bytes]:
+        """Yield the JSON of `chat_logprobs`, piece by piece."""
+        before, after = msgspec.json.encode(ChatLogprobs(hole(list[ChatToken]))).split(HOLE)
+        yield before
+        yield from list_pieces(drawn, _token)
+        yield after
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: UsageBody | UnsetType) -> ChatChunk:
         head = self._head

@@ -3,14 +3,16 @@
 Whole answers carry every field, null where there is nothing. Chunks leave out what does not apply (UNSET).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from tiercel.server.api.replies.head import ReplyHead
+from tiercel.server.api.replies.hole import hole, list_pieces
 from tiercel.server.api.replies.usage import UsageBody
-from tiercel.server.engine.choice_text import ChoiceDelta, DrawnToken
+from tiercel.server.engine.choice_text import ChoiceDelta
+from tiercel.server.engine.logprobs import DrawnToken
 
 
 class TextLogprobs(Struct, frozen=True):
@@ -24,16 +26,19 @@ class TextLogprobs(Struct, frozen=True):
 
 def text_logprobs(drawn: Sequence[DrawnToken], offset: int) -> TextLogprobs:
     """Return log-probabilities in the shape of text completions; `offset` is the position of the first token."""
-    offsets: list[int] = []
-    for entry in drawn:
-        offsets.append(offset)
-        offset += len(entry.drawn.text)
     return TextLogprobs(
-        offsets,
+        list(_offsets(drawn, offset)),
         [entry.drawn.logprob for entry in drawn],
         [entry.drawn.text for entry in drawn],
         [_with_drawn(entry) for entry in drawn],
     )
+
+
+def _offsets(drawn: Iterable[DrawnToken], offset: int) -> Iterator[int]:
+    """Yield the position of each token in the text."""
+    for entry in drawn:
+        yield offset
+        offset += len(entry.drawn.text)
 
 
 def _with_drawn(entry: DrawnToken) -> dict[str, float]:
@@ -102,8 +107,9 @@ class TextShape:
         logprobs = None
         if self._head.with_logprobs:
             offset = self._offsets.get(delta.choice, 0)
-            logprobs = text_logprobs(delta.logprobs, offset)
-            self._offsets[delta.choice] = offset + sum(len(entry.drawn.text) for entry in delta.logprobs)
+            drawn = tuple(delta.logprobs)
+            logprobs = text_logprobs(drawn, offset)
+            self._offsets[delta.choice] = offset + sum(len(entry.drawn.text) for entry in drawn)
         stop_reason = delta.stop_reason if is_end else UNSET
         return [
             self._chunk([TextChunkChoice(delta.choice, delta.text, logprobs, delta.finish_reason, stop_reason)], usage)
@@ -114,7 +120,7 @@ class TextShape:
         return self._chunk([], usage)
 
     def reply(self, choices: Sequence[ChoiceDelta], usage: UsageBody) -> TextReply:
-        """Return the whole answer."""
+        """Return the whole answer, with holes in place of the log-probabilities."""
         head = self._head
         return TextReply(
             id=head.id,
@@ -124,7 +130,7 @@ class TextShape:
                 TextReplyChoice(
                     whole.choice,
                     whole.text,
-                    text_logprobs(whole.logprobs, 0) if head.with_logprobs else None,
+                    hole(TextLogprobs) if head.with_logprobs else None,
                     whole.finish_reason or "stop",
                     whole.stop_reason,
                 )
@@ -132,6 +138,18 @@ class TextShape:
             ],
             usage=usage,
         )
+
+    def logprobs_pieces(self, drawn: Sequence[DrawnToken]) -> Iterator[bytes]:
+        """Yield the JSON of `text_logprobs`, piece by piece."""
+        yield b'{"text_offset":'
+        yield from list_pieces(_offsets(drawn, 0), lambda offset: offset)
+        yield b',"token_logprobs":'
+        yield from list_pieces(drawn, lambda entry: entry.drawn.logprob)
+        yield b',"tokens":'
+        yield from list_pieces(drawn, lambda entry: entry.drawn.text)
+        yield b',"top_logprobs":'
+        yield from list_pieces(drawn, _with_drawn)
+        yield b"}"
 
     def _chunk(self, choices: list[TextChunkChoice], usage: UsageBody | UnsetType) -> TextChunk:
         head = self._head

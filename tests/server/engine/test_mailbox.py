@@ -4,7 +4,7 @@ import asyncio
 
 from tiercel.ids import SeqId
 from tiercel.outcome import Finished, FinishReason, TokenLogprobs
-from tiercel.server.engine.mailbox import Mailbox, unread_limit_bytes
+from tiercel.server.engine.mailbox import Mailbox, StreamEnd, portion_tokens
 
 
 def test_a_slow_reader_gets_all_tokens_in_one_delivery() -> None:
@@ -22,7 +22,7 @@ def test_a_slow_reader_gets_all_tokens_in_one_delivery() -> None:
 
 
 def test_a_mailbox_overflows_at_its_limit_and_not_before() -> None:
-    mailbox = Mailbox(limit_bytes=1600)
+    mailbox = Mailbox(limit_bytes=400)
     with mailbox.sending():
         for token in range(100):
             mailbox.put_token(0, token)
@@ -33,7 +33,7 @@ def test_a_mailbox_overflows_at_its_limit_and_not_before() -> None:
 
 def test_a_mailbox_does_not_overflow_while_nothing_is_being_sent() -> None:
     async def test() -> None:
-        mailbox = Mailbox(limit_bytes=1600)
+        mailbox = Mailbox(limit_bytes=400)
         for token in range(1000):
             mailbox.put_token(0, token)
         await mailbox.take()
@@ -44,16 +44,9 @@ def test_a_mailbox_does_not_overflow_while_nothing_is_being_sent() -> None:
     asyncio.run(test())
 
 
-def test_the_limit_of_a_mailbox_is_the_same_number_of_steps_for_all_requests() -> None:
-    plain, rich = unread_limit_bytes(1, 0), unread_limit_bytes(8, 5)
-    assert plain == 256 * 1024
-    assert rich == 8 * 6 * plain
-    assert unread_limit_bytes(512, 20) == 16 * 1024 * 1024
-
-
 def test_reading_empties_a_mailbox() -> None:
     async def test() -> None:
-        mailbox = Mailbox(limit_bytes=1600)
+        mailbox = Mailbox(limit_bytes=400)
         for _ in range(10):
             with mailbox.sending():
                 for token in range(90):
@@ -108,3 +101,42 @@ def test_a_sink_is_offered_every_token_but_the_last_and_none_behind_an_unread_on
 
 def _finished() -> Finished:
     return Finished(seq=SeqId(1), reason=FinishReason.LENGTH, num_prompt=1, num_outputs=1, num_cached=0)
+
+
+def test_a_portion_has_a_limited_number_of_tokens_and_nothing_is_lost() -> None:
+    mailbox = Mailbox(portion=7)
+    for token in range(60):
+        choice = token % 3
+        mailbox.put_token(choice, token)
+        mailbox.put_logprobs(choice, TokenLogprobs(SeqId(1), token, -0.5, 1, (1, 2), (-1.0, -2.0)))
+    mailbox.put_finished(1, _finished())
+    mailbox.put_end(StreamEnd("over", "over"))
+    tokens: dict[int, list[int]] = {}
+    ended: list[int] = []
+    while isinstance(portion := mailbox.read(), tuple):
+        assert 1 <= sum(len(delivery.tokens) for delivery in portion) <= 7
+        for delivery in portion:
+            assert delivery.choice not in ended
+            assert len(delivery.logprobs) == len(delivery.tokens)
+            tokens.setdefault(delivery.choice, []).extend(delivery.tokens)
+            if delivery.finished is not None:
+                ended.append(delivery.choice)
+    assert tokens == {choice: list(range(choice, 60, 3)) for choice in range(3)}
+    assert (ended, mailbox.unread_bytes) == ([1], 0)
+
+
+def test_the_end_of_a_choice_comes_with_its_last_token() -> None:
+    """A stop token is hidden by whoever reads both."""
+    mailbox = Mailbox(portion=5)
+    for token in range(10):
+        mailbox.put_token(0, token)
+    mailbox.put_finished(0, _finished())
+    first, second = mailbox.read(), mailbox.read()
+    assert isinstance(first, tuple)
+    assert isinstance(second, tuple)
+    assert [(len(one[0].tokens), one[0].finished is not None) for one in (first, second)] == [(5, False), (5, True)]
+
+
+def test_portions_are_smaller_with_more_log_probabilities() -> None:
+    assert portion_tokens(None) > portion_tokens(0) > portion_tokens(20) >= 8
+    assert portion_tokens(10_000) == 1

@@ -20,6 +20,9 @@ class _Transport:
     def is_closing(self) -> bool:
         return self.is_closed
 
+    def get_write_buffer_size(self) -> int:
+        return sum(len(data) for name, data in self._written if name == self._name)
+
 
 def _writer(transport: _Transport, burst: WriteBurst) -> BodyWriter:
     return BodyWriter(cast(asyncio.Transport, transport), burst)
@@ -77,3 +80,18 @@ def test_a_chunk_for_a_client_that_has_gone_is_dropped_and_others_are_sent() -> 
 def test_a_scope_of_another_protocol_has_no_writer() -> None:
     assert body_writer({"type": "http"}) is None
     assert body_writer({"type": "http", "extensions": {"http.response.push": {}}}) is None
+
+
+def test_a_writer_is_full_before_its_transport_knows() -> None:
+    async def test() -> None:
+        written: list[tuple[str, bytes]] = []
+        one = _writer(_Transport("one", written), WriteBurst())
+        one.write(b"x" * 40_000)
+        assert not one.is_full
+        one.flush()
+        one.write(b"x" * 20_000)
+        assert (one.is_full, one.unsent_bytes > 60_000) == (False, True)
+        one.write(b"x" * 10_000)
+        assert one.is_full
+
+    asyncio.run(test())

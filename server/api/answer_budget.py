@@ -1,0 +1,103 @@
+"""The memory of whole answers with log-probabilities, estimated and limited before they are computed."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from tiercel.errors import AdmissionError
+from tiercel.request import SamplingParams
+from tiercel.server.engine.logprobs import logprobs_bytes
+
+ANSWERS = 4
+"""The number of answers of the largest size that may be under way."""
+
+_TEXT_BYTES = 16  # of a token: its text, once as it is collected and once as JSON
+_RETRY_S = 5
+
+
+def answer_bytes(params: Sequence[SamplingParams], choices: int) -> int:
+    """Return the largest memory of a whole answer: `params` of each prompt, with as many choices each."""
+    return (
+        sum(
+            one.max_tokens * (_TEXT_BYTES + (0 if one.logprobs is None else logprobs_bytes(one.logprobs)))
+            for one in params
+        )
+        * choices
+    )
+
+
+class AnswerRoom:
+    """The memory reserved for one answer, until it is released or the `with` block ends."""
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release: Callable[[], None] | None = release
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the memory back. A second call has no effect."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+class AnswerBudget:
+    """The memory of all whole answers with log-probabilities that are under way.
+
+    Answers without log-probabilities are not reserved: a token costs a few bytes, and the engine's speed limits them.
+    """
+
+    def __init__(self, limit_bytes: Callable[[], int], on_refused: Callable[[], None]) -> None:
+        self._limit_bytes = limit_bytes  # of one answer
+        self._on_refused = on_refused
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that are reserved now."""
+        return self._held_bytes
+
+    def check(self, params: Sequence[SamplingParams], choices: int, max_tokens_field: str) -> None:
+        """Refuse an answer that is too large alone. Errors: AdmissionError (400) naming the fields and the limit."""
+        size, limit = answer_bytes(params, choices), self._limit_bytes()
+        if size <= limit:
+            return
+        logprobs = max((one.logprobs for one in params if one.logprobs is not None), default=None)
+        sequences, longest = choices * len(params), max(one.max_tokens for one in params)
+        has_logprobs = logprobs is not None
+        alternatives = f" with {logprobs} log-probabilities each" if has_logprobs else ""
+        fields = [*(["logprobs"] if has_logprobs else []), max_tokens_field, "n", "the number of prompts"]
+        raise AdmissionError(
+            400,
+            f"The answer can take {size} bytes of memory: {sequences} sequences of up to {longest}"
+            f" tokens{alternatives}. An answer that is not streamed can take {limit} bytes (--max-answer-bytes)."
+            f" Please reduce {', '.join(fields[:-1])} or {fields[-1]}, or set stream to true.",
+            code="answer_too_large",
+            param="logprobs" if has_logprobs else max_tokens_field,
+        )
+
+    def reserve(self, params: Sequence[SamplingParams], choices: int) -> AnswerRoom:
+        """Reserve the memory of an answer. Errors: AdmissionError (503) with Retry-After if there is too little."""
+        size = answer_bytes(params, choices) if any(one.logprobs is not None for one in params) else 0
+        if size and self._held_bytes + size > ANSWERS * self._limit_bytes():
+            self._on_refused()
+            raise AdmissionError(
+                503,
+                "The server holds too many answers with log-probabilities. Please try again later, or set stream to"
+                " true.",
+                code="overloaded",
+                kind="server_error",
+                retry_after_s=_RETRY_S,
+            )
+        self._held_bytes += size
+
+        def release() -> None:
+            self._held_bytes -= size
+
+        return AnswerRoom(release)

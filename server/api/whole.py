@@ -1,0 +1,134 @@
+"""The whole answer of a generation that is not streamed."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tiercel.server.api.answer_budget import AnswerRoom
+from tiercel.server.api.delta_encoder import ReplyShape
+from tiercel.server.api.replies.hole import HOLE
+from tiercel.server.api.replies.usage import UsageBody, usage_body
+from tiercel.server.api.stream import FailureNote, StreamRules, to_refusal
+from tiercel.server.engine.choice_text import ChoiceDelta, GenerationError
+from tiercel.server.engine.generation import Generation
+from tiercel.server.engine.logprobs import DrawnTokens, PackedLogprobs
+from tiercel.server.http.body_writer import body_writer
+from tiercel.server.http.patience import PatientSender
+from tiercel.server.http.watch import run_watched
+from tiercel.server.text.vocabulary import Vocabulary
+
+_PIECE_BYTES = 64 * 1024
+
+
+class _WholeChoice:
+    """The text and the log-probabilities of one choice, collected in little memory."""
+
+    __slots__ = ("_last", "_logprobs", "_text")
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._logprobs = PackedLogprobs()
+        self._last: ChoiceDelta | None = None
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Add the next delta."""
+        self._text += delta.text.encode()
+        self._logprobs.extend(delta.logprobs.packed)
+        self._last = delta
+
+    def whole(self, vocabulary: Vocabulary) -> ChoiceDelta:
+        """Return all deltas as one."""
+        last = self._last
+        assert last is not None  # a choice ends with a delta
+        return ChoiceDelta(
+            choice=last.choice,
+            text=self._text.decode(),
+            logprobs=DrawnTokens(self._logprobs, vocabulary),
+            num_outputs=last.num_outputs,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+        )
+
+
+class WholeReply(Response):
+    """A response that waits for the end of the generation, and aborts it if the client leaves.
+
+    Log-probabilities are kept as arrays and encoded while the answer is sent, piece by piece; `room` is released when
+    that is done.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        shape: ReplyShape,
+        rules: StreamRules,
+        note: FailureNote,
+        vocabulary: Vocabulary,
+        room: AnswerRoom,
+    ) -> None:
+        super().__init__(media_type="application/json")
+        self._generation = generation
+        self._shape = shape
+        self._rules = rules
+        self._note = note
+        self._vocabulary = vocabulary
+        self._room = room
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = body_writer(scope)
+        patient = PatientSender(send, None if writer is None else lambda: writer.unsent_bytes, self._rules.patience_s)
+        with self._room:
+            with self._generation as generation:
+                choices, usage = await run_watched(self._collect(generation), receive)
+            await run_watched(_send_pieces(patient, self._pieces(choices, usage)), receive)
+
+    async def _collect(self, generation: Generation) -> tuple[list[ChoiceDelta], UsageBody]:
+        parts = [_WholeChoice() for _ in range(generation.num_choices)]
+
+        def take(deltas: list[ChoiceDelta]) -> bool:
+            for delta in deltas:
+                parts[delta.choice].add(delta)
+            return True
+
+        try:
+            await generation.flow(take)
+        except GenerationError as exc:
+            raise to_refusal(exc, self._note) from exc
+        await generation.settle()
+        usage = usage_body(generation.usage(), with_details=self._rules.with_details)
+        return [part.whole(self._vocabulary) for part in parts], usage
+
+    def _pieces(self, choices: list[ChoiceDelta], usage: UsageBody) -> Iterator[bytes]:
+        """Yield the body in pieces; the log-probabilities of a choice are encoded position by position."""
+        first, *others = msgspec.json.encode(self._shape.reply(choices, usage)).split(HOLE)
+        yield first
+        for choice, other in zip(choices if others else (), others, strict=True):
+            yield from self._shape.logprobs_pieces(choice.logprobs)
+            yield other
+
+
+async def _send_pieces(send: PatientSender, pieces: Iterable[bytes]) -> None:
+    """Send a JSON body: with its length if it is one piece, otherwise in chunks."""
+    chunks = _chunks(pieces)
+    chunk, following = next(chunks), next(chunks, None)
+    headers = [(b"content-type", b"application/json")]
+    if following is None:
+        headers.append((b"content-length", str(len(chunk)).encode()))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    while following is not None:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        chunk, following = following, next(chunks, None)
+    await send({"type": "http.response.body", "body": chunk, "more_body": False})
+
+
+def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in chunks of 64 KiB; the last one may be smaller."""
+    chunk = bytearray()
+    for piece in pieces:
+        chunk += piece
+        while len(chunk) >= _PIECE_BYTES:
+            yield bytes(chunk[:_PIECE_BYTES])
+            del chunk[:_PIECE_BYTES]
+    yield bytes(chunk)

@@ -1,0 +1,116 @@
+"""Log-probabilities of many tokens in little memory."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from msgspec import Struct
+
+from tiercel.outcome import TokenLogprobs
+from tiercel.server.text.vocabulary import Vocabulary
+
+_ENTRY_BYTES = 8  # a token id and a float32, the type in which the engine computes log-probabilities
+_POSITION_BYTES = 4
+_LEAST = -9999.0  # JSON has no infinity
+
+
+def logprobs_bytes(count: int) -> int:
+    """Return the memory of the log-probabilities of one token with `count` alternatives."""
+    return _ENTRY_BYTES * (1 + count) + _POSITION_BYTES
+
+
+class TokenChoice(Struct, frozen=True):
+    """A token that was or could have been sampled."""
+
+    text: str
+    bytes: bytes
+    logprob: float
+
+
+class DrawnToken(Struct, frozen=True):
+    """The sampled token and the most likely ones."""
+
+    drawn: TokenChoice
+    likeliest: tuple[TokenChoice, ...]
+
+
+class PackedLogprobs:
+    """The log-probabilities of consecutive tokens of one sequence, in arrays."""
+
+    __slots__ = ("_ends", "_logprobs", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens = array("I")  # of each position: the sampled token, then the likeliest ones
+        self._logprobs = array("f")
+        self._ends = array("I")  # of each position, in the other arrays
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the entries."""
+        return len(self._tokens) * _ENTRY_BYTES + len(self._ends) * _POSITION_BYTES
+
+    def append(self, entry: TokenLogprobs) -> None:
+        """Add the next position."""
+        self._tokens.append(entry.token)
+        self._tokens.extend(entry.top_tokens)
+        self._logprobs.append(entry.logprob)
+        self._logprobs.extend(entry.top_logprobs)
+        self._ends.append(len(self._tokens))
+
+    def extend(self, other: "PackedLogprobs", start: int = 0, stop: int | None = None) -> None:
+        """Add the positions from `start` to `stop` of others; positions that do not exist are left out."""
+        stop = len(other) if stop is None else min(stop, len(other))
+        if start >= stop:
+            return
+        first, last = other._start(start), other._ends[stop - 1]
+        shift = len(self._tokens) - first
+        self._tokens.extend(other._tokens[first:last])
+        self._logprobs.extend(other._logprobs[first:last])
+        self._ends.extend(end + shift for end in other._ends[start:stop])
+
+    def drawn(self, position: int, vocabulary: Vocabulary) -> DrawnToken:
+        """Return one position as text."""
+        sampled, *likeliest = (
+            _choice(vocabulary, self._tokens[index], self._logprobs[index])
+            for index in range(self._start(position), self._ends[position])
+        )
+        return DrawnToken(sampled, tuple(likeliest))
+
+    def _start(self, position: int) -> int:
+        return self._ends[position - 1] if position else 0
+
+
+class DrawnTokens(Sequence[DrawnToken]):
+    """Log-probabilities as text. Each `DrawnToken` is made when it is asked for, and not kept."""
+
+    __slots__ = ("_vocabulary", "packed")
+
+    def __init__(self, packed: PackedLogprobs, vocabulary: Vocabulary) -> None:
+        self.packed = packed
+        self._vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @overload
+    def __getitem__(self, index: int) -> DrawnToken: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[DrawnToken]: ...
+
+    def __getitem__(self, index: int | slice) -> DrawnToken | Sequence[DrawnToken]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self.packed.drawn(index % len(self), self._vocabulary)
+
+    def __iter__(self) -> Iterator[DrawnToken]:
+        return (self.packed.drawn(position, self._vocabulary) for position in range(len(self)))
+
+
+def _choice(vocabulary: Vocabulary, token: int, logprob: float) -> TokenChoice:
+    piece = vocabulary.token_bytes(token)
+    return TokenChoice(piece.decode("utf-8", "replace"), piece, max(logprob, _LEAST))
