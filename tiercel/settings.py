@@ -54,6 +54,7 @@ _DAY_S = 86_400
 _length = partial(Option, metavar="TOKENS", read=read_length, expects=LENGTH)
 _size = partial(Option, metavar="SIZE", read=read_size, expects=SIZE)
 _seconds = partial(Option, metavar="SECONDS")
+_live_size = partial(_size, is_rare=True, is_live=True)
 _live_seconds = partial(_seconds, SERVER, is_rare=True, within=(0, _DAY_S), is_live=True)
 _names = partial(Option, read=read_names, expects=NAMES)
 
@@ -348,22 +349,14 @@ class ServerSettings(ControlSettings, frozen=True, kw_only=True):
     ] = 8 * MIB
     max_pending_body_bytes: Annotated[
         int,
-        _size(
-            SERVER,
-            "Maximum memory of request bodies that are not admitted yet.",
-            is_rare=True,
-            within=(MIB, _MAX_KV_BYTES),
-            is_live=True,
-        ),
+        _live_size(SERVER, "Maximum memory of request bodies that are not admitted yet.", within=(MIB, _MAX_KV_BYTES)),
     ] = 64 * MIB  # beyond it, the largest bodies get 503
     max_answer_bytes: Annotated[
         int,
-        _size(
+        _live_size(
             SERVER,
             "Maximum memory of an answer that is not streamed, estimated from max_tokens, n and logprobs.",
-            is_rare=True,
             within=(MIB, _MAX_KV_BYTES),
-            is_live=True,
         ),
     ] = 32 * MIB  # four times as much for all such answers with log-probabilities together
     root_path: Annotated[

@@ -74,7 +74,7 @@ def _numbers(values: Mapping[str, object], place: str) -> dict[str, float]:
 
 def _check_range(place: str, key: str, value: float) -> None:
     try:
-        SamplingFields.model_validate({key: value})
+        SamplingFields.model_validate({key: int(value) if value == int(value) else value})
     except pydantic.ValidationError as exc:
         reason = exc.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
         raise _wrong_value(place, key, value, reason[:1].lower() + reason[1:]) from exc

@@ -56,7 +56,9 @@ def _are_texts(entries: list[object]) -> TypeGuard[list[str]]:
 
 def empty_prompt() -> AdmissionError:
     """Return the refusal of a prompt without tokens."""
-    return AdmissionError(400, "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
+    return AdmissionError(
+        400, "The prompt must not be empty: a text or a list of token ids is required.", param="prompt"
+    )
 
 
 def _wrong_prompt() -> AdmissionError:

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tiercel.errors import AdmissionError
 from tiercel.server.http.body_budget import BodyHolding
+from tiercel.server.http.body_fault import crowded_field, diagnosed, not_json, shown_name
 from tiercel.server.http.watch import ClientGoneError
 
 MAX_DEPTH = 64
@@ -79,20 +80,30 @@ def decoded_bytes(body: bytes | bytearray, max_values: int) -> int:
 
 
 def parse_object(body: bytes | bytearray, *, max_values: int) -> dict[str, object]:
-    """Parse strict JSON: no NaN, no lone surrogates, at most MAX_DEPTH levels, no more parts than a request can have.
+    """Parse strict JSON, of at most MAX_DEPTH levels and no more parts than a request can have.
 
-    Errors: AdmissionError (400).
+    NaN, lone surrogates and names that an object has twice are refused. Errors: AdmissionError (400).
     """
     _refuse_crowded(body, max_values)
     try:
         value: object = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
-        raise AdmissionError(400, "The body is not valid JSON.", code="invalid_json") from exc
+        if isinstance(exc, msgspec.ValidationError):  # for any JSON value: a number that Python cannot hold
+            raise diagnosed(body) from exc
+        raise not_json() from exc
     if not isinstance(value, dict):
         raise AdmissionError(400, "The body must be a JSON object.", code="invalid_json")
     fields = cast(dict[str, object], value)
-    if _count_containers(body) > MAX_DEPTH and _is_deeper(fields, MAX_DEPTH):
-        raise AdmissionError(400, f"The body nests deeper than {MAX_DEPTH} levels.", code="invalid_json")
+    if _count_containers(body) > MAX_DEPTH:
+        for name, entry in fields.items():
+            if isinstance(entry, list | dict) and _is_deeper(cast(object, entry), MAX_DEPTH - 1):
+                shown = shown_name(name)
+                raise AdmissionError(
+                    400, f"{shown}: the body nests deeper than {MAX_DEPTH} levels.", code="invalid_json", param=shown
+                )
+    names = _count_names(fields)
+    if body.count(b":") != names and _outside_strings(body).count(b":") != names:
+        raise diagnosed(body)
     return fields
 
 
@@ -104,17 +115,35 @@ def _refuse_crowded(body: bytes | bytearray, max_values: int) -> None:
     """
     if _is_within(body, body, max_values):
         return
-    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if unescaped.count(b'"') <= 2 * MAX_STRINGS:
-        outside = b"".join(unescaped.split(b'"')[::2])
-        if _is_within(unescaped, outside, max_values):
-            return
+    unescaped = _unescaped(body)
+    if unescaped.count(b'"') <= 2 * MAX_STRINGS and _is_within(unescaped, _outside_strings(body), max_values):
+        return
+    name = crowded_field(body)
     raise AdmissionError(
         400,
-        f"The body is too complex: a request can have at most {MAX_CONTAINERS} objects and arrays, {MAX_STRINGS}"
-        f" strings and {max_values} values.",
+        f"{'' if name is None else f'{name}: '}The body is too complex: a request can have at most {MAX_CONTAINERS}"
+        f" objects and arrays, {MAX_STRINGS} strings and {max_values} values.",
         code="body_too_complex",
+        param=name,
     )
+
+
+def _unescaped(body: bytes | bytearray) -> bytes | bytearray:
+    return body.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def _outside_strings(body: bytes | bytearray) -> bytes:
+    """Return the text of a body without its strings."""
+    return b"".join(_unescaped(body).split(b'"')[::2])
+
+
+def _count_names(fields: dict[str, object]) -> int:
+    """Return the number of names in all objects."""
+    count, level = 0, [cast(object, fields)]
+    while level:
+        count += sum(len(cast(dict[str, object], one)) for one in level if isinstance(one, dict))
+        level = [entry for container in level for entry in _entries(container) if isinstance(entry, list | dict)]
+    return count
 
 
 def _is_within(body: bytes | bytearray, structure: bytes | bytearray, max_values: int) -> bool:

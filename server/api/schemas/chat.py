@@ -1,12 +1,13 @@
 """The body of /v1/chat/completions, and the text of its messages."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from tiercel.errors import AdmissionError
-from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, Word
+from tiercel.server.api.schemas.fields import MAX_MESSAGES, Fields, Flag, Integer, Word
 from tiercel.server.api.schemas.sampling import SamplingFields
 
 
@@ -22,17 +23,17 @@ class ChatTemplateFields(Fields):
     """The fields that decide how messages are rendered."""
 
     messages: Annotated[list[MessageFields], Field(min_length=1, max_length=MAX_MESSAGES)]
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
     chat_template_kwargs: dict[str, object] | None = None
 
 
 class ChatFields(SamplingFields, ChatTemplateFields):
     """The body of /v1/chat/completions."""
 
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Integer | None = None
+    logprobs: Flag | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0)] | None = None
 
 
 def message_text(message: MessageFields) -> str:
@@ -53,10 +54,20 @@ def message_text(message: MessageFields) -> str:
 def _part_text(part: Mapping[str, object]) -> str:
     kind, text = part.get("type"), part.get("text")
     if kind not in ("text", "input_text", "output_text"):
-        shown = kind[:64] if isinstance(kind, str) and kind.replace("_", "").isalnum() else "without a type"
         raise AdmissionError(
-            400, f"messages: content part {shown} is not supported", code="unsupported_parameter", param="messages"
+            400,
+            f"messages: a content part {_shown_type(kind)} is not supported",
+            code="unsupported_parameter",
+            param="messages",
         )
     if not isinstance(text, str):
         raise AdmissionError(400, "messages: the text of a text part is missing", param="messages")
     return text
+
+
+def _shown_type(kind: object) -> str:
+    if kind is None:
+        return "without a type"
+    if not isinstance(kind, str):
+        return "whose type is not a text"
+    return "of type " + (re.sub(r"[^A-Za-z0-9_.:/+-]", "?", kind[:64]) or '""')

@@ -10,6 +10,8 @@ from tiercel.server.api.schemas.fields import (
     MAX_STOPS,
     Fields,
     Finite,
+    Flag,
+    Integer,
     Word,
 )
 
@@ -36,34 +38,34 @@ Timeout = Annotated[
 class StreamOptions(Fields):
     """The options of a stream."""
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: Flag | None = None
+    continuous_usage_stats: Flag | None = None
 
 
 class SamplingFields(Fields):
     """The fields that chat and text completions share."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[Finite, Field(ge=0, le=100)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_k: Annotated[Integer, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Finite, Field(gt=0, le=100)] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[str, Finite], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
-    max_tokens: int | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[Integer, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Annotated[Integer, Field(ge=0)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    stream: bool | None = None
+    stop_token_ids: Annotated[list[Integer], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: Flag | None = None
+    include_stop_str_in_output: Flag | None = None
+    skip_special_tokens: Flag | None = None
+    stream: Flag | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Word | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None  # a lower number goes first
+    priority: Annotated[Integer, Field(ge=-(2**31), le=2**31 - 1)] | None = None  # a lower number goes first
     timeout: Timeout | None = None
     user: str | None = None  # ignored: the key decides whose request it is

@@ -3,7 +3,7 @@
 from pydantic import SkipValidation
 
 from tiercel.server.api.schemas.chat import ChatTemplateFields
-from tiercel.server.api.schemas.fields import Fields
+from tiercel.server.api.schemas.fields import Fields, Flag
 
 
 class TokenizeTextFields(Fields):
@@ -11,16 +11,16 @@ class TokenizeTextFields(Fields):
 
     model: str | None = None
     prompt: str
-    add_special_tokens: bool = True
-    return_token_strs: bool | None = None
+    add_special_tokens: Flag = True
+    return_token_strs: Flag | None = None
 
 
 class TokenizeChatFields(ChatTemplateFields):
     """The body of /tokenize for a conversation."""
 
     model: str | None = None
-    add_special_tokens: bool = False
-    return_token_strs: bool | None = None
+    add_special_tokens: Flag = False
+    return_token_strs: Flag | None = None
 
 
 class DetokenizeFields(Fields):

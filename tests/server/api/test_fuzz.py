@@ -1,53 +1,82 @@
-"""Random bodies get only 2xx and 4xx answers and leave nothing behind."""
+"""Fuzzed bodies get only 2xx and 4xx answers, in the shape of all errors, and leave nothing behind."""
 
+import asyncio
 import random
+import re
+from collections import Counter
 from pathlib import Path
 
+import pytest
+
+from tests.seeds import fresh_seeds
+from tests.server.bodies import CHAT, TEXT, fuzzed
 from tests.server.fake_engine import Script
-from tests.server.harness import MODEL, Running, server_settings, until, with_server
-from tiercel.server.api.schemas.chat import ChatFields
-from tiercel.server.api.schemas.completion import CompletionFields
+from tests.server.harness import Running, server_settings, until, with_server
+from tiercel.units import MIB
 
-BODIES = 400
-ODD: list[object] = [
-    *[None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e308, 2**31, 2**63, -(2**63), 10**40, "", "x", "5", "ü🙂", "\u0000"],
-    *["<|im_end|>", [], {}, [1], [1, 2, 3], ["a"], [[1], [2]], [None], [[]], {"type": "text"}, {"5": 1}, {"a": None}],
-    *[[{"role": "user", "content": "x"}], [{"role": "user", "content": [{"type": "text", "text": "\ud7ff"}]}]],
-    *[[{"role": "assistant", "content": None}], [{"role": "user"}], [{}], "x" * 5000, list(range(300))],
-]
+BODIES = 300
+ALL_BODIES = 10_000
+MAX_GROWTH_BYTES = 24 * MIB
+_HEADERS = {"content-type": "application/json", "authorization": "Bearer secret"}
 
 
-def _body(chance: random.Random, fields: list[str], good: dict[str, object]) -> dict[str, object]:
-    body = dict(good) if chance.random() < 0.8 else {}
-    for name in chance.sample(fields, chance.randint(0, min(4, len(fields)))):
-        body[name] = chance.choice(ODD)
-    return body
+def _rss_bytes() -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
 
 
-def test_random_bodies_never_break_the_server(model_folder: Path) -> None:
-    chance = random.Random(20)
-    routes: list[tuple[str, list[str], dict[str, object]]] = [
-        (
-            "/v1/chat/completions",
-            [*ChatFields.model_fields, "tools", "response_format", "echo"],
-            {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3},
-        ),
-        ("/v1/completions", list(CompletionFields.model_fields), {"prompt": "hello", "max_tokens": 3}),
-        ("/tokenize", ["prompt", "messages", "add_special_tokens", "chat_template_kwargs"], {"prompt": "hello"}),
-        ("/detokenize", ["tokens", "model"], {"tokens": [5]}),
-    ]
+async def _send(server: Running, rng: random.Random, count: int, seen: Counter[tuple[str, int]]) -> None:
+    for _ in range(count):
+        method, route, body = fuzzed(rng)
+        answer = await server.http.request(method, route, content=body, headers=_HEADERS)
+        seen[route, answer.status_code] += 1
+        assert answer.status_code < 500, (method, route, body, answer.text)
+        if answer.status_code >= 400:
+            error = answer.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}, (method, route, body, answer.text)
+            assert error["message"], (method, route, body)
+        if route == "/admin/tenants" and answer.status_code == 200:
+            restored = await server.http.put(route, json={"tenants": []}, headers=_HEADERS)
+            assert restored.status_code == 200, restored.text
+
+
+async def _assert_nothing_is_left(server: Running) -> None:
+    context = server.context
+    await until(lambda: context.client.sequences.num_unfinished == 0)
+    assert context.admission.num_reserved == 0
+    assert (context.client.sequences.num_tokenless, server.engine.live) == (0, 0)
+    assert (context.bodies.held_bytes, context.answers.held_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", [20, *fresh_seeds(1)])
+def test_random_bodies_never_break_the_server(model_folder: Path, seed: int) -> None:
+    async def test(server: Running) -> None:
+        seen: Counter[tuple[str, int]] = Counter()
+        await _send(server, random.Random(seed), BODIES, seen)
+        for route in (CHAT, TEXT):
+            assert seen[route, 200] > 3
+            assert seen[route, 400] > 10
+        await _assert_nothing_is_left(server)
+
+    with_server(server_settings(model_folder), test, Script(), admin_key="secret")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of the process in /proc")
+def test_ten_thousand_fuzzed_bodies_leave_the_memory_flat(model_folder: Path) -> None:
+    (seed,) = fresh_seeds(1)
+    print("seed", seed)
 
     async def test(server: Running) -> None:
-        seen: dict[int, int] = {}
-        for _ in range(BODIES):
-            route, fields, good = chance.choice(routes)
-            body = _body(chance, fields, {"model": MODEL, **good})
-            answer = await server.http.post(route, json=body)
-            seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
-            assert answer.status_code in (200, 400, 404), (route, body, answer.text)
-        assert min(seen[200], seen[400]) > 50
-        await until(lambda: server.context.client.sequences.num_unfinished == 0)
-        assert server.context.admission.num_reserved == 0
-        assert (server.context.client.sequences.num_tokenless, server.engine.live) == (0, 0)
+        seen: Counter[tuple[str, int]] = Counter()
+        rng = random.Random(seed)
+        await _send(server, rng, ALL_BODIES // 4, seen)
+        before = _rss_bytes()
+        await _send(server, rng, 3 * ALL_BODIES // 4, seen)
+        assert seen.total() == ALL_BODIES
+        await _assert_nothing_is_left(server)
+        await asyncio.sleep(0)
+        assert _rss_bytes() - before < MAX_GROWTH_BYTES
 
-    with_server(server_settings(model_folder), test, Script())
+    with_server(server_settings(model_folder), test, Script(), admin_key="secret", enable_log_requests=False)

@@ -5,8 +5,13 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from tests.server.fake_engine import Script
 from tests.server.harness import MODEL, Running, chat_body, server_settings, text_body, until, with_server
+from tiercel.errors import AdmissionError
+from tiercel.server.api.schemas.chat import ChatFields
+from tiercel.server.api.schemas.fields import read_fields
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NAN = float("nan")
@@ -26,11 +31,11 @@ ROWS: list[tuple[str, dict[str, object], int, str | None, str]] = [
     (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": "x"}] * 2049}, 400, "messages", "too_long"),
     (CHAT, {"model": MODEL, "messages": [{"role": "wizard", "content": "x"}]}, 400, "messages", "literal_error"),
     (CHAT, {"model": MODEL, "messages": [{"role": "user"}]}, 400, "messages", "missing"),
-    (TEXT, text_body(""), 400, "prompt", "Either prompt or prompt_embeds must be provided and non-empty."),
-    (TEXT, text_body([]), 400, "prompt", "Either prompt"),
-    (TEXT, text_body(["a", ""]), 400, "prompt", "Either prompt"),
-    (TEXT, text_body([[1], []]), 400, "prompt", "Either prompt"),
-    (TEXT, {"model": MODEL}, 400, "prompt", "Either prompt"),
+    (TEXT, text_body(""), 400, "prompt", "The prompt must not be empty: a text or a list of token ids is required."),
+    (TEXT, text_body([]), 400, "prompt", "must not be empty"),
+    (TEXT, text_body(["a", ""]), 400, "prompt", "must not be empty"),
+    (TEXT, text_body([[1], []]), 400, "prompt", "must not be empty"),
+    (TEXT, {"model": MODEL}, 400, "prompt", "must not be empty"),
     (TEXT, text_body(5), 400, "prompt", "prompt must be"),
     (TEXT, text_body([1, "a"]), 400, "prompt", "prompt must be"),
     (TEXT, text_body([True, False]), 400, "prompt", "prompt must be"),
@@ -105,6 +110,36 @@ ROWS: list[tuple[str, dict[str, object], int, str | None, str]] = [
             ("response_format", {"type": "json_object"}),
         ]
     ],
+    *[
+        (TEXT, text_body(**{name: value}), 400, name, words)
+        for name, value, words in [
+            ("max_tokens", "1", "valid integer"),
+            ("max_tokens", True, "valid integer"),
+            ("max_tokens", 1.0, "valid integer"),
+            ("n", "1", "valid integer"),
+            ("seed", 1.0, "valid integer"),
+            ("logprobs", True, "valid integer"),
+            ("stop_token_ids", [True], "stop_token_ids.0: Input should be a valid integer"),
+            ("temperature", "1", "valid number"),
+            ("temperature", True, "valid number"),
+            ("logit_bias", {"5": "1"}, "logit_bias.5: Input should be a valid number"),
+            ("stream", 1, "valid boolean"),
+            ("ignore_eos", "true", "valid boolean"),
+            ("stop", 5, "stop: Input should be a string or a list"),
+            ("stream_options", 5, "stream_options: Input should be an object"),
+        ]
+    ],
+    *[
+        (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": content}]}, 400, "messages", words)
+        for content, words in [
+            (5, "messages.0.content: Input should be a string or a list"),
+            ([5], "messages.0.content.0: Input should be an object"),
+            ([{"text": "x"}], "a content part without a type"),
+            ([{"type": 5}], "a content part whose type is not a text"),
+            ([{"type": "x-image\n"}], "a content part of type x-image? is not supported"),
+        ]
+    ],
+    (CHAT, {"model": MODEL, "messages": ["x"]}, 400, "messages", "messages.0: Input should be an object"),
     ("/tokenize", {"prompt": 5}, 400, "prompt", "prompt"),
     ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}, 400, "chat_template", "not"),
     ("/detokenize", {"tokens": [1024]}, 400, "tokens", "out of vocabulary"),
@@ -136,6 +171,64 @@ def test_bad_requests_get_openai_errors_and_leave_nothing_behind(model_folder: P
     assert with_server(server_settings(model_folder), test) == []
 
 
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        ("", "stop: String should have at least 1 character (string_too_short)"),
+        ("x" * 257, "stop: String should have at most 256 characters (string_too_long)"),
+        (["a", ""], "stop.1: String should have at least 1 character (string_too_short)"),
+        (["a", 5], "stop.1: Input should be a valid string (string_type)"),
+    ],
+)
+def test_an_error_of_stop_speaks_of_the_given_type_only(stop: object, words: str) -> None:
+    with pytest.raises(AdmissionError) as refusal:
+        read_fields(ChatFields, chat_body(stop=stop))
+    assert refusal.value.message == words
+
+
+NAMED_FAULTS = [
+    # body, code, param, words of the message
+    (b'{"max_tokens": ' + b"9" * 400 + b"}", "invalid_value", "max_tokens", "max_tokens: the number is out of range"),
+    (b'{"seed": -' + b"9" * 9000 + b"}", "invalid_value", "seed", "seed: the number is out of range"),
+    (b'{"a": {"b": [0, 1e999]}}', "invalid_value", "a", "a.b.1: the number is out of range"),
+    (
+        b'{"seed": ' + b"9" * 40 + b', "messages": [{"role": "user", "content": "x"}]}',
+        "invalid_value",
+        "seed",
+        "seed: ",
+    ),
+    (b'{"n": 1, "x": ":", "n": 2}', "invalid_value", "n", "n: the name is given more than once"),
+    (b'{"n": 1, "\\u006e": 2}', "invalid_value", "n", "n: the name is given more than once"),
+    (b'{"messages": [{"role": "user", "role": "system"}]}', "invalid_value", "messages", "messages.0.role: the name"),
+    (b'{"x": ' + b"[" * 70 + b"]" * 70 + b"}", "invalid_json", "x", "x: the body nests deeper than 64 levels"),
+    (
+        b'{"n": 1, "logit_bias": {' + b'"5": [],' * 20_000 + b'"6": 1}}',
+        "body_too_complex",
+        "logit_bias",
+        "logit_bias: ",
+    ),
+]
+
+
+def test_faults_that_the_decoder_cannot_name_are_named(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for body, code, param, words in NAMED_FAULTS:
+            answer = await server.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, code, param), body[:60]
+            assert words in error["message"]
+
+    with_server(server_settings(model_folder), test)
+
+
+def test_colons_in_texts_are_no_names(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        for text in ('a: b "c": d', '\\": {"x": 1, "x": 2}', "::::\\"):
+            assert (await server.http.post(CHAT, json=chat_body(text, max_tokens=1))).status_code == 200
+
+    with_server(server_settings(model_folder), test)
+
+
 def test_codes_are_those_of_openai(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         async def code(body: dict[str, object]) -> str:
@@ -156,7 +249,6 @@ NOT_OBJECTS = [
     b'"text"',
     b"null",
     b'{"a": NaN}',
-    b'{"a": 1e999}',
     b'{"a": "\xff"}',
     b'{"a": "\\ud800"}',
     b'{"a": ' + b"[" * 65 + b"]" * 65 + b"}",
