@@ -82,7 +82,11 @@ class WholeReply(Response):
         with self._room:
             with self._generation as generation:
                 choices, usage = await run_watched(self._collect(generation), receive)
-            await run_watched(_send_pieces(patient, self._pieces(choices, usage)), receive)
+            body = msgspec.json.encode(self._shape.reply(choices, usage)).split(HOLE)
+            if scope["http_version"] == "1.0":  # which has no chunks
+                body = [b"".join(self._pieces(body, choices))]
+            length = len(body[0]) if len(body) == 1 else None
+            await run_watched(_send_pieces(patient, self._pieces(body, choices), length), receive)
 
     async def _collect(self, generation: Generation) -> tuple[list[ChoiceDelta], UsageBody]:
         parts = [_WholeChoice() for _ in range(generation.num_choices)]
@@ -100,22 +104,22 @@ class WholeReply(Response):
         usage = usage_body(generation.usage(), with_details=self._rules.with_details)
         return [part.whole(self._vocabulary) for part in parts], usage
 
-    def _pieces(self, choices: list[ChoiceDelta], usage: UsageBody) -> Iterator[bytes]:
-        """Yield the body in pieces; the log-probabilities of a choice are encoded position by position."""
-        first, *others = msgspec.json.encode(self._shape.reply(choices, usage)).split(HOLE)
+    def _pieces(self, body: list[bytes], choices: list[ChoiceDelta]) -> Iterator[bytes]:
+        """Yield the body, and in each hole the log-probabilities of a choice, which are encoded one by one."""
+        first, *others = body
         yield first
         for choice, other in zip(choices if others else (), others, strict=True):
             yield from self._shape.logprobs_pieces(choice.logprobs)
             yield other
 
 
-async def _send_pieces(send: PatientSender, pieces: Iterable[bytes]) -> None:
-    """Send a JSON body: with its length if it is one piece, otherwise in chunks."""
+async def _send_pieces(send: PatientSender, pieces: Iterable[bytes], length: int | None) -> None:
+    """Send a JSON body in pieces of 64 KiB; if its length is not known, each piece with its own."""
     chunks = _chunks(pieces)
     chunk, following = next(chunks), next(chunks, None)
     headers = [(b"content-type", b"application/json")]
-    if following is None:
-        headers.append((b"content-length", str(len(chunk)).encode()))
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     while following is not None:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})

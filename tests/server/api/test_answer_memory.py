@@ -74,6 +74,28 @@ def test_the_estimate_is_the_product_of_tokens_choices_and_log_probabilities() -
     assert answer_bytes([SamplingParams(max_tokens=131_072, logprobs=20)] * 64, 8) > 10**10
 
 
+async def _raw_answer(server: Running, route: str, body: dict[str, object], version: str) -> object:
+    """Return the choices of an answer to a client of another version of HTTP."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    text = json.dumps(body)
+    head = f"POST {route} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
+    answer = await reader.read()
+    writer.close()
+    head, _, content = answer.decode().partition("\r\n\r\n")
+    assert f"content-length: {len(content)}" in head
+    return json.loads(content)["choices"]
+
+
+def test_a_long_text_is_sent_in_pieces_with_its_length(model_folder: Path) -> None:
+    async def test(server: Running) -> None:
+        answer = await server.http.post(TEXT, json=text_body([5, 6], max_tokens=90_000))
+        assert len(answer.content) > 64 * KIB
+        assert int(answer.headers["content-length"]) == len(answer.content)
+
+    with_server(server_settings(model_folder), test, Script(max_model_len=100_000, blocks_total=100_000))
+
+
 @pytest.mark.parametrize("route", [CHAT, TEXT])
 def test_a_whole_answer_has_the_log_probabilities_of_the_stream(model_folder: Path, route: str) -> None:
     chat, text = chat_body(logprobs=True, top_logprobs=3), text_body(["a b", "c"], n=2, logprobs=3)
@@ -82,6 +104,7 @@ def test_a_whole_answer_has_the_log_probabilities_of_the_stream(model_folder: Pa
     async def test(server: Running) -> None:
         whole = await server.http.post(route, json=body)
         choices = whole.json()["choices"]
+        assert await _raw_answer(server, route, body, "1.0") == choices
         streamed: dict[int, list[dict[str, object]]] = {}
         async with server.http.stream("POST", route, json={**body, "stream": True}) as answer:
             async for line in answer.aiter_lines():
