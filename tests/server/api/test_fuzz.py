@@ -17,7 +17,8 @@ from tiercel.units import MIB
 BODIES = 300
 ALL_BODIES = 10_000
 MAX_GROWTH_BYTES = 24 * MIB
-_HEADERS = {"content-type": "application/json", "authorization": "Bearer secret"}
+_ADMIN = {"content-type": "application/json", "authorization": "Bearer secret"}
+_TENANT = {"content-type": "application/json", "authorization": "Bearer k"}
 
 
 def _rss_bytes() -> int:
@@ -29,7 +30,8 @@ def _rss_bytes() -> int:
 async def _send(server: Running, rng: random.Random, count: int, seen: Counter[tuple[str, int]]) -> None:
     for _ in range(count):
         method, route, body = fuzzed(rng)
-        answer = await server.http.request(method, route, content=body, headers=_HEADERS)
+        headers = _ADMIN if route.startswith("/admin/") else _TENANT
+        answer = await server.http.request(method, route, content=body, headers=headers)
         seen[route, answer.status_code] += 1
         assert answer.status_code < 500, (method, route, body, answer.text)
         if answer.status_code >= 400:
@@ -37,7 +39,7 @@ async def _send(server: Running, rng: random.Random, count: int, seen: Counter[t
             assert set(error) == {"message", "type", "param", "code"}, (method, route, body, answer.text)
             assert error["message"], (method, route, body)
         if route == "/admin/tenants" and answer.status_code == 200:
-            restored = await server.http.put(route, json={"tenants": []}, headers=_HEADERS)
+            restored = await server.http.put(route, json={"tenants": [{"name": "a", "keys": ["k"]}]}, headers=_ADMIN)
             assert restored.status_code == 200, restored.text
 
 
