@@ -139,7 +139,8 @@ def _outside_strings(body: bytes | bytearray) -> bytes:
 
 def _count_names(fields: dict[str, object]) -> int:
     """Return the number of names in all objects."""
-    count, level = 0, [cast(object, fields)]
+    count = 0
+    level: list[object] = [fields]
     while level:
         count += sum(len(cast(dict[str, object], one)) for one in level if isinstance(one, dict))
         level = [entry for container in level for entry in _entries(container) if isinstance(entry, list | dict)]
