@@ -78,12 +78,12 @@ async def _raw_answer(server: Running, route: str, body: dict[str, object], vers
     """Return the choices of an answer to a client of another version of HTTP."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     text = json.dumps(body)
-    head = f"POST {route} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
+    start = f"POST {route} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{start}Content-Length: {len(text)}\r\n\r\n{text}".encode())
     answer = await reader.read()
     writer.close()
-    head, _, content = answer.decode().partition("\r\n\r\n")
-    assert f"content-length: {len(content)}" in head
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(content) in head
     return json.loads(content)["choices"]
 
 
