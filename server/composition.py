@@ -49,9 +49,6 @@ def build_context(
     clock = MonotonicClock()
     folder = Path(settings.tokenizer or settings.model)
     codec = load_text_codec(folder, settings.chat_template)
-    template = None
-    if codec.chat_template is not None:
-        template = ChatTemplate(open_template(codec.chat_template, codec.named_specials), codec)
     defaults = load_sampling_defaults(
         Path(settings.model), settings.generation_config, settings.override_generation_config
     )
@@ -89,6 +86,10 @@ def build_context(
     client.status.stall_limit_s = lambda: configuration.server.stall_timeout_s or stall_limit_s() or _STALL_S
     bodies = BodyBudget(lambda: configuration.server.max_pending_body_bytes, lambda: metrics.on_rejected("body_memory"))
     metrics.open_bodies(lambda: bodies.held_bytes, lambda: configuration.server.max_pending_body_bytes)
+    traces = make_traces(settings.otlp_traces_endpoint)
+    template = None  # last, because an error behind it would leave its process behind
+    if codec.chat_template is not None:
+        template = ChatTemplate(open_template(codec.chat_template, codec.named_specials), codec)
     return ServerContext(
         configuration=configuration,
         codec=codec,
@@ -107,5 +108,5 @@ def build_context(
         answers=AnswerBudget(
             lambda: configuration.server.max_answer_bytes, lambda: metrics.on_rejected("answer_memory")
         ),
-        traces=make_traces(settings.otlp_traces_endpoint),
+        traces=traces,
     )

@@ -3,6 +3,7 @@
 A route reads the body, checks its own fields and wraps them into a `GenerationCall`; the rest is the same for all.
 """
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -123,12 +124,10 @@ class GenerationPipeline:
                 limits = self._time_limits(fields, request, tenant, record)
                 preparing = limits.prepare(self._prepare(call, tenant, record, holding), record)
                 prepared = await run_watched(preparing, request.receive)
-                room = self._reserve(prepared, fields)
-                try:
+                with contextlib.ExitStack() as until_submitted:
+                    room = until_submitted.enter_context(self._reserve(prepared, fields))
                     generation = self._submit(prepared, fields, tenant, entry, record)
-                except BaseException:
-                    room.release()
-                    raise
+                    until_submitted.pop_all()  # from here on the answer holds the room
                 limits.watch(generation)
         return shape, _ReplyFields(bool(fields.stream), fields.stream_options), generation, room
 

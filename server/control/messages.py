@@ -89,9 +89,9 @@ def decode(packet: bytes, kind: type[M]) -> M:
 
 def decode_request(packet: bytes) -> Request:
     """Return the first message of a connection. Errors: see `decode`."""
-    return cast(Request, decode(packet, cast(type[Request], Request)))
+    return decode(packet, cast(type[Request], Request))
 
 
 def decode_answer(packet: bytes) -> Answer:
     """Return an answer of a daemon. Errors: see `decode`."""
-    return cast(Answer, decode(packet, cast(type[Answer], Answer)))
+    return decode(packet, cast(type[Answer], Answer))

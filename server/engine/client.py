@@ -189,8 +189,6 @@ class EngineClient:
                 self.status.failure = message
                 if self.status.ready is None:
                     self._end(EngineState.FAILED)
-            case DiskReleased():
-                pass  # only a takeover asks for it
 
     def _begin_serving(self, ready: Ready) -> None:
         self.status.ready = ready

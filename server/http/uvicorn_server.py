@@ -8,6 +8,7 @@ from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tiercel.server.http.body_writer import BodyWritingProtocol
 from tiercel.server.http.descriptors import max_connections
@@ -35,7 +36,7 @@ class QuietServer(uvicorn.Server):
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
         for connection in self.server_state.connections:
-            cycle = cast(BodyWritingProtocol, connection).cycle
+            cycle = cast(RequestResponseCycle | None, cast(BodyWritingProtocol, connection).cycle)  # None: no request
             if cycle is not None and not cycle.response_started:
                 cycle.keep_alive = False
         for server in self.servers:
