@@ -81,6 +81,7 @@ class EngineClient:
         """
         self.connection = EngineConnection(self._receive, self._on_lost)
         self.num_tokens = 0
+        self.status.note_report(self._clock.now_s())
         await self.connection.open(sock)
         self.connection.send(Start(settings))
 
@@ -180,6 +181,7 @@ class EngineClient:
                 self._take_report(message)
             case Loading():
                 self.status.stage = message.stage
+                self.status.note_report(self._clock.now_s())
                 self.status.notify()
             case Ready():
                 self._begin_serving(message)

@@ -9,6 +9,9 @@ from tiercel.clock import Clock
 from tiercel.errors import TiercelError
 from tiercel.wire import Failed, Ready
 
+_MIN_LOAD_STALL_S = 60.0  # without progress of loading
+_LOAD_TIMES = 10.0  # a restart may find the weights on a slow disk that the first start found in memory
+
 
 class EngineState(enum.Enum):
     """The state of the engine process."""
@@ -47,6 +50,16 @@ class EngineStatus:
     def is_stalled(self) -> bool:
         """Whether the engine serves and has work, but has ended no step for `stall_limit_s`."""
         return self.state is EngineState.READY and self.silence_s() > self.stall_limit_s()
+
+    @property
+    def is_load_stalled(self) -> bool:
+        """Whether the next engine has not gone on with loading for far longer than the engine before took for all of it.
+
+        How long the first engine takes is not known; its operator watches it.
+        """
+        if self.state is not EngineState.RESTARTING or self.ready is None:
+            return False
+        return self._clock.now_s() - self._last_report_s > max(_MIN_LOAD_STALL_S, _LOAD_TIMES * self.ready.load_s)
 
     def silence_s(self) -> float:
         """Return the seconds since the last report while work is pending; 0 when there is no work."""

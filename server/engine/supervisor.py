@@ -14,6 +14,7 @@ from tiercel.server.engine.child import EngineChild
 from tiercel.server.engine.client import EngineClient
 from tiercel.server.engine.crash_book import CRASH_LOOP, CRASH_LOOP_S, CrashBook, Death, DeathKind
 from tiercel.server.engine.inherited import InheritedResources
+from tiercel.server.engine.status import EngineState
 from tiercel.settings import EngineSettings
 
 _TICK_S = 0.1
@@ -116,12 +117,14 @@ class Supervisor:
                 await asyncio.wait_for(self._lost.wait(), _TICK_S)
             if clock.now_s() - before_s > _LATE_S:
                 client.status.note_report(clock.now_s())  # its reports may have arrived; they come first
-            elif client.status.is_stalled and not self._lost.is_set():
+            elif (client.status.is_stalled or client.status.is_load_stalled) and not self._lost.is_set():
                 return True
         return False
 
     async def _bury(self, client: EngineClient, *, is_hung: bool) -> Death:
         """End the process, wait for it, and read the last tokens that it sent. Return what is known about its death."""
+        is_loading = client.status.state is not EngineState.READY
+        hung = f"it hung while {client.status.stage}" if is_loading else _HUNG
         await self._child.end()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._lost.wait(), _EOF_S)
@@ -129,7 +132,7 @@ class Supervisor:
         failure = client.status.failure
         return Death(
             kind=DeathKind.HANG if is_hung else self._child.death_kind,
-            cause=_HUNG if is_hung else await self._child.cause(0) if failure is None else failure.message,
+            cause=hung if is_hung else await self._child.cause(0) if failure is None else failure.message,
             trail=self._inherited.record.read(),
             had_progress=bool(client.num_tokens and client.sequences.num_unfinished),
         )

@@ -19,7 +19,7 @@ from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, Sequen
 from tiercel.server.engine.status import EngineStartError, EngineState
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.settings import EngineSettings
-from tiercel.wire import Report, encode_frame
+from tiercel.wire import Loading, Report, encode_frame
 
 
 def _start(max_tokens: int = 3, prompt: tuple[int, ...] = (5, 6)) -> SequenceStart:
@@ -245,3 +245,26 @@ def test_a_drain_keeps_the_sequences_that_the_engine_has_admitted() -> None:
         assert client.sequences.num_open == 2
 
     _with_pair(test, Script(step_s=0.02, preempted=1))
+
+
+def test_an_engine_that_hangs_while_it_replaces_another_one_is_noticed() -> None:
+    async def check(client: EngineClient, engine: FakeEngine, clock: ManualClock) -> None:
+        await client.status.wait_ready()
+        client.on_lost = lambda: None
+        engine.die()
+        await until(lambda: client.status.state is EngineState.RESTARTING)
+        clock.advance(100.0)  # the dead engine is waited for
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await client.open(ours, EngineSettings(model="folder"))
+            clock.advance(50.0)
+            assert not client.status.is_load_stalled
+            theirs.sendall(encode_frame(Loading("weights")))
+            await until(lambda: client.status.stage == "weights")
+            clock.advance(50.0)
+            assert not client.status.is_load_stalled
+            clock.advance(50.0)
+            assert client.status.is_load_stalled
+            client.close()
+
+    _with_pair(check)
