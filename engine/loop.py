@@ -25,7 +25,7 @@ from tiercel.request import Request
 from tiercel.scheduler.book import Commit, SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.settings import EngineSettings
-from tiercel.step_record import StepRecord
+from tiercel.step_record import ANY_SEQ, StepRecord
 from tiercel.tenant import Tenants
 from tiercel.tier import Landing, Transfer
 from tiercel.wire import Abort, Quit, ReleaseDisk, SetSettings, SetTenants, Start, Submit, ToEngine
@@ -166,6 +166,7 @@ class EngineLoop:
 
         A long step is committed at once, so that the next one is planned with the messages that arrived meanwhile.
         """
+        self._note_planning()
         self._land()
         is_launched = self._launch()
         depth = 0 if is_launched and self._is_long() else self._depth
@@ -270,16 +271,24 @@ class EngineLoop:
         self._cache.work(victims, self._clock.now_s(), is_idle=not self._book.waiting)
         self._mover.start(self._cache.outgoing())
 
+    def _note_planning(self) -> None:
+        """Note for whom the next step is planned: a sequence may be the cause of a crash before it is in a step."""
+        suspect = self._planner.next_suspect
+        self._record.enter(ANY_SEQ if suspect is None else suspect.id)
+
     def _launch(self) -> bool:
         ledger = self._cache.ledger()
         plan = self._planner.plan(ledger, self._clock.now_s(), self._order)
         self._book.defer(plan, self._clock.now_s())
         self._cache.pass_over(plan.deferred, self._clock.now_s())
         if not plan.nano_batches and not plan.preemptions and not plan.restores:
+            self._record.enter(SeqId(0))
             return False
         step = self._cache.seal(plan, ledger, self._launched + 1)
         if plan.nano_batches:
             self._record.launch(step.step, whole_slices(step.nano_batches))
+        self._record.enter(SeqId(0))
+        if plan.nano_batches:
             self._flights.append(self._take_off(step))
             self._launched += 1
             self._started_s.append(self._clock.now_s())

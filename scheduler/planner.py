@@ -46,6 +46,14 @@ class Planner:
         """The limits on one step."""
         return self._limits
 
+    @property
+    def next_suspect(self) -> SequenceProgress | None:
+        """The suspect that runs alone now or next; None if there is none."""
+        if not self._book.num_suspects:
+            return None
+        everyone = chain(self._book.running, self._book.waiting.values())
+        return next((one for one in everyone if one.is_suspect), None)
+
     def set_limits(self, limits: StepLimits) -> None:
         """Set the limits from the next step on. Sequences that run beyond a lower limit go on."""
         self._limits = limits
@@ -214,7 +222,7 @@ class Planner:
         running, cache = self._book.running, draft.cache
         if cache.touched_blocks or any(sequence.in_flight for sequence in running):
             return
-        suspect = next((one for one in (*running, *self._book.waiting.values()) if one.is_suspect), None)
+        suspect = self.next_suspect
         if suspect is None or suspect.state is SequenceState.RESTORING:
             return  # it is draining, or its blocks are on their way
         is_waiting = suspect not in running

@@ -19,12 +19,13 @@ _STEPS = 4  # more than are ever in flight
 _HEAD = struct.Struct("<QQ")  # of a step: its number, its number of sequences; number 0: no step
 _FRONT = struct.Struct("<Qd")  # the request that is being taken in, the time limit for a step to end
 _ROW_BYTES = 16  # sequence id, tokens at the end of its slice
+ANY_SEQ = SeqId((1 << 64) - 1)  # entered while the next step is planned for all sequences
 
 
 class EngineTrail(Struct, frozen=True):
     """The work of an engine at its death."""
 
-    entering: SeqId | None = None  # the request that it was taking in
+    entering: SeqId | None = None  # the request that it was taking in, or the suspect or ANY_SEQ that it was planning
     end_by_seq: dict[SeqId, int] = {}  # tokens at the end of the slice, of each sequence in a step in flight
 
     @property
@@ -58,7 +59,7 @@ class StepRecord:
         return StepRecord(mmap.mmap(fd, size), max_rows)
 
     def enter(self, seq: SeqId) -> None:
-        """Note that a request is being taken in; 0: none."""
+        """Note that a request is being taken in, or the next step is being planned for it or for ANY_SEQ; 0: none."""
         struct.pack_into("<Q", self._pages, 0, seq)
 
     def allow(self, limit_s: float) -> None:

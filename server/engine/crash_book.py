@@ -5,9 +5,10 @@ from collections import deque
 from collections.abc import Container, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tiercel.ids import SeqId
-from tiercel.step_record import EngineTrail
+from tiercel.step_record import ANY_SEQ, EngineTrail
 
 CRASH_LOOP = 3  # deaths without a suspect ...
 CRASH_LOOP_S = 60.0  # ... within this time end the daemon
@@ -57,6 +58,8 @@ class CrashBook:
         ends = {seq: end for seq, end in trail.end_by_seq.items() if seq in known}
         if trail.entering is not None and trail.entering in known:
             return self._judge_entering(trail.entering)
+        if trail.entering == ANY_SEQ and known and death.kind is not DeathKind.KILLED:
+            return self._judge_planning({seq: ends.get(seq, 1) for seq in known}, death, now_s)
         if len(ends) == 1 == len(trail.end_by_seq):
             (seq,) = ends
             if known[seq] and self._is_guilty(seq, death.kind):
@@ -66,9 +69,14 @@ class CrashBook:
         return CrashVerdict() if death.had_progress else self._judge_unexplained(now_s)
 
     def _judge_entering(self, seq: SeqId) -> CrashVerdict:
-        """Judge a death while a request was taken in. Nothing else can be the cause if that happens twice."""
+        """Judge a death while a request was taken in or planned alone. Nothing else can be the cause if that happens twice."""
         deaths = self._deaths_entering[seq] = self._deaths_entering.get(seq, 0) + 1
         return CrashVerdict(failed=seq) if deaths > 1 else CrashVerdict()
+
+    def _judge_planning(self, everyone: dict[SeqId, int], death: Death, now_s: float) -> CrashVerdict:
+        """Judge a death while a step was planned. Any sequence may be the cause: each is planned alone from now on."""
+        verdict = CrashVerdict() if death.had_progress else self._judge_unexplained(now_s)
+        return replace(verdict, suspects=everyone)
 
     def _is_guilty(self, seq: SeqId, kind: DeathKind) -> bool:
         """Count a death while a suspect ran alone. Return whether the suspect is the cause."""

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from tests.engine.test_loop import END, VOCAB, expected_outputs
 from tests.engine.test_loop_tiers import TierBench
@@ -11,7 +12,7 @@ from tiercel.ids import SeqId
 from tiercel.kvcache.slot_index import as_slots
 from tiercel.plan import StepPlan, whole_slices
 from tiercel.request import Request, SamplingParams, pack_tokens
-from tiercel.step_record import EngineTrail
+from tiercel.step_record import ANY_SEQ, EngineTrail
 from tiercel.wire import Submit
 
 
@@ -114,6 +115,23 @@ def test_a_request_is_named_in_the_record_while_it_is_taken_in() -> None:
     assert seen == [seq]
     assert bench.record.read().entering is None
     bench.run()
+
+
+def test_those_for_whom_a_step_is_planned_are_named_in_the_record() -> None:
+    bench = TierBench()
+    seen: list[SeqId | None] = []
+    ledger = bench.cache.ledger
+    bench.cache.ledger = lambda: (seen.append(bench.record.read().entering), ledger())[1]
+    bench.submit([1, 2, 3], max_tokens=3)
+    bench.run()
+    assert set(seen) == {ANY_SEQ}
+    seen.clear()
+    bench.requests[9] = replace(bench.requests[1], id=SeqId(9), suspect_until=3)
+    bench.loop.take([Submit(bench.requests[9])])
+    bench.run()
+    assert seen[0] == SeqId(9), "a suspect is planned alone"
+    assert seen[-1] == ANY_SEQ, "it is cleared"
+    assert bench.record.read().is_empty
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair", "priority"])

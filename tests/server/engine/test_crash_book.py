@@ -4,7 +4,7 @@ import pytest
 
 from tiercel.ids import SeqId
 from tiercel.server.engine.crash_book import CrashBook, CrashVerdict, Death, DeathKind
-from tiercel.step_record import EngineTrail
+from tiercel.step_record import ANY_SEQ, EngineTrail
 
 ONE, TWO, THREE = SeqId(1), SeqId(2), SeqId(3)
 
@@ -65,3 +65,25 @@ def test_deaths_that_are_far_apart_are_no_loop() -> None:
 def test_deaths_of_engines_that_served_are_no_loop() -> None:
     book = CrashBook()
     assert not any(book.judge(death(had_progress=True), {ONE: 0}, 0.0).is_crash_loop for _ in range(9))
+
+
+def test_after_a_death_in_planning_every_sequence_runs_alone_and_the_cause_is_found() -> None:
+    book, known = CrashBook(), {ONE: 0, TWO: 0}
+    verdict = book.judge(death(TWO, entering=ANY_SEQ, kind=DeathKind.EXIT), known, 0.0)
+    assert verdict.suspects == {ONE: 1, TWO: 10}
+    assert verdict.failed is None
+    assert not verdict.is_crash_loop
+    known = {ONE: 1, TWO: 10}
+    assert book.judge(death(entering=ONE, kind=DeathKind.EXIT), known, 1.0) == CrashVerdict()
+    assert book.judge(death(entering=ONE, kind=DeathKind.EXIT), known, 2.0).failed == ONE
+
+
+def test_a_kill_from_outside_while_a_step_is_planned_makes_no_suspects_of_those_that_wait() -> None:
+    verdict = CrashBook().judge(death(TWO, entering=ANY_SEQ, kind=DeathKind.KILLED), {ONE: 0, TWO: 0}, 0.0)
+    assert verdict.suspects == {TWO: 10}
+
+
+def test_deaths_in_planning_that_never_name_a_sequence_are_a_loop() -> None:
+    book = CrashBook()
+    verdicts = [book.judge(death(entering=ANY_SEQ), {ONE: 1}, float(number)) for number in range(3)]
+    assert [verdict.is_crash_loop for verdict in verdicts] == [False, False, True]
