@@ -69,7 +69,7 @@ class CrashBook:
         return CrashVerdict() if death.had_progress else self._judge_unexplained(now_s)
 
     def _judge_entering(self, seq: SeqId) -> CrashVerdict:
-        """Judge a death while a request was taken in or planned alone. Nothing else can be the cause if that happens twice."""
+        """Judge a death while a request was taken in or planned alone. If that happens twice, it is the cause."""
         deaths = self._deaths_entering[seq] = self._deaths_entering.get(seq, 0) + 1
         return CrashVerdict(failed=seq) if deaths > 1 else CrashVerdict()
 

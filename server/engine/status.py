@@ -53,7 +53,7 @@ class EngineStatus:
 
     @property
     def is_load_stalled(self) -> bool:
-        """Whether the next engine has not gone on with loading for far longer than the engine before took for all of it.
+        """Whether the next engine has not gone on with loading for far longer than the whole loading took before.
 
         How long the first engine takes is not known; its operator watches it.
         """
