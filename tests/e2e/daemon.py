@@ -77,7 +77,7 @@ class Daemon:
         """The process id of the engine."""
         end_s = time.monotonic() + 10
         while True:  # a child has the command line of its parent for a moment
-            engines = [pid for pid in children_of(self.process.pid) if " tiercel.engine" in command_of(pid)]
+            engines = [pid for pid in children_of(self.process.pid) if "engine --fd " in command_of(pid)]
             if engines or time.monotonic() > end_s:
                 (engine,) = engines
                 return engine
