@@ -81,6 +81,7 @@ class EngineClient:
         """
         self.connection = EngineConnection(self._receive, self._on_lost)
         self.num_tokens = 0
+        self.status.failure = None
         self.status.note_report(self._clock.now_s())
         await self.connection.open(sock)
         self.connection.send(Start(settings))
@@ -203,7 +204,6 @@ class EngineClient:
         for request in self.sequences.resume():
             self.connection.send(Submit(request))
         self._gauges = Gauges()
-        self.status.failure = None
         self.status.note_report(self._clock.now_s())
         self.status.notify()
 

@@ -19,7 +19,7 @@ from tiercel.server.engine.sequences import SequenceFacts, SequenceStage, Sequen
 from tiercel.server.engine.status import EngineStartError, EngineState
 from tiercel.server.metrics.registry import ServerMetrics
 from tiercel.settings import EngineSettings
-from tiercel.wire import Loading, Report, encode_frame
+from tiercel.wire import Failed, Loading, Report, encode_frame
 
 
 def _start(max_tokens: int = 3, prompt: tuple[int, ...] = (5, 6)) -> SequenceStart:
@@ -266,5 +266,24 @@ def test_an_engine_that_hangs_while_it_replaces_another_one_is_noticed() -> None
             clock.advance(50.0)
             assert client.status.is_load_stalled
             client.close()
+
+    _with_pair(check)
+
+
+def test_the_failure_of_an_engine_is_not_that_of_the_next_one() -> None:
+    async def check(client: EngineClient, engine: FakeEngine, clock: ManualClock) -> None:
+        await client.status.wait_ready()
+        client.on_lost = lambda: None
+        engine.die()
+        await until(lambda: client.status.state is EngineState.RESTARTING)
+        for failure in (Failed("device.memory", "no memory"), None):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                await client.open(ours, EngineSettings(model="folder"))
+                assert client.status.failure is None
+                if failure is not None:
+                    theirs.sendall(encode_frame(failure))
+                    await until(lambda: client.status.failure is not None)
+                client.close()
 
     _with_pair(check)
