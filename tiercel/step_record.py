@@ -8,7 +8,7 @@ import mmap
 import os
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -71,15 +71,17 @@ class StepRecord:
         """The time that the steps in flight may take; 0 before the first step."""
         return _FRONT.unpack_from(self._pages, 0)[1]
 
-    def launch(self, step: int, slices: Iterable[Slice]) -> None:
+    def launch(self, step: int, slices: Sequence[Slice]) -> None:
         """Note the slices of a step that is about to be launched. Steps are numbered from 1."""
-        rows = array("Q", [value for piece in slices for value in (piece.seq, piece.start + piece.length)])
-        rows = rows[: 2 * self._max_rows]
+        pieces = slices[: self._max_rows]
         start = self._start(step)
         rows_start = start + _HEAD.size
-        _HEAD.pack_into(self._pages, start, 0, len(rows) // 2)
+        _HEAD.pack_into(self._pages, start, 0, 0)
+        # All ids, then all ends: two short loops, because every step of the engine does this.
+        rows = array("Q", [piece.seq for piece in pieces])
+        rows.extend([piece.start + piece.length for piece in pieces])
         self._pages[rows_start : rows_start + 8 * len(rows)] = rows.tobytes()
-        _HEAD.pack_into(self._pages, start, step, len(rows) // 2)
+        _HEAD.pack_into(self._pages, start, step, len(pieces))
 
     def end(self, step: int) -> None:
         """Note that a step is over and its results are on their way."""
@@ -99,7 +101,8 @@ class StepRecord:
             rows = array("Q")
             rows_start = start + _HEAD.size
             rows.frombytes(self._pages[rows_start : rows_start + _ROW_BYTES * min(count, self._max_rows)])
-            for seq, end in zip(rows[::2], rows[1::2], strict=True):
+            half = len(rows) // 2
+            for seq, end in zip(rows[:half], rows[half:], strict=True):
                 ends[SeqId(seq)] = max(end, ends.get(SeqId(seq), 0))
         return EngineTrail(SeqId(entering) if entering else None, ends)
 

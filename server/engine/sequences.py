@@ -274,6 +274,8 @@ class OpenSequences:
         for seq, facts in self._facts_by_seq.items():
             facts.num_resumes += 1
             facts.suspect_until = max(facts.suspect_until, suspects.get(seq, 0))
+            if seq in suspects and facts.num_found is None:
+                facts.num_found = 0  # the next engine would find what this one has computed
 
     def fail(self, seq: SeqId, end: StreamEnd) -> None:
         """End one sequence as failed, and with it the stream of its request."""
@@ -305,7 +307,9 @@ class OpenSequences:
             facts.suspect_until = 0  # it has passed the step in which an engine died
             self._observer.on_resumed(facts.start.num_prompt + facts.num_outputs - 1, first.num_found)
         if facts.started_s is None:
-            facts.started_s, facts.num_found = first.started_s, first.num_found
+            facts.started_s = first.started_s
+            if facts.num_found is None:
+                facts.num_found = first.num_found
 
     def _note_first_token(self, seq: SeqId, facts: SequenceFacts, now_s: float) -> None:
         facts.first_token_s = now_s

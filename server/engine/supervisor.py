@@ -18,6 +18,8 @@ from tiercel.server.engine.status import EngineState
 from tiercel.settings import EngineSettings
 
 _TICK_S = 0.1
+_STARTS = 5  # attempts to make a process
+_START_PAUSE_S = 2.0
 _LATE_S = 1.0  # of a tick: this process was stopped or starved, and has not seen what the engine reported meanwhile
 _HUNG = "it hung: no step ended in time"
 _EOF_S = 1.0  # to read what a dead engine has sent
@@ -69,8 +71,6 @@ class Supervisor:
     async def run(self, client: EngineClient, settings: EngineSettings, clock: Clock, observer: DeathObserver) -> None:
         """Connect the client to the engine, and to the next one when an engine dies. Return when `stop` was called, or
         when no other engine is started: then `end` has the reason, and the client has given up.
-
-        Errors: OSError if no process can be started.
         """
         client.on_lost = self._lost.set
         while True:
@@ -88,8 +88,26 @@ class Supervisor:
             if not await self._follow(death, client, clock):
                 client.give_up()
                 return
-            self._child = EngineChild.start(self._command, self._inherited)
+            if not await self._start_next():
+                client.give_up()
+                return
             self._lost.clear()
+
+    async def _start_next(self) -> bool:
+        """Start another engine. A machine that is short of memory or of processes is tried again."""
+        for _ in range(_STARTS):
+            try:
+                self._child = EngineChild.start(self._command, self._inherited)
+            except OSError as exc:
+                self._log.error("engine_not_started", error=exc.strerror)
+                self.end = f"no engine can be started: {exc.strerror}"
+                await asyncio.sleep(_START_PAUSE_S)
+            else:
+                self.end = ""
+                return True
+            if self._is_stopping:
+                break
+        return False
 
     async def give_up_disk(self, client: EngineClient) -> bool:
         """Have the engine close its SSD tier, and unlock the folders for another daemon. Return False if that fails.

@@ -53,14 +53,19 @@ class Started:
 
 
 @contextmanager
-def started(model_folder: Path, fake: dict[str, str] | None = None, **fields: object) -> Iterator[Started]:
+def started(
+    model_folder: Path,
+    fake: dict[str, str] | None = None,
+    command: tuple[str, ...] = (sys.executable, str(FAKE)),
+    **fields: object,
+) -> Iterator[Started]:
     process = subprocess.Popen(
         [
             sys.executable,
             "-c",
             START,
             json.dumps({"model": str(model_folder), **fields}),
-            json.dumps([sys.executable, str(FAKE)]),
+            json.dumps(command),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -281,6 +286,22 @@ def test_a_request_that_arrives_while_the_engine_is_restarted_is_served(model_fo
         assert httpx.post(f"{server.url}/v1/completions", json=text_body(), timeout=30).status_code == 200
 
 
+def test_an_engine_that_cannot_be_started_for_a_moment_is_tried_again(model_folder: Path, tmp_path: Path) -> None:
+    engine, away = tmp_path / "engine", tmp_path / "away"
+    engine.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    engine.chmod(0o700)
+    with started(model_folder, command=(str(engine),)) as server:
+        server.await_url()
+        assert server.process.stderr is not None
+        pid = json.loads(server.process.stderr.readline())["pid"]
+        engine.rename(away)
+        os.kill(pid, signal.SIGKILL)
+        while '"engine_not_started"' not in (line := server.process.stderr.readline()):
+            assert line
+        away.rename(engine)
+        assert httpx.post(f"{server.url}/v1/completions", json=text_body(), timeout=30).status_code == 200
+
+
 def test_an_engine_that_is_killed_again_and_again_ends_the_daemon_with_3(model_folder: Path) -> None:
     with started(model_folder) as server:
         server.await_url()
@@ -308,7 +329,7 @@ def test_a_killed_server_leaves_no_engine_behind(model_folder: Path) -> None:
         pid = json.loads(server.process.stderr.readline())["pid"]
         server.process.kill()
         server.process.wait()
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 10
         while not _is_gone(pid) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert _is_gone(pid)
