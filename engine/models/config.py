@@ -92,6 +92,9 @@ NATIVE_FAMILIES: Mapping[str, Family] = {
     ),
 }
 
+_MAX_COUNT = 2**31 - 1
+_MAX_LAYERS = 10_000
+
 
 class ConfigFields:
     """Typed access to the fields of a JSON object; errors name the field."""
@@ -125,11 +128,11 @@ class ConfigFields:
             raise ConfigError("model.field_wrong", f"{self.source}: {name} must be {kind.__name__}, not {value!r}")
         return value
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """Return an integer field of at least 1. Errors: ConfigError naming the field."""
+    def count(self, name: str, default: int | None = None, most: int = _MAX_COUNT) -> int:
+        """Return an integer field from 1 to `most`. Errors: ConfigError naming the field."""
         value = self.read(name, int, default)
-        if value < 1:
-            raise ConfigError("model.field_wrong", f"{self.source}: {name} must be at least 1, not {value}")
+        if not 1 <= value <= most:
+            raise ConfigError("model.field_wrong", f"{self.source}: {name} must be from 1 to {most:,}, not {value}")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
@@ -208,9 +211,8 @@ def parse_decoder(fields: ConfigFields) -> DecoderConfig:
         raise _native_refusal(fields, "architectures", architecture)
     if (activation := fields.read("hidden_act", str, "silu")) not in ("silu", "swish"):
         raise _native_refusal(fields, "hidden_act", activation)
-    hidden_size, heads, layers = (
-        fields.count(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
-    )
+    hidden_size, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    layers = fields.count("num_hidden_layers", most=_MAX_LAYERS)  # before anything is made for each layer
     kv_heads = fields.count("num_key_value_heads", heads if family.kv_heads is None else family.kv_heads)
     if heads % kv_heads:
         raise ConfigError(

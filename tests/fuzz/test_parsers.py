@@ -12,7 +12,7 @@ from tests.fuzz.target import Target
 from tests.seeds import fresh_seeds
 
 TARGETS = (*operator_files.TARGETS, *machine_bytes.TARGETS)
-QUICK, LONG = 2000, 100_000
+QUICK, LONG = 600, 100_000
 FEW = {"tokenizer": 30, "tokenizer_config": 60, "volume": 150}  # of the slow parsers
 
 

@@ -50,6 +50,13 @@ def test_missing_fields_have_the_defaults_of_transformers() -> None:
     assert config.windows == (None,) * 4
 
 
+@pytest.mark.parametrize(
+    ("name", "count"), [("num_hidden_layers", 4294967296), ("vocab_size", 2**31), ("hidden_size", 0)]
+)
+def test_counts_have_limits(name: str, count: int) -> None:
+    assert f"config.json: {name} must be from 1 to" in refusal(LLAMA | {name: count}).message
+
+
 def test_a_head_dim_of_its_own_is_kept() -> None:
     assert parse(LLAMA | {"head_dim": 32}).head_dim == 32
     assert parse(LLAMA | {"architectures": ["Qwen3ForCausalLM"]}).head_dim == 128
