@@ -84,7 +84,7 @@ def test_choices_of_several_prompts_end_at_one_deadline(served: Daemon) -> None:
     served.assert_nothing_held()
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_deadline_in_the_queue_is_504_and_the_running_stream_goes_on(narrow: Daemon, stream: bool) -> None:
     before = narrow.metric("tiercel_timeouts_total")
     with occupied(narrow) as heard:

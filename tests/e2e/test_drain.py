@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.daemon import daemon
 from tests.e2e.prompts import ONE_THREAD, PROMPTS
 from tests.e2e.test_life import lines
@@ -12,6 +14,7 @@ OUTPUTS = 3000
 BODY: dict[str, object] = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": OUTPUTS, "ignore_eos": True}
 
 
+@pytest.mark.slow
 def test_a_request_cut_by_the_deadline_of_a_drain_is_found_by_the_next_daemon(tmp_path: Path) -> None:
     with daemon(tmp_path, "--no-enable-prefix-caching", *ONE_THREAD) as plain:
         answer = plain.http.post("/v1/completions", json={**BODY, "max_tokens": 64}).raise_for_status().json()

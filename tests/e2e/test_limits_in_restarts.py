@@ -5,11 +5,13 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.e2e.daemon import daemon
 from tests.e2e.test_deadlines import TEXT, endless
 
 
+@pytest.mark.slow
 def test_comments_flow_and_deadlines_hold_while_the_engine_restarts(tmp_path: Path) -> None:
     """The one stream is quiet until the new engine goes on with it; the other request cannot wait for that."""
     with daemon(tmp_path, "--sse-keep-alive-interval", "0.05") as running:

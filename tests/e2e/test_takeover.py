@@ -101,6 +101,7 @@ def port_of(running: Daemon) -> str:
     return running.url.rsplit(":", 1)[1]
 
 
+@pytest.mark.slow
 def test_no_connection_fails_and_the_new_daemon_finds_the_blocks_of_the_old_one(
     tmp_path: Path, answers: dict[str, str]
 ) -> None:
@@ -130,6 +131,7 @@ def test_no_connection_fails_and_the_new_daemon_finds_the_blocks_of_the_old_one(
         assert not clients.errors
 
 
+@pytest.mark.slow
 def test_a_new_daemon_that_cannot_load_leaves_the_old_one_serving(tmp_path: Path) -> None:
     flags = (*disk_flags(tmp_path), *control(tmp_path))
     with daemon(tmp_path, *flags) as old, Clients(tcp_client(old)) as clients:
@@ -200,6 +202,7 @@ def test_a_takeover_with_tls(tmp_path: Path) -> None:
             assert not clients.errors
 
 
+@pytest.mark.slow
 def test_a_takeover_without_a_running_daemon_is_an_ordinary_start(tmp_path: Path) -> None:
     with daemon(tmp_path, *control(tmp_path), "--takeover") as running:
         assert running.complete("Once").status_code == 200
@@ -237,6 +240,7 @@ def test_the_control_socket_is_found_by_the_port(tmp_path: Path) -> None:
     assert not list((tmp_path / "tiercel").iterdir())
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_leaves_a_socket_that_is_replaced(tmp_path: Path) -> None:
     with daemon(tmp_path, *control(tmp_path)) as running:
         running.stop(signal.SIGKILL)
@@ -245,6 +249,7 @@ def test_a_daemon_that_is_killed_leaves_a_socket_that_is_replaced(tmp_path: Path
         assert drain("--control-socket", str(tmp_path / "control"), "--wait").returncode == 0
 
 
+@pytest.mark.slow
 def test_the_second_listener_is_taken_over_too(tmp_path: Path) -> None:
     path = tmp_path / "admin"
     flags = (*control(tmp_path), "--admin-uds", str(path))

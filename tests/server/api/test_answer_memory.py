@@ -87,6 +87,7 @@ async def _raw_answer(server: Running, route: str, body: dict[str, object], vers
     return json.loads(content)["choices"]
 
 
+@pytest.mark.slow
 def test_a_long_text_is_sent_in_pieces_with_its_length(model_folder: Path) -> None:
     async def test(server: Running) -> None:
         answer = await server.http.post(TEXT, json=text_body([5, 6], max_tokens=90_000))
