@@ -123,7 +123,6 @@ def test_a_whole_answer_has_the_log_probabilities_of_the_stream(model_folder: Pa
     with_server(server_settings(model_folder), test, Script())
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process in /proc")
 def test_a_token_with_log_probabilities_costs_a_few_hundred_bytes(model_folder: Path) -> None:
     body = text_body(["a b c d"] * 8, n=8, max_tokens=150, logprobs=20, ignore_eos=True)
     with started(model_folder, {}) as server:
