@@ -87,7 +87,7 @@ class SimSlice:
     def __init__(self, piece: Slice, table: list[int], known: "array[int]", scope: int) -> None:
         self.piece = piece
         self.table = table
-        self.known = known  # tokens [0, start + length), without tokens that are not sampled yet
+        self.known = known  # tokens [0, start + length), without tokens that are proposed or not sampled yet
         self.scope = scope
 
 
@@ -127,7 +127,7 @@ class SimMachine:
     ) -> None:
         self.poisoned: set[SeqId] = set()  # a step with one of these sequences fails
         self.failing_launches = 0  # number of the next launches that are refused
-        self.begun: random.Random | None = None  # draws which part of a refused step runs; None: no part
+        self.begun: random.Random | None = None  # draws how far a refused launch comes; None: no slice runs
         self.memory_tokens: int | None = None  # larger nano-batches run out of memory; None: no limit
         self.hungry: set[SeqId] = set()  # a nano-batch with one of these sequences always runs out of memory
         self.is_short_at_launch = False  # memory runs out at launch, as on a stream, instead of when the step runs
@@ -152,8 +152,10 @@ class SimMachine:
     def launch(self, plan: StepPlan) -> SimFlight:
         """Launch a step. Errors: DeviceError for `failing_launches` launches; OutOfDeviceMemoryError.
 
-        A part of a refused step may have run.
+        A refused step may have come to nothing, to its tables, or to a part of its slices.
         """
+        if self.begun is not None and self.begun.random() < 0.5:
+            self._refuse(plan)
         self.forget(plan.gone)
         for seq in plan.gone:
             if seq not in self._sequences:
@@ -194,8 +196,11 @@ class SimMachine:
         if len(left) < len(slices):
             tokens = iter(self._run(plan, left).tokens)
             known = {id(item) for item in left}
-            sampling = (item for item in slices if item.piece.samples)
-            return StepOutcome(tuple(next(tokens) if id(item) in known else 0 for item in sampling))
+            return StepOutcome(
+                tuple(
+                    next(tokens) if id(item) in known else 0 for item in slices for _ in range(item.piece.num_sampled)
+                )
+            )
         return self._run(plan, slices)
 
     def _run(self, plan: StepPlan, slices: list[SimSlice]) -> StepOutcome:
@@ -204,13 +209,13 @@ class SimMachine:
             # Launched after a step that failed: the KV that it reads was not written, so its own KV is garbage.
             for item in slices:
                 self._write(item, [_GARBAGE] * item.piece.length)
-            return StepOutcome((0,) * sum(item.piece.samples for item in slices))
+            return StepOutcome((0,) * sum(item.piece.num_sampled for item in slices))
         try:
             self._fail(plan, slices)
         except DeviceError:
             self._void_until = self._launched
             raise
-        return StepOutcome(tuple(token for item in slices if (token := self._compute(item)) is not None))
+        return StepOutcome(tuple(token for item in slices for token in self._compute(item)))
 
     def _refuse(self, plan: StepPlan) -> None:
         """Raise if this launch is to be refused. Steps launched before are not affected."""
@@ -230,7 +235,9 @@ class SimMachine:
     def _sample(self, slices: list[SimSlice]) -> None:
         """Note the position of the token in each sampling row, which holds only the last token."""
         for item in slices:
-            if item.piece.samples:
+            if item.piece.proposed:  # which of the sampled tokens count is not known yet
+                self._row_positions.pop(item.piece.seq, None)
+            elif item.piece.samples:
                 self._row_positions[item.piece.seq] = item.piece.start + item.piece.length
 
     def _fail(self, plan: StepPlan, slices: list[SimSlice]) -> None:
@@ -253,7 +260,7 @@ class SimMachine:
     def _slice(self, piece: Slice) -> SimSlice:
         sequence = self._sequences[piece.seq]
         scope = int.from_bytes(sequence.request.scope[:4] or b"\0", "little")
-        last = piece.start + piece.length - 1
+        last = piece.start + piece.length - 1 - len(piece.proposed)
         known = sequence.tokens[: last + 1]
         if len(known) <= last and self._row_positions.get(piece.seq) != last:
             raise InvariantError("sim.wrong_token", seq=piece.seq, position=last)
@@ -295,15 +302,23 @@ class SimMachine:
             wrong = next(row for row in range(end - start) if rows[row] != expected.states[start + row])
             raise InvariantError("sim.wrong_kv", seq=item.piece.seq, position=start + wrong, slot=slot)
 
-    def _compute(self, item: SimSlice) -> int | None:
+    def _compute(self, item: SimSlice) -> list[int]:
+        """Run a slice. Return the tokens that it samples."""
         piece = item.piece
-        end = piece.start + piece.length
+        end = piece.start + piece.length - len(piece.proposed)
         sampled = [self._sampled[piece.seq, position] for position in range(len(item.known), end)]
         expected = self._expected.setdefault(piece.seq, _ExpectedKV(item.scope))
         states = expected.follow(item.known + array("I", sampled))
         self._check(item, expected)
-        self._write(item, states[piece.start : end])
+        rows = states[piece.start : end]
+        for token in piece.proposed:  # computed whether they are right or not
+            rows.append(_mix(rows[-1], token))
+        self._write(item, rows)
         if not piece.samples:
-            return None
-        self._sampled[piece.seq, end] = states[end - 1] % self._vocab_size
-        return self._sampled[piece.seq, end]
+            return []
+        drawn = [state % self._vocab_size for state in rows[-piece.num_sampled :]]
+        for position, token in enumerate(drawn, end):
+            self._sampled[piece.seq, position] = token
+            if position - end < len(piece.proposed) and piece.proposed[position - end] != token:
+                break
+        return drawn

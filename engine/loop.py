@@ -11,11 +11,14 @@ from msgspec.structs import replace
 from tiercel.clock import Clock
 from tiercel.engine.fairness_survey import FairnessSurvey
 from tiercel.engine.gauges import GaugeReader
+from tiercel.engine.grammar_queue import GrammarQueue, Grammars, NoGrammars
+from tiercel.engine.prompt_results import PromptResults
 from tiercel.engine.reports import Post, Reporter
 from tiercel.engine.step.flight import Flight, RefusedFlight, StepRunner
 from tiercel.engine.step.memory_relief import NO_MEMORY, MemoryRelief
 from tiercel.engine.tenant_reload import TenantReload
 from tiercel.errors import DeviceError, InvariantError, OutOfDeviceMemoryError
+from tiercel.grammar import GRAMMAR_FAILED
 from tiercel.ids import SeqId
 from tiercel.kvcache.manager import CacheManager
 from tiercel.kvcache.table import NO_REUSE
@@ -93,10 +96,11 @@ class EngineLoop:
         release_disk: Callable[[Sequence[int]], None] = lambda lock_fds: None,
         record: StepRecord | None = None,
         stall_s: float = UNMEASURED_STALL_S,
+        grammars: Grammars | None = None,
     ) -> None:
         """`threads`: see `GaugeReader`. `release_disk`: see `DiskRelease.begin`. `record`: for whoever asks what a dead
         engine was working on. `stall_s`: the least time without the end of a step after which the engine counts as
-        hung."""
+        hung. `grammars`: None: requests that have one fail."""
         self._book = book
         self._cache = cache
         self._planner = planner
@@ -109,15 +113,20 @@ class EngineLoop:
         self._release_disk = release_disk
         self._record = record or StepRecord.open(1)
         self._stall_s = stall_s
+        self._grammars = grammars or NoGrammars()
+        self._held = GrammarQueue(self._grammars)
         self._flights: deque[Flight] = deque()
         self._launched = 0  # steps
         self._started_s: deque[float] = deque()  # when each step in flight was launched
         self._committed_s = 0.0  # when the last step was committed; the device was busy until then
         self._order: tuple[SeqId, ...] = ()  # of waiting sequences, computed once a step for prefetching and planning
         self._reload = TenantReload(book, cache)
+        self._post = post
+        self._prompts = PromptResults(book, cache)
         self._survey = FairnessSurvey(book)
         self.gauges = GaugeReader(
-            book, cache, self._relief, self._survey, self._mover.gauges, disk_state, clock, threads
+            *(book, cache, self._relief, self._survey, self._mover.gauges, disk_state, clock, threads),
+            grammars=self._grammars.gauges,
         )
         self._reporter = Reporter(book, self.gauges, self._survey, post, clock)
         self.has_quit = False
@@ -131,7 +140,7 @@ class EngineLoop:
     @property
     def is_idle(self) -> bool:
         """Whether no sequence waits or runs and no step is in flight."""
-        return not self._flights and not len(self._book)
+        return not self._flights and not len(self._book) and not len(self._held)
 
     @property
     def has_unsaved(self) -> bool:
@@ -143,10 +152,13 @@ class EngineLoop:
         for message in messages:
             match message:
                 case Submit(request):
-                    self._submit(request)
+                    if not self._held.hold(request):
+                        self._submit(request)
                 case Abort(seqs, reason, if_queued):
                     if not if_queued or all(map(self._is_queued, seqs)):
                         for seq in seqs:
+                            if seq in self._held:
+                                self._submit(self._held.release(seq))
                             if seq in self._book:
                                 self._end(seq, reason)
                 case Quit(patience_s):
@@ -164,12 +176,17 @@ class EngineLoop:
     def step(self) -> bool:
         """Plan and launch a step, then commit the oldest step in flight. Return False if there was nothing to do.
 
-        A long step is committed at once, so that the next one is planned with the messages that arrived meanwhile.
+        A long step is committed at once, so that the next one is planned with the messages that arrived meanwhile. A
+        step with proposed tokens is, too: until it has committed, nobody knows where the next slices begin.
         """
+        for request, error in self._held.take():
+            self._submit(request)
+            if error is not None and request.id in self._book:
+                self._end(request.id, FinishReason.ERROR, error)
         self._note_planning()
         self._land()
         is_launched = self._launch()
-        depth = 0 if is_launched and self._is_long() else self._depth
+        depth = 0 if is_launched and self._goes_alone() else self._depth
         is_reloading, is_surveying = self._reload.go_on(), self._survey.go_on()
         has_more = is_reloading or is_surveying or self._cache.has_more
         self._do_chores()
@@ -187,15 +204,19 @@ class EngineLoop:
             self._reporter.report_changes()
         return is_launched or has_more
 
-    def _is_long(self) -> bool:
-        """Return whether the step launched last has to end before another one is planned.
+    def _goes_alone(self) -> bool:
+        """Return whether the step launched last has to end before another one is planned: it speculates, or is long.
 
         A request that arrives after a step was planned waits for that step as well, because a sealed step is never
         changed. A step of decodes alone may take half of `yield_ms`, because two of them end within it; a step with
         prompts is long from 10 ms on.
         """
         yield_ms = self._planner.limits.yield_ms
-        if not yield_ms or not self._flights:
+        if not self._flights:
+            return False
+        if self._flights[-1].plan.is_speculative:
+            return True
+        if not yield_ms:
             return False
         slices = (piece for batch in self._flights[-1].plan.nano_batches for piece in batch.slices)
         is_decode = all(piece.length == 1 for piece in slices)
@@ -222,12 +243,14 @@ class EngineLoop:
 
     def _take_in(self, request: Request) -> None:
         now_s = self._clock.now_s()
-        near_tokens = self._cache.peek(request.prompt + request.outputs, request.scope)
+        has_reads = request.params.prompt_logprobs is not None or request.params.pooling is not None
+        near_tokens = 0 if has_reads else self._cache.peek(request.prompt + request.outputs, request.scope)
         quota, block_size = self._cache.quota_blocks(request.tenant), self._cache.block_size
         # The KV of the last token is never computed.
         most_tokens = None if quota is None else quota * block_size + 1
         sequence = self._book.add(request, now_s, near_tokens, most_tokens)
         self._cache.open(request.id, sequence.tokens, request.scope, request.tenant)
+        self._prompts.open(request.id)
         blocks = -(-(sequence.limit - 1) // block_size)
         # The HTTP process refuses such requests with a better message. One that arrives here must not wait for ever.
         if blocks > self._cache.blocks:
@@ -240,13 +263,15 @@ class EngineLoop:
             self._end(request.id, FinishReason.ERROR, "there is nothing to compute")
 
     def _is_queued(self, seq: SeqId) -> bool:
-        return seq in self._book and self._book[seq].state is SequenceState.WAITING
+        return seq in self._held or (seq in self._book and self._book[seq].state is SequenceState.WAITING)
 
     def _end(self, seq: SeqId, reason: FinishReason, error: str | None = None) -> None:
         self._reporter.add_finished(self._close(self._book.finish(seq, reason, self._clock.now_s(), error=error)))
 
     def _close(self, finished: Finished) -> Finished:
         """Close the sequence in the cache, and add to its outcome how many tokens came from lower tiers."""
+        self._grammars.drop(finished.seq)
+        self._prompts.close(finished.seq)
         reuse = self._cache.close(finished.seq)
         if reuse is NO_REUSE:
             return finished
@@ -298,6 +323,8 @@ class EngineLoop:
         self._book.launch(plan, self._clock.now_s())
         self._allow()
         if plan.nano_batches and isinstance(self._flights[-1], RefusedFlight):
+            # The runner may not have come to the tables. To send them twice does no harm.
+            self._cache.keep_mail(step)
             # No step may follow: it would start from the tokens and rows that half a step has left.
             while self._flights:
                 self._commit(self._flights.popleft())
@@ -339,13 +366,15 @@ class EngineLoop:
         except DeviceError as error:
             self._void(flight, error)
             return
-        if outcome.bad:
-            self._fail_bad(flight.plan, outcome.bad)
+        if outcome.bad or outcome.failures:
+            self._fail_rows(flight.plan, outcome)
         now_s = self._clock.now_s()
         self._book.settle(now_s - max(self._started_s.popleft(), self._committed_s), now_s)
         self._committed_s = now_s
         for back in self._book.preemption_book.take_returned():
             self._book.preemption_book.record_return(back, self._cache.copied_s(back.seq))
+        for report in self._prompts.take(outcome.prompts):
+            self._post.post(report)
         commit = self._book.commit(flight.plan.nano_batches, outcome.tokens, now_s)
         self._cache.commit(flight.plan.step, commit.progress)
         self._relief.step_ended()
@@ -384,8 +413,11 @@ class EngineLoop:
             self._fail_alone(suspects[0], error)
         self._refill_rows(list(known))
 
-    def _fail_bad(self, plan: StepPlan, bad: tuple[int, ...]) -> None:
-        sampling = [piece.seq for batch in plan.nano_batches for piece in batch.slices if piece.samples]
-        for index in bad:
+    def _fail_rows(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        slices = (piece for batch in plan.nano_batches for piece in batch.slices)
+        sampling = [piece.seq for piece in slices for _ in range(piece.num_sampled)]
+        errors = [(index, BAD_LOGITS) for index in outcome.bad]
+        errors += [(index, f"{GRAMMAR_FAILED}: {why}") for index, why in outcome.failures]
+        for index, error in errors:
             if sampling[index] in self._book:
-                self._end(sampling[index], FinishReason.ERROR, BAD_LOGITS)
+                self._end(sampling[index], FinishReason.ERROR, error)

@@ -119,7 +119,7 @@ class FetchWork:
     def _go_on(self, table: BlockTable, budget: StepBudget) -> None:
         """Ask for the next blocks of a prefix, and keep the blocks that are near from eviction."""
         fetch, size = table.fetch, self._block_size
-        limit = (len(table.tokens) - 1) // size
+        limit = table.reusable_blocks(size)
         if fetch.is_done or table.is_closed or table.slots or not table.hash_some(limit, size, budget):
             return
         fetch.is_hashed = True

@@ -143,7 +143,7 @@ class Ledger:
         table = self._table_by_seq[seq]
         if not self._has_prefix_caching:
             return self._give(seq, SlotIndex(NO_SLOTS))
-        limit = (len(table.tokens) - 1) // self.block_size
+        limit = table.reusable_blocks(self.block_size)
         if not table.hash_some(limit, self.block_size, self._budget) or (may_load and self._fetches.needs_fetch(table)):
             return None
         if not self._look_up(table, limit, may_load=may_load):
@@ -201,7 +201,7 @@ class Ledger:
         None if there is none, or if `seq` lacks no whole block.
         """
         table, block = self._table_by_seq[seq], tokens // self.block_size
-        if not self._running_by_key or block >= (len(table.tokens) - 1) // self.block_size:
+        if not self._running_by_key or block >= table.reusable_blocks(self.block_size):
             return None
         return self._running_by_key.get(table.key(block, self.block_size))
 

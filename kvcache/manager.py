@@ -127,6 +127,13 @@ class CacheManager:
         root, owner = namespace_key(self._fingerprint, scope), self._owners[tenant]
         self._table_by_seq[seq] = BlockTable(seq, root, tokens, owner, self._owners.holding(tenant))
 
+    def limit_reuse(self, seq: SeqId, tokens: int | None) -> None:
+        """Let a sequence use cached blocks of its first `tokens` tokens only; None: of all. The number never falls.
+
+        The sequence computes its other blocks itself and publishes them. No effect on blocks that it holds.
+        """
+        self._table_by_seq[seq].reuse_limit = tokens
+
     def close(self, seq: SeqId) -> Reuse:
         """Forget a sequence and drop its references; the free of slots that a launched step touches is deferred.
 
@@ -210,10 +217,10 @@ class CacheManager:
             for piece in batch.slices:
                 tables[piece.seq].last_step = step
         transfers += self._tiers.transfers.start()
-        return StepPlan(step, plan.nano_batches, tuple(updates), tuple(gone), tuple(transfers))
+        return StepPlan(step, plan.nano_batches, tuple(updates), tuple(gone), tuple(transfers), plan.is_speculative)
 
     def keep_mail(self, sealed: StepPlan) -> None:
-        """Send the table updates of a sealed plan that launches nothing with the next plan."""
+        """Send the table updates of a sealed plan that launched nothing, or was refused, with the next plan."""
         self._updates = list(sealed.table_updates)
         self._gone = list(sealed.gone)
 

@@ -131,6 +131,7 @@ class BlockTable:
         "prefix",
         "restore",
         "retained",
+        "reuse_limit",
         "seq",
         "slots",
         "tokens",
@@ -144,6 +145,7 @@ class BlockTable:
         self.num_published = 0  # leading blocks that are keyed and canonical
         self.retained = NO_COPIES  # copies below that are kept for the preempted sequence; the SwapBook writes
         self.prefix = Prefix()  # that the waiting sequence was found to have in reach; the Ledger writes
+        self.reuse_limit: int | None = None  # leading tokens that may come from cached blocks; None: any
         self.num_saved = 0  # leading blocks that were offered to a lower tier; WriteBack writes
         self.last_step = 0  # last launched step with a slice of this sequence
         self.owner = owner  # of the blocks, for the floors of eviction
@@ -190,6 +192,11 @@ class BlockTable:
         if not (self.num_loaded or self.num_fetched or self.num_swapped):
             return NO_REUSE
         return Reuse(self.num_loaded * block_size, self.num_fetched * block_size, self.num_swapped * block_size)
+
+    def reusable_blocks(self, block_size: int) -> int:
+        """Return how many leading blocks may come from the cache. At least one token is left to compute."""
+        most = len(self.tokens) - 1
+        return (most if self.reuse_limit is None else min(most, self.reuse_limit)) // block_size
 
     def key(self, block: int, block_size: int) -> BlockKey:
         """Return the key of a block whose tokens are all known. Cost: hashes the chain up to it once."""

@@ -61,7 +61,7 @@ class CostMachine:
         prefill = decodes = reads = decode_context = samples = 0
         for batch in plan.nano_batches:
             for piece in batch.slices:
-                samples += piece.samples
+                samples += piece.num_sampled
                 self.tokens += piece.length
                 if piece.length > 1:
                     prefill += piece.length

@@ -30,7 +30,10 @@ class RefusedFlight:
 
 
 class StepRunner(Protocol):
-    """Launches sealed steps on a device or on a simulated one."""
+    """Launches sealed steps on a device or on a simulated one.
+
+    A launch that raises DeviceError may have come to any point. The table updates of its plan come again with the next.
+    """
 
     def launch(self, plan: StepPlan) -> Flight: ...
     def forget(self, seqs: Iterable[SeqId]) -> None: ...

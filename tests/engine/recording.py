@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from tests.engine.small_grammars import GrammarsAtOnce
 from tests.engine.test_loop import END, MAX_MODEL_LEN, Bench, random_prompt
 from tests.engine.test_nanobatch import RandomSplitter
 from tiercel.device.base import Device, Lane
@@ -28,6 +29,7 @@ from tiercel.ids import SeqId, SlotId
 from tiercel.plan import NanoBatch, Slice, StepPlan, TableUpdate
 from tiercel.request import Request, SamplingParams, pack_tokens, unpack_tokens
 from tiercel.scheduler.planner import Planner
+from tiercel.scheduler.prompt_lookup import PromptLookup
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.wire import Abort
@@ -119,23 +121,33 @@ class GraphBench(Bench):
     """The loop on a real runner with the exact model and with graphs."""
 
     def __init__(
-        self, recorder: GraphRecorder, device: Device, *, depth: int, seqs: int, tokens: int, blocks: int, splits: bool
-    ) -> None:
-        super().__init__(blocks=blocks, depth=depth, seqs=seqs, tokens=tokens)
+        self, recorder: GraphRecorder | None, device: Device, *, depth: int, seqs: int, tokens: int, blocks: int,
+        splits: bool, lookup: PromptLookup | None = None, lookup_tokens: int = 0, lane: Lane | None = None,
+        holds: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(blocks=blocks, depth=depth, seqs=seqs, tokens=tokens, lookup_tokens=lookup_tokens)
         torch_device = torch.device(device.name)
         rows = RowBook(seqs + 1, -(-MAX_MODEL_LEN // 4))
         kv = torch.full((blocks + 1, 1, 4, 1, 2), torch.nan, device=torch_device)
         kv[0] = 0
-        self.lane = device.open_lane()
+        self.lane = lane or device.open_lane()
         sampler = Sampler(seqs + 1, VOCAB, torch_device)
         staging = Staging(torch_device, self.lane, HostRing(is_pinned=device.name == "cuda"))
-        graphs = record(WeighedSum(), kv, rows, self.lane, recorder, graph_sizes(seqs))
-        self.sizes = graphs.sizes
+        graphs = recorder and record(WeighedSum(), kv, rows, self.lane, recorder, graph_sizes(seqs))
+        self.sizes = () if graphs is None else graphs.sizes
+        self.grammars = GrammarsAtOnce()
         runner = Runner(
-            WeighedSum(), kv, sampler, self.lane, rows, self.book, tuple(END), staging=staging, graphs=graphs
+            *(WeighedSum(), kv, sampler, self.lane, rows, self.book, tuple(END)),
+            staging=staging,
+            graphs=graphs,
+            grammars=self.grammars,
+            holds=holds,
         )
-        planner = Planner(self.book, StepLimits(seqs, tokens), splitter=RandomSplitter() if splits else None)
-        self.loop = EngineLoop(self.book, self.cache, planner, runner, self.client, self.clock, depth)
+        splitter = RandomSplitter() if splits else None
+        planner = Planner(self.book, StepLimits(seqs, tokens), splitter=splitter, lookup=lookup)
+        self.loop = EngineLoop(
+            self.book, self.cache, planner, runner, self.client, self.clock, depth, grammars=self.grammars
+        )
 
     def expected(self, seq: int) -> list[int]:
         return expected_sums(self.requests[seq], END, MAX_MODEL_LEN)

@@ -19,6 +19,7 @@ from tiercel.request import Request, SamplingParams, pack_tokens
 from tiercel.scheduler.book import SequenceBook
 from tiercel.scheduler.planner import Planner
 from tiercel.scheduler.policy import open_policy
+from tiercel.scheduler.prompt_lookup import PromptLookup
 from tiercel.scheduler.step_limits import StepLimits
 from tiercel.tenant import DEFAULT_TENANT, Slo, Tenants, TenantShare
 from tiercel.wire import Abort, Report, SetTenants, Submit
@@ -53,20 +54,23 @@ class Bench:
 
     def __init__(
         self, *, blocks: int = 24, block_size: int = 4, depth: int = 1, seqs: int = 6, tokens: int = 16,
-        prefix_caching: bool = True,
+        prefix_caching: bool = True, lookup: PromptLookup | None = None, lookup_tokens: int = 0,
     ) -> None:  # fmt: skip
+        self.lookup_tokens = lookup_tokens
         self.clock = ManualClock(100.0)
         self.client = Client()
         self.book = SequenceBook(open_policy("fcfs"), MAX_MODEL_LEN, END)
         self.cache = CacheManager(blocks, block_size, b"sim", has_prefix_caching=prefix_caching)
         self.machine = SimMachine(self.book, block_size, VOCAB, self.clock, max_rows=seqs + 1)
-        planner = Planner(self.book, StepLimits(seqs, tokens))
+        planner = Planner(self.book, StepLimits(seqs, tokens), lookup=lookup)
         self.loop = EngineLoop(self.book, self.cache, planner, self.machine, self.client, self.clock, depth)
         self.requests: dict[int, Request] = {}
 
     def submit(self, prompt: list[int], *, max_tokens: int = 20, scope: bytes = b"", ignore_eos: bool = False) -> SeqId:
         seq = SeqId(len(self.requests) + 1)
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos, prompt_lookup_num_tokens=self.lookup_tokens
+        )
         self.requests[seq] = Request(
             id=seq, prompt=pack_tokens(prompt), params=params, arrival_s=self.clock.now_s(), scope=scope
         )

@@ -50,9 +50,16 @@ class RandomSplitter:
 
 def _single_tokens(slices: tuple[Slice, ...]) -> tuple[NanoBatch, ...]:
     parts = [
-        Slice(piece.seq, position, 1, piece.samples and position == piece.start + piece.length - 1)
+        part
         for piece in slices
-        for position in range(piece.start, piece.start + piece.length)
+        for part in (
+            (piece,)
+            if piece.is_decode
+            else (
+                Slice(piece.seq, position, 1, piece.samples and position == piece.start + piece.length - 1)
+                for position in range(piece.start, piece.start + piece.length)
+            )
+        )
     ]
     return tuple(NanoBatch((part,)) for part in parts)
 
