@@ -41,6 +41,54 @@ class TokenLogprobs(Struct, frozen=True, gc=False):
     top_logprobs: tuple[float, ...]
 
 
+class PromptReading(Struct, frozen=True, kw_only=True, gc=False):
+    """The values that a step has read from the final states of prompt positions [start, end) of one sequence.
+
+    The state of position p predicts the token at p + 1: for log-probabilities, the i-th entry concerns the prompt
+    token at start + i + 1. All arrays are raw: float32, and uint32 for ranks and tokens.
+
+    Shapes: logprobs, ranks [end - start]; top_tokens, top_logprobs [end - start, num_top], likeliest first;
+            state_sum [hidden], the sum of the states, for a request with pooling; arrays that do not apply are empty.
+    """
+
+    seq: SeqId
+    start: int
+    end: int
+    num_top: int = 0
+    logprobs: bytes = b""
+    ranks: bytes = b""  # from 1
+    top_tokens: bytes = b""
+    top_logprobs: bytes = b""
+    state_sum: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the arrays."""
+        arrays = (self.logprobs, self.ranks, self.top_tokens, self.top_logprobs, self.state_sum)
+        return sum(map(len, arrays))
+
+    def cut(self, start: int, end: int) -> "PromptReading":
+        """Return the log-probabilities of positions [start, end), which lie inside this part."""
+        first, last = 4 * (start - self.start), 4 * (end - self.start)
+        return PromptReading(
+            seq=self.seq,
+            start=start,
+            end=end,
+            num_top=self.num_top,
+            logprobs=self.logprobs[first:last],
+            ranks=self.ranks[first:last],
+            top_tokens=self.top_tokens[first * self.num_top : last * self.num_top],
+            top_logprobs=self.top_logprobs[first * self.num_top : last * self.num_top],
+        )
+
+
+class Pooled(Struct, frozen=True, gc=False):
+    """The answer to a request with pooling. Shapes: vector [hidden], raw float32."""
+
+    seq: SeqId
+    vector: bytes
+
+
 class Absence(Struct, frozen=True, gc=False):
     """A time in which a sequence was in no step: after a preemption, or while its prefix was restored."""
 
@@ -81,13 +129,15 @@ class Finished(Struct, frozen=True, kw_only=True):
 class StepOutcome(Struct, frozen=True):
     """The result of one launched step.
 
-    `tokens[i]` belongs to the i-th sampling slice of the plan.
+    `tokens` are those of the sampling slices of the plan, in order; of each slice, `Slice.num_sampled`.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
-    bad: tuple[int, ...] = ()  # sampling slices whose logits were not finite; only their requests fail
+    bad: tuple[int, ...] = ()  # indices into `tokens` of draws whose logits were not finite; only their requests fail
     nano_batch_ms: tuple[float, ...] = ()  # measured, one per nano-batch; 0: all its sequences had ended
+    failures: tuple[tuple[int, str], ...] = ()  # draws whose grammars failed, and why; as for `bad`
+    prompts: tuple[PromptReading, ...] = ()  # in the order of the slices
 
 
 class TenantBlocks(Struct, frozen=True, gc=False):
@@ -191,6 +241,17 @@ class SequenceState(enum.Enum):
     DONE = "done"
 
 
+class GrammarGauges(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """The counters of grammars, since start."""
+
+    compiled: int = 0
+    failed: int = 0  # compilations
+    compile_s: float = 0.0  # on a thread beside the loop
+    hits: int = 0  # requests whose grammar was compiled before
+    masks: int = 0  # computed, one for each token of a constrained sequence
+    mask_s: float = 0.0  # on the lane
+
+
 class SequenceGauges(Struct, frozen=True, gc=False):
     """The engine's gauges of one sequence that was admitted."""
 
@@ -220,6 +281,9 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     recomputed_tokens: int = 0  # computed again after a preemption, since start
     nano_batches: int = 0  # committed since start
     out_of_memory: int = 0  # steps that failed for lack of device memory, since start
+    drafts: int = 0  # slices with proposed tokens, since start
+    proposed_tokens: int = 0  # since start
+    accepted_tokens: int = 0  # proposed tokens that were drawn, since start
     threads: int = 0  # that compute together at present; 0: the device is no CPU
     tiers: tuple[TierGauges, ...] = ()
     routes: tuple[RouteGauges, ...] = ()
@@ -228,6 +292,7 @@ class Gauges(Struct, frozen=True, kw_only=True, gc=False):
     switches: tuple[SwitchGauges, ...] = ()  # one per mode
     sequences: tuple[SequenceGauges, ...] = ()  # admitted sequences of the highest ranks; reported with the tiers
     fair: FairGauges | None = None  # in some reports only
+    grammars: GrammarGauges = GrammarGauges()
 
     def after(self, before: "Gauges") -> "Gauges":
         """Return the gauges with the parts that this report leaves out taken from an earlier report."""

@@ -36,12 +36,27 @@ class Preemption(Struct, frozen=True, gc=False):
 
 
 class Slice(Struct, frozen=True, gc=False):
-    """Tokens [start, start + length) of one sequence, computed in one step."""
+    """Tokens [start, start + length) of one sequence, computed in one step.
+
+    A slice with proposed tokens has its last `len(proposed)` tokens from there. A token is sampled behind each of them
+    and behind the one before them; they count as far as the sampled tokens are the same.
+    """
 
     seq: SeqId
     start: int  # tokens computed or launched before
     length: int  # tokens, >= 1
     samples: bool  # the slice ends at the last token that exists or is being sampled, so a new token is sampled
+    proposed: tuple[int, ...] = ()  # tokens; only if `samples`, and length = 1 + their number
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether the slice has one token, apart from proposed ones."""
+        return self.length == 1 or bool(self.proposed)
+
+    @property
+    def num_sampled(self) -> int:
+        """The number of tokens that are sampled."""
+        return 1 + len(self.proposed) if self.samples else 0
 
 
 class NanoBatch(Struct, frozen=True, gc=False):
@@ -78,6 +93,7 @@ class Plan(Struct, frozen=True, gc=False):
     deferred: tuple[SeqId, ...] = ()  # sequences that wait for a transfer, or for a prefix that another one computes
     at_quota: tuple[TenantId, ...] = ()  # tenants whose next sequence waits only because their quota is full
     next_order: tuple[SeqId, ...] = ()  # the first waiting sequences, in the order in which they will be admitted
+    is_speculative: bool = False  # some slice has proposed tokens, so nothing can be planned before it has committed
 
 
 class TableUpdate(Struct, frozen=True, gc=False):
@@ -96,3 +112,4 @@ class StepPlan(Struct, frozen=True, gc=False):
     table_updates: tuple[TableUpdate, ...] = ()  # since the previous step, in order
     gone: tuple[SeqId, ...] = ()  # finished, aborted or preempted since the previous step; applied before the updates
     transfers: tuple[Transfer, ...] = ()  # transfers that start with the step
+    is_speculative: bool = False  # see `Plan`

@@ -12,5 +12,6 @@ ACCESS: Final = Group(
     "Access", "access is set up at the start; tenants and their keys are changed through the tenants file"
 )
 ANSWERS: Final = Group("Answers", "it belongs to the model, which is loaded at the start")
+FILES: Final = Group("Files", "the folder of the files is opened at the start")
 LOG: Final = Group("Log", "logs and traces are set up at the start")
-GROUPS: Final = (MODEL, MEMORY, SCHEDULER, SERVER, ACCESS, ANSWERS, LOG)
+GROUPS: Final = (MODEL, MEMORY, SCHEDULER, SERVER, ACCESS, ANSWERS, FILES, LOG)

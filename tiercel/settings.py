@@ -3,8 +3,9 @@
 `tiercel.config` reads flags, variables and the settings file into these values. Facts learnt after the start (how many
 blocks fit, the model's context) are not settings: see `tier.Capacity` and `wire.Ready`.
 
-Access to the server is declared in `access_settings`, its control socket in `control_settings`, what both processes act
-on in `process_settings`.
+Access to the server is declared in `access_settings`, its control socket in `control_settings`, its answers in
+`answer_settings`, files and batches in `batch_settings`, stored responses in `response_settings`, what both processes
+act on in `process_settings`.
 
 The struct of a setting says which process acts on it. A setting is called by its field's name unless its option
 names another, for instance because the flag is vLLM's and the field carries a unit.
@@ -16,7 +17,6 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Struct
 
-from tiercel.control_settings import ControlSettings
 from tiercel.option import (
     LENGTH,
     NAMES,
@@ -29,14 +29,13 @@ from tiercel.option import (
     read_size,
 )
 from tiercel.process_settings import ProcessSettings
-from tiercel.setting_groups import ANSWERS, GROUPS, LOG, MEMORY, MODEL, SCHEDULER, SERVER
+from tiercel.response_settings import ResponseSettings
+from tiercel.setting_groups import GROUPS, LOG, MEMORY, MODEL, SCHEDULER, SERVER
 from tiercel.setting_values import (
-    OVERRIDABLE,
     read_collector,
     read_dtype,
     read_model_length,
     read_root_path,
-    read_sampling,
 )
 from tiercel.units import GIB, KIB, MIB
 
@@ -247,7 +246,7 @@ class EngineSettings(ProcessSettings, frozen=True, kw_only=True):
         return int(self.async_scheduling)
 
 
-class ServerSettings(ControlSettings, frozen=True, kw_only=True):
+class ServerSettings(ResponseSettings, frozen=True, kw_only=True):
     """Settings of the HTTP process."""
 
     config: Annotated[str | None, Option(MODEL, "Settings file, if not tiercel.toml.", "FILE")] = None
@@ -305,7 +304,7 @@ class ServerSettings(ControlSettings, frozen=True, kw_only=True):
         float,
         _seconds(
             SERVER,
-            "Maximum time for the headers of a request.",
+            "Maximum time for a TLS handshake, and for the headers of a request.",
             name="timeout_headers",
             is_rare=True,
             within=(0.1, _DAY_S),
@@ -374,42 +373,6 @@ class ServerSettings(ControlSettings, frozen=True, kw_only=True):
     enable_server_load_tracking: Annotated[bool, Option(SERVER, "Serve /load.", is_rare=True)] = False
     enable_request_id_headers: Annotated[
         bool, Option(SERVER, "Send X-Request-Id with every response.", is_rare=True)
-    ] = False
-
-    chat_template: Annotated[
-        str | None, Option(ANSWERS, "Chat template, as a file or as text; default: the model's.", "FILE", is_rare=True)
-    ] = None
-    generation_config: Annotated[
-        str,
-        Option(
-            ANSWERS,
-            "Source of the sampling defaults: auto (the model's), vllm, tiercel or a folder.",
-            "SOURCE",
-            is_rare=True,
-        ),
-    ] = "auto"  # vllm and tiercel mean neutral defaults
-    override_generation_config: Annotated[
-        dict[str, float],
-        Option(
-            ANSWERS,
-            "Sampling defaults that override the model's.",
-            "JSON",
-            read=read_sampling,
-            expects=f"a JSON object of numbers with keys from {', '.join(OVERRIDABLE)}",
-            is_rare=True,
-        ),
-    ] = {}  # noqa: RUF012 - msgspec copies it
-    max_logprobs: Annotated[
-        int, Option(ANSWERS, "Maximum log-probabilities per token.", "N", is_rare=True, within=(0, 1024), is_live=True)
-    ] = 20
-    stream_interval: Annotated[
-        int, Option(ANSWERS, "Tokens per chunk of a stream.", "TOKENS", is_rare=True, within=(1, 65_536), is_live=True)
-    ] = 1  # the first chunk has one token
-    enable_force_include_usage: Annotated[
-        bool, Option(ANSWERS, "Report usage at the end of every stream.", is_rare=True, is_live=True)
-    ] = False
-    enable_prompt_tokens_details: Annotated[
-        bool, Option(ANSWERS, "Report cached tokens in the usage.", is_rare=True, is_live=True)
     ] = True
 
     enable_log_requests: Annotated[bool, Option(LOG, "Log one line per request, without its text.", is_rare=True)] = (

@@ -17,7 +17,7 @@ from tiercel.plan import Slice
 
 _STEPS = 4  # more than are ever in flight
 _HEAD = struct.Struct("<QQ")  # of a step: its number, its number of sequences; number 0: no step
-_FRONT = struct.Struct("<Qd")  # the request that is being taken in, the time limit for a step to end
+_FRONT = struct.Struct("<QdQ")  # request being taken in, time limit for a step to end, request being compiled
 _ROW_BYTES = 16  # sequence id, tokens at the end of its slice
 ANY_SEQ = SeqId((1 << 64) - 1)  # entered while the next step is planned for all sequences
 
@@ -25,7 +25,9 @@ ANY_SEQ = SeqId((1 << 64) - 1)  # entered while the next step is planned for all
 class EngineTrail(Struct, frozen=True):
     """The work of an engine at its death."""
 
-    entering: SeqId | None = None  # the request that it was taking in, or the suspect or ANY_SEQ that it was planning
+    # The request whose grammar it was compiling or that it was taking in, or the suspect or ANY_SEQ that it was
+    # planning.
+    entering: SeqId | None = None
     end_by_seq: dict[SeqId, int] = {}  # tokens at the end of the slice, of each sequence in a step in flight
 
     @property
@@ -66,6 +68,10 @@ class StepRecord:
         """Note how long the steps in flight may take until the engine counts as hung."""
         struct.pack_into("<d", self._pages, 8, limit_s)
 
+    def compile(self, seq: SeqId) -> None:
+        """Note that the grammar of a request is being compiled, on a thread beside the loop's; 0: none."""
+        struct.pack_into("<Q", self._pages, 16, seq)
+
     @property
     def limit_s(self) -> float:
         """The time that the steps in flight may take; 0 before the first step."""
@@ -91,7 +97,7 @@ class StepRecord:
 
     def read(self) -> EngineTrail:
         """Return what the record holds. The record may hold anything: a dying process may have overwritten it."""
-        entering, _ = _FRONT.unpack_from(self._pages, 0)
+        entering, _, compiled = _FRONT.unpack_from(self._pages, 0)
         ends: dict[SeqId, int] = {}
         for number in range(_STEPS):
             start = self._start(number)
@@ -104,11 +110,13 @@ class StepRecord:
             half = len(rows) // 2
             for seq, end in zip(rows[:half], rows[half:], strict=True):
                 ends[SeqId(seq)] = max(end, ends.get(SeqId(seq), 0))
-        return EngineTrail(SeqId(entering) if entering else None, ends)
+        # A compilation is far more likely to be the cause than the planning of a step.
+        cause = compiled or entering
+        return EngineTrail(SeqId(cause) if cause else None, ends)
 
     def clear(self) -> None:
         """Forget everything, for the next engine."""
-        _FRONT.pack_into(self._pages, 0, 0, 0.0)
+        _FRONT.pack_into(self._pages, 0, 0, 0.0, 0)
         for number in range(_STEPS):
             _HEAD.pack_into(self._pages, self._start(number), 0, 0)
 

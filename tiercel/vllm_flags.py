@@ -5,11 +5,11 @@ from typing import Final
 
 _TENSORS = "one engine runs on one device"
 _LORA = "LoRA adapters are not served"
-_TOOLS = "tool calls are not parsed yet"
 _GRAMMAR = "structured output is not served yet"
 _MEDIA = "only text models are served"
 _PLUGIN = "third-party code is not loaded into the server"
 _GRAPHS = "CUDA graphs cover all lengths and are captured per batch size; --enforce-eager disables them"
+_DRAFTS = "draft models are not served; --prompt-lookup-num-tokens proposes tokens from earlier text"
 
 REFUSED: Final[dict[str, str]] = {
     "quantization": "quantised checkpoints are not served",
@@ -20,16 +20,14 @@ REFUSED: Final[dict[str, str]] = {
     "max-loras": _LORA,
     "max-lora-rank": _LORA,
     "max-cpu-loras": _LORA,
-    "speculative-config": "speculative decoding is not served",
-    "speculative-model": "speculative decoding is not served",
-    "num-speculative-tokens": "speculative decoding is not served",
+    "speculative-config": _DRAFTS,
+    "speculative-model": _DRAFTS,
+    "num-speculative-tokens": _DRAFTS,
     "enable-expert-parallel": _TENSORS,
     "distributed-executor-backend": _TENSORS,
     "headless": _TENSORS,
-    "enable-auto-tool-choice": _TOOLS,
-    "tool-call-parser": _TOOLS,
-    "tool-parser-plugin": _TOOLS,
-    "reasoning-parser": "reasoning is not parsed yet",
+    "tool-parser-plugin": _PLUGIN,
+    "reasoning-parser-plugin": _PLUGIN,
     "guided-decoding-backend": _GRAMMAR,
     "structured-outputs-config": _GRAMMAR,
     "limit-mm-per-prompt": _MEDIA,
@@ -101,6 +99,7 @@ HARMLESS: Final[dict[str, Harmless]] = {
     "response-role": _only("assistant", otherwise="answers have the role assistant"),
     "uvicorn-log-level": Harmless(note="it has no effect: warnings of the HTTP server are logged; see --log-level"),
     "disable-uvicorn-access-log": _old_switch(),
+    "enable-auto-tool-choice": _old_switch(),  # always on
     "enable-chunked-prefill": _old_switch(),
     "disable-custom-all-reduce": _old_switch(),
     "use-v2-block-manager": _old_switch("it has no effect"),

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from tiercel.errors import WireError
 from tiercel.ids import SeqId
-from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, TokenLogprobs
+from tiercel.outcome import Finished, FinishReason, FirstToken, Gauges, Pooled, PromptReading, TokenLogprobs
 from tiercel.request import Request
 from tiercel.settings import EngineSettings
 from tiercel.tenant import Tenants
@@ -82,7 +82,11 @@ class Loading(Struct, frozen=True, tag="loading"):
 
 
 class Ready(Struct, frozen=True, tag="ready", kw_only=True):
-    """The engine is ready. The fields are known only after loading the model."""
+    """The engine is ready. The fields are known only after loading the model.
+
+    `has_grammars`: whether requests may have a grammar (`SamplingParams.grammar`). Without a readable tokenizer.json in
+    the model's folder they may not, and the HTTP process refuses them; the engine would fail them one by one.
+    """
 
     max_model_len: int  # tokens of prompt and output together
     vocab_size: int  # logits width
@@ -95,6 +99,8 @@ class Ready(Struct, frozen=True, tag="ready", kw_only=True):
     weights_bytes: int
     kv_bytes: int
     load_s: float
+    has_grammars: bool = True
+    fingerprint: str = ""  # changes with the weights, the types of their numbers and the kernels, and with nothing else
 
     @property
     def block_bytes(self) -> int:
@@ -118,6 +124,8 @@ class DiskReleased(Struct, frozen=True, tag="disk_released"):
 class Report(Struct, frozen=True, tag="report", kw_only=True):
     """The results of one committed step.
 
+    Results of prompts come before it in reports of their own, in portions.
+
     `seqs` (raw uint64) and `tokens` (raw uint32) are parallel: one new token per sequence. They include the last token
     of a sequence that is in `finished`.
     """
@@ -125,6 +133,8 @@ class Report(Struct, frozen=True, tag="report", kw_only=True):
     seqs: bytes = b""
     tokens: bytes = b""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompts: tuple[PromptReading, ...] = ()
+    pooled: tuple[Pooled, ...] = ()
     firsts: tuple[FirstToken, ...] = ()  # for sequences whose first token is among `tokens`
     finished: tuple[Finished, ...] = ()
     gauges: Gauges | None = None
