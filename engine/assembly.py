@@ -13,6 +13,7 @@ from tiercel.device.cpu import CpuLane
 from tiercel.device.registry import open_device
 from tiercel.engine.attention.registry import open_attention
 from tiercel.engine.disk_release import DiskRelease
+from tiercel.engine.grammars import GrammarCache
 from tiercel.engine.loop import UNMEASURED_STALL_S, EngineLoop, Mover
 from tiercel.engine.measure.footprint import measure_footprint
 from tiercel.engine.measure.machine_facts import machine_facts
@@ -76,6 +77,7 @@ class Engine:
         device: Device,
         capacity: Capacity,
         clock: Clock,
+        grammars: GrammarCache,
     ) -> None:
         self.loop = loop
         self.model = model
@@ -85,6 +87,7 @@ class Engine:
         self.release = release
         self.device = device
         self.capacity = capacity
+        self.grammars = grammars
         self._lane = lane
         self._clock = clock
 
@@ -101,6 +104,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the lanes and wait for writes to the disk."""
+        self.grammars.close()
         self._lane.close()
         self.tiers.close()
 
@@ -168,6 +172,12 @@ def assemble(
     max_rows = settings.max_num_seqs + 1  # one suspect is admitted beyond the limit
     library = load_library() if device.name == "cpu" else None
     sampler = open_sampler(max_rows, model.vocab_size, place, model.precision.activations, library)
+    # An id beyond the logits cannot be sampled, and banning it until min_tokens would be out of range.
+    end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
+    grammars = GrammarCache.start(
+        *(Path(settings.model), model.vocab_size, end_tokens, clock, wake, record),
+        masks=lambda: (sampler.grammars.num_masks, sampler.grammars.mask_s),
+    )
     reserved_bytes = measure_footprint(settings, model, sampler, spec, device, lane, place).reserved_bytes
     kept = kept_memory(arena_fd, spec, model.fingerprint)
     capacity = size_pool(settings, spec, device, model.max_model_len, model.weights_bytes, kept, reserved_bytes)
@@ -177,8 +187,6 @@ def assemble(
         settings, spec, capacity, device, clock, arena_fd, model.fingerprint, wake, lock=arena_fd is None
     )
     rates = _open_rates(tiers, model, spec, lane, clock, capacity.max_model_len, wake)
-    # An id beyond the logits cannot be sampled, and banning it until min_tokens would be out of range.
-    end_tokens = tuple(token for token in read_end_tokens(Path(settings.model)) if token < model.vocab_size)
     max_blocks = -(-capacity.max_model_len // settings.block_size)
     device.give_back_cached()  # this also waits for the zeroing of the arenas, which was not queued on the lane
     graphs = _record_graphs(settings, model, tiers.device.kv, max_rows, max_blocks, device, lane, mailbox, clock)
@@ -196,7 +204,7 @@ def assemble(
     chooser = SwapChooser(settings.preemption_mode, lambda: rates.rates)
     planner = Planner(book, limits, chooser, Splitter(splits))
     rows = RowBook(max_rows, max_blocks)
-    runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens, graphs=graphs)
+    runner = Runner(model, tiers.device.kv, sampler, lane, rows, book, end_tokens, graphs=graphs, grammars=grammars)
     device.give_back_cached()
     steering = Steering(book, planner, cache, settings, most_tokens, yields=yields)
     release = DiskRelease(tiers, cache.background, mailbox, wake)
@@ -216,9 +224,10 @@ def assemble(
         release_disk=release.begin,
         record=record,
         stall_s=_MEASURED_STALL_S if settings.calibration_s else UNMEASURED_STALL_S,
+        grammars=grammars,
     )
     upkeep = Upkeep(tiers, rates, cache.background, clock, policy.costs if settings.calibration_s else None)
-    return Engine(loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock)
+    return Engine(loop, model, cache, tiers, upkeep, release, lane, device, capacity, clock, grammars)
 
 
 def _record_graphs(

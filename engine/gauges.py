@@ -6,7 +6,7 @@ from tiercel.clock import Clock
 from tiercel.engine.fairness_survey import FairnessSurvey
 from tiercel.engine.step.memory_relief import MemoryRelief
 from tiercel.kvcache.manager import CacheManager
-from tiercel.outcome import DiskState, Gauges, RouteGauges
+from tiercel.outcome import DiskState, Gauges, GrammarGauges, RouteGauges
 from tiercel.scheduler.book import SequenceBook
 
 _MAX_SEQUENCES = 64  # in one report
@@ -25,6 +25,7 @@ class GaugeReader:
         disk_state: Callable[[], DiskState],
         clock: Clock,
         threads: Callable[[], int] = lambda: 0,
+        grammars: Callable[[], GrammarGauges] = GrammarGauges,
     ) -> None:
         """`threads`: returns the number of threads that compute together; 0 if the device is no CPU."""
         self.num_steps = 0  # committed since the start; steps that failed do not count
@@ -37,6 +38,7 @@ class GaugeReader:
         self._disk_state = disk_state
         self._clock = clock
         self._threads = threads
+        self._grammars = grammars
 
     def count_step(self, nano_batches: int) -> None:
         """Count a committed step."""
@@ -64,6 +66,9 @@ class GaugeReader:
             steps=self.num_steps,
             nano_batches=self._num_nano_batches,
             out_of_memory=self._relief.num_shortages,
+            drafts=book.speculation.drafts,
+            proposed_tokens=book.speculation.proposed,
+            accepted_tokens=book.speculation.accepted,
             threads=self._threads(),
             tiers=cache.tier_gauges() if is_full else (),
             routes=self._routes() if is_full else (),
@@ -72,4 +77,5 @@ class GaugeReader:
             sequences=book.gauges(_MAX_SEQUENCES) if is_full else (),
             preemptions_by_reason=book.preemption_counts.by_reason(),
             fair=self._survey.take(self._clock.now_s()) if is_full else None,
+            grammars=self._grammars(),
         )

@@ -5,6 +5,7 @@ Usage: `python -m tiercel.engine --fd N`.
 
 import argparse
 import gc
+import hashlib
 import logging
 import os
 import signal
@@ -116,12 +117,21 @@ def serve(
             weights_bytes=engine.capacity.weights_bytes,
             kv_bytes=engine.capacity.kv_bytes,
             load_s=clock.now_s() - started_s,
+            has_grammars=engine.grammars.wait(),
+            fingerprint=_fingerprint(engine),
         )
     )
     engine.loop.take(rest)
     run(engine, mailbox, clock)
     engine.close()
     return 0
+
+
+def _fingerprint(engine: Engine) -> str:
+    """Return what clients read as `system_fingerprint`: equal seeds give equal texts while it is the same."""
+    model = engine.model
+    facts = (model.fingerprint.hex(), str(model.precision), model.impl, model.products, engine.device.name)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _drain(mailbox: EngineMailbox, clock: Clock, patience_s: float = 2.0) -> None:

@@ -24,6 +24,7 @@ from tiercel.scheduler.policy import Policy
 from tiercel.scheduler.preemption_book import PreemptionBook
 from tiercel.scheduler.preemption_counts import PreemptionCounts
 from tiercel.scheduler.sequence import SequenceProgress
+from tiercel.scheduler.speculation import SpeculationCounts, accepted_tokens
 from tiercel.tenant import Tenants, TenantShare
 
 _TENANTS_AT_ONCE = 256  # compared in one piece of a change of tenants
@@ -47,8 +48,11 @@ class Commit:
 
 
 def _prompt_shape(pieces: Sequence[tuple[SequenceProgress, Slice]]) -> tuple[int, float]:
-    """Return the tokens and the context of a step that computes prompts only; (0, 0) for any other step."""
-    if any(piece.length == 1 for _, piece in pieces):
+    """Return the tokens and the context of a step that computes prompts only; (0, 0) for any other step.
+
+    A step that also computes the log-probabilities of a prompt takes longer than its tokens explain: (0, 0), too.
+    """
+    if any(piece.is_decode or sequence.has_unread for sequence, piece in pieces):
         return 0, 0
     return sum(piece.length for _, piece in pieces), mean_context((piece.length, piece.start) for _, piece in pieces)
 
@@ -68,6 +72,7 @@ class SequenceBook:
         self.recomputed_tokens = 0  # computed before a preemption and again after it, since start
         self.num_preempted = 0  # PREEMPTED or DRAINING now
         self.num_suspects = 0
+        self.speculation = SpeculationCounts()
         self._prompts: deque[tuple[int, float]] = deque()  # tokens and mean context of the launched steps of prompts
         self._by_id: dict[SeqId, SequenceProgress] = {}
         self._seqs_by_tenant: dict[TenantId, dict[SeqId, None]] = {}  # in order of arrival
@@ -105,7 +110,8 @@ class SequenceBook:
             raise InvariantError("book.added_twice", seq=request.id)
         num_prompt = len(request.prompt) // 4
         longest = self._max_model_len if max_tokens is None else min(max_tokens, self._max_model_len)
-        limit = min(num_prompt + request.params.max_tokens, longest)
+        # Without outputs, a token is sampled behind the prompt and discarded; its KV is never computed.
+        limit = min(num_prompt + request.params.max_tokens, longest) if request.params.max_tokens else num_prompt + 1
         sequence = SequenceProgress(request, self._policy.rank(request, request.band), limit, self._end_tokens)
         sequence.cached_tokens = cached_tokens
         sequence.tbt_goal_s = self._policy.slo(request.tenant).tbt_s
@@ -206,7 +212,7 @@ class SequenceBook:
             sequence.scheduled = piece.start + piece.length
             sequence.cached_tokens = 0
             sequence.in_flight += 1
-            sequence.pending += piece.samples
+            sequence.pending += piece.num_sampled
             if piece.samples and piece.seq in queued:
                 self._policy.leave(sequence, now_s)
         if pieces:
@@ -253,18 +259,22 @@ class SequenceBook:
         sequence.computed = sequence.scheduled = sequence.resumed_at = tokens
 
     def commit(self, batches: Sequence[NanoBatch], tokens: Sequence[int], now_s: float) -> Commit:
-        """Record that a launched step succeeded. `tokens[i]` belongs to its i-th sampling slice.
+        """Record that a launched step succeeded. `tokens`: see `StepOutcome`.
 
         Slices of sequences that have ended since the launch are ghosts: their results are discarded.
         """
         commit = Commit()
         sampled = iter(tokens)
         for piece in whole_slices(batches):
-            token = next(sampled) if piece.samples else None
+            drawn = tuple(islice(sampled, piece.num_sampled))
             sequence = self._by_id.get(piece.seq)
             if sequence is not None:
-                self._advance(sequence, piece, token, now_s, commit)
+                self._advance(sequence, piece, drawn, now_s, commit)
         return commit
+
+    def note_read(self, seq: SeqId, end: int) -> None:
+        """Record that the states of the prompt positions before `end` have been read."""
+        self._by_id[seq].num_read = end
 
     def finish(
         self, seq: SeqId, reason: FinishReason, now_s: float, *, stop_token: int | None = None, error: str | None = None
@@ -320,7 +330,7 @@ class SequenceBook:
                 continue
             known.append(piece.seq)
             sequence.in_flight -= 1
-            sequence.pending -= piece.samples
+            sequence.pending -= piece.num_sampled
             sequence.scheduled = sequence.computed
             if is_suspect:
                 self._mark_suspect(sequence)
@@ -340,7 +350,7 @@ class SequenceBook:
                 == (sequence.id in self.waiting)
                 and (sequence.state is not SequenceState.DRAINING or sequence.in_flight > 0)
                 and len(sequence.tokens) <= sequence.limit
-                and sequence.pending <= sequence.in_flight
+                and (sequence.pending > 0) <= (sequence.in_flight > 0)
             )
             if not is_right:
                 raise InvariantError("book.sequence", seq=sequence.id, state=sequence.state.value)
@@ -358,20 +368,29 @@ class SequenceBook:
         self._policy.check_integrity()
 
     def _advance(
-        self, sequence: SequenceProgress, piece: Slice, token: int | None, now_s: float, commit: Commit
+        self, sequence: SequenceProgress, piece: Slice, drawn: tuple[int, ...], now_s: float, commit: Commit
     ) -> None:
         sequence.in_flight -= 1
-        if sequence.is_suspect and piece.start + piece.length >= sequence.request.suspect_until:
+        end = piece.start + piece.length
+        if piece.proposed:
+            drawn = accepted_tokens(piece.proposed, drawn, sequence.stop_tokens)
+            self.speculation.add(len(piece.proposed), len(drawn) - 1)
+            # The KV behind the last of these is void; nothing was launched behind them.
+            end = sequence.scheduled = piece.start + len(drawn)
+        if sequence.is_suspect and end >= sequence.request.suspect_until:
             self._clear_suspect(sequence)
         if sequence.state is _RUNNING:
-            sequence.computed = end = piece.start + piece.length
+            sequence.computed = end
             commit.progress.append((sequence.id, end))
         elif sequence.in_flight == 0:
             self._wait_again(sequence, now_s)
         if piece.start < sequence.num_prompt:
             commit.prompt_tokens += min(piece.length, sequence.num_prompt - piece.start)
-        if token is not None:
-            sequence.pending -= 1
+        sequence.pending -= piece.num_sampled
+        if drawn and not sequence.request.params.max_tokens:
+            commit.finished.append(self.finish(sequence.id, FinishReason.LENGTH, now_s))
+            return
+        for token in drawn:
             sequence.tokens.append(token)
             if sequence.first_token_s is None:
                 sequence.first_token_s = now_s
@@ -381,8 +400,10 @@ class SequenceBook:
             if token in sequence.stop_tokens:
                 finished = self.finish(sequence.id, FinishReason.STOP, now_s, stop_token=token)
                 commit.finished.append(finished)
-            elif len(sequence.tokens) >= sequence.limit:
+                break
+            if len(sequence.tokens) >= sequence.limit:
                 commit.finished.append(self.finish(sequence.id, FinishReason.LENGTH, now_s))
+                break
 
     def _preempt(self, sequence: SequenceProgress, now_s: float, reason: PreemptionReason) -> None:
         self.running.remove(sequence)

@@ -92,6 +92,7 @@ class Draft:
         self.at_quota: set[TenantId] = set()  # tenants whose next sequence would exceed their quota
         self.aged: SeqId | None = None  # the sequence that may use the aging share
         self.blocks_owed = 0  # blocks that the known tokens of the running sequences still need
+        self.is_speculative = False  # some slice has proposed tokens
         self.is_short = False  # a running sequence waits for blocks, so that no sequence may be admitted
         self._prompt_tokens = 0  # computed by this step
         self._prompt_reads = 0  # sum of tokens times context over the prompts of this step
@@ -139,6 +140,13 @@ class Draft:
             self.slice_by_seq[one.id] = Slice(one.id, one.scheduled, 1, True)
         self.tokens_left -= len(sequences)
 
+    def propose(self, seq: SeqId, tokens: tuple[int, ...]) -> None:
+        """Add proposed tokens to the slice of a decoding sequence, which has room for them."""
+        piece = self.slice_by_seq[seq]
+        self.slice_by_seq[seq] = Slice(seq, piece.start, 1 + len(tokens), True, tokens)
+        self.tokens_left -= len(tokens)
+        self.is_speculative = True
+
     def extend(self, sequence: SequenceProgress, length: int) -> None:
         """Replace the slice of a sequence by a longer one from the same start."""
         piece = self.slice_by_seq[sequence.id]
@@ -154,7 +162,7 @@ class Draft:
         piece = self.slice_by_seq.pop(victim.id, None)
         if piece is not None:
             self.tokens_left += piece.length
-            if piece.length > 1:
+            if not piece.is_decode:
                 self._prompt_tokens -= piece.length
                 self._prompt_reads -= piece.length * piece.start
         dirty, near, far = self.cache.blocks_below(victim.id)
@@ -183,6 +191,7 @@ class Draft:
             deferred=tuple(self.deferred),
             at_quota=tuple(sorted(self.at_quota)),
             next_order=tuple(seq for seq in self._order if seq not in admitted),
+            is_speculative=self.is_speculative,
         )
 
     def _nano_batches(self) -> tuple[NanoBatch, ...]:

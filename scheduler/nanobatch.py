@@ -80,7 +80,7 @@ def shape_of(slices: Iterable[Slice]) -> SplitShape:
     """Return the shape of a forward of these slices."""
     prefill_tokens = prefill_context = decodes = decode_context = 0
     for piece in slices:
-        if piece.length == 1:
+        if piece.is_decode:
             decodes += 1
             decode_context += piece.start
         else:
@@ -98,8 +98,8 @@ def cut(slices: tuple[Slice, ...], split: Split, block_size: int) -> tuple[NanoB
         return ()
     if split == WHOLE:
         return (NanoBatch(slices),)
-    prompts = tuple(piece for piece in slices if piece.length > 1)
-    decodes = tuple(piece for piece in slices if piece.length == 1)
+    prompts = tuple(piece for piece in slices if not piece.is_decode)
+    decodes = tuple(piece for piece in slices if piece.is_decode)
     if not prompts and split.decode_parts < 2:
         return (NanoBatch(slices),)
     if not split.decode_parts and prompts:
@@ -138,7 +138,10 @@ def _prompt_parts(slices: tuple[Slice, ...], parts: int, block_size: int) -> lis
 
 
 def capped(batches: tuple[NanoBatch, ...], max_tokens: int, block_size: int) -> tuple[NanoBatch, ...]:
-    """Return the same slices in the same order, in nano-batches of at most `max_tokens` tokens."""
+    """Return the same slices in the same order, in nano-batches of at most `max_tokens` tokens.
+
+    No slice may have proposed tokens.
+    """
     made: list[NanoBatch] = []
     for batch in batches:
         part: list[Slice] = []

@@ -13,6 +13,7 @@ from tiercel.scheduler.draft import CacheView, Draft, StepSplitter
 from tiercel.scheduler.nanobatch import Splitter
 from tiercel.scheduler.preemption_limiter import PreemptionLimiter, StarvationCounter
 from tiercel.scheduler.preemptor import Preemptor
+from tiercel.scheduler.prompt_lookup import PromptLookup
 from tiercel.scheduler.prompt_planner import MAX_CANDIDATES, PromptPlanner
 from tiercel.scheduler.sequence import SequenceProgress
 from tiercel.scheduler.step_goal import beside_decodes
@@ -30,6 +31,7 @@ class Planner:
         chooser: SwapChooser | None = None,
         splitter: StepSplitter | None = None,
         starvation: StarvationCounter | None = None,
+        lookup: PromptLookup | None = None,
     ) -> None:
         self._book = book
         self._policy = book.policy
@@ -40,6 +42,7 @@ class Planner:
         self._max_forward_tokens: int | None = None
         self.preemptor = Preemptor(book, self._chooser)
         self._prompts = PromptPlanner(book, self.preemptor, self._starvation)
+        self._lookup = lookup or PromptLookup()
 
     @property
     def limits(self) -> StepLimits:
@@ -111,7 +114,18 @@ class Planner:
         if paused_accounts and draft.is_empty:  # only the debtors can use the step
             self._decode(draft, decodes, has_prefills=bool(prefills))
             self._prompts.continue_all(draft, prefills)
+        self._propose(draft)
         return draft.plan()
+
+    def _propose(self, draft: Draft) -> None:
+        """Add proposed tokens to a step of decodes alone, while nothing waits and device memory is not short."""
+        if draft.preemption_by_seq or self._book.waiting or self._max_forward_tokens is not None:
+            return
+        decoding = [self._book[seq] for seq in draft.slice_by_seq]
+        if any(one.lookup_tokens for one in decoding) and all(
+            piece.length == 1 and piece.samples for piece in draft.slice_by_seq.values()
+        ):
+            self._lookup.add_to(draft, decoding, self._policy.costs)
 
     def _step_tokens(self) -> int:
         """Return the maximum number of tokens of one step."""

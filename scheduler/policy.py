@@ -32,6 +32,13 @@ Holdings = Mapping[Account, float]
 """What each account holds of all blocks or rows, as a part of the whole. For the beneficiary: what it would hold."""
 
 
+def _billed(piece: Slice) -> tuple[tuple[int, int], ...]:
+    """Return the tokens and the context of a slice; of a decode and, apart from it, of its proposed tokens."""
+    if not piece.proposed:
+        return ((piece.length, piece.start),)
+    return ((1, piece.start), (len(piece.proposed), piece.start + 1))
+
+
 class Policy:
     """The operator's choice of `fair`, `priority` or `fcfs`, over one queue. Written by the SequenceBook.
 
@@ -261,10 +268,11 @@ class Policy:
         works = work_by_payer(
             (
                 self._payer_again(one) if piece.start < one.repeated_until else (one.account, one.is_aged, False),
-                piece.length,
-                piece.start,
+                tokens,
+                start,
             )
             for one, piece in pieces
+            for tokens, start in _billed(piece)
         )
         whole = StepWork.of(works.values())
         predicted_ms = self.costs.step_ms(whole.tokens, whole.prompt_context, whole.decodes, whole.decode_context)

@@ -5,8 +5,9 @@ from array import array
 from tiercel.ids import SeqId
 from tiercel.outcome import MAX_ABSENCES, Absence, Finished, FinishReason, SequenceState
 from tiercel.plan import PreemptionReason
-from tiercel.request import Request, unpack_tokens
+from tiercel.request import Request, SamplingParams, unpack_tokens
 from tiercel.scheduler.account import Account
+from tiercel.scheduler.speculation import may_speculate
 
 _RESTORING = SequenceState.RESTORING  # every step asks every sequence; Python 3.11 looks members up slowly
 
@@ -20,9 +21,10 @@ class SequenceProgress:
 
     __slots__ = (
         "absences", "account", "admission", "away_for", "away_since_s", "cached_tokens", "computed",
-        "first_launch_s", "first_token_s", "id", "in_flight", "is_aged", "is_suspect", "limit", "lost_tokens",
-        "num_found", "num_prompt", "pending", "preempted_for", "preemptions", "rank", "recomputed_tokens",
-        "repeated_until", "request", "resumed_at", "scheduled", "state", "stop_tokens", "tbt_goal_s", "tokens",
+        "first_launch_s", "first_token_s", "id", "in_flight", "is_aged", "is_suspect", "limit", "lookup_tokens",
+        "lost_tokens", "num_found", "num_prompt", "num_read", "pending", "preempted_for", "preemptions", "rank",
+        "read_end", "recomputed_tokens", "repeated_until", "request", "resumed_at", "scheduled", "state", "stop_tokens",
+        "tbt_goal_s", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +40,7 @@ class SequenceProgress:
         self.stop_tokens = stop_tokens if request.params.ignore_eos else stop_tokens | end_tokens
         self.tokens: array[int] = unpack_tokens(request.prompt + request.outputs)
         self.num_prompt = len(request.prompt) // self.tokens.itemsize
+        self.lookup_tokens = request.params.prompt_lookup_num_tokens if may_speculate(request.params) else 0
         self.state = SequenceState.WAITING
         self.computed = 0
         self.scheduled = 0
@@ -45,6 +48,8 @@ class SequenceProgress:
         self.pending = 0  # tokens that these slices sample
         self.is_suspect = False  # was in a step that failed; runs alone until a step of its own succeeds
         self.num_found = 0  # tokens hit at the first admission
+        self.read_end = _read_end(request.params, self.num_prompt)  # prompt positions whose states are read
+        self.num_read = max(request.num_read, self.read_end - 1 if request.params.pooling == "last" else 0)
         self.preemptions = 0
         self.lost_tokens = 0  # computed or in flight at the last preemption; 0 once it is launched again
         self.recomputed_tokens = 0  # computed again after a preemption
@@ -70,6 +75,14 @@ class SequenceProgress:
     def num_tokens(self) -> int:
         """The tokens that exist or are being sampled."""
         return len(self.tokens) + self.pending
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether final states of prompt positions from `num_read` on are still to be read; earlier ones are known.
+
+        Such a sequence uses cached blocks of the first `num_read` tokens only: a cached block has no states.
+        """
+        return self.num_read < self.read_end
 
     @property
     def num_outputs(self) -> int:
@@ -106,3 +119,10 @@ class SequenceProgress:
             stop_token=stop_token,
             error=error,
         )
+
+
+def _read_end(params: SamplingParams, num_prompt: int) -> int:
+    """Return the end of the prompt positions whose states are read; 0 if none are."""
+    if params.pooling is not None:
+        return num_prompt
+    return 0 if params.prompt_logprobs is None else num_prompt - 1  # the state of the last one predicts an output

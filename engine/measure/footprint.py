@@ -38,6 +38,7 @@ _ALL_FEATURES = SamplingParams(
     min_tokens=1,
     stop_token_ids=(0,),
     logprobs=20,
+    grammar="-",  # never compiled: such a row may draw every token
 )
 
 
@@ -170,4 +171,6 @@ class _FootprintTrial:
         state = ForwardState.of_slices(tables, [crowd.start] * crowd.seqs, ends, block_size, writes_null_block=True)
         hidden = self._model.forward(state.positions % self._model.vocab_size, self._null_block, state)
         logits = self._model.logits(hidden[state.device_query_starts[1:].long() - 1])
+        held = logits.clone()  # as for rows with grammars, while the step after it runs
         self._sampler.sample_no_sync(logits, range(crowd.seqs), ends, [0] * crowd.seqs).to_host_no_sync()
+        del held

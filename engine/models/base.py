@@ -19,6 +19,7 @@ class Model(Protocol):
     max_model_len: int  # tokens, from its config.json
     precision: Precision
     impl: str  # native | transformers
+    products: str  # what computes the matrix products, for people
     weights_bytes: int
     is_capturable: bool  # the launches of a decode depend on no length, so that a CUDA graph can hold them
     fingerprint: bytes  # 32 bytes that change with the weights, the config or the types of its numbers

@@ -65,6 +65,7 @@ class TransformersModel:
     """A causal language model of transformers; implements `Model`. It replaces the model's body by `HeadOnly`."""
 
     impl = "transformers"
+    products = "torch"
     is_capturable = False
 
     def __init__(

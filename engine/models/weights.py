@@ -21,6 +21,7 @@ _INDEX = "model.safetensors.index.json"
 _FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 _DERIVED = (".rotary_emb.inv_freq", ".self_attn.bias", ".self_attn.masked_bias")  # in old checkpoints; not used
 _CHUNK_WORDS = 1 << 17  # 1 MiB
+_NAME_MAX = 255  # bytes of the name of a file on Linux
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,12 @@ def _read_index(folder: Path) -> tuple[tuple[Path, frozenset[str]], ...]:
         raise ConfigError("weights.bad_index", f"{path}: weight_map must be an object with entries")
     names_by_file: dict[str, set[str]] = {}
     for name, file in file_by_name.items():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise ConfigError("weights.bad_index", f"{path}: {name} points to {file!r}, which is no file of the folder")
+        is_name = (
+            isinstance(file, str) and Path(file).name == file and len(file.encode("utf-8", "replace")) <= _NAME_MAX
+        )
+        if not is_name or not file.endswith(".safetensors"):
+            shown = repr(file)[:300]
+            raise ConfigError("weights.bad_index", f"{path}: {name} points to {shown}, which is no file of the folder")
         names_by_file.setdefault(file, set()).add(name)
     for file in sorted(names_by_file):
         if not (folder / file).is_file():

@@ -42,7 +42,7 @@ def least_no_sync(probabilities: Tensor, wanted_mass: Tensor) -> Tensor:
 
 def limits_no_sync(
     scores: Tensor,
-    features: NDArray[np.uint8],
+    features: NDArray[np.uint16],
     floats: Tensor,
     top_ks: NDArray[np.int64],
     search: MassSearch = least_no_sync,

@@ -22,10 +22,13 @@ class Feature(enum.IntFlag):
     BIAS = 2
     BAN = 4  # of end tokens, until min_tokens is reached
     PENALTY = 8
-    MIN_P = 16
-    TOP_P = 32
-    TOP_K = 64
-    DRAW = 128
+    BAD_WORDS = 16
+    ALLOWED = 32  # of a list of tokens, no others
+    MIN_P = 64
+    TOP_P = 128
+    TOP_K = 256
+    GRAMMAR = 512
+    DRAW = 1 << 15
 
 
 NO_FILTER = Feature(0)
@@ -59,14 +62,14 @@ class DrawColumn(enum.IntEnum):
 class RowTable:
     """The sampling parameters of every row.
 
-    Shapes: features [max_rows] uint8 (`Feature`), floats [max_rows, len(Column)] float32, seeds, top_ks, min_tokens and
-            num_logprobs [max_rows] int64; draws [max_rows, len(DrawColumn)] int32, without keys: they depend on the
+    Shapes: features [max_rows] uint16 (`Feature`), floats [max_rows, len(Column)] float32, seeds, top_ks, min_tokens
+            and num_logprobs [max_rows] int64; draws [max_rows, len(DrawColumn)] int32, without keys: they depend on the
             position. A row that does not draw has temperature 0 there.
     """
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self.features = np.zeros(max_rows, np.uint8)
+        self.features = np.zeros(max_rows, np.uint16)
         self.floats = np.zeros((max_rows, len(Column)), np.float32)
         self.draws = np.zeros((max_rows, len(DrawColumn)), np.int32)
         self.seeds = np.zeros(max_rows, np.int64)
@@ -75,6 +78,7 @@ class RowTable:
         self.num_logprobs = np.zeros(max_rows, np.int64)
         self.banned = [NO_IDS] * max_rows  # token ids that are banned until min_tokens is reached
         self.biased = [NO_IDS] * max_rows  # token ids
+        self.allowed = [NO_IDS] * max_rows  # token ids
         self.biases = [np.empty(0, np.float32)] * max_rows
 
     def set_row(self, row: int, params: SamplingParams, end_tokens: tuple[int, ...]) -> None:
@@ -98,15 +102,16 @@ class RowTable:
         self.num_logprobs[row] = params.logprobs or 0
         banned = np.array(sorted({*end_tokens, *params.stop_token_ids}), np.int64)
         self.banned[row] = banned[(banned >= 0) & (banned < self._vocab_size)]
+        self.allowed[row] = np.array(params.allowed_token_ids, np.int64)
         self.biased[row] = np.array([token for token, _ in params.logit_bias], np.int64)
         self.biases[row] = np.array([bias for _, bias in params.logit_bias], np.float32)
 
-    def features_at(self, rows: NDArray[np.int64], output_index: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def features_at(self, rows: NDArray[np.int64], output_index: NDArray[np.int64]) -> NDArray[np.uint16]:
         """Return the features of rows at this step, without BAN if min_tokens is reached. Shapes: all [N]."""
         features = self.features[rows]
         if int(np.bitwise_or.reduce(features)) & _BAN:
             reached = output_index >= self.min_tokens[rows]
-            features[reached] &= ~np.uint8(_BAN)
+            features[reached] &= ~np.uint16(_BAN)
         return features
 
 
@@ -117,8 +122,14 @@ def _features(params: SamplingParams, vocab_size: int) -> Feature:
         features |= Feature.LOGPROBS
     if params.logit_bias:
         features |= Feature.BIAS
+    if params.bad_words:
+        features |= Feature.BAD_WORDS
+    if params.allowed_token_ids:
+        features |= Feature.ALLOWED
     if params.min_tokens > 0:
         features |= Feature.BAN
+    if params.grammar:
+        features |= Feature.GRAMMAR
     if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
         features |= Feature.PENALTY
     if params.temperature < GREEDY_BELOW:

@@ -46,12 +46,12 @@ class Sampled:
             found = Logprobs(
                 found.indices,
                 found.num_top,
-                _to_host_no_sync(found.sampled),
-                _to_host_no_sync(found.ranks),
-                _to_host_no_sync(found.top_tokens),
-                _to_host_no_sync(found.top_logprobs),
+                to_host_no_sync(found.sampled),
+                to_host_no_sync(found.ranks),
+                to_host_no_sync(found.top_tokens),
+                to_host_no_sync(found.top_logprobs),
             )
-        return Sampled(_to_host_no_sync(self.tokens), _to_host_no_sync(self.bad_rows), found)
+        return Sampled(to_host_no_sync(self.tokens), to_host_no_sync(self.bad_rows), found)
 
 
 def token_logprobs(sampled: Sampled, seqs: Sequence[SeqId]) -> tuple[TokenLogprobs, ...]:
@@ -78,6 +78,6 @@ def token_logprobs(sampled: Sampled, seqs: Sequence[SeqId]) -> tuple[TokenLogpro
     )
 
 
-def _to_host_no_sync(values: Tensor) -> Tensor:
+def to_host_no_sync(values: Tensor) -> Tensor:
     """Queue a copy into pinned memory; a copy into pageable memory would wait for the device."""
     return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

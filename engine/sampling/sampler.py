@@ -9,8 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tiercel.clock import Clock, MonotonicClock
 from tiercel.engine.native.library import NativeLibrary
+from tiercel.engine.sampling.bad_words import BadWords
 from tiercel.engine.sampling.filter import MassSearch, least_no_sync, limits_no_sync
+from tiercel.engine.sampling.grammar import Grammar
+from tiercel.engine.sampling.grammar_rows import Failures, GrammarRows, advance, can_draw_others, exclude_no_sync
 from tiercel.engine.sampling.native import NativeDraw
 from tiercel.engine.sampling.noise import gumbel_no_sync, noise_keys
 from tiercel.engine.sampling.penalty import PenaltyCounts
@@ -29,7 +33,9 @@ also apply filters; see `engine.sampling.native`."""
 
 # Plain integers: operators of flags are slow.
 _LOGPROBS, _PENALTY, _DRAW = int(Feature.LOGPROBS), int(Feature.PENALTY), int(Feature.DRAW)
-_CHANGES = 0xFF & ~_LOGPROBS
+_GRAMMAR = int(Feature.GRAMMAR)
+_BAD_WORDS = int(Feature.BAD_WORDS)
+_CHANGES = 0xFFFF & ~_LOGPROBS
 _FILTERS = Feature.MIN_P | Feature.TOP_P | Feature.TOP_K
 _CHUNK_ELEMENTS_CPU = 1 << 17  # 0.5 MiB of float32, so that the temporaries of a chunk stay in the L2 cache
 _CHUNK_ELEMENTS = 1 << 26  # 256 MiB: limits the memory and needs few launches
@@ -54,6 +60,7 @@ class Sampler:
         kernel: DrawKernel | None = None,
         search: MassSearch = least_no_sync,
         kernel_filters: Feature = NO_FILTER,
+        clock: Clock | None = None,
     ) -> None:
         """`kernel`: one kernel for twenty operators of plain torch; `search`: finds the limits of top_p.
 
@@ -65,36 +72,66 @@ class Sampler:
         self._search = search
         self._kernel_filters = kernel_filters
         # The features that change a row's token and are not applied by the kernel to raw logits.
-        self._left_out = np.uint8(_CHANGES if kernel is None else _CHANGES & ~(_DRAW | int(kernel_filters)))
+        self._left_out = np.uint16(_CHANGES if kernel is None else _CHANGES & ~(_DRAW | int(kernel_filters)))
         self._table = RowTable(max_rows, vocab_size)
         self._counts = PenaltyCounts(max_rows, vocab_size, device)
+        self.grammars = GrammarRows(max_rows, vocab_size, clock or MonotonicClock())
+        self._bad_words = BadWords(max_rows, vocab_size, device)
 
     def set_row(
-        self, row: int, params: SamplingParams, prompt: bytes, outputs: bytes, end_tokens: tuple[int, ...]
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt: bytes,
+        outputs: bytes,
+        end_tokens: tuple[int, ...],
+        grammar: Grammar | None = None,
     ) -> None:
         """Fill a row at admission or resume, or after a step was voided.
 
         `prompt` and `outputs` are raw uint32 token ids; `end_tokens` are banned, with the request's own stop
-        tokens, until min_tokens were drawn.
+        tokens, until min_tokens were drawn. `grammar`: the compiled `params.grammar`; without it such a row fails.
 
-        Cost:    host only, unless the row has penalties: then its tokens are counted anew.
+        Cost:    host only, unless the row has penalties or bad words: then its tokens are counted or noted anew. With a
+                 grammar, 2 us for each output token.
         Effects: the former content of the row is replaced for steps that are queued later.
         """
         self._table.set_row(row, params, end_tokens)
+        if params.grammar:
+            self.grammars.set_row(row, grammar, np.frombuffer(outputs, np.uint32))
+        else:
+            self.grammars.clear_row(row)
         if self._table.features[row] & Feature.PENALTY:
             self._counts.set_row_no_sync(row, np.frombuffer(prompt, np.uint32), np.frombuffer(outputs, np.uint32))
+        if self._table.features[row] & Feature.BAD_WORDS:
+            self._bad_words.set_row_no_sync(row, params.bad_words, np.frombuffer(outputs, np.uint32))
+
+    def constrained(self, rows: Ints) -> NDArray[np.bool_]:
+        """Return which of these rows have a grammar. Shapes: [N]."""
+        return (self._table.features[np.asarray(rows, np.int64)] & _GRAMMAR) != 0
+
+    def advance(self, rows: Ints, tokens: Tensor) -> Failures:
+        """Give the rows that have a grammar the tokens that were drawn for them.
+
+        Return the rows whose grammar has failed; their requests have to fail. Shapes: rows [N]; tokens [N] on the host.
+        """
+        row_ids = np.asarray(rows, np.int64)
+        if not int(np.bitwise_or.reduce(self._table.features[row_ids])) & _GRAMMAR:
+            return ()
+        return advance(self.grammars.take(row_ids), tokens.tolist())
 
     def sample_no_sync(self, logits: Tensor, rows: Ints, positions: Ints, output_index: Ints) -> Sampled:
         """Draw one token for each row.
 
-        The order of vLLM: logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p, noise.
-        Log-probabilities are those of the raw logits.
+        The order: grammar, logit_bias, allowed_token_ids, bad_words, min_tokens, penalties, temperature, min_p, top_k,
+        top_p, noise. Log-probabilities are those of the raw logits. A row with a grammar must have been given all its
+        tokens (`advance`). Where its grammar allows end tokens only, min_tokens does not ban them.
 
         Shapes:  logits [N, vocab] float, unchanged; rows [N], each at most once, in any order; positions [N]:
                  tokens of the sequence before the new one; output_index [N]: output tokens before the new one.
         Cost:    one pass for every row; about 25 further passes for a row that draws; see benchmarks/sampler.py. With
                  the kernel one pass for every row, more only for rows with other parameters than a temperature.
-        Effects: the drawn tokens are counted for the penalties of their rows.
+        Effects: the drawn tokens are counted for the penalties of their rows, and noted for their bad words.
         """
         row_ids = np.asarray(rows, np.int64)
         token_positions = np.asarray(positions, np.int64)
@@ -117,6 +154,9 @@ class Sampler:
             penalised = Subset((features & _PENALTY) != 0, self._device)
             penalised_rows = upload_no_sync(row_ids[penalised.host], self._device)
             self._counts.count_no_sync(penalised_rows, penalised.take(tokens))
+        if wanted & _BAD_WORDS:
+            some = Subset((features & _BAD_WORDS) != 0, self._device)
+            self._bad_words.note_no_sync(upload_no_sync(row_ids[some.host], self._device), some.take(tokens))
         logprobs = self._logprobs_no_sync(logits, row_ids, features, tokens) if wanted & _LOGPROBS else None
         return Sampled(tokens, bad_rows, logprobs)
 
@@ -125,7 +165,7 @@ class Sampler:
         logits: Tensor,
         chosen: NDArray[np.int64],
         row_ids: NDArray[np.int64],
-        features: NDArray[np.uint8],
+        features: NDArray[np.uint16],
         positions: NDArray[np.int64],
     ) -> Tensor:
         """Return the tokens [C] of the chosen of N rows; greedy rows come first in `chosen`."""
@@ -141,7 +181,7 @@ class Sampler:
         return torch.cat(tokens)
 
     def _draw_chunk_no_sync(
-        self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8], positions: NDArray[np.int64]
+        self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16], positions: NDArray[np.int64]
     ) -> Tensor:
         """Return the tokens [M] of rows that all draw or are all greedy.
 
@@ -149,9 +189,16 @@ class Sampler:
         Effects: scores are overwritten.
         """
         wanted = int(np.bitwise_or.reduce(features))
+        if wanted & _GRAMMAR:
+            features = self._exclude_no_sync(scores, row_ids, features)
         floats = upload_no_sync(self._table.floats[row_ids], self._device)
         if wanted & Feature.BIAS:
             self._add_bias_no_sync(scores, row_ids)
+        if wanted & Feature.ALLOWED:
+            scores = self._keep_allowed_no_sync(scores, row_ids, features)
+        if wanted & Feature.BAD_WORDS:
+            places = np.flatnonzero(features & Feature.BAD_WORDS)
+            self._bad_words.apply_no_sync(scores, places, row_ids[places])
         if wanted & Feature.BAN:
             self._ban_no_sync(scores, row_ids, features)
         if wanted & Feature.PENALTY:
@@ -187,13 +234,37 @@ class Sampler:
             draws[:, : DrawColumn.TEMPERATURE] = noise_keys(self._table.seeds[row_ids], positions)
         return draws
 
+    def _exclude_no_sync(
+        self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16]
+    ) -> NDArray[np.uint16]:
+        """Apply the grammars. Return the features without BAN where it would leave nothing to draw.
+
+        Shapes: scores [M, vocab], changed; others [M].
+        """
+        words = self.grammars.words(row_ids)
+        exclude_no_sync(scores, words)
+        for index in np.flatnonzero((features & _GRAMMAR != 0) & (features & Feature.BAN != 0)).tolist():
+            if not can_draw_others(words[index], self._table.banned[row_ids[index]]):
+                features = features.copy()
+                features[index] &= ~np.uint16(Feature.BAN)
+        return features
+
     def _add_bias_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64]) -> None:
         """Add logit_bias. Shapes: scores [M, vocab], changed; row_ids [M]."""
         ids = self._flat_ids([self._table.biased[row] for row in row_ids])
         biases = np.concatenate([self._table.biases[row] for row in row_ids])
         scores.view(-1).scatter_add_(0, ids, upload_no_sync(biases, self._device))
 
-    def _ban_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8]) -> None:
+    def _keep_allowed_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16]) -> Tensor:
+        """Return scores without all but the allowed tokens. Shapes: scores [M, vocab]; others [M]."""
+        some = Subset((features & Feature.ALLOWED) != 0, self._device)
+        taken = some.take(scores)
+        is_excluded = torch.ones_like(taken, dtype=torch.bool)
+        ids = self._flat_ids([self._table.allowed[row] for row in row_ids[some.host]])
+        is_excluded.view(-1).index_fill_(0, ids, False)
+        return some.put(scores, taken.masked_fill(is_excluded, -torch.inf))
+
+    def _ban_no_sync(self, scores: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16]) -> None:
         """Exclude tokens that would end a sequence too early. Shapes: scores [M, vocab], changed; others [M]."""
         banned = [
             self._table.banned[row] if row_features & Feature.BAN else NO_IDS
@@ -207,7 +278,7 @@ class Sampler:
         return upload_no_sync(starts + np.concatenate(ids_by_row), self._device)
 
     def _logprobs_no_sync(
-        self, logits: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint8], tokens: Tensor
+        self, logits: Tensor, row_ids: NDArray[np.int64], features: NDArray[np.uint16], tokens: Tensor
     ) -> Logprobs:
         """Return the log-probabilities of the rows that requested them, at least one.
 

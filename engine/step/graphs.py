@@ -149,7 +149,7 @@ class DecodeGraphs:
 
     def size_of(self, batch: BatchInputs) -> int | None:
         """Return the rows of the graph for this nano-batch; None if it has to be launched kernel by kernel."""
-        if not batch.is_decode:
+        if not batch.is_decode or batch.reads:  # a graph keeps no final states
             return None
         at = bisect_left(self._sizes, len(batch.tokens))
         return self._sizes[at] if at < len(self._sizes) and self._sizes[at] in self._graph_by_size else None

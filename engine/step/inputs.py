@@ -1,17 +1,20 @@
 """The arrays of a forward, built from a sealed nano-batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tiercel.engine.forward.state import ForwardState
+from tiercel.engine.step.prompt_reads import PromptRead, prompt_read
 from tiercel.engine.step.staging import Staging
 from tiercel.ids import SeqId
-from tiercel.plan import NanoBatch
+from tiercel.plan import NanoBatch, Slice
 from tiercel.scheduler.sequence import SequenceProgress
 
 
@@ -39,11 +42,12 @@ class BatchInputs:
     """One nano-batch on the host, built without waiting for the step in flight.
 
     Tokens that the step in flight has not sampled yet are 0 and marked as unknown; the lane replaces them by the last
-    token of their row.
+    token of their row. A slice with proposed tokens samples behind each of its tokens, so its row and sequence occur
+    several times among those that sample.
 
     Shapes: tokens, token_rows, token_positions, slot_ids, slot_offsets [T] int64; is_unknown [T] bool; query_starts
             [S + 1], context_lengths [S] int32; block_tables [S, blocks] int64; sample_at [N] (index into T), rows,
-            positions, output_index [N] int64 of the slices that sample.
+            positions, output_index [N] int64 of the tokens that are sampled.
     """
 
     tokens: NDArray[np.int64]
@@ -59,8 +63,9 @@ class BatchInputs:
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
     output_index: NDArray[np.int64]
-    seqs: tuple[SeqId, ...]  # of the slices that sample
+    seqs: tuple[SeqId, ...]  # of the tokens that are sampled
     slice_seqs: tuple[SeqId, ...]  # of all slices
+    reads: tuple[PromptRead, ...] = ()  # in the order of the slices
 
     @property
     def is_decode(self) -> bool:
@@ -115,6 +120,7 @@ class BatchInputs:
             output_index=self.output_index[sample_kept],
             seqs=tuple(seq for seq in self.seqs if seq not in gone),
             slice_seqs=tuple(seq for seq in self.slice_seqs if seq not in gone),
+            reads=tuple(replace(read, at=int(new_at[read.at])) for read in self.reads if read.seq not in gone),
         )
 
     def upload_no_sync(self, staging: Staging) -> DeviceInputs:
@@ -177,11 +183,22 @@ def build_inputs(
         at, piece = query_starts[index], slices[index]
         # A copy of the slice, because the array cannot grow while a view of it exists.
         chunk = known[index].tokens[piece.start : piece.start + piece.length]
-        tokens[at : at + piece.length] = np.frombuffer(chunk, np.uint32)
+        tokens[at : at + len(chunk)] = np.frombuffer(chunk, np.uint32)
 
     prompts = np.array([sequence.num_prompt for sequence in known], np.int64)
     samples = [piece.samples for piece in slices]
     sampling = slice(None) if all(samples) else np.flatnonzero(samples)
+    sample_at, sampled_rows, sampled_ends = query_ends[sampling] - 1, rows[sampling], ends[sampling]
+    sampled_seqs, output_index = tuple(compress(seqs, samples)), (ends - prompts)[sampling]
+    if any(piece.proposed for piece in slices):
+        counts = np.array([piece.num_sampled for piece in slices if piece.samples], np.int64)
+        for at, piece in zip((query_ends - 1).tolist(), slices, strict=True):
+            if piece.proposed:
+                tokens[at + 1 - len(piece.proposed) : at + 1] = piece.proposed
+        back = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum()) - 1  # tokens before the last of its slice
+        sample_at, sampled_ends = np.repeat(sample_at, counts) - back, np.repeat(sampled_ends, counts) - back
+        sampled_rows, output_index = np.repeat(sampled_rows, counts), np.repeat(output_index, counts) - back
+        sampled_seqs = tuple(piece.seq for piece in slices for _ in range(piece.num_sampled))
     widest = -(-int(ends.max()) // block_size)
     return BatchInputs(
         tokens=tokens,
@@ -193,13 +210,26 @@ def build_inputs(
         query_starts=_starts(lengths),
         context_lengths=ends.astype(np.int32),
         block_tables=tables[rows, :widest],
-        sample_at=query_ends[sampling] - 1,
-        rows=rows[sampling],
-        positions=ends[sampling],
-        output_index=(ends - prompts)[sampling],
-        seqs=tuple(compress(seqs, samples)),
+        sample_at=sample_at,
+        rows=sampled_rows,
+        positions=sampled_ends,
+        output_index=output_index,
+        seqs=sampled_seqs,
         slice_seqs=seqs,
+        reads=_reads(known, slices, query_starts),
     )
+
+
+def _reads(
+    known: Sequence[SequenceProgress], slices: Sequence[Slice], query_starts: NDArray[np.int64]
+) -> tuple[PromptRead, ...]:
+    """Return what is to be read of the final states; nothing in nearly every nano-batch."""
+    found = [
+        prompt_read(sequence, piece, int(query_starts[index]))
+        for index, (sequence, piece) in enumerate(zip(known, slices, strict=True))
+        if sequence.read_end
+    ]
+    return tuple(read for read in found if read is not None)
 
 
 def _starts(lengths: NDArray[np.integer]) -> NDArray[np.int32]:

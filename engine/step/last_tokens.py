@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tiercel.engine.step.inputs import BatchInputs, DeviceInputs
@@ -28,9 +29,9 @@ class LastTokens:
         said = self._tokens.index_select(0, on_device.token_rows)
         return torch.where(on_device.is_unknown, said, on_device.tokens)
 
-    def note_no_sync(self, batch: BatchInputs, rows: Tensor, sampled: Tensor) -> None:
-        """Note the tokens that were sampled for a batch. Shapes: rows, the batch's on the device, and sampled [N]."""
+    def note_no_sync(self, rows: NDArray[np.int64], device_rows: Tensor, sampled: Tensor) -> None:
+        """Note the tokens that were sampled for rows. Shapes: all [N]; `device_rows` are `rows` on the device."""
         if self._on_host is not None:
-            self._on_host[batch.rows] = sampled.numpy()
+            self._on_host[rows] = sampled.numpy()
         else:
-            self._tokens.index_copy_(0, rows, sampled)
+            self._tokens.index_copy_(0, device_rows, sampled)

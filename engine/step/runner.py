@@ -4,8 +4,9 @@ import traceback
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,10 +16,12 @@ from tiercel.device.base import Lane, Pending
 from tiercel.device.shortage import is_shortage
 from tiercel.device.timer import Timer
 from tiercel.engine.models.base import Model
-from tiercel.engine.sampling import Sampled, Sampler, token_logprobs
+from tiercel.engine.sampling import Grammar, Sampler, Subset, token_logprobs
 from tiercel.engine.step.graphs import DecodeGraphs
+from tiercel.engine.step.held import Drawn, HeldDraw, HeldStep, SampledRows
 from tiercel.engine.step.inputs import BatchInputs, SequenceReader, build_inputs
 from tiercel.engine.step.last_tokens import LastTokens
+from tiercel.engine.step.prompt_reads import ReadStates, read_states_no_sync
 from tiercel.engine.step.rows import RowBook
 from tiercel.engine.step.staging import Staging, open_staging
 from tiercel.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
@@ -38,27 +41,46 @@ class FreshRow:
     params: SamplingParams
     prompt: bytes
     outputs: bytes
+    grammar: Grammar | None
+
+
+class GrammarsByText(Protocol):
+    """The compiled grammars of the unfinished sequences, by text."""
+
+    def get(self, text: str, /) -> Grammar | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """The result of one nano-batch."""
 
-    batch: BatchInputs  # without the sequences that had ended before it ran
-    sampled: Sampled
+    drawn: Drawn | None  # None: every row that samples is held
+    held: HeldDraw | None
     timer: Timer
+    read: tuple[ReadStates, ...] = ()  # of prompts
+
+    def parts(self) -> list[Drawn]:
+        """Return the draws of the sequences that had not ended before the nano-batch ran."""
+        held = None if self.held is None else self.held.drawn
+        return [part for part in (self.drawn, held) if part is not None]
 
 
 class DeviceFlight:
     """A step that was launched on a device."""
 
     def __init__(
-        self, plan: StepPlan, batches: tuple[BatchInputs, ...], pending: Pending[list[BatchResult | None]], lane: Lane
+        self,
+        plan: StepPlan,
+        batches: tuple[BatchInputs, ...],
+        pending: Pending[list[BatchResult | None]],
+        lane: Lane,
+        held: HeldStep | None,
     ) -> None:
         self.plan = plan
         self._batches = batches
         self._pending = pending
         self._lane = lane
+        self._held = held
 
     def result(self) -> StepOutcome:
         """Wait for the sampled tokens; the GIL is released meanwhile.
@@ -68,27 +90,39 @@ class DeviceFlight:
         """
         try:
             ran = self._pending.result()
+            if self._held is not None:
+                self._held.settle()
         except Exception as exc:  # request data can make a forward raise any exception
             raise _failure(self._lane, exc, self.plan.step) from exc
         tokens: list[int] = []
         bad: list[int] = []
+        failures: list[tuple[int, str]] = []
         logprobs: tuple[TokenLogprobs, ...] = ()
         for planned, one in zip(self._batches, ran, strict=True):
-            if one is None:
-                tokens += [_NO_TOKEN] * len(planned.seqs)
-                continue
-            seqs = one.batch.seqs
-            drawn: list[int] = one.sampled.tokens.tolist()
-            is_bad: list[bool] = one.sampled.bad_rows.tolist()
-            if any(is_bad):
-                bad += [len(tokens) + planned.seqs.index(seq) for seq in compress(seqs, is_bad)]
-            if len(seqs) < len(planned.seqs):
-                token_by_seq = dict(zip(seqs, drawn, strict=True))
-                drawn = [token_by_seq.get(seq, _NO_TOKEN) for seq in planned.seqs]
-            tokens += drawn
-            logprobs += token_logprobs(one.sampled, seqs)
+            parts = [] if one is None else one.parts()
+            for part in parts:
+                is_bad: list[bool] = part.sampled.bad_rows.tolist()
+                if any(is_bad):
+                    bad += [len(tokens) + planned.seqs.index(seq) for seq in compress(part.seqs, is_bad)]
+                failures += [(len(tokens) + planned.seqs.index(part.seqs[index]), why) for index, why in part.failures]
+                logprobs += token_logprobs(part.sampled, part.seqs)
+            tokens += _in_order(planned.seqs, parts)
+        prompts = tuple(read.part() for one in ran if one is not None for read in one.read)
         times = tuple(0.0 if one is None else one.timer.ms() for one in ran)
-        return StepOutcome(tuple(tokens), logprobs, tuple(bad), times)
+        return StepOutcome(tuple(tokens), logprobs, tuple(bad), times, tuple(failures), prompts)
+
+
+def _in_order(seqs: tuple[SeqId, ...], parts: list[Drawn]) -> list[int]:
+    """Return the tokens in the order of these sequences."""
+    if len(parts) == 1 and len(parts[0].seqs) == len(seqs):
+        return parts[0].sampled.tokens.tolist()
+    # A sequence with proposed tokens occurs several times.
+    tokens_by_seq: dict[SeqId, list[int]] = {}
+    for part in parts:
+        for seq, token in zip(part.seqs, part.sampled.tokens.tolist(), strict=True):
+            tokens_by_seq.setdefault(seq, []).append(token)
+    found = {seq: iter(tokens) for seq, tokens in tokens_by_seq.items()}
+    return [next(found[seq]) if seq in found else _NO_TOKEN for seq in seqs]
 
 
 def _failure(lane: Lane, error: Exception, step: int) -> DeviceError | DeviceLostError:
@@ -104,6 +138,10 @@ class Runner:
 
     Sampled tokens stay on the device between steps (`LastTokens`), so step n + 1 is launched before the host has seen
     the tokens of step n. Only `DeviceFlight.result` waits for the device.
+
+    A row with a grammar needs the host, which computes the tokens that it may draw from the tokens before. A lane that
+    runs its jobs on a thread has them when it comes to sampling. On a device whose lane only queues work, such rows are
+    *held*: drawn after the commit of the step before (`HeldStep`). Other rows are drawn with their forward.
     """
 
     def __init__(
@@ -118,8 +156,11 @@ class Runner:
         clock: Clock | None = None,
         staging: Staging | None = None,
         graphs: DecodeGraphs | None = None,
+        grammars: GrammarsByText | None = None,
+        holds: bool | None = None,
     ) -> None:
-        """`graphs`: recorded on the same model, arena, rows and lane."""
+        """`graphs`: recorded on the same model, arena, rows and lane. `holds`: whether rows with grammars are held; by
+        default on devices other than the CPU."""
         self._clock = clock or MonotonicClock()
         self._model = model
         self._kv = kv
@@ -134,6 +175,9 @@ class Runner:
         )
         self._staging = staging or open_staging(kv.device, lane)
         self._graphs = graphs
+        self._grammars = grammars
+        self._holds = kv.device.type != "cpu" if holds is None else holds
+        self._held: HeldStep | None = None  # of the step launched last
         self._unfilled: deque[FreshRow] = deque()  # rows of failed steps that were not filled yet come first
 
     def launch(self, plan: StepPlan) -> DeviceFlight:
@@ -147,34 +191,46 @@ class Runner:
             build_inputs(batch, self._sequences, self._rows.row_by_seq, self._rows.tables, self._block_size)
             for batch in plan.nano_batches
         )
+        held = HeldStep(self._sampler, self._last_tokens, self._lane, self._held) if self._holds else None
         try:
-            pending = self._lane.run(lambda: self._run(fresh, batches))
+            if self._held is not None:
+                self._held.draw()  # before rows get other sequences, and before this step reads the tokens
+            pending = self._lane.run(lambda: self._run(fresh, batches, held))
         except Exception as exc:  # as in `DeviceFlight.result`
             with suppress(RuntimeError):  # raised by a lost device
                 self._lane.mark().wait()  # half of the step may be queued, and its slots may be reused after this call
             raise _failure(self._lane, exc, plan.step) from exc
-        return DeviceFlight(plan, batches, pending, self._lane)
+        self._held = held
+        return DeviceFlight(plan, batches, pending, self._lane, held)
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
         """Release the rows of sequences whose steps were voided; the next table update fills new ones."""
         self._rows.release(seqs)
+        self._held = None
 
     def _fresh_row(self, seq: SeqId) -> FreshRow:
         sequence = self._sequences[seq]
         said = sequence.tokens[sequence.num_prompt :].tobytes()
-        return FreshRow(self._rows.row_by_seq[seq], sequence.request.params, sequence.request.prompt, said)
+        params = sequence.request.params
+        grammar = self._grammars.get(params.grammar) if self._grammars is not None and params.grammar else None
+        return FreshRow(self._rows.row_by_seq[seq], params, sequence.request.prompt, said, grammar)
 
     @torch.inference_mode()
-    def _run(self, fresh: list[FreshRow], batches: tuple[BatchInputs, ...]) -> list[BatchResult | None]:
+    def _run(
+        self, fresh: list[FreshRow], batches: tuple[BatchInputs, ...], held: HeldStep | None
+    ) -> list[BatchResult | None]:
         """Run the step, on the lane."""
         self._unfilled.extend(fresh)
         while self._unfilled:
             row = self._unfilled[0]
-            self._sampler.set_row(row.row, row.params, row.prompt, row.outputs, self._end_tokens)
+            self._sampler.set_row(row.row, row.params, row.prompt, row.outputs, self._end_tokens, row.grammar)
             self._unfilled.popleft()
-        return [self._run_batch(batch) for batch in batches]
+        results = [self._run_batch(batch, held) for batch in batches]
+        if held is not None:
+            held.is_complete = True
+        return results
 
-    def _run_batch(self, batch: BatchInputs) -> BatchResult | None:
+    def _run_batch(self, batch: BatchInputs, held: HeldStep | None) -> BatchResult | None:
         """Run one nano-batch for the sequences that the book still knows; return None if it knows none of them.
 
         A sequence that has ended since the launch is not computed. Its blocks stay in deferred free until the step has
@@ -186,24 +242,54 @@ class Runner:
         if left is None:
             return None
         timer = self._lane.start_timer(self._clock)
-        logits, rows = self._decode(left) or self._forward(left)
-        sampled = self._sampler.sample_no_sync(logits, left.rows, left.positions, left.output_index)
-        self._last_tokens.note_no_sync(left, rows, sampled.tokens)
-        on_host = sampled.to_host_no_sync()
+        logits, rows, read = self._decode(left) or self._forward(left)
+        result = self._sample(logits, SampledRows.of(left), rows, held, timer)
+        if read:
+            result = replace(result, read=tuple(one.to_host_no_sync() for one in read))
         timer.stop()
-        return BatchResult(left, on_host, timer)
+        return result
 
-    def _decode(self, batch: BatchInputs) -> tuple[Tensor, Tensor] | None:
+    def _sample(
+        self, logits: Tensor, sampling: SampledRows, device_rows: Tensor, held: HeldStep | None, timer: Timer
+    ) -> BatchResult:
+        """Draw the rows of a nano-batch, or hold them. Shapes: logits [N, vocab]; device_rows [N]."""
+        if held is None:
+            return BatchResult(self._draw(logits, sampling, device_rows), None, timer)
+        is_held = self._sampler.constrained(sampling.rows)
+        if not is_held.any():
+            return BatchResult(self._draw(logits, sampling, device_rows), None, timer)
+        # Copies: the next replay of a graph overwrites the logits.
+        late = Subset(is_held, logits.device)
+        late_logits = logits.clone() if is_held.all() else late.take(logits)
+        late_rows = device_rows.clone() if is_held.all() else late.take(device_rows)
+        draw = held.hold_no_sync(late_logits, sampling.where(is_held), late_rows)
+        if is_held.all():
+            return BatchResult(None, draw, timer)
+        rest = Subset(~is_held, logits.device)
+        drawn = self._draw(rest.take(logits), sampling.where(~is_held), rest.take(device_rows))
+        return BatchResult(drawn, draw, timer)
+
+    def _draw(self, logits: Tensor, sampling: SampledRows, device_rows: Tensor) -> Drawn:
+        rows = sampling.rows
+        sampled = self._sampler.sample_no_sync(logits, rows, sampling.positions, sampling.output_index)
+        self._last_tokens.note_no_sync(rows, device_rows, sampled.tokens)
+        failures = () if self._holds else self._sampler.advance(rows, sampled.tokens)
+        return Drawn(sampling.seqs, sampled.to_host_no_sync(), failures)
+
+    def _decode(self, batch: BatchInputs) -> tuple[Tensor, Tensor, list[ReadStates]] | None:
         """Return logits and rows of the sampling slices, from a graph; None if no graph fits."""
         size = None if self._graphs is None else self._graphs.size_of(batch)
         if self._graphs is None or size is None:
             return None
-        return self._graphs.run_no_sync(batch, size, self._staging)
+        return *self._graphs.run_no_sync(batch, size, self._staging), []
 
-    def _forward(self, batch: BatchInputs) -> tuple[Tensor, Tensor]:
-        """Return logits and rows of the sampling slices, launched kernel by kernel."""
+    def _forward(self, batch: BatchInputs) -> tuple[Tensor, Tensor, list[ReadStates]]:
+        """Return logits and rows of the sampling slices and what was read of prompts, launched kernel by kernel."""
         on_device = batch.upload_no_sync(self._staging)
         tokens = self._last_tokens.fill_no_sync(batch, on_device)
         hidden = self._model.forward(tokens, self._kv, on_device.state)
         sampling = hidden if batch.is_decode else hidden.index_select(0, on_device.sample_at)
-        return self._model.logits(sampling), on_device.rows
+        read = (
+            read_states_no_sync(hidden, batch.reads, self._model.logits, self._model.vocab_size) if batch.reads else []
+        )
+        return self._model.logits(sampling), on_device.rows, read

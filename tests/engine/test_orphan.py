@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import wait_gone
+from tiercel.engine.orphan import EXIT_ORPHAN
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,3 +79,14 @@ def test_a_process_whose_parent_is_dead_already_ends_at_once() -> None:
         ended = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, cwd=ROOT, timeout=60)
     assert ended.returncode == 4
     assert not ended.stdout
+
+
+def test_the_engine_is_tied_to_its_parent_before_it_loads() -> None:
+    """The other end of its socket is closed already, as if the HTTP process had died during the start."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.close()
+        fd = theirs.fileno()
+        command = [sys.executable, "-m", "tiercel.engine", "--fd", str(fd)]
+        engine = subprocess.run(command, pass_fds=[fd], cwd=ROOT, timeout=60, check=False)
+    assert engine.returncode == EXIT_ORPHAN

@@ -97,7 +97,7 @@ class PlannerBench:
 
     def submit(
         self, seq: int, prompt: int, max_tokens: int = 50, arrival_s: float | None = None, band: int = 0,
-        tenant: str = DEFAULT_TENANT,
+        tenant: str = DEFAULT_TENANT, lookup_tokens: int = 0,
     ) -> None:  # fmt: skip
         self.cache.tenant_by_seq[seq] = tenant
         share = self.book.policy.share(TenantId(tenant))
@@ -107,7 +107,7 @@ class PlannerBench:
             Request(
                 id=SeqId(seq),
                 prompt=pack_tokens([1] * prompt),
-                params=SamplingParams(max_tokens=max_tokens),
+                params=SamplingParams(max_tokens=max_tokens, prompt_lookup_num_tokens=lookup_tokens),
                 arrival_s=float(seq) if arrival_s is None else arrival_s,
                 band=band,
                 tenant=TenantId(tenant),
@@ -123,7 +123,7 @@ class PlannerBench:
         return plan
 
     def commit(self, plan: Plan) -> None:
-        samples = sum(piece.samples for batch in plan.nano_batches for piece in batch.slices)
+        samples = sum(piece.num_sampled for batch in plan.nano_batches for piece in batch.slices)
         for finished in self.book.commit(plan.nano_batches, [5] * samples, self.now_s).finished:
             self.cache.release(finished.seq)
         self.book.check_integrity()

@@ -233,7 +233,9 @@ def test_a_tensor_in_another_shard_than_the_index_says_is_refused(sharded: Path)
     assert f"tensor {name}" in refusal(sharded)
 
 
-@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", 3, "x.bin"])
+@pytest.mark.parametrize(
+    "file", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", 3, "x.bin", 300 * "x" + ".safetensors"]
+)
 def test_an_index_that_points_out_of_the_folder_is_refused(sharded: Path, file: object) -> None:
     index = {"weight_map": {NAME: file}}
     (sharded / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -36,9 +36,9 @@ def scores_by_torch(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     scores = torch.where(heat > 0, logits.float() / heat, logits.float())
     noise = torch.where(heat > 0, gumbel_no_sync(draws[:, : DrawColumn.TEMPERATURE], vocab_size), 0)
     top_k = draws[:, DrawColumn.TOP_K].long().numpy()
-    features = np.full(len(logits), Feature.MIN_P, np.uint8)
-    features[top_p[:, 0].numpy() < 1] |= np.uint8(Feature.TOP_P)
-    features[(top_k > 0) & (top_k < vocab_size)] |= np.uint8(Feature.TOP_K)
+    features = np.full(len(logits), Feature.MIN_P, np.uint16)
+    features[top_p[:, 0].numpy() < 1] |= np.uint16(Feature.TOP_P)
+    features[(top_k > 0) & (top_k < vocab_size)] |= np.uint16(Feature.TOP_K)
     table = torch.zeros(len(logits), len(Column))
     table[:, Column.LOG_MIN_P], table[:, Column.TOP_P] = log_min_p[:, 0], top_p[:, 0]
     limits = limits_no_sync(scores, features, table, np.maximum(top_k, 1))

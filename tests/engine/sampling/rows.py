@@ -30,4 +30,12 @@ def random_params(rng, vocab_size, greedy=False):
         stop_token_ids=maybe((5, 7), ()),
         logprobs=maybe(int(rng.integers(0, 6)), None),
         seed=int(rng.integers(-(2**63), 2**63 - 1)),
+        allowed_token_ids=maybe(tuple(rng.permutation(vocab_size)[: int(rng.integers(9, 16))].tolist()), ()),
+        bad_words=maybe(
+            tuple(
+                tuple(rng.integers(0, vocab_size, int(rng.choice([1, 2, 2, 2, 3, 32]))).tolist())
+                for _ in range(rng.integers(1, 2 * vocab_size))
+            ),
+            (),
+        ),
     )

@@ -49,6 +49,11 @@ def reference_scores(logits, params, prompt, outputs):
     scores = [float(x) for x in logits]
     for token, bias in params.logit_bias:
         scores[token] += bias
+    if params.allowed_token_ids:
+        scores = [x if token in params.allowed_token_ids else -math.inf for token, x in enumerate(scores)]
+    for *begin, end in params.bad_words:
+        if list(begin) == list(outputs[len(outputs) - len(begin) :]):
+            scores[end] = -math.inf
     if len(outputs) < params.min_tokens:
         for token in (*END_TOKENS, *params.stop_token_ids):
             scores[token] = -math.inf
@@ -335,3 +340,19 @@ def test_prompt_tokens_that_the_head_does_not_have_are_ignored():
     sampler = Sampler(2, 10, CPU)
     sampler.set_row(0, params, array("I", [9, 10, 2**32 - 1]).tobytes(), b"", ())
     assert sample(sampler, torch.arange(10.0).repeat(1, 1)).tokens.item() == 8
+
+
+def test_a_bad_word_is_never_completed_and_its_beginning_may_be_said():
+    logits = torch.zeros(1, 9)
+    logits[0, 3], logits[0, 4] = 2.0, 1.0
+    sampler = filled([SamplingParams(temperature=0.0, bad_words=((3, 3, 3), (4,)))], 9)
+    said = [int(sample(sampler, logits, output_index=[step]).tokens[0]) for step in range(6)]
+    assert said == [3, 3, 0, 3, 3, 0]
+
+
+def test_a_bad_word_that_began_in_an_earlier_row_is_not_completed():
+    logits = torch.zeros(1, 9)
+    logits[0, 3] = 2.0
+    sampler = filled([SamplingParams(temperature=0.0, bad_words=((7, 3), (5, 6, 3)))], 9, None, [[5, 6]])
+    assert int(sample(sampler, logits).tokens[0]) == 0
+    assert int(sample(sampler, logits).tokens[0]) == 3
